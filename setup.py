@@ -1,0 +1,67 @@
+"""The native parts of pagecore: one static library for each folder of C++, one extension for each ``_name.pyx``."""
+
+import os
+import platform
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).parent
+INCLUDE = [".", "third_party"]
+WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi"]
+CXX = ["-O3", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", *WARNINGS]
+CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
+# Generated C++ is not ours to warn about.
+GENERATED = ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+
+X86_LEVELS = {"v2": "-march=x86-64-v2", "v3": "-march=x86-64-v3", "v4": "-march=x86-64-v4"}
+ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": "-march=armv8-a"}
+
+
+def sources(pattern: str) -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
+
+
+HEADERS = sources("pagecore/**/*.hpp") + sources("cuda_src/*.h") + sources("third_party/*.h")
+
+
+def library(name: str, files: list[str], flags: list[str]) -> tuple[str, dict[str, object]]:
+    info = {"sources": files, "include_dirs": INCLUDE, "cflags": flags, "obj_deps": {"": HEADERS}}
+    return f"pagecore_{name}", info
+
+
+def folder_libraries() -> list[tuple[str, dict[str, object]]]:
+    """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
+    built = [library("index", sources("pagecore/index/*.cpp"), CXX)]
+    for isa, march in ISA_FLAGS.items():
+        flags = [*CXX, march, "-ffp-contract=fast"]
+        built.append(library(f"cpu_{isa}", [f"pagecore/ops/cpu/isa/{isa}.cpp"], flags))
+    built.append(library("cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
+    return [(name, info) for name, info in built if info["sources"]]
+
+
+def extension(pyx: str) -> Extension:
+    """The extension of one ``_name.pyx``; it is linked again when its folder's C++ or any header changes."""
+    module = pyx.removesuffix(".pyx").replace("/", ".")
+    folder = pyx.rsplit("/", 1)[0]
+    depends = HEADERS + sources(f"{folder}/**/*.cpp")
+    flags = [*CXX, *GENERATED]
+    return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
+
+
+if __name__ == "__main__":
+    setup(
+        package_dir={"pagecore": "pagecore", "pagecore.cuda_src": "cuda_src"},
+        packages=[
+            *(path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in ROOT.glob("pagecore/**/__init__.py")),
+            "pagecore.cuda_src",
+        ],
+        libraries=folder_libraries(),
+        ext_modules=cythonize(
+            [extension(pyx) for pyx in sources("pagecore/**/_*.pyx")],
+            build_dir="build/cython",
+            language_level=3,
+            compiler_directives={"embedsignature": True, "binding": True},
+        ),
+    )
