@@ -400,6 +400,8 @@ class PagedKVCache:
 
     def _check_windows(self, row: int, length: int) -> None:
         """The next token of a sequence cut to `length` must still find every key of its window."""
+        if length == 0:
+            return
         for group, window in self._windows:
             entries = self._table_views[group].numpy()[row, : -(-length // self.block_size)]
             holes = int(np.flatnonzero(entries)[0]) if entries.any() else entries.size
