@@ -1,5 +1,6 @@
 """The buffer protocol in, and the bytes under a tensor out, for NumPy."""
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_FULL_RO,
     Py_buffer,
@@ -46,7 +47,7 @@ cdef Borrowed import_buffer(object obj, ArrayView* view):
     if buffer.ndim > kMaxDims:
         raise ShapeError(f"the buffer has {buffer.ndim} axes; a tensor has at most {kMaxDims}")
     if buffer.suboffsets != NULL:
-        raise ShapeError("the buffer is a table of pointers (it has suboffsets), which strides cannot say; copy it first")
+        raise ShapeError("the buffer is a table of pointers (it has suboffsets), which strides cannot say; copy it")
     view.dtype = dtype_code_of(buffer)
     view.data = <char*>buffer.buf
     view.ndim = buffer.ndim
@@ -58,6 +59,7 @@ cdef Borrowed import_buffer(object obj, ArrayView* view):
     return borrowed
 
 
+@cython.no_gc_clear
 cdef class Span:
     """The bytes that a tensor spans, as a writable or read-only buffer: what an ndarray over the tensor holds on to."""
 
