@@ -132,7 +132,11 @@ cdef object import_producer(object obj, ArrayView* view):
     capsule = capsule_of(obj)
     if not PyCapsule_CheckExact(capsule):
         raise UnsupportedOption(f"__dlpack__ of {type(obj).__name__} gave a {type(capsule).__name__}, not a capsule")
-    cdef Imported imported = import_capsule(capsule, view)
+    cdef Imported imported
+    try:
+        imported = import_capsule(capsule, view)
+    finally:
+        capsule = None  # here no error is pending that the capsule's destructor could stumble over
     if str(type(obj).__module__).partition(".")[0] in ("jax", "jaxlib"):
         view.readonly = True  # JAX arrays never change, which its unversioned capsules cannot say
     if view.device_type == kDLCUDA:
