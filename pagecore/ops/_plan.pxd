@@ -2,6 +2,8 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from pagecore.native.translate cimport raise_python_error
+
 
 cdef extern from "cuda_src/abi.h" nogil:
     cdef struct PcWorkItem:
@@ -28,14 +30,29 @@ cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
         int64_t split_floor
         int64_t split_granule
 
+    cdef cppclass PlanBatch:
+        const int32_t* cu_query_lens
+        const int32_t* seq_lens
+        int64_t num_sequences
+
+    cdef cppclass PlanCounts:
+        int64_t num_items
+        int64_t num_partial_rows
+
+    cdef cppclass Plan:
+        PlanOptions options
+        void replan(const PlanBatch& batch) except +raise_python_error
+        int64_t num_sequences() const
+        PlanCounts counts() const
+        const PcWorkItem* items() const
+        const int32_t* cu_query_lens() const
+        const int32_t* seq_lens() const
+        int64_t num_bytes() const
+
 
 cdef class AttentionPlan:
-    cdef PlanOptions options
-    cdef vector[PcWorkItem] items_
-    cdef vector[int32_t] cu_query_lens_
-    cdef vector[int32_t] seq_lens_
-    cdef int64_t num_partial_rows_
+    cdef Plan plan
 
     # Plans a batch of num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated once the plan has
-    # held a batch of this size. Raises ShapeError for lengths that make no sense, and is then empty.
+    # held a batch of this size. Raises ShapeError for lengths that make no sense, and then keeps what it held.
     cdef int replan(self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences) except -1

@@ -102,7 +102,7 @@ struct AttentionArgs {
   PerHead key_scale;
   PerHead value_scale;
   const uint8_t* mask = nullptr;  // flat [query_len, seq_len] of every sequence in order
-  int64_t mask_size = 0;
+  int64_t mask_size = -1;         // -1: no mask
   Rows out;
   Lse lse;
 };
