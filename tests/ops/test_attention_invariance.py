@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagecore import ops
+from pagecore import errors, ops
 from tests.ops.cases import DTYPES, Case, Shape, assert_lse_close, assert_output_close, make_case
 
 SHAPE = Shape(seq_lens=(2000, 33, 1, 16, 700, 0, 129), query_lens=(1, 5, 1, 16, 40, 2, 1))
@@ -101,3 +101,32 @@ def test_a_split_row_with_nothing_to_attend_to_in_some_splits_is_whole():
 def test_the_same_call_twice_gives_the_same_bits(query_len):
     case = make_case(Shape(seq_lens=(3000, 5), query_lens=(query_len, 1)))
     assert_same_bits(case.run(), case.run())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seq_lens": [40, 6]}, {"cu_query_lens": [0, 1, 4]}, {"causal": False}, {"window": 7}, {"window": (6, -1)}],
+    ids=str,
+)
+def test_a_plan_for_another_batch_is_refused_and_writes_nothing(change):
+    case = make_case(Shape(seq_lens=(40, 5), query_lens=(3, 1)))
+    out = np.full(case.query.shape, 7, np.float32)
+    planned = {"cu_query_lens": case.options["cu_query_lens"], "seq_lens": case.seq_lens} | change
+    plan = ops.plan_attention(**planned, num_query_heads=4, num_kv_heads=2)
+    with pytest.raises(errors.ShapeError, match="plan"):
+        case.run(plan=plan, out=out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (2, 2)])
+def test_a_plan_for_other_heads_is_refused(heads):
+    case = make_case(Shape(seq_lens=(40, 5)))
+    plan = ops.plan_attention(None, case.seq_lens, num_query_heads=heads[0], num_kv_heads=heads[1])
+    with pytest.raises(errors.ShapeError, match="plan"):
+        case.run(plan=plan)
+
+
+def test_a_plan_that_was_never_made_is_refused():
+    case = make_case(Shape(seq_lens=(40, 5)))
+    with pytest.raises(errors.PagecoreError):
+        case.run(plan=ops.AttentionPlan.__new__(ops.AttentionPlan))
