@@ -71,9 +71,9 @@ BlockTables::~BlockTables() {
 
 // Checks.
 
-void BlockTables::check_row(RowId row) const {
-  PC_EXPECTS(row >= 0 && row < max_sequences_ && rows_[static_cast<size_t>(row)].is_used, InvalidSequence, "row ", row,
-             " is not in use; use a row that add or fork returned and that was not removed since");
+void BlockTables::refuse_row(RowId row) const {
+  fail(ErrorKind::InvalidSequence, "row ", row,
+       " is not in use; use a row that add or fork returned and that was not removed since");
 }
 
 void BlockTables::check_rows(Rows rows) {

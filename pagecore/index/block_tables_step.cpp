@@ -7,7 +7,6 @@
 //                                                                   block 3 | block 5  | new
 //   first = 1: has tokens, copied if shared    held = 3: from here on new    last = 4
 #include <algorithm>
-#include <numeric>
 
 #include "pagecore/index/block_tables.hpp"
 #include "pagecore/native/checks.hpp"
@@ -40,12 +39,6 @@ void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tok
   }
 }
 
-BlockTables::Touched BlockTables::touched(const Group& group, RowId row, TokenCount count) const {
-  const TokenCount length = rows_[static_cast<size_t>(row)].length;
-  const int32_t held = group.runs[static_cast<size_t>(row)].count;
-  return {group.block_size.floor(length), held, count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
-}
-
 // Counting.
 
 // Sets `needed` and `available` of each group; returns whether the pools suffice.
@@ -61,7 +54,10 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
   const BlockPool::Transaction& pool = pool_of(group);
   int64_t needed = 0;
   int64_t num_shared = 0;
+  size_t num_takers = 0;
+  group.takers.resize(std::max(group.takers.size(), rows.size()));
   for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t needed_before = needed;
     const Touched span = touched(group, rows[i], counts[i]);
     const BlockId* blocks = entries(group, rows[i]);
     for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
@@ -71,8 +67,11 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
       if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]] check_held(group, rows[i], at, at + 1);
     }
     needed += std::max(span.last - span.held, 0);
+    group.takers[num_takers] = static_cast<uint32_t>(i);
+    num_takers += needed > needed_before;
   }
   group.needed = needed;
+  group.num_takers = num_takers;
   group.num_shared = num_shared;
 }
 
@@ -165,6 +164,10 @@ Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, 
   int32_t at = group.block_size.floor(length);
   TokenCount offset = length - at * block_size;
   const BlockId* blocks = entries(group, row);
+  if (count == 1) {  // decode
+    *out = static_cast<Slot>(SlotId{blocks[at]} * block_size + offset);
+    return out + 1;
+  }
   for (TokenCount left = count; left > 0; ++at, offset = 0) {
     const TokenCount here = std::min(left, block_size - offset);
     const auto slot = static_cast<Slot>(SlotId{blocks[at]} * block_size + offset);
@@ -175,22 +178,26 @@ Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, 
   return out;
 }
 
-void BlockTables::commit_group(Group& group, Rows rows, Counts counts, SlotsOut out) {
-  for (size_t i = 0; i < rows.size(); ++i) take_blocks(group, rows[i], counts[i]);
-  if (out.type == SlotType::Int64) {
-    auto* slots = static_cast<int64_t*>(out.data);
-    for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
-  } else {
-    auto* slots = static_cast<int32_t*>(out.data);
-    for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
+template <typename Slot>
+void BlockTables::commit_group(Group& group, Rows rows, Counts counts, Slot* slots) {
+  for (size_t k = 0; k < group.num_takers; ++k) {
+    const size_t i = group.takers[k];
+    take_blocks(group, rows[i], counts[i]);
   }
+  for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
 }
 
 bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> out) {
   const PoolsLock lock(pools_);
   if (!count_blocks(rows, counts)) return false;
   for (Group& group : groups_) group.copies.reserve(static_cast<size_t>(group.num_shared));
-  for (size_t i = 0; i < groups_.size(); ++i) commit_group(groups_[i], rows, counts, out[i]);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (out[i].type == SlotType::Int64) {
+      commit_group(groups_[i], rows, counts, static_cast<int64_t*>(out[i].data));
+    } else {
+      commit_group(groups_[i], rows, counts, static_cast<int32_t*>(out[i].data));
+    }
+  }
   return true;
 }
 
@@ -226,7 +233,7 @@ void BlockTables::fill_step(Rows rows, Counts counts, StepBuffers& out) const {
     out.rows()[i] = rows[i];
     out.query_lens()[i] = counts[i];
     out.seq_lens()[i] = length + counts[i];
-    std::iota(out.positions() + total, out.positions() + total + counts[i], length);
+    for (TokenCount k = 0; k < counts[i]; ++k) out.positions()[total + k] = length + k;
     total += counts[i];
     out.cu_query_lens()[i + 1] = total;
   }
