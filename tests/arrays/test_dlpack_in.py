@@ -241,7 +241,9 @@ class Broken:
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [None, 7, "dltensor", object(), ValueError("no"), RuntimeError("gone"), TypeError("?")])
+@pytest.mark.parametrize(
+    "answer", [None, 7, "dltensor", object(), ValueError("no"), RuntimeError("gone"), TypeError("?")]
+)
 def test_a_producer_that_gives_no_capsule_is_refused(answer):
     with pytest.raises(PagecoreError):
         as_tensor(Broken(answer))
