@@ -8,7 +8,7 @@ import weakref
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.arrays import Tensor, as_tensor, empty, zeros
@@ -39,7 +39,8 @@ slices = st.slices(6) | st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2, 
 parts = st.integers(-4, 3) | slices | st.just(None) | st.just(Ellipsis)
 
 
-@given(st.lists(st.integers(0, 4), max_size=4), st.lists(parts, max_size=6).map(tuple))
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=4), st.lists(parts, max_size=4).map(tuple))
 def test_basic_indexing_gives_the_views_that_numpy_gives(shape, index):
     array, tensor = counted(shape)
     try:
@@ -53,6 +54,7 @@ def test_basic_indexing_gives_the_views_that_numpy_gives(shape, index):
     same(tensor[index], expected)
 
 
+@settings(deadline=None)
 @given(st.lists(slices, max_size=3).map(tuple), st.lists(slices, max_size=3).map(tuple))
 def test_a_view_of_a_view_is_what_numpy_makes_of_it(first, second):
     array, tensor = counted((5, 6, 4))
@@ -106,6 +108,7 @@ def test_huge_slices_of_huge_steps_are_clipped():
     same(tensor[index], array[index])
 
 
+@settings(deadline=None)
 @given(st.permutations([2, 3, 4]), st.permutations(range(3)), st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24, -1])))
 def test_a_reshape_is_a_view_exactly_where_numpy_needs_no_copy(shape, order, wanted):
     array = np.arange(24, dtype="i4").reshape(shape).transpose(order)
