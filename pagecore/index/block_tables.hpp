@@ -12,10 +12,10 @@
 //     all null: padding points at it.
 // I3: every entry that is not null holds one reference in the group's pool.
 // I4: a row is in free_rows_ iff it is not in use.
-// All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, all pools
-// under one lock. References are dropped group after group, row after row, and tail first, so that a prefix lives longest.
-// Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before.
-// Threads: one writer; the pools are locked, in the order of their addresses, for the length of a call.
+// All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, all
+// pools under one lock. References are dropped group after group, row after row, and tail first, so that a prefix lives
+// longest. Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before. Threads:
+// one writer; the pools are locked, in the order of their addresses, for the length of a call.
 #pragma once
 
 #include <compare>
@@ -92,7 +92,8 @@ class BlockTables {
   [[nodiscard]] TokenCount length(RowId row) const;
   [[nodiscard]] int64_t capacity(RowId row) const;
   [[nodiscard]] std::span<const BlockId> blocks(RowId row, int64_t group) const;
-  // Writes the blocks of `rows` and, as far as there is room for them, their lengths; null blocks and zeros behind them.
+  // Writes the blocks of `rows` and, as far as there is room for them, their lengths; null blocks and zeros behind
+  // them.
   void fill(Rows rows, int64_t group, const DenseTable& out) const;
 
   [[nodiscard]] int64_t num_rows() const { return max_sequences_ - free_rows_.size(); }
@@ -158,7 +159,8 @@ class BlockTables {
 
   void check_row(RowId row) const {
     const bool is_used = row >= 0 && row < max_sequences_ && rows_[static_cast<size_t>(row)].is_used;
-    if (!is_used) [[unlikely]] refuse_row(row);
+    if (!is_used) [[unlikely]]
+      refuse_row(row);
   }
   [[noreturn, gnu::cold]] void refuse_row(RowId row) const;
   void check_rows(Rows rows);

@@ -1,7 +1,7 @@
 // A step: blocks for the new tokens of many rows, and what the forward pass must know about them.
 //
-// count_blocks finds out whether every pool can serve; only then commit_step changes anything, and cannot fail. Both walk
-// the same blocks of a row, those that the new tokens touch:
+// count_blocks finds out whether every pool can serve; only then commit_step changes anything, and cannot fail. Both
+// walk the same blocks of a row, those that the new tokens touch:
 //
 //   block size 4, length 6, 7 new tokens, spare block 5     tokens  4 5 6 7 | 8 9 ...  | 12
 //                                                                   block 3 | block 5  | new
@@ -19,7 +19,8 @@ int64_t BlockTables::check_step(Rows rows, Counts counts) {
   check_rows(rows);
   int64_t total = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
-    PC_EXPECTS(counts[i] >= 0, ShapeError, "row ", rows[i], " cannot be extended by ", counts[i], " tokens; use 0 or more");
+    PC_EXPECTS(counts[i] >= 0, ShapeError, "row ", rows[i], " cannot be extended by ", counts[i],
+               " tokens; use 0 or more");
     check_room(int64_t{rows_[static_cast<size_t>(rows[i])].length} + counts[i], rows[i]);
     total += counts[i];
   }
@@ -28,14 +29,14 @@ int64_t BlockTables::check_step(Rows rows, Counts counts) {
 
 void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tokens) const {
   constexpr int64_t kMaxNarrowSlots = int64_t{1} << 31;
-  PC_EXPECTS(out.size() == groups_.size(), ShapeError, "slots of ", out.size(), " groups can be written; the tables have ",
-             groups_.size());
+  PC_EXPECTS(out.size() == groups_.size(), ShapeError, "slots of ", out.size(),
+             " groups can be written; the tables have ", groups_.size());
   for (size_t i = 0; i < out.size(); ++i) {
     PC_EXPECTS(out[i].size >= num_tokens, ShapeError, "the slots of group ", i, " have room for ", out[i].size,
                " tokens; the step has ", num_tokens);
     const int64_t num_slots = int64_t{pool_of(groups_[i]).num_blocks()} * groups_[i].block_size.divisor();
-    PC_EXPECTS(out[i].type == SlotType::Int64 || num_slots <= kMaxNarrowSlots, ShapeError, "group ", i, " has ", num_slots,
-               " slots, more than int32 can name; use int64 slots or a smaller pool");
+    PC_EXPECTS(out[i].type == SlotType::Int64 || num_slots <= kMaxNarrowSlots, ShapeError, "group ", i, " has ",
+               num_slots, " slots, more than int32 can name; use int64 slots or a smaller pool");
   }
 }
 
@@ -64,7 +65,8 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
       const int32_t holders = blocks[at] == kNullBlock ? 0 : pool.ref_count(blocks[at]);
       needed += holders != 1;
       num_shared += holders > 1;
-      if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]] check_held(group, rows[i], at, at + 1);
+      if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]]
+        check_held(group, rows[i], at, at + 1);
     }
     needed += std::max(span.last - span.held, 0);
     group.takers[num_takers] = static_cast<uint32_t>(i);
@@ -86,7 +88,8 @@ void BlockTables::correct_shared(size_t pool_index, Rows rows, Counts counts) {
       const Touched span = touched(groups_[g], rows[i], counts[i]);
       const BlockId* blocks = entries(groups_[g], rows[i]);
       for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
-        if (blocks[at] != kNullBlock && pool.ref_count(blocks[at]) > 1) shared_.push_back({blocks[at], static_cast<uint32_t>(g)});
+        if (blocks[at] != kNullBlock && pool.ref_count(blocks[at]) > 1)
+          shared_.push_back({blocks[at], static_cast<uint32_t>(g)});
       }
     }
   }

@@ -128,6 +128,9 @@ def test_nobody_holds_free_retired_and_null_blocks(pool):
         lambda ids: np.repeat(np.array(ids, np.int32), 2)[::2],
         lambda ids: [np.int16(i) for i in ids],
         lambda ids: memoryview(np.array(ids, np.int32)),
+        lambda ids: np.array(ids, object),
+        lambda ids: np.array(ids[::-1], np.int32)[::-1],
+        lambda ids: np.frombuffer(b"." + np.array(ids, np.int32).tobytes(), np.uint8)[1:].view(np.int32),  # not aligned
     ],
 )
 def test_ids_are_taken_from_anything_that_holds_integers(make):

@@ -1,4 +1,4 @@
-"""BlockTables in plain Python: every call runs on a copy of the state, which replaces the state if nothing was refused."""
+"""BlockTables in plain Python: a call that is refused half-way is undone by putting a saved copy of the state back."""
 
 from __future__ import annotations
 
