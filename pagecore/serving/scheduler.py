@@ -48,6 +48,15 @@ class Scheduler:
         Share of the pool that an admission leaves free for those that run already, so that the newcomer is not preempted
         a few steps later. When nothing else runs it may take everything.
 
+    Attributes
+    ----------
+    max_length : int
+        Slots of the longest sequence that the cache can hold, alone.
+    num_preemptions, num_forks : int
+        So far.
+    num_waiting_tokens : int
+        Tokens that the queue has to compute: a caller that streams requests adds more while there is less than a step's.
+
     Raises
     ------
     ShapeError
@@ -69,6 +78,7 @@ class Scheduler:
         self.max_length = min(cache.num_available * cache.block_size, cache.max_tokens_per_sequence)
         self.num_preemptions = 0
         self.num_forks = 0
+        self.num_waiting_tokens = 0
         self._headroom = int(self.max_length * headroom)
         self._running: list[Run] = []
         self._waiting: deque[Run] = deque()
@@ -116,6 +126,7 @@ class Scheduler:
             )
         run = Run(request, samples=request.samples if request.max_new_tokens else 1)
         self._waiting.append(run)
+        self.num_waiting_tokens += len(run.tokens)
         return run
 
     def schedule(self) -> Step | None:
@@ -224,6 +235,7 @@ class Scheduler:
                 return
             needs[-1] = rest
             self._waiting.popleft()
+            self.num_waiting_tokens -= len(run.tokens)
             self._running.append(run)
             self._rows += run.samples
             run.state = State.RUNNING
@@ -254,6 +266,7 @@ class Scheduler:
         self._rows -= run.samples
         self._leave_cache(run)
         self._waiting.appendleft(run)
+        self.num_waiting_tokens += len(run.tokens)
         self.num_preemptions += 1
 
     def _leave_cache(self, run: Run) -> None:

@@ -8,7 +8,6 @@ tokens of input. Equal ids mean equal content, so prompt ids made from them are 
 from __future__ import annotations
 
 import json
-import math
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,11 +53,16 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What one pass over a trace tells: how many requests, how many tokens, and the longest request."""
+    """What one pass over a trace tells.
+
+    `num_computed_tokens` is what serving it computes when nothing is computed twice: the last token that a request
+    generates never is. `max_length` is the longest request, input and output.
+    """
 
     num_requests: int
     num_input_tokens: int
     num_output_tokens: int
+    num_computed_tokens: int
     max_length: int
 
 
@@ -81,13 +85,14 @@ def scan_trace(path: str | Path, limit: int | None = None) -> TraceSummary | Non
             return None
     except OSError as error:
         raise _unreadable(path, error) from error
-    requests = inputs = outputs = longest = 0
+    requests = inputs = outputs = computed = longest = 0
     for request in read_trace(path, limit):
         requests += 1
         inputs += request.input_length
         outputs += request.output_length
+        computed += request.input_length + max(request.output_length - 1, 0)
         longest = max(longest, request.input_length + request.output_length)
-    return TraceSummary(requests, inputs, outputs, longest)
+    return TraceSummary(requests, inputs, outputs, computed, longest)
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Iterator[TraceRequest]:
@@ -164,7 +169,7 @@ class _Line:
         output_length = self._integer(fields, "output_length", 0)
         if input_length + output_length > INT32_MAX:
             self.refuse(f"input_length + output_length is {input_length + output_length}; lengths end at {INT32_MAX}")
-        hash_ids = self._hash_ids(fields, math.ceil(input_length / HASH_BLOCK))
+        hash_ids = self._hash_ids(fields, -(-input_length // HASH_BLOCK))
         return TraceRequest(number, self.line, float(timestamp), input_length, output_length, hash_ids)
 
     def _object(self, text: bytes) -> dict[str, Any]:
@@ -206,9 +211,6 @@ class _Line:
 
 
 def _shown(value: Any) -> str:
-    """A value as an error shows it: short, and safe for integers that Python refuses to print."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return "an integer of thousands of digits"
+    """A value as an error shows it: short, whatever the line held."""
+    text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
