@@ -1,1 +1,6 @@
-"""TODO."""
+"""Tensors that belong to no framework: dtypes, host memory, and DLPack in and out."""
+
+from pagecore.arrays._tensor import Tensor, as_tensor
+from pagecore.arrays.dtypes import DType, as_dtype
+
+__all__ = ["DType", "Tensor", "as_dtype", "as_tensor"]

@@ -1,1 +1,8 @@
-"""TODO."""
+"""Where the bytes live: what a layer stores (specs, planes), how it lies in memory (layouts), and the pools."""
+
+from pagecore.storage.layout import KVLayout
+from pagecore.storage.memory import free_memory, parse_memory
+from pagecore.storage.pool import KVPool
+from pagecore.storage.spec import AttentionSpec, Plane, Spec
+
+__all__ = ["AttentionSpec", "KVLayout", "KVPool", "Plane", "Spec", "free_memory", "parse_memory"]

@@ -1,0 +1,35 @@
+"""Host allocations: the object that every view of the memory keeps alive."""
+
+cimport cython
+
+from pagecore.native.translate cimport raise_python_error
+
+
+cdef extern from *:
+    """
+    #include "pagecore/arrays/host_memory.hpp"
+    namespace pagecore {
+    inline void allocate_into(HostMemory& memory, size_t size_bytes, bool zeroed) {
+      memory = HostMemory(size_bytes, zeroed);
+    }
+    }
+    """
+    void allocate_into "pagecore::allocate_into"(
+        HostMemory& memory, size_t size_bytes, bint zeroed) except +raise_python_error
+
+
+@cython.final
+cdef class Allocation:
+    """Host memory that is freed with the last tensor over it; made by empty() and zeros()."""
+
+    @property
+    def nbytes(self):
+        """Bytes held, rounded up to the granularity of the allocation."""
+        return self.memory.size_bytes()
+
+
+cdef Allocation allocate(size_t size_bytes, bint zeroed):
+    """At least `size_bytes` of host memory, zero when `zeroed`; NotEnoughMemory where the system has none."""
+    cdef Allocation allocation = Allocation.__new__(Allocation)
+    allocate_into(allocation.memory, size_bytes, zeroed)
+    return allocation

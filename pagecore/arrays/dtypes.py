@@ -1,0 +1,122 @@
+"""The dtypes that pagecore stores, and what everybody else calls them.
+
+The rows (name, DLPack code, bits) come from ``dtype.hpp``; this page adds the NumPy dtype of each (of ml_dtypes where
+NumPy has none) and what CuPy stores, and recognises the dtypes of the frameworks by their names, importing none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from pagecore.arrays._shapes import dtype_table
+from pagecore.errors import UnsupportedDtype
+
+__all__ = ["DTYPES", "DType", "as_dtype"]
+
+# CuPy has no such dtypes: it holds their bits.
+_CUPY_STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
+class DType(str):
+    """A dtype by its name, e.g. ``DType("bfloat16") == "bfloat16"``; there is one object for each name.
+
+    Raises
+    ------
+    UnsupportedDtype
+        The name is not in the table.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> DType:
+        found = _BY_NAME.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise _unsupported(name)
+        return found
+
+    def __repr__(self) -> str:
+        return f"DType({str(self)!r})"
+
+    @property
+    def code(self) -> int:
+        """Index in the table, the C side's ``enum class DType``."""
+        return _CODES[self]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dlpack[1] // 8
+
+    @property
+    def dlpack(self) -> tuple[int, int]:
+        """(DLDataTypeCode, bits) of DLPack."""
+        return _DLPACK[self.code]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype; of ml_dtypes for bfloat16 and float8."""
+        return _NUMPY[self.code]
+
+    @property
+    def cupy(self) -> np.dtype[Any]:
+        """The dtype of a CuPy array over this memory: unsigned integers for bfloat16 and float8."""
+        return np.dtype(_CUPY_STORAGE.get(self, self))
+
+
+_TABLE = dtype_table()
+DTYPES: Final[tuple[DType, ...]] = tuple(str.__new__(DType, name) for name, _, _ in _TABLE)
+_DLPACK = tuple((code, bits) for _, code, bits in _TABLE)
+_NUMPY = tuple(np.dtype(getattr(ml_dtypes, name, name)) for name in DTYPES)
+_CODES = {name: code for code, name in enumerate(DTYPES)}
+_BY_NAME: dict[str, DType] = {str(name): name for name in DTYPES}
+_BY_NUMPY = dict(zip(_NUMPY, DTYPES, strict=True))
+
+
+def _unsupported(dtype: object) -> UnsupportedDtype:
+    try:
+        text = repr(dtype)
+    except Exception:
+        text = f"a {type(dtype).__name__}"
+    return UnsupportedDtype(f"dtype {text[:80]} is not supported; the dtypes are {', '.join(DTYPES)}")
+
+
+def as_dtype(dtype: object) -> DType:
+    """Return the DType that a name, a NumPy, ml_dtypes, torch or JAX dtype stands for.
+
+    Parameters
+    ----------
+    dtype : DType, str, numpy.dtype, type, torch.dtype or a JAX scalar type
+        ``"bfloat16"``, ``np.float32``, ``ml_dtypes.bfloat16``, ``torch.float8_e5m2``, ``jnp.int32``; the Python types
+        ``int`` and ``bool`` mean int64 and bool.
+
+    Raises
+    ------
+    UnsupportedDtype
+        Any other dtype, a byte order that is not the machine's, or no dtype at all (None, arrays).
+    """
+    if type(dtype) is DType:
+        return dtype
+    if isinstance(dtype, str) and dtype in _BY_NAME:
+        return _BY_NAME[dtype]
+    if type(dtype).__module__ == "torch" and type(dtype).__name__ == "dtype":
+        found = _BY_NAME.get(str(dtype).removeprefix("torch."))
+    else:
+        found = _BY_NUMPY.get(_as_numpy(dtype)) if _names_a_dtype(dtype) else None
+    if found is None:
+        raise _unsupported(dtype)
+    return found
+
+
+def _names_a_dtype(dtype: object) -> bool:
+    # NumPy makes a dtype of almost anything (None is float64, a list a record): only names and types pass.
+    return isinstance(dtype, (np.dtype, str, type))
+
+
+def _as_numpy(dtype: Any) -> np.dtype[Any] | None:
+    try:
+        return np.dtype(dtype)
+    except Exception:  # a class may answer with an error of its own; it is no dtype either way
+        return None

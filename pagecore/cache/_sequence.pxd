@@ -1,0 +1,19 @@
+from libc.stdint cimport int32_t, uint64_t
+
+
+cdef class Sequence:
+    cdef readonly object id
+    cdef object owner           # the cache; None once removed
+    cdef readonly int32_t row   # in the cache's block tables; -1 once removed
+    cdef int32_t* ids           # the token ids that are known
+    cdef int32_t ids_capacity
+    cdef int32_t known          # how many ids are known
+    cdef int32_t computed       # how many tokens have their key and value written
+    cdef int32_t cached         # of those, taken from the prefix cache
+    cdef int32_t pending        # tokens of the step in flight; -1 for none
+    cdef uint64_t seen          # the last load that met this sequence: finds duplicates without a set
+
+    cdef int append(self, const int32_t* ids, int32_t count) except -1
+
+
+cdef Sequence require(object owner, object sequence, bint idle)

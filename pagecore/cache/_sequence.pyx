@@ -1,0 +1,181 @@
+"""A sequence: one request's growing list of tokens, as the user holds it."""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+from pagecore.errors import InvalidSequence, ShapeError
+
+
+def token_ids(tokens, name="tokens"):
+    """`tokens` as a fresh or borrowed C-contiguous int32 array of rank 1; what is no list of ids raises ShapeError."""
+    array = np.asarray(tokens)
+    if array.ndim != 1:
+        raise ShapeError(f"{name} has {array.ndim} dimensions; give token ids as one list")
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype.kind not in "iu":
+        raise ShapeError(f"{name} is of {array.dtype}; token ids are integers")
+    if array.dtype != np.int32:
+        low, high = int(array.min()), int(array.max())
+        if low < -(2**31) or high >= 2**31:
+            raise ShapeError(f"{name} holds {low if low < -(2**31) else high}; token ids are int32")
+    return np.ascontiguousarray(array, np.int32)
+
+
+cdef class Sequence:
+    """One request's tokens and how far its key and value are computed; made by a cache, and only good with it.
+
+    As a context manager it removes itself from the cache at the end of the block.
+    """
+
+    def __cinit__(self, owner, id, int32_t row, const int32_t[::1] ids, int32_t computed=0, int32_t cached=0):
+        self.owner = owner
+        self.id = id
+        self.row = row
+        self.computed = computed
+        self.cached = cached
+        self.pending = -1
+        if ids.shape[0]:
+            self.append(&ids[0], <int32_t>ids.shape[0])
+
+    def __dealloc__(self):
+        free(self.ids)
+
+    cdef int append(self, const int32_t* ids, int32_t count) except -1:
+        """Add known ids; doubles the buffer, so that n appends cost O(n)."""
+        cdef int64_t needed = <int64_t>self.known + count
+        cdef int64_t capacity
+        cdef void* grown
+        if needed > INT32_MAX:
+            raise ShapeError(f"sequence {self.id!r} would have {needed} tokens; lengths are int32")
+        if needed > self.ids_capacity:
+            capacity = min(max(needed, 2 * <int64_t>self.ids_capacity, 16), <int64_t>INT32_MAX)
+            grown = realloc(self.ids, capacity * sizeof(int32_t))
+            if grown == NULL:
+                raise MemoryError(f"no memory for {capacity} token ids")
+            self.ids = <int32_t*>grown
+            self.ids_capacity = <int32_t>capacity
+        memcpy(self.ids + self.known, ids, count * sizeof(int32_t))
+        self.known = <int32_t>needed
+        return 0
+
+    @property
+    def num_tokens(self):
+        """Tokens whose ids are known."""
+        return self.known
+
+    @property
+    def num_computed_tokens(self):
+        """Tokens whose key and value are written and valid."""
+        return self.computed
+
+    @property
+    def num_cached_tokens(self):
+        """Of the computed tokens, those that came from the prefix cache."""
+        return self.cached
+
+    @property
+    def capacity(self):
+        """Tokens that the blocks held by this sequence have room for, in the scarcest group."""
+        return self._live()._tables.capacity(self.row)
+
+    @property
+    def tokens(self):
+        """The known token ids, an int32 copy."""
+        cdef int32_t[::1] view
+        ids = np.empty(self.known, np.int32)
+        if self.known:
+            view = ids
+            memcpy(&view[0], self.ids, self.known * sizeof(int32_t))
+        return ids
+
+    def _live(self):
+        if self.owner is None:
+            raise InvalidSequence(f"sequence {self.id!r} was removed from its cache; add it again")
+        return self.owner
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.owner is not None:
+            self.owner.remove(self)
+
+    def __repr__(self):
+        if self.owner is None:
+            return f"Sequence({self.id!r}, removed)"
+        return f"Sequence({self.id!r}, {self.known} tokens, {self.computed} computed)"
+
+
+cdef Sequence require(object owner, object sequence, bint idle):
+    """`sequence` as a live Sequence of `owner`; with `idle`, one that has no step in flight."""
+    if not isinstance(sequence, Sequence):
+        raise InvalidSequence(f"{sequence!r} is no Sequence; give what add_sequence returned")
+    cdef Sequence checked = <Sequence>sequence
+    if checked.owner is not owner:
+        checked._live()
+        raise InvalidSequence(f"sequence {checked.id!r} belongs to another cache; use it with its own")
+    if idle and checked.pending >= 0:
+        raise InvalidSequence(f"sequence {checked.id!r} has a step in flight; commit or abandon its batch first")
+    return checked
+
+
+def row_of(owner, sequence, idle=True):
+    """The row of a live sequence of `owner`; InvalidSequence where it is none, or is in flight and must be idle."""
+    return require(owner, sequence, idle).row
+
+
+def detach(Sequence sequence):
+    """Mark a sequence as removed; its ids stay readable."""
+    sequence.owner = None
+    sequence.row = -1
+    sequence.pending = -1
+
+
+def forked(Sequence parent, id, int32_t row):
+    """A sequence in `row` that knows and has computed what `parent` has."""
+    return Sequence(parent.owner, id, row, parent.tokens, parent.computed, parent.cached)
+
+
+def become(Sequence child, ids, int32_t computed, int32_t cached):
+    """Take over the ids and lengths of another sequence (beam search)."""
+    cdef const int32_t[::1] view = ids
+    child.known = 0
+    if view.shape[0]:
+        child.append(&view[0], <int32_t>view.shape[0])
+    child.computed = computed
+    child.cached = cached
+
+
+def cut(Sequence sequence, int32_t length):
+    """Forget what lies past `length`."""
+    sequence.known = min(sequence.known, length)
+    sequence.computed = min(sequence.computed, length)
+    sequence.cached = min(sequence.cached, length)
+
+
+def append_each(owner, sequences, ids):
+    """One id for each sequence: a rank-1 array as long as `sequences`. Nothing is appended where one is refused."""
+    cdef const int32_t[::1] view = token_ids(ids, "ids")
+    cdef list checked = [require(owner, sequence, False) for sequence in sequences]
+    if len(checked) != view.shape[0]:
+        raise ShapeError(f"{view.shape[0]} ids are given for {len(checked)} sequences; give one for each")
+    cdef Py_ssize_t i
+    for i in range(view.shape[0]):
+        (<Sequence>checked[i]).append(&view[i], 1)
+
+
+def append_some(owner, sequences, ids):
+    """A list of ids for each sequence. Nothing is appended where one is refused."""
+    cdef list checked = [require(owner, sequence, False) for sequence in sequences]
+    cdef list arrays = [token_ids(some, "ids") for some in ids]
+    cdef const int32_t[::1] view
+    if len(checked) != len(arrays):
+        raise ShapeError(f"{len(arrays)} lists of ids are given for {len(checked)} sequences; give one for each")
+    for sequence, some in zip(checked, arrays):
+        if some.shape[0]:
+            view = some
+            (<Sequence>sequence).append(&view[0], <int32_t>view.shape[0])

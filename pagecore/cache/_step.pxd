@@ -1,0 +1,21 @@
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from pagecore.index._block_tables cimport BlockTables, StepBuffers
+
+
+cdef class Step:
+    cdef readonly StepBuffers buffers
+    cdef readonly bint in_flight   # prepared, and neither committed nor abandoned yet
+    cdef list sequences            # of the last load, in order
+    cdef object owner
+    cdef int32_t count
+    cdef object rows_array         # scratch of max_sequences entries each, so that a step allocates nothing
+    cdef object counts_array
+    cdef object lengths_array
+    cdef int32_t* rows
+    cdef int32_t* counts
+    cdef int32_t* lengths
+
+    cdef int _take_counts(self, object counts) except -1
+    cdef int64_t _check(self, object count) except -1
+    cdef int32_t _settle(self, object verdict)

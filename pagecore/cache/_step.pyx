@@ -1,0 +1,174 @@
+"""One forward pass's way through the index: load, prepare, then commit or abandon."""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+
+from pagecore.cache._sequence cimport Sequence, require
+from pagecore.index._block_tables cimport BlockTables, StepBuffers
+from pagecore.ops._plan cimport AttentionPlan
+
+from operator import index as as_int
+
+import numpy as np
+
+from pagecore.errors import InvalidSequence, ShapeError
+
+# Every load has a number of its own; a sequence that already bears it is listed twice.
+cdef uint64_t _loads = 0
+
+
+cdef class Step:
+    """The sequences of one forward pass and how many tokens each brings.
+
+    States: idle -> loaded (load) -> in flight (prepare) -> idle (commit or abandon).
+    """
+
+    def __cinit__(self, StepBuffers buffers):
+        self.buffers = buffers
+        self.sequences = []
+        size = max(1, buffers.max_sequences)
+        self.rows_array, self.counts_array, self.lengths_array = (np.zeros(size, np.int32) for _ in range(3))
+        self.rows = _address(self.rows_array)
+        self.counts = _address(self.counts_array)
+        self.lengths = _address(self.lengths_array)
+
+    def load(self, owner, sequences, counts):
+        """Check and take the sequences of a step, and how many tokens each brings (an int for all, or one each)."""
+        global _loads
+        cdef list given = list(sequences)
+        cdef Sequence sequence
+        cdef int32_t i
+        if self.in_flight:
+            raise InvalidSequence("the batch holds a step in flight; commit or abandon it before preparing another")
+        if len(given) > self.buffers.max_sequences:
+            raise ShapeError(f"{len(given)} sequences are given; the batch has room for {self.buffers.max_sequences}")
+        self.count = <int32_t>len(given)
+        self._take_counts(counts)
+        _loads += 1
+        for i in range(self.count):
+            sequence = require(owner, given[i], True)
+            if sequence.seen == _loads:
+                raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; give each once, with all its tokens")
+            sequence.seen = _loads
+            self.rows[i] = sequence.row
+        self.owner = owner
+        self.sequences = given
+
+    cdef int _take_counts(self, object counts) except -1:
+        cdef int64_t total = 0, value
+        cdef int32_t i
+        if isinstance(counts, int):
+            value = self._check(counts)
+            for i in range(self.count):
+                self.counts[i] = <int32_t>value
+            total = value * self.count
+        else:
+            if not isinstance(counts, (list, tuple)):
+                counts = self._listed(counts)
+            if len(counts) != self.count:
+                raise ShapeError(f"{len(counts)} counts are given for {self.count} sequences; give one for each")
+            for i in range(self.count):
+                value = self._check(counts[i])
+                self.counts[i] = <int32_t>value
+                total += value
+        if total > self.buffers.max_tokens:
+            raise ShapeError(f"the step has {total} tokens; the batch has room for {self.buffers.max_tokens}")
+        return 0
+
+    def _listed(self, counts):
+        array = np.asarray(counts)
+        if array.ndim == 0 and array.dtype.kind in "iu":
+            return [int(array)] * self.count
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise ShapeError(f"counts is an array of {array.dtype} and shape {array.shape}; give one integer a sequence")
+        return array.tolist()
+
+    cdef int64_t _check(self, object count) except -1:
+        try:
+            number = as_int(count)
+        except TypeError:
+            raise ShapeError(f"a count is {count!r}; counts are integers") from None
+        if not 0 <= number <= INT32_MAX:
+            raise ShapeError(f"a count is {number}; counts are 0 to {INT32_MAX}")
+        return number
+
+    def shortage(self, BlockTables tables):
+        """Blocks that the loaded step lacks, in the scarcest group."""
+        return tables.shortage_raw(self.rows, self.counts, self.count)
+
+    def prepare(self, BlockTables tables):
+        """Take the blocks and fill the buffers; False, with nothing changed, where blocks are short."""
+        cdef int32_t i
+        if not tables.try_prepare_raw(self.rows, self.counts, self.count, self.buffers):
+            return False
+        for i in range(self.count):
+            (<Sequence>self.sequences[i]).pending = self.counts[i]
+        self.in_flight = True
+        return True
+
+    def replan(self, AttentionPlan plan):
+        """Plan the attention of one group for the prepared step; padding rows have no queries."""
+        cdef int32_t rows = self.buffers.max_sequences
+        plan.replan(self.buffers.cu_query_lens_data, self.buffers.seq_lens_data, rows)
+
+    def commit(self, BlockTables tables, accepted=None, windows=()):
+        """Lengths advance by what was accepted, and blocks that no later query sees are given back.
+
+        `windows` lists (group, window) of the groups that have one. Rejected tokens keep their capacity. A sequence
+        that was removed in flight is passed over.
+        """
+        self._require_in_flight("committed")
+        verdict = self._accepted(accepted)
+        cdef int32_t live = self._settle(verdict)
+        rows, lengths = self.rows_array[:live], self.lengths_array[:live]
+        if verdict is not None:
+            tables.truncate(rows, lengths, keep_capacity=True)
+        for group, window in windows:
+            tables.release_before(rows, group, np.maximum(lengths - (window - 1), 0))
+        self.in_flight = False
+
+    def abandon(self, BlockTables tables):
+        """Give back what prepare took, as if it had not been; spare capacity of the sequences goes too."""
+        self._require_in_flight("abandoned")
+        cdef int32_t live = self._settle([0] * self.count)
+        tables.truncate(self.rows_array[:live], self.lengths_array[:live])
+        self.in_flight = False
+
+    cdef int32_t _settle(self, object verdict):
+        """End the flight of each sequence that is still there; rows and lengths list them. None accepts everything."""
+        cdef int32_t i, live = 0
+        cdef Sequence sequence
+        for i in range(self.count):
+            sequence = <Sequence>self.sequences[i]
+            if sequence.owner is not self.owner or sequence.pending < 0:
+                continue
+            sequence.computed += self.counts[i] if verdict is None else <int32_t>verdict[i]
+            sequence.pending = -1
+            self.rows[live] = sequence.row
+            self.lengths[live] = sequence.computed
+            live += 1
+        return live
+
+    def _require_in_flight(self, verb):
+        if not self.in_flight:
+            raise InvalidSequence(f"the batch holds no step in flight; it can be {verb} once after each prepare")
+
+    def _accepted(self, accepted):
+        """`accepted` as a list of ints; None where everything is."""
+        if accepted is None:
+            return None
+        array = np.asarray(accepted)
+        if array.shape != (self.count,) or (array.size and array.dtype.kind not in "iu"):
+            raise ShapeError(
+                f"accepted has shape {array.shape} and dtype {array.dtype}; "
+                f"give one integer for each of the {self.count} sequences"
+            )
+        wrong = (array < 0) | (array > self.counts_array[: self.count])
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise ShapeError(f"accepted[{i}] is {array[i]}; the step brought {self.counts[i]} tokens of that sequence")
+        return array.tolist()
+
+
+cdef int32_t* _address(object array):
+    cdef int32_t[::1] view = array
+    return &view[0]

@@ -1,0 +1,101 @@
+"""What one forward pass needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecore.arrays import Tensor, as_tensor
+from pagecore.cache._step import Step
+from pagecore.index import StepBuffers
+from pagecore.ops import AttentionPlan
+
+
+@dataclass(frozen=True)
+class BatchGroup:
+    """The part of a batch that one group of layers needs.
+
+    Attributes
+    ----------
+    slot_mapping : Tensor
+        int64 (or the cache's index dtype) ``[max_tokens]``: the slot of each new token, -1 past the last.
+    block_table : Tensor
+        int32 ``[cache.max_sequences + 1, max_blocks]``: the whole table of the group; `Batch.rows` picks from it.
+        It aliases the index.
+    plan : AttentionPlan or None
+        How the attention of this step is split; None where the spec does not say its query heads.
+    """
+
+    slot_mapping: Tensor
+    block_table: Tensor
+    plan: AttentionPlan | None
+
+
+class Batch:
+    """The arrays of one forward pass, at fixed addresses, filled by `PagedKVCache.prepare`.
+
+    A batch has room for `max_sequences` and `max_tokens`; what the step does not use is padding: length 0, slot -1,
+    and a row of the block table that holds null blocks only. The arrays are Tensors that alias the batch:
+    ``numpy.asarray(batch.positions)`` and ``torch.from_dlpack(batch.positions)`` copy nothing. The next prepare into
+    the batch overwrites them.
+
+    Attributes
+    ----------
+    rows : Tensor, int32 [max_sequences]
+        Row of each sequence in the block tables.
+    query_lens, seq_lens : Tensor, int32 [max_sequences]
+        New tokens of each sequence, and its length with them.
+    cu_query_lens : Tensor, int32 [max_sequences + 1]
+        Where each sequence's new tokens start in the flat arrays.
+    positions : Tensor, int32 [max_tokens]
+        Position of each new token in its sequence.
+    """
+
+    def __init__(self, step: Step, layer_groups: list[int], tables: list[Tensor], plans: list[AttentionPlan | None]):
+        buffers = step.buffers
+        self._step = step
+        self._layer_groups = layer_groups
+        self.rows = as_tensor(buffers.rows)
+        self.query_lens = as_tensor(buffers.query_lens)
+        self.cu_query_lens = as_tensor(buffers.cu_query_lens)
+        self.seq_lens = as_tensor(buffers.seq_lens)
+        self.positions = as_tensor(buffers.positions)
+        slots = [as_tensor(array) for array in buffers.slot_mappings]
+        self._groups = [BatchGroup(*parts) for parts in zip(slots, tables, plans, strict=True)]
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that the batch has room for."""
+        return self._buffers.max_sequences
+
+    @property
+    def max_tokens(self) -> int:
+        """New tokens that the batch has room for."""
+        return self._buffers.max_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the step."""
+        return self._buffers.num_sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of the step."""
+        return self._buffers.num_tokens
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a prepared step waits for commit or abandon."""
+        return self._step.in_flight
+
+    def group(self, layer: int) -> BatchGroup:
+        """Slot mapping, block table and plan of the group that model layer `layer` is in."""
+        return self._groups[self._layer_groups[layer]]
+
+    @property
+    def _buffers(self) -> StepBuffers:
+        return self._step.buffers
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch({self.num_sequences} of {self.max_sequences} sequences, {self.num_tokens} of {self.max_tokens} tokens)"
+        )

@@ -1,0 +1,491 @@
+"""The paged cache: what an inference engine holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence as Listed
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pagecore.arrays import Tensor, as_tensor
+from pagecore.cache._sequence import Sequence, append_each, append_some, become, cut, detach, forked, row_of, token_ids
+from pagecore.cache._step import Step
+from pagecore.cache.batch import Batch
+from pagecore.cache.layers import Group, Layer, Layers, arrange
+from pagecore.cache.stats import CacheStats
+from pagecore.errors import DeviceError, InvalidSequence, OutOfBlocks, ShapeError, UnsupportedOption
+from pagecore.index import BlockPool, BlockTables, StepBuffers
+from pagecore.ops import AttentionPlan, copy_blocks, paged_attention, write_kv
+from pagecore.storage import KVLayout, KVPool, parse_memory
+from pagecore.storage.memory import Memory
+from pagecore.storage.pool import blocks_within, bytes_per_block
+from pagecore.storage.spec import positive
+
+
+class PagedKVCache:
+    """Key and value of many sequences in blocks of one memory.
+
+    Parameters
+    ----------
+    layers : spec or list of specs
+        One spec for all layers (with `num_layers`), or a list with one spec or `Alias` for each model layer. Layers
+        whose planes, window and query heads are equal form a group, which has a block pool, a block table and a slot
+        mapping of its own; taking blocks is all-or-nothing over the groups.
+    num_layers : int, optional
+        How often a single spec is repeated; 1 by default.
+    block_size : int
+        Tokens a block.
+    num_blocks : int or list of int
+        Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`.
+    memory : int, str or float
+        Budget for all groups: bytes, "8GiB", or the fraction of what is free. Every group gets as many blocks as fit.
+    max_sequences : int
+        Rows of the block tables.
+    max_tokens_per_sequence : int, optional
+        Room of a row; by default all that the smallest pool holds.
+    device : {"cpu", "none"}
+        "none" is the cache without bytes, for simulation and for engines that own their memory: everything works but
+        key, value, write and attend.
+    layout : str or KVLayout, optional
+        How the pools lie in memory; "layerwise" by default.
+    index_dtype : {"int64", "int32"}
+        Dtype of slot mappings; int32 is refused where a pool has slots that it cannot count.
+    parallel, prefix_cache
+        Refused by name where set: this version has neither tensor parallelism nor the prefix cache.
+
+    One writer at a time: every call takes the cache's lock.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        *,
+        num_layers: int | None = None,
+        block_size: int = 16,
+        num_blocks: int | Listed[int] | None = None,
+        memory: Memory | None = None,
+        max_sequences: int = 256,
+        max_tokens_per_sequence: int | None = None,
+        device: str = "cpu",
+        layout: str | KVLayout | None = None,
+        parallel: object = None,
+        prefix_cache: bool = False,
+        index_dtype: str = "int64",
+    ) -> None:
+        _refuse(device, parallel, prefix_cache, index_dtype)
+        self.block_size = positive("block_size", block_size)
+        self.max_sequences = positive("max_sequences", max_sequences)
+        self.device = device
+        self.index_dtype = str(index_dtype)
+        self._layers, self._groups = arrange(layers, num_layers)
+        blocks = self._count_blocks(num_blocks, memory)
+        room = min((n - 1) * self.block_size for n in blocks)
+        self.max_tokens_per_sequence = min(room, 2**31 - 1) if max_tokens_per_sequence is None else positive(
+            "max_tokens_per_sequence", max_tokens_per_sequence
+        )
+        self._check_slots(max(blocks))
+        self._block_pools = [BlockPool(n) for n in blocks]
+        self._tables = BlockTables(
+            self._block_pools,
+            block_sizes=[self.block_size] * len(blocks),
+            max_sequences=self.max_sequences,
+            max_blocks_per_sequence=-(-self.max_tokens_per_sequence // self.block_size),
+        )
+        self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
+        self._kv_pools = [] if device == "none" else [
+            KVPool(group.spec, group.num_layers, n, self.block_size, layout or "layerwise", device)
+            for group, n in zip(self._groups, blocks, strict=True)
+        ]
+        self._attention = [_attention_options(layer) for layer in self._layers]
+        self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
+        self._sequences: dict[object, Sequence] = {}
+        self._names = count()
+        self._num_copied_blocks = 0
+        self._lock = threading.RLock()
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def num_layers(self) -> int:
+        """Model layers, aliases among them."""
+        return len(self._layers)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers that share a pool."""
+        return len(self._groups)
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group, the null block counted."""
+        return tuple(pool.num_blocks for pool in self._block_pools)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had in the scarcest group."""
+        return min(pool.num_free for pool in self._block_pools)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the cache."""
+        return len(self._sequences)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of key and value in all pools."""
+        return sum(pool.nbytes for pool in self._kv_pools)
+
+    def group_of(self, layer: int) -> int:
+        """The group that model layer `layer` is in."""
+        return self._layer(layer).group
+
+    def key(self, layer: int) -> Tensor:
+        """Keys of a model layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``; aliases the pool."""
+        where = self._layer(layer)
+        return self._pool(where).key(where.index)
+
+    def value(self, layer: int) -> Tensor:
+        """Values of a model layer, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``; aliases the pool."""
+        where = self._layer(layer)
+        return self._pool(where).value(where.index)
+
+    # -- sequences -----------------------------------------------------------------------------------------------
+
+    def add_sequence(self, tokens: ArrayLike, id: object = None) -> Sequence:
+        """A new sequence that knows `tokens` (integers, rank 1, may be empty); blocks are taken by `prepare`.
+
+        Parameters
+        ----------
+        id : hashable, optional
+            The caller's name for it; a number is made up where it is None.
+
+        Raises
+        ------
+        InvalidSequence
+            A sequence of that id is there.
+        OutOfRows
+            `max_sequences` are there.
+        ShapeError
+            More tokens than a row has room for.
+        """
+        ids = token_ids(tokens)
+        with self._lock:
+            self._check_room(ids.shape[0])
+            name = self._name(id)
+            sequence = Sequence(self, name, self._tables.add(), ids)
+            self._sequences[name] = sequence
+            return sequence
+
+    def append_tokens(self, sequences: Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
+        """Make known what was sampled: one id for each sequence, or a list of ids for each.
+
+        It may come after the step that computes those tokens was prepared, or even committed.
+        """
+        with self._lock:
+            if isinstance(ids, (list, tuple)) and any(np.ndim(some) for some in ids):
+                append_some(self, sequences, ids)
+            else:
+                append_each(self, sequences, ids)
+
+    def fork(self, sequence: Sequence, id: object = None) -> Sequence:
+        """A second sequence with the same tokens, sharing every block until one of the two writes into it."""
+        with self._lock:
+            row = row_of(self, sequence)
+            name = self._name(id)
+            child = forked(sequence, name, self._tables.fork(row))
+            self._sequences[name] = child
+            return child
+
+    def reorder(self, sequences: Listed[Sequence], parents: Listed[Sequence]) -> None:
+        """Let each sequence become what its parent was before the call (beam search); parents may repeat."""
+        with self._lock:
+            rows = [row_of(self, sequence) for sequence in sequences]
+            parent_rows = [row_of(self, parent) for parent in parents]
+            self._tables.reorder(rows, parent_rows)
+            states = [(parent.tokens, parent.num_computed_tokens, parent.num_cached_tokens) for parent in parents]
+            for sequence, state in zip(sequences, states, strict=True):
+                become(sequence, *state)
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget the tokens past `length`, and give back the blocks that only they needed.
+
+        Raises
+        ------
+        UnsupportedOption
+            A group with a window has released keys that the next token would see; truncate to 0 and compute again.
+        """
+        with self._lock:
+            row = row_of(self, sequence)
+            length = positive("length", length, least=0)
+            if length > sequence.num_tokens:
+                raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {sequence.num_tokens} tokens")
+            computed = min(length, sequence.num_computed_tokens)
+            self._check_windows(row, computed)
+            self._tables.truncate([row], [computed])
+            cut(sequence, length)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight."""
+        with self._lock:
+            self._tables.remove([row_of(self, sequence, idle=False)])
+            del self._sequences[sequence.id]
+            detach(sequence)
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def make_batch(self, max_sequences: int | None = None, max_tokens: int | None = None) -> Batch:
+        """A batch to be used again for every step, its arrays at fixed addresses.
+
+        `max_sequences` is the cache's by default; `max_tokens`, the new tokens of a step, is one a sequence by default.
+        """
+        sequences = self.max_sequences if max_sequences is None else positive("max_sequences", max_sequences)
+        tokens = sequences if max_tokens is None else positive("max_tokens", max_tokens)
+        return self._batch(sequences, tokens)
+
+    def prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch:
+        """Take the blocks of the next `counts` tokens of each sequence and fill a batch; all or nothing.
+
+        Copy-on-write is done here. `counts` is an int for all, or one integer for each; ids need not be known yet.
+
+        Parameters
+        ----------
+        out : Batch, optional
+            From `make_batch`; a batch of just the right size is made where it is None.
+
+        Raises
+        ------
+        OutOfBlocks
+            Blocks are short; nothing was changed.
+        InvalidSequence, ShapeError
+            A sequence that is not of this cache, listed twice or in flight; counts that do not fit.
+        """
+        batch = self.try_prepare(sequences, counts, out)
+        if batch is None:
+            needed = self.shortage(sequences, counts)
+            available = self.num_available
+            raise OutOfBlocks(
+                f"the step needs {needed} blocks more than the {available} that are free in the scarcest group; remove "
+                "or truncate a sequence, or prepare fewer",
+                available + needed,
+                available,
+            )
+        return batch
+
+    def try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch | None:
+        """`prepare`, with None instead of `OutOfBlocks`."""
+        with self._lock:
+            batch = self._fitting(sequences, counts) if out is None else self._own(out)
+            step = batch._step
+            step.load(self, sequences, counts)
+            if not step.prepare(self._tables):
+                return None
+            if self._tables.num_pending_copies:
+                self._copy_on_write()
+            for group in batch._groups:
+                if group.plan is not None:
+                    step.replan(group.plan)
+            return batch
+
+    def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
+        """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds."""
+        with self._lock:
+            rows = [row_of(self, sequence) for sequence in sequences]
+            return max(self._tables.shortage(rows, counts), default=0)
+
+    def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
+        """Count the tokens of a step as computed.
+
+        `accepted` says how many of each sequence's tokens are kept, all by default; the rest (rejected drafts) is
+        forgotten, but its blocks stay with the sequence for what comes next. Blocks that have left every window of
+        their group are given back.
+        """
+        with self._lock:
+            self._own(batch)._step.commit(self._tables, accepted, self._windows)
+
+    def abandon(self, batch: Batch) -> None:
+        """Undo a prepare whose forward pass failed; blocks that it copied on write stay copied."""
+        with self._lock:
+            self._own(batch)._step.abandon(self._tables)
+
+    def write(self, layer: int, key: Any, value: Any, batch: Batch) -> None:
+        """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
+
+        T is the batch's `num_tokens`, or more with padding behind; floats are cast to the cache's dtype.
+        """
+        where = self._layer(layer)
+        pool = self._pool(where)
+        key, slots = as_tensor(key), self._own(batch)._groups[where.group].slot_mapping
+        if key.ndim == 3 and key.shape[0] < batch.num_tokens:
+            raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}")
+        rows = key.shape[0] if key.ndim else 0
+        write_kv(key, value, pool.key(where.index), pool.value(where.index), slots if rows >= slots.shape[0] else slots[:rows])
+
+    def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
+        """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
+
+        Takes every option of `paged_attention`; window, scale, softcap and sinks default to the layer's spec. Returns
+        ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+        """
+        where = self._layer(layer)
+        pool = self._pool(where)
+        group = self._own(batch)._groups[where.group]
+        defaults: dict[str, Any] = self._attention[layer]
+        if options.keys().isdisjoint(("plan", "causal", "window")):
+            defaults = {**defaults, "plan": group.plan}
+        return paged_attention(
+            query,
+            pool.key(where.index),
+            pool.value(where.index),
+            group.block_table,
+            batch.seq_lens,
+            rows=batch.rows,
+            cu_query_lens=batch.cu_query_lens,
+            **{**defaults, **options},
+        )
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def stats(self) -> CacheStats:
+        """How full the cache is at this moment."""
+        with self._lock:
+            used = [pool.num_used for pool in self._block_pools]
+            held = sum(used) * self.block_size
+            wasted = sum(self._wasted_slots(group) for group in range(self.num_groups))
+            return CacheStats(
+                num_sequences=len(self._sequences),
+                num_tokens=sum(sequence.num_computed_tokens for sequence in self._sequences.values()),
+                num_blocks=sum(pool.num_blocks - 1 for pool in self._block_pools),
+                num_free_blocks=sum(pool.num_free for pool in self._block_pools),
+                num_used_blocks=sum(used),
+                fragmentation=wasted / held if held else 0.0,
+                num_copied_blocks=self._num_copied_blocks,
+                nbytes=self.nbytes,
+            )
+
+    def check_invariants(self) -> None:
+        """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""
+        with self._lock:
+            self._tables.check_invariants(exclusive=True)
+            for name, sequence in self._sequences.items():
+                if name != sequence.id or sequence.num_computed_tokens > self._tables.length(sequence.row):
+                    raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _count_blocks(self, num_blocks: int | Listed[int] | None, memory: Memory | None) -> list[int]:
+        if (num_blocks is None) == (memory is None):
+            raise ShapeError(f"num_blocks is {num_blocks} and memory is {memory!r}; give exactly one of them")
+        if memory is not None:
+            one = sum(bytes_per_block(group.spec, group.num_layers, self.block_size) for group in self._groups)
+            return [blocks_within(parse_memory(memory), one)] * self.num_groups
+        listed = list(num_blocks) if isinstance(num_blocks, (list, tuple)) else [num_blocks] * self.num_groups
+        if len(listed) != self.num_groups:
+            raise ShapeError(f"num_blocks lists {len(listed)}; the layers form {self.num_groups} groups")
+        return [positive("num_blocks", n, least=2) for n in listed]
+
+    def _check_slots(self, num_blocks: int) -> None:
+        slots = num_blocks * self.block_size
+        if self.index_dtype == "int32" and slots > 2**31 - 1:
+            raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")
+
+    def _check_room(self, length: int) -> None:
+        if length > self.max_tokens_per_sequence:
+            raise ShapeError(
+                f"tokens has {length} ids; a sequence has room for {self.max_tokens_per_sequence}: raise "
+                "max_tokens_per_sequence or the number of blocks"
+            )
+
+    def _check_windows(self, row: int, length: int) -> None:
+        """The next token of a sequence cut to `length` must still find every key of its window."""
+        if length == 0:
+            return
+        for group, window in self._windows:
+            entries = self._table_views[group].numpy()[row, : -(-length // self.block_size)]
+            holes = int(np.flatnonzero(entries)[0]) if entries.any() else entries.size
+            if holes * self.block_size > max(0, length - (window - 1)):
+                raise UnsupportedOption(
+                    f"length is {length}, but keys up to {holes * self.block_size} have left the window of {window} and "
+                    "were released; truncate to 0 and compute the sequence again"
+                )
+
+    def _name(self, id: object) -> object:
+        if id is None:
+            return next(name for name in self._names if name not in self._sequences)
+        if id in self._sequences:
+            raise InvalidSequence(f"a sequence {id!r} is in the cache; remove it first, or choose another id")
+        return id
+
+    def _layer(self, layer: int) -> Layer:
+        if not isinstance(layer, int) or not 0 <= layer < len(self._layers):
+            raise ShapeError(f"layer is {layer!r}; the cache has layers 0 to {len(self._layers) - 1}")
+        return self._layers[layer]
+
+    def _pool(self, layer: Layer) -> KVPool:
+        if not self._kv_pools:
+            raise DeviceError("this cache has device='none' and holds no key or value; make it with device='cpu'")
+        return self._kv_pools[layer.group]
+
+    def _own(self, batch: Batch) -> Batch:
+        if not isinstance(batch, Batch) or batch._groups[0].block_table is not self._table_views[0]:
+            raise InvalidSequence(f"{batch!r} is no batch of this cache; make it with make_batch")
+        return batch
+
+    def _fitting(self, sequences: Listed[Sequence], counts: ArrayLike) -> Batch:
+        each = np.asarray(counts)
+        total = int(each) * len(sequences) if each.ndim == 0 and each.dtype.kind in "iu" else each.sum()
+        return self._batch(max(1, len(sequences)), int(min(max(1, total), 2**31 - 1)))
+
+    def _batch(self, max_sequences: int, max_tokens: int) -> Batch:
+        buffers = StepBuffers(max_sequences, max_tokens, self.num_groups, self.index_dtype)
+        plans = [_plan(group) for group in self._groups]
+        return Batch(Step(buffers), [layer.group for layer in self._layers], self._table_views, plans)
+
+    def _copy_on_write(self) -> None:
+        for group, pairs in enumerate(self._tables.take_copies()):
+            self._num_copied_blocks += len(pairs)
+            if len(pairs) and self._kv_pools:
+                copy_blocks(self._kv_pools[group].planes(), pairs)
+
+    def _wasted_slots(self, group: int) -> int:
+        """Slots in held blocks that hold no valid token; a shared block counts once, as its fullest holder sees it."""
+        table = self._table_views[group].numpy()
+        waste: dict[int, int] = {}
+        for sequence in self._sequences.values():
+            length = sequence.num_computed_tokens
+            first = length // self.block_size
+            valid = length % self.block_size
+            for block in table[sequence.row, first : -(-sequence.capacity // self.block_size)].tolist():
+                if block:
+                    waste[block] = min(waste.get(block, self.block_size), self.block_size - valid)
+                valid = 0
+        return sum(waste.values())
+
+
+def _refuse(device: str, parallel: object, prefix_cache: bool, index_dtype: str) -> None:
+    """What this version does not serve, by name."""
+    if device not in ("cpu", "none"):
+        raise DeviceError(f"device is {device!r}; this version keeps caches on 'cpu', or without bytes on 'none'")
+    if parallel is not None:
+        raise UnsupportedOption("parallel is set; this version has no tensor parallelism: leave it None")
+    if prefix_cache:
+        raise UnsupportedOption("prefix_cache is set; this version has no prefix cache: leave it False")
+    if str(index_dtype) not in ("int64", "int32"):
+        raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
+
+
+def _attention_options(layer: Layer) -> dict[str, Any]:
+    """What `attend` takes from a layer's spec."""
+    spec: Any = layer.spec
+    sinks = None if spec.sinks is None else as_tensor(np.array(spec.sinks, np.float32))
+    return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}
+
+
+def _plan(group: Group) -> AttentionPlan | None:
+    """An empty plan for the layers of a group; None where their query heads are not known beforehand."""
+    spec: Any = group.spec
+    if spec.num_query_heads is None:
+        return None
+    return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, window=spec.window)

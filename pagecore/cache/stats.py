@@ -1,0 +1,39 @@
+"""How full a cache is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """A moment of a cache; null blocks are not counted.
+
+    Attributes
+    ----------
+    num_sequences : int
+    num_tokens : int
+        Computed tokens, summed over sequences.
+    num_blocks, num_free_blocks, num_used_blocks : int
+        Blocks that can be had, are free, are held; summed over groups.
+    fragmentation : float
+        Share of the slots in held blocks that holds no valid token; a block that several sequences share counts once.
+    num_copied_blocks : int
+        Blocks copied on write since the cache was made.
+    nbytes : int
+        Bytes of key and value in all pools; 0 where the cache holds none.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    num_blocks: int
+    num_free_blocks: int
+    num_used_blocks: int
+    fragmentation: float
+    num_copied_blocks: int
+    nbytes: int
+
+    @property
+    def utilization(self) -> float:
+        """Share of the blocks that is held."""
+        return self.num_used_blocks / self.num_blocks

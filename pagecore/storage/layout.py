@@ -1,0 +1,198 @@
+"""How a pool lies in memory: the order of its axes, and the strides that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
+from pagecore.storage.spec import Plane, Spec, positive
+
+# L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
+NAMED = {"layerwise": "LCB", "blockwise": "BLC"}
+HEADS = ("NHD", "HND")
+
+
+@dataclass(frozen=True)
+class PlaneLayout:
+    """Where one plane lies in its buffer: `offset` and the stride of each axis, in bytes."""
+
+    buffer: int
+    offset: int
+    strides: dict[str, int]
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The order of a pool's axes; with sizes bound to it, its shape and strides.
+
+    Parameters
+    ----------
+    order : str
+        "layerwise" (layers outermost, the default), "blockwise" (blocks outermost: one block of all layers and planes
+        in one piece), or the axes spelled out, outermost first, from L(ayer) B(lock) C(plane) N(token) H(ead) D(im).
+        Spelled-out axes without L are laid out once a layer, and without C once a plane, in buffers of their own.
+    heads : {"HND", "NHD"}, optional
+        The inner axes of a named order; "HND" by default, which suits host kernels.
+    planes : tuple of Plane, or a spec
+        What is stored. Planes share one buffer along C even where their last axes differ.
+    num_layers, num_blocks, block_size : int, optional
+        The sizes; `bind` gives them later.
+
+    Strides and offsets are in bytes. A layout is a value and owns no memory.
+    """
+
+    order: str = "layerwise"
+    heads: str | None = None
+    planes: tuple[Plane, ...] = ()
+    num_layers: int | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        planes: Any = self.planes
+        object.__setattr__(self, "planes", tuple(planes.planes if isinstance(planes, Spec) else planes))
+        for name in ("num_layers", "num_blocks", "block_size"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, positive(name, getattr(self, name)))
+        if self.order in NAMED:
+            if self.heads is not None and self.heads not in HEADS:
+                raise UnsupportedOption(f"heads is {self.heads!r}; use 'NHD' or 'HND'")
+        elif self.heads is not None:
+            raise UnsupportedOption(f"heads is {self.heads!r}, but the axes {self.order!r} say it already; leave it out")
+        else:
+            self._check_spelled()
+
+    def _check_spelled(self) -> None:
+        axes = self.order
+        if len(set(axes)) != len(axes) or not set("BNHD") <= set(axes) <= set("LBCNHD"):
+            raise UnsupportedOption(
+                f"layout is {axes!r}; use 'layerwise', 'blockwise', or each of B, N, H, D once with L and C where wanted"
+            )
+        if axes[-1] != "D":
+            raise UnsupportedOption(f"layout {axes!r} ends in {axes[-1]}; D must be last, kernels read it contiguously")
+
+    def bind(self, planes: tuple[Plane, ...] | Spec, num_layers: int, num_blocks: int, block_size: int) -> KVLayout:
+        """This order with sizes."""
+        bound: Any = planes
+        return replace(self, planes=bound, num_layers=num_layers, num_blocks=num_blocks, block_size=block_size)
+
+    @property
+    def axes(self) -> str:
+        """The axes of one buffer, outermost first; L is there always, C where planes share a buffer."""
+        if self.order in NAMED:
+            axes = NAMED[self.order] + (self.heads or "HND")
+        else:
+            axes = self.order if "L" in self.order else "L" + self.order
+        return axes if len(self.planes) > 1 else axes.replace("C", "")
+
+    @property
+    def num_buffers(self) -> int:
+        """How many buffers hold the planes: one where they share it along C, else one a plane."""
+        return 1 if "C" in self.axes else max(1, len(self.planes))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in the order of `axes`; defined where all planes are equal."""
+        return tuple(self._extents(self._equal_plane())[axis] for axis in self.axes)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one entry of an axis to the next, in the order of `axes`; defined where all planes are equal."""
+        self._equal_plane()
+        strides = self.plane_layout(0).strides
+        return tuple(strides[axis] for axis in self.axes)
+
+    @property
+    def block_stride(self) -> int:
+        """Bytes from one block to the next."""
+        return self.plane_layout(0).strides["B"]
+
+    @property
+    def layer_stride(self) -> int:
+        """Bytes from one layer to the next."""
+        return self.plane_layout(0).strides["L"]
+
+    def block_offset(self, block: int, layer: int = 0) -> int:
+        """Bytes from the start of the buffer to `block` of `layer`, in its first plane."""
+        self._bound()
+        assert self.num_blocks is not None
+        assert self.num_layers is not None
+        if not 0 <= block < self.num_blocks:
+            raise InvalidBlock(f"block is {block}; the layout has blocks 0 to {self.num_blocks - 1}")
+        if not 0 <= layer < self.num_layers:
+            raise InvalidBlock(f"layer is {layer}; the layout has layers 0 to {self.num_layers - 1}")
+        return block * self.block_stride + layer * self.layer_stride
+
+    def buffer_nbytes(self, buffer: int = 0) -> int:
+        """Bytes of one buffer."""
+        return self._walk()[1][buffer]
+
+    def plane_layout(self, index: int) -> PlaneLayout:
+        """Where plane `index` lies."""
+        return self._walk()[0][index]
+
+    def _walk(self) -> tuple[list[PlaneLayout], list[int]]:
+        """From the innermost axis outwards: the stride of an axis is the bytes of all that lies below it."""
+        self._bound()
+        extents = [self._extents(plane) for plane in self.planes]
+        below = [plane.dtype.itemsize for plane in self.planes]
+        offsets = [0] * len(self.planes)
+        strides: list[dict[str, int]] = [{} for _ in self.planes]
+        shared = False
+        for axis in reversed(self.axes):
+            if axis == "C":
+                offsets = [sum(below[:i]) for i in range(len(below))]
+                for plane, offset in zip(strides, below, strict=True):
+                    plane["C"] = offset
+                below = [sum(below)] * len(below)
+                shared = True
+                continue
+            if shared and len({extent[axis] for extent in extents}) > 1:
+                raise UnsupportedOption(
+                    f"layout {self.order!r} puts {axis} outside C, but the planes differ in {axis}: "
+                    f"{[extent[axis] for extent in extents]}; move C further out or leave it away"
+                )
+            for i, extent in enumerate(extents):
+                strides[i][axis] = below[i]
+                below[i] *= extent[axis]
+        self._check_aligned(offsets, strides)
+        buffers = [0] * len(below) if shared else list(range(len(below)))
+        layouts = [PlaneLayout(*where) for where in zip(buffers, offsets, strides, strict=True)]
+        return layouts, below[:1] if shared else below
+
+    def _check_aligned(self, offsets: list[int], strides: list[dict[str, int]]) -> None:
+        for plane, offset, stride in zip(self.planes, offsets, strides, strict=True):
+            steps = [offset, *(step for axis, step in stride.items() if axis != "C")]
+            if any(step % plane.dtype.itemsize for step in steps):
+                raise UnsupportedOption(
+                    f"layout {self.order!r} misaligns plane {plane.name!r} of {plane.dtype} beside planes of other sizes; "
+                    "use a layout without C"
+                )
+
+    def _extents(self, plane: Plane) -> dict[str, int]:
+        """What each axis counts for one plane; a plane of rank 1 has one head."""
+        self._bound()
+        assert self.num_layers is not None
+        assert self.num_blocks is not None
+        assert self.block_size is not None
+        if plane.per == "sequence":
+            raise UnsupportedOption(f"plane {plane.name!r} is per sequence; block pools hold planes per token or block")
+        if not 1 <= len(plane.shape) <= 2:
+            raise ShapeError(f"plane {plane.name!r} has shape {plane.shape}; a layout places (dim,) or (heads, dim)")
+        heads, dim = (1, *plane.shape)[-2:]
+        tokens = self.block_size if plane.per == "token" else 1
+        sizes = {"L": self.num_layers, "B": self.num_blocks, "N": tokens, "H": heads, "D": dim}
+        return sizes | {"C": len(self.planes)}
+
+    def _equal_plane(self) -> Plane:
+        self._bound()
+        first = self.planes[0]
+        if any((plane.shape, plane.dtype, plane.per) != (first.shape, first.dtype, first.per) for plane in self.planes):
+            raise ShapeError("the planes differ, so that no single shape describes them; ask plane_layout of each")
+        return first
+
+    def _bound(self) -> None:
+        missing = [name for name in ("num_layers", "num_blocks", "block_size") if getattr(self, name) is None]
+        if missing or not self.planes:
+            raise ShapeError(f"the layout has no sizes yet ({', '.join([*missing, 'planes'])}); call bind first")

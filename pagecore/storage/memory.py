@@ -1,0 +1,76 @@
+"""Memory budgets: how many bytes "8GiB" or half of what is free comes to."""
+
+from __future__ import annotations
+
+import math
+import re
+from numbers import Integral, Real
+from pathlib import Path
+
+from pagecore.errors import NotEnoughMemory, ShapeError
+
+UNITS = {"": 1, "B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGTP", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_BUDGET = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*")
+
+Memory = int | float | str
+
+
+def parse_memory(memory: Memory, device: str = "cpu") -> int:
+    """Bytes that a budget comes to.
+
+    Parameters
+    ----------
+    memory : int, str or float
+        An int is bytes; a str is a number and a unit ("8GiB", "512MB", "1.5TiB"); a float is the fraction, above 0
+        and up to 1, of what the device has free.
+    device : str
+        Whose free memory a fraction is of.
+
+    Raises
+    ------
+    ShapeError
+        A negative number, an unknown unit, a fraction outside (0, 1].
+    """
+    if isinstance(memory, str):
+        match = _BUDGET.fullmatch(memory)
+        if match is None or match[2] not in UNITS:
+            units = ", ".join(unit for unit in UNITS if unit)
+            raise ShapeError(f"memory is {memory!r}; give a number and one of {units}, such as '8GiB'")
+        return math.floor(float(match[1]) * UNITS[match[2]]) if "." in match[1] else int(match[1]) * UNITS[match[2]]
+    if isinstance(memory, Integral) and not isinstance(memory, bool):
+        if memory < 0:
+            raise ShapeError(f"memory is {memory} bytes; it cannot be negative")
+        return int(memory)
+    if isinstance(memory, Real) and not isinstance(memory, bool):
+        if not 0 < memory <= 1:
+            raise ShapeError(f"memory is {memory}; a float is the fraction of what is free, above 0 and up to 1")
+        return math.floor(float(memory) * free_memory(device))
+    raise ShapeError(f"memory is {memory!r}; give bytes, a str such as '8GiB', or a fraction of what is free")
+
+
+def free_memory(device: str = "cpu") -> int:
+    """Bytes that `device` has free: for the host what the kernel calls available, within the limit of the cgroup."""
+    if device != "cpu":
+        raise NotEnoughMemory(f"how much memory {device!r} has free is not known; give bytes")
+    available = _host_available()
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    return available if limit is None or used is None else max(0, min(available, limit - used))
+
+
+def _host_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise NotEnoughMemory("/proc/meminfo does not say what is available; give the budget in bytes")
+
+
+def _cgroup(name: str) -> int | None:
+    try:
+        text = (Path("/sys/fs/cgroup") / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,215 @@
+"""The bytes of one group of layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagecore.arrays import Tensor, as_tensor, empty, strided
+from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.storage.layout import KVLayout
+from pagecore.storage.memory import Memory, parse_memory
+from pagecore.storage.spec import Plane, Spec, positive
+
+
+class KVPool:
+    """The arrays of all layers that share a spec, cut into blocks.
+
+    Parameters
+    ----------
+    spec : Spec
+        What each layer stores.
+    num_layers, num_blocks, block_size : int
+        `num_blocks` counts the null block 0.
+    layout : str or KVLayout
+        How the planes lie in memory; see `KVLayout`.
+    device : str
+        "cpu".
+    buffers : optional
+        Memory that somebody else owns, adopted instead of allocating: one contiguous, writable array of at least
+        `nbytes` bytes, or one a buffer of the layout (a sequence, or a mapping by plane name). Nothing is written to
+        it here. Without it the pool allocates, and zeroes the null block.
+
+    Raises
+    ------
+    ShapeError, DeviceError, UnsupportedOption
+        Sizes, device or buffers that do not fit.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int = 16,
+        layout: str | KVLayout = "layerwise",
+        device: str = "cpu",
+        buffers: object = None,
+    ) -> None:
+        if device != "cpu":
+            raise DeviceError(f"device is {device!r}; this version keeps pools on 'cpu'")
+        order = KVLayout(layout) if isinstance(layout, str) else layout
+        self.spec = spec
+        self.device = device
+        self.num_layers = positive("num_layers", num_layers)
+        self.num_blocks = positive("num_blocks", num_blocks, least=2)
+        self.block_size = positive("block_size", block_size)
+        self.layout = order.bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
+        self._buffers = self._allocate() if buffers is None else self._adopt(buffers)
+        names = [plane.name for plane in spec.planes]
+        self._views = {
+            name: tuple(self._view(index, layer) for layer in range(self.num_layers)) for index, name in enumerate(names)
+        }
+        if buffers is None:
+            self._zero_null_block()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers, planes and blocks."""
+        return sum(self.layout.buffer_nbytes(i) for i in range(self.layout.num_buffers))
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block in all layers."""
+        return bytes_per_block(self.spec, self.num_layers, self.block_size)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one token in all layers; what is stored once a block is shared out among its tokens."""
+        return self.bytes_per_block / self.block_size
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """The memory itself, as flat arrays of bytes; zero-copy."""
+        return self._buffers
+
+    def plane(self, name: str, layer: int = 0) -> Tensor:
+        """View of one plane of one layer, ``[num_blocks, block_size, *plane.shape]``; it aliases the pool.
+
+        A plane that is per block has no token axis. The view keeps the memory alive, also after the pool is gone.
+        """
+        if name not in self._views:
+            raise UnsupportedOption(f"plane {name!r} is not stored; this pool has {', '.join(self._views)}")
+        if not 0 <= layer < self.num_layers:
+            raise ShapeError(f"layer is {layer}; the pool has layers 0 to {self.num_layers - 1}")
+        return self._views[name][layer]
+
+    def key(self, layer: int = 0) -> Tensor:
+        """View ``[num_blocks, block_size, num_kv_heads, head_dim]`` of a layer's keys; it aliases the pool."""
+        return self.plane("key", layer)
+
+    def value(self, layer: int = 0) -> Tensor:
+        """View ``[num_blocks, block_size, num_kv_heads, v_head_dim]`` of a layer's values; it aliases the pool."""
+        return self.plane("value", layer)
+
+    def planes(self) -> list[Tensor]:
+        """Every plane of every layer: what a copy of whole blocks has to move."""
+        return [view for views in self._views.values() for view in views]
+
+    @classmethod
+    def blocks_for(
+        cls, memory: Memory, spec: Spec, num_layers: int, block_size: int = 16, device: str = "cpu"
+    ) -> int:
+        """How many whole blocks of all layers fit into `memory`, the null block among them.
+
+        Raises
+        ------
+        NotEnoughMemory
+            Fewer than two fit.
+        """
+        one = bytes_per_block(spec, positive("num_layers", num_layers), positive("block_size", block_size))
+        return blocks_within(parse_memory(memory, device), one)
+
+    def _allocate(self) -> tuple[Tensor, ...]:
+        sizes = [self.layout.buffer_nbytes(i) for i in range(self.layout.num_buffers)]
+        return tuple(empty((size,), "uint8", self.device) for size in sizes)
+
+    def _adopt(self, buffers: object) -> tuple[Tensor, ...]:
+        given = self._given(buffers)
+        if len(given) != self.layout.num_buffers:
+            raise ShapeError(f"{len(given)} buffers are given; layout {self.layout.order!r} needs {self.layout.num_buffers}")
+        return tuple(self._adopted(i, as_tensor(buffer)) for i, buffer in enumerate(given))
+
+    def _given(self, buffers: object) -> list[object]:
+        if isinstance(buffers, Mapping):
+            names = [plane.name for plane in self.spec.planes]
+            if self.layout.num_buffers == 1 or sorted(buffers) != sorted(names):
+                raise ShapeError(f"buffers are named {sorted(buffers)}; layout {self.layout.order!r} wants "
+                                 f"{'one buffer' if self.layout.num_buffers == 1 else names}")
+            return [buffers[name] for name in names]
+        if isinstance(buffers, Sequence) and not isinstance(buffers, (bytes, bytearray, memoryview)):
+            return list(buffers)
+        return [buffers]
+
+    def _adopted(self, index: int, buffer: Tensor) -> Tensor:
+        needed = self.layout.buffer_nbytes(index)
+        if buffer.device != self.device:
+            raise DeviceError(f"buffer {index} is on {buffer.device}; the pool is on {self.device}")
+        if buffer.readonly:
+            raise UnsupportedOption(f"buffer {index} is read-only; a pool is written to, give a writable one")
+        if not _contiguous(buffer):
+            raise ShapeError(f"buffer {index} has strides {buffer.strides}; give one contiguous piece")
+        if buffer.nbytes < needed:
+            raise ShapeError(f"buffer {index} has {buffer.nbytes} bytes; {needed} are needed")
+        alignment = max(plane.dtype.itemsize for plane in self.spec.planes)
+        if buffer.pointer % alignment:
+            raise ShapeError(f"buffer {index} starts at an address that is no multiple of {alignment}; align it")
+        return strided(buffer, (needed,), (1,), 0, "uint8")
+
+    def _view(self, index: int, layer: int) -> Tensor:
+        plane = self.spec.planes[index]
+        where = self.layout.plane_layout(index)
+        shape, strides = _logical(plane, self.num_blocks, self.block_size, where.strides)
+        offset = where.offset + layer * where.strides["L"]
+        return strided(self._buffers[where.buffer], shape, strides, offset, plane.dtype)
+
+    def _zero_null_block(self) -> None:
+        for view in self.planes():
+            view[0] = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"KVPool({self.num_layers} layers, {self.num_blocks} blocks of {self.block_size}, "
+            f"{self.layout.order}, {self.nbytes / 2**20:.1f} MiB on {self.device})"
+        )
+
+
+def bytes_per_block(spec: Spec, num_layers: int, block_size: int) -> int:
+    """Bytes that one block of `num_layers` layers takes."""
+    counts: dict[str, int] = {"token": block_size, "block": 1, "sequence": 0}
+    return num_layers * sum(plane.nbytes * counts[plane.per] for plane in spec.planes)
+
+
+def blocks_within(budget: int, one_block: int) -> int:
+    """Whole blocks of `one_block` bytes in `budget` bytes; at least two, or `NotEnoughMemory`."""
+    blocks = budget // one_block
+    if blocks < 2:
+        raise NotEnoughMemory(
+            f"memory is {budget} bytes; two blocks of {one_block} bytes are needed, the null block and one to give: "
+            f"give at least {2 * one_block}, or make block_size smaller"
+        )
+    return blocks
+
+
+def _logical(
+    plane: Plane, num_blocks: int, block_size: int, strides: dict[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of ``[block, token, head, dim]``, less the axes that the plane has not."""
+    axes: list[tuple[int, int]] = [(num_blocks, strides["B"])]
+    if plane.per == "token":
+        axes.append((block_size, strides["N"]))
+    if len(plane.shape) == 2:
+        axes.append((plane.shape[0], strides["H"]))
+    axes.append((plane.shape[-1], strides["D"]))
+    shape, steps = zip(*axes, strict=True)
+    return shape, steps
+
+
+def _contiguous(buffer: Any) -> bool:
+    step = buffer.itemsize
+    for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
+        if extent > 1 and stride != step:
+            return False
+        step *= extent
+    return math.prod(buffer.shape) > 0

@@ -1,0 +1,151 @@
+"""What a layer stores for each token, and how it attends to it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, SupportsFloat, SupportsIndex, runtime_checkable
+
+from pagecore.arrays import DType, as_dtype
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+
+CACHE_DTYPES = ("float32", "float16", "bfloat16")
+Per = Literal["token", "block", "sequence"]
+
+
+def positive(name: str, value: SupportsIndex, least: int = 1) -> int:
+    """`value` as an int, refused below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ShapeError(f"{name} is {value!r}; give an integer of at least {least}") from None
+    if number < least:
+        raise ShapeError(f"{name} is {number}; it must be at least {least}")
+    return number
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One array that a spec stores.
+
+    Parameters
+    ----------
+    name : str
+        "key", "value", "latent", "scale" ...
+    shape : tuple of int
+        What one token (or block, or sequence) holds; ``(heads, dim)`` for a key.
+    dtype : str or anything that names a dtype
+    per : {"token", "block", "sequence"}
+        What there is one of.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    per: Per = "token"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(positive(f"a side of plane {self.name!r}", n) for n in self.shape))
+        object.__setattr__(self, "dtype", as_dtype(self.dtype))
+        if self.per not in ("token", "block", "sequence"):
+            raise UnsupportedOption(f"plane {self.name!r} is per {self.per!r}; use 'token', 'block' or 'sequence'")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one entry: of one token for a plane that is per token."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@runtime_checkable
+class Spec(Protocol):
+    """What pools, layouts and the cache need to know of a layer."""
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """The arrays that the layer stores."""
+
+    @property
+    def window(self) -> int | None:
+        """How many keys a query sees, itself included; None for all."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Key and value of one attention layer, and how it attends.
+
+    Parameters
+    ----------
+    num_kv_heads, head_dim : int
+    v_head_dim : int, optional
+        Where values are narrower or wider than keys; `head_dim` by default.
+    dtype : {"bfloat16", "float16", "float32"}
+        What key and value are stored as.
+    window : int, optional
+        Sliding window: a query sees this many keys, itself included.
+    num_query_heads : int, optional
+        A multiple of `num_kv_heads`; taken from the query where it is not given.
+    scale : float, optional
+        What q.k is multiplied by; ``head_dim ** -0.5`` by default.
+    softcap : float
+        ``softcap * tanh(score / softcap)`` where it is not 0 (Gemma 2).
+    sinks : sequence of float, optional
+        One more logit a query head in the softmax's denominator (GPT-OSS).
+
+    Specs are values: equal ones compare and hash equal.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    dtype: DType | str = "bfloat16"
+    window: int | None = None
+    num_query_heads: int | None = None
+    scale: float | None = None
+    softcap: float = 0.0
+    sinks: Iterable[SupportsFloat] | None = None
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("num_kv_heads", positive("num_kv_heads", self.num_kv_heads))
+        put("head_dim", positive("head_dim", self.head_dim))
+        put("v_head_dim", positive("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
+        put("dtype", as_dtype(self.dtype))
+        if self.dtype not in CACHE_DTYPES:
+            raise UnsupportedDtype(f"a cache of {self.dtype} is not served; use one of {', '.join(CACHE_DTYPES)}")
+        if self.window is not None:
+            put("window", positive("window", self.window))
+        if self.num_query_heads is not None:
+            put("num_query_heads", positive("num_query_heads", self.num_query_heads))
+            if self.num_query_heads % self.num_kv_heads:
+                raise ShapeError(
+                    f"num_query_heads is {self.num_query_heads}, no multiple of num_kv_heads {self.num_kv_heads}; "
+                    "each key-value head serves the same number of query heads"
+                )
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ShapeError(f"scale is {self.scale}; give a finite number, or None for head_dim ** -0.5")
+        if not (math.isfinite(self.softcap) and self.softcap >= 0):
+            raise ShapeError(f"softcap is {self.softcap}; give a finite number, 0 for none")
+        if self.sinks is not None:
+            put("sinks", tuple(float(sink) for sink in self.sinks))
+            self._check_sinks()
+
+    def _check_sinks(self) -> None:
+        count = len(tuple(self.sinks or ()))
+        heads = self.num_query_heads
+        if count == 0 or count % self.num_kv_heads or (heads is not None and count != heads):
+            expected = heads if heads is not None else f"a multiple of num_kv_heads {self.num_kv_heads}"
+            raise ShapeError(f"sinks has {count} entries; it needs one a query head, {expected}")
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """Key ``(num_kv_heads, head_dim)`` and value ``(num_kv_heads, v_head_dim)``."""
+        dtype = as_dtype(self.dtype)
+        assert self.v_head_dim is not None
+        return (
+            Plane("key", (self.num_kv_heads, self.head_dim), dtype),
+            Plane("value", (self.num_kv_heads, self.v_head_dim), dtype),
+        )

@@ -1,0 +1,23 @@
+"""Attention of one sequence over all its keys, in float64, with no cache at all."""
+
+import numpy as np
+
+
+def dense_attention(query, keys, values, *, scale=None, window=None, softcap=0.0, sinks=None):
+    """Causal attention of the last ``len(query)`` positions: query [q, Hq, D], keys [n, Hkv, D], values [n, Hkv, Dv]."""
+    query, keys, values = (np.asarray(array, np.float64) for array in (query, keys, values))
+    heads, group = query.shape[1], query.shape[1] // keys.shape[1]
+    scale = query.shape[2] ** -0.5 if scale is None else scale
+    out = np.zeros((len(query), heads, values.shape[2]))
+    for i in range(len(query)):
+        position = len(keys) - len(query) + i
+        first = 0 if window is None else max(0, position - window + 1)
+        for head in range(heads):
+            scores = scale * keys[first : position + 1, head // group] @ query[i, head]
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
+            logits = scores if sinks is None else np.append(scores, sinks[head])
+            weights = np.exp(logits - logits.max())
+            weights /= weights.sum()
+            out[i, head] = weights[: len(scores)] @ values[first : position + 1, head // group]
+    return out

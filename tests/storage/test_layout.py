@@ -1,0 +1,93 @@
+"""Where each plane of a pool lies."""
+
+import numpy as np
+import pytest
+
+from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
+from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane
+
+KEY = Plane("key", (2, 8), "float16")
+VALUE = Plane("value", (2, 8), "float16")
+SIZES = {"num_layers": 2, "num_blocks": 3, "block_size": 4}
+
+
+def test_worked_example_11_strides_with_the_plane_axis():
+    layerwise = KVLayout("layerwise", "NHD", planes=(KEY, VALUE), **SIZES)
+    assert layerwise.shape == (2, 2, 3, 4, 2, 8)
+    assert (layerwise.block_stride, layerwise.layer_stride) == (128, 768)
+    blockwise = KVLayout("blockwise", "NHD", planes=(KEY, VALUE), **SIZES)
+    assert blockwise.shape == (3, 2, 2, 4, 2, 8)
+    assert (blockwise.block_stride, blockwise.layer_stride) == (512, 256)
+
+
+def test_worked_example_11_strides_without_the_plane_axis():
+    layerwise = KVLayout("layerwise", "NHD", planes=(KEY,), **SIZES)
+    assert layerwise.shape == (2, 3, 4, 2, 8)
+    assert (layerwise.block_stride, layerwise.layer_stride) == (128, 384)
+    blockwise = KVLayout("blockwise", "NHD", planes=(KEY,), **SIZES)
+    assert blockwise.shape == (3, 2, 4, 2, 8)
+    assert (blockwise.block_stride, blockwise.layer_stride) == (256, 128)
+
+
+def test_worked_example_11_offset_of_a_far_block():
+    layout = KVLayout("blockwise", "NHD", planes=(KEY, VALUE), num_layers=2, num_blocks=200, block_size=4)
+    assert layout.block_offset(100) == 51_200
+    assert layout.block_offset(100, layer=1) == 51_456
+    with pytest.raises(InvalidBlock, match="200"):
+        layout.block_offset(200)
+    with pytest.raises(InvalidBlock, match="layer is 2"):
+        layout.block_offset(0, layer=2)
+
+
+@pytest.mark.parametrize("axes", ["LCBNHD", "LCBHND", "BLCNHD", "BNCHD", "BCNHD", "LBNHD", "BHND", "NBLHCD", "BNHCD"])
+def test_strides_are_those_of_a_numpy_array_with_the_axes_in_that_order(axes):
+    layout = KVLayout(axes, planes=(KEY, VALUE), **SIZES)
+    extents = {"L": 2, "B": 3, "N": 4, "H": 2, "D": 8, "C": 2}
+    model = np.zeros([extents[axis] for axis in layout.axes], np.float16)
+    assert layout.shape == model.shape
+    assert layout.strides == model.strides
+
+
+@pytest.mark.parametrize("order", ["layerwise", "blockwise", "BNCHD", "LBNHD", "LBCHND", "BHNCD"])
+@pytest.mark.parametrize("v_head_dim", [8, 12])
+def test_every_number_of_every_plane_has_a_place_of_its_own(order, v_head_dim):
+    spec = AttentionSpec(2, 8, v_head_dim, "float32")
+    pool = KVPool(spec, num_layers=3, num_blocks=5, block_size=4, layout=order)
+    views = [view.numpy() for view in pool.planes()]
+    sizes = [view.size for view in views]
+    for number, view in enumerate(views):
+        view[...] = number
+    assert [np.unique(view).tolist() for view in views] == [[number] for number in range(6)]
+    assert sum(sizes) * 4 == pool.nbytes
+
+
+def test_unequal_planes_share_a_block_in_one_piece():
+    spec = AttentionSpec(2, 8, 16, "float16")
+    pool = KVPool(spec, num_layers=2, num_blocks=3, block_size=4, layout="blockwise")
+    assert pool.layout.num_buffers == 1
+    assert pool.layout.block_stride == pool.bytes_per_block == 2 * 4 * 2 * (8 + 16) * 2
+    with pytest.raises(ShapeError, match="planes differ"):
+        _ = pool.layout.shape
+
+
+@pytest.mark.parametrize("order", ["rowwise", "BNH", "BNHDD", "DBNH", "", "bnhd"])
+def test_an_order_that_cannot_be_is_refused_by_name(order):
+    with pytest.raises(UnsupportedOption):
+        KVLayout(order)
+
+
+def test_heads_are_refused_where_the_axes_say_them():
+    with pytest.raises(UnsupportedOption, match="leave it out"):
+        KVLayout("BNHD", "NHD")
+    with pytest.raises(UnsupportedOption, match="DHN"):
+        KVLayout("layerwise", "DHN")
+
+
+def test_planes_that_differ_below_the_plane_axis_are_refused():
+    with pytest.raises(UnsupportedOption, match="outside C"):
+        KVLayout("LBNHCD", planes=(Plane("key", (2, 8), "float16"), Plane("value", (4, 8), "float16")), **SIZES).layer_stride
+
+
+def test_a_layout_without_sizes_says_what_is_missing():
+    with pytest.raises(ShapeError, match="num_blocks"):
+        _ = KVLayout("layerwise").block_stride

@@ -1,0 +1,82 @@
+"""The house: imports run one way, and importing pagecore imports no framework."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {
+    "errors": set(),
+    "native": set(),
+    "arrays": {"errors", "native"},
+    "index": {"errors", "native"},
+    "ops": {"arrays", "errors", "native"},
+    "storage": {"arrays", "errors"},
+    "cache": {"index", "storage", "ops", "arrays", "errors"},
+    "serving": {"cache", "storage", "index", "ops", "arrays", "errors"},
+    "cli": {"serving", "errors", "storage", "ops"},
+}
+OPTIONAL = {"cupy", "torch", "jax", "transformers", "rich", "matplotlib"}
+
+
+def room_of(path):
+    return path.relative_to(ROOT / "pagecore").parts[0].removesuffix(".py")
+
+
+def imported_modules(path):
+    if path.suffix in {".pyx", ".pxd"}:
+        lines = path.read_text().splitlines()
+        found = [re.match(r"\s*(?:from\s+([\w.]+)\s+c?import|c?import\s+([\w.]+))", line) for line in lines]
+        return {match[1] or match[2] for match in found if match}
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            modules.add(node.module)
+            if node.module == "pagecore":
+                modules.update(f"pagecore.{alias.name}" for alias in node.names)
+    return modules
+
+
+SOURCES = sorted(
+    path for path in (ROOT / "pagecore").rglob("*.py*") if path.suffix in {".py", ".pyx", ".pxd"} and path.stat().st_size
+)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_one_way(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    used = {m.split(".")[1] for m in imported_modules(path) if m.startswith("pagecore.")} - {room}
+    assert used <= ROOMS[room], f"{room} may not import {sorted(used - ROOMS[room])}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pagecore").rglob("*.[hc]pp")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_native_code_knows_its_own_room_and_no_python(path):
+    room = room_of(path)
+    allowed = {f"pagecore/{room}", "pagecore/native"}
+    for include in re.findall(r'#include\s+[<"]([^>"]+)[>"]', path.read_text()):
+        if include.startswith("pagecore/"):
+            assert any(include.startswith(folder + "/") for folder in allowed), f"{path} includes {include}"
+        if path.name not in {"translate.hpp", "numpy_array.hpp", "python_error.hpp"}:
+            assert "Python.h" not in include, f"{path} includes {include}"
+
+
+def test_importing_pagecore_imports_no_framework():
+    code = "import sys, pagecore; print(*sorted(m for m in sys.modules if '.' not in m))"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert OPTIONAL.isdisjoint(ran.stdout.split())
+
+
+def test_public_names_exist_and_are_documented():
+    import pagecore
+
+    for name in pagecore.__all__:
+        assert getattr(pagecore, name).__doc__, name
