@@ -26,11 +26,11 @@ WRONG, REFUSED, INTERRUPTED = 1, 2, 130
 UPDATE_STEPS = 64
 
 
-class MissingExtra(PagecoreError, ImportError):
+class MissingExtra(PagecoreError, ImportError):  # noqa: N818
     """A command needs a package that only an extra installs."""
 
 
-class UnwritableFile(PagecoreError, OSError):
+class UnwritableFile(PagecoreError, OSError):  # noqa: N818
     """A file that the command was asked to write cannot be written."""
 
 
@@ -104,7 +104,9 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         default = defaults.__dataclass_fields__[name.replace("-", "_")].default
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
-    parser.add_argument("--attend", action="store_true", help="write and attend real key and value; check against float64")
+    parser.add_argument(
+        "--attend", action="store_true", help="write and attend real key and value; check against float64"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE too")
     parser.set_defaults(command=_replay)
 
@@ -178,12 +180,13 @@ def _require_rich(command: str) -> None:
 
 
 def _progress() -> Progress:
-    """A progress bar on stderr that vanishes when it is done."""
+    """A progress bar on stderr, if that is a terminal; it vanishes when it is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_table(title: str, rows: list[tuple[str, str]]) -> None:

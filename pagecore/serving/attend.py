@@ -1,7 +1,7 @@
 """Real attention during a replay: every token is written, and sampled rows are checked against float64.
 
-Key, value and query of a token are a function of (request, position) alone. What a row of attention should have been can
-thus be told without the cache, also after a preemption recomputed it somewhere else.
+Key, value and query of a token are a function of (request, position) alone. What a row of attention should have been
+can thus be told without the cache, also after a preemption recomputed it somewhere else.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ class TokenVectors:
         widths = {"key": 64, "value": 64, "query": 256}
         shape = (2, 1 << TABLE_BITS)
         scale = np.float32(0.5**0.5)
-        self._tables = {name: random.standard_normal((*shape, width), np.float32) * scale for name, width in widths.items()}
+        self._tables = {
+            name: random.standard_normal((*shape, width), np.float32) * scale for name, width in widths.items()
+        }
 
     def of(self, name: str, requests: ArrayLike, positions: ArrayLike) -> NDArray[np.float32]:
         """The "key", "value" `[n, 1, 64]` or "query" `[n, 4, 64]` of n tokens; requests and positions broadcast."""
         bits = self._hash(np.asarray(requests), np.asarray(positions))
         mask = np.uint64((1 << TABLE_BITS) - 1)
         first, second = self._tables[name]
-        vectors = first[bits & mask]
+        vectors: NDArray[np.float32] = first[bits & mask]
         vectors += second[(bits >> np.uint64(TABLE_BITS)) & mask]
         return vectors.reshape(len(bits), -1, 64)
 
@@ -136,4 +138,5 @@ class AttendCheck:
         query = self.vectors.of("query", [request], [position])[0].astype(np.float64)
         scores = query @ key.T / np.sqrt(64)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        return (weights / weights.sum(axis=-1, keepdims=True)) @ value
+        attended: NDArray[np.float64] = (weights / weights.sum(axis=-1, keepdims=True)) @ value
+        return attended

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -32,7 +32,7 @@ class DemoConfig:
     max_tokens_per_step: int = 96
     max_length: int = 448
     temperature: float = 0.8
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class _Demo:
             self.scheduler.commit(step)
             self.running_peak = max(self.running_peak, self.scheduler.num_running)
             self.metrics.observe(self.cache.stats(), self.scheduler.num_running, self.scheduler.num_waiting)
-            ids = [self._sample(run, step, row, logits) for row, run in enumerate(step.outputs)]
+            ids = [self._sample(run, row) for run, row in zip(step.outputs, logits, strict=True)]
             finished += self.scheduler.accept(step, ids)
             generated += len(ids)
             self.progress("serve", generated, total)
@@ -161,18 +161,18 @@ class _Demo:
         hidden = self.model.forward(tokens, positions, attend)
         return self.model.logits(hidden[starts[np.array(step.output_rows, dtype=np.intp) + 1] - 1])
 
-    def _sample(self, run: Run, step: Step, row: int, logits: Array) -> int:
+    def _sample(self, run: Run, logits: Array) -> int:
         """The token that follows what the run has so far."""
         request = run.request
         temperature = self.config.temperature if request.samples > 1 else 0.0
         position = len(request.prompt) + run.num_generated
-        ranked = scores(logits[row], self.config.seed, request.id, run.sample, position, temperature)
+        ranked = scores(logits, self.config.seed, request.id, run.sample, position, temperature)
         return int(ranked.argmax())
 
     def _verify(self, finished: list[Run]) -> Verdict:
         model = Model(self.config.model, self.config.seed, np.float64)
 
-        def counted() -> object:
+        def counted() -> Iterator[Run]:
             for done, run in enumerate(finished):
                 self.progress("verify", done, len(finished))
                 yield run

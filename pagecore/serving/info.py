@@ -16,7 +16,10 @@ CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 def info_rows() -> list[tuple[str, str]]:
     """Name and value of each line of `pagecore info`."""
-    rows = [("pagecore", _version("pagecore") or "not installed, run from its source"), ("python", platform.python_version())]
+    rows = [
+        ("pagecore", _version("pagecore") or "not installed, run from its source"),
+        ("python", platform.python_version()),
+    ]
     rows += [(package, _version(package) or "not installed") for package in ("numpy", "ml_dtypes", "torch", "jax")]
     cupy = next((f"{found} ({package})" for package in CUPY_PACKAGES if (found := _version(package))), "not installed")
     rows += [

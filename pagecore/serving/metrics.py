@@ -30,8 +30,7 @@ class Histogram:
         key = (shift << (BUCKET_BITS + 1)) + (value >> shift)
         self._buckets[key] = self._buckets.get(key, 0) + 1
         self.count += 1
-        if value > self.maximum:
-            self.maximum = value
+        self.maximum = max(self.maximum, value)
 
     def percentile(self, percent: float) -> int:
         """The least value that `percent` of those counted do not exceed (its bucket's upper end); 0 when none was.
@@ -87,8 +86,8 @@ class Series:
 class Metrics:
     """What a serving run was like: how full the pool was, how much of it was waste, how long the index took.
 
-    `observe` takes the cache's statistics once a step, after commit and before the finished are removed, when everything
-    that the step needed is held.
+    `observe` takes the cache's statistics once a step, after commit and before the finished are removed, when
+    everything that the step needed is held.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A small Llama-shaped decoder in plain NumPy: RoPE, RMSNorm, grouped queries, SwiGLU.
 
-It is told how to attend, so that one forward pass serves a paged cache and a dense check alike. Every second layer looks
-back through a sliding window only.
+It is told how to attend, so that one forward pass serves a paged cache and a dense check alike. Every second layer
+looks back through a sliding window only.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if self.memory is not None and self.blocks is not None:
             raise UnsupportedOption(
-                f"memory {self.memory!r} and blocks {self.blocks} are both given; they exclude each other: leave one out"
+                f"memory {self.memory!r} and blocks {self.blocks} exclude each other; leave one out"
             )
         limits = {"blocks": 2, "bytes_per_token": 1, "block_size": 1, "max_tokens_per_step": 1, "max_running": 1}
         for name, least in {**limits, "requests": 1, "seed": 0}.items():

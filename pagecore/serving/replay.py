@@ -98,9 +98,7 @@ def replay(
 class _Replay:
     """The state of one replay."""
 
-    def __init__(
-        self, path: str | Path, options: ReplayOptions, progress: Callable[[int, int | None], None]
-    ) -> None:
+    def __init__(self, path: str | Path, options: ReplayOptions, progress: Callable[[int, int | None], None]) -> None:
         self.started = perf_counter()
         self.options = options
         self.progress = progress
@@ -132,7 +130,8 @@ class _Replay:
         """Keep a step's worth of requests waiting: more could not be admitted at once, and memory stays bounded."""
         scheduler = self.scheduler
         while (
-            scheduler.num_waiting_tokens < scheduler.max_tokens_per_step and scheduler.num_waiting < scheduler.max_running
+            scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
+            and scheduler.num_waiting < scheduler.max_running
         ):
             line = next(self.trace, None)
             if line is None:

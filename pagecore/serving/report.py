@@ -83,6 +83,9 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
     if report.rows_checked is not None:
         rows.append(("attended", f"{report.rows_attended:,} rows"))
         rows.append(
-            ("checked", f"{report.rows_checked:,} rows against float64, worst relative error {report.max_relative_error:.1e}")
+            (
+                "checked",
+                f"{report.rows_checked:,} rows against float64, worst relative error {report.max_relative_error:.1e}",
+            )
         )
     return rows

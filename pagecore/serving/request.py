@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.errors import ShapeError
+from pagecore.errors import InvalidSequence, ShapeError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -21,7 +20,7 @@ __all__ = ["Request", "RequestTooLong", "Run", "State"]
 INT32_MAX = 2**31 - 1
 
 
-class RequestTooLong(ShapeError):
+class RequestTooLong(ShapeError):  # noqa: N818
     """A request that the cache cannot hold even when it is alone in it; it was not queued."""
 
 
@@ -39,8 +38,8 @@ class Request:
 
     Parameters
     ----------
-    id : hashable
-        The caller's name for it; the scheduler only carries it.
+    id : int
+        The caller's number for it; the scheduler only carries it.
     prompt : array_like of int
         Token ids `[n]`, n >= 1; kept as int32, not copied when it is int32 already.
     max_new_tokens : int
@@ -54,7 +53,7 @@ class Request:
         A prompt that is empty, not 1-D, or not of integers that fit int32; a negative count; no sample.
     """
 
-    id: Hashable
+    id: int
     prompt: NDArray[np.int32]
     max_new_tokens: int
     samples: int = 1
@@ -100,14 +99,14 @@ class Run:
         What is to be computed when it is admitted: the prompt, after a preemption with what was generated; when
         finished, the prompt and everything generated.
     num_generated : int
-    sequence : Sequence or None
-        Its place in the cache, while it has one.
+    held : Sequence or None
+        Its place in the cache, while it has one; `sequence` is the same for those who know that it has.
     prefilling : bool
         Whether tokens that were known at admission are still to be computed.
     state : State
     """
 
-    __slots__ = ("num_generated", "prefilling", "request", "sample", "samples", "sequence", "state", "tokens")
+    __slots__ = ("held", "num_generated", "prefilling", "request", "sample", "samples", "state", "tokens")
 
     def __init__(self, request: Request, sample: int = 0, samples: int = 1) -> None:
         self.request = request
@@ -115,9 +114,16 @@ class Run:
         self.samples = samples
         self.tokens = request.prompt
         self.num_generated = 0
-        self.sequence: Sequence | None = None
+        self.held: Sequence | None = None
         self.prefilling = True
         self.state = State.WAITING
+
+    @property
+    def sequence(self) -> Sequence:
+        """Its sequence in the cache; a run that waits has none."""
+        if self.held is None:
+            raise InvalidSequence(f"{self!r} has no sequence in the cache; it has one while it is running")
+        return self.held
 
     @property
     def generated(self) -> NDArray[np.int32]:

@@ -18,7 +18,7 @@ def noise(seed: int, request: int, sample: int, position: int, vocab_size: int) 
 def scores(
     logits: NDArray[Any], seed: int, request: int, sample: int, position: int, temperature: float
 ) -> NDArray[np.float64]:
-    """What the token at `position` is the argmax of, float64 `[vocab_size]`; with temperature 0 the logits themselves."""
+    """What the token at `position` is the argmax of, float64 `[vocab_size]`: with temperature 0, the logits."""
     wide = logits.astype(np.float64)
     if temperature == 0:
         return wide

@@ -5,10 +5,10 @@ R2: the oldest run is never preempted, and every step computes at least one of i
 R3: a run in `running` has a sequence; of those in `waiting` only the head may have one, and it holds no block.
 R4: rows promised to the runs (samples not yet forked included) never exceed `max_running`.
 
-One step: every run that decodes gets one token; what is left of the budget goes to prompts, in chunks, oldest first; then
-the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run is
-preempted: its blocks are given up, and what it has so far becomes its prompt, at the front of the queue (recomputation, as
-in vLLM).
+One step: every run that decodes gets one token; what is left of the budget goes to prompts, in chunks, oldest first;
+then the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run
+is preempted: its blocks are given up, and what it has so far becomes its prompt, at the front of the queue
+(recomputation, as in vLLM).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Scheduler:
     max_tokens_per_step : int
         Tokens of one step, prompt and decode together.
     headroom : float
-        Share of the pool that an admission leaves free for those that run already, so that the newcomer is not preempted
-        a few steps later. When nothing else runs it may take everything.
+        Share of the pool that an admission leaves free for those that run already, so that the newcomer is not
+        preempted a few steps later. When nothing else runs it may take everything.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Scheduler:
     num_preemptions, num_forks : int
         So far.
     num_waiting_tokens : int
-        Tokens that the queue has to compute: a caller that streams requests adds more while there is less than a step's.
+        Tokens that the queue has to compute: who streams requests adds more while there is less than a step's.
 
     Raises
     ------
@@ -115,13 +115,13 @@ class Scheduler:
         """
         if request.num_slots > self.max_length:
             raise RequestTooLong(
-                f"request {request.id!r} needs {request.num_slots} slots ({len(request.prompt)} of prompt, "
+                f"request {request.id} needs {request.num_slots} slots ({len(request.prompt)} of prompt, "
                 f"{request.max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
                 "give it more blocks or longer rows, or shorten the request"
             )
         if request.samples > self.max_running:
             raise RequestTooLong(
-                f"request {request.id!r} asks for {request.samples} samples; {self.max_running} sequences run at once; "
+                f"request {request.id} asks for {request.samples} samples; {self.max_running} sequences run at once; "
                 "raise max_running (and max_tokens_per_step), or ask for fewer"
             )
         run = Run(request, samples=request.samples if request.max_new_tokens else 1)
@@ -224,8 +224,8 @@ class Scheduler:
         needs = counts.copy()
         while budget and self._waiting and self._rows + self._waiting[0].samples <= self.max_running:
             run = self._waiting[0]
-            if run.sequence is None:
-                run.sequence = self.cache.add_sequence(run.tokens)
+            if run.held is None:
+                run.held = self.cache.add_sequence(run.tokens)
             rest = len(run.tokens) - run.sequence.num_computed_tokens
             sequences.append(run.sequence)
             headroom = self._headroom if self._running else 0
@@ -246,17 +246,18 @@ class Scheduler:
     def _refuse_to_stall(self) -> NoReturn:
         """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
         run = self._waiting[0]
-        short, available = self.cache.shortage([run.sequence], [len(run.tokens)]), self.cache.num_available
+        available = self.cache.num_available
+        needed = available + self.cache.shortage([run.sequence], [len(run.tokens)])
         raise OutOfBlocks(
-            f"request {run.request.id!r} needs {short + available} blocks for {len(run.tokens)} tokens and {available} are "
-            "available although nothing runs: blocks are held outside the scheduler; remove what holds them",
-            short + available,
+            f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
+            "although nothing runs: blocks are held outside the scheduler; remove what holds them",
+            needed,
             available,
         )
 
     def _preempt_youngest(self) -> None:
         """Send the youngest run back to the front of the queue, to be recomputed from all it has so far."""
-        if self._waiting and self._waiting[0].sequence is not None:
+        if self._waiting and self._waiting[0].held is not None:
             # It is head of the queue no longer (R3).
             self._leave_cache(self._waiting[0])
         run = self._running.pop()
@@ -271,7 +272,7 @@ class Scheduler:
 
     def _leave_cache(self, run: Run) -> None:
         self.cache.remove(run.sequence)
-        run.sequence = None
+        run.held = None
 
     def _outputs(
         self, runs: list[Run], sequences: list[Sequence], counts: list[int], num_decodes: int
@@ -294,9 +295,9 @@ class Scheduler:
             run.prefilling = run.sequence.num_computed_tokens < len(run.tokens)
             run.samples = run.samples if run.prefilling else 1
         for row, run in zip(step.output_rows, step.outputs, strict=True):
-            if run.sequence is None:
+            if run.held is None:
                 parent = step.runs[row]
-                run.sequence = self.cache.fork(parent.sequence)
+                run.held = self.cache.fork(parent.sequence)
                 run.prefilling = False
                 run.state = State.RUNNING
                 # Beside its siblings: the order of arrival holds (R1).
@@ -310,9 +311,8 @@ class Scheduler:
             run.num_generated += 1
             if run.num_generated == run.request.max_new_tokens:
                 ended.append(run)
-        for run in step.runs[step.num_decodes :]:
-            if not run.request.max_new_tokens and not run.prefilling:
-                ended.append(run)
+        prompts = step.runs[step.num_decodes :]
+        ended += [run for run in prompts if not run.request.max_new_tokens and not run.prefilling]
         for run in ended:
             run.state = State.FINISHED
         return ended

@@ -1,8 +1,8 @@
 """Recorded traffic: a Mooncake trace, read line by line in constant memory.
 
-One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for each 512
-tokens of input. Equal ids mean equal content, so prompt ids made from them are equal wherever the recorded prompts were
-(Mooncake trace release, FAST'25).
+One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for each
+512 tokens of input. Equal ids mean equal content, so prompt ids made from them are equal wherever the recorded prompts
+were (Mooncake trace release, FAST'25).
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class _Line:
         if not isinstance(ids, list):
             self.refuse(f"hash_ids is {_shown(ids)}, not a list of integers")
         if len(ids) < needed:
-            self.refuse(f"hash_ids holds {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens")
+            self.refuse(
+                f"hash_ids holds {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens"
+            )
         for value in ids:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HASH_ID_MAX:
                 self.refuse(f"hash_ids holds {_shown(value)}, not an integer between 0 and {HASH_ID_MAX}")

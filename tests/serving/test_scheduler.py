@@ -2,13 +2,13 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from tests.serving.fake_cache import FakeCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.errors import OutOfBlocks, ShapeError
 from pagecore.serving.request import Request, RequestTooLong, State
 from pagecore.serving.scheduler import Scheduler
+from tests.serving.fake_cache import FakeCache
 
 
 def next_token(text, sample):
@@ -217,14 +217,25 @@ def test_one_id_for_each_output_is_asked_for(ids):
 
 @pytest.mark.parametrize(
     ("prompt", "new", "samples"),
-    [([], 1, 1), ([[1]], 1, 1), ([0.5], 1, 1), ([2**31], 1, 1), ([1], -1, 1), ([1], 1, 0), ([1], 1.5, 1), ([1], True, 1)],
+    [
+        ([], 1, 1),
+        ([[1]], 1, 1),
+        ([0.5], 1, 1),
+        ([2**31], 1, 1),
+        ([1], -1, 1),
+        ([1], 1, 0),
+        ([1], 1.5, 1),
+        ([1], True, 1),
+    ],
 )
 def test_a_malformed_request_is_refused(prompt, new, samples):
     with pytest.raises(ShapeError):
         Request(0, np.array(prompt), new, samples)
 
 
-@pytest.mark.parametrize("limits", [{"max_running": 0}, {"max_tokens_per_step": 0}, {"headroom": -0.1}, {"headroom": 2}])
+@pytest.mark.parametrize(
+    "limits", [{"max_running": 0}, {"max_tokens_per_step": 0}, {"headroom": -0.1}, {"headroom": 2}]
+)
 def test_limits_below_one_are_refused(limits):
     with pytest.raises(ShapeError):
         Scheduler(FakeCache(8), **limits)

@@ -66,7 +66,10 @@ MALFORMED = [
     ('{"timestamp": ' + "9" * 5000 + "}", "not JSON"),
     ("\x00", "not JSON"),
     *[({key: value for key, value in GOOD.items() if key != name}, f"'{name}' is missing") for name in GOOD],
-    *[({**GOOD, "timestamp": bad}, "timestamp is") for bad in (-1, "0", None, True, [], float("nan"), float("inf"), 10**400)],
+    *[
+        ({**GOOD, "timestamp": bad}, "timestamp is")
+        for bad in (-1, "0", None, True, [], float("nan"), float("inf"), 10**400)
+    ],
     *[({**GOOD, "input_length": bad}, "input_length is") for bad in (0, -1, 2**31, 10**30, 1.5, "600", True, None)],
     *[({**GOOD, "output_length": bad}, "output_length is") for bad in (-1, 2**31, 0.0, "3", False, None)],
     ({**GOOD, "input_length": 1, "output_length": 2**31 - 1}, "lengths end at"),
