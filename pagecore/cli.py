@@ -26,11 +26,11 @@ WRONG, REFUSED, INTERRUPTED = 1, 2, 130
 UPDATE_STEPS = 64
 
 
-class MissingExtra(PagecoreError, ImportError):  # noqa: N818
+class MissingExtraError(PagecoreError, ImportError):
     """A command needs a package that only an extra installs."""
 
 
-class UnwritableFile(PagecoreError, OSError):  # noqa: N818
+class UnwritableFileError(PagecoreError, OSError):
     """A file that the command was asked to write cannot be written."""
 
 
@@ -176,7 +176,7 @@ def _replay_with_progress(trace: str, options: ReplayOptions) -> ReplayReport:
 
 def _require_rich(command: str) -> None:
     if importlib.util.find_spec("rich") is None:
-        raise MissingExtra(f"{command} needs rich, which is not installed: pip install 'pagecore[cli]'")
+        raise MissingExtraError(f"{command} needs rich, which is not installed: pip install 'pagecore[cli]'")
 
 
 def _progress() -> Progress:
@@ -204,18 +204,18 @@ def _check_writable(path: Path) -> None:
     """Before minutes of work, not after: can the report be written where it is wanted?"""
     folder = path.parent
     if path.is_dir():
-        raise UnwritableFile(f"--json {path} is a folder; name a file in it")
+        raise UnwritableFileError(f"--json {path} is a folder; name a file in it")
     if not folder.is_dir():
-        raise UnwritableFile(f"--json {path}: there is no folder {folder}; make it first")
+        raise UnwritableFileError(f"--json {path}: there is no folder {folder}; make it first")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UnwritableFile(f"--json {path} cannot be written; check its permissions")
+        raise UnwritableFileError(f"--json {path} cannot be written; check its permissions")
 
 
 def _write_json(path: Path, report: ReplayReport) -> None:
     try:
         path.write_text(json.dumps(report.as_json(), indent=2) + "\n")
     except OSError as error:
-        raise UnwritableFile(f"--json {path} cannot be written: {error.strerror}") from error
+        raise UnwritableFileError(f"--json {path} cannot be written: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from pagecore import available_isas, isa
+from pagecore.ops import available_isas, isa
 
 __all__ = ["cuda_status", "info_rows"]
 

@@ -15,7 +15,7 @@ from pagecore.errors import NotEnoughMemory
 from pagecore.serving.attend import SPEC, AttendCheck
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.options import ReplayOptions
-from pagecore.serving.request import Request, RequestTooLong
+from pagecore.serving.request import Request, RequestError
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
 from pagecore.serving.trace import TraceRequest, TraceSummary, read_trace, scan_trace
@@ -139,7 +139,7 @@ class _Replay:
             self.requests += 1
             try:
                 scheduler.add(Request(line.number, line.prompt(), line.output_length))
-            except RequestTooLong as error:
+            except RequestError as error:
                 self.refused += 1
                 self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
 

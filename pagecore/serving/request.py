@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from pagecore.cache import Sequence
 
-__all__ = ["Request", "RequestTooLong", "Run", "State"]
+__all__ = ["Request", "RequestError", "Run", "State"]
 
 INT32_MAX = 2**31 - 1
 
 
-class RequestTooLong(ShapeError):  # noqa: N818
+class RequestError(ShapeError):
     """A request that the cache cannot hold even when it is alone in it; it was not queued."""
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from pagecore.errors import OutOfBlocks, ShapeError
-from pagecore.serving.request import Request, RequestTooLong, Run, State
+from pagecore.serving.request import Request, RequestError, Run, State
 from pagecore.serving.step import Step
 
 if TYPE_CHECKING:
@@ -110,17 +110,17 @@ class Scheduler:
 
         Raises
         ------
-        RequestTooLong
+        RequestError
             The cache cannot hold it even alone, or it has more samples than can run; nothing is queued.
         """
         if request.num_slots > self.max_length:
-            raise RequestTooLong(
+            raise RequestError(
                 f"request {request.id} needs {request.num_slots} slots ({len(request.prompt)} of prompt, "
                 f"{request.max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
                 "give it more blocks or longer rows, or shorten the request"
             )
         if request.samples > self.max_running:
-            raise RequestTooLong(
+            raise RequestError(
                 f"request {request.id} asks for {request.samples} samples; {self.max_running} sequences run at once; "
                 "raise max_running (and max_tokens_per_step), or ask for fewer"
             )

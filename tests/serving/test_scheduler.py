@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.errors import OutOfBlocks, ShapeError
-from pagecore.serving.request import Request, RequestTooLong, State
+from pagecore.serving.request import Request, RequestError, State
 from pagecore.serving.scheduler import Scheduler
 from tests.serving.fake_cache import FakeCache
 
@@ -75,7 +75,7 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         one = request(number, prompt, new, samples)
         slots = prompt + max(new - 1, 0)
         if slots > (num_blocks - 1) * block_size or samples > min(max_running, max_tokens):
-            with pytest.raises(RequestTooLong):
+            with pytest.raises(RequestError):
                 scheduler.add(one)
         else:
             scheduler.add(one)
@@ -148,7 +148,7 @@ def test_a_request_that_fits_alone_to_the_last_slot_finishes():
 @pytest.mark.parametrize(("prompt", "new", "samples"), [(9, 5, 1), (13, 0, 1), (1, 1, 3)])
 def test_a_request_that_can_never_fit_is_refused_at_once(prompt, new, samples):
     scheduler = Scheduler(FakeCache(4, block_size=4), max_running=2, max_tokens_per_step=8)
-    with pytest.raises(RequestTooLong, match="request 0 "):
+    with pytest.raises(RequestError, match="request 0 "):
         scheduler.add(request(0, prompt, new, samples))
     assert scheduler.num_waiting == 0
     assert scheduler.schedule() is None
@@ -157,7 +157,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(prompt, new, samples):
 def test_rows_limit_the_length_where_the_pool_does_not():
     scheduler = Scheduler(FakeCache(64, block_size=4, max_tokens_per_sequence=8), max_running=2)
     scheduler.add(request(0, 8, 1))
-    with pytest.raises(RequestTooLong, match="holds 8"):
+    with pytest.raises(RequestError, match="holds 8"):
         scheduler.add(request(1, 8, 2))
 
 
