@@ -93,6 +93,11 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         head = scheduler.running[0]
         assert head in step.runs
         assert oldest.setdefault(head, head.sequence) is head.sequence
+        # Of those that wait only the head may have a place in the cache, and it holds no block.
+        waiting = list(scheduler._waiting)
+        assert all(run.held is None for run in waiting[1:])
+        assert not (waiting and waiting[0].held and waiting[0].held.blocks)
+        assert scheduler.num_waiting_tokens == sum(len(run.tokens) for run in waiting)
 
     finished = drain(scheduler, observe)
     by_request = defaultdict(dict)
@@ -191,6 +196,14 @@ def test_blocks_held_by_others_are_an_error_not_an_endless_wait():
     cache.free.pop()
     with pytest.raises(OutOfBlocks, match="held outside"):
         scheduler.schedule()
+
+
+def test_alone_a_request_may_take_the_headroom():
+    cache = FakeCache(5, block_size=4)
+    scheduler = Scheduler(cache, max_running=2, max_tokens_per_step=8, headroom=1.0)
+    scheduler.add(request(0, 12, 1))
+    cache.free.pop()
+    assert len(drain(scheduler)) == 1
 
 
 def test_blocks_lost_while_running_are_an_error():
