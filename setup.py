@@ -34,10 +34,11 @@ def library(name: str, files: list[str], flags: list[str]) -> tuple[str, dict[st
 def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
     built = [library("index", sources("pagecore/index/*.cpp"), CXX)]
+    # The linker reads libraries in order: the kernels come after the dispatcher that names them.
+    built.append(library("cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
     for isa, march in ISA_FLAGS.items():
         flags = [*CXX, march, "-ffp-contract=fast"]
         built.append(library(f"cpu_{isa}", [f"pagecore/ops/cpu/isa/{isa}.cpp"], flags))
-    built.append(library("cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
     return [(name, info) for name, info in built if info["sources"]]
 
 

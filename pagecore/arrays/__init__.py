@@ -1,6 +1,7 @@
 """Tensors that belong to no framework: dtypes, host memory, and DLPack in and out."""
 
+from pagecore.arrays._make import empty, like, strided, zeros
 from pagecore.arrays._tensor import Tensor, as_tensor
 from pagecore.arrays.dtypes import DType, as_dtype
 
-__all__ = ["DType", "Tensor", "as_dtype", "as_tensor"]
+__all__ = ["DType", "Tensor", "as_dtype", "as_tensor", "empty", "like", "strided", "zeros"]

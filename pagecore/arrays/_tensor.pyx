@@ -1,12 +1,27 @@
 """Tensor: an address, a shape, strides, a dtype, a device, and what keeps the memory alive."""
 
 cimport cython
-from cpython.object cimport PyObject
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_F_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+    Py_buffer,
+    PyObject_CheckBuffer,
+)
+from cpython.object cimport PyObject, PyObject_TypeCheck, PyTypeObject
+from cpython.pycapsule cimport PyCapsule_CheckExact
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 
+from pagecore.arrays._buffer cimport Span, import_buffer, span_of
+from pagecore.arrays._export cimport export_capsule
+from pagecore.arrays._import cimport Exchange, exchange_of, import_capsule, import_exchange, import_producer
 from pagecore.arrays._memory cimport Allocation, allocate
-from pagecore.arrays._shapes cimport apply_axes, apply_index, apply_shape
+from pagecore.arrays._shapes cimport apply_axes, apply_index, apply_shape, read_integers
 from pagecore.arrays.array_view cimport (
     ArrayView,
     check_layout,
@@ -14,13 +29,16 @@ from pagecore.arrays.array_view cimport (
     element_count,
     is_contiguous,
     item_bytes,
+    kDTypes,
     set_contiguous_strides,
 )
 
 import numpy as np
 
+from pagecore.arrays import foreign
 from pagecore.arrays.dtypes import DTYPES, as_dtype
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.arrays.refusals import ExportRefused
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/arrays/numpy_array.hpp" namespace "pagecore" nogil:
     cdef struct NumPyArray:
@@ -134,6 +152,20 @@ cdef class Tensor:
         apply_index(&view, index)
         return tensor_of(view, self.owner)
 
+    def __setitem__(self, index, value):
+        foreign.assign(self[index], value)
+
+    def __len__(self):
+        if self.ndim == 0:
+            raise ShapeError("a tensor of no axes has no length; its value is .item()")
+        return self.shape_[0]
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self):
+        return bool(self.item())
+
     def reshape(self, *shape):
         """Return a view of another shape over the same elements in row-major order; one length may be -1.
 
@@ -149,10 +181,93 @@ cdef class Tensor:
     def transpose(self, *axes):
         """Return a view with the axes permuted; reversed when none are given."""
         cdef ArrayView view = self.view()
-        if len(axes) == 1 and not isinstance(axes[0], int):
-            axes = (axes[0],) if axes[0] is None else tuple(axes[0])
-        apply_axes(&view, axes if axes and axes[0] is not None else None)
+        if len(axes) <= 1:
+            apply_axes(&view, axes[0] if axes else None)
+        else:
+            apply_axes(&view, axes)
         return tensor_of(view, self.owner)
+
+    def numpy(self):
+        """Return an ndarray over the same memory, of ml_dtypes for bfloat16 and float8; DeviceError for CUDA memory."""
+        if self.device_type != CPU:
+            raise DeviceError(f"the tensor is on {self.device}, which NumPy cannot read; use .cupy()")
+        cdef Py_ssize_t offset
+        cdef Span span = span_of(self.view(), self.owner, &offset)
+        return _ndarray(self.shape, self.dtype.numpy, span, offset, self.strides)
+
+    def cupy(self):
+        """Return a CuPy array over the same CUDA memory (unsigned integers for bfloat16 and float8).
+
+        Raises
+        ------
+        DeviceError
+            The tensor is on the host, or CuPy is not installed.
+        """
+        return foreign.cupy_view(self)
+
+    def item(self):
+        """Return the only element as a Python number; ShapeError when there is not exactly one."""
+        return foreign.item(self)
+
+    def tolist(self):
+        """Return the elements as nested lists of Python numbers."""
+        return foreign.tolist(self)
+
+    def __array__(self, dtype=None, copy=None):
+        return foreign.as_array(self, dtype, copy)
+
+    @property
+    def __array_interface__(self):
+        return foreign.array_interface(self)
+
+    @property
+    def __cuda_array_interface__(self):
+        return foreign.cuda_array_interface(self)
+
+    def __dlpack_device__(self):
+        return (self.device_type, self.device_id)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Return a DLPack capsule over the same memory, by the rules of the array API.
+
+        Raises
+        ------
+        ExportRefused
+            A BufferError: another device, a stream for host memory, a read-only tensor for a consumer from before
+            DLPack 1.0, or strides that are no multiple of the item size.
+        """
+        if dl_device is not None and dl_device != self.__dlpack_device__():
+            raise ExportRefused(f"the tensor is on {self.device}, not on DLPack device {dl_device!r}; copy it there")
+        if self.device_type != CPU:
+            if copy:
+                raise ExportRefused("this version copies host memory only; copy the CUDA tensor in its own framework")
+            foreign.order_streams(self.owner, stream)
+        elif stream is not None:
+            raise ExportRefused(f"stream is {stream!r}; host memory has no streams: pass None")
+        if copy:
+            owned = copy_of(self)
+            return export_capsule(owned.view(), owned.owner, max_version, True)
+        return export_capsule(self.view(), self.owner, max_version, False)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        cdef const char* format = kDTypes[self.dtype_code].format
+        if self.device_type != CPU or format == NULL:
+            raise ExportRefused(f"the buffer protocol has no word for {self.dtype} on {self.device}; use DLPack")
+        if flags & PyBUF_WRITABLE and self.readonly:
+            raise ExportRefused("the tensor is read-only")
+        if needs_contiguous(flags) and not contiguous(self):
+            raise ExportRefused("the tensor is not contiguous; copy it first, e.g. t.numpy().copy()")
+        buffer.buf = self.data
+        buffer.obj = self
+        buffer.len = size_of(self) * self.itemsize
+        buffer.itemsize = self.itemsize
+        buffer.readonly = self.readonly
+        buffer.ndim = self.ndim
+        buffer.format = <char*>format if flags & PyBUF_FORMAT else NULL
+        buffer.shape = <Py_ssize_t*>self.shape_ if flags & PyBUF_ND else NULL
+        buffer.strides = <Py_ssize_t*>self.strides_ if flags & PyBUF_STRIDES == PyBUF_STRIDES else NULL
+        buffer.suboffsets = NULL
+        buffer.internal = NULL
 
 
 cdef Tensor tensor_of(const ArrayView& view, object owner):
@@ -236,10 +351,89 @@ cdef int numpy_dtype_code(object dtype) except -1:
     return as_dtype(dtype).code
 
 
+cdef bint needs_contiguous(int flags) noexcept:
+    cdef int kind
+    for kind in (PyBUF_C_CONTIGUOUS, PyBUF_F_CONTIGUOUS, PyBUF_ANY_CONTIGUOUS):
+        if flags & kind == kind:
+            return True
+    return flags & PyBUF_STRIDES != PyBUF_STRIDES
+
+
+cdef Tensor copy_of(Tensor tensor):
+    """A C-contiguous host copy."""
+    cdef Tensor copied = new_tensor(tensor.ndim, tensor.shape_, tensor.dtype_code, False)
+    copied.numpy()[...] = tensor.numpy()
+    return copied
+
+
 cpdef Tensor as_tensor(object obj):
-    """Return a zero-copy view of an array."""
+    """Return a zero-copy view of an array; nothing is ever copied.
+
+    Parameters
+    ----------
+    obj : Tensor, numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, any DLPack producer, a DLPack capsule, an
+        object with an array interface, or one with the buffer protocol
+        At most 8 axes, a dtype of the table. A Tensor is returned as it is.
+
+    Returns
+    -------
+    Tensor
+        Over the same memory, which it keeps alive; read-only where the source is (JAX arrays always are). Memory on a
+        CUDA device is viewed without waiting for its streams. Whoever exchanges the memory *under* an array
+        (``tensor.data =`` of torch, ``resize`` of NumPy) leaves the view behind.
+
+    Raises
+    ------
+    UnsupportedDtype
+        The dtype is not in the table, or `obj` (a list, a number, None) has no memory to view.
+    ShapeError, DeviceError
+        More than 8 axes or sizes past 2^63; a device other than the host and CUDA.
+    UnsupportedOption
+        What a view would silently lose: gradients, masks; or a producer that refuses (then also a BufferError).
+    """
+    cdef ArrayView view
+    cdef Exchange exchange
     if type(obj) is Tensor:
         return <Tensor>obj
-    if isinstance(obj, _ndarray):
+    if type(obj) is _ndarray:
         return tensor_of_numpy(obj)
-    raise UnsupportedDtype(f"{type(obj).__name__} is no array")
+    exchange = exchange_of(type(obj))
+    if exchange is not None:
+        owner = import_exchange(obj, exchange, &view)
+        return tensor_of(view, owner)
+    if PyObject_TypeCheck(obj, <PyTypeObject*>_ndarray):  # isinstance would believe a __class__ that lies
+        return tensor_of_numpy(foreign.without_mask(obj))
+    if PyCapsule_CheckExact(obj):
+        owner = import_capsule(obj, &view)
+        return tensor_of(view, owner)
+    if isinstance(obj, (np.generic, type)):
+        raise foreign.no_array(obj)
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        owner = import_producer(obj, &view)
+        return tensor_of(view, owner)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return tensor_at(foreign.read_cuda_interface(obj), obj)
+    if hasattr(obj, "__array_interface__"):
+        return tensor_of_numpy(foreign.numpy_without_copy(obj))
+    if PyObject_CheckBuffer(obj):
+        owner = import_buffer(obj, &view)
+        return tensor_of(view, owner)
+    raise foreign.no_array(obj)
+
+
+cdef Tensor tensor_at(tuple interface, object owner):
+    """CUDA memory as an array interface describes it; such interfaces name no device: it is taken to be the first."""
+    pointer, shape, strides, dtype, readonly = interface
+    cdef ArrayView view
+    view.data = <char*><uintptr_t>pointer
+    view.dtype = dtype.code
+    view.device_type = CUDA
+    view.readonly = readonly
+    view.ndim = read_integers(shape, view.shape, "shape")
+    checked_element_count(view.ndim, view.shape, item_bytes(view))
+    if strides is None:
+        set_contiguous_strides(view)
+    elif read_integers(strides, view.strides, "strides") != view.ndim:
+        raise ShapeError(f"{strides} are not {view.ndim} strides")
+    check_layout(view)
+    return tensor_of(view, owner)

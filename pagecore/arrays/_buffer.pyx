@@ -1,0 +1,79 @@
+"""The buffer protocol in, and the bytes under a tensor out, for NumPy."""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_FULL_RO,
+    Py_buffer,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from pagecore.arrays.array_view cimport ArrayView, Extent, check_layout, checked_extent, kMaxDims
+
+from pagecore.arrays.dtypes import DTYPES, DType
+from pagecore.errors import ShapeError, UnsupportedDtype
+
+# Letters of the struct module; what an integer's size is depends on its prefix and its maker, so itemsize decides.
+cdef dict _KINDS = {letter: "int" for letter in "bhilqn"}
+_KINDS.update({letter: "uint" for letter in "BHILQN"})
+_KINDS.update({"e": "float", "f": "float", "?": "bool"})
+
+
+cdef class Borrowed:
+    """A buffer that its exporter lends until the last view of it dies."""
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.buffer)
+
+
+cdef int dtype_code_of(Py_buffer* buffer) except -1:
+    cdef str text = "B" if buffer.format == NULL else (<bytes>buffer.format).decode("utf-8", "replace")
+    cdef str letter = text[1:] if text[:1] in ("@", "=", "<") else text
+    kind = _KINDS.get(letter)
+    cdef str name = "bool" if kind == "bool" else f"{kind}{buffer.itemsize * 8}"
+    if kind is None or name not in DTYPES:
+        raise UnsupportedDtype(
+            f"the buffer's format is {text!r} with items of {buffer.itemsize} bytes; the dtypes are {', '.join(DTYPES)}"
+        )
+    return DType(name).code
+
+
+cdef Borrowed import_buffer(object obj, ArrayView* view):
+    """View any exporter of the buffer protocol; the caller has checked that `obj` is one."""
+    cdef Borrowed borrowed = Borrowed.__new__(Borrowed)
+    cdef Py_buffer* buffer = &borrowed.buffer
+    cdef int i
+    PyObject_GetBuffer(obj, buffer, PyBUF_FULL_RO)
+    if buffer.ndim > kMaxDims:
+        raise ShapeError(f"the buffer has {buffer.ndim} axes; a tensor has at most {kMaxDims}")
+    if buffer.suboffsets != NULL:
+        raise ShapeError("the buffer is a table of pointers (it has suboffsets), which strides cannot say; copy it")
+    view.dtype = dtype_code_of(buffer)
+    view.data = <char*>buffer.buf
+    view.ndim = buffer.ndim
+    view.readonly = buffer.readonly
+    for i in range(buffer.ndim):
+        view.shape[i] = buffer.shape[i]
+        view.strides[i] = buffer.strides[i]
+    check_layout(view[0])
+    return borrowed
+
+
+@cython.no_gc_clear
+cdef class Span:
+    """The bytes that a tensor spans, as a writable or read-only buffer: what an ndarray over the tensor holds on to."""
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.begin, self.nbytes, self.readonly, flags)
+
+
+cdef Span span_of(const ArrayView& view, object owner, Py_ssize_t* offset):
+    """The span of a host view; `offset` is where element 0 lies in it."""
+    cdef Extent extent = checked_extent(view)
+    cdef Span span = Span.__new__(Span)
+    span.begin = view.data + extent.low
+    span.nbytes = extent.high - extent.low
+    span.readonly = view.readonly
+    span.owner = owner
+    offset[0] = -extent.low
+    return span

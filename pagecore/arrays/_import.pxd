@@ -1,0 +1,22 @@
+from pagecore.arrays.array_view cimport ArrayView
+from pagecore.arrays.dlpack cimport DLManagedTensor, DLManagedTensorVersioned, DLPackExchangeAPI
+
+
+cdef class Imported:
+    cdef DLManagedTensorVersioned* versioned
+    cdef DLManagedTensor* unversioned
+    cdef readonly object producer  # of CUDA memory only: it orders the streams of a later export
+
+
+cdef class Exchange:
+    cdef DLPackExchangeAPI* api
+    cdef bint torch
+
+
+# Each fills `view` and returns what keeps the memory alive.
+cdef Imported import_capsule(object capsule, ArrayView* view)
+cdef object import_producer(object obj, ArrayView* view)
+cdef object import_exchange(object obj, Exchange exchange, ArrayView* view)
+
+# The C exchange functions of this very type; None where it has none.
+cdef Exchange exchange_of(type producer)

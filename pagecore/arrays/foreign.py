@@ -1,0 +1,151 @@
+"""What a Tensor needs of NumPy, CuPy and the array interfaces: the parts that are not on a hot path."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagecore.arrays.dtypes import DType, as_dtype
+from pagecore.arrays.refusals import ExportRefused
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+
+if TYPE_CHECKING:
+    from pagecore.arrays._tensor import Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def no_array(obj: object) -> PagecoreError:
+    """Return the error for something that has no memory to view."""
+    return UnsupportedDtype(
+        f"a {type(obj).__name__} is no array; a tensor views NumPy, torch, JAX and CuPy arrays, DLPack producers, "
+        "array interfaces and buffers without a copy: make an array of it first, e.g. numpy.asarray(x, dtype)"
+    )
+
+
+def without_mask(array: Array) -> Array:
+    """Refuse the one subclass of ndarray that means less than its memory shows."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedOption("the array is masked, which a view would lose; pass array.filled(...) or array.data")
+    return array
+
+
+def numpy_without_copy(obj: object) -> Array:
+    """Return what NumPy makes of an object with ``__array_interface__``, or say why it cannot be viewed."""
+    try:
+        return np.array(obj, copy=False)
+    except Exception as error:
+        raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {error}") from error
+
+
+def read_cuda_interface(obj: Any) -> tuple[int, Any, Any, DType, bool]:
+    """Return pointer, shape, strides, dtype and read-only flag of ``__cuda_array_interface__``."""
+    try:
+        interface = obj.__cuda_array_interface__
+        pointer, readonly = interface["data"]
+        shape, typestr = interface["shape"], interface["typestr"]
+        strides, mask = interface.get("strides"), interface.get("mask")
+        pointer = int(pointer or 0)
+    except Exception as error:
+        raise ExportRefused(f"the CUDA array interface of {type(obj).__name__} is broken: {error!r}") from error
+    if mask is not None:
+        raise UnsupportedOption("the array is masked, which a view would lose")
+    if not 0 <= pointer < 1 << 64:
+        raise ShapeError(f"the CUDA array interface of {type(obj).__name__} has the address {pointer}")
+    return pointer, shape, strides, as_dtype(typestr), bool(readonly)
+
+
+def array_interface(tensor: Tensor) -> dict[str, object]:
+    """Return ``__array_interface__``; AttributeError where NumPy knows no such dtype or cannot reach the memory."""
+    if tensor.device != "cpu":
+        raise AttributeError(f"a tensor on {tensor.device} has no __array_interface__")
+    return _interface(tensor)
+
+
+def cuda_array_interface(tensor: Tensor) -> dict[str, object]:
+    """Return ``__cuda_array_interface__`` (version 3, no stream to wait for); AttributeError as above."""
+    if tensor.device == "cpu":
+        raise AttributeError("a tensor on the host has no __cuda_array_interface__")
+    return _interface(tensor) | {"stream": None}
+
+
+def _interface(tensor: Tensor) -> dict[str, object]:
+    dtype = tensor.dtype
+    if dtype.cupy != dtype.numpy:
+        raise AttributeError(f"array interfaces have no word for {dtype}; use DLPack")
+    return {
+        "version": 3,
+        "shape": tensor.shape,
+        "strides": tensor.strides,
+        "typestr": dtype.numpy.str,
+        "data": (tensor.pointer, tensor.readonly),
+    }
+
+
+def as_array(tensor: Tensor, dtype: Any, copy: bool | None) -> Array:
+    """Return ``__array__`` by the rules of NumPy 2: a view, unless another dtype or a copy is asked for."""
+    array: Array = tensor.numpy()
+    if dtype is not None and np.dtype(dtype) != array.dtype:
+        if copy is False:
+            raise ValueError(f"a {tensor.dtype} tensor cannot become {np.dtype(dtype)} without a copy; pass copy=None")
+        return array.astype(dtype)
+    return array.copy() if copy else array
+
+
+def assign(target: Tensor, value: object) -> None:
+    """Write `value`, broadcast and cast as NumPy does, to every element of a host tensor."""
+    if target.readonly:
+        raise UnsupportedOption("the tensor is read-only; copy it first, e.g. as_tensor(t.numpy().copy())")
+    from pagecore.arrays._tensor import as_tensor
+
+    array: Array = target.numpy()
+    if hasattr(value, "__dlpack__"):
+        # What NumPy has no dtype for (bfloat16 of torch) goes through a tensor, the rest through NumPy alone.
+        with suppress(PagecoreError):
+            value = as_tensor(value).numpy()
+    try:
+        array[...] = value
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ShapeError(f"the value does not fit shape {target.shape}, dtype {target.dtype}: {error}") from error
+
+
+def tolist(tensor: Tensor) -> Any:
+    """Return nested lists of Python numbers; exact, as float32 holds every bfloat16 and float8."""
+    array: Array = tensor.numpy()
+    if tensor.dtype.cupy != tensor.dtype.numpy:
+        array = array.astype(np.float32)
+    return array.tolist()
+
+
+def item(tensor: Tensor) -> Any:
+    """Return the only element as a Python number."""
+    if tensor.size != 1:
+        raise ShapeError(f"the tensor has {tensor.size} elements; .item() and bool() want exactly one")
+    return tolist(tensor.reshape(()))
+
+
+def order_streams(owner: Any, stream: object) -> None:
+    """Let the framework that CUDA memory came from order its work before that of the consumer's stream.
+
+    pagecore has no work of its own on the device, so it has nothing to add.
+    """
+    if stream == -1:
+        return
+    producer = getattr(owner, "producer", None) or owner
+    if not hasattr(producer, "__dlpack__"):
+        raise ExportRefused("nobody can order streams for this memory; synchronise, then pass stream=-1")
+    producer.__dlpack__(stream=stream)
+
+
+def cupy_view(tensor: Tensor) -> Any:
+    """Return a CuPy array over CUDA memory."""
+    if tensor.device == "cpu":
+        raise DeviceError("the tensor is on the host; .cupy() views CUDA memory: copy with cupy.asarray(t.numpy())")
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError("CuPy is not installed; install pagecore[cuda12] or pagecore[cuda13]") from error
+    memory = cupy.cuda.UnownedMemory(tensor.pointer, tensor.nbytes, tensor, int(tensor.device.partition(":")[2]))
+    return cupy.ndarray(tensor.shape, tensor.dtype.cupy, cupy.cuda.MemoryPointer(memory, 0), tensor.strides)

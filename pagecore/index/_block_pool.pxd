@@ -1,0 +1,37 @@
+from libc.stdint cimport int32_t, int64_t
+from libcpp.memory cimport shared_ptr
+from libcpp.span cimport span
+
+from pagecore.index._integers cimport const_int32
+from pagecore.native.translate cimport raise_python_error
+
+
+cdef extern from "pagecore/index/free_list.hpp" namespace "pagecore" nogil:
+    cdef enum class Order(int):
+        Lifo
+        Fifo
+        Address
+
+
+cdef extern from "pagecore/index/block_pool.hpp" namespace "pagecore" nogil:
+    cdef cppclass NativeBlockPool "pagecore::BlockPool":
+        NativeBlockPool(int64_t num_blocks, Order order) except +raise_python_error
+        bint try_allocate(span[int32_t] out) except +raise_python_error
+        void share(span[const_int32] blocks) except +raise_python_error
+        int32_t free(span[const_int32] blocks) except +raise_python_error
+        int32_t retire(span[const_int32] blocks, int64_t step) except +raise_python_error
+        int32_t reclaim(int64_t step) except +raise_python_error
+        int32_t ref_count(int64_t block) except +raise_python_error
+        void copy_ref_counts(span[int32_t] out) except +raise_python_error
+        int32_t num_blocks()
+        int32_t num_free() except +raise_python_error
+        int32_t num_used() except +raise_python_error
+        int32_t num_retired() except +raise_python_error
+        size_t nbytes() except +raise_python_error
+        void check_invariants() except +raise_python_error
+
+
+cdef class BlockPool:
+    cdef shared_ptr[NativeBlockPool] native  # shared with the block tables that use it
+    cdef readonly str order
+    cdef readonly int32_t num_blocks

@@ -1,0 +1,239 @@
+"""The ids of a pool's blocks: who holds which, and which are free."""
+
+from cython.operator cimport dereference as deref
+from libc.stdint cimport int32_t, int64_t
+from libcpp.span cimport span
+
+from pagecore.index._integers cimport Integers, as_int64, as_integers, const_int32, new_int32
+
+from pagecore.errors import InvalidBlock, OutOfBlocks, ShapeError, UnsupportedOption
+
+ORDERS = ("lifo", "fifo", "address")
+
+# Below this many blocks a call is over before the interpreter lock would be given away and taken again.
+cdef enum: MIN_BLOCKS_WITHOUT_GIL = 1024
+
+
+cdef class BlockPool:
+    """Reference-counted block ids.
+
+    Block 0 is the null block: it is counted, never handed out and held by nobody. A new pool hands out 1, 2, 3 ...
+    Every method may be called from any thread. A call that fails changes nothing. Block ids are taken as one int or as
+    anything that NumPy makes a one-dimensional array of integers; an id may stand in a list several times. The free
+    list follows vLLM's and SGLang's pools; retired blocks follow vLLM's fence for steps in flight.
+
+    Parameters
+    ----------
+    num_blocks : int
+        Blocks, the null block included: ``num_blocks - 1`` can be had; 2 to 2**31 - 1.
+    order : {"lifo", "fifo", "address"}
+        Which free block goes first: the one freed last (hot in caches), the one freed first, or the lowest id (so that
+        transfers coalesce).
+
+    Attributes
+    ----------
+    num_blocks : int
+    order : str
+
+    Raises
+    ------
+    ShapeError
+        `num_blocks` is out of range.
+    UnsupportedOption
+        `order` is unknown.
+
+    Examples
+    --------
+    >>> pool = BlockPool(4)
+    >>> pool.allocate(2)
+    array([1, 2], dtype=int32)
+    >>> pool.free([1, 2])
+    2
+    >>> pool.num_free
+    3
+    """
+
+    def __cinit__(self, num_blocks, *, order="lifo"):
+        if order not in ORDERS:
+            raise UnsupportedOption(f"order is {order!r}; use one of {', '.join(ORDERS)}")
+        self.order = order
+        cdef int position = ORDERS.index(order)
+        self.native.reset(new NativeBlockPool(as_int64(num_blocks, "num_blocks"), <Order> position))
+        self.num_blocks = deref(self.native).num_blocks()
+
+    def allocate(self, n):
+        """Take `n` blocks, each with one reference.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 [n], new.
+
+        Raises
+        ------
+        OutOfBlocks
+            Fewer than `n` are free; none is taken.
+        ShapeError
+            `n` is negative.
+        """
+        blocks = self.try_allocate(n)
+        if blocks is None:
+            available = self.num_free
+            raise OutOfBlocks(
+                f"{n} blocks are needed and {available} of {self.num_blocks - 1} are free; "
+                "free some or make the pool larger", int(n), available,
+            )
+        return blocks
+
+    def try_allocate(self, n):
+        """Take `n` blocks like `allocate`, or return None when fewer are free."""
+        cdef int64_t count = as_int64(n, "n")
+        cdef int32_t* data = NULL
+        cdef bint taken
+        if count < 0:
+            raise ShapeError(f"{n} blocks cannot be allocated; ask for 0 or more")
+        if count >= self.num_blocks:
+            return None
+        blocks = new_int32(count, &data)
+        if count < MIN_BLOCKS_WITHOUT_GIL:
+            taken = deref(self.native).try_allocate(span[int32_t](data, <size_t> count))
+        else:
+            with nogil:
+                taken = deref(self.native).try_allocate(span[int32_t](data, <size_t> count))
+        return blocks if taken else None
+
+    def share(self, blocks):
+        """Add one reference to each block.
+
+        Raises
+        ------
+        InvalidBlock
+            An id is outside the pool, or the null block.
+        DoubleFree
+            A block is held by nobody.
+        """
+        cdef Integers ids = as_integers(blocks, "block", InvalidBlock)
+        cdef span[const_int32] view = span[const_int32](ids.data, <size_t> ids.size)
+        if ids.size < MIN_BLOCKS_WITHOUT_GIL:
+            deref(self.native).share(view)
+        else:
+            with nogil:
+                deref(self.native).share(view)
+
+    def free(self, blocks):
+        """Drop one reference of each block, in the order given.
+
+        Returns
+        -------
+        int
+            How many blocks became free.
+
+        Raises
+        ------
+        InvalidBlock
+            An id is outside the pool, or the null block.
+        DoubleFree
+            A block is held by nobody, or by fewer than the list says.
+        """
+        cdef Integers ids = as_integers(blocks, "block", InvalidBlock)
+        cdef span[const_int32] view = span[const_int32](ids.data, <size_t> ids.size)
+        cdef int32_t freed
+        if ids.size < MIN_BLOCKS_WITHOUT_GIL:
+            return deref(self.native).free(view)
+        with nogil:
+            freed = deref(self.native).free(view)
+        return freed
+
+    def retire(self, blocks, step):
+        """Drop one reference of each block; those that nobody holds any more become free at `reclaim`, not before.
+
+        For blocks that work in flight, on another stream or in a transfer, may still read.
+
+        Parameters
+        ----------
+        blocks : int or array_like of int
+        step : int
+            The step that must be over before the blocks are used again; 64 bits.
+
+        Returns
+        -------
+        int
+            How many blocks wait because of this call.
+
+        Raises
+        ------
+        InvalidBlock, DoubleFree
+            As `free`.
+        """
+        cdef Integers ids = as_integers(blocks, "block", InvalidBlock)
+        cdef int64_t at = as_int64(step, "step")
+        cdef span[const_int32] view = span[const_int32](ids.data, <size_t> ids.size)
+        cdef int32_t retired
+        if ids.size < MIN_BLOCKS_WITHOUT_GIL:
+            return deref(self.native).retire(view, at)
+        with nogil:
+            retired = deref(self.native).retire(view, at)
+        return retired
+
+    def reclaim(self, step):
+        """Free what was retired at `step` or before: the oldest step first, and in the order it was retired.
+
+        Returns
+        -------
+        int
+            How many blocks became free.
+        """
+        return deref(self.native).reclaim(as_int64(step, "step"))
+
+    def ref_count(self, block):
+        """How many hold `block`; 0 if it is free, retired or the null block.
+
+        Raises
+        ------
+        InvalidBlock
+            The id is outside the pool.
+        """
+        return deref(self.native).ref_count(as_int64(block, "block"))
+
+    def ref_counts(self):
+        """`ref_count` of every block.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 [num_blocks], new.
+        """
+        cdef int32_t* data = NULL
+        counts = new_int32(self.num_blocks, &data)
+        cdef span[int32_t] out = span[int32_t](data, <size_t> self.num_blocks)
+        with nogil:
+            deref(self.native).copy_ref_counts(out)
+        return counts
+
+    @property
+    def num_free(self):
+        """Blocks that can be had now."""
+        return deref(self.native).num_free()
+
+    @property
+    def num_used(self):
+        """Blocks that somebody holds."""
+        return deref(self.native).num_used()
+
+    @property
+    def num_retired(self):
+        """Blocks that wait for `reclaim`."""
+        return deref(self.native).num_retired()
+
+    @property
+    def nbytes(self):
+        """Bytes of the native structure; they are taken from the system as blocks are first used."""
+        return deref(self.native).nbytes()
+
+    def check_invariants(self):
+        """Recount everything; raise PagecoreError where the pool contradicts itself."""
+        with nogil:
+            deref(self.native).check_invariants()
+
+    def __repr__(self):
+        return f"BlockPool({self.num_blocks}, order={self.order!r}): {self.num_free} free, {self.num_used} used"

@@ -1,0 +1,121 @@
+from libc.stdint cimport int32_t, int64_t
+from libcpp.memory cimport shared_ptr, unique_ptr
+from libcpp.span cimport span
+from libcpp.vector cimport vector
+
+from pagecore.index._block_pool cimport NativeBlockPool
+from pagecore.index._integers cimport const_int32
+from pagecore.native.translate cimport raise_python_error
+
+
+cdef extern from "pagecore/index/pending_copies.hpp" namespace "pagecore" nogil:
+    cdef cppclass BlockCopy:
+        int32_t source
+        int32_t target
+
+
+cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
+    cdef enum class SlotType(int):
+        Int32
+        Int64
+
+    cdef cppclass NativeStepBuffers "pagecore::StepBuffers":
+        NativeStepBuffers(int64_t, int64_t, int64_t, SlotType) except +raise_python_error
+        int32_t max_sequences()
+        int32_t max_tokens()
+        size_t num_groups()
+        SlotType slot_type()
+        int32_t num_sequences()
+        int32_t num_tokens()
+        size_t nbytes()
+        int32_t* rows()
+        int32_t* query_lens()
+        int32_t* cu_query_lens()
+        int32_t* seq_lens()
+        int32_t* positions()
+        void* slots(size_t group)
+        void check_invariants() except +raise_python_error
+
+
+cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
+    cdef cppclass SlotsOut:
+        void* data
+        int64_t size
+        SlotType type
+
+    cdef cppclass DenseTable:
+        int32_t* blocks
+        int64_t num_rows
+        int64_t width
+        int64_t stride
+        int32_t* lengths
+        int64_t num_lengths
+
+    ctypedef span[const_int32] Int32s "std::span<const int32_t>"
+
+    cdef cppclass NativeBlockTables "pagecore::BlockTables":
+        NativeBlockTables(
+            vector[shared_ptr[NativeBlockPool]], vector[int64_t], int64_t, int64_t
+        ) except +raise_python_error
+        int32_t add(const vector[span[const_int32]]& prefix) except +raise_python_error
+        int32_t fork(int32_t row) except +raise_python_error
+        void remove(Int32s rows) except +raise_python_error
+        void reorder(Int32s rows, Int32s parents) except +raise_python_error
+        int64_t check_step(Int32s rows, Int32s counts) except +raise_python_error
+        bint try_extend(Int32s rows, Int32s counts, const vector[SlotsOut]& out) except +raise_python_error
+        bint try_prepare(Int32s rows, Int32s counts, NativeStepBuffers& out) except +raise_python_error
+        void shortage(Int32s rows, Int32s counts, vector[int64_t]& out) except +raise_python_error
+        void fail_out_of_blocks() except +raise_python_error
+        void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
+        int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
+        vector[BlockCopy] take_copies(int64_t group) except +raise_python_error
+        int32_t length(int32_t row) except +raise_python_error
+        int64_t capacity(int32_t row) except +raise_python_error
+        Int32s blocks(int32_t row, int64_t group) except +raise_python_error
+        void fill(Int32s rows, int64_t group, const DenseTable& out) except +raise_python_error
+        int64_t num_rows()
+        int32_t max_sequences()
+        int32_t max_blocks()
+        size_t num_groups()
+        const int32_t* table(int64_t group) except +raise_python_error
+        size_t num_pending_copies()
+        size_t nbytes()
+        void check_invariants(bint exclusive) except +raise_python_error
+
+
+cdef class StepMemory:
+    """Owns the native buffers: the arrays keep this alive, not the StepBuffers that keeps the arrays."""
+    cdef unique_ptr[NativeStepBuffers] native
+
+
+cdef class StepBuffers:
+    cdef StepMemory memory
+    cdef NativeStepBuffers* native
+    cdef readonly str slot_dtype
+    cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions
+    cdef readonly tuple slot_mappings
+    # Addresses of the arrays, which never move.
+    cdef int32_t* rows_data
+    cdef int32_t* query_lens_data
+    cdef int32_t* cu_query_lens_data
+    cdef int32_t* seq_lens_data
+    cdef int32_t* positions_data
+
+    cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=*)
+
+
+cdef class BlockTables:
+    cdef unique_ptr[NativeBlockTables] native
+    cdef readonly tuple pools
+    cdef readonly tuple block_sizes
+    cdef bint is_grouped          # made with a list of pools: results have one entry for each group
+    cdef vector[int64_t] missing  # scratch of shortage_raw
+
+    # prepare of n rows without any conversion; False when blocks are short.
+    cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
+    # Blocks that the step lacks in the scarcest group.
+    cdef int64_t shortage_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n) except -1
+
+    cdef object _extend(self, object rows, object counts, object out, bint must)
+    cdef list _slot_targets(self, object out, int64_t num_tokens)
+    cdef object _per_group(self, list values)

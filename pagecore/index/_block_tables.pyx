@@ -1,0 +1,604 @@
+"""Which blocks hold the tokens of each sequence, and the buffers of a step."""
+
+from cython.operator cimport dereference as deref
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy
+from libcpp.memory cimport shared_ptr
+from libcpp.span cimport span
+from libcpp.vector cimport vector
+
+from pagecore.index._block_pool cimport BlockPool, NativeBlockPool
+from pagecore.index._integers cimport (
+    Integers,
+    address_of,
+    as_counts,
+    as_int64,
+    as_integers,
+    as_row,
+    const_int32,
+    new_int32,
+    view_of,
+    writable,
+)
+
+import numpy as np
+
+from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedOption
+
+# Steps of more tokens than this ask for blocks before they ask for memory to write slots into.
+cdef enum: MAX_TOKENS_UNASKED = 1 << 16
+
+cdef inline Int32s view(Integers values):
+    return span[const_int32](values.data, <size_t> values.size)
+
+
+cdef class StepMemory:
+    pass
+
+
+cdef class StepBuffers:
+    """What one forward pass must know of its sequences, in arrays made once and at fixed addresses.
+
+    `BlockTables.prepare` fills them. Behind the sequences and tokens of the step everything is padding: rows name the
+    tables' null row, lengths are 0, `cu_query_lens` repeats the total, positions are 0 and slots -1.
+
+    Parameters
+    ----------
+    max_sequences, max_tokens : int
+        The largest step, S and T below.
+    num_groups : int
+        Groups of the tables.
+    slot_dtype : {"int64", "int32"}
+        int32 serves users without 64-bit integers, up to 2**31 slots.
+
+    Attributes
+    ----------
+    rows : numpy.ndarray
+        int32 [S], rows of the block tables.
+    query_lens, seq_lens : numpy.ndarray
+        int32 [S], new tokens, and tokens after the step.
+    cu_query_lens : numpy.ndarray
+        int32 [S + 1], where the new tokens of each sequence start.
+    positions : numpy.ndarray
+        int32 [T], of the new tokens in their sequences.
+    slot_mappings : tuple of numpy.ndarray
+        `slot_dtype` [T] for each group, slots of the new tokens.
+    num_sequences, num_tokens : int
+        Of the last step.
+
+    Raises
+    ------
+    ShapeError
+        A size is out of range.
+    UnsupportedOption
+        `slot_dtype` is unknown.
+    """
+
+    def __cinit__(self, max_sequences, max_tokens, num_groups=1, slot_dtype="int64"):
+        self.slot_dtype = str(slot_dtype)
+        if self.slot_dtype not in ("int64", "int32"):
+            raise UnsupportedOption(f"slot_dtype is {slot_dtype!r}; use int64 or int32")
+        cdef bint is_wide = self.slot_dtype == "int64"
+        self.memory = StepMemory.__new__(StepMemory)
+        self.memory.native.reset(new NativeStepBuffers(
+            as_int64(max_sequences, "max_sequences"), as_int64(max_tokens, "max_tokens"),
+            as_int64(num_groups, "num_groups"), SlotType.Int64 if is_wide else SlotType.Int32,
+        ))
+        self.native = self.memory.native.get()
+        self.rows_data = self.native.rows()
+        self.query_lens_data = self.native.query_lens()
+        self.cu_query_lens_data = self.native.cu_query_lens()
+        self.seq_lens_data = self.native.seq_lens()
+        self.positions_data = self.native.positions()
+        self.rows = self._array(self.rows_data, self.native.max_sequences())
+        self.query_lens = self._array(self.query_lens_data, self.native.max_sequences())
+        self.cu_query_lens = self._array(self.cu_query_lens_data, self.native.max_sequences() + 1)
+        self.seq_lens = self._array(self.seq_lens_data, self.native.max_sequences())
+        self.positions = self._array(self.positions_data, self.native.max_tokens())
+        self.slot_mappings = tuple([
+            self._array(self.native.slots(group), self.native.max_tokens(), is_wide)
+            for group in range(self.native.num_groups())
+        ])
+
+    cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=False):
+        return view_of(self.memory, data, 1, &size, is_wide, False)
+
+    @property
+    def max_sequences(self):
+        """The most sequences of a step."""
+        return self.native.max_sequences()
+
+    @property
+    def max_tokens(self):
+        """The most tokens of a step."""
+        return self.native.max_tokens()
+
+    @property
+    def num_groups(self):
+        """Groups that slots are kept for."""
+        return self.native.num_groups()
+
+    @property
+    def num_sequences(self):
+        """Sequences of the last step."""
+        return self.native.num_sequences()
+
+    @property
+    def num_tokens(self):
+        """Tokens of the last step."""
+        return self.native.num_tokens()
+
+    @property
+    def nbytes(self):
+        """Bytes of all arrays."""
+        return self.native.nbytes()
+
+    def check_invariants(self):
+        """Raise PagecoreError where the padding is not what it should be."""
+        self.native.check_invariants()
+
+
+cdef class BlockTables:
+    """The block tables of sequences, for one group of layers or several.
+
+    A sequence is a row. A row has one length and, in each group, a run of blocks; leading blocks can be holes (block
+    0), which `release_before` leaves. Rows and counts are taken as one int or as anything that NumPy makes a
+    one-dimensional array of integers. A call that fails changes nothing, in no row, group or pool. There is one writer;
+    the pools may be used by others meanwhile. When the tables go, the references that they hold go back to the pools.
+    Tables with copy-on-write follow vLLM's block tables; the run with holes follows its sliding-window manager.
+
+    Parameters
+    ----------
+    pools : BlockPool or sequence of BlockPool
+        A sequence has one pool for each group (a pool may serve several), and then every result that exists once for
+        each group is a tuple, also for one group.
+    block_sizes : int or sequence of int
+        Tokens of a block.
+    max_sequences : int
+        Rows.
+    max_blocks_per_sequence : int
+        Blocks of a row, in every group.
+
+    Attributes
+    ----------
+    pools : tuple of BlockPool
+    block_sizes : tuple of int
+
+    Raises
+    ------
+    ShapeError
+        A size is out of range, or pools and block sizes do not go together.
+    NotEnoughMemory
+        The tables are larger than memory.
+
+    Examples
+    --------
+    >>> tables = BlockTables(BlockPool(17), block_sizes=4, max_sequences=2, max_blocks_per_sequence=8)
+    >>> row = tables.add()
+    >>> tables.extend(row, 7)
+    array([ 4,  5,  6,  7,  8,  9, 10])
+    >>> tables.blocks(row)
+    array([1, 2], dtype=int32)
+    """
+
+    def __cinit__(self, pools, *, block_sizes=16, max_sequences, max_blocks_per_sequence):
+        cdef vector[shared_ptr[NativeBlockPool]] native_pools
+        cdef vector[int64_t] sizes
+        self.is_grouped = not isinstance(pools, BlockPool)
+        self.pools = as_tuple(pools, "pools") if self.is_grouped else (pools,)
+        is_one_size = np.ndim(block_sizes) == 0
+        self.block_sizes = (block_sizes,) * len(self.pools) if is_one_size else as_tuple(block_sizes, "block_sizes")
+        for pool in self.pools:
+            if not isinstance(pool, BlockPool):
+                raise UnsupportedOption(f"a pool is of type {type(pool).__name__}; give BlockPool objects")
+            native_pools.push_back((<BlockPool> pool).native)
+        self.block_sizes = tuple([as_int64(size, "block_size") for size in self.block_sizes])
+        for size in self.block_sizes:
+            sizes.push_back(size)
+        self.native.reset(new NativeBlockTables(
+            native_pools, sizes, as_int64(max_sequences, "max_sequences"),
+            as_int64(max_blocks_per_sequence, "max_blocks_per_sequence"),
+        ))
+        self.missing.resize(len(self.pools))
+
+    # Rows come and go.
+
+    def add(self, prefix=None):
+        """Start a sequence in the lowest row that is not in use.
+
+        Parameters
+        ----------
+        prefix : array_like of int, optional
+            Blocks that the sequence begins with, all full; each gets one more reference. Leading zeros are holes. With
+            groups, one such list for each; all come to the same number of tokens.
+
+        Returns
+        -------
+        int
+            The row, of length 0 or of the prefix's tokens.
+
+        Raises
+        ------
+        OutOfRows
+            Every row is in use.
+        ShapeError
+            The prefix is too long, or not equally long in all groups.
+        InvalidBlock, DoubleFree
+            A prefix block is outside its pool, or held by nobody.
+        """
+        cdef vector[span[const_int32]] lists
+        cdef Integers blocks
+        keep = []
+        if prefix is not None:
+            for part in as_tuple(prefix, "prefix") if self.is_grouped else (prefix,):
+                blocks = as_integers(part, "block", InvalidBlock)
+                keep.append(blocks)
+                lists.push_back(view(blocks))
+            if lists.size() != deref(self.native).num_groups():
+                raise ShapeError(f"the prefix has {lists.size()} lists; give one for each of {self.num_groups} groups")
+        return deref(self.native).add(lists)
+
+    def fork(self, row):
+        """Start a sequence that shares all blocks of `row`; whoever writes a shared block first gets a copy.
+
+        Returns
+        -------
+        int
+            The new row, of the same length.
+
+        Raises
+        ------
+        InvalidSequence, OutOfRows
+        """
+        return deref(self.native).fork(as_row(row))
+
+    def remove(self, rows):
+        """End sequences: drop the references to their blocks, tail first.
+
+        Raises
+        ------
+        InvalidSequence
+            A row is not in use, or is named twice.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        deref(self.native).remove(view(which))
+
+    def reorder(self, rows, parents):
+        """Make ``rows[i]`` what ``parents[i]`` was before the call (beam search); parents may repeat.
+
+        Raises
+        ------
+        InvalidSequence
+            A row or parent is not in use, or a row is named twice.
+        ShapeError
+            There are not as many parents as rows.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers sources = as_integers(parents, "parent", InvalidSequence)
+        deref(self.native).reorder(view(which), view(sources))
+
+    # Tokens come and go.
+
+    def extend(self, rows, counts, out=None):
+        """Make room for ``counts[i]`` more tokens of ``rows[i]``; their lengths advance.
+
+        A row's spare capacity is used first. A block that is written and has other holders is replaced by a new one;
+        if it holds tokens of the row, `take_copies` will say so.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            Distinct rows.
+        counts : int or array_like of int
+            Tokens for each row, 0 or more; one int stands for all rows.
+        out : numpy.ndarray, optional
+            int64 or int32, contiguous, with room for all new tokens; with groups, a sequence of one for each.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 [sum(counts)], slots of the new tokens, row after row: new, or the front of `out`. With groups, a
+            tuple of one for each.
+
+        Raises
+        ------
+        OutOfBlocks
+            A pool has fewer free blocks than the rows need.
+        ShapeError
+            A count is negative, a row would be longer than it can be, `out` is too small or cannot name the slots.
+        InvalidSequence
+            A row is not in use, or is named twice.
+        """
+        return self._extend(rows, counts, out, True)
+
+    def try_extend(self, rows, counts, out=None):
+        """Do what `extend` does, but return None where blocks are short."""
+        return self._extend(rows, counts, out, False)
+
+    cdef object _extend(self, object rows, object counts, object out, bint must):
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers added = as_counts(counts, which.size, "count")
+        cdef int64_t num_tokens = deref(self.native).check_step(view(which), view(added))
+        cdef vector[SlotsOut] targets
+        cdef SlotsOut target
+        if num_tokens > MAX_TOKENS_UNASKED and self.shortage_raw(which.data, added.data, which.size) > 0:
+            if must:
+                deref(self.native).fail_out_of_blocks()
+            return None
+        arrays = self._slot_targets(out, num_tokens)
+        for array in arrays:
+            target.data = address_of(array)
+            target.size = array.size
+            target.type = SlotType.Int64 if array.itemsize == 8 else SlotType.Int32
+            targets.push_back(target)
+        if not deref(self.native).try_extend(view(which), view(added), targets):
+            if must:
+                deref(self.native).fail_out_of_blocks()
+            return None
+        return self._per_group([array if array.size == num_tokens else array[:num_tokens] for array in arrays])
+
+    cdef list _slot_targets(self, object out, int64_t num_tokens):
+        if out is None:
+            return [np.empty(num_tokens, np.int64) for _ in self.pools]
+        outs = as_tuple(out, "out") if self.is_grouped else (out,)
+        return [writable(array, 1, "out", True) for array in outs]
+
+    def shortage(self, rows, counts):
+        """Blocks that `extend` would lack; 0 means that it will succeed. Nothing changes.
+
+        Returns
+        -------
+        int
+            With groups, a tuple; groups that share a pool are served in their order.
+
+        Raises
+        ------
+        ShapeError, InvalidSequence
+            As `extend`.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers added = as_counts(counts, which.size, "count")
+        deref(self.native).shortage(view(which), view(added), self.missing)
+        return self._per_group([self.missing[group] for group in range(self.missing.size())])
+
+    cdef int64_t shortage_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n) except -1:
+        cdef int64_t most = 0
+        deref(self.native).shortage(span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), self.missing)
+        for missing in self.missing:
+            most = max(most, missing)
+        return most
+
+    def prepare(self, rows, counts, StepBuffers buffers not None):
+        """Extend rows and fill the buffers of a step, in one native call that allocates nothing.
+
+        Parameters
+        ----------
+        rows, counts
+            As `extend`.
+        buffers : StepBuffers
+            Overwritten; unchanged where the call fails.
+
+        Raises
+        ------
+        OutOfBlocks, ShapeError, InvalidSequence
+            As `extend`; ShapeError also where the buffers are too small, made for another number of groups, or of
+            int32 slots that cannot name a pool of more than 2**31.
+        """
+        if not self.try_prepare(rows, counts, buffers):
+            deref(self.native).fail_out_of_blocks()
+
+    def try_prepare(self, rows, counts, StepBuffers buffers not None):
+        """Do what `prepare` does, but return False where blocks are short, and else True."""
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers added = as_counts(counts, which.size, "count")
+        return deref(self.native).try_prepare(view(which), view(added), deref(buffers.native))
+
+    cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1:
+        return deref(self.native).try_prepare(
+            span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), deref(out.native)
+        )
+
+    def take_copies(self, group=None):
+        """Hand over the copies that copy-on-write made necessary since the last call.
+
+        Run them before anything is written, in the order given. A copy whose target was freed since is left out.
+
+        Parameters
+        ----------
+        group : int, optional
+            Of this group alone, and then not in a tuple.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 [n, 2], rows of (source, target); with groups, a tuple of one for each.
+        """
+        if group is not None:
+            return copies_array(deref(self.native).take_copies(as_int64(group, "group")))
+        return self._per_group([copies_array(deref(self.native).take_copies(g)) for g in range(len(self.pools))])
+
+    def truncate(self, rows, lengths, keep_capacity=False):
+        """Cut rows to `lengths` tokens and give blocks past the last needed one back, tail first.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            Distinct rows.
+        lengths : int or array_like of int
+            0 to the row's length; one int stands for all rows.
+        keep_capacity : bool
+            Keep the blocks: rejected draft tokens leave room for the next ones. If False, spare capacity goes too.
+
+        Raises
+        ------
+        ShapeError
+            A length is negative or longer than its row.
+        InvalidSequence
+            A row is not in use, or is named twice.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers kept = as_counts(lengths, which.size, "length")
+        deref(self.native).truncate(view(which), view(kept), bool(keep_capacity))
+
+    def release_before(self, rows, group, positions):
+        """Turn every whole block below a position into a hole: a window has moved past it.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            Distinct rows.
+        group : int
+        positions : int or array_like of int
+            0 to the row's length; one int stands for all rows.
+
+        Returns
+        -------
+        int
+            How many blocks became free.
+
+        Raises
+        ------
+        ShapeError
+            A position is negative or past its row, or there is no such group.
+        InvalidSequence
+            A row is not in use, or is named twice.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers until = as_counts(positions, which.size, "position")
+        return deref(self.native).release_before(view(which), as_int64(group, "group"), view(until))
+
+    # What the tables tell.
+
+    def length(self, row):
+        """Tokens of a row."""
+        return deref(self.native).length(as_row(row))
+
+    def lengths(self, rows):
+        """Tokens of each row: int32 [n], new."""
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef int32_t* data = NULL
+        cdef Py_ssize_t i
+        array = new_int32(which.size, &data)
+        for i in range(which.size):
+            data[i] = deref(self.native).length(which.data[i])
+        return array
+
+    def capacity(self, row):
+        """Tokens that the blocks of a row have room for, holes counted; the least of all groups."""
+        return deref(self.native).capacity(as_row(row))
+
+    def blocks(self, row, group=0):
+        """Blocks of a row: int32 [n], new; holes are 0."""
+        cdef Int32s held = deref(self.native).blocks(as_row(row), as_int64(group, "group"))
+        cdef int32_t* data = NULL
+        array = new_int32(<Py_ssize_t> held.size(), &data)
+        memcpy(data, held.data(), held.size() * sizeof(int32_t))
+        return array
+
+    def table(self, group=0):
+        """The block table of a group.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 [max_sequences + 1, max_blocks_per_sequence], a read-only view that changes with the tables. Entries
+            past the blocks of a row are 0; so is the whole last row, which padding points at.
+        """
+        cdef Py_ssize_t[2] shape = [deref(self.native).max_sequences() + 1, deref(self.native).max_blocks()]
+        return view_of(self, <void*> deref(self.native).table(as_int64(group, "group")), 2, shape, False, True)
+
+    def fill(self, rows, out, lengths=None, group=0):
+        """Write the block table of some rows, in their order, into buffers of the caller.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            n rows; they may repeat.
+        out : numpy.ndarray
+            int32 [>= n, width]; each line gets a row's blocks, then zeros; lines past n become 0.
+        lengths : numpy.ndarray, optional
+            int32 [>= n]; gets the rows' lengths, then zeros.
+        group : int
+
+        Raises
+        ------
+        ShapeError
+            `out` or `lengths` is too small for the rows and their tokens, strided within a line, or read-only.
+        InvalidSequence
+            A row is not in use.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef DenseTable target
+        table = writable(out, 2, "out", False)
+        target.blocks = <int32_t*> <size_t> table.__array_interface__["data"][0]
+        target.num_rows, target.width = table.shape
+        target.stride = table.strides[0] // 4
+        target.num_lengths = 0
+        target.lengths = NULL
+        if lengths is not None:
+            lengths = writable(lengths, 1, "lengths", False)
+            if lengths.size < which.size:
+                raise ShapeError(f"lengths has room for {lengths.size} of {which.size} rows; make it longer")
+            target.lengths = <int32_t*> address_of(lengths)
+            target.num_lengths = lengths.size
+        deref(self.native).fill(view(which), as_int64(group, "group"), target)
+
+    @property
+    def num_rows(self):
+        """Rows in use."""
+        return deref(self.native).num_rows()
+
+    @property
+    def max_sequences(self):
+        """Rows in all; also the index of the null row in `table`."""
+        return deref(self.native).max_sequences()
+
+    @property
+    def max_blocks_per_sequence(self):
+        """Blocks that a row can have in each group."""
+        return deref(self.native).max_blocks()
+
+    @property
+    def num_groups(self):
+        """Groups of layers."""
+        return deref(self.native).num_groups()
+
+    @property
+    def num_pending_copies(self):
+        """Copies that wait for `take_copies`, those that it will leave out included."""
+        return deref(self.native).num_pending_copies()
+
+    @property
+    def nbytes(self):
+        """Bytes of the native structure; they are taken from the system as rows are first used."""
+        return deref(self.native).nbytes()
+
+    def check_invariants(self, exclusive=False):
+        """Recount everything; raise PagecoreError where the tables contradict themselves or their pools.
+
+        Parameters
+        ----------
+        exclusive : bool
+            Nobody else holds blocks of the pools, so that every reference must be one of these tables.
+        """
+        deref(self.native).check_invariants(bool(exclusive))
+
+    def __repr__(self):
+        return f"BlockTables({self.num_groups} groups, block_sizes={self.block_sizes}): {self.num_rows} rows in use"
+
+    cdef object _per_group(self, list values):
+        return tuple(values) if self.is_grouped else values[0]
+
+
+def as_tuple(values, what):
+    try:
+        return tuple(values)
+    except TypeError:
+        raise ShapeError(f"{what} is {type(values).__name__}; give a sequence with one entry for each group") from None
+
+
+cdef object copies_array(const vector[BlockCopy]& copies):
+    array = np.empty((copies.size(), 2), np.int32)
+    if copies.size() > 0:
+        memcpy(address_of(array), copies.data(), copies.size() * sizeof(BlockCopy))
+    return array

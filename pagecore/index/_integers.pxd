@@ -1,0 +1,39 @@
+from libc.stdint cimport int32_t, int64_t
+
+ctypedef const int32_t const_int32  # Cython cannot spell it inside a template
+
+
+cdef class Integers:
+    """int32 values of a caller, borrowed where they can be."""
+    cdef const int32_t* data
+    cdef Py_ssize_t size
+    cdef bint is_scalar      # a bare int: one value that may stand for several
+    cdef int32_t single
+    cdef Py_buffer buffer
+    cdef bint borrowed
+
+
+# The values of `obj`, an int or anything that NumPy makes one-dimensional and integer; `error` is raised for one that
+# does not fit int32.
+cdef Integers as_integers(object obj, str what, object error)
+
+# An int64 from anything with __index__; values beyond are cut to the range's ends.
+cdef int64_t as_int64(object obj, str what) except? -1
+
+# A new int32 array and the address of its first element.
+cdef object new_int32(Py_ssize_t size, int32_t** data)
+
+# The address of element 0 of `array`, an ndarray that the caller keeps alive.
+cdef void* address_of(object array) except? NULL
+
+# A NumPy view of native memory, int32 or int64, whose base keeps `owner` alive; ndim is 1 or 2.
+cdef object view_of(object owner, void* data, int ndim, Py_ssize_t* shape, bint is_wide, bint is_readonly)
+
+# One row id; InvalidSequence where it cannot be one.
+cdef int32_t as_row(object row) except? -1
+
+# `counts` as one value for each of n rows: a bare int stands for all.
+cdef Integers as_counts(object counts, Py_ssize_t n, str what)
+
+# A buffer that the caller lends for writing: an ndarray that shares its memory, of int32 (or int64 where `wide_too`).
+cdef object writable(object out, int ndim, str what, bint wide_too)

@@ -1,0 +1,191 @@
+"""Integers of the caller, as native code wants them."""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.long cimport PyLong_CheckExact
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t
+
+from operator import index
+
+import numpy as np
+
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+
+cdef object ndarray = np.ndarray
+cdef object empty = np.empty
+cdef object int32 = np.dtype(np.int32)
+cdef object int64 = np.dtype(np.int64)
+
+
+@cython.freelist(16)
+cdef class Integers:
+    def __dealloc__(self):
+        if self.borrowed:
+            PyBuffer_Release(&self.buffer)
+
+
+cdef Integers as_integers(object obj, str what, object error):
+    cdef Integers values = Integers.__new__(Integers)
+    cdef int64_t wide
+    if PyLong_CheckExact(obj):
+        wide = as_int64(obj, what)
+        if wide > INT32_MAX or wide < INT32_MIN:
+            raise error(f"{what} {obj} does not fit 32 bits; give a value that an earlier call handed out")
+        values.single = <int32_t> wide
+        values.data = &values.single
+        values.size = 1
+        values.is_scalar = True
+        return values
+    if type(obj) is not ndarray or not borrow(values, obj):
+        array = int32_array(obj, what, error)
+        values.is_scalar = array.ndim == 0
+        borrow(values, array.reshape(-1))
+    return values
+
+
+cdef bint borrow(Integers values, object array) except -1:
+    """Whether the array is C-contiguous int32 [n]; then values points into it and keeps it alive."""
+    try:
+        PyObject_GetBuffer(array, &values.buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+    except (ValueError, BufferError):
+        return False
+    values.borrowed = True
+    if values.buffer.ndim == 1 and values.buffer.format[0] == b"i" and values.buffer.format[1] == 0:
+        values.data = <const int32_t*> values.buffer.buf
+        values.size = values.buffer.shape[0]
+        return True
+    PyBuffer_Release(&values.buffer)
+    values.borrowed = False
+    return False
+
+
+def int32_array(obj, what, error):
+    """A C-contiguous int32 array, 0-d or 1-d, of anything that holds integers."""
+    try:
+        array = np.asarray(obj)
+    except ValueError as ragged:
+        raise ShapeError(f"{what}s must be one int or one list of ints: {ragged}") from None
+    if array.ndim > 1:
+        raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
+    if array.size == 0:
+        return np.zeros(0, np.int32)
+    if array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat):
+        raise error(f"{what} {max(array.flat, key=abs)} does not fit 32 bits; give values that an earlier call handed out")
+    if array.dtype.kind not in "iu":
+        raise UnsupportedDtype(f"{what}s have dtype {array.dtype}; give integers")
+    for value in (array.max(), array.min()):
+        if not INT32_MIN <= int(value) <= INT32_MAX:
+            raise error(f"{what} {value} does not fit 32 bits; give values that an earlier call handed out")
+    return np.ascontiguousarray(array, np.int32) if array.ndim else array.astype(np.int32)
+
+
+cdef int64_t as_int64(object obj, str what) except? -1:
+    cdef int overflow = 0
+    cdef long long value
+    if not PyLong_CheckExact(obj):
+        try:
+            obj = index(obj)
+        except TypeError:
+            raise UnsupportedDtype(f"{what} is {type(obj).__name__}; give an int") from None
+    value = PyLong_AsLongLongAndOverflow(obj, &overflow)
+    if overflow:
+        return INT64_MAX if overflow > 0 else INT64_MIN
+    return value
+
+
+cdef object new_int32(Py_ssize_t size, int32_t** data):
+    array = empty(size, int32)
+    data[0] = <int32_t*> address_of(array)
+    return array
+
+
+cdef void* address_of(object array) except? NULL:
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(array, &buffer, PyBUF_ANY_CONTIGUOUS)
+    cdef void* address = buffer.buf
+    PyBuffer_Release(&buffer)
+    return address
+
+
+cdef int32_t as_row(object row) except? -1:
+    cdef int64_t value = as_int64(row, "row")
+    if value < 0 or value > INT32_MAX:
+        raise InvalidSequence(f"row {row} is not in use; use a row that add or fork returned")
+    return <int32_t> value
+
+
+cdef Integers as_counts(object counts, Py_ssize_t n, str what):
+    cdef Integers values = as_integers(counts, what, ShapeError)
+    if values.is_scalar and n != 1:
+        return as_integers(np.full(n, values.data[0], int32), what, ShapeError)
+    return values
+
+
+cdef object writable(object out, int ndim, str what, bint wide_too):
+    try:
+        array = np.asarray(out, copy=False)
+    except (ValueError, TypeError) as error:
+        raise ShapeError(f"{what} cannot be written in place: {error}; give a NumPy array") from None
+    if array.dtype != int32 and not (wide_too and array.dtype == int64):
+        raise UnsupportedDtype(f"{what} has dtype {array.dtype}; give int32{' or int64' if wide_too else ''}")
+    if array.ndim != ndim:
+        raise ShapeError(f"{what} has shape {array.shape}; give {ndim} dimensions")
+    if array.shape[ndim - 1] > 1 and array.strides[ndim - 1] != array.itemsize:
+        raise ShapeError(f"{what} has strides {array.strides}; its last axis must be contiguous")
+    if not array.flags.writeable:
+        raise ShapeError(f"{what} is read-only; give an array that can be written")
+    if not array.flags.aligned:
+        raise ShapeError(f"{what} is not aligned to its items; give an array of its own")
+    return array
+
+
+cdef class NativeMemory:
+    """Memory of a native structure, for NumPy to view."""
+    cdef object owner
+    cdef void* data
+    cdef int ndim
+    cdef bint is_wide
+    cdef bint is_readonly
+    cdef Py_ssize_t[2] shape
+    cdef Py_ssize_t[2] strides
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        if self.is_readonly and flags & PyBUF_WRITABLE == PyBUF_WRITABLE:
+            raise BufferError("this memory belongs to the block tables and is read-only; copy it")
+        buffer.obj = self
+        buffer.buf = self.data
+        buffer.itemsize = 8 if self.is_wide else 4
+        buffer.format = (b"l" if sizeof(long) == 8 else b"q") if self.is_wide else b"i"
+        buffer.ndim = self.ndim
+        buffer.shape = self.shape
+        buffer.strides = self.strides
+        buffer.suboffsets = NULL
+        buffer.len = self.shape[0] * self.strides[0]
+        buffer.readonly = self.is_readonly
+        buffer.internal = NULL
+
+
+cdef object view_of(object owner, void* data, int ndim, Py_ssize_t* shape, bint is_wide, bint is_readonly):
+    cdef NativeMemory memory = NativeMemory.__new__(NativeMemory)
+    cdef Py_ssize_t stride = 8 if is_wide else 4
+    memory.owner = owner
+    memory.data = data
+    memory.ndim = ndim
+    memory.is_wide = is_wide
+    memory.is_readonly = is_readonly
+    cdef int axis
+    for axis in range(ndim - 1, -1, -1):
+        memory.shape[axis] = shape[axis]
+        memory.strides[axis] = stride
+        stride *= shape[axis]
+    return np.asarray(memory)

@@ -1,0 +1,124 @@
+// Physical blocks, reference-counted.
+//
+// I1: ref_count_[b] > 0: held by that many; == 0: free, and in free_ exactly once; == kRetired: in exactly one chain.
+// I2: block 0 (the null block) has count 0, and is neither in free_ nor in a chain.
+// I3: num_free + num_used + num_retired == num_blocks - 1.
+// I4: no chain of retired_ is empty; a chain runs from head to tail through next_, in the order of retirement.
+// States: free -> held (allocate) -> shared (share) -> held (free) -> free (free)
+//                                                      held -> retired (retire) -> free (reclaim).
+// All or nothing: a list with one bad block, be it bad only because an earlier entry dropped the last reference, undoes
+// what the earlier entries did, to the bit.
+// Cost: O(n) for n blocks (allocate and free O(n log64 N) in address order), nothing is allocated after construction but
+// one small node for each step with retired blocks. Memory: 12 bytes a block, taken as blocks are first used.
+// Threads: every call takes mutex_; a Transaction keeps it over several calls.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+
+#include "pagecore/index/free_list.hpp"
+#include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/ids.hpp"
+
+namespace pagecore {
+
+class BlockPool {
+ public:
+  class Transaction;
+
+  // `num_blocks` counts the null block.
+  BlockPool(int64_t num_blocks, Order order);
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // Takes out.size() blocks, or none: returns false when fewer are free.
+  [[nodiscard]] bool try_allocate(std::span<BlockId> out);
+  // One more reference to each.
+  void share(std::span<const BlockId> blocks);
+  // One reference less to each; returns how many blocks became free.
+  BlockId free(std::span<const BlockId> blocks);
+  // One reference less to each; those that nobody holds any more wait for reclaim(step). Returns how many those are.
+  BlockId retire(std::span<const BlockId> blocks, int64_t step);
+  // Frees what was retired at `step` or before, oldest step first; returns how many blocks that were.
+  BlockId reclaim(int64_t step);
+
+  // Holders of a block; 0 where it is free, retired or the null block.
+  [[nodiscard]] int32_t ref_count(int64_t block) const;
+  // The same for every block; out.size() == num_blocks().
+  void copy_ref_counts(std::span<int32_t> out) const;
+
+  [[nodiscard]] BlockId num_blocks() const { return num_blocks_; }
+  [[nodiscard]] Order order() const { return order_; }
+  [[nodiscard]] BlockId num_free() const;
+  [[nodiscard]] BlockId num_used() const;
+  [[nodiscard]] BlockId num_retired() const;
+  [[nodiscard]] size_t nbytes() const;
+  void check_invariants() const;
+
+ private:
+  static constexpr int32_t kRetired = -1;
+  struct Chain {
+    BlockId head = kNullBlock;
+    BlockId tail = kNullBlock;
+  };
+
+  // Not true of the null block either, whose count stays 0.
+  [[nodiscard]] bool is_held(BlockId block) const {
+    return static_cast<uint32_t>(block) < static_cast<uint32_t>(num_blocks_) &&
+           ref_count_[static_cast<size_t>(block)] > 0;
+  }
+  [[noreturn, gnu::cold]] void refuse(BlockId block, const char* verb) const;
+  void undo_shares(std::span<const BlockId> blocks);
+  void undo_drops(std::span<const BlockId> blocks);
+  void undo_retirements(std::span<const BlockId> blocks, Chain& chain, Chain before);
+  void append(Chain& chain, BlockId block);
+  void check_chains() const;
+
+  const BlockId num_blocks_;
+  const Order order_;
+  mutable std::mutex mutex_;
+  BlockId num_retired_ = 0;
+  FreeList free_;
+  ZeroedArray<int32_t> ref_count_;
+  ZeroedArray<BlockId> next_;  // of a retired block, in its chain
+  std::map<int64_t, Chain> retired_;
+};
+
+// Many small operations under one lock. It is lockable: make it once, hold it with std::lock_guard over each batch; other
+// members may be called only meanwhile. Nothing is checked here: the caller knows its blocks. Who holds several pools
+// locks them in the order of their addresses.
+class BlockPool::Transaction {
+ public:
+  explicit Transaction(BlockPool& pool) : pool_(&pool) {}
+
+  void lock() { pool_->mutex_.lock(); }
+  void unlock() { pool_->mutex_.unlock(); }
+
+  [[nodiscard]] const BlockPool* pool() const { return pool_; }
+  [[nodiscard]] BlockId num_blocks() const { return pool_->num_blocks_; }
+  [[nodiscard]] BlockId num_free() const { return pool_->free_.size(); }
+  [[nodiscard]] int32_t ref_count(BlockId block) const { return pool_->ref_count_[static_cast<size_t>(block)]; }
+
+  // num_free() > 0.
+  [[nodiscard]] BlockId take() {
+    BlockId block;
+    pool_->free_.take({&block, 1});
+    pool_->ref_count_[static_cast<size_t>(block)] = 1;
+    return block;
+  }
+  // ref_count(block) > 0.
+  void share(BlockId block) { ++pool_->ref_count_[static_cast<size_t>(block)]; }
+  // ref_count(block) > 0; returns whether the block became free.
+  bool drop(BlockId block) {
+    if (--pool_->ref_count_[static_cast<size_t>(block)] > 0) return false;
+    pool_->free_.push(block);
+    return true;
+  }
+
+ private:
+  BlockPool* pool_;
+};
+
+}  // namespace pagecore

@@ -1,0 +1,281 @@
+// Rows: made, forked, reordered, cut, removed. What a step does is in block_tables_step.cpp.
+#include "pagecore/index/block_tables.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr size_t kMaxGroups = 4096;
+
+int32_t checked_size(const char* name, int64_t value, int64_t most) {
+  PC_EXPECTS(value >= 1 && value <= most, ShapeError, name, " is ", value, "; use 1 to ", most);
+  return static_cast<int32_t>(value);
+}
+
+TokenCount longest(const std::vector<int64_t>& block_sizes, int64_t max_blocks) {
+  int64_t length = kMaxInt32;
+  for (const int64_t size : block_sizes) length = std::min(length, checked_size("block_size", size, kMaxInt32) * max_blocks);
+  return static_cast<TokenCount>(length);
+}
+
+std::vector<std::shared_ptr<BlockPool>> distinct(std::vector<std::shared_ptr<BlockPool>> pools) {
+  std::sort(pools.begin(), pools.end(), [](const auto& a, const auto& b) { return std::less<>{}(a.get(), b.get()); });
+  pools.erase(std::unique(pools.begin(), pools.end()), pools.end());
+  return pools;
+}
+
+}  // namespace
+
+BlockTables::Group::Group(size_t pool, BlockId num_blocks, TokenCount block_size, size_t num_rows, size_t max_blocks)
+    : pool(pool), block_size(block_size), table((num_rows + 1) * max_blocks), runs(num_rows), copies(num_blocks) {}
+
+BlockTables::BlockTables(std::vector<std::shared_ptr<BlockPool>> pools, std::vector<int64_t> block_sizes,
+                         int64_t max_sequences, int64_t max_blocks_per_sequence)
+    : max_sequences_(checked_size("max_sequences", max_sequences, kMaxInt32 - 1)),
+      max_blocks_(checked_size("max_blocks_per_sequence", max_blocks_per_sequence, kMaxInt32)),
+      max_length_(longest(block_sizes, max_blocks_)),
+      owners_(distinct(pools)),
+      rows_(static_cast<size_t>(max_sequences_)),
+      free_rows_(max_sequences_ + 1, Order::Address) {
+  PC_EXPECTS(!pools.empty() && pools.size() <= kMaxGroups, ShapeError, pools.size(), " pools are given; use 1 to ", kMaxGroups);
+  PC_EXPECTS(pools.size() == block_sizes.size(), ShapeError, block_sizes.size(), " block sizes are given for ",
+             pools.size(), " pools; give one for each");
+  for (const auto& owner : owners_) pools_.emplace_back(*owner);
+  groups_.reserve(pools.size());
+  for (size_t i = 0; i < pools.size(); ++i) {
+    const auto owner = std::find(owners_.begin(), owners_.end(), pools[i]);
+    groups_.emplace_back(static_cast<size_t>(owner - owners_.begin()), pools[i]->num_blocks(),
+                         static_cast<TokenCount>(block_sizes[i]), static_cast<size_t>(max_sequences_),
+                         static_cast<size_t>(max_blocks_));
+  }
+}
+
+BlockTables::~BlockTables() {
+  const PoolsLock lock(pools_);
+  for (Group& group : groups_) {
+    for (RowId row = 0; row < max_sequences_ && num_rows() > 0; ++row) {
+      const BlockId* blocks = entries(group, row);
+      for (int32_t i = group.runs[static_cast<size_t>(row)].count; i-- > 0;) {
+        // A block that somebody else gave back wrongly is left alone: a destructor has nobody to tell.
+        if (blocks[i] != kNullBlock && pool_of(group).ref_count(blocks[i]) > 0) pool_of(group).drop(blocks[i]);
+      }
+    }
+  }
+}
+
+// Checks.
+
+void BlockTables::check_row(RowId row) const {
+  PC_EXPECTS(row >= 0 && row < max_sequences_ && rows_[static_cast<size_t>(row)].is_used, InvalidSequence, "row ", row,
+             " is not in use; use a row that add or fork returned and that was not removed since");
+}
+
+void BlockTables::check_rows(Rows rows) {
+  ++num_calls_;
+  for (const RowId row : rows) {
+    check_row(row);
+    uint64_t& seen = rows_[static_cast<size_t>(row)].seen;
+    PC_EXPECTS(seen != num_calls_, InvalidSequence, "row ", row, " is named twice in one call; name each row once");
+    seen = num_calls_;
+  }
+}
+
+void BlockTables::check_group(int64_t group) const {
+  PC_EXPECTS(group >= 0 && group < static_cast<int64_t>(groups_.size()), ShapeError, "group ", group,
+             " is not one of the tables' ", groups_.size(), " groups; they start at 0");
+}
+
+void BlockTables::check_room(int64_t tokens, RowId row) const {
+  PC_EXPECTS(tokens <= max_length_, ShapeError, "row ", row, " would have ", tokens, " tokens; a row holds at most ",
+             max_length_, ", from max_blocks_per_sequence and the block sizes");
+}
+
+void BlockTables::check_held(const Group& group, RowId row, int32_t from, int32_t to) const {
+  const BlockId* blocks = entries(group, row);
+  for (int32_t i = std::max(from, group.runs[static_cast<size_t>(row)].num_holes); i < to; ++i) {
+    PC_EXPECTS(blocks[i] == kNullBlock || pool_of(group).ref_count(blocks[i]) > 0, DoubleFree, "block ", blocks[i],
+               " of row ", row, " was given back to its pool by somebody else; free only references of your own");
+  }
+}
+
+void BlockTables::check_shareable(const Group& group, RowId row, int64_t times) const {
+  const Run& run = group.runs[static_cast<size_t>(row)];
+  check_held(group, row, 0, run.count);
+  const BlockId* blocks = entries(group, row);
+  for (int32_t i = run.num_holes; i < run.count; ++i) {
+    PC_EXPECTS(blocks[i] == kNullBlock || pool_of(group).ref_count(blocks[i]) <= kMaxInt32 - times, ShapeError, "block ",
+               blocks[i], " of row ", row, " has too many holders to be shared again; remove some");
+  }
+}
+
+int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> prefix) const {
+  if (prefix.empty()) return 0;
+  PC_EXPECTS(prefix.size() == groups_.size(), ShapeError, "the prefix has blocks for ", prefix.size(), " groups of ",
+             groups_.size(), "; give one list for each");
+  const int64_t length = static_cast<int64_t>(prefix[0].size()) * groups_[0].block_size.divisor();
+  for (size_t i = 0; i < prefix.size(); ++i) {
+    const int64_t tokens = static_cast<int64_t>(prefix[i].size()) * groups_[i].block_size.divisor();
+    PC_EXPECTS(tokens == length, ShapeError, "the prefix has ", tokens, " tokens in group ", i, " and ", length,
+               " in group 0; give blocks for the same tokens");
+    PC_EXPECTS(tokens <= max_length_, ShapeError, "the prefix has ", tokens, " tokens; a row holds at most ", max_length_,
+               ", from max_blocks_per_sequence and the block sizes");
+  }
+  return length;
+}
+
+void BlockTables::check_prefix_blocks(const Group& group, std::span<const BlockId> blocks) const {
+  const BlockPool::Transaction& pool = pool_of(group);
+  bool is_hole = true;
+  for (const BlockId block : blocks) {
+    is_hole = is_hole && block == kNullBlock;
+    if (is_hole) continue;
+    PC_EXPECTS(block > kNullBlock && block < pool.num_blocks(), InvalidBlock, "block ", block,
+               " cannot be in a prefix; ids run from 1 to ", pool.num_blocks() - 1, ", and 0 may only lead");
+    const int32_t count = pool.ref_count(block);
+    PC_EXPECTS(count > 0, DoubleFree, "block ", block, " of a prefix is held by nobody; only held blocks can be shared");
+    PC_EXPECTS(count <= kMaxInt32 - static_cast<int64_t>(blocks.size() * groups_.size()), ShapeError, "block ", block,
+               " has too many holders to be shared again; remove some");
+  }
+}
+
+void BlockTables::check_row_left() const {
+  PC_EXPECTS(free_rows_.size() > 0, OutOfRows, "all ", max_sequences_, " rows are in use; remove one or raise max_sequences");
+}
+
+// Rows come and go.
+
+RowId BlockTables::take_row(TokenCount length) {
+  BlockId id = kNullBlock;
+  free_rows_.take({&id, 1});
+  const RowId row = id - 1;
+  rows_[static_cast<size_t>(row)].length = length;
+  rows_[static_cast<size_t>(row)].is_used = true;
+  return row;
+}
+
+RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix) {
+  const int64_t length = check_prefix(prefix);
+  check_row_left();
+  const PoolsLock lock(pools_);
+  for (size_t i = 0; i < prefix.size(); ++i) check_prefix_blocks(groups_[i], prefix[i]);
+  const RowId row = take_row(static_cast<TokenCount>(length));
+  for (size_t i = 0; i < prefix.size(); ++i) {
+    Group& group = groups_[i];
+    std::copy(prefix[i].begin(), prefix[i].end(), entries(group, row));
+    const auto first = std::find_if(prefix[i].begin(), prefix[i].end(), [](BlockId block) { return block != kNullBlock; });
+    for (const BlockId block : prefix[i].subspan(static_cast<size_t>(first - prefix[i].begin()))) pool_of(group).share(block);
+    group.runs[static_cast<size_t>(row)] = {static_cast<int32_t>(prefix[i].size()),
+                                            static_cast<int32_t>(first - prefix[i].begin())};
+  }
+  return row;
+}
+
+RowId BlockTables::fork(RowId parent) {
+  check_row(parent);
+  check_row_left();
+  const PoolsLock lock(pools_);
+  for (const Group& group : groups_) check_shareable(group, parent, static_cast<int64_t>(groups_.size()));
+  const RowId row = take_row(rows_[static_cast<size_t>(parent)].length);
+  for (Group& group : groups_) {
+    const Run run = group.runs[static_cast<size_t>(parent)];
+    const BlockId* blocks = entries(group, parent);
+    std::copy(blocks + run.num_holes, blocks + run.count, entries(group, row) + run.num_holes);
+    for (int32_t i = run.num_holes; i < run.count; ++i) {
+      if (blocks[i] != kNullBlock) pool_of(group).share(blocks[i]);
+    }
+    group.runs[static_cast<size_t>(row)] = run;
+  }
+  return row;
+}
+
+int64_t BlockTables::drop_blocks(Group& group, RowId row, int32_t from, int32_t to) {
+  BlockPool::Transaction& pool = pool_of(group);
+  BlockId* blocks = entries(group, row);
+  int64_t freed = 0;
+  for (int32_t i = to; i-- > from;) {
+    const BlockId block = blocks[i];
+    if (block == kNullBlock) continue;
+    PC_ASSERT(pool.ref_count(block) > 0);
+    blocks[i] = kNullBlock;
+    if (!pool.drop(block)) continue;
+    group.copies.drop(block);
+    ++freed;
+  }
+  return freed;
+}
+
+void BlockTables::shrink(Group& group, RowId row, int32_t count) {
+  Run& run = group.runs[static_cast<size_t>(row)];
+  if (count >= run.count) return;
+  drop_blocks(group, row, std::max(count, run.num_holes), run.count);
+  run = {count, std::min(count, run.num_holes)};
+}
+
+void BlockTables::remove(Rows rows) {
+  check_rows(rows);
+  const PoolsLock lock(pools_);
+  for (const Group& group : groups_) {
+    for (const RowId row : rows) check_held(group, row, 0, group.runs[static_cast<size_t>(row)].count);
+  }
+  for (Group& group : groups_) {
+    for (const RowId row : rows) shrink(group, row, 0);
+  }
+  for (const RowId row : rows) {
+    rows_[static_cast<size_t>(row)].length = 0;
+    rows_[static_cast<size_t>(row)].is_used = false;
+    free_rows_.push(row + 1);
+  }
+}
+
+void BlockTables::truncate(Rows rows, Counts lengths, bool keep_capacity) {
+  PC_EXPECTS(rows.size() == lengths.size(), ShapeError, lengths.size(), " lengths are given for ", rows.size(),
+             " rows; give one for each, or one for all");
+  check_rows(rows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const TokenCount length = rows_[static_cast<size_t>(rows[i])].length;
+    PC_EXPECTS(lengths[i] >= 0 && lengths[i] <= length, ShapeError, "row ", rows[i], " cannot be cut to ", lengths[i],
+               " tokens; it has ", length, ", use 0 to ", length);
+  }
+  const PoolsLock lock(pools_);
+  for (size_t g = 0; g < groups_.size() && !keep_capacity; ++g) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      check_held(groups_[g], rows[i], groups_[g].block_size.ceil(lengths[i]),
+                 groups_[g].runs[static_cast<size_t>(rows[i])].count);
+    }
+  }
+  for (size_t g = 0; g < groups_.size() && !keep_capacity; ++g) {
+    for (size_t i = 0; i < rows.size(); ++i) shrink(groups_[g], rows[i], groups_[g].block_size.ceil(lengths[i]));
+  }
+  for (size_t i = 0; i < rows.size(); ++i) rows_[static_cast<size_t>(rows[i])].length = lengths[i];
+}
+
+int64_t BlockTables::release_before(Rows rows, int64_t group_index, Counts positions) {
+  check_group(group_index);
+  PC_EXPECTS(rows.size() == positions.size(), ShapeError, positions.size(), " positions are given for ", rows.size(),
+             " rows; give one for each, or one for all");
+  check_rows(rows);
+  Group& group = groups_[static_cast<size_t>(group_index)];
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const TokenCount length = rows_[static_cast<size_t>(rows[i])].length;
+    PC_EXPECTS(positions[i] >= 0 && positions[i] <= length, ShapeError, "row ", rows[i], " has ", length,
+               " tokens; position ", positions[i], " is not among them, use 0 to ", length);
+  }
+  const PoolsLock lock(pools_);
+  for (size_t i = 0; i < rows.size(); ++i) check_held(group, rows[i], 0, group.block_size.floor(positions[i]));
+  int64_t freed = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Run& run = group.runs[static_cast<size_t>(rows[i])];
+    const int32_t num_holes = group.block_size.floor(positions[i]);
+    freed += drop_blocks(group, rows[i], run.num_holes, num_holes);
+    run.num_holes = std::max(run.num_holes, num_holes);
+  }
+  return freed;
+}
+
+}  // namespace pagecore

@@ -1,0 +1,128 @@
+// What the tables tell: lengths, blocks, dense tables, copies to run, and whether they are sound.
+#include <algorithm>
+
+#include "pagecore/index/block_tables.hpp"
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore {
+
+TokenCount BlockTables::length(RowId row) const {
+  check_row(row);
+  return rows_[static_cast<size_t>(row)].length;
+}
+
+int64_t BlockTables::capacity(RowId row) const {
+  check_row(row);
+  int64_t capacity = INT64_MAX;
+  for (const Group& group : groups_) {
+    capacity = std::min(capacity, int64_t{group.runs[static_cast<size_t>(row)].count} * group.block_size.divisor());
+  }
+  return capacity;
+}
+
+std::span<const BlockId> BlockTables::blocks(RowId row, int64_t group_index) const {
+  check_row(row);
+  check_group(group_index);
+  const Group& group = groups_[static_cast<size_t>(group_index)];
+  return {entries(group, row), static_cast<size_t>(group.runs[static_cast<size_t>(row)].count)};
+}
+
+const BlockId* BlockTables::table(int64_t group) const {
+  check_group(group);
+  return groups_[static_cast<size_t>(group)].table.data();
+}
+
+void BlockTables::fill(Rows rows, int64_t group_index, const DenseTable& out) const {
+  check_group(group_index);
+  const Group& group = groups_[static_cast<size_t>(group_index)];
+  PC_EXPECTS(static_cast<int64_t>(rows.size()) <= out.num_rows, ShapeError, rows.size(), " rows do not fit a block table of ",
+             out.num_rows, " rows; make it taller");
+  for (const RowId row : rows) {
+    check_row(row);
+    const int32_t needed = group.block_size.ceil(rows_[static_cast<size_t>(row)].length);
+    PC_EXPECTS(needed <= out.width, ShapeError, "row ", row, " has tokens in ", needed, " blocks; the block table is ",
+               out.width, " wide, make it wider");
+  }
+  for (int64_t i = 0; i < out.num_rows; ++i) {
+    BlockId* const line = out.blocks + i * out.stride;
+    int64_t count = 0;
+    if (i < static_cast<int64_t>(rows.size())) {
+      const RowId row = rows[static_cast<size_t>(i)];
+      count = std::min<int64_t>(group.runs[static_cast<size_t>(row)].count, out.width);
+      std::copy_n(entries(group, row), count, line);
+    }
+    std::fill(line + count, line + out.width, kNullBlock);
+  }
+  for (int64_t i = 0; i < out.num_lengths; ++i) {
+    const bool is_row = i < static_cast<int64_t>(rows.size());
+    out.lengths[i] = is_row ? rows_[static_cast<size_t>(rows[static_cast<size_t>(i)])].length : 0;
+  }
+}
+
+std::vector<BlockCopy> BlockTables::take_copies(int64_t group_index) {
+  check_group(group_index);
+  Group& group = groups_[static_cast<size_t>(group_index)];
+  if (group.copies.size() == 0) return {};
+  const PoolsLock lock(pools_);
+  return group.copies.take([&](BlockId block) { return pool_of(group).ref_count(block) > 0; });
+}
+
+size_t BlockTables::num_pending_copies() const {
+  size_t count = 0;
+  for (const Group& group : groups_) count += group.copies.size();
+  return count;
+}
+
+size_t BlockTables::nbytes() const {
+  size_t nbytes = sizeof(*this) + rows_.nbytes() + free_rows_.nbytes() + groups_.capacity() * sizeof(Group);
+  for (const Group& group : groups_) nbytes += group.table.nbytes() + group.runs.nbytes() + group.copies.nbytes();
+  return nbytes;
+}
+
+void BlockTables::check_invariants(bool exclusive) const {
+  std::vector<bool> is_free(static_cast<size_t>(max_sequences_));
+  free_rows_.check_invariants();
+  free_rows_.for_each([&](BlockId id) { is_free[static_cast<size_t>(id - 1)] = true; });
+  for (size_t row = 0; row < is_free.size(); ++row) {
+    PC_ASSERT(is_free[row] != rows_[row].is_used);
+    PC_ASSERT(rows_[row].length >= 0 && rows_[row].length <= (rows_[row].is_used ? max_length_ : 0));
+  }
+  for (const Group& group : groups_) check_group_invariants(group);
+  check_references(exclusive);
+}
+
+void BlockTables::check_group_invariants(const Group& group) const {
+  group.copies.check_invariants();
+  for (RowId row = 0; row <= max_sequences_; ++row) {
+    const bool is_null_row = row == max_sequences_;
+    const Run run = is_null_row ? Run{0, 0} : group.runs[static_cast<size_t>(row)];
+    PC_ASSERT(0 <= run.num_holes && run.num_holes <= run.count && run.count <= max_blocks_);
+    PC_ASSERT(is_null_row || rows_[static_cast<size_t>(row)].is_used || run.count == 0);
+    PC_ASSERT(is_null_row || rows_[static_cast<size_t>(row)].length <= int64_t{run.count} * group.block_size.divisor());
+    const BlockId* blocks = entries(group, row);
+    for (int32_t i = 0; i < max_blocks_; ++i) {
+      PC_ASSERT(blocks[i] >= kNullBlock && blocks[i] < pool_of(group).num_blocks());
+      PC_ASSERT(blocks[i] == kNullBlock || (i >= run.num_holes && i < run.count));
+    }
+  }
+}
+
+void BlockTables::check_references(bool exclusive) const {
+  const PoolsLock lock(pools_);
+  for (size_t pool = 0; pool < pools_.size(); ++pool) {
+    std::vector<int32_t> held(static_cast<size_t>(pools_[pool].num_blocks()));
+    for (const Group& group : groups_) {
+      for (RowId row = 0; row < max_sequences_ && group.pool == pool; ++row) {
+        const BlockId* blocks = entries(group, row);
+        for (int32_t i = 0; i < group.runs[static_cast<size_t>(row)].count; ++i) held[static_cast<size_t>(blocks[i])] += 1;
+      }
+    }
+    for (BlockId block = 1; block < pools_[pool].num_blocks(); ++block) {
+      const int32_t counted = std::max(pools_[pool].ref_count(block), 0);
+      PC_ASSERT(held[static_cast<size_t>(block)] <= counted);
+      PC_ASSERT(!exclusive || held[static_cast<size_t>(block)] == counted);
+    }
+  }
+}
+
+}  // namespace pagecore

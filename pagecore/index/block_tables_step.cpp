@@ -1,0 +1,236 @@
+// A step: blocks for the new tokens of many rows, and what the forward pass must know about them.
+//
+// count_blocks finds out whether every pool can serve; only then commit_step changes anything, and cannot fail. Both walk
+// the same blocks of a row, those that the new tokens touch:
+//
+//   block size 4, length 6, 7 new tokens, spare block 5     tokens  4 5 6 7 | 8 9 ...  | 12
+//                                                                   block 3 | block 5  | new
+//   first = 1: has tokens, copied if shared    held = 3: from here on new    last = 4
+#include <algorithm>
+#include <numeric>
+
+#include "pagecore/index/block_tables.hpp"
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore {
+
+int64_t BlockTables::check_step(Rows rows, Counts counts) {
+  PC_EXPECTS(rows.size() == counts.size(), ShapeError, counts.size(), " counts are given for ", rows.size(),
+             " rows; give one for each, or one for all");
+  check_rows(rows);
+  int64_t total = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    PC_EXPECTS(counts[i] >= 0, ShapeError, "row ", rows[i], " cannot be extended by ", counts[i], " tokens; use 0 or more");
+    check_room(int64_t{rows_[static_cast<size_t>(rows[i])].length} + counts[i], rows[i]);
+    total += counts[i];
+  }
+  return total;
+}
+
+void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tokens) const {
+  constexpr int64_t kMaxNarrowSlots = int64_t{1} << 31;
+  PC_EXPECTS(out.size() == groups_.size(), ShapeError, "slots of ", out.size(), " groups can be written; the tables have ",
+             groups_.size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    PC_EXPECTS(out[i].size >= num_tokens, ShapeError, "the slots of group ", i, " have room for ", out[i].size,
+               " tokens; the step has ", num_tokens);
+    const int64_t num_slots = int64_t{pool_of(groups_[i]).num_blocks()} * groups_[i].block_size.divisor();
+    PC_EXPECTS(out[i].type == SlotType::Int64 || num_slots <= kMaxNarrowSlots, ShapeError, "group ", i, " has ", num_slots,
+               " slots, more than int32 can name; use int64 slots or a smaller pool");
+  }
+}
+
+BlockTables::Touched BlockTables::touched(const Group& group, RowId row, TokenCount count) const {
+  const TokenCount length = rows_[static_cast<size_t>(row)].length;
+  const int32_t held = group.runs[static_cast<size_t>(row)].count;
+  return {group.block_size.floor(length), held, count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
+}
+
+// Counting.
+
+// Sets `needed` and `available` of each group; returns whether the pools suffice.
+bool BlockTables::count_blocks(Rows rows, Counts counts) {
+  for (Group& group : groups_) count_upper(group, rows, counts);
+  if (divide_available()) return true;
+  for (size_t pool = 0; pool < pools_.size(); ++pool) correct_shared(pool, rows, counts);
+  return divide_available();
+}
+
+// Takes every touch of a shared block for a copy, which is too many where all its holders touch it.
+void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
+  const BlockPool::Transaction& pool = pool_of(group);
+  int64_t needed = 0;
+  int64_t num_shared = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Touched span = touched(group, rows[i], counts[i]);
+    const BlockId* blocks = entries(group, rows[i]);
+    for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
+      const int32_t holders = blocks[at] == kNullBlock ? 0 : pool.ref_count(blocks[at]);
+      needed += holders != 1;
+      num_shared += holders > 1;
+      if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]] check_held(group, rows[i], at, at + 1);
+    }
+    needed += std::max(span.last - span.held, 0);
+  }
+  group.needed = needed;
+  group.num_shared = num_shared;
+}
+
+// The last holder of a shared block writes in place: of t touches of a block with r holders, only min(t, r - 1) copy.
+// Blocks are taken group after group, so it is the last group that needs one less.
+void BlockTables::correct_shared(size_t pool_index, Rows rows, Counts counts) {
+  BlockPool::Transaction& pool = pools_[pool_index];
+  shared_.clear();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].pool != pool_index) continue;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const Touched span = touched(groups_[g], rows[i], counts[i]);
+      const BlockId* blocks = entries(groups_[g], rows[i]);
+      for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
+        if (blocks[at] != kNullBlock && pool.ref_count(blocks[at]) > 1) shared_.push_back({blocks[at], static_cast<uint32_t>(g)});
+      }
+    }
+  }
+  std::sort(shared_.begin(), shared_.end());
+  int64_t touches = 0;
+  for (size_t i = 0; i < shared_.size(); ++i) {
+    touches = i > 0 && shared_[i - 1].block == shared_[i].block ? touches + 1 : 1;
+    groups_[shared_[i].group].needed -= touches >= pool.ref_count(shared_[i].block);
+  }
+}
+
+// Groups are served in order, each from what those before it left of its pool.
+bool BlockTables::divide_available() {
+  bool suffices = true;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    int64_t available = pool_of(groups_[g]).num_free();
+    for (size_t before = 0; before < g; ++before) {
+      const Group& other = groups_[before];
+      if (other.pool == groups_[g].pool) available -= std::min(other.needed, other.available);
+    }
+    groups_[g].available = available;
+    suffices = suffices && groups_[g].needed <= available;
+  }
+  return suffices;
+}
+
+void BlockTables::shortage(Rows rows, Counts counts, std::span<int64_t> out) {
+  PC_ASSERT(out.size() == groups_.size());
+  check_step(rows, counts);
+  const PoolsLock lock(pools_);
+  static_cast<void>(count_blocks(rows, counts));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = std::max<int64_t>(groups_[i].needed - groups_[i].available, 0);
+}
+
+void BlockTables::fail_out_of_blocks() const {
+  std::vector<int64_t> needed;
+  std::vector<int64_t> available;
+  std::string text;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    needed.push_back(groups_[i].needed);
+    available.push_back(groups_[i].available);
+    text += concat(i > 0 ? ", " : "", groups_[i].needed, " blocks are needed and ", groups_[i].available, " are free");
+    if (groups_.size() > 1) text += concat(" in group ", i);
+  }
+  throw Error(text + "; free some, remove a row or make the pool larger", std::move(needed), std::move(available));
+}
+
+// Committing.
+
+void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
+  BlockPool::Transaction& pool = pool_of(group);
+  const Touched span = touched(group, row, count);
+  BlockId* blocks = entries(group, row);
+  Run& run = group.runs[static_cast<size_t>(row)];
+  for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
+    const BlockId block = blocks[at];
+    if (block == kNullBlock) {
+      blocks[at] = pool.take();
+      run.num_holes = std::min(run.num_holes, at);
+    } else if (pool.ref_count(block) > 1) {
+      blocks[at] = pool.take();
+      pool.drop(block);
+      const int64_t start = int64_t{at} * group.block_size.divisor();
+      if (start < rows_[static_cast<size_t>(row)].length) group.copies.add({block, blocks[at]});
+    }
+  }
+  for (int32_t at = span.held; at < span.last; ++at) blocks[at] = pool.take();
+  run.count = std::max(span.held, span.last);
+}
+
+template <typename Slot>
+Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const {
+  const TokenCount block_size = group.block_size.divisor();
+  const TokenCount length = rows_[static_cast<size_t>(row)].length;
+  int32_t at = group.block_size.floor(length);
+  TokenCount offset = length - at * block_size;
+  const BlockId* blocks = entries(group, row);
+  for (TokenCount left = count; left > 0; ++at, offset = 0) {
+    const TokenCount here = std::min(left, block_size - offset);
+    const auto slot = static_cast<Slot>(SlotId{blocks[at]} * block_size + offset);
+    for (TokenCount i = 0; i < here; ++i) out[i] = static_cast<Slot>(slot + i);
+    out += here;
+    left -= here;
+  }
+  return out;
+}
+
+void BlockTables::commit_group(Group& group, Rows rows, Counts counts, SlotsOut out) {
+  for (size_t i = 0; i < rows.size(); ++i) take_blocks(group, rows[i], counts[i]);
+  if (out.type == SlotType::Int64) {
+    auto* slots = static_cast<int64_t*>(out.data);
+    for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
+  } else {
+    auto* slots = static_cast<int32_t*>(out.data);
+    for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
+  }
+}
+
+bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> out) {
+  const PoolsLock lock(pools_);
+  if (!count_blocks(rows, counts)) return false;
+  for (Group& group : groups_) group.copies.reserve(static_cast<size_t>(group.num_shared));
+  for (size_t i = 0; i < groups_.size(); ++i) commit_group(groups_[i], rows, counts, out[i]);
+  return true;
+}
+
+void BlockTables::advance(Rows rows, Counts counts) {
+  for (size_t i = 0; i < rows.size(); ++i) rows_[static_cast<size_t>(rows[i])].length += counts[i];
+}
+
+bool BlockTables::try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out) {
+  check_slots_out(out, check_step(rows, counts));
+  if (!try_step(rows, counts, out)) return false;
+  advance(rows, counts);
+  return true;
+}
+
+bool BlockTables::try_prepare(Rows rows, Counts counts, StepBuffers& out) {
+  const int64_t num_tokens = check_step(rows, counts);
+  PC_EXPECTS(rows.size() <= static_cast<size_t>(out.max_sequences()), ShapeError, "the step has ", rows.size(),
+             " sequences; the buffers have room for ", out.max_sequences());
+  slots_out_.clear();
+  for (size_t i = 0; i < out.num_groups(); ++i) slots_out_.push_back({out.slots(i), out.max_tokens(), out.slot_type()});
+  check_slots_out(slots_out_, num_tokens);
+  if (!try_step(rows, counts, slots_out_)) return false;
+  fill_step(rows, counts, out);
+  advance(rows, counts);
+  return true;
+}
+
+void BlockTables::fill_step(Rows rows, Counts counts, StepBuffers& out) const {
+  TokenCount total = 0;
+  out.cu_query_lens()[0] = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const TokenCount length = rows_[static_cast<size_t>(rows[i])].length;
+    out.rows()[i] = rows[i];
+    out.query_lens()[i] = counts[i];
+    out.seq_lens()[i] = length + counts[i];
+    std::iota(out.positions() + total, out.positions() + total + counts[i], length);
+    total += counts[i];
+    out.cu_query_lens()[i + 1] = total;
+  }
+  out.pad(static_cast<int32_t>(rows.size()), total, max_sequences_);
+}
+
+}  // namespace pagecore

@@ -1,0 +1,113 @@
+// A set of small ids that gives up its lowest one in O(log64 n).
+//
+// Level 0 has one bit for each id; level l + 1 has one bit for each word of level l.
+// I1: a bit of level l + 1 is set iff its word of level l is not zero. The top level is one word.
+//
+//   level 1   ......10 01        word 0 of level 0 is empty, word 1 is not ...
+//   level 0   |0000|0110|...     ids 65 and 66 are in the set
+//
+// Cost: insert and erase touch one word unless a word becomes or stops being empty. Threads: none of its own.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <span>
+
+#include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/ids.hpp"
+
+namespace pagecore {
+
+class IdBitmap {
+ public:
+  explicit IdBitmap(int64_t capacity) : words_(place_levels(capacity)) {}
+
+  [[nodiscard]] bool contains(BlockId id) const { return (words_[word_of(id)] >> bit_of(id)) & 1; }
+
+  void insert(BlockId id) {
+    auto at = static_cast<size_t>(id);
+    for (int level = 0; level < num_levels_; ++level, at >>= 6) {
+      uint64_t& word = words_[start_[level] + (at >> 6)];
+      const bool was_empty = word == 0;
+      word |= uint64_t{1} << (at & 63);
+      if (!was_empty) return;
+    }
+  }
+
+  void erase(BlockId id) {
+    words_[word_of(id)] &= ~(uint64_t{1} << bit_of(id));
+    if (words_[word_of(id)] == 0) erase_above(word_of(id));
+  }
+
+  // Moves the lowest ids into `out`, ascending; the set must hold that many.
+  void take_lowest(std::span<BlockId> out) {
+    for (size_t taken = 0; taken < out.size();) {
+      const size_t at = lowest_word();
+      uint64_t word = words_[at];
+      for (; word != 0 && taken < out.size(); word &= word - 1) {
+        out[taken++] = static_cast<BlockId>(at * 64 + static_cast<size_t>(std::countr_zero(word)));
+      }
+      words_[at] = word;
+      if (word == 0) erase_above(at);
+    }
+  }
+
+  [[nodiscard]] size_t nbytes() const { return words_.nbytes(); }
+
+  // I1, given how many ids the set should hold.
+  void check_invariants(int64_t size) const {
+    int64_t found = 0;
+    for (size_t i = 0; i < start_[1]; ++i) found += std::popcount(words_[i]);
+    PC_ASSERT(found == size);
+    for (int level = 1; level < num_levels_; ++level) {
+      for (size_t i = 0; i < start_[level] - start_[level - 1]; ++i) {
+        const bool marked = (words_[start_[level] + (i >> 6)] >> (i & 63)) & 1;
+        PC_ASSERT(marked == (words_[start_[level - 1] + i] != 0));
+      }
+    }
+  }
+
+ private:
+  static constexpr int kMaxLevels = 6;  // 64^6 > 2^31
+
+  static size_t word_of(BlockId id) { return static_cast<size_t>(id) >> 6; }
+  static unsigned bit_of(BlockId id) { return static_cast<unsigned>(id) & 63; }
+
+  // Sets start_ and num_levels_; returns the number of words of all levels.
+  size_t place_levels(int64_t capacity) {
+    auto words = static_cast<size_t>(capacity + 63) / 64;
+    size_t total = 0;
+    do {
+      start_[num_levels_++] = total;
+      total += words;
+      start_[num_levels_] = total;
+      words = words > 1 ? (words + 63) / 64 : 0;
+    } while (words > 0);
+    return total;
+  }
+
+  // The first word of level 0 that is not empty; the set must not be empty.
+  [[nodiscard]] size_t lowest_word() const {
+    size_t at = 0;
+    for (int level = num_levels_ - 1; level > 0; --level) {
+      at = at * 64 + static_cast<size_t>(std::countr_zero(words_[start_[level] + at]));
+    }
+    return at;
+  }
+
+  // Word `at` of level 0 became empty.
+  void erase_above(size_t at) {
+    for (int level = 1; level < num_levels_; ++level, at >>= 6) {
+      uint64_t& word = words_[start_[level] + (at >> 6)];
+      word &= ~(uint64_t{1} << (at & 63));
+      if (word != 0) return;
+    }
+  }
+
+  std::array<size_t, kMaxLevels + 1> start_{};  // of each level in words_, and where the last one ends
+  int num_levels_ = 0;
+  ZeroedArray<uint64_t> words_;
+};
+
+}  // namespace pagecore

@@ -1,0 +1,97 @@
+// Copies of blocks that copy-on-write has promised and that nobody has run yet, in the order in which they must run.
+//
+// A copy whose target was freed since is not run, unless a later copy that is run reads that target.
+// I1: is_target_ has the bit of a block iff the block is the target of a copy that is not dropped; that copy is the only
+//     such one of its target.
+// Cost: O(1) for a block that is no target, a search of the pending copies for one that is; a bit for each block of the
+// pool, taken as blocks are first copied to. Threads: none of its own.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/ids.hpp"
+
+namespace pagecore {
+
+struct BlockCopy {
+  BlockId source;
+  BlockId target;
+};
+
+class PendingCopies {
+ public:
+  explicit PendingCopies(BlockId num_blocks) : is_target_((static_cast<size_t>(num_blocks) + 63) / 64) {}
+
+  // Makes room for `more` calls of add(), which then cannot fail.
+  void reserve(size_t more) {
+    const size_t needed = copies_.size() + more;
+    if (needed > copies_.capacity()) copies_.reserve(std::max(needed, 2 * copies_.capacity()));
+  }
+
+  void add(BlockCopy copy) {
+    drop(copy.target);
+    copies_.push_back({copy, false});
+    word_of(copy.target) |= bit_of(copy.target);
+  }
+
+  // `target` was freed.
+  void drop(BlockId target) {
+    if (!(word_of(target) & bit_of(target))) return;
+    word_of(target) &= ~bit_of(target);
+    for (Entry& entry : copies_) {
+      if (entry.copy.target == target) entry.is_dropped = true;
+    }
+  }
+
+  // Copies that are not dropped; is_live(block) tells whether somebody holds it.
+  template <typename IsLive>
+  [[nodiscard]] std::vector<BlockCopy> take(IsLive is_live) {
+    for (const Entry& entry : copies_) {
+      if (!is_live(entry.copy.target)) drop(entry.copy.target);
+    }
+    std::vector<BlockCopy> taken;
+    taken.reserve(copies_.size());
+    for (size_t i = copies_.size(); i-- > 0;) {
+      const BlockCopy copy = copies_[i].copy;
+      if (!copies_[i].is_dropped || is_read(taken, copy.target)) taken.push_back(copy);
+    }
+    std::reverse(taken.begin(), taken.end());
+    for (const BlockCopy copy : taken) word_of(copy.target) &= ~bit_of(copy.target);
+    copies_.clear();
+    return taken;
+  }
+
+  [[nodiscard]] size_t size() const { return copies_.size(); }
+  [[nodiscard]] size_t nbytes() const { return is_target_.nbytes() + copies_.capacity() * sizeof(Entry); }
+
+  void check_invariants() const {
+    for (size_t i = 0; i < copies_.size(); ++i) {
+      const BlockId target = copies_[i].copy.target;
+      size_t num_live = 0;
+      for (const Entry& entry : copies_) num_live += entry.copy.target == target && !entry.is_dropped;
+      const bool marked = is_target_[static_cast<size_t>(target) >> 6] & bit_of(target);
+      PC_ASSERT(num_live == static_cast<size_t>(marked));
+    }
+  }
+
+ private:
+  struct Entry {
+    BlockCopy copy;
+    bool is_dropped;
+  };
+
+  static uint64_t bit_of(BlockId block) { return uint64_t{1} << (static_cast<unsigned>(block) & 63); }
+  uint64_t& word_of(BlockId block) { return is_target_[static_cast<size_t>(block) >> 6]; }
+
+  static bool is_read(const std::vector<BlockCopy>& copies, BlockId block) {
+    return std::any_of(copies.begin(), copies.end(), [=](const BlockCopy& copy) { return copy.source == block; });
+  }
+
+  ZeroedArray<uint64_t> is_target_;
+  std::vector<Entry> copies_;
+};
+
+}  // namespace pagecore

@@ -1,0 +1,27 @@
+// Holds several pools at once, so that a batch sees and changes them as one.
+#pragma once
+
+#include <ranges>
+#include <vector>
+
+#include "pagecore/index/block_pool.hpp"
+
+namespace pagecore {
+
+class PoolsLock {
+ public:
+  // `pools` are distinct and in the order of their addresses, so that two holders cannot wait for each other.
+  explicit PoolsLock(std::vector<BlockPool::Transaction>& pools) : pools_(pools) {
+    for (auto& pool : pools_) pool.lock();
+  }
+  ~PoolsLock() {
+    for (auto& pool : std::views::reverse(pools_)) pool.unlock();
+  }
+  PoolsLock(const PoolsLock&) = delete;
+  PoolsLock& operator=(const PoolsLock&) = delete;
+
+ private:
+  std::vector<BlockPool::Transaction>& pools_;
+};
+
+}  // namespace pagecore

@@ -1,0 +1,68 @@
+// What one forward pass needs to know of its sequences, in arrays made once and at fixed addresses.
+//
+//   rows            0  5  3 | N  N        N: the null row of the tables      num_sequences = 3, num_tokens = 6
+//   query_lens      1  4  1 | 0  0
+//   cu_query_lens   0  1  5  6 | 6  6
+//   seq_lens        9  4 17 | 0  0        tokens after the step
+//   positions       8  0  1  2  3 16 | 0  0 ...
+//   slots[group]   24 80 81 82 83 52 |-1 -1 ...
+//
+// I1: behind the last step's sequences and tokens everything is padding, as drawn.
+// Cost: a step writes its own entries, and repaints what a longer step before it left. Threads: none of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/ids.hpp"
+
+namespace pagecore {
+
+// Slots are written as int64, or as int32 for users without 64-bit integers.
+enum class SlotType : int { Int32 = 0, Int64 = 1 };
+
+class StepBuffers {
+ public:
+  StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type);
+
+  [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
+  [[nodiscard]] TokenCount max_tokens() const { return max_tokens_; }
+  [[nodiscard]] size_t num_groups() const { return slots_.size(); }
+  [[nodiscard]] SlotType slot_type() const { return slot_type_; }
+  [[nodiscard]] int32_t num_sequences() const { return num_sequences_; }
+  [[nodiscard]] TokenCount num_tokens() const { return num_tokens_; }
+  [[nodiscard]] size_t nbytes() const { return memory_.nbytes(); }
+
+  [[nodiscard]] RowId* rows() { return rows_; }
+  [[nodiscard]] TokenCount* query_lens() { return query_lens_; }
+  [[nodiscard]] TokenCount* cu_query_lens() { return cu_query_lens_; }
+  [[nodiscard]] TokenCount* seq_lens() { return seq_lens_; }
+  [[nodiscard]] TokenCount* positions() { return positions_; }
+  [[nodiscard]] void* slots(size_t group) { return slots_[group]; }
+
+  // Restores I1 once a step's own entries are written.
+  void pad(int32_t num_sequences, TokenCount num_tokens, RowId null_row);
+
+  void check_invariants() const;
+
+ private:
+  void pad_slots(void* slots, TokenCount from, TokenCount to) const;
+
+  int32_t max_sequences_;
+  TokenCount max_tokens_;
+  SlotType slot_type_;
+  int32_t num_sequences_ = 0;
+  TokenCount num_tokens_ = 0;
+  RowId null_row_ = 0;  // what rows_ is padded with
+  ZeroedArray<std::byte> memory_;
+  RowId* rows_;
+  TokenCount* query_lens_;
+  TokenCount* cu_query_lens_;
+  TokenCount* seq_lens_;
+  TokenCount* positions_;
+  std::vector<void*> slots_;
+};
+
+}  // namespace pagecore

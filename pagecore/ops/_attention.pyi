@@ -1,0 +1,31 @@
+from collections.abc import Sequence
+from typing import Any
+
+from pagecore.ops._plan import AttentionPlan
+
+def paged_attention(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    rows: Any = None,
+    cu_query_lens: Any = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | Sequence[int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    mask: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    out: Any = None,
+    return_lse: bool = False,
+    plan: AttentionPlan | None = None,
+    stream: None = None,
+) -> Any: ...
+def merge_attention(
+    out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, out: Any = None, lse: Any = None, stream: None = None
+) -> tuple[Any, Any]: ...

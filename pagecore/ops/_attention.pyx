@@ -1,0 +1,256 @@
+"""paged_attention and merge_attention: check, call the kernel, give the result to the query's framework."""
+
+from libc.math cimport sqrt
+from libc.stdint cimport int64_t
+
+from pagecore.arrays._tensor cimport Tensor, new_tensor
+from pagecore.ops._checks cimport (
+    FLOAT32,
+    cache_tensor,
+    check_aligned,
+    check_caches,
+    check_last_axis,
+    check_length,
+    check_no_stream,
+    check_rank,
+    check_result,
+    finite_number,
+    flat_mask,
+    float_tensor,
+    head_numbers,
+    host_tensor,
+    index_tensor,
+    read_window,
+    scale_numbers,
+)
+from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.cpu cimport _cpu
+
+from pagecore.arrays import like
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+
+
+def paged_attention(
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    seq_lens,
+    *,
+    rows=None,
+    cu_query_lens=None,
+    scale=None,
+    causal=True,
+    window=None,
+    softcap=0.0,
+    sinks=None,
+    alibi_slopes=None,
+    mask=None,
+    key_scale=None,
+    value_scale=None,
+    out=None,
+    return_lse=False,
+    plan=None,
+    stream=None,
+):
+    """Attend from each sequence's newest tokens to all of its keys in a paged cache.
+
+    The queries of sequence i are its last ``query_len`` positions; prefill and decode rows stand in one batch. For
+    query position p and key position j the score is ``scale * q.k``, then ``softcap * tanh(score / softcap)``, then
+    ``+ alibi_slope * (j - p)``, then the masks. A query that attends to nothing gives 0, and the sink or -inf as lse.
+
+    Parameters
+    ----------
+    query : array, [T, Hq, D]
+        float32, float16 or bfloat16; any strides but for a contiguous last axis, here and below. Rows past
+        ``cu_query_lens[-1]`` are padding: their output is 0 and their lse -inf.
+    key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        float32, float16 or bfloat16, each independently of the query's. Hq must be a multiple of Hkv.
+    block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
+        Block ids. Entries whose tokens no query attends to are not looked at.
+    seq_lens : integers, [B]
+        Keys of each sequence in the cache, the new ones included.
+    rows : integers, [B], optional
+        The row of `block_table` of each sequence.
+    cu_query_lens : integers, [B + 1], optional
+        Sequence i has the query rows ``cu_query_lens[i]`` to ``cu_query_lens[i + 1]``; without it one each (decode).
+    scale : float, optional
+        1 / sqrt(D) by default.
+    causal : bool
+        Attend to keys j <= p only.
+    window : int or (left, right), optional
+        W: the W keys that end with the query's own, j > p - W. (left, right): p - left <= j <= p + right, where None or
+        -1 is no bound.
+    softcap : float
+        At least 0; 0 is none.
+    sinks : numbers, [Hq], optional
+        One more logit in each head's softmax, without a value; counted in lse.
+    alibi_slopes : numbers, [Hq], optional
+    mask : bool, flat, optional
+        ``[query_len, seq_len]`` of every sequence in order, True = attend; combined with the other masks.
+    key_scale, value_scale : float or [Hkv], optional
+        What a stored number is multiplied by.
+    out : array, [T, Hq, Dv], optional
+        Takes the output, in the dtype of `query`; must not overlap the inputs. This object is returned.
+    return_lse : bool
+        Return ``(out, lse)``, lse the natural logarithm of the softmax's denominator, float32 [T, Hq].
+    plan : AttentionPlan, optional
+        What `plan_attention` made of these lengths and options; one is made for this call otherwise.
+    stream : None
+        For CUDA arrays only.
+
+    Returns
+    -------
+    array or (array, array)
+        Fresh arrays in the framework of `query`, or `out`.
+
+    Raises
+    ------
+    ShapeError
+        Shapes, ranks or strides that do not fit, lengths past a table's row or past the query.
+    InvalidBlock, InvalidSequence
+        A block or row out of range that would be read. Nothing has been written.
+    UnsupportedDtype, UnsupportedOption, DeviceError
+        A dtype, option or device that is not served.
+
+    Notes
+    -----
+    Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+    2023. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.
+    ALiBi: Press et al., "Train Short, Test Long", 2021. Softcap: Gemma 2.
+
+    Examples
+    --------
+    >>> import numpy as np, pagecore
+    >>> cache = np.ones((4, 16, 2, 64), np.float32)  # 4 blocks of 16 tokens, 2 kv heads
+    >>> query = np.ones((1, 8, 64), np.float32)  # one sequence in decode, 8 query heads
+    >>> pagecore.paged_attention(query, cache, cache, block_table=[[3, 1]], seq_lens=[20]).shape
+    (1, 8, 64)
+    """
+    check_no_stream(stream)
+    cdef Tensor q = float_tensor(query, "query", 3, 1, "[num_tokens, num_query_heads, head_dim]")
+    cdef Tensor k = cache_tensor(key_cache, "key_cache")
+    cdef Tensor v = cache_tensor(value_cache, "value_cache")
+    check_caches(k, v)
+    check_length(k, "key_cache", 3, q.shape_[2], "the head_dim of query")
+    cdef int64_t num_heads = q.shape_[1], num_kv_heads = k.shape_[2]
+    if num_heads % num_kv_heads != 0:
+        raise ShapeError(
+            f"query has {num_heads} heads and key_cache {num_kv_heads}; the query's must be a multiple of the cache's"
+        )
+
+    cdef Tensor lens = index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]")
+    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]")
+    cdef int64_t num_sequences = lens.shape_[0]
+    cdef Tensor picked = None
+    if rows is None:
+        check_length(table, "block_table", 0, num_sequences, "one row for each of seq_lens, or pass rows= to pick some")
+    else:
+        picked = index_tensor(rows, "rows", 1, "[num_sequences]")
+        check_length(picked, "rows", 0, num_sequences, "one for each of seq_lens")
+    cdef Tensor cu = None
+    if cu_query_lens is None:
+        check_length(q, "query", 0, num_sequences, "one query for each of seq_lens, or pass cu_query_lens=")
+    else:
+        cu = index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]")
+        check_length(cu, "cu_query_lens", 0, num_sequences + 1, "one more than seq_lens")
+
+    cdef double factor = 1.0 / sqrt(<double>q.shape_[2]) if scale is None else finite_number(scale, "scale")
+    cdef double cap = finite_number(softcap, "softcap")
+    if cap < 0.0:
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least 0, and 0 is no cap")
+    cdef int64_t left, right
+    read_window(window, &left, &right)
+    if plan is not None and not isinstance(plan, AttentionPlan):
+        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
+    cdef Tensor sink_numbers = None if sinks is None else head_numbers(sinks, "sinks", num_heads)
+    cdef Tensor slopes = None if alibi_slopes is None else head_numbers(alibi_slopes, "alibi_slopes", num_heads)
+    cdef Tensor bits = None if mask is None else flat_mask(mask)
+    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", num_kv_heads, False)
+    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", num_kv_heads, False)
+
+    cdef int64_t shape[3]
+    shape[0], shape[1], shape[2] = q.shape_[0], num_heads, v.shape_[3]
+    cdef Tensor result = float_result(out, "out", shape, q.dtype_code)
+    cdef Tensor lse = new_tensor(2, shape, FLOAT32, False) if return_lse else None
+    _cpu.attention(
+        q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers, slopes,
+        bits, key_scales, value_scales, result, lse,
+    )
+    given = like(result, query) if out is None else out
+    return (given, like(lse, query)) if return_lse else given
+
+
+cdef Tensor float_result(object out, str name, const int64_t* shape, int dtype_code):
+    """The caller's array if it fits, else a new one."""
+    if out is None:
+        return new_tensor(3, shape, dtype_code, False)
+    cdef Tensor result = host_tensor(out, name)
+    check_result(result, name, 3, shape, dtype_code)
+    check_last_axis(result, name)
+    return result
+
+
+def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=None):
+    """Join attention over two disjoint sets of keys into attention over both.
+
+    ``lse = log(exp(lse_a) + exp(lse_b))`` and ``out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b``. A part
+    whose lse is -inf counts for nothing, whatever its output holds; two of them give 0 and -inf. Sinks belong to one
+    part only.
+
+    Parameters
+    ----------
+    out_a, out_b : array, [T, H, D]
+        float32, float16 or bfloat16, both the same.
+    lse_a, lse_b : array, [T, H]
+        float32, natural logarithm, any strides.
+    out, lse : array, optional
+        Take the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; may be `out_a` or `out_b`, `lse_a` or
+        `lse_b` themselves. These objects are returned.
+    stream : None
+        For CUDA arrays only.
+
+    Returns
+    -------
+    out, lse : array
+        In the framework of `out_a`.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that do not fit each other or are not served; nothing has been written.
+
+    Notes
+    -----
+    The merge of split softmaxes is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+    check_no_stream(stream)
+    cdef Tensor a = float_tensor(out_a, "out_a", 3, 2, "[num_tokens, num_heads, head_dim]")
+    cdef Tensor b = float_tensor(out_b, "out_b", 3, 2, "[num_tokens, num_heads, head_dim]")
+    if b.dtype_code != a.dtype_code:
+        raise UnsupportedDtype(f"out_a is {a.dtype} and out_b {b.dtype}; both parts must have one dtype")
+    cdef int i
+    for i in range(3):
+        check_length(b, "out_b", i, a.shape_[i], "as out_a has")
+    cdef Tensor weight_a = lse_tensor(lse_a, "lse_a", a)
+    cdef Tensor weight_b = lse_tensor(lse_b, "lse_b", a)
+    cdef Tensor result = float_result(out, "out", a.shape_, a.dtype_code)
+    cdef Tensor weight
+    if lse is None:
+        weight = new_tensor(2, a.shape_, FLOAT32, False)
+    else:
+        weight = host_tensor(lse, "lse")
+        check_result(weight, "lse", 2, a.shape_, FLOAT32)
+    _cpu.merge(a, weight_a, b, weight_b, result, weight)
+    return like(result, out_a) if out is None else out, like(weight, out_a) if lse is None else lse
+
+
+cdef Tensor lse_tensor(object array, str name, Tensor of_out):
+    cdef Tensor lse = host_tensor(array, name)
+    if lse.dtype_code != FLOAT32:
+        raise UnsupportedDtype(f"{name} is {lse.dtype}; it must be float32, as paged_attention returns it")
+    check_rank(lse, name, 2, "[num_tokens, num_heads]")
+    check_length(lse, name, 0, of_out.shape_[0], "as the outputs have")
+    check_length(lse, name, 1, of_out.shape_[1], "as the outputs have")
+    check_aligned(lse, name)
+    return lse

@@ -1,0 +1,1 @@
+# Everything in _checks is for cimport.

@@ -1,0 +1,277 @@
+"""What the ops demand of their arguments before a kernel sees them: devices, dtypes, ranks, shapes and strides.
+
+Every check reads C fields of a Tensor, so that a good call pays nanoseconds; only a refusal builds Python objects. What
+the numbers inside index arrays may be, slots, block ids and lengths, the kernels check themselves.
+"""
+
+from cpython.object cimport PyObject
+from libc.math cimport isfinite
+from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uintptr_t
+
+from pagecore.arrays._tensor cimport Tensor, as_tensor, last_axis_contiguous, new_tensor, size_of
+
+import numpy as np
+
+from pagecore.arrays.dtypes import DTYPES
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+
+cdef extern from "Python.h":
+    bint PyIndex_Check(object value)
+    Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
+
+cdef enum:
+    CPU = 1
+    LAST_FLOAT = 2  # float32, float16, bfloat16
+    INT32 = 7
+    INT64 = 8
+    BOOL = 9
+
+
+cdef Tensor host_tensor(object array, str name):
+    """Any array on the host; an error of as_tensor is told again with the argument's name."""
+    cdef Tensor tensor
+    if type(array) is Tensor:
+        tensor = <Tensor>array
+    else:
+        try:
+            tensor = as_tensor(array)
+        except (PagecoreError, TypeError, ValueError, BufferError) as error:
+            error.args = (f"{name}: {error}", *error.args[1:])
+            raise
+    if tensor.device_type != CPU:
+        raise DeviceError(f"{name} is on {tensor.device}; this version serves arrays on the host: pass a copy there")
+    return tensor
+
+
+cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes):
+    cdef Tensor tensor = host_tensor(array, name)
+    cdef int i
+    if tensor.dtype_code > LAST_FLOAT:
+        raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
+    check_rank(tensor, name, ndim, axes)
+    for i in range(first_full, ndim):
+        if tensor.shape_[i] == 0:
+            raise ShapeError(f"{name} has shape {tensor.shape}, {axes}; axis {i} must have at least 1 element")
+    check_last_axis(tensor, name)
+    check_aligned(tensor, name)
+    return tensor
+
+
+cdef Tensor cache_tensor(object array, str name):
+    return float_tensor(array, name, 4, 1, "[num_blocks, block_size, num_kv_heads, head_dim]")
+
+
+cdef Tensor index_tensor(object array, str name, int ndim, str axes):
+    """Lists, other integers and tables without a contiguous last axis are copied; the rest is viewed."""
+    cdef Tensor tensor = None
+    if not isinstance(array, (list, tuple)):
+        try:
+            tensor = host_tensor(array, name)
+        except UnsupportedDtype:
+            pass
+    if tensor is None or not INT32 <= tensor.dtype_code <= INT64:
+        tensor = copy_integers(array, name)
+    check_rank(tensor, name, ndim, axes)
+    if ndim > 1 and not last_axis_contiguous(tensor) or not is_aligned(tensor):
+        tensor = copy_integers(tensor, name)
+    return tensor
+
+
+cdef Tensor copy_integers(object array, str name):
+    try:
+        values = np.asarray(array.numpy() if type(array) is Tensor else array)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ShapeError(f"{name} is no array of integers: {error}") from None
+    if values.size == 0:
+        values = values.astype(np.int64)
+    if values.dtype.kind not in "iu":
+        raise UnsupportedDtype(f"{name} holds {values.dtype}; it must hold integers that fit 64 bits")
+    if values.dtype.kind == "u" and values.max(initial=0) > INT64_MAX:
+        raise ShapeError(f"{name} holds {values.max()}; it must fit int64")
+    return as_tensor(np.array(values, dtype=np.int64, order="C"))
+
+
+cdef Tensor head_numbers(object array, str name, int64_t num_heads):
+    cdef Tensor tensor = None
+    if not isinstance(array, (list, tuple)):
+        try:
+            tensor = host_tensor(array, name)
+        except UnsupportedDtype:
+            pass
+    if tensor is None or tensor.dtype_code > LAST_FLOAT or not is_aligned(tensor):
+        tensor = copy_numbers(array, name)
+    if tensor.ndim != 1 or tensor.shape_[0] != num_heads:
+        raise ShapeError(f"{name} has shape {tensor.shape}; it must be [{num_heads}], one number for each head")
+    return tensor
+
+
+cdef Tensor copy_numbers(object array, str name):
+    """Numbers of any kind as contiguous float32."""
+    try:
+        values = np.asarray(array.numpy() if type(array) is Tensor else array)
+        if values.dtype.kind not in "iufV" or values.dtype.names is not None:
+            raise TypeError(f"{values.dtype} is not served")
+        values = np.array(values, dtype=np.float32, order="C")
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {error}") from None
+    return as_tensor(values)
+
+
+cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides):
+    cdef Tensor tensor
+    cdef double value
+    cdef int64_t i
+    if scale is None:
+        return None
+    if isinstance(scale, (float, int)) or getattr(scale, "ndim", 1) == 0:
+        value = finite_number(scale, name)
+        if value == 1.0:
+            return None
+        tensor = new_tensor(1, &num_kv_heads, FLOAT32, False)
+        for i in range(num_kv_heads):
+            (<float*>tensor.data)[i] = <float>value
+        values = [value]
+    else:
+        tensor = head_numbers(scale, name, num_kv_heads)
+        values = tensor.numpy().tolist()
+    for each in values:
+        if not isfinite(<float>each) or divides and <float>each == 0.0:
+            limit = "finite, and not 0 to be divided by" if divides else "finite"
+            raise UnsupportedOption(f"{name} holds {each}; as a float32 it must be {limit}")
+    return tensor
+
+
+cdef Tensor flat_mask(object array):
+    cdef Tensor tensor
+    if isinstance(array, (list, tuple)):
+        try:
+            array = np.asarray(array) if array else np.zeros(0, np.bool_)
+        except ValueError as error:
+            raise ShapeError(f"mask is no array of bool: {error}") from None
+    tensor = host_tensor(array, "mask")
+    if tensor.dtype_code != BOOL:
+        raise UnsupportedDtype(f"mask is {tensor.dtype}; it must be bool, True where a query attends: pass mask != 0")
+    check_rank(tensor, "mask", 1, "flat, [query_len, seq_len] of every sequence in order")
+    check_last_axis(tensor, "mask")
+    return tensor
+
+
+cdef double finite_number(object number, str name) except? -1:
+    cdef double value
+    try:
+        value = number
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise UnsupportedOption(f"{name} is {number!r}; it must be a number: {error}") from None
+    if not isfinite(value):
+        raise UnsupportedOption(f"{name} is {value}; it must be finite")
+    return value
+
+
+cdef int64_t read_side(object number, object window) except? -1:
+    """One side of a window; -1 where it has no bound, which is also what no sequence can reach."""
+    cdef int64_t side
+    if number is None:
+        return -1
+    if not PyIndex_Check(number):
+        raise UnsupportedOption(f"window is {window!r}; it counts keys and must hold integers or None")
+    side = PyNumber_AsSsize_t(number, NULL)  # clipped
+    if side < -1:
+        raise UnsupportedOption(f"window is {window!r}; a side must be at least 0, or None or -1 for no bound")
+    return side if side < INT32_MAX else -1
+
+
+cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
+    """W is (W - 1, no bound): W keys, the query's own included."""
+    left[0] = right[0] = -1
+    if window is None:
+        return 0
+    if isinstance(window, (tuple, list)):
+        if len(window) != 2:
+            raise UnsupportedOption(f"window is {window!r}; it must be a number of keys, or (left, right)")
+        left[0] = read_side(window[0], window)
+        right[0] = read_side(window[1], window)
+        return 0
+    if PyIndex_Check(window) and PyNumber_AsSsize_t(window, NULL) < 1:
+        raise UnsupportedOption(f"window is {window!r}; it must be at least 1, the query's own key, or None")
+    left[0] = read_side(window, window)
+    left[0] -= left[0] > 0
+    return 0
+
+
+cdef int check_caches(Tensor key_cache, Tensor value_cache) except -1:
+    cdef int i
+    for i in range(3):
+        if key_cache.shape_[i] != value_cache.shape_[i]:
+            raise ShapeError(
+                f"key_cache has shape {key_cache.shape} and value_cache {value_cache.shape}; blocks, block_size and kv "
+                "heads must be equal, only head_dim may differ"
+            )
+    return 0
+
+
+cdef int check_rank(Tensor tensor, str name, int ndim, str axes) except -1:
+    if tensor.ndim != ndim:
+        raise ShapeError(f"{name} has shape {tensor.shape}; it must have {ndim} axes: {axes}")
+    return 0
+
+
+cdef int check_length(Tensor tensor, str name, int axis, int64_t expected, str reason) except -1:
+    if tensor.shape_[axis] != expected:
+        raise ShapeError(f"{name} has shape {tensor.shape}; axis {axis} must have length {expected}: {reason}")
+    return 0
+
+
+cdef bint is_aligned(Tensor tensor) noexcept:
+    """Whether all elements start at multiples of their size."""
+    cdef int64_t bits = <int64_t><uintptr_t>tensor.data
+    cdef int i
+    for i in range(tensor.ndim):
+        bits |= tensor.strides_[i]
+    return not bits & (tensor.itemsize - 1)
+
+
+cdef int check_aligned(Tensor tensor, str name) except -1:
+    if not is_aligned(tensor):
+        raise ShapeError(
+            f"{name} has strides {tensor.strides} bytes at address {<uintptr_t>tensor.data:#x}; all must be multiples "
+            f"of {tensor.itemsize}, the bytes of a {tensor.dtype}: pass a copy"
+        )
+    return 0
+
+
+cdef int check_last_axis(Tensor tensor, str name) except -1:
+    if not last_axis_contiguous(tensor) and size_of(tensor) > 0:
+        raise ShapeError(
+            f"{name} has shape {tensor.shape} and strides {tensor.strides} bytes; the last axis must be contiguous "
+            f"({tensor.itemsize} bytes): pass a copy"
+        )
+    return 0
+
+
+cdef int check_result(Tensor result, str name, int ndim, const int64_t* shape, int dtype_code) except -1:
+    """An array of the caller's that takes a result: exactly this shape and dtype, writable, each element its own."""
+    cdef int i
+    cdef bint fits = result.ndim == ndim
+    for i in range(ndim):
+        fits = fits and result.shape_[i] == shape[i]
+    if not fits:
+        raise ShapeError(f"{name} has shape {result.shape}; it must be {tuple([shape[i] for i in range(ndim)])}")
+    if result.dtype_code != dtype_code:
+        raise UnsupportedDtype(f"{name} is {result.dtype}; it must be {DTYPES[dtype_code]}")
+    check_writable(result, name)
+    for i in range(ndim):
+        if result.shape_[i] > 1 and result.strides_[i] == 0 and size_of(result) > 0:
+            raise ShapeError(f"{name} has strides {result.strides} bytes; with 0, results overwrite each other")
+    return check_aligned(result, name)
+
+
+cdef int check_writable(Tensor tensor, str name) except -1:
+    if tensor.readonly:
+        raise UnsupportedOption(f"{name} is read-only and would be written: pass a writable array")
+    return 0
+
+
+cdef int check_no_stream(object stream) except -1:
+    if stream is not None:
+        raise UnsupportedOption(f"stream is {stream!r}; host ops run at once in the calling thread: leave stream out")
+    return 0

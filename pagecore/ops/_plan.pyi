@@ -1,0 +1,52 @@
+from typing import Any
+
+import numpy as np
+
+class AttentionPlan:
+    """How the attention of one batch is split into work items; see `plan_attention`."""
+
+    def __init__(
+        self,
+        *,
+        num_query_heads: int,
+        num_kv_heads: int,
+        causal: bool = True,
+        window: int | tuple[int, int] | None = None,
+        batch_invariant: bool = False,
+        num_workers: int | None = None,
+    ) -> None: ...
+    @property
+    def num_query_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def window(self) -> tuple[int, int]: ...
+    @property
+    def batch_invariant(self) -> bool: ...
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def num_sequences(self) -> int: ...
+    @property
+    def num_items(self) -> int: ...
+    @property
+    def num_partial_rows(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def items(self) -> np.ndarray[Any, np.dtype[np.void]]: ...
+
+def plan_attention(
+    cu_query_lens: object | None,
+    seq_lens: object,
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    causal: bool = True,
+    window: int | tuple[int, int] | None = None,
+    batch_invariant: bool = False,
+    num_workers: int | None = None,
+    out: AttentionPlan | None = None,
+) -> AttentionPlan: ...

@@ -1,0 +1,239 @@
+"""AttentionPlan and plan_attention: how a batch is cut into work items, once for all layers of a step."""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._checks cimport index_tensor, read_window
+
+import numpy as np
+
+from pagecore.errors import ShapeError, UnsupportedOption
+
+cdef extern from "pagecore/ops/cpu/kernel_table.hpp" namespace "pagecore::cpu" nogil:
+    const int64_t kItemRows
+    const int64_t kSplitFloor
+    const int64_t kFoldTokens
+
+ITEM = np.dtype([(name, np.int32) for name in (
+    "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits")])
+
+
+cdef class AttentionPlan:
+    """How the attention of one batch is split into work items.
+
+    Made by `plan_attention` and reused by every layer of a step that has these heads, this causality and this window.
+    It remembers the lengths that it was made for, and `paged_attention` refuses it for others.
+
+    Parameters
+    ----------
+    num_query_heads, num_kv_heads : int
+    causal, window : as `paged_attention` has them
+    batch_invariant : bool
+        Splits have a fixed length, whatever else is in the batch and however many workers there are.
+    num_workers : int, optional
+        What shares the work, at least 1; None is what the backend has (the host: one thread).
+
+    Raises
+    ------
+    ShapeError
+        Head counts below 1 or that do not divide.
+    UnsupportedOption
+        A window or a number of workers that makes no sense.
+    """
+
+    def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False,
+                 num_workers=None):
+        cdef int64_t left, right
+        cdef int64_t query_heads = count_of(num_query_heads, "num_query_heads", ShapeError)
+        cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
+        if query_heads % kv_heads != 0:
+            raise ShapeError(f"num_query_heads is {query_heads} and num_kv_heads {kv_heads}; the first must be a multiple "
+                             "of the second")
+        cdef int64_t workers = 1 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
+        read_window(window, &left, &right)
+        cdef Plan* plan = &self.plan
+        plan.options.num_query_heads = query_heads
+        plan.options.num_kv_heads = kv_heads
+        plan.options.causal = bool(causal)
+        plan.options.window_left = left
+        plan.options.window_right = right
+        plan.options.batch_invariant = bool(batch_invariant)
+        plan.options.num_workers = workers
+        plan.options.query_tile = max(1, kItemRows // (query_heads // kv_heads))
+        plan.options.split_floor = kSplitFloor
+        plan.options.split_granule = kFoldTokens
+        self.replan(NULL, NULL, 0)
+
+    cdef int replan(self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences) except -1:
+        cdef PlanBatch batch
+        batch.cu_query_lens = cu_query_lens
+        batch.seq_lens = seq_lens
+        batch.num_sequences = num_sequences
+        self.plan.replan(batch)
+        return 0
+
+    @property
+    def num_query_heads(self):
+        """Query heads of the call."""
+        return self.plan.options.num_query_heads
+
+    @property
+    def num_kv_heads(self):
+        """Key heads of the call."""
+        return self.plan.options.num_kv_heads
+
+    @property
+    def causal(self):
+        """Whether queries attend to no later keys."""
+        return self.plan.options.causal
+
+    @property
+    def window(self):
+        """(left, right) in keys; -1 is no bound."""
+        return self.plan.options.window_left, self.plan.options.window_right
+
+    @property
+    def batch_invariant(self):
+        """Whether splits have a fixed length."""
+        return self.plan.options.batch_invariant
+
+    @property
+    def num_workers(self):
+        """What the work was shared among."""
+        return self.plan.options.num_workers
+
+    @property
+    def num_sequences(self):
+        """Sequences of the planned batch."""
+        return self.plan.num_sequences()
+
+    @property
+    def num_items(self):
+        """Work items, each for all heads."""
+        return self.plan.counts().num_items
+
+    @property
+    def num_partial_rows(self):
+        """Query rows of splits that a merge joins."""
+        return self.plan.counts().num_partial_rows
+
+    @property
+    def nbytes(self):
+        """Bytes that the plan holds."""
+        return self.plan.num_bytes()
+
+    @property
+    def items(self):
+        """A copy of the work items: a structured array with the fields of PcWorkItem (cuda_src/abi.h)."""
+        cdef int64_t num_bytes = self.plan.counts().num_items * <int64_t>sizeof(PcWorkItem)
+        return np.frombuffer(bytearray((<const char*>self.plan.items())[:num_bytes]), ITEM)
+
+    def __repr__(self):
+        return (f"AttentionPlan({self.num_sequences} sequences, {self.num_items} items, "
+                f"{self.num_query_heads}/{self.num_kv_heads} heads)")
+
+
+cdef int64_t count_of(object number, str name, object error) except -1:
+    try:
+        count = number.__index__()
+    except AttributeError:
+        raise error(f"{name} is {number!r}; it must be a whole number") from None
+    if not 1 <= count <= INT32_MAX:
+        raise error(f"{name} is {count}; it must be 1 to {INT32_MAX}")
+    return count
+
+
+cdef int copy_lens(Tensor lens, str name, vector[int32_t]& out) except -1:
+    """int32 or int64 of any stride into plain int32."""
+    cdef int64_t i, value
+    cdef char* at = lens.data
+    out.resize(lens.shape_[0])
+    for i in range(lens.shape_[0]):
+        value = (<int64_t*>at)[0] if lens.itemsize == 8 else (<int32_t*>at)[0]
+        if not -INT32_MAX <= value <= INT32_MAX:
+            raise ShapeError(f"{name}[{i}] is {value}; lengths are 0 to {INT32_MAX}")
+        out[i] = <int32_t>value
+        at += lens.strides_[0]
+    return 0
+
+
+def plan_attention(
+    cu_query_lens,
+    seq_lens,
+    *,
+    num_query_heads,
+    num_kv_heads,
+    causal=True,
+    window=None,
+    batch_invariant=False,
+    num_workers=None,
+    out=None,
+):
+    """Plan the attention of one batch: which work items, how long contexts are split.
+
+    Parameters
+    ----------
+    cu_query_lens : integers, [B + 1], or None
+        As `paged_attention` has it; None is one query for each sequence.
+    seq_lens : integers, [B]
+        Keys of each sequence, the new ones included.
+    num_query_heads, num_kv_heads, causal, window
+        As the calls will have them.
+    batch_invariant : bool
+        Splits have a fixed length, so that a row's bits depend neither on the rest of the batch nor on `num_workers`.
+    num_workers : int, optional
+        What shares the work; None is what the backend has (the host: one thread).
+    out : AttentionPlan, optional
+        Is planned anew with these lengths and options, in its own buffers, and returned.
+
+    Returns
+    -------
+    AttentionPlan
+
+    Raises
+    ------
+    ShapeError
+        Lengths that are negative, fall, or do not fit each other; `out` is unchanged.
+    UnsupportedOption
+        An option that makes no sense.
+
+    Notes
+    -----
+    Splitting long contexts over idle workers is FlashDecoding (Dao et al., 2023); fixed splits for reproducible bits
+    follow "Defeating Nondeterminism in LLM Inference" (He et al., 2025).
+
+    Examples
+    --------
+    >>> import pagecore
+    >>> pagecore.plan_attention(None, [100, 5000], num_query_heads=32, num_kv_heads=8).num_items
+    2
+    """
+    if out is not None and not isinstance(out, AttentionPlan):
+        raise UnsupportedOption(f"out is a {type(out).__name__}; it must be an AttentionPlan")
+    cdef AttentionPlan plan = AttentionPlan(
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        causal=causal,
+        window=window,
+        batch_invariant=batch_invariant,
+        num_workers=num_workers,
+    )
+    cdef vector[int32_t] lens, cu
+    copy_lens(index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]"), "seq_lens", lens)
+    if cu_query_lens is not None:
+        copy_lens(index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]"), "cu_query_lens", cu)
+        if cu.size() != lens.size() + 1:
+            raise ShapeError(f"cu_query_lens has {cu.size()} entries and seq_lens {lens.size()}; it must have one more")
+    cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
+    cdef PlanOptions before = target.plan.options
+    target.plan.options = plan.plan.options
+    cdef const int32_t* offsets = NULL
+    if cu_query_lens is not None:
+        offsets = cu.data()
+    try:
+        target.replan(offsets, lens.data(), <int>lens.size())
+    except BaseException:
+        target.plan.options = before
+        raise
+    return target

@@ -1,0 +1,14 @@
+from typing import Any
+
+def write_kv(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    *,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    stream: None = None,
+) -> None: ...
+def copy_blocks(caches: Any, pairs: Any, *, stream: None = None) -> None: ...

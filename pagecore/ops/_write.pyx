@@ -1,0 +1,111 @@
+"""write_kv and copy_blocks: check the arguments and call the kernel."""
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._checks cimport (
+    cache_tensor,
+    check_aligned,
+    check_caches,
+    check_length,
+    check_no_stream,
+    check_writable,
+    float_tensor,
+    host_tensor,
+    index_tensor,
+    scale_numbers,
+)
+from pagecore.ops.cpu cimport _cpu
+
+from pagecore.errors import ShapeError
+
+
+def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None, value_scale=None, stream=None):
+    """Write new keys and values into the slots of a paged cache, casting and scaling on the way.
+
+    Parameters
+    ----------
+    key, value : array, [T, Hkv, D] and [T, Hkv, Dv]
+        float32, float16 or bfloat16; any strides but for a contiguous last axis, here and below.
+    key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        Written in place, each in its own dtype (float32, float16 or bfloat16), rounded to nearest even. They must not
+        overlap `key` or `value`.
+    slot_mapping : integers, [T'], T' <= T
+        ``block * block_size + offset`` of token t; a negative slot writes nothing, and neither do the tokens from T'
+        on. Of two tokens with one slot the later one stays.
+    key_scale, value_scale : float or [Hkv], optional
+        What a stored number will be multiplied by: the numbers written are divided by it.
+    stream : None
+        For CUDA arrays only.
+
+    Raises
+    ------
+    InvalidBlock
+        A slot past the cache.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
+
+    Examples
+    --------
+    >>> import numpy as np, pagecore
+    >>> cache = np.zeros((2, 4, 4, 16, 8), np.float32)  # key and value of 4 blocks of 4 tokens, 16 heads of 8
+    >>> new = np.ones((3, 16, 8), np.float32)
+    >>> pagecore.write_kv(new, new, cache[0], cache[1], slot_mapping=[6, 7, -1])
+    >>> cache[0, 1, :, 0, 0]
+    array([0., 0., 1., 1.], dtype=float32)
+    """
+    check_no_stream(stream)
+    cdef Tensor k = float_tensor(key, "key", 3, 1, "[num_tokens, num_kv_heads, head_dim]")
+    cdef Tensor v = float_tensor(value, "value", 3, 1, "[num_tokens, num_kv_heads, head_dim]")
+    cdef Tensor keys = cache_tensor(key_cache, "key_cache")
+    cdef Tensor values = cache_tensor(value_cache, "value_cache")
+    check_caches(keys, values)
+    check_length(v, "value", 0, k.shape_[0], "the tokens of key")
+    check_length(k, "key", 1, keys.shape_[2], "the heads of key_cache")
+    check_length(v, "value", 1, values.shape_[2], "the heads of value_cache")
+    check_length(k, "key", 2, keys.shape_[3], "the head_dim of key_cache")
+    check_length(v, "value", 2, values.shape_[3], "the head_dim of value_cache")
+    check_writable(keys, "key_cache")
+    check_writable(values, "value_cache")
+    cdef Tensor slots = index_tensor(slot_mapping, "slot_mapping", 1, "[at most num_tokens]")
+    if slots.shape_[0] > k.shape_[0]:
+        raise ShapeError(f"slot_mapping has {slots.shape_[0]} slots for {k.shape_[0]} tokens; it must not have more")
+    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True)
+    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True)
+    _cpu.write_kv(k, v, keys, values, slots, key_scales, value_scales)
+
+
+def copy_blocks(caches, pairs, *, stream=None):
+    """Copy whole blocks inside caches, in the order given: what runs before a shared block is written.
+
+    Parameters
+    ----------
+    caches : array, or list or tuple of arrays, [num_blocks, ...]
+        Each is copied in place; any dtype, rank and strides.
+    pairs : integers, [n, 2]
+        (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote.
+    stream : None
+        For CUDA arrays only.
+
+    Raises
+    ------
+    InvalidBlock
+        A source or target that some cache does not have.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that are not served or cannot be written. In every case nothing has been copied.
+    """
+    check_no_stream(stream)
+    cdef list planes = []
+    cdef Tensor plane
+    cdef bint many = isinstance(caches, (list, tuple))
+    for i, cache in enumerate(caches if many else (caches,)):
+        name = f"caches[{i}]" if many else "caches"
+        plane = host_tensor(cache, name)
+        if plane.ndim == 0:
+            raise ShapeError(f"{name} has no axes; its first axis must count blocks")
+        check_writable(plane, name)
+        check_aligned(plane, name)
+        planes.append(plane)
+    if isinstance(pairs, (list, tuple)) and len(pairs) == 0:
+        return
+    cdef Tensor ids = index_tensor(pairs, "pairs", 2, "[n, 2] of (source, target)")
+    check_length(ids, "pairs", 1, 2, "(source, target)")
+    _cpu.copy_blocks(planes, ids)

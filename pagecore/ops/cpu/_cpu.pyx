@@ -1,0 +1,318 @@
+"""The host kernels, bound: Tensors to addresses and strides, errors to exceptions, the GIL released around the work."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libcpp cimport bool as cbool
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.native.translate cimport raise_python_error
+from pagecore.ops._plan cimport AttentionPlan, PcWorkItem
+
+from pagecore.errors import UnsupportedDtype, UnsupportedOption
+
+cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
+    enum class Float "pagecore::cpu::Float":
+        pass
+
+    cdef cppclass Indices:
+        const char* data
+        int64_t size
+        int64_t stride
+        cbool wide
+
+    cdef cppclass Table:
+        const char* data
+        int64_t num_rows
+        int64_t width
+        int64_t row_stride
+        cbool wide
+
+    cdef cppclass Cache:
+        char* data
+        Float type
+        int64_t num_blocks
+        int64_t block_size
+        int64_t num_heads
+        int64_t dim
+        int64_t block_stride
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef cppclass Rows:
+        char* data
+        Float type
+        int64_t num_tokens
+        int64_t num_heads
+        int64_t dim
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef cppclass PerHead:
+        const char* data
+        Float type
+        int64_t stride
+
+    cdef cppclass Lse:
+        char* data
+        int64_t num_tokens
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef cppclass AttentionArgs:
+        Rows query
+        Cache key
+        Cache value
+        Table table
+        Indices seq_lens
+        Indices rows
+        Indices cu_query_lens
+        double scale
+        double softcap
+        cbool causal
+        int64_t window_left
+        int64_t window_right
+        PerHead sinks
+        PerHead alibi_slopes
+        PerHead key_scale
+        PerHead value_scale
+        const uint8_t* mask
+        int64_t mask_size
+        Rows out
+        Lse lse
+
+    cdef cppclass PlanView:
+        const PcWorkItem* items
+        int64_t num_items
+        int64_t num_partial_rows
+        const int32_t* cu_query_lens
+        const int32_t* seq_lens
+        int64_t num_sequences
+        int64_t num_query_heads
+        int64_t num_kv_heads
+        cbool causal
+        int64_t window_left
+        int64_t window_right
+
+    cdef cppclass WriteArgs:
+        Rows key
+        Rows value
+        Cache key_cache
+        Cache value_cache
+        Indices slots
+        PerHead key_scale
+        PerHead value_scale
+
+    cdef cppclass MergeArgs:
+        Rows out_a
+        Rows out_b
+        Rows out
+        Lse lse_a
+        Lse lse_b
+        Lse lse
+
+    cdef cppclass BlockArray:
+        char* data
+        int64_t num_blocks
+        int64_t block_stride
+        int64_t itemsize
+        int32_t ndim
+        int64_t shape[8]
+        int64_t strides[8]
+
+    void run_attention "pagecore::cpu::attention"(const AttentionArgs& args, const PlanView* plan) except +raise_python_error
+    void run_write "pagecore::cpu::write_kv"(const WriteArgs& args) except +raise_python_error
+    void run_copy "pagecore::cpu::copy_blocks"(
+        const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error
+    void run_merge "pagecore::cpu::merge"(const MergeArgs& args) except +raise_python_error
+
+cdef extern from "pagecore/ops/cpu/dispatch.hpp" namespace "pagecore::cpu" nogil:
+    const char* current_isa "pagecore::cpu::isa"() except +raise_python_error
+    void choose_isa "pagecore::cpu::set_isa"(const string& name) except +raise_python_error
+    vector[string] list_isas "pagecore::cpu::available_isas"() except +raise_python_error
+
+cdef enum:
+    INT64 = 8  # in the dtype table, whose first three are those of Float
+
+
+cdef int fill_rows(Rows* rows, Tensor tensor) except -1:
+    rows.data = tensor.data
+    rows.type = float_type(tensor)
+    rows.num_tokens, rows.num_heads, rows.dim = tensor.shape_[0], tensor.shape_[1], tensor.shape_[2]
+    rows.token_stride, rows.head_stride = tensor.strides_[0], tensor.strides_[1]
+    return 0
+
+
+cdef int fill_cache(Cache* cache, Tensor tensor) except -1:
+    cache.data = tensor.data
+    cache.type = float_type(tensor)
+    cache.num_blocks, cache.block_size = tensor.shape_[0], tensor.shape_[1]
+    cache.num_heads, cache.dim = tensor.shape_[2], tensor.shape_[3]
+    cache.block_stride, cache.token_stride = tensor.strides_[0], tensor.strides_[1]
+    cache.head_stride = tensor.strides_[2]
+    return 0
+
+
+cdef Float float_type(Tensor tensor) except *:
+    if not 0 <= tensor.dtype_code <= 2:
+        raise UnsupportedDtype(f"{tensor.dtype} where the host kernels serve float32, float16 and bfloat16")
+    return <Float>tensor.dtype_code
+
+
+cdef void fill_indices(Indices* indices, Tensor tensor) noexcept:
+    if tensor is None:
+        return
+    indices.data = tensor.data
+    indices.size = tensor.shape_[0]
+    indices.stride = tensor.strides_[0]
+    indices.wide = tensor.dtype_code == INT64
+
+
+cdef int fill_per_head(PerHead* values, Tensor tensor) except -1:
+    if tensor is None:
+        return 0
+    values.data = tensor.data
+    values.type = float_type(tensor)
+    values.stride = tensor.strides_[0]
+    return 0
+
+
+cdef void fill_lse(Lse* lse, Tensor tensor) noexcept:
+    if tensor is None:
+        return
+    lse.data = tensor.data
+    lse.num_tokens = tensor.shape_[0]
+    lse.token_stride, lse.head_stride = tensor.strides_[0], tensor.strides_[1]
+
+
+cdef void fill_plan(PlanView* view, AttentionPlan plan) noexcept:
+    view.items = plan.plan.items()
+    view.num_items = plan.plan.counts().num_items
+    view.num_partial_rows = plan.plan.counts().num_partial_rows
+    view.cu_query_lens = plan.plan.cu_query_lens()
+    view.seq_lens = plan.plan.seq_lens()
+    view.num_sequences = plan.plan.num_sequences()
+    view.num_query_heads = plan.plan.options.num_query_heads
+    view.num_kv_heads = plan.plan.options.num_kv_heads
+    view.causal = plan.plan.options.causal
+    view.window_left = plan.plan.options.window_left
+    view.window_right = plan.plan.options.window_right
+
+
+cpdef int attention(
+        Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
+        Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
+        double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
+        Tensor lse) except -1:
+    """Paged attention over checked Tensors; see _cpu.pxd."""
+    cdef AttentionArgs args
+    cdef PlanView view
+    cdef PlanView* planned = NULL
+    fill_rows(&args.query, query)
+    fill_cache(&args.key, key_cache)
+    fill_cache(&args.value, value_cache)
+    args.table.data = block_table.data
+    args.table.num_rows, args.table.width = block_table.shape_[0], block_table.shape_[1]
+    args.table.row_stride = block_table.strides_[0]
+    args.table.wide = block_table.dtype_code == INT64
+    fill_indices(&args.seq_lens, seq_lens)
+    fill_indices(&args.rows, rows)
+    fill_indices(&args.cu_query_lens, cu_query_lens)
+    args.scale, args.softcap = scale, softcap
+    args.causal, args.window_left, args.window_right = causal, window_left, window_right
+    fill_per_head(&args.sinks, sinks)
+    fill_per_head(&args.alibi_slopes, alibi_slopes)
+    fill_per_head(&args.key_scale, key_scale)
+    fill_per_head(&args.value_scale, value_scale)
+    if mask is not None:
+        args.mask = <const uint8_t*>mask.data
+        args.mask_size = mask.shape_[0]
+    fill_rows(&args.out, out)
+    fill_lse(&args.lse, lse)
+    if plan is not None:
+        fill_plan(&view, plan)
+        planned = &view
+    with nogil:
+        run_attention(args, planned)
+    return 0
+
+
+cpdef int write_kv(
+        Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_scale,
+        Tensor value_scale) except -1:
+    """Slot-mapped write of checked Tensors; see _cpu.pxd."""
+    cdef WriteArgs args
+    fill_rows(&args.key, key)
+    fill_rows(&args.value, value)
+    fill_cache(&args.key_cache, key_cache)
+    fill_cache(&args.value_cache, value_cache)
+    fill_indices(&args.slots, slot_mapping)
+    fill_per_head(&args.key_scale, key_scale)
+    fill_per_head(&args.value_scale, value_scale)
+    with nogil:
+        run_write(args)
+    return 0
+
+
+cpdef int copy_blocks(object caches, Tensor pairs) except -1:
+    """Block copies in caches of any dtype; see _cpu.pxd."""
+    cdef vector[BlockArray] arrays
+    cdef BlockArray array
+    cdef Tensor cache
+    cdef Indices sources, targets
+    cdef int i
+    for cache in caches:
+        array.data, array.num_blocks, array.block_stride = cache.data, cache.shape_[0], cache.strides_[0]
+        array.itemsize, array.ndim = cache.itemsize, cache.ndim - 1
+        for i in range(array.ndim):
+            array.shape[i], array.strides[i] = cache.shape_[i + 1], cache.strides_[i + 1]
+        arrays.push_back(array)
+    fill_indices(&sources, pairs)
+    targets = sources
+    targets.data += pairs.strides_[1]
+    with nogil:
+        run_copy(arrays, sources, targets)
+    return 0
+
+
+cpdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1:
+    """Join two parts of attention; see _cpu.pxd."""
+    cdef MergeArgs args
+    fill_rows(&args.out_a, out_a)
+    fill_rows(&args.out_b, out_b)
+    fill_rows(&args.out, out)
+    fill_lse(&args.lse_a, lse_a)
+    fill_lse(&args.lse_b, lse_b)
+    fill_lse(&args.lse, lse)
+    with nogil:
+        run_merge(args)
+    return 0
+
+
+cpdef str isa():
+    """The instruction set that the host kernels use: one of `available_isas`."""
+    return current_isa().decode()
+
+
+cpdef str set_isa(object name):
+    """Choose the instruction set of the host kernels, and return it.
+
+    Parameters
+    ----------
+    name : str or None
+        One of `available_isas`; None is what the environment variable PAGECORE_ISA says, else the widest.
+
+    Raises
+    ------
+    UnsupportedOption
+        A name that this machine or build has not; nothing has changed.
+    """
+    if name is not None and (not isinstance(name, str) or not name or not name.isascii()):
+        raise UnsupportedOption(f"the instruction set {name!r} is unknown; this machine has {', '.join(available_isas())}")
+    choose_isa(b"" if name is None else (<str>name).encode())
+    return isa()
+
+
+cpdef tuple available_isas():
+    """Names of the instruction sets that this machine and build have, the widest first."""
+    return tuple([name.decode() for name in list_isas()])

@@ -1,0 +1,44 @@
+// The contents of a batch's index arrays: checked, and brought into plain int32 for the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "pagecore/ops/cpu/args.hpp"
+
+namespace pagecore::cpu {
+
+// Grows and never shrinks, so that a warm call allocates nothing.
+class CheckedBatch {
+ public:
+  // Raises before anything is written: lengths or offsets that make no sense, rows outside the table, blocks outside the
+  // cache. Only blocks that some query attends to are looked at.
+  void check(const AttentionArgs& args);
+
+  // Raises ShapeError unless the plan was made for this batch and these options.
+  void check_plan(const AttentionArgs& args, const PlanView& plan) const;
+
+  [[nodiscard]] int64_t num_sequences() const { return num_sequences_; }
+  [[nodiscard]] int64_t num_queries() const { return cu_query_lens_[static_cast<size_t>(num_sequences_)]; }
+  [[nodiscard]] const int32_t* cu_query_lens() const { return cu_query_lens_.data(); }
+  [[nodiscard]] const int32_t* seq_lens() const { return seq_lens_.data(); }
+  [[nodiscard]] const int32_t* rows() const { return rows_.data(); }
+  [[nodiscard]] const int64_t* mask_starts() const { return mask_starts_.data(); }
+
+ private:
+  void check_queries(const AttentionArgs& args);
+  void check_lengths(const AttentionArgs& args);
+  void check_rows(const AttentionArgs& args);
+  void check_mask(const AttentionArgs& args);
+  void check_blocks(const AttentionArgs& args, int64_t sequence) const;
+  [[nodiscard]] bool attended(const AttentionArgs& args, int64_t sequence, int64_t begin, int64_t end) const;
+
+  int64_t num_sequences_ = 0;
+  std::vector<int32_t> cu_query_lens_;
+  std::vector<int32_t> seq_lens_;
+  std::vector<int32_t> rows_;
+  std::vector<int64_t> mask_starts_;
+};
+
+}  // namespace pagecore::cpu

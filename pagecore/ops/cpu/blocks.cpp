@@ -1,0 +1,100 @@
+// Slot-mapped writes, block copies, merges: what moves rows and blocks.
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+#include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/dispatch.hpp"
+#include "pagecore/ops/cpu/ops.hpp"
+
+namespace pagecore::cpu {
+namespace {
+
+struct Axis {
+  int64_t size;
+  int64_t stride;
+};
+
+// The axes of one block, longest stride first, so that what lies in one piece is copied in one piece.
+class BlockShape {
+ public:
+  explicit BlockShape(const BlockArray& array) : run_bytes_(array.itemsize) {
+    for (int i = 0; i < array.ndim; ++i) {
+      if (array.shape[i] == 0) empty_ = true;
+      if (array.shape[i] != 1) insert({array.shape[i], array.strides[i]});
+    }
+    while (count_ > 0 && axes_[count_ - 1].stride == run_bytes_) run_bytes_ *= axes_[--count_].size;
+  }
+
+  void copy(const char* source, char* target) const {
+    if (!empty_) copy_axis(source, target, 0);
+  }
+
+ private:
+  void insert(const Axis& axis) {
+    size_t at = count_++;
+    for (; at > 0 && std::llabs(axes_[at - 1].stride) < std::llabs(axis.stride); --at) axes_[at] = axes_[at - 1];
+    axes_[at] = axis;
+  }
+
+  void copy_axis(const char* source, char* target, size_t depth) const {
+    if (depth == count_) {
+      std::memmove(target, source, static_cast<size_t>(run_bytes_));
+      return;
+    }
+    const Axis& axis = axes_[depth];
+    for (int64_t i = 0; i < axis.size; ++i) copy_axis(source + i * axis.stride, target + i * axis.stride, depth + 1);
+  }
+
+  std::array<Axis, 8> axes_{};
+  size_t count_ = 0;
+  int64_t run_bytes_;
+  bool empty_ = false;
+};
+
+void check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
+  PC_EXPECTS(slots.size <= tokens, ShapeError, "slot_mapping has ", slots.size, " entries for ", tokens,
+             " tokens; it must not be longer than key and value");
+  const int64_t limit = cache.num_blocks * cache.block_size;
+  for (int64_t i = 0; i < slots.size; ++i) {
+    const int64_t slot = slots.at(i);
+    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit,
+               " slots (", cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
+  }
+}
+
+void check_ids(const BlockArray& array, const Indices& ids, const char* what, size_t which) {
+  for (int64_t i = 0; i < ids.size; ++i) {
+    const int64_t id = ids.at(i);
+    PC_EXPECTS(id >= 0 && id < array.num_blocks, InvalidBlock, what, " of pair ", i, " is ", id, " and cache ", which,
+               " has ", array.num_blocks, " blocks");
+  }
+}
+
+}  // namespace
+
+void write_kv(const WriteArgs& args) {
+  const KernelTable& table = kernels();
+  check_slots(args.slots, args.key.num_tokens, args.key_cache);
+  check_slots(args.slots, args.value.num_tokens, args.value_cache);
+  table.write(args);
+}
+
+void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets) {
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    check_ids(arrays[i], sources, "the source", i);
+    check_ids(arrays[i], targets, "the target", i);
+  }
+  for (const BlockArray& array : arrays) {
+    const BlockShape shape(array);
+    for (int64_t i = 0; i < sources.size; ++i) {
+      const int64_t source = sources.at(i), target = targets.at(i);
+      if (source != target) shape.copy(array.data + source * array.block_stride, array.data + target * array.block_stride);
+    }
+  }
+}
+
+void merge(const MergeArgs& args) { kernels().merge(args); }
+
+}  // namespace pagecore::cpu

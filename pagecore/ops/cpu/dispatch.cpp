@@ -1,0 +1,90 @@
+#include "pagecore/ops/cpu/dispatch.hpp"
+
+#include <atomic>
+#include <cstdlib>
+
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore::cpu {
+namespace {
+
+struct Level {
+  const char* name;
+  bool (*supported)();
+  const KernelTable* table;
+};
+
+// The widest first.
+#if defined(__x86_64__)
+bool has_v4() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_v3() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"); }
+constexpr Level kLevels[] = {{"x86-64-v4", has_v4, &v4::kTable},
+                             {"x86-64-v3", has_v3, &v3::kTable},
+                             {"x86-64-v2", has_v2, &v2::kTable}};
+#elif defined(__aarch64__)
+constexpr Level kLevels[] = {{"neon", [] { return true; }, &neon::kTable}};
+#else
+#error "pagecore's host kernels are written for x86-64 and aarch64"
+#endif
+
+// Null until first asked for.
+std::atomic<const Level*> current{nullptr};
+
+[[noreturn]] void refuse(const std::string& name, const char* who) {
+  std::string names;
+  for (const std::string& each : available_isas()) names += (names.empty() ? "" : ", ") + each;
+  fail(ErrorKind::UnsupportedOption, who, " asks for the instruction set \"", name, "\", which this machine or build has not; ",
+       "it has ", names.empty() ? "none (the kernels need x86-64-v2)" : names);
+}
+
+const Level& find(const std::string& name, const char* who) {
+  for (const Level& level : kLevels) {
+    if (name == level.name && level.supported()) return level;
+  }
+  refuse(name, who);
+}
+
+const Level& from_environment() {
+  const char* wanted = std::getenv("PAGECORE_ISA");
+  if (wanted != nullptr && *wanted != '\0') return find(wanted, "PAGECORE_ISA");
+  for (const Level& level : kLevels) {
+    if (level.supported()) return level;
+  }
+  refuse("x86-64-v2", "pagecore");
+}
+
+const Level& level() {
+  const Level* known = current.load(std::memory_order_relaxed);
+  if (known == nullptr) {
+    known = &from_environment();
+    current.store(known, std::memory_order_relaxed);
+  }
+  return *known;
+}
+
+}  // namespace
+
+const KernelTable& kernels() { return *level().table; }
+
+const char* isa() { return level().name; }
+
+void set_isa(const std::string& name) {
+  current.store(name.empty() ? &from_environment() : &find(name, "set_isa"), std::memory_order_relaxed);
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Level& level : kLevels) {
+    if (level.supported()) names.emplace_back(level.name);
+  }
+  return names;
+}
+
+}  // namespace pagecore::cpu

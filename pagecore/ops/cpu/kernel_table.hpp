@@ -1,0 +1,112 @@
+// What one instruction set offers, and the working memory that it is lent. Plain structs: see args.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda_src/abi.h"
+#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/key_range.hpp"
+
+namespace pagecore::cpu {
+
+// Keys are worked on in tiles that start at multiples of 64, and sums are folded at multiples of kFoldTokens: so a row's bits
+// depend neither on where its window starts nor on which other rows are worked on beside it, nor on splits at these places.
+inline constexpr int64_t kTileTokens = 64;
+inline constexpr int64_t kFoldTokens = 1024;
+inline constexpr int64_t kSplitFloor = 512;
+// Query rows (queries x heads of a group) that a prompt's item aims at, and up to which several heads go through a tile
+// together, so that the cache is read in the order in which it lies in memory.
+inline constexpr int64_t kItemRows = 64;
+// Rows are padded with zeros to a multiple of this many numbers.
+inline constexpr int64_t kPadding = 16;
+
+PC_FORCE_INLINE int64_t padded(int64_t dim) { return (dim + kPadding - 1) / kPadding * kPadding; }
+
+// A batch whose contents have been checked, in plain int32.
+struct AttentionBatch {
+  const int32_t* cu_query_lens = nullptr;
+  const int32_t* seq_lens = nullptr;
+  const int32_t* rows = nullptr;         // of the block table
+  const int64_t* mask_starts = nullptr;  // where a sequence's mask begins; null without a mask
+  float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
+  float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
+};
+
+// The working memory of one pass: `heads` key heads with `rows` query rows each.
+struct Scratch {
+  float* query;   // [heads, rows, padded dim], scaled
+  float* key;     // [64, padded dim], a tile widened
+  float* value;   // [64, padded value dim]
+  float* scores;  // [rows, 64], then the weights
+  float* acc;     // [heads, rows, padded value dim], of the keys since the last fold
+  float* max;     // [heads, rows]
+  float* sum;
+  float* total_acc;  // of the keys before
+  float* total_max;
+  float* total_sum;
+  float* factor;  // [rows], what a tile's new maximum multiplies older sums by
+  int32_t* low;   // [rows], the keys of the tile that a row attends to
+  int32_t* high;
+  uint8_t* keep;  // [queries, 64], the mask within the tile
+};
+
+// Lays a Scratch out from `base` on (64-byte aligned, or 0 to measure) and returns the floats it takes.
+PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64_t dim, int64_t value_dim,
+                              Scratch& scratch) {
+  const int64_t d = padded(dim), dv = padded(value_dim), all = heads * rows;
+  uintptr_t next = base;
+  const auto take = [&next](int64_t floats) __attribute__((always_inline)) {
+    float* taken = reinterpret_cast<float*>(next);
+    next += static_cast<uintptr_t>(padded(floats)) * sizeof(float);
+    return taken;
+  };
+  scratch.query = take(all * d);
+  scratch.key = take(kTileTokens * d);
+  scratch.value = take(kTileTokens * dv);
+  scratch.scores = take(rows * kTileTokens);
+  scratch.acc = take(all * dv);
+  scratch.max = take(all);
+  scratch.sum = take(all);
+  scratch.total_acc = take(all * dv);
+  scratch.total_max = take(all);
+  scratch.total_sum = take(all);
+  scratch.factor = take(rows);
+  scratch.low = reinterpret_cast<int32_t*>(take(rows));
+  scratch.high = reinterpret_cast<int32_t*>(take(rows));
+  scratch.keep = reinterpret_cast<uint8_t*>(take(rows * kTileTokens / 4));
+  return static_cast<int64_t>((next - base) / sizeof(float));
+}
+
+PC_FORCE_INLINE int64_t heads_per_pass(int64_t rows, int64_t heads) {
+  const int64_t together = kItemRows / rows;
+  return together < 1 ? 1 : together < heads ? together : heads;
+}
+
+struct KernelTable {
+  // Item x key heads head_begin .. head_begin + head_count, at most heads_per_pass of them.
+  void (*attend)(const AttentionArgs&, const AttentionBatch&, const PcWorkItem&, int64_t head_begin, int64_t head_count,
+                 float* scratch);
+  // The output of a query tile from the partial rows of its splits; `item` is the first of them.
+  void (*merge_splits)(const AttentionArgs&, const AttentionBatch&, const PcWorkItem& item, float* scratch);
+  // Rows of the output that belong to no query: 0, and -inf for lse.
+  void (*clear)(const AttentionArgs&, int64_t token_begin, int64_t token_end);
+  void (*merge)(const MergeArgs&);
+  // The slots must have been checked.
+  void (*write)(const WriteArgs&);
+};
+
+// One for each folder isa/*.cpp that this build has.
+namespace v2 {
+extern const KernelTable kTable;
+}
+namespace v3 {
+extern const KernelTable kTable;
+}
+namespace v4 {
+extern const KernelTable kTable;
+}
+namespace neon {
+extern const KernelTable kTable;
+}
+
+}  // namespace pagecore::cpu

@@ -1,0 +1,12 @@
+// All kernels of one instruction set. The file that includes this defines PC_ISA and is compiled for it.
+#pragma once
+
+#include "pagecore/ops/cpu/kernel_table.hpp"
+#include "pagecore/ops/cpu/kernels/attention.hpp"
+#include "pagecore/ops/cpu/kernels/rows.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+
+const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write};
+
+}  // namespace pagecore::cpu::PC_ISA

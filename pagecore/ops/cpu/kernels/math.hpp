@@ -1,0 +1,51 @@
+// exp and tanh of float32 vectors, both within about one unit in the last place. The polynomials are minimax fits.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/vec.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+// For x <= 88. exactly 1 at 0; exactly 0 below -86, -inf included; NaN stays NaN.
+PC_FORCE_INLINE Vec exp(Vec x) {
+  const Vec lowest = splat(-86.0f);
+  const Vec bounded = x < lowest ? lowest : x;
+  // n = round(x / ln 2): adding 1.5 * 2^23 leaves it in the low bits of the sum.
+  const Vec magic = splat(12582912.0f);
+  const Vec shifted = fma(bounded, splat(1.44269504f), magic);
+  const Vec n = shifted - magic;
+  // ln 2 in two parts, the first of few bits, so that r is exact.
+  Vec r = fma(n, splat(-0.693359375f), bounded);
+  r = fma(n, splat(2.12194440e-4f), r);
+  Vec p = splat(1.3950632620e-03f);
+  p = fma(p, r, splat(8.3689720107e-03f));
+  p = fma(p, r, splat(4.1666203681e-02f));
+  p = fma(p, r, splat(1.6666518152e-01f));
+  p = fma(p, r, splat(5.0000000958e-01f));
+  p = fma(p, r * r, r) + 1.0f;
+  const Vec two_to_n = (Vec)(((IntVec)shifted << 23) + 0x3f800000);
+  return x < lowest ? Vec{} : p * two_to_n;
+}
+
+PC_FORCE_INLINE float exp1(float x) { return exp(splat(x))[0]; }
+
+// Relative accuracy holds at 0 too.
+PC_FORCE_INLINE Vec tanh(Vec x) {
+  const BitVec sign = (BitVec)x & 0x80000000;
+  const Vec magnitude = (Vec)((BitVec)x ^ sign);
+  const Vec a = magnitude > 9.5f ? splat(9.5f) : magnitude;  // 1 in float32 from there on
+  const Vec z = a * a;
+  Vec p = splat(-5.7170038588e-03f);
+  p = fma(p, z, splat(2.0650552135e-02f));
+  p = fma(p, z, splat(-5.3743487867e-02f));
+  p = fma(p, z, splat(1.3331491172e-01f));
+  p = fma(p, z, splat(-3.3333283921e-01f));
+  const Vec near = fma(a * z, p, a);
+  const Vec far = 1.0f - 2.0f / (exp(a + a) + 1.0f);
+  return (Vec)((BitVec)(a < 0.625f ? near : far) | sign);
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,192 @@
+// Vectors of float32, as wide as the instruction set: GCC/Clang vector extensions, so that one source serves all.
+//
+// This folder is compiled once for each instruction set (isa/*.cpp define PC_ISA, the name of its namespace). All of it is in
+// an unnamed namespace: had anything linkage, the linker could pick code that is too new for the machine.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "pagecore/ops/cpu/args.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+// Query rows and value vectors of a register block: what fits beside four keys in the registers that there are.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kBlockRows = 4;
+#else
+constexpr int kBlockRows = 2;
+#endif
+constexpr int kBlockTokens = 4;
+constexpr int kBlockVectors = 4;
+
+typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
+typedef float Vec4 __attribute__((vector_size(16)));
+
+// The same at any address, of any object.
+typedef float LooseVec __attribute__((vector_size(4 * kLanes), aligned(1), may_alias));
+typedef uint16_t LooseHalfVec __attribute__((vector_size(2 * kLanes), aligned(1), may_alias));
+typedef uint8_t LooseByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
+typedef float LooseVec4 __attribute__((vector_size(16), aligned(1), may_alias));
+
+PC_FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
+PC_FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
+PC_FORCE_INLINE void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
+PC_FORCE_INLINE void store_four(float* p, Vec4 v) { *reinterpret_cast<LooseVec4*>(p) = v; }
+PC_FORCE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+// a * b + c, rounded once where the machine can. Explicit, because the compiler's choice of which product of two it fuses
+// could differ between instances, and a row's bits must not.
+PC_FORCE_INLINE Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+PC_FORCE_INLINE float fma(float a, float b, float c) { return fma(splat(a), splat(b), splat(c))[0]; }
+
+PC_FORCE_INLINE IntVec iota() {
+  IntVec v;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) v[i] = i;
+  return v;
+}
+
+// Halves the vector until four lanes are left: lane i of the result sums (or maximises) lanes i, i + 4, i + 8 ...
+#if defined(__AVX512F__)
+typedef float Vec8 __attribute__((vector_size(32)));
+PC_FORCE_INLINE Vec8 low(Vec v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
+PC_FORCE_INLINE Vec8 high(Vec v) { return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
+PC_FORCE_INLINE Vec4 low(Vec8 v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3); }
+PC_FORCE_INLINE Vec4 high(Vec8 v) { return __builtin_shufflevector(v, v, 4, 5, 6, 7); }
+PC_FORCE_INLINE Vec4 sum_to_four(Vec v) {
+  const Vec8 half = low(v) + high(v);
+  return low(half) + high(half);
+}
+PC_FORCE_INLINE Vec4 max_to_four(Vec v) {
+  const Vec8 a = low(v), b = high(v);
+  const Vec8 half = a > b ? a : b;
+  const Vec4 c = low(half), d = high(half);
+  return c > d ? c : d;
+}
+#elif defined(__AVX2__)
+PC_FORCE_INLINE Vec4 low(Vec v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3); }
+PC_FORCE_INLINE Vec4 high(Vec v) { return __builtin_shufflevector(v, v, 4, 5, 6, 7); }
+PC_FORCE_INLINE Vec4 sum_to_four(Vec v) { return low(v) + high(v); }
+PC_FORCE_INLINE Vec4 max_to_four(Vec v) {
+  const Vec4 a = low(v), b = high(v);
+  return a > b ? a : b;
+}
+#else
+PC_FORCE_INLINE Vec4 sum_to_four(Vec v) { return v; }
+PC_FORCE_INLINE Vec4 max_to_four(Vec v) { return v; }
+#endif
+
+PC_FORCE_INLINE float sum(Vec v) {
+  Vec4 x = sum_to_four(v);
+  x = x + __builtin_shufflevector(x, x, 2, 3, 0, 1);
+  x = x + __builtin_shufflevector(x, x, 1, 0, 3, 2);
+  return x[0];
+}
+
+PC_FORCE_INLINE float max_lane(Vec v) {
+  Vec4 x = max_to_four(v);
+  Vec4 y = __builtin_shufflevector(x, x, 2, 3, 0, 1);
+  x = x > y ? x : y;
+  y = __builtin_shufflevector(x, x, 1, 0, 3, 2);
+  x = x > y ? x : y;
+  return x[0];
+}
+
+// {sum(a), sum(b), sum(c), sum(d)}, each added in the order of sum().
+PC_FORCE_INLINE Vec4 sum_each(Vec a, Vec b, Vec c, Vec d) {
+  const Vec4 p = sum_to_four(a), q = sum_to_four(b), r = sum_to_four(c), s = sum_to_four(d);
+  // {p0 + p2, p1 + p3, q0 + q2, q1 + q3}, and the same of r and s
+  const Vec4 pq = __builtin_shufflevector(p, q, 0, 1, 4, 5) + __builtin_shufflevector(p, q, 2, 3, 6, 7);
+  const Vec4 rs = __builtin_shufflevector(r, s, 0, 1, 4, 5) + __builtin_shufflevector(r, s, 2, 3, 6, 7);
+  return __builtin_shufflevector(pq, rs, 0, 2, 4, 6) + __builtin_shufflevector(pq, rs, 1, 3, 5, 7);
+}
+
+// out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the adds, the same order of adding.
+#if defined(__AVX512F__)
+// {a0 + a2, a1 + a3, b0 + b2, b1 + b3} in lanes of four floats.
+PC_FORCE_INLINE Vec pair_halves(Vec a, Vec b) {
+  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+         __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+PC_FORCE_INLINE Vec pair_quarters(Vec a, Vec b) {
+  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+         __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], float* out, int64_t stride) {
+  Vec t[kBlockTokens];  // four floats for each row, still to be added
+#pragma GCC unroll 4
+  for (int i = 0; i < kBlockTokens; ++i) {
+    t[i] = pair_quarters(pair_halves(sums[0][i], sums[1][i]), pair_halves(sums[2][i], sums[3][i]));
+  }
+  // Within each lane of four: {p0 p1 q0 q1} + {p2 p3 q2 q3}, then {0 2 4 6} + {1 3 5 7}, as in sum_each.
+  const Vec pq =
+      __builtin_shufflevector(t[0], t[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+      __builtin_shufflevector(t[0], t[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  const Vec rs =
+      __builtin_shufflevector(t[2], t[3], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+      __builtin_shufflevector(t[2], t[3], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  const Vec rows = __builtin_shufflevector(pq, rs, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+                   __builtin_shufflevector(pq, rs, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+  store_four(out, low(low(rows)));
+  store_four(out + stride, high(low(rows)));
+  store_four(out + 2 * stride, low(high(rows)));
+  store_four(out + 3 * stride, high(high(rows)));
+}
+#elif defined(__AVX2__)
+PC_FORCE_INLINE Vec pair_halves(Vec a, Vec b) {
+  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], float* out, int64_t stride) {
+  Vec t[kBlockTokens];
+#pragma GCC unroll 4
+  for (int i = 0; i < kBlockTokens; ++i) t[i] = pair_halves(sums[0][i], sums[1][i]);
+  const Vec pq = __builtin_shufflevector(t[0], t[1], 0, 1, 8, 9, 4, 5, 12, 13) +
+                 __builtin_shufflevector(t[0], t[1], 2, 3, 10, 11, 6, 7, 14, 15);
+  const Vec rs = __builtin_shufflevector(t[2], t[3], 0, 1, 8, 9, 4, 5, 12, 13) +
+                 __builtin_shufflevector(t[2], t[3], 2, 3, 10, 11, 6, 7, 14, 15);
+  const Vec rows = __builtin_shufflevector(pq, rs, 0, 2, 8, 10, 4, 6, 12, 14) +
+                   __builtin_shufflevector(pq, rs, 1, 3, 9, 11, 5, 7, 13, 15);
+  store_four(out, low(rows));
+  store_four(out + stride, high(rows));
+}
+#else
+PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], float* out, int64_t stride) {
+#pragma GCC unroll 4
+  for (int r = 0; r < kBlockRows; ++r) {
+    store_four(out + r * stride, sum_each(sums[r][0], sums[r][1], sums[r][2], sums[r][3]));
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,37 @@
+// Which keys a query may attend to: one rule for the planner, the checks and the kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace pagecore {
+
+// Keys before and after a query's own position; -1: unbounded. Causality is right == 0.
+struct Window {
+  int64_t left = -1;
+  int64_t right = -1;
+};
+
+struct KeyRange {
+  int64_t begin = 0;
+  int64_t end = 0;  // >= begin
+};
+
+[[gnu::always_inline]] inline Window make_window(bool causal, int64_t left, int64_t right) {
+  if (causal) right = 0;  // a window to the right cannot widen what causality leaves
+  return {left, right};
+}
+
+// The keys that any query of positions first .. last attends to, in a sequence of `length` keys. Positions can be negative
+// (more queries than keys); such queries may attend to nothing.
+//
+//   first - left        first ... last        last + right
+//        [===============================================]     cut to [0, length)
+[[gnu::always_inline]] inline KeyRange attended_keys(const Window& window, int64_t first, int64_t last, int64_t length) {
+  int64_t begin = window.left < 0 || first < window.left ? 0 : first - window.left;
+  int64_t end = window.right < 0 || length - 1 - last < window.right ? length : last + window.right + 1;
+  if (begin > length) begin = length;
+  if (end < begin) end = begin;
+  return {begin, end};
+}
+
+}  // namespace pagecore

@@ -1,0 +1,212 @@
+// The planner: how the attention of one batch is cut into work items, for host, CUDA and emulator alike.
+//
+// Stateless. Lengths in, items out, into a buffer that the caller owns; a buffer that is too small is filled as far as it
+// goes and the counts say what is needed.
+//
+// P1: every pair (query row, key that it may attend to) is in exactly one item, and every query row in at least one.
+// P2: items stay within their sequence: queries in its rows of the packed array, keys in [0, seq_len).
+// P3: keys are only cut at absolute multiples of split_floor, which divides split_granule.
+// P4: with batch_invariant the items of a sequence depend on its own lengths and the options alone.
+// Cost: O(sequences + items), no allocation.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "cuda_src/abi.h"
+#include "pagecore/native/checks.hpp"
+#include "pagecore/ops/key_range.hpp"
+
+namespace pagecore {
+
+struct PlanOptions {
+  int64_t num_query_heads = 1;
+  int64_t num_kv_heads = 1;
+  bool causal = true;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  bool batch_invariant = false;
+  int64_t num_workers = 1;       // threads, or resident CTAs
+  int64_t query_tile = 1;        // queries of an item at most
+  int64_t split_floor = 512;     // keys that make a split worth its merge; a multiple of the kernels' tile
+  int64_t split_granule = 1024;  // of batch-invariant splits, and of the kernels' own sums
+};
+
+struct PlanCounts {
+  int64_t num_items = 0;
+  int64_t num_partial_rows = 0;
+};
+
+// What is planned: cu_query_lens may be null (one query for each sequence).
+struct PlanBatch {
+  const int32_t* cu_query_lens = nullptr;  // [num_sequences + 1]
+  const int32_t* seq_lens = nullptr;       // [num_sequences]
+  int64_t num_sequences = 0;
+
+  [[nodiscard]] int64_t query_begin(int64_t i) const { return cu_query_lens == nullptr ? i : cu_query_lens[i]; }
+  [[nodiscard]] int64_t query_end(int64_t i) const { return cu_query_lens == nullptr ? i + 1 : cu_query_lens[i + 1]; }
+};
+
+inline void check_plan_batch(const PlanBatch& batch) {
+  const int32_t* cu = batch.cu_query_lens;
+  if (cu != nullptr) {
+    PC_EXPECTS(cu[0] == 0, ShapeError, "cu_query_lens starts at ", cu[0], "; it must start at 0");
+  }
+  for (int64_t i = 0; i < batch.num_sequences; ++i) {
+    PC_EXPECTS(batch.seq_lens[i] >= 0, ShapeError, "seq_lens[", i, "] is ", batch.seq_lens[i], "; lengths start at 0");
+    if (cu == nullptr) continue;
+    PC_EXPECTS(cu[i] <= cu[i + 1], ShapeError, "cu_query_lens falls from ", cu[i], " to ", cu[i + 1], " at ", i + 1,
+               "; it must never fall");
+  }
+}
+
+class Planner {
+ public:
+  Planner(const PlanOptions& options, const PlanBatch& batch, PcWorkItem* items, int64_t capacity)
+      : options_(options),
+        batch_(batch),
+        window_(make_window(options.causal, options.window_left, options.window_right)),
+        items_(items),
+        capacity_(capacity) {}
+
+  PlanCounts run() {
+    split_keys_ = target_split();
+    for (int64_t i = 0; i < batch_.num_sequences; ++i) plan_sequence(i);
+    return counts_;
+  }
+
+ private:
+  struct Tile {
+    int64_t sequence, begin, count;
+    KeyRange keys;
+  };
+
+  template <typename Visit>
+  void for_each_tile(int64_t sequence, Visit&& visit) const {
+    const int64_t first = batch_.query_begin(sequence);
+    const int64_t end = batch_.query_end(sequence);
+    const int64_t length = batch_.seq_lens[sequence];
+    for (int64_t begin = first; begin < end; begin += options_.query_tile) {
+      const int64_t count = std::min(options_.query_tile, end - begin);
+      const int64_t position = length - (end - begin);  // the queries are the last positions
+      visit(Tile{sequence, begin, count, attended_keys(window_, position, position + count - 1, length)});
+    }
+  }
+
+  // Equal shares for the workers, where a share is worth splitting for. Items times heads are what the workers share.
+  [[nodiscard]] int64_t target_split() const {
+    if (options_.num_workers <= 1 || options_.batch_invariant) return 0;
+    int64_t total = 0;
+    for (int64_t i = 0; i < batch_.num_sequences; ++i) {
+      for_each_tile(i, [&](const Tile& tile) { total += tile.keys.end - tile.keys.begin; });
+    }
+    const int64_t share = total * options_.num_kv_heads / options_.num_workers;
+    return std::max(round_up(share, options_.split_floor), options_.split_floor);
+  }
+
+  void plan_sequence(int64_t sequence) {
+    const int64_t queries = batch_.query_end(sequence) - batch_.query_begin(sequence);
+    // Prompts make items enough of their own, and their partial rows would be many; the kernels sum them by granules.
+    const bool fixed = options_.batch_invariant && queries <= options_.query_tile;
+    for_each_tile(sequence, [&](const Tile& tile) { plan_tile(tile, fixed ? options_.split_granule : split_keys_); });
+  }
+
+  // Cuts [begin, end) at multiples of `piece`; 0 leaves it whole.
+  void plan_tile(const Tile& tile, int64_t piece) {
+    const auto [begin, end] = tile.keys;
+    const int64_t first = piece == 0 ? 0 : begin / piece;
+    const int64_t last = piece == 0 || end == begin ? first : (end - 1) / piece;
+    if (first == last) {
+      emit(tile, begin, end, -1, 0, 1);
+      return;
+    }
+    for (int64_t i = first; i <= last; ++i) {
+      emit(tile, std::max(begin, i * piece), std::min(end, (i + 1) * piece), counts_.num_partial_rows, i - first,
+           last - first + 1);
+      counts_.num_partial_rows += tile.count;
+    }
+  }
+
+  void emit(const Tile& tile, int64_t key_begin, int64_t key_end, int64_t partial, int64_t split, int64_t num_splits) {
+    if (counts_.num_items < capacity_) {
+      items_[counts_.num_items] = {static_cast<int32_t>(tile.sequence), static_cast<int32_t>(tile.begin),
+                                   static_cast<int32_t>(tile.count),    static_cast<int32_t>(key_begin),
+                                   static_cast<int32_t>(key_end),       static_cast<int32_t>(partial),
+                                   static_cast<int32_t>(split),         static_cast<int32_t>(num_splits)};
+    }
+    ++counts_.num_items;
+  }
+
+  [[nodiscard]] static int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+  PlanOptions options_;
+  PlanBatch batch_;
+  Window window_;
+  PcWorkItem* items_;
+  int64_t capacity_;
+  int64_t split_keys_ = 0;
+  PlanCounts counts_;
+};
+
+// The lengths must have passed check_plan_batch.
+[[nodiscard]] inline PlanCounts make_plan(const PlanOptions& options, const PlanBatch& batch, PcWorkItem* items,
+                                          int64_t capacity) {
+  return Planner(options, batch, items, capacity).run();
+}
+
+// A plan that is kept: its items, and the lengths that it was made for. Buffers grow and never shrink.
+class Plan {
+ public:
+  PlanOptions options;
+
+  // Changes nothing when it raises.
+  void replan(const PlanBatch& batch) {
+    check_plan_batch(batch);
+    PlanCounts counts = make_plan(options, batch, items_.data(), static_cast<int64_t>(items_.size()));
+    PC_EXPECTS(counts.num_partial_rows <= kMaxPartialRows, ShapeError, "the plan has ", counts.num_partial_rows,
+               " partial rows; it can have ", kMaxPartialRows, ", use fewer workers or smaller batches");
+    if (counts.num_items > static_cast<int64_t>(items_.size())) {
+      items_.resize(static_cast<size_t>(counts.num_items));
+      counts = make_plan(options, batch, items_.data(), counts.num_items);
+    }
+    remember(batch);
+    counts_ = counts;
+  }
+
+  [[nodiscard]] int64_t num_sequences() const { return num_sequences_; }
+  [[nodiscard]] PlanCounts counts() const { return counts_; }
+  [[nodiscard]] const PcWorkItem* items() const { return items_.data(); }
+  [[nodiscard]] const int32_t* cu_query_lens() const { return cu_query_lens_.data(); }  // [num_sequences + 1]
+  [[nodiscard]] const int32_t* seq_lens() const { return seq_lens_.data(); }            // [num_sequences]
+  [[nodiscard]] int64_t num_bytes() const {
+    return static_cast<int64_t>(items_.capacity() * sizeof(PcWorkItem) +
+                                (cu_query_lens_.capacity() + seq_lens_.capacity()) * sizeof(int32_t));
+  }
+
+ private:
+  static constexpr int64_t kMaxPartialRows = std::numeric_limits<int32_t>::max();
+
+  void remember(const PlanBatch& batch) {
+    const auto n = static_cast<size_t>(batch.num_sequences);
+    if (seq_lens_.size() < n) seq_lens_.resize(n);
+    if (cu_query_lens_.size() < n + 1) cu_query_lens_.resize(n + 1);
+    std::copy_n(batch.seq_lens, n, seq_lens_.data());
+    if (batch.cu_query_lens != nullptr) {
+      std::copy_n(batch.cu_query_lens, n + 1, cu_query_lens_.data());
+    } else {
+      for (size_t i = 0; i <= n; ++i) cu_query_lens_[i] = static_cast<int32_t>(i);
+    }
+    num_sequences_ = batch.num_sequences;
+  }
+
+  std::vector<PcWorkItem> items_;
+  std::vector<int32_t> cu_query_lens_;
+  std::vector<int32_t> seq_lens_;
+  int64_t num_sequences_ = 0;
+  PlanCounts counts_;
+};
+
+}  // namespace pagecore

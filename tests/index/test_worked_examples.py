@@ -1,0 +1,81 @@
+"""Examples 1, 2 and 3 of the worked examples, word for word."""
+
+import numpy as np
+import pytest
+
+from pagecore.errors import DoubleFree, InvalidBlock, OutOfBlocks, PagecoreError
+from pagecore.index import BlockPool, BlockTables
+
+
+def test_example_1_a_lifo_pool_of_four():
+    pool = BlockPool(4)
+    assert [pool.allocate(1).tolist() for _ in range(3)] == [[1], [2], [3]]
+    with pytest.raises(OutOfBlocks) as short:
+        pool.allocate(1)
+    assert (short.value.requested, short.value.available) == (1, 0)
+
+    assert pool.free(2) == 1
+    assert pool.allocate(1).tolist() == [2]
+    pool.share(2)
+    assert pool.ref_count(2) == 2
+    assert pool.free(2) == 0
+    assert (pool.ref_count(2), pool.num_free) == (1, 0)
+    assert pool.free(2) == 1
+    assert (pool.ref_count(2), pool.num_free) == (0, 1)
+
+    for refused in (pool.free, pool.share):
+        with pytest.raises(DoubleFree):
+            refused(2)
+    for outside in (4, -1):
+        with pytest.raises(InvalidBlock):
+            pool.ref_count(outside)
+
+    pool.free(1)
+    pool.free(3)
+    assert [pool.allocate(1).tolist() for _ in range(3)] == [[3], [1], [2]]
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1, 1])
+def test_example_1_a_pool_without_a_block_to_give_is_refused(num_blocks):
+    with pytest.raises(PagecoreError):
+        BlockPool(num_blocks)
+
+
+def test_example_2_tables_of_block_size_four():
+    pool = BlockPool(17)
+    tables = BlockTables(pool, block_sizes=4, max_sequences=4, max_blocks_per_sequence=8)
+    row = tables.add()
+    tables.extend(row, 7)
+    assert len(tables.blocks(row)) == 2
+    assert np.array_equal(tables.table()[row, :2], tables.blocks(row))
+    assert pool.num_free == 14
+
+    other = tables.add()
+    tables.extend(other, 3)
+    assert len(tables.blocks(other)) == 1
+    tables.extend(other, 1)
+    assert len(tables.blocks(other)) == 1
+    tables.extend(other, 1)
+    first, second = tables.blocks(other)
+    assert 0 not in (first, second)
+    assert first != second
+
+
+def test_example_2_removing_a_sequence_gives_every_block_back():
+    pool = BlockPool(17)
+    tables = BlockTables(pool, block_sizes=4, max_sequences=4, max_blocks_per_sequence=8)
+    row = tables.add()
+    tables.extend(row, 5)
+    assert pool.num_free == 14
+    tables.remove(row)
+    assert pool.num_free == 16
+
+
+def test_example_3_a_fifo_pool_of_eleven():
+    pool = BlockPool(11, order="fifo")
+    assert pool.allocate(3).tolist() == [1, 2, 3]
+    assert pool.allocate(4).tolist() == [4, 5, 6, 7]
+    assert pool.free([1, 2, 3]) == 3
+    assert pool.allocate(5).tolist() == [8, 9, 10, 1, 2]
+    assert pool.num_free == 1
+    assert pool.try_allocate(2) is None

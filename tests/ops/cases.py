@@ -1,0 +1,184 @@
+"""Random paged batches for the attention tests, and the error bounds that every result must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore import ops
+from tests.reference import attention as reference
+
+Array = NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+# Relative Frobenius error of the whole output, and of the worst (token, head) row.
+OUTPUT_BOUNDS = {"float32": (2e-6, 1e-5), "float16": (1e-3, 3e-3), "bfloat16": (6e-3, 2e-2)}
+LAYOUTS = ("NHD", "HND", "blockwise", "interleaved", "padded", "reversed")
+
+
+def empty_cache(layout: str, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> Array:
+    """A cache of logical ``[num_blocks, block_size, heads, dim]`` whose every element is NaN, in one of LAYOUTS."""
+    blocks, tokens, heads, dim = shape
+    nan = np.asarray(np.nan, dtype)
+    if layout == "NHD":
+        return np.full(shape, nan)
+    if layout == "HND":
+        return np.full((blocks, heads, tokens, dim), nan).transpose(0, 2, 1, 3)
+    if layout == "blockwise":  # the second of three layers in a block
+        return np.full((blocks, 3, tokens, heads, dim), nan)[:, 1]
+    if layout == "interleaved":  # keys and values of a token side by side
+        return np.full((blocks, tokens, 2, heads, dim), nan)[:, :, 1]
+    if layout == "padded":
+        return np.full((blocks, tokens, heads, dim + 3), nan)[..., 1 : dim + 1]
+    assert layout == "reversed"
+    return np.full(shape, nan)[::-1, ::-1, ::-1]
+
+
+@dataclass
+class Case:
+    """The arguments of one call of paged_attention."""
+
+    query: Array
+    key_cache: Array
+    value_cache: Array
+    block_table: Array
+    seq_lens: Array
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array, Array]:
+        return self.query, self.key_cache, self.value_cache, self.block_table, self.seq_lens
+
+    def run(self, **more: Any) -> Any:
+        return ops.paged_attention(*self.arrays, **self.options, **more)
+
+    def expect(self) -> tuple[Array, Array]:
+        return reference.paged_attention(*self.arrays, **self.options)
+
+    def check(self, **more: Any) -> None:
+        """Runs into a poisoned output, and compares output and lse with the oracle."""
+        out = np.full((*self.query.shape[:2], self.value_cache.shape[3]), np.nan, self.query.dtype)
+        result, lse = self.run(out=out, return_lse=True, **more)
+        assert result is out
+        expected = self.expect()
+        assert_output_close(out, expected[0])
+        assert_lse_close(lse, expected[1], str(self.query.dtype))
+
+
+def assert_output_close(out: Array, expected: Array) -> None:
+    """The bounds of the design, by the dtype of the output; rows that attend to nothing are zero to the bit."""
+    assert out.shape == expected.shape
+    whole, worst = OUTPUT_BOUNDS[str(out.dtype)]
+    got = out.astype(np.float64)
+    assert np.isfinite(got).all(), f"{np.count_nonzero(~np.isfinite(got))} of {got.size} outputs are not finite"
+    error, size = np.linalg.norm(got - expected, axis=-1), np.linalg.norm(expected, axis=-1)
+    assert (got[size == 0] == 0).all()
+    # In a few dimensions a sum of random values can cancel, and its relative error says nothing.
+    scale = size if out.shape[-1] >= 16 else np.maximum(size, 0.1 * np.sqrt(np.mean(size**2)) if size.size else 0)
+    relative = error[size > 0] / scale[size > 0]
+    assert relative.max(initial=0.0) <= worst, f"worst row is off by {relative.max():.3g}, the bound is {worst:.3g}"
+    total = np.linalg.norm(error) / max(np.linalg.norm(size), np.finfo(np.float64).tiny)
+    assert total <= whole, f"the output is off by {total:.3g}, the bound is {whole:.3g}"
+
+
+def assert_lse_close(lse: Array, expected: Array, dtype: str) -> None:
+    assert lse.dtype == np.float32
+    assert lse.shape == expected.shape
+    nothing = np.isneginf(expected)
+    assert np.isneginf(lse[nothing]).all()
+    got, want = lse[~nothing].astype(np.float64), expected[~nothing]
+    bound = 1e-5 * np.maximum(1.0, np.abs(want)) if dtype == "float32" else np.full_like(want, 1e-3)
+    assert (np.abs(got - want) <= bound).all(), f"lse is off by {np.abs(got - want).max():.3g}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What make_case builds: numbers of heads, dims, block size, dtypes, layout, lengths."""
+
+    seq_lens: Sequence[int] = (37, 5)
+    query_lens: Sequence[int] | None = None
+    heads: tuple[int, int] = (4, 2)
+    dims: tuple[int, int] = (64, 64)
+    block_size: int = 16
+    query_dtype: str = "float32"
+    cache_dtype: str = "float32"
+    layout: str = "NHD"
+    index_dtype: str = "int32"
+    padding: int = 0  # rows of the query past the last sequence
+    shuffle_rows: bool = False  # a table with more rows than the batch, in another order
+
+
+def fill(cache: Array, blocks: Array, wanted: Array, rng: np.random.Generator) -> None:
+    """Random numbers in the slots of a sequence's wanted tokens."""
+    j = np.flatnonzero(wanted)
+    shape = (j.size, *cache.shape[2:])
+    cache[blocks[j // cache.shape[1]], j % cache.shape[1]] = rng.standard_normal(shape).astype(cache.dtype)
+
+
+def make_case(shape: Shape | None = None, *, seed: int = 0, **options: Any) -> Case:
+    """A batch in which slots that no query attends to are NaN, and table entries without an attended slot garbage."""
+    shape = shape or Shape()
+    rng = np.random.default_rng(seed)
+    lens = list(shape.seq_lens)
+    query_lens = [1] * len(lens) if shape.query_lens is None else list(shape.query_lens)
+    width = max([-(-n // shape.block_size) for n in lens], default=0) + 1
+    num_blocks = sum(-(-n // shape.block_size) for n in lens) + 4
+    cache_dtype = DTYPES[shape.cache_dtype]
+    key_cache = empty_cache(shape.layout, (num_blocks, shape.block_size, shape.heads[1], shape.dims[0]), cache_dtype)
+    value_cache = empty_cache(shape.layout, (num_blocks, shape.block_size, shape.heads[1], shape.dims[1]), cache_dtype)
+
+    table_rows = np.arange(len(lens))
+    if shape.shuffle_rows:
+        table_rows = rng.permutation(len(lens) + 3)[: len(lens)]
+        options["rows"] = table_rows.astype(shape.index_dtype)
+    table = np.where(rng.random((len(lens) + 3 * shape.shuffle_rows, width)) < 0.5, -1, 2**31 - 1)
+    free = iter(rng.permutation(np.arange(1, num_blocks)))
+    kinds = {name: options[name] for name in ("causal", "window") if name in options}
+    for row, seq_len, query_len in zip(table_rows, lens, query_lens, strict=True):
+        # A key that the mask alone hides may be read; one that causality or the window hides from every query may not.
+        wanted = reference.allowed(query_len, seq_len, **kinds).any(axis=0)
+        for block in np.unique(np.flatnonzero(wanted) // shape.block_size):
+            table[row, block] = next(free)
+        fill(key_cache, table[row], wanted, rng)
+        fill(value_cache, table[row], wanted, rng)
+
+    if shape.query_lens is not None:
+        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(query_lens)]).astype(shape.index_dtype)
+    num_tokens = sum(query_lens) + shape.padding
+    query = rng.standard_normal((num_tokens, shape.heads[0], shape.dims[0])).astype(DTYPES[shape.query_dtype])
+    query[sum(query_lens) :] = np.nan
+    return Case(
+        query,
+        key_cache,
+        value_cache,
+        table.astype(shape.index_dtype),
+        np.asarray(lens, dtype=shape.index_dtype),
+        options,
+    )
+
+
+def random_mask(shape: Shape, seed: int = 1, density: float = 0.6) -> Array:
+    """One flat mask for the batch, with a row that attends to nothing in each sequence."""
+    rng = np.random.default_rng(seed)
+    query_lens = [1] * len(shape.seq_lens) if shape.query_lens is None else shape.query_lens
+    parts = []
+    for query_len, seq_len in zip(query_lens, shape.seq_lens, strict=True):
+        part = rng.random((query_len, seq_len)) < density
+        part[query_len // 2 : query_len // 2 + 1] = False
+        parts.append(part.reshape(-1))
+    return np.concatenate([np.zeros(0, dtype=bool), *parts])
+
+
+def snapshot(*arrays: Array) -> Callable[[], bool]:
+    """Remembers the bytes of arrays; the result tells whether all of them are still the same."""
+    before = [a.tobytes() for a in arrays]
+    return lambda: all(a.tobytes() == b for a, b in zip(arrays, before, strict=True))

@@ -1,0 +1,132 @@
+"""What a query's result may not depend on: its neighbours in the batch, where blocks lie, how the work was split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagecore import errors, ops
+from tests.ops.cases import DTYPES, Case, Shape, assert_lse_close, assert_output_close, make_case
+
+SHAPE = Shape(seq_lens=(2000, 33, 1, 16, 700, 0, 129), query_lens=(1, 5, 1, 16, 40, 2, 1))
+DECODE = Shape(seq_lens=(2000, 33, 1, 700, 0, 129))
+
+
+def plan_for(case: Case, **more: Any) -> ops.AttentionPlan:
+    kinds = {name: case.options[name] for name in ("causal", "window") if name in case.options}
+    cu_query_lens = case.options.get("cu_query_lens")
+    heads = {"num_query_heads": case.query.shape[1], "num_kv_heads": case.key_cache.shape[2]}
+    return ops.plan_attention(cu_query_lens, case.seq_lens, **heads, **kinds, **more)
+
+
+def alone(case: Case, i: int) -> tuple[Case, slice]:
+    """Sequence i as a batch of its own, and its rows of the query."""
+    cu = case.options.get("cu_query_lens")
+    first, end = (i, i + 1) if cu is None else (int(cu[i]), int(cu[i + 1]))
+    options = {name: value for name, value in case.options.items() if name != "cu_query_lens"}
+    if cu is not None:
+        options["cu_query_lens"] = np.asarray([0, end - first], np.int32)
+    table, lens = case.block_table[i : i + 1], case.seq_lens[i : i + 1]
+    return Case(case.query[first:end], case.key_cache, case.value_cache, table, lens, options), slice(first, end)
+
+
+def assert_same_bits(got: Any, expected: Any) -> None:
+    assert got.dtype == expected.dtype
+    assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("num_workers", [None, 1, 7, 64])
+def test_a_sequence_alone_gives_the_bits_it_gives_in_a_batch(shape, window, num_workers):
+    case = make_case(shape, window=window)
+    plan = plan_for(case, batch_invariant=True, num_workers=num_workers)
+    out, lse = case.run(plan=plan, return_lse=True)
+    for i in range(len(case.seq_lens)):
+        single, rows = alone(case, i)
+        single_plan = plan_for(single, batch_invariant=True)
+        single_out, single_lse = single.run(plan=single_plan, return_lse=True)
+        assert_same_bits(single_out, out[rows])
+        assert_same_bits(single_lse, lse[rows])
+
+
+@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
+def test_the_order_of_a_batch_changes_no_bits(shape):
+    case = make_case(shape, sinks=np.ones(4, np.float32))
+    query_lens = np.ones(len(case.seq_lens), int) if shape.query_lens is None else np.asarray(shape.query_lens)
+    order = np.random.default_rng(0).permutation(len(case.seq_lens))
+    starts = np.concatenate([[0], np.cumsum(query_lens)])
+    tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order])
+    options = dict(case.options)
+    if "cu_query_lens" in options:
+        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(query_lens[order])])
+    table, lens = case.block_table[order], case.seq_lens[order]
+    other = Case(case.query[tokens], case.key_cache, case.value_cache, table, lens, options)
+    out = case.run(plan=plan_for(case, batch_invariant=True))
+    assert_same_bits(other.run(plan=plan_for(other, batch_invariant=True)), out[tokens])
+
+
+@pytest.mark.parametrize("layout", ["HND", "blockwise", "padded", "reversed"])
+def test_the_layout_of_the_cache_changes_no_bits(layout):
+    shape = Shape(seq_lens=SHAPE.seq_lens, query_lens=SHAPE.query_lens, layout=layout)
+    assert_same_bits(make_case(shape).run(), make_case(SHAPE).run())
+
+
+@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_workers", [1, 2, 16, 64])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_every_split_of_the_work_keeps_the_bounds(shape, dtype, num_workers, batch_invariant):
+    shape = Shape(shape.seq_lens, shape.query_lens, query_dtype=dtype, cache_dtype=dtype, heads=(4, 1))
+    case = make_case(shape, sinks=np.ones(4, np.float32), softcap=20.0)
+    plan = plan_for(case, num_workers=num_workers, batch_invariant=batch_invariant)
+    out, lse = case.run(plan=plan, return_lse=True)
+    expected = case.expect()
+    assert_output_close(out, expected[0])
+    assert_lse_close(lse, expected[1], dtype)
+
+
+def test_a_split_row_with_nothing_to_attend_to_in_some_splits_is_whole():
+    """A mask that leaves one key of 2,000: every other split contributes nothing."""
+    for kept in (0, 777, 1999):
+        mask = np.zeros(2000, dtype=bool)
+        mask[kept] = True
+        case = make_case(Shape(seq_lens=(2000,)), mask=mask)
+        case.check(plan=plan_for(case, num_workers=64))
+
+
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_the_same_call_twice_gives_the_same_bits(query_len):
+    case = make_case(Shape(seq_lens=(3000, 5), query_lens=(query_len, 1)))
+    assert_same_bits(case.run(), case.run())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seq_lens": [40, 6]}, {"cu_query_lens": [0, 1, 4]}, {"causal": False}, {"window": 7}, {"window": (6, -1)}],
+    ids=str,
+)
+def test_a_plan_for_another_batch_is_refused_and_writes_nothing(change):
+    case = make_case(Shape(seq_lens=(40, 5), query_lens=(3, 1)))
+    out = np.full(case.query.shape, 7, np.float32)
+    planned = {"cu_query_lens": case.options["cu_query_lens"], "seq_lens": case.seq_lens} | change
+    plan = ops.plan_attention(**planned, num_query_heads=4, num_kv_heads=2)
+    with pytest.raises(errors.ShapeError, match="plan"):
+        case.run(plan=plan, out=out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (2, 2)])
+def test_a_plan_for_other_heads_is_refused(heads):
+    case = make_case(Shape(seq_lens=(40, 5)))
+    plan = ops.plan_attention(None, case.seq_lens, num_query_heads=heads[0], num_kv_heads=heads[1])
+    with pytest.raises(errors.ShapeError, match="plan"):
+        case.run(plan=plan)
+
+
+def test_a_plan_that_was_never_made_is_refused():
+    case = make_case(Shape(seq_lens=(40, 5)))
+    with pytest.raises(errors.PagecoreError):
+        case.run(plan=ops.AttentionPlan.__new__(ops.AttentionPlan))

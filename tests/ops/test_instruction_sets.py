@@ -1,0 +1,99 @@
+"""Every instruction set that this machine has gives attention within the bounds, and is chosen by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pagecore import errors, ops
+from pagecore.ops.cpu import _cpu
+from tests.ops.cases import DTYPES, Shape, make_case, random_mask
+from tests.reference import attention as reference
+
+ISAS = _cpu.available_isas()
+MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
+DECODE = {"seq_lens": (70, 33, 1, 300, 0)}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.isa()
+    yield _cpu.set_isa(request.param)
+    _cpu.set_isa(before)
+
+
+@pytest.mark.parametrize("query_dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
+def test_attention_in_every_dtype(isa, query_dtype, cache_dtype, lens):
+    make_case(Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, **lens)).check()
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dims", [(33, 33), (80, 17), (128, 64), (256, 100), (5, 9)])
+@pytest.mark.parametrize("heads", [(6, 1), (5, 5), (16, 2)])
+def test_attention_in_every_shape(isa, layout, dims, heads):
+    make_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **MIXED)).check()
+    make_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **DECODE)).check()
+
+
+@pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_with_every_option(isa, lens, masked):
+    options = {"window": (30, 3), "causal": False, "softcap": 5.0, "key_scale": [0.5, 2.0], "value_scale": 0.7}
+    options |= {"sinks": np.asarray([1.5, -2, 4, 0]), "alibi_slopes": np.asarray([0.5, 0.25, 0.125, 0.0625])}
+    if masked:
+        options["mask"] = random_mask(Shape(**lens))
+    make_case(Shape(**lens), **options).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
+    rng = np.random.default_rng(0)
+    new = (rng.standard_normal((40, 3, 37)) * 10.0 ** rng.integers(-9, 5, (40, 3, 37))).astype(DTYPES[dtype])
+    cache, expected = np.zeros((2, 10, 4, 3, 37), DTYPES[cache_dtype]), np.zeros((10, 4, 3, 37), DTYPES[cache_dtype])
+    slots = rng.permutation(40)
+    with np.errstate(over="ignore"):
+        reference.write_kv(new, expected, slots)
+    ops.write_kv(new, new, *cache, slots)
+    assert cache[0].tobytes() == expected.tobytes()
+    assert cache[1].tobytes() == expected.tobytes()
+
+
+def test_the_widest_instruction_set_is_the_default():
+    before = _cpu.isa()
+    default = _cpu.set_isa(None)
+    _cpu.set_isa(before)
+    assert default == os.environ.get("PAGECORE_ISA", ISAS[0])
+
+
+@pytest.mark.parametrize("name", ["", "v5", "V3", "v3 ", "\u00e9", 3, b"v3"])
+def test_an_unknown_instruction_set_is_refused_and_changes_nothing(name):
+    before = _cpu.isa()
+    with pytest.raises(errors.UnsupportedOption):
+        _cpu.set_isa(name)
+    assert _cpu.isa() == before
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_the_environment_chooses_the_instruction_set(name):
+    code = "from pagecore.ops.cpu import _cpu; print(_cpu.isa())"
+    environment = os.environ | {"PAGECORE_ISA": name}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == name
+
+
+def test_an_unknown_instruction_set_in_the_environment_is_an_error_that_names_it():
+    code = "import numpy as np; from pagecore import ops; c = np.zeros((2, 1, 1, 4), np.float32)\n"
+    code += "ops.paged_attention(c[0], c, c, [[1]], [1])"
+    environment = os.environ | {"PAGECORE_ISA": "v99"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "UnsupportedOption" in done.stderr
+    assert "v99" in done.stderr

@@ -1,0 +1,168 @@
+"""Attention over a paged cache in float64, one sequence and one head at a time: the oracle of the ops.
+
+Nothing here is clever. A key is fetched through the block table only if some query attends to it, so that a NaN in any
+other slot shows up in a kernel that reads too much and never in the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Float = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+
+def allowed(
+    query_len: int,
+    seq_len: int,
+    *,
+    causal: bool = True,
+    window: int | tuple[int | None, int | None] | None = None,
+    mask: Bool | None = None,
+) -> Bool:
+    """Which key each query of a sequence attends to, as ``[query_len, seq_len]``."""
+    p = np.arange(seq_len - query_len, seq_len)[:, None]
+    j = np.arange(seq_len)[None, :]
+    attended = np.ones((query_len, seq_len), dtype=bool)
+    if causal:
+        attended &= j <= p
+    if isinstance(window, tuple):
+        left, right = window
+        if left is not None and left != -1:
+            attended &= j >= p - left
+        if right is not None and right != -1:
+            attended &= j <= p + right
+    elif window is not None:
+        attended &= j > p - window
+    if mask is not None:
+        attended &= mask
+    return attended
+
+
+def query_ranges(num_sequences: int, cu_query_lens: ArrayLike | None) -> list[tuple[int, int]]:
+    """The ``[first, end)`` query rows of each sequence; without cu_query_lens each has one."""
+    if cu_query_lens is None:
+        return [(i, i + 1) for i in range(num_sequences)]
+    cu = [int(x) for x in np.asarray(cu_query_lens)]
+    return list(pairwise(cu))
+
+
+def fetch(cache: NDArray[Any], blocks: NDArray[Any], wanted: Bool, head: int, scale: float) -> Float:
+    """The wanted tokens of one head of a sequence, dequantised; zeros where nobody wants one."""
+    block_size, dim = cache.shape[1], cache.shape[3]
+    rows = np.zeros((wanted.size, dim))
+    j = np.flatnonzero(wanted)
+    rows[j] = cache[blocks[j // block_size], j % block_size, head].astype(np.float64) * scale
+    return rows
+
+
+def attend_head(
+    q: Float, k: Float, v: Float, attended: Bool, *, scale: float, softcap: float, slope: float, sink: float | None
+) -> tuple[Float, Float]:
+    """One head of one sequence: ``q [n, D]``, ``k [s, D]``, ``v [s, Dv]`` -> output ``[n, Dv]`` and lse ``[n]``."""
+    query_len, seq_len = attended.shape
+    scores = scale * (q @ k.T)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    p = np.arange(seq_len - query_len, seq_len)[:, None]
+    scores = scores + slope * (np.arange(seq_len)[None, :] - p)
+    out, lse = np.zeros((query_len, v.shape[1])), np.full(query_len, -np.inf)
+    for i in range(query_len):
+        logits = scores[i, attended[i]]
+        everything = logits if sink is None else np.append(logits, sink)
+        if everything.size == 0 or everything.max() == -np.inf:
+            continue
+        top = everything.max()
+        lse[i] = top + np.log(np.exp(everything - top).sum())
+        out[i] = np.exp(logits - lse[i]) @ v[attended[i]]
+    return out, lse
+
+
+def paged_attention(
+    query: NDArray[Any],
+    key_cache: NDArray[Any],
+    value_cache: NDArray[Any],
+    block_table: NDArray[Any],
+    seq_lens: ArrayLike,
+    *,
+    rows: ArrayLike | None = None,
+    cu_query_lens: ArrayLike | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    key_scale: ArrayLike | None = None,
+    value_scale: ArrayLike | None = None,
+) -> tuple[Float, Float]:
+    """`pagecore.paged_attention` as the design defines it: output ``[T, Hq, Dv]`` and lse ``[T, Hq]``, in float64."""
+    num_tokens, num_heads, dim = query.shape
+    num_kv_heads = key_cache.shape[2]
+    lens = [int(x) for x in np.asarray(seq_lens)]
+    table_rows = range(len(lens)) if rows is None else [int(x) for x in np.asarray(rows)]
+    scale = 1.0 / np.sqrt(dim) if scale is None else scale
+    k_scales = np.broadcast_to(np.asarray(1.0 if key_scale is None else key_scale, np.float64), num_kv_heads)
+    v_scales = np.broadcast_to(np.asarray(1.0 if value_scale is None else value_scale, np.float64), num_kv_heads)
+    slopes = np.zeros(num_heads) if alibi_slopes is None else np.asarray(alibi_slopes, np.float64)
+    flat_mask = None if mask is None else np.asarray(mask)
+
+    out = np.zeros((num_tokens, num_heads, value_cache.shape[3]))
+    lse = np.full((num_tokens, num_heads), -np.inf)
+    mask_start = 0
+    ranges = query_ranges(len(lens), cu_query_lens)
+    for (first, end), seq_len, row in zip(ranges, lens, table_rows, strict=True):
+        shape = (end - first, seq_len)
+        own_mask = None
+        if flat_mask is not None:
+            own_mask = flat_mask[mask_start : mask_start + shape[0] * shape[1]].reshape(shape)
+            mask_start += shape[0] * shape[1]
+        attended = allowed(*shape, causal=causal, window=window, mask=own_mask)
+        wanted = attended.any(axis=0)
+        for h in range(num_heads):
+            kv_head = h // (num_heads // num_kv_heads)
+            out[first:end, h], lse[first:end, h] = attend_head(
+                query[first:end, h].astype(np.float64),
+                fetch(key_cache, block_table[row], wanted, kv_head, k_scales[kv_head]),
+                fetch(value_cache, block_table[row], wanted, kv_head, v_scales[kv_head]),
+                attended,
+                scale=scale,
+                softcap=softcap,
+                slope=slopes[h],
+                sink=None if sinks is None else float(np.asarray(sinks)[h]),
+            )
+    return out, lse
+
+
+def write_kv(
+    new: NDArray[Any], cache: NDArray[Any], slot_mapping: Sequence[int] | NDArray[Any], scale: ArrayLike | None = None
+) -> None:
+    """Writes one plane, token after token: ``new [T, H, D]`` into ``cache [blocks, block_size, H, D]``."""
+    block_size = cache.shape[1]
+    for token, slot in zip(new, slot_mapping, strict=False):
+        if slot < 0:
+            continue
+        stored = token.astype(np.float32)
+        if scale is not None:
+            stored = stored / np.broadcast_to(np.asarray(scale, np.float32), token.shape[0])[:, None]
+        cache[slot // block_size, slot % block_size] = stored.astype(cache.dtype)
+
+
+def merge(out_a: Float, lse_a: Float, out_b: Float, lse_b: Float) -> tuple[Float, Float]:
+    """Joins attention over two disjoint sets of keys, row by row."""
+    out, lse = np.zeros_like(out_a), np.full_like(lse_a, -np.inf)
+    for where in np.ndindex(lse_a.shape):
+        parts = [(out_a[where], lse_a[where]), (out_b[where], lse_b[where])]
+        parts = [(o, weight) for o, weight in parts if weight != -np.inf]
+        if not parts:
+            continue
+        top = max(weight for _, weight in parts)
+        lse[where] = top + np.log(sum(np.exp(weight - top) for _, weight in parts))
+        out[where] = sum(np.exp(weight - lse[where]) * o for o, weight in parts)
+    return out, lse
