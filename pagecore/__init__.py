@@ -25,15 +25,13 @@ from pagecore.errors import (
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import (
     AttentionPlan,
-    available_isas,
     copy_blocks,
-    isa,
     merge_attention,
     paged_attention,
     plan_attention,
-    set_isa,
     write_kv,
 )
+from pagecore.ops.cpu import available_isas, isa, set_isa
 from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane
 
 try:
