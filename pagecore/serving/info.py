@@ -7,7 +7,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from pagecore.ops import available_isas, isa
+from pagecore.ops.cpu import available_isas, isa
 
 __all__ = ["cuda_status", "info_rows"]
 

@@ -1,3 +1,4 @@
+import functools
 import importlib.util
 import json
 import subprocess
@@ -7,6 +8,7 @@ import pytest
 
 from pagecore import cli
 from pagecore.cache import PagedKVCache
+from pagecore.serving import demo
 
 KEYS = {
     "requests_finished",
@@ -163,6 +165,12 @@ def test_info_tells_versions_instruction_set_threads_and_cuda(capsys, monkeypatc
     ]
 
 
+@pytest.fixture
+def _few_requests(monkeypatch):
+    monkeypatch.setattr(demo, "DemoConfig", functools.partial(demo.DemoConfig, num_requests=5))
+
+
+@pytest.mark.usefixtures("_few_requests")
 def test_the_demo_prints_its_table_and_verdict(capsys):
     code, out, _ = call(capsys, "demo")
     assert code == 0
@@ -170,6 +178,7 @@ def test_the_demo_prints_its_table_and_verdict(capsys):
     assert out.endswith("all tokens verified\n")
 
 
+@pytest.mark.usefixtures("_few_requests")
 def test_a_demo_that_is_wrong_says_so(capsys, monkeypatch):
     monkeypatch.setattr(PagedKVCache, "attend", lambda self, layer, query, batch: query)
     code, out, err = call(capsys, "demo")

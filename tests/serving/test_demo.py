@@ -36,10 +36,10 @@ def test_the_demo_preempts_forks_and_copies_on_write(report):
     assert report.static_nbytes > 2 * report.nbytes
 
 
-def test_the_demo_can_be_repeated(report):
-    again = demo()
+def test_the_demo_can_be_repeated():
     timeless = {"serve_s": 0.0, "verify_s": 0.0}
-    assert dataclasses.replace(again, **timeless) == dataclasses.replace(report, **timeless)
+    first, again = (dataclasses.replace(demo(FEW), **timeless) for _ in range(2))
+    assert first == again
 
 
 def test_progress_reaches_the_end_of_both_stages():
