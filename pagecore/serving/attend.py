@@ -1,0 +1,143 @@
+"""Real attention during a replay: every token is written, and sampled rows are checked against float64.
+
+Key, value and query of a token are a function of (request, position) alone. What a row of attention should have been
+can thus be told without the cache, also after a preemption recomputed it somewhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pagecore.ops import paged_attention
+from pagecore.storage import AttentionSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from pagecore.cache import PagedKVCache
+    from pagecore.serving.step import Step
+
+__all__ = ["SPEC", "TOLERANCE", "AttendCheck", "TokenVectors"]
+
+SPEC = AttentionSpec(num_kv_heads=1, head_dim=64, dtype="float32", num_query_heads=4)
+# The worst (token, head) row in float32, design section 7.
+TOLERANCE = 1e-5
+TABLE_BITS = 12
+CHECKS_BEFORE_THINNING = 128
+
+
+class TokenVectors:
+    """Random-like float32 vectors of tokens, the same for the same (request, position) and seed.
+
+    Each is the sum of two rows of fixed normal tables, which a hash picks: 2^24 different vectors for two gathers.
+    """
+
+    def __init__(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self._salt = random.integers(0, 2**64, dtype=np.uint64)
+        widths = {"key": 64, "value": 64, "query": 256}
+        shape = (2, 1 << TABLE_BITS)
+        scale = np.float32(0.5**0.5)
+        self._tables = {
+            name: random.standard_normal((*shape, width), np.float32) * scale for name, width in widths.items()
+        }
+
+    def of(self, name: str, requests: ArrayLike, positions: ArrayLike) -> NDArray[np.float32]:
+        """The "key", "value" `[n, 1, 64]` or "query" `[n, 4, 64]` of n tokens; requests and positions broadcast."""
+        bits = self._hash(np.asarray(requests), np.asarray(positions))
+        mask = np.uint64((1 << TABLE_BITS) - 1)
+        first, second = self._tables[name]
+        vectors: NDArray[np.float32] = first[bits & mask]
+        vectors += second[(bits >> np.uint64(TABLE_BITS)) & mask]
+        return vectors.reshape(len(bits), -1, 64)
+
+    def _hash(self, requests: NDArray[np.integer], positions: NDArray[np.integer]) -> NDArray[np.uint64]:
+        """The finaliser of splitmix64 over both numbers."""
+        bits = requests.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + positions.astype(np.uint64)
+        bits = (bits ^ self._salt) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return bits ^ (bits >> np.uint64(31))
+
+
+class AttendCheck:
+    """Writes and attends the steps of a replay, and keeps the worst error that it found.
+
+    Every decode row is attended, and one query drawn from each chunk of a prompt. Of these, one row a step is checked
+    against float64; after every 128 checks the steps between them double, so that a long replay costs little more.
+
+    Attributes
+    ----------
+    rows_attended, rows_checked : int
+    max_relative_error : float
+        Of any (token, head) row that was checked, in the Frobenius norm.
+    """
+
+    def __init__(self, cache: PagedKVCache, seed: int = 0) -> None:
+        self.cache = cache
+        self.vectors = TokenVectors(seed)
+        self.rows_attended = 0
+        self.rows_checked = 0
+        self.max_relative_error = 0.0
+        self._random = np.random.default_rng((seed, 1))
+        self._steps = 0
+        self._stride = 1
+
+    @property
+    def passed(self) -> bool:
+        """Whether rows were checked and none was further off than float32 may be."""
+        return self.rows_checked > 0 and self.max_relative_error <= TOLERANCE
+
+    def run(self, step: Step) -> None:
+        """Do to a prepared step what a layer of a model does."""
+        batch = step.batch
+        count = batch.num_sequences
+        lengths = np.asarray(batch.query_lens)[:count]
+        requests = np.array([run.request.id for run in step.runs], dtype=np.int64)
+        owners = np.repeat(requests, lengths)
+        positions = np.asarray(batch.positions)[: batch.num_tokens]
+        key, value = (self.vectors.of(name, owners, positions) for name in ("key", "value"))
+        self.cache.write(0, key, value, batch)
+        seq_lens = np.asarray(batch.seq_lens)[:count].copy()
+        # In a chunk of n new tokens the query stands anywhere in it; a decode row has just one.
+        seq_lens -= self._random.integers(0, lengths, dtype=np.int32)
+        out = self._attend(step, requests, seq_lens)
+        self.rows_attended += count
+        if self._steps % self._stride == 0:
+            self._check(out, requests, seq_lens)
+        self._steps += 1
+
+    def _attend(self, step: Step, requests: NDArray[np.int64], seq_lens: NDArray[np.int32]) -> NDArray[np.float32]:
+        out: NDArray[np.float32] = paged_attention(
+            self.vectors.of("query", requests, seq_lens - 1),
+            self.cache.key(0),
+            self.cache.value(0),
+            step.batch.group(0).block_table,
+            seq_lens,
+            rows=np.asarray(step.batch.rows)[: len(requests)],
+        )
+        return out
+
+    def _check(self, out: NDArray[np.float32], requests: NDArray[np.int64], seq_lens: NDArray[np.int32]) -> None:
+        """Compare one row with attention in float64 over the vectors of its request, which the cache had no part in."""
+        row = int(self._random.integers(len(requests)))
+        expected = self.expected(int(requests[row]), int(seq_lens[row]) - 1)
+        error = np.linalg.norm(out[row] - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+        # A NaN must not pass for small.
+        worst = float(np.nan_to_num(error, nan=np.inf).max())
+        self.max_relative_error = max(self.max_relative_error, worst)
+        self.rows_checked += 1
+        if self.rows_checked % CHECKS_BEFORE_THINNING == 0:
+            self._stride *= 2
+
+    def expected(self, request: int, position: int) -> NDArray[np.float64]:
+        """Attention of the query at `position`, float64 `[4, 64]`, from the vectors alone."""
+        positions = np.arange(position + 1)
+        key, value = (self.vectors.of(name, request, positions)[:, 0].astype(np.float64) for name in ("key", "value"))
+        query = self.vectors.of("query", [request], [position])[0].astype(np.float64)
+        # einsum, not @: the threads of a BLAS take longer to meet on a busy machine than this takes in one.
+        scores = np.einsum("hd,nd->hn", query, key) / np.sqrt(64)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        attended: NDArray[np.float64] = np.einsum("hn,nd->hd", weights / weights.sum(axis=-1, keepdims=True), value)
+        return attended

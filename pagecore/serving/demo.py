@@ -1,0 +1,211 @@
+"""Two dozen chat requests through one paged cache, and every token of them checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from pagecore.cache import PagedKVCache
+from pagecore.serving.metrics import Metrics
+from pagecore.serving.model import Array, Model, ModelConfig
+from pagecore.serving.request import Request, Run
+from pagecore.serving.sampling import scores
+from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.step import Step
+from pagecore.serving.verify import Verdict, verify
+
+__all__ = ["DemoConfig", "DemoReport", "chat_requests", "demo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """What the demo serves, and in how little memory: the pools hold about half of what would like to run at once.
+
+    `num_blocks` has one entry a group: layers with a window give back what it has left, and make do with fewer.
+    """
+
+    seed: int = 0
+    num_requests: int = 24
+    block_size: int = 16
+    num_blocks: tuple[int, int] = (65, 37)
+    max_running: int = 12
+    max_tokens_per_step: int = 96
+    max_length: int = 448
+    temperature: float = 0.8
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """What was served, in what memory, and whether it was right; times in seconds, shares from 0 to 1.
+
+    `static_nbytes` is what caches of `max_length` would take for as many sequences as ran at once at the peak.
+    """
+
+    requests: int
+    sequences: int
+    prompt_tokens: int
+    generated_tokens: int
+    steps: int
+    num_blocks: int
+    num_groups: int
+    block_size: int
+    utilization_peak: float
+    utilization_mean: float
+    fragmentation_mean: float
+    copied_blocks: int
+    preemptions: int
+    forks: int
+    running_peak: int
+    max_length: int
+    nbytes: int
+    static_nbytes: int
+    serve_s: float
+    verify_s: float
+    verdict: Verdict
+
+
+def chat_requests(config: DemoConfig) -> list[Request]:
+    """The demo's traffic: prompts that begin alike and end differently, short questions and long documents.
+
+    Every fourth asks for two to four parallel samples.
+    """
+    random = np.random.default_rng((config.seed, 1))
+    vocabulary = config.model.vocab_size
+    system = random.integers(0, vocabulary, 24)
+    requests = []
+    for number in range(config.num_requests):
+        low, high = ((4, 40), (40, 120), (120, 320))[number % 3]
+        user = random.integers(0, vocabulary, random.integers(low, high))
+        samples = int(random.integers(2, 5)) if number % 4 == 1 else 1
+        requests.append(Request(number, np.concatenate([system, user]), int(random.integers(8, 80)), samples))
+    return requests
+
+
+def demo(
+    config: DemoConfig | None = None, progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None
+) -> DemoReport:
+    """Serve the requests by continuous batching, then verify every token.
+
+    Parameters
+    ----------
+    config : DemoConfig, optional
+    progress : callable
+        Called with the stage, "serve" or "verify", what is done of it, and how much there is.
+    """
+    return _Demo(config or DemoConfig(), progress).run()
+
+
+class _Demo:
+    """The state of one demo: a model, a cache of two groups, a scheduler."""
+
+    def __init__(self, config: DemoConfig, progress: Callable[[str, int, int], None]) -> None:
+        self.config = config
+        self.progress = progress
+        self.requests = chat_requests(config)
+        self.model = Model(config.model, config.seed)
+        self.cache = PagedKVCache(
+            config.model.specs(),
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            max_sequences=config.max_running,
+            max_tokens_per_sequence=config.max_length,
+        )
+        self.scheduler = Scheduler(
+            self.cache, max_running=config.max_running, max_tokens_per_step=config.max_tokens_per_step
+        )
+        self.metrics = Metrics()
+        self.running_peak = 0
+
+    def run(self) -> DemoReport:
+        start = perf_counter()
+        finished = self._serve()
+        served = perf_counter()
+        verdict = self._verify(finished)
+        return self._report(finished, verdict, served - start, perf_counter() - served)
+
+    def _serve(self) -> list[Run]:
+        total = sum(request.samples * request.max_new_tokens for request in self.requests)
+        for request in self.requests:
+            self.scheduler.add(request)
+        finished: list[Run] = []
+        generated = 0
+        while (step := self.scheduler.schedule()) is not None:
+            logits = self._forward(step)
+            self.scheduler.commit(step)
+            self.running_peak = max(self.running_peak, self.scheduler.num_running)
+            self.metrics.observe(self.cache.stats(), self.scheduler.num_running, self.scheduler.num_waiting)
+            ids = [self._sample(run, row) for run, row in zip(step.outputs, logits, strict=True)]
+            finished += self.scheduler.accept(step, ids)
+            generated += len(ids)
+            self.progress("serve", generated, total)
+        return finished
+
+    def _forward(self, step: Step) -> Array:
+        """Logits for each output of the step, by paged attention."""
+        batch = step.batch
+        starts = np.asarray(batch.cu_query_lens)
+        positions = np.asarray(batch.positions)[: batch.num_tokens]
+        tokens = np.concatenate(
+            [
+                run.sequence.tokens[positions[start] :][:count]
+                for run, start, count in zip(step.runs, starts, step.counts, strict=False)
+            ]
+        )
+
+        def attend(layer: int, query: Array, key: Array, value: Array) -> Array:
+            self.cache.write(layer, key, value, batch)
+            attended: Array = self.cache.attend(layer, query, batch)
+            return attended
+
+        hidden = self.model.forward(tokens, positions, attend)
+        return self.model.logits(hidden[starts[np.array(step.output_rows, dtype=np.intp) + 1] - 1])
+
+    def _sample(self, run: Run, logits: Array) -> int:
+        """The token that follows what the run has so far."""
+        request = run.request
+        temperature = self.config.temperature if request.samples > 1 else 0.0
+        position = len(request.prompt) + run.num_generated
+        ranked = scores(logits, self.config.seed, request.id, run.sample, position, temperature)
+        return int(ranked.argmax())
+
+    def _verify(self, finished: list[Run]) -> Verdict:
+        model = Model(self.config.model, self.config.seed, np.float64)
+
+        def counted() -> Iterator[Run]:
+            for done, run in enumerate(finished):
+                self.progress("verify", done, len(finished))
+                yield run
+            self.progress("verify", len(finished), len(finished))
+
+        return verify(counted(), model, self.config.seed, self.config.temperature)
+
+    def _report(self, finished: list[Run], verdict: Verdict, serve_s: float, verify_s: float) -> DemoReport:
+        config, metrics, stats = self.config, self.metrics, self.cache.stats()
+        token_nbytes = sum(plane.nbytes for spec in config.model.specs() for plane in spec.planes)
+        return DemoReport(
+            requests=len({run.request.id for run in finished}),
+            sequences=len(finished),
+            prompt_tokens=sum(len(request.prompt) for request in self.requests),
+            generated_tokens=sum(run.num_generated for run in finished),
+            steps=metrics.steps,
+            num_blocks=stats.num_blocks,
+            num_groups=self.cache.num_groups,
+            block_size=config.block_size,
+            utilization_peak=metrics.utilization_peak,
+            utilization_mean=metrics.utilization_mean,
+            fragmentation_mean=metrics.fragmentation_mean,
+            copied_blocks=stats.num_copied_blocks,
+            preemptions=self.scheduler.num_preemptions,
+            forks=self.scheduler.num_forks,
+            running_peak=self.running_peak,
+            max_length=config.max_length,
+            nbytes=stats.nbytes,
+            static_nbytes=self.running_peak * config.max_length * token_nbytes,
+            serve_s=serve_s,
+            verify_s=verify_s,
+            verdict=verdict,
+        )

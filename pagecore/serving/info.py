@@ -1,0 +1,64 @@
+"""What this installation is and can do, told without importing any framework."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from pagecore.ops.cpu import available_isas, isa
+
+__all__ = ["cuda_status", "info_rows"]
+
+CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+
+
+def info_rows() -> list[tuple[str, str]]:
+    """Name and value of each line of `pagecore info`."""
+    rows = [
+        ("pagecore", _version("pagecore") or "not installed, run from its source"),
+        ("python", platform.python_version()),
+    ]
+    rows += [(package, _version(package) or "not installed") for package in ("numpy", "ml_dtypes", "torch", "jax")]
+    cupy = next((f"{found} ({package})" for package in CUPY_PACKAGES if (found := _version(package))), "not installed")
+    rows += [
+        ("cupy", cupy),
+        ("instruction set", f"{isa()} (this machine runs {', '.join(available_isas())})"),
+        ("threads", f"1 of {_cores()} cores: the kernels run in the thread that calls"),
+        ("cuda", cuda_status()),
+    ]
+    return rows
+
+
+def cuda_status() -> str:
+    """The CUDA devices that the driver sees, or what stands in the way of using one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no: the NVIDIA driver (libcuda.so.1) is not on this machine"
+    error = driver.cuInit(0)
+    if error:
+        return f"no: the NVIDIA driver does not start (CUDA error {error})"
+    count, cuda_version = ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    driver.cuDriverGetVersion(ctypes.byref(cuda_version))
+    if count.value == 0:
+        return "no: the NVIDIA driver sees no device"
+    major, minor = cuda_version.value // 1000, cuda_version.value % 1000 // 10
+    devices = f"{count.value} device{'s' if count.value > 1 else ''}, CUDA {major}.{minor}"
+    if not any(_version(package) for package in CUPY_PACKAGES):
+        return f"no: {devices}, but cupy is missing: pip install 'pagecore[cuda{major}]'"
+    return f"no: {devices}, but this version keeps caches on the host only"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

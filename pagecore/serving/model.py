@@ -1,0 +1,162 @@
+"""A small Llama-shaped decoder in plain NumPy: RoPE, RMSNorm, grouped queries, SwiGLU.
+
+It is told how to attend, so that one forward pass serves a paged cache and a dense check alike. Every second layer
+looks back through a sliding window only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.storage import AttentionSpec
+
+__all__ = ["Attend", "Model", "ModelConfig", "dense_attention"]
+
+Array = NDArray[Any]
+# attend(layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D]) -> [T, Hq, D]
+Attend = Callable[[int, Array, Array, Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a model; odd layers have the window."""
+
+    vocab_size: int = 512
+    width: int = 128
+    num_layers: int = 4
+    num_query_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    hidden_width: int = 256
+    window: int = 48
+    rope_base: float = 10_000.0
+    epsilon: float = 1e-5
+
+    def layer_window(self, layer: int) -> int | None:
+        """How many keys a query of this layer sees; None for all."""
+        return self.window if layer % 2 else None
+
+    def specs(self) -> list[AttentionSpec]:
+        """What each layer stores, for a cache of float32."""
+        return [
+            AttentionSpec(
+                self.num_kv_heads,
+                self.head_dim,
+                dtype="float32",
+                window=self.layer_window(layer),
+                num_query_heads=self.num_query_heads,
+            )
+            for layer in range(self.num_layers)
+        ]
+
+
+class Model:
+    """Weights from a seed, and the forward pass.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    seed : int
+    dtype : numpy dtype
+        What it computes in; the weights are float32 numbers in any dtype, so that models of one seed agree.
+    """
+
+    def __init__(self, config: ModelConfig, seed: int = 0, dtype: type[np.floating[Any]] = np.float32) -> None:
+        self.config = config
+        self.dtype = dtype
+        random = np.random.default_rng(seed)
+
+        def matrix(rows: int, columns: int, gain: float = 1.0) -> Array:
+            weights = random.standard_normal((rows, columns), np.float32) * np.float32(gain / np.sqrt(rows))
+            return weights.astype(dtype)
+
+        query, keys = config.num_query_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.embedding = matrix(config.vocab_size, config.width, gain=np.sqrt(config.vocab_size))
+        # Scores that spread make attention choose between tokens, and the logits depend on what it chose.
+        self.layers = [
+            {
+                "query": matrix(config.width, query, gain=1.5),
+                "key": matrix(config.width, keys, gain=1.5),
+                "value": matrix(config.width, keys),
+                "output": matrix(query, config.width, gain=2.0),
+                "gate": matrix(config.width, config.hidden_width),
+                "up": matrix(config.width, config.hidden_width),
+                "down": matrix(config.hidden_width, config.width),
+            }
+            for _ in range(config.num_layers)
+        ]
+        self.head = matrix(config.width, config.vocab_size, gain=2.0)
+
+    def forward(self, tokens: Array, positions: Array, attend: Attend) -> Array:
+        """Hidden states `[T, width]` of tokens `[T]` at `positions` `[T]`, of one sequence or of many."""
+        turns = self._turns(positions)
+        hidden: Array = self.embedding[tokens]
+        for layer, weights in enumerate(self.layers):
+            normed = self._normalize(hidden)
+            query = self._rotate(self._heads(normed @ weights["query"]), turns)
+            key = self._rotate(self._heads(normed @ weights["key"]), turns)
+            attended = attend(layer, query, key, self._heads(normed @ weights["value"]))
+            hidden = hidden + attended.reshape(len(tokens), -1) @ weights["output"]
+            normed = self._normalize(hidden)
+            gate = normed @ weights["gate"]
+            hidden = hidden + (gate / (1 + np.exp(-gate)) * (normed @ weights["up"])) @ weights["down"]
+        return hidden
+
+    def logits(self, hidden: Array) -> Array:
+        """Logits `[n, vocab_size]` of the hidden states `[n, width]`."""
+        logits: Array = self._normalize(hidden) @ self.head
+        return logits
+
+    def _normalize(self, hidden: Array) -> Array:
+        """RMSNorm; its gains are 1 in a model that was never trained."""
+        square = np.mean(hidden * hidden, axis=-1, keepdims=True)
+        scaled: Array = hidden / np.sqrt(square + self.dtype(self.config.epsilon))
+        return scaled
+
+    def _heads(self, flat: Array) -> Array:
+        return flat.reshape(len(flat), -1, self.config.head_dim)
+
+    def _turns(self, positions: Array) -> tuple[Array, Array]:
+        """Cosine and sine `[T, 1, head_dim / 2]` of the rotary embedding."""
+        half = self.config.head_dim // 2
+        rates = self.config.rope_base ** (-np.arange(half) / half)
+        angles = np.asarray(positions, np.float64)[:, None, None] * rates
+        return np.cos(angles).astype(self.dtype), np.sin(angles).astype(self.dtype)
+
+    def _rotate(self, heads: Array, turns: tuple[Array, Array]) -> Array:
+        cosine, sine = turns
+        first, second = np.split(heads, 2, axis=-1)
+        return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+def dense_attention(query: Array, key: Array, value: Array, window: int | None = None) -> Array:
+    """Causal attention of one whole sequence without a cache, in the dtype of its arguments.
+
+    Parameters
+    ----------
+    query : array [T, Hq, D]
+    key, value : array [T, Hkv, D]
+        Hq is a multiple of Hkv.
+    window : int, optional
+        How many keys a query sees, itself included.
+
+    Returns
+    -------
+    array [T, Hq, D]
+    """
+    length, heads, dim = query.shape
+    group = heads // key.shape[1]
+    spread_key, spread_value = (np.repeat(part, group, axis=1).transpose(1, 0, 2) for part in (key, value))
+    scores = query.transpose(1, 0, 2) @ spread_key.transpose(0, 2, 1) / query.dtype.type(np.sqrt(dim))
+    back = np.arange(length)[:, None] - np.arange(length)
+    seen = (back >= 0) & (back < (window or length))
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    attended: Array = (weights @ spread_value).transpose(1, 0, 2)
+    return attended

@@ -1,0 +1,86 @@
+"""What a replay is told, checked before anything is read or allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage import parse_memory
+from pagecore.storage.pool import blocks_within
+
+__all__ = ["ReplayOptions"]
+
+INT32_MAX = 2**31 - 1
+DEFAULT_MEMORY = "64GiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """How a trace is replayed.
+
+    Parameters
+    ----------
+    memory : int or str, optional
+        Bytes of KV memory of the modelled machine, such as "64GiB" (the default); exclusive with `blocks`.
+    blocks : int, optional
+        Blocks instead of bytes, the null block counted.
+    bytes_per_token : int
+        Key and value of one token in all layers of the modelled model; 131072 is Llama 3 8B in bfloat16.
+    block_size : int
+        Tokens a block.
+    max_tokens_per_step, max_running : int
+        Limits of the scheduler.
+    requests : int, optional
+        Replay only this many of the trace's requests.
+    attend : bool
+        Write and attend real key and value in a small pool of as many blocks, and check samples against float64.
+    seed : int
+        Of the key and value that `attend` makes up.
+
+    Raises
+    ------
+    ShapeError
+        A number below its least value or past int32.
+    UnsupportedOption
+        Both `memory` and `blocks`.
+    """
+
+    memory: int | str | None = None
+    blocks: int | None = None
+    bytes_per_token: int = 131072
+    block_size: int = 16
+    max_tokens_per_step: int = 8192
+    max_running: int = 256
+    requests: int | None = None
+    attend: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.memory is not None and self.blocks is not None:
+            raise UnsupportedOption(
+                f"memory {self.memory!r} and blocks {self.blocks} exclude each other; leave one out"
+            )
+        limits = {"blocks": 2, "bytes_per_token": 1, "block_size": 1, "max_tokens_per_step": 1, "max_running": 1}
+        for name, least in {**limits, "requests": 1, "seed": 0}.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= INT32_MAX:
+                raise ShapeError(f"{name} is {value}; a number between {least} and {INT32_MAX} is needed")
+        if self.num_blocks > INT32_MAX:
+            raise ShapeError(
+                f"memory {self.memory!r} comes to {self.num_blocks} blocks; block ids end at {INT32_MAX}: "
+                "give less memory or a larger block_size"
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block counted.
+
+        Raises
+        ------
+        NotEnoughMemory
+            The memory holds fewer than two.
+        """
+        if self.blocks is not None:
+            return self.blocks
+        memory = DEFAULT_MEMORY if self.memory is None else self.memory
+        return blocks_within(parse_memory(memory), self.bytes_per_token * self.block_size)

@@ -1,0 +1,219 @@
+"""A recorded trace through the scheduler and a cache: the whole of serving but the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pagecore.cache import PagedKVCache
+from pagecore.errors import NotEnoughMemory
+from pagecore.serving.attend import SPEC, AttendCheck
+from pagecore.serving.metrics import Metrics
+from pagecore.serving.options import ReplayOptions
+from pagecore.serving.request import Request, RequestError
+from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.step import Step
+from pagecore.serving.trace import TraceRequest, TraceSummary, read_trace, scan_trace
+from pagecore.storage import free_memory
+
+__all__ = ["ReplayReport", "replay"]
+
+# Rows as long as this where a trace cannot be scanned beforehand.
+LENGTH_UNSCANNED = 1 << 20
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What a replay was like; times in the units that the names end in, shares from 0 to 1.
+
+    `requests_finished` counts requests whose every token was computed; `requests_refused` those that the cache could
+    never hold, of which `first_refusal` tells one. The series hold means of `steps_per_point` steps each. Without
+    attention, `rows_attended`, `rows_checked` and `max_relative_error` are None.
+    """
+
+    requests_total: int
+    requests_finished: int
+    requests_refused: int
+    prompt_tokens: int
+    generated_tokens: int
+    computed_tokens: int
+    preemptions: int
+    steps: int
+    num_blocks: int
+    block_size: int
+    index_us_p50: float
+    index_us_p99: float
+    index_us_max: float
+    utilization_mean: float
+    utilization_peak: float
+    fragmentation_mean: float
+    wall_s: float
+    steps_per_point: int
+    utilization_series: list[float] = field(repr=False)
+    fragmentation_series: list[float] = field(repr=False)
+    running_series: list[float] = field(repr=False)
+    first_refusal: str | None = None
+    rows_attended: int | None = None
+    rows_checked: int | None = None
+    max_relative_error: float | None = None
+    passed: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain values; keys that do not apply are left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def replay(
+    path: str | Path,
+    options: ReplayOptions,
+    progress: Callable[[int, int | None], None] = lambda _tokens, _total: None,
+) -> ReplayReport:
+    """Replay a trace in order of arrival, each request as soon as there is room for it.
+
+    Parameters
+    ----------
+    path : str or Path
+        See `pagecore.serving.trace`. A file is validated as a whole first; a pipe, as it is read.
+    options : ReplayOptions
+    progress : callable
+        Called after each step with the tokens computed so far and how many a replay without preemption computes (None
+        for a pipe).
+
+    Raises
+    ------
+    TraceError
+        An unreadable trace or a malformed line.
+    NotEnoughMemory
+        With `attend`, the pool would not fit in what this machine has free.
+    """
+    return _Replay(path, options, progress).run()
+
+
+class _Replay:
+    """The state of one replay."""
+
+    def __init__(self, path: str | Path, options: ReplayOptions, progress: Callable[[int, int | None], None]) -> None:
+        self.started = perf_counter()
+        self.options = options
+        self.progress = progress
+        summary = scan_trace(path, options.requests)
+        self.expected_tokens = None if summary is None else summary.num_computed_tokens
+        self.trace: Iterator[TraceRequest] = read_trace(path, options.requests)
+        self.cache, self.scheduler = _build(options, summary)
+        self.check = AttendCheck(self.cache, options.seed) if options.attend else None
+        self.metrics = Metrics()
+        self.requests = self.finished = self.refused = 0
+        self.prompt_tokens = self.generated_tokens = self.computed_tokens = 0
+        self.first_refusal: str | None = None
+
+    def run(self) -> ReplayReport:
+        while True:
+            self._feed()
+            step = self.scheduler.schedule()
+            if step is None:
+                return self._report()
+            if self.check is not None:
+                self.check.run(step)
+            self.computed_tokens += step.batch.num_tokens
+            self.scheduler.commit(step)
+            self.metrics.observe(self.cache.stats(), self.scheduler.num_running, self.scheduler.num_waiting)
+            self._end(step)
+            self.progress(self.computed_tokens, self.expected_tokens)
+
+    def _feed(self) -> None:
+        """Keep a step's worth of requests waiting: more could not be admitted at once, and memory stays bounded."""
+        scheduler = self.scheduler
+        while (
+            scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
+            and scheduler.num_waiting < scheduler.max_running
+        ):
+            line = next(self.trace, None)
+            if line is None:
+                return
+            self.requests += 1
+            try:
+                scheduler.add(Request(line.number, line.prompt(), line.output_length))
+            except RequestError as error:
+                self.refused += 1
+                self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
+
+    def _end(self, step: Step) -> None:
+        """Sample what stands for tokens, and count what has finished."""
+        # From the top of int32, where no prompt of a trace reaches, and different for each request.
+        ids = np.array([INT32_MAX - run.request.id for run in step.outputs], dtype=np.int32)
+        for run in self.scheduler.accept(step, ids):
+            self.finished += 1
+            self.prompt_tokens += len(run.request.prompt)
+            self.generated_tokens += run.num_generated
+        self.metrics.index_ns.add(step.index_ns)
+
+    def _report(self) -> ReplayReport:
+        metrics, check = self.metrics, self.check
+        index_us = {percent: metrics.index_ns.percentile(percent) / 1000 for percent in (50, 99)}
+        return ReplayReport(
+            requests_total=self.requests,
+            requests_finished=self.finished,
+            requests_refused=self.refused,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            computed_tokens=self.computed_tokens,
+            preemptions=self.scheduler.num_preemptions,
+            steps=metrics.steps,
+            num_blocks=self.options.num_blocks,
+            block_size=self.options.block_size,
+            index_us_p50=index_us[50],
+            index_us_p99=index_us[99],
+            index_us_max=metrics.index_ns.maximum / 1000,
+            utilization_mean=metrics.utilization_mean,
+            utilization_peak=metrics.utilization_peak,
+            fragmentation_mean=metrics.fragmentation_mean,
+            wall_s=perf_counter() - self.started,
+            steps_per_point=metrics.utilization.stride,
+            utilization_series=metrics.utilization.values(),
+            fragmentation_series=metrics.fragmentation.values(),
+            running_series=metrics.running.values(),
+            first_refusal=self.first_refusal,
+            rows_attended=check.rows_attended if check else None,
+            rows_checked=check.rows_checked if check else None,
+            max_relative_error=check.max_relative_error if check else None,
+            passed=check is None or check.passed or metrics.steps == 0,
+        )
+
+
+def _build(options: ReplayOptions, summary: TraceSummary | None) -> tuple[PagedKVCache, Scheduler]:
+    """A cache of as many blocks as the memory model gives, with rows as many and as long as the trace can use."""
+    num_blocks = options.num_blocks
+    if options.attend:
+        _check_free_memory(options)
+    length = LENGTH_UNSCANNED if summary is None else summary.max_length
+    length = min(length, (num_blocks - 1) * options.block_size, INT32_MAX)
+    rows = min(options.max_running, options.max_tokens_per_step)
+    if summary is not None:
+        rows = min(rows, summary.num_requests)
+    cache = PagedKVCache(
+        SPEC,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_sequences=rows,
+        max_tokens_per_sequence=length,
+        device="cpu" if options.attend else "none",
+    )
+    tokens = min(options.max_tokens_per_step, rows * length)
+    return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens)
+
+
+def _check_free_memory(options: ReplayOptions) -> None:
+    """The real pool has the memory model's number of blocks, with a small token in each slot."""
+    needed = options.num_blocks * options.block_size * sum(plane.nbytes for plane in SPEC.planes)
+    free = free_memory()
+    if needed > free:
+        raise NotEnoughMemory(
+            f"attend needs a pool of {needed} bytes ({options.num_blocks} blocks of {options.block_size} tokens) and "
+            f"{free} bytes are free here; give less memory or fewer blocks, or leave attend out"
+        )

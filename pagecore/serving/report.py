@@ -1,0 +1,91 @@
+"""Reports as tables for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pagecore.serving.demo import DemoReport
+    from pagecore.serving.replay import ReplayReport
+
+__all__ = ["demo_rows", "human_bytes", "replay_rows", "sparkline"]
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with a binary unit: 1536 is "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("the last unit takes every count")
+
+
+def sparkline(shares: list[float], width: int = 40) -> str:
+    """Shares between 0 and 1 as a row of at most `width` bars, each the mean of what it stands for."""
+    if not shares:
+        return ""
+    width = min(width, len(shares))
+    bars = []
+    for column in range(width):
+        part = shares[column * len(shares) // width : (column + 1) * len(shares) // width]
+        mean = sum(part) / len(part)
+        bars.append(BARS[min(int(mean * len(BARS)), len(BARS) - 1)])
+    return "".join(bars)
+
+
+def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
+    """Name and value of each line of the demo's table."""
+    verdict = report.verdict
+    ties = f", {verdict.ties} of them ties within float32" if verdict.ties else ""
+    return [
+        ("requests", f"{report.requests} ({report.sequences} sequences, {report.forks} forked)"),
+        ("tokens", f"{report.prompt_tokens:,} of prompt, {report.generated_tokens:,} generated"),
+        ("steps", f"{report.steps:,} in {report.serve_s:.1f} s"),
+        ("blocks", f"{report.num_blocks} of {report.block_size} tokens, in {report.num_groups} groups"),
+        ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
+        ("waste inside blocks", f"{report.fragmentation_mean:.1%} of the slots held, mean"),
+        ("copies on write", f"{report.copied_blocks} blocks"),
+        ("preemptions", f"{report.preemptions}, recomputed"),
+        ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} sequences at once"),
+        (
+            "static caches",
+            f"{human_bytes(report.static_nbytes)} for as many of {report.max_length} tokens: "
+            f"{report.static_nbytes / report.nbytes:.1f}x",
+        ),
+        ("checked", f"{verdict.tokens:,} tokens against dense attention in {report.verify_s:.1f} s{ties}"),
+    ]
+
+
+def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """Name and value of each line of a replay's table."""
+    rate = report.computed_tokens / report.wall_s if report.wall_s else 0.0
+    rows = [
+        ("requests finished", f"{report.requests_finished:,} of {report.requests_total:,}"),
+        ("requests refused", f"{report.requests_refused:,}, longer than the pool"),
+        ("tokens", f"{report.prompt_tokens:,} of prompt, {report.generated_tokens:,} generated"),
+        ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} a second)"),
+        ("preemptions", f"{report.preemptions:,}, recomputed"),
+        ("steps", f"{report.steps:,}"),
+        ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens"),
+        ("utilisation", f"mean {report.utilization_mean:.1%}, peak {report.utilization_peak:.1%}"),
+        ("over time", sparkline(report.utilization_series)),
+        ("waste inside blocks", f"{report.fragmentation_mean:.2%} of the slots held, mean"),
+        (
+            "index time a step",
+            f"p50 {report.index_us_p50:.1f} us, p99 {report.index_us_p99:.1f} us, max {report.index_us_max:.1f} us",
+        ),
+        ("wall time", f"{report.wall_s:.1f} s"),
+    ]
+    if not report.requests_refused:
+        del rows[1]
+    if report.rows_checked is not None:
+        rows.append(("attended", f"{report.rows_attended:,} rows"))
+        rows.append(
+            (
+                "checked",
+                f"{report.rows_checked:,} rows against float64, worst relative error {report.max_relative_error:.1e}",
+            )
+        )
+    return rows

@@ -1,0 +1,331 @@
+"""Continuous batching over a paged cache; it knows no model and no framework.
+
+R1: `running` followed by `waiting` is in order of arrival, so whoever is first in line is served first.
+R2: the oldest run is never preempted, and every step computes at least one of its tokens: there is no livelock.
+R3: a run in `running` has a sequence; of those in `waiting` only the head may have one, and it holds no block.
+R4: rows promised to the runs (samples not yet forked included) never exceed `max_running`.
+
+One step: every run that decodes gets one token; what is left of the budget goes to prompts, in chunks, oldest first;
+then the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run
+is preempted: its blocks are given up, and what it has so far becomes its prompt, at the front of the queue
+(recomputation, as in vLLM).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import repeat
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from pagecore.errors import OutOfBlocks, ShapeError
+from pagecore.serving.request import Request, RequestError, Run, State
+from pagecore.serving.step import Step
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from pagecore.cache import PagedKVCache, Sequence
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """Decides what each step computes: `add`, then `schedule`, `commit`, `accept` until `schedule` gives None.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+        An empty one; from now on the scheduler alone adds sequences to it.
+    max_running : int
+        Sequences that run at once, at most; as many rows must be free in the cache. No more run than
+        `max_tokens_per_step`, so that each of them gets a token in each step.
+    max_tokens_per_step : int
+        Tokens of one step, prompt and decode together.
+    headroom : float
+        Share of the pool that an admission leaves free for those that run already, so that the newcomer is not
+        preempted a few steps later. When nothing else runs it may take everything.
+
+    Attributes
+    ----------
+    max_length : int
+        Slots of the longest sequence that the cache can hold, alone.
+    num_preemptions, num_forks : int
+        So far.
+    num_waiting_tokens : int
+        Tokens that the queue has to compute: who streams requests adds more while there is less than a step's.
+
+    Raises
+    ------
+    ShapeError
+        A limit below 1, or a headroom outside 0 to 1.
+    """
+
+    def __init__(
+        self, cache: PagedKVCache, *, max_running: int = 256, max_tokens_per_step: int = 8192, headroom: float = 0.01
+    ) -> None:
+        for name, value in (("max_running", max_running), ("max_tokens_per_step", max_tokens_per_step)):
+            if value < 1:
+                raise ShapeError(f"{name} is {value}; at least 1 is needed")
+        if not 0 <= headroom <= 1:
+            raise ShapeError(f"headroom is {headroom}; a share of the pool between 0 and 1 is needed")
+        self.cache = cache
+        self.max_running = min(max_running, max_tokens_per_step)
+        self.max_tokens_per_step = max_tokens_per_step
+        # The pool is empty now, so what it has to give is what a sequence can have when it is alone.
+        self.max_length = min(cache.num_available * cache.block_size, cache.max_tokens_per_sequence)
+        self.num_preemptions = 0
+        self.num_forks = 0
+        self.num_waiting_tokens = 0
+        self._headroom = int(self.max_length * headroom)
+        self._running: list[Run] = []
+        self._waiting: deque[Run] = deque()
+        self._rows = 0
+        self._batch = cache.make_batch(self.max_running, max_tokens_per_step)
+
+    @property
+    def running(self) -> tuple[Run, ...]:
+        """The admitted runs, oldest first."""
+        return tuple(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Runs that are admitted; samples count once they are forked."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Runs in the queue, the preempted ones included."""
+        return len(self._waiting)
+
+    def add(self, request: Request) -> Run:
+        """Queue a request.
+
+        Returns
+        -------
+        Run
+            Its first sample; the others appear in `Step.outputs` when the prompt is computed.
+
+        Raises
+        ------
+        RequestError
+            The cache cannot hold it even alone, or it has more samples than can run; nothing is queued.
+        """
+        if request.num_slots > self.max_length:
+            raise RequestError(
+                f"request {request.id} needs {request.num_slots} slots ({len(request.prompt)} of prompt, "
+                f"{request.max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
+                "give it more blocks or longer rows, or shorten the request"
+            )
+        if request.samples > self.max_running:
+            raise RequestError(
+                f"request {request.id} asks for {request.samples} samples; {self.max_running} sequences run at once; "
+                "raise max_running (and max_tokens_per_step), or ask for fewer"
+            )
+        run = Run(request, samples=request.samples if request.max_new_tokens else 1)
+        self._waiting.append(run)
+        self.num_waiting_tokens += len(run.tokens)
+        return run
+
+    def schedule(self) -> Step | None:
+        """Choose the next step and take its blocks; None when nothing is left to do.
+
+        Raises
+        ------
+        OutOfBlocks
+            The oldest run does not fit although it is alone: blocks of the cache are held outside the scheduler.
+        """
+        if not self._running and not self._waiting:
+            return None
+        start = perf_counter_ns()
+        runs, sequences, counts, num_decodes = self._select()
+        self._admit(runs, sequences, counts)
+        if not runs:
+            self._refuse_to_stall()
+        while self.cache.try_prepare(sequences, counts, out=self._batch) is None:
+            if len(self._running) <= 1:
+                self.cache.prepare(sequences, counts, out=self._batch)
+                break
+            self._preempt_youngest()
+            runs, sequences, counts, num_decodes = self._select()
+        index_ns = perf_counter_ns() - start
+        outputs, rows = self._outputs(runs, sequences, counts, num_decodes)
+        return Step(self._batch, runs, counts, num_decodes, outputs, rows, index_ns)
+
+    def commit(self, step: Step) -> None:
+        """Count the tokens of a step as computed, and fork the prompts that are complete into their samples."""
+        start = perf_counter_ns()
+        self.cache.commit(step.batch)
+        step.index_ns += perf_counter_ns() - start
+        if len(step.runs) > step.num_decodes:
+            self._end_prefills(step)
+
+    def abandon(self, step: Step) -> None:
+        """Undo a step whose forward pass failed: every run is where it was, and the next step tries again."""
+        self.cache.abandon(step.batch)
+
+    def accept(self, step: Step, ids: ArrayLike) -> list[Run]:
+        """Hand over the sampled tokens of a committed step.
+
+        Parameters
+        ----------
+        step : Step
+        ids : array_like of int32
+            One id for each of `step.outputs`.
+
+        Returns
+        -------
+        list of Run
+            Those that are finished; their `tokens` are complete and their blocks are free again.
+
+        Raises
+        ------
+        ShapeError
+            Not one id for each output; nothing is changed.
+        """
+        tokens = np.asarray(ids, dtype=np.int32)
+        if tokens.shape != (len(step.outputs),):
+            raise ShapeError(f"ids have shape {tokens.shape}; one id for each of {len(step.outputs)} outputs is needed")
+        ended = self._count_generated(step)
+        if not ended:
+            self._append(step, [run.sequence for run in step.outputs], tokens)
+            return []
+        going = [run.state is State.RUNNING for run in step.outputs]
+        self._append(step, [run.sequence for run in step.outputs if run.state is State.RUNNING], tokens[going])
+        last = dict(zip(step.outputs, tokens, strict=True))
+        for run in ended:
+            self._finish(run, last.get(run))
+        self._running = [run for run in self._running if run.state is State.RUNNING]
+        return ended
+
+    def _select(self) -> tuple[list[Run], list[Sequence], list[int], int]:
+        """The rows of those that run: decodes, then chunks of prompts, oldest first, while the budget lasts."""
+        runs = [run for run in self._running if not run.prefilling]
+        num_decodes = len(runs)
+        counts = [1] * num_decodes
+        if num_decodes < len(self._running):
+            budget = self.max_tokens_per_step - num_decodes
+            for run in self._running:
+                if run.prefilling and budget:
+                    count = min(len(run.tokens) - run.sequence.num_computed_tokens, budget)
+                    runs.append(run)
+                    counts.append(count)
+                    budget -= count
+        return runs, [run.sequence for run in runs], counts, num_decodes
+
+    def _admit(self, runs: list[Run], sequences: list[Sequence], counts: list[int]) -> None:
+        """Admit from the queue while rows, budget and blocks for a whole prompt last; extends the lists in place."""
+        if not self._waiting:
+            return
+        budget = self.max_tokens_per_step - sum(counts)
+        # Budget is left only when every prompt that runs is given all that it lacks, so `counts` are whole needs here.
+        needs = counts.copy()
+        while budget and self._waiting and self._rows + self._waiting[0].samples <= self.max_running:
+            run = self._waiting[0]
+            if run.held is None:
+                run.held = self.cache.add_sequence(run.tokens)
+            rest = len(run.tokens) - run.sequence.num_computed_tokens
+            sequences.append(run.sequence)
+            headroom = self._headroom if self._running else 0
+            needs.append(min(rest + headroom, self.max_length - run.sequence.num_computed_tokens))
+            if self.cache.shortage(sequences, needs):
+                sequences.pop()
+                return
+            needs[-1] = rest
+            self._waiting.popleft()
+            self.num_waiting_tokens -= len(run.tokens)
+            self._running.append(run)
+            self._rows += run.samples
+            run.state = State.RUNNING
+            runs.append(run)
+            counts.append(min(rest, budget))
+            budget -= counts[-1]
+
+    def _refuse_to_stall(self) -> NoReturn:
+        """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
+        run = self._waiting[0]
+        available = self.cache.num_available
+        needed = available + self.cache.shortage([run.sequence], [len(run.tokens)])
+        raise OutOfBlocks(
+            f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
+            "although nothing runs: blocks are held outside the scheduler; remove what holds them",
+            needed,
+            available,
+        )
+
+    def _preempt_youngest(self) -> None:
+        """Send the youngest run back to the front of the queue, to be recomputed from all it has so far."""
+        if self._waiting and self._waiting[0].held is not None:
+            # It is head of the queue no longer (R3).
+            self._leave_cache(self._waiting[0])
+        run = self._running.pop()
+        run.tokens = np.asarray(run.sequence.tokens)
+        run.prefilling = True
+        run.state = State.WAITING
+        self._rows -= run.samples
+        self._leave_cache(run)
+        self._waiting.appendleft(run)
+        self.num_waiting_tokens += len(run.tokens)
+        self.num_preemptions += 1
+
+    def _leave_cache(self, run: Run) -> None:
+        self.cache.remove(run.sequence)
+        run.held = None
+
+    def _outputs(
+        self, runs: list[Run], sequences: list[Sequence], counts: list[int], num_decodes: int
+    ) -> tuple[list[Run], list[int]]:
+        """Who takes a sampled token, and from which row: each decode, and each sample of a prompt that ends."""
+        outputs = runs[:num_decodes]
+        rows = list(range(num_decodes))
+        for row in range(num_decodes, len(runs)):
+            run = runs[row]
+            if not run.request.max_new_tokens or sequences[row].num_computed_tokens + counts[row] < len(run.tokens):
+                continue
+            outputs.append(run)
+            outputs += [Run(run.request, sample) for sample in range(1, run.samples)]
+            rows += repeat(row, run.samples)
+        return outputs, rows
+
+    def _end_prefills(self, step: Step) -> None:
+        """Turn prompts that are computed into runs that decode, each sample a sequence of its own."""
+        for run in step.runs[step.num_decodes :]:
+            run.prefilling = run.sequence.num_computed_tokens < len(run.tokens)
+            run.samples = run.samples if run.prefilling else 1
+        for row, run in zip(step.output_rows, step.outputs, strict=True):
+            if run.held is None:
+                parent = step.runs[row]
+                run.held = self.cache.fork(parent.sequence)
+                run.prefilling = False
+                run.state = State.RUNNING
+                # Beside its siblings: the order of arrival holds (R1).
+                self._running.insert(self._running.index(parent) + run.sample, run)
+                self.num_forks += 1
+
+    def _count_generated(self, step: Step) -> list[Run]:
+        """Advance the counts; those that end with this step, marked as finished."""
+        ended = []
+        for run in step.outputs:
+            run.num_generated += 1
+            if run.num_generated == run.request.max_new_tokens:
+                ended.append(run)
+        prompts = step.runs[step.num_decodes :]
+        ended += [run for run in prompts if not run.request.max_new_tokens and not run.prefilling]
+        for run in ended:
+            run.state = State.FINISHED
+        return ended
+
+    def _append(self, step: Step, sequences: list[Sequence], tokens: NDArray[np.int32]) -> None:
+        if sequences:
+            start = perf_counter_ns()
+            self.cache.append_tokens(sequences, tokens)
+            step.index_ns += perf_counter_ns() - start
+
+    def _finish(self, run: Run, last: np.int32 | None) -> None:
+        """Free what a finished run holds; its last token never enters the cache, where no step would compute it."""
+        tokens = np.asarray(run.sequence.tokens)
+        run.tokens = tokens if last is None else np.append(tokens, last)
+        self._rows -= 1
+        self._leave_cache(run)

@@ -1,0 +1,218 @@
+"""Recorded traffic: a Mooncake trace, read line by line in constant memory.
+
+One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for each
+512 tokens of input. Equal ids mean equal content, so prompt ids made from them are equal wherever the recorded prompts
+were (Mooncake trace release, FAST'25).
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from pagecore.errors import PagecoreError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["HASH_BLOCK", "TraceError", "TraceRequest", "TraceSummary", "read_trace", "scan_trace"]
+
+HASH_BLOCK = 512
+INT32_MAX = 2**31 - 1
+HASH_ID_MAX = (INT32_MAX - (HASH_BLOCK - 1)) // HASH_BLOCK
+LINE_BYTES_MAX = 1 << 26
+OFFSETS = np.arange(HASH_BLOCK, dtype=np.int32)
+
+
+class TraceError(PagecoreError, ValueError):
+    """A trace cannot be read, or one of its lines is malformed; the message names file, line and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line of a trace; `number` counts requests from 0, `line` counts lines from 1."""
+
+    number: int
+    line: int
+    timestamp_ms: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+    def prompt(self) -> NDArray[np.int32]:
+        """Token ids, int32 `[input_length]`: `hash id * 512 + offset`, so that equal prefixes have equal ids."""
+        starts = np.array(self.hash_ids, dtype=np.int32) * HASH_BLOCK
+        return (starts[:, None] + OFFSETS).reshape(-1)[: self.input_length]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What one pass over a trace tells.
+
+    `num_computed_tokens` is what serving it computes when nothing is computed twice: the last token that a request
+    generates never is. `max_length` is the longest request, input and output.
+    """
+
+    num_requests: int
+    num_input_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    max_length: int
+
+
+def scan_trace(path: str | Path, limit: int | None = None) -> TraceSummary | None:
+    """Validate a whole trace (or its first `limit` requests) before anything is replayed.
+
+    Returns
+    -------
+    TraceSummary or None
+        None for a pipe or a device, which can be read only once.
+
+    Raises
+    ------
+    TraceError
+        As `read_trace`.
+    """
+    path = Path(path)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    requests = inputs = outputs = computed = longest = 0
+    for request in read_trace(path, limit):
+        requests += 1
+        inputs += request.input_length
+        outputs += request.output_length
+        computed += request.input_length + max(request.output_length - 1, 0)
+        longest = max(longest, request.input_length + request.output_length)
+    return TraceSummary(requests, inputs, outputs, computed, longest)
+
+
+def read_trace(path: str | Path, limit: int | None = None) -> Iterator[TraceRequest]:
+    """Stream the requests of a trace in the order of the file, which must be the order of arrival.
+
+    Parameters
+    ----------
+    path : str or Path
+        A JSON-lines file. Lines of white space are skipped; fields that are not named above are ignored.
+    limit : int, optional
+        Stop after this many requests; what follows is not read.
+
+    Yields
+    ------
+    TraceRequest
+
+    Raises
+    ------
+    TraceError
+        The file cannot be read or holds no request, or a line is malformed: raised when the line is reached.
+    """
+    path = Path(path)
+    number, latest = 0, 0.0
+    try:
+        with path.open("rb") as file:
+            line = 0
+            while limit is None or number < limit:
+                text = file.readline(LINE_BYTES_MAX + 1)
+                if not text:
+                    break
+                line += 1
+                if text.isspace():
+                    continue
+                reader = _Line(path, line)
+                request = reader.request(text, number)
+                if request.timestamp_ms < latest:
+                    reader.refuse(
+                        f"timestamp {request.timestamp_ms:g} is earlier than the {latest:g} of a line before it; "
+                        "sort the trace by timestamp"
+                    )
+                latest = request.timestamp_ms
+                number += 1
+                yield request
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if number == 0 and limit != 0:
+        raise TraceError(f"trace {path} holds no request; one JSON object a line is expected")
+
+
+def _unreadable(path: Path, error: OSError) -> TraceError:
+    """An error of the operating system as one of ours."""
+    reason = error.strerror or str(error)
+    return TraceError(f"trace {path} cannot be read: {reason}; check the path and its permissions")
+
+
+class _Line:
+    """Checks the fields of one line and names the line in what it refuses."""
+
+    def __init__(self, path: Path, line: int) -> None:
+        self.path = path
+        self.line = line
+
+    def refuse(self, reason: str) -> NoReturn:
+        raise TraceError(f"trace {self.path}, line {self.line}: {reason}")
+
+    def request(self, text: bytes, number: int) -> TraceRequest:
+        fields = self._object(text)
+        timestamp = self._field(fields, "timestamp")
+        is_number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
+        # NaN and infinity fail the comparison too.
+        if not is_number or not 0 <= timestamp < 2**63:
+            self.refuse(f"timestamp is {_shown(timestamp)}, not a finite number of milliseconds, 0 or more")
+        input_length = self._integer(fields, "input_length", 1)
+        output_length = self._integer(fields, "output_length", 0)
+        if input_length + output_length > INT32_MAX:
+            self.refuse(f"input_length + output_length is {input_length + output_length}; lengths end at {INT32_MAX}")
+        hash_ids = self._hash_ids(fields, -(-input_length // HASH_BLOCK))
+        return TraceRequest(number, self.line, float(timestamp), input_length, output_length, hash_ids)
+
+    def _object(self, text: bytes) -> dict[str, Any]:
+        if len(text) > LINE_BYTES_MAX:
+            self.refuse(f"longer than {LINE_BYTES_MAX} bytes; one JSON object a line is expected")
+        try:
+            fields = json.loads(text)
+        except UnicodeDecodeError:
+            self.refuse("not UTF-8 text")
+        except RecursionError:
+            self.refuse("JSON is nested too deeply")
+        except ValueError as error:
+            self.refuse(f"not JSON: {error}")
+        if not isinstance(fields, dict):
+            self.refuse(f"{_shown(fields)} is not a JSON object")
+        return fields
+
+    def _field(self, fields: dict[str, Any], name: str) -> Any:
+        if name not in fields:
+            self.refuse(f"field {name!r} is missing")
+        return fields[name]
+
+    def _integer(self, fields: dict[str, Any], name: str, least: int) -> int:
+        value = self._field(fields, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INT32_MAX:
+            self.refuse(f"{name} is {_shown(value)}, not an integer between {least} and {INT32_MAX}")
+        return value
+
+    def _hash_ids(self, fields: dict[str, Any], needed: int) -> tuple[int, ...]:
+        ids = self._field(fields, "hash_ids")
+        if not isinstance(ids, list):
+            self.refuse(f"hash_ids is {_shown(ids)}, not a list of integers")
+        if len(ids) < needed:
+            self.refuse(
+                f"hash_ids holds {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens"
+            )
+        for value in ids:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HASH_ID_MAX:
+                self.refuse(f"hash_ids holds {_shown(value)}, not an integer between 0 and {HASH_ID_MAX}")
+        return tuple(ids[:needed])
+
+
+def _shown(value: Any) -> str:
+    """A value as an error shows it: short, whatever the line held."""
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,160 @@
+"""A stand-in for PagedKVCache that counts blocks in plain Python: the scheduler's twin of a cache."""
+
+import numpy as np
+
+from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
+
+
+class FakeSequence:
+    def __init__(self, tokens):
+        self.ids = [int(token) for token in tokens]
+        self.blocks = []
+        self.num_computed_tokens = 0
+        self.live = True
+
+    @property
+    def num_tokens(self):
+        return len(self.ids)
+
+    @property
+    def tokens(self):
+        return np.array(self.ids, dtype=np.int32)
+
+
+class FakeBatch:
+    def __init__(self, max_sequences, max_tokens):
+        self.max_sequences = max_sequences
+        self.max_tokens = max_tokens
+        self.pending = []
+        self.num_tokens = 0
+        self.num_sequences = 0
+
+
+class FakeCache:
+    """`num_blocks` counts the null block, as everywhere."""
+
+    def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None):
+        self.block_size = block_size
+        self.max_sequences = max_sequences
+        self.max_tokens_per_sequence = max_tokens_per_sequence or (num_blocks - 1) * block_size
+        self.holders = [0] * num_blocks
+        self.free = list(range(num_blocks - 1, 0, -1))
+        self.sequences = []
+        self.copies = 0
+        self.prepared = []
+
+    @property
+    def num_available(self):
+        return len(self.free)
+
+    def make_batch(self, max_sequences, max_tokens):
+        return FakeBatch(max_sequences, max_tokens)
+
+    def add_sequence(self, tokens, id=None):
+        if len(self.sequences) == self.max_sequences:
+            raise OutOfRows("no row left")
+        self.sequences.append(FakeSequence(tokens))
+        return self.sequences[-1]
+
+    def _known(self, sequence):
+        if sequence not in self.sequences:
+            raise InvalidSequence("removed or foreign")
+
+    def _need(self, sequence, count, touched):
+        """Blocks to take: new ones at the end, and copies of shared ones that are written."""
+        self._known(sequence)
+        start = sequence.num_computed_tokens
+        last = -(-(start + count) // self.block_size)
+        new = max(last - len(sequence.blocks), 0)
+        copies = []
+        if count:
+            for place in range(start // self.block_size, min(last, len(sequence.blocks))):
+                block = sequence.blocks[place]
+                if self.holders[block] - touched.get(block, 0) > 1:
+                    touched[block] = touched.get(block, 0) + 1
+                    copies.append(place)
+        return new, copies
+
+    def _needs(self, sequences, counts):
+        assert len(sequences) == len(counts)
+        assert len({id(sequence) for sequence in sequences}) == len(sequences)
+        touched = {}
+        for sequence, count in zip(sequences, counts, strict=True):
+            if sequence.num_computed_tokens + count > self.max_tokens_per_sequence:
+                raise ShapeError("past the row")
+        return [self._need(sequence, count, touched) for sequence, count in zip(sequences, counts, strict=True)]
+
+    def shortage(self, sequences, counts):
+        total = sum(new + len(copies) for new, copies in self._needs(sequences, counts))
+        return max(total - len(self.free), 0)
+
+    def try_prepare(self, sequences, counts, out):
+        assert not out.pending, "the batch before was neither committed nor abandoned"
+        assert sequences, "an empty step"
+        assert sum(counts) <= out.max_tokens
+        assert len(sequences) <= out.max_sequences
+        for sequence, count in zip(sequences, counts, strict=True):
+            assert 1 <= count <= sequence.num_tokens - sequence.num_computed_tokens, "a count past the known ids"
+        needs = self._needs(sequences, counts)
+        if sum(new + len(copies) for new, copies in needs) > len(self.free):
+            return None
+        for sequence, (new, copies) in zip(sequences, needs, strict=True):
+            for place in copies:
+                self.holders[sequence.blocks[place]] -= 1
+                sequence.blocks[place] = self._take()
+                self.copies += 1
+            sequence.blocks += [self._take() for _ in range(new)]
+        out.pending = list(zip(sequences, counts, strict=True))
+        out.num_tokens, out.num_sequences = sum(counts), len(sequences)
+        self.prepared.append((list(sequences), list(counts)))
+        return out
+
+    def prepare(self, sequences, counts, out):
+        batch = self.try_prepare(sequences, counts, out)
+        if batch is None:
+            raise OutOfBlocks("out of blocks", 1, 0)
+        return batch
+
+    def _take(self):
+        block = self.free.pop()
+        self.holders[block] = 1
+        return block
+
+    def commit(self, batch):
+        for sequence, count in batch.pending:
+            sequence.num_computed_tokens += count
+        batch.pending = []
+
+    def abandon(self, batch):
+        for sequence, _ in batch.pending:
+            keep = -(-sequence.num_computed_tokens // self.block_size)
+            self._drop(sequence.blocks[keep:])
+            del sequence.blocks[keep:]
+        batch.pending = []
+
+    def append_tokens(self, sequences, ids):
+        assert len(sequences) == len(ids)
+        for sequence, token in zip(sequences, ids, strict=True):
+            self._known(sequence)
+            sequence.ids.append(int(token))
+
+    def fork(self, sequence, id=None):
+        self._known(sequence)
+        child = self.add_sequence(sequence.ids)
+        child.num_computed_tokens = sequence.num_computed_tokens
+        child.blocks = list(sequence.blocks)
+        for block in child.blocks:
+            self.holders[block] += 1
+        return child
+
+    def remove(self, sequence):
+        self._known(sequence)
+        self.sequences.remove(sequence)
+        self._drop(sequence.blocks)
+        sequence.blocks = []
+
+    def _drop(self, blocks):
+        for block in reversed(blocks):
+            self.holders[block] -= 1
+            if self.holders[block] == 0:
+                self.free.append(block)

@@ -1,0 +1,211 @@
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pagecore import cli
+from pagecore.cache import PagedKVCache
+from pagecore.serving import demo
+
+KEYS = {
+    "requests_finished",
+    "preemptions",
+    "steps",
+    "index_us_p50",
+    "index_us_p99",
+    "index_us_max",
+    "utilization_mean",
+    "utilization_peak",
+    "fragmentation_mean",
+    "wall_s",
+}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 100 + number, "output_length": 9, "hash_ids": [number]} for number in range(8)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def call(capsys, *argv):
+    """Exit code, stdout and stderr of a command."""
+    try:
+        code = cli.main([str(part) for part in argv])
+    except SystemExit as ended:
+        code = ended.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, *argv):
+    """The one line that a command is refused with."""
+    code, out, err = call(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("pagecore")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_replay_reports_in_a_table_and_in_json(capsys, tmp_path, trace):
+    code, out, err = call(capsys, "replay", trace, "--memory", "2GiB", "--json", tmp_path / "out.json")
+    assert (code, err) == (0, "")
+    assert "8 of 8" in out
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report.keys() >= KEYS
+    assert report["requests_finished"] == 8
+    assert not {"rows_checked", "max_relative_error"} & report.keys()
+
+
+def test_replay_with_attention_reports_what_was_checked(capsys, tmp_path, trace):
+    code, out, _ = call(capsys, "replay", trace, "--blocks", 30, "--attend", "--json", tmp_path / "out.json")
+    assert code == 0
+    assert "against float64" in out
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["rows_checked"] > 0
+    assert report["max_relative_error"] < 1e-5
+
+
+def test_every_option_reaches_the_replay(capsys, tmp_path, trace):
+    options = (
+        "--blocks 90 --block-size 4 --max-tokens-per-step 32 --max-running 2 --requests 5 --seed 3 --bytes-per-token 1"
+    )
+    code, _, _ = call(capsys, "replay", trace, *options.split(), "--json", tmp_path / "out.json")
+    assert code == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["num_blocks"], report["block_size"], report["requests_total"]) == (90, 4, 5)
+    assert max(report["running_series"]) <= 2
+    assert report["steps"] >= report["computed_tokens"] / 32
+
+
+def test_refused_requests_are_told_and_not_counted(capsys, trace):
+    code, out, err = call(capsys, "replay", trace, "--blocks", 8)
+    assert code == 0
+    assert "5 of 8" in out
+    assert "3 requests refused; line 6: request 5 needs 113 slots" in err
+
+
+def test_wrong_attention_is_a_failure(capsys, trace, monkeypatch):
+    monkeypatch.setattr(PagedKVCache, "write", lambda *arguments: None)
+    code, _, err = call(capsys, "replay", trace, "--blocks", 30, "--attend")
+    assert code == 1
+    assert "differs from float64" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--block-size", "0"], "block_size is 0"),
+        (["--blocks", "-1"], "blocks is -1"),
+        (["--blocks", "many"], "invalid int value: 'many'"),
+        (["--max-running", "0"], "max_running is 0"),
+        (["--requests", "-5"], "requests is -5"),
+        (["--memory", "1GiB", "--blocks", "5"], "not allowed with"),
+        (["--memory", "12 parsecs"], "12 parsecs"),
+        (["--memory", "1"], "two blocks"),
+        (["--bytes-per-token", "-1"], "bytes_per_token is -1"),
+        (["--evict", "lru"], "unrecognized arguments: --evict lru"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(capsys, trace, options, reason):
+    assert reason in refused(capsys, "replay", trace, *options)
+
+
+def test_a_bad_trace_is_refused_in_one_line(capsys, tmp_path):
+    assert "No such file" in refused(capsys, "replay", tmp_path / "none.jsonl")
+    assert "Is a directory" in refused(capsys, "replay", tmp_path)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"timestamp": 0}\n')
+    assert "line 1: field 'input_length' is missing" in refused(capsys, "replay", bad)
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_replay(capsys, tmp_path, trace, monkeypatch):
+    monkeypatch.setattr("pagecore.serving.replay.replay", lambda *arguments: pytest.fail("it was replayed"))
+    assert "is a folder" in refused(capsys, "replay", trace, "--json", tmp_path)
+    assert "there is no folder" in refused(capsys, "replay", trace, "--json", tmp_path / "no" / "out.json")
+
+
+def test_an_interrupted_command_ends_in_one_line(capsys, trace, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pagecore.serving.replay.replay", interrupt)
+    assert call(capsys, "replay", trace) == (130, "", "pagecore: interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["demo", "replay"])
+def test_without_rich_the_extra_is_named(capsys, trace, monkeypatch, command):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    arguments = [trace] if command == "replay" else []
+    assert "pip install 'pagecore[cli]'" in refused(capsys, command, *arguments)
+
+
+def test_info_tells_versions_instruction_set_threads_and_cuda(capsys, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, out, _ = call(capsys, "info")
+    assert code == 0
+    names = [line.split("  ")[0] for line in out.splitlines()]
+    assert names == [
+        "pagecore",
+        "python",
+        "numpy",
+        "ml_dtypes",
+        "torch",
+        "jax",
+        "cupy",
+        "instruction set",
+        "threads",
+        "cuda",
+    ]
+
+
+@pytest.fixture
+def _few_requests(monkeypatch):
+    monkeypatch.setattr(demo, "DemoConfig", functools.partial(demo.DemoConfig, num_requests=5))
+
+
+@pytest.mark.usefixtures("_few_requests")
+def test_the_demo_prints_its_table_and_verdict(capsys):
+    code, out, _ = call(capsys, "demo")
+    assert code == 0
+    assert "preemptions" in out
+    assert out.endswith("all tokens verified\n")
+
+
+@pytest.mark.usefixtures("_few_requests")
+def test_a_demo_that_is_wrong_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(PagedKVCache, "attend", lambda self, layer, query, batch: query)
+    code, out, err = call(capsys, "demo")
+    assert code == 1
+    assert "verified" not in out
+    assert "dense attention chooses" in err
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"]])
+def test_an_unknown_command_is_refused(capsys, argv):
+    assert "--help" in refused(capsys, *argv)
+
+
+def test_the_module_runs_and_imports_no_framework():
+    script = (
+        "import sys, pagecore.cli\n"
+        "assert not {'torch', 'jax', 'cupy', 'transformers', 'rich', 'matplotlib'} & set(sys.modules), 'imported'\n"
+        "sys.exit(pagecore.cli.main(['info']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-m", "pagecore.cli", "info"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "instruction set" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_traceback(trace):
+    command = f"{sys.executable} -m pagecore.cli replay {trace} | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr

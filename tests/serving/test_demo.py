@@ -1,0 +1,151 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pagecore.cache import PagedKVCache
+from pagecore.serving.demo import DemoConfig, chat_requests, demo
+from pagecore.serving.model import Model
+from pagecore.serving.request import Request, Run
+from pagecore.serving.verify import Verdict, verify
+
+FEW = DemoConfig(num_requests=6)
+
+
+@pytest.fixture(scope="module")
+def report():
+    return demo()
+
+
+def test_every_token_of_the_demo_is_verified(report):
+    requests = chat_requests(DemoConfig())
+    assert report.requests == len(requests) == 24
+    assert report.sequences == sum(request.samples for request in requests)
+    assert report.generated_tokens == sum(request.samples * request.max_new_tokens for request in requests)
+    assert report.verdict.tokens == report.generated_tokens
+    assert report.verdict.passed
+    assert report.verdict.ties <= 3
+
+
+def test_the_demo_preempts_forks_and_copies_on_write(report):
+    assert report.preemptions > 0
+    assert report.forks == sum(request.samples - 1 for request in chat_requests(DemoConfig())) > 0
+    assert report.copied_blocks > 0
+    assert report.num_groups == 2
+    assert report.utilization_peak > 0.9
+    assert report.static_nbytes > 2 * report.nbytes
+
+
+def test_the_demo_can_be_repeated():
+    timeless = {"serve_s": 0.0, "verify_s": 0.0}
+    first, again = (dataclasses.replace(demo(FEW), **timeless) for _ in range(2))
+    assert first == again
+
+
+def test_progress_reaches_the_end_of_both_stages():
+    seen = {}
+    demo(FEW, lambda stage, done, total: seen.__setitem__(stage, (done, total)))
+    assert seen.keys() == {"serve", "verify"}
+    assert all(done == total for done, total in seen.values())
+
+
+def zero_attention(attend):
+    return lambda self, layer, query, batch, **options: np.zeros_like(query)
+
+
+def without_window(attend):
+    return lambda self, layer, query, batch, **options: attend(self, layer, query, batch, window=None)
+
+
+def one_layer_shifted(attend):
+    def wrong(self, layer, query, batch, **options):
+        out = attend(self, layer, query, batch, **options)
+        return np.roll(out, 1, axis=1) if layer == 2 else out
+
+    return wrong
+
+
+@pytest.mark.parametrize("broken", [zero_attention, without_window, one_layer_shifted])
+def test_verification_fails_when_attention_is_broken(monkeypatch, broken):
+    monkeypatch.setattr(PagedKVCache, "attend", broken(PagedKVCache.attend))
+    verdict = demo(FEW).verdict
+    assert not verdict.passed
+    assert "dense attention chooses" in verdict.wrong[0]
+
+
+def test_verification_fails_when_writes_are_lost(monkeypatch):
+    write = PagedKVCache.write
+    monkeypatch.setattr(
+        PagedKVCache, "write", lambda self, layer, k, v, batch: None if layer == 3 else write(self, layer, k, v, batch)
+    )
+    assert not demo(FEW).verdict.passed
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(DemoConfig().model, 0, np.float64)
+
+
+def finished_run(model, new=4, samples=1):
+    """A run that took the best token each time."""
+    request = Request(0, np.arange(10), new, samples)
+    run = Run(request)
+    verdict = Verdict()
+    for _ in range(new):
+        # The check itself names the token that it would have chosen.
+        run.tokens = np.append(run.tokens, -1)
+        verdict.wrong.clear()
+        probe = Run(Request(0, request.prompt, len(run.tokens) - 10, samples))
+        probe.tokens = run.tokens
+        verdict = verify([probe], model, 0, 1.0)
+        run.tokens[-1] = int(verdict.wrong[-1].rsplit(" ", 1)[1])
+    return run
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_the_tokens_that_dense_attention_chooses_pass(model, samples):
+    verdict = verify([finished_run(model, samples=samples)], model, 0, 1.0)
+    assert verdict.passed
+    assert (verdict.tokens, verdict.ties) == (4, 0)
+
+
+def test_a_wrong_token_is_named(model):
+    run = finished_run(model)
+    run.tokens[-1] = (run.tokens[-1] + 1) % 512
+    verdict = verify([run], model, 0, 1.0)
+    assert not verdict.passed
+    assert "request 0, sample 0, position 13" in verdict.wrong[0]
+
+
+def test_a_token_outside_the_vocabulary_is_wrong(model):
+    run = finished_run(model)
+    run.tokens[-1] = 512
+    assert not verify([run], model, 0, 1.0).passed
+
+
+def test_a_lost_token_is_wrong(model):
+    run = finished_run(model)
+    run.tokens = run.tokens[:-1]
+    verdict = verify([run], model, 0, 1.0)
+    assert "3 tokens instead of 4" in verdict.wrong[0]
+
+
+def test_nothing_generated_is_not_verified(model):
+    assert not verify([], model, 0, 1.0).passed
+
+
+def test_scores_within_rounding_are_ties_and_said_to_be(model, monkeypatch):
+    run = finished_run(model, new=1)
+    best = int(run.tokens[-1])
+    run.tokens[-1] = (best + 1) % 512
+    forward = model.logits
+
+    def nearly_equal(hidden):
+        logits = forward(hidden)
+        logits[:, run.tokens[-1]] = logits[:, best] * (1 - 1e-6)
+        return logits
+
+    monkeypatch.setattr(model, "logits", nearly_equal)
+    verdict = verify([run], model, 0, 1.0)
+    assert verdict.passed
+    assert verdict.ties == 1

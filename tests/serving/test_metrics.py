@@ -1,0 +1,70 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagecore.errors import ShapeError
+from pagecore.serving.metrics import Histogram, Metrics, Series
+
+
+@given(values=st.lists(st.integers(0, 2**40), min_size=1), percent=st.sampled_from([0, 1, 50, 99, 100]))
+def test_a_percentile_is_within_one_part_in_128(values, percent):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    exact = int(np.percentile(values, percent, method="inverted_cdf"))
+    assert exact <= histogram.percentile(percent) <= exact * (1 + 1 / 128)
+    assert histogram.maximum == max(values) == histogram.percentile(100)
+    assert histogram.count == len(values)
+
+
+def test_an_empty_histogram_says_zero():
+    assert Histogram().percentile(50) == 0
+
+
+@pytest.mark.parametrize("percent", [-1, 101])
+def test_a_percentile_outside_its_range_is_refused(percent):
+    with pytest.raises(ShapeError):
+        Histogram().percentile(percent)
+
+
+def test_a_histogram_stays_small():
+    histogram = Histogram()
+    for value in np.random.default_rng(0).integers(0, 2**36, 50_000):
+        histogram.add(int(value))
+    assert len(histogram._buckets) < 37 * 128
+
+
+@given(values=st.lists(st.floats(0, 1), max_size=200), points=st.sampled_from([2, 4, 8]))
+def test_a_series_holds_the_means_of_equal_spans(values, points):
+    series = Series(points)
+    for value in values:
+        series.add(value)
+    spans = [values[start : start + series.stride] for start in range(0, len(values), series.stride)]
+    assert series.values() == pytest.approx([np.mean(span) for span in spans])
+    assert len(series.values()) <= points
+
+
+@pytest.mark.parametrize("points", [0, 1, 3])
+def test_a_series_of_odd_size_is_refused(points):
+    with pytest.raises(ShapeError):
+        Series(points)
+
+
+def test_metrics_of_no_step_are_zero():
+    metrics = Metrics()
+    assert metrics.utilization_mean == metrics.fragmentation_mean == metrics.utilization_peak == 0
+
+
+def test_metrics_average_over_steps_and_keep_the_peak():
+    metrics = Metrics()
+    for used, waste, blocks in ((0.25, 0.5, 1), (0.75, 0.0, 3), (0.5, 0.1, 2)):
+        stats = SimpleNamespace(utilization=used, fragmentation=waste, num_used_blocks=blocks)
+        metrics.observe(stats, running=blocks, waiting=0)
+    assert metrics.steps == 3
+    assert metrics.utilization_mean == pytest.approx(0.5)
+    assert metrics.fragmentation_mean == pytest.approx(0.2)
+    assert (metrics.utilization_peak, metrics.used_blocks_peak) == (0.75, 3)
+    assert metrics.running.values() == [1, 3, 2]

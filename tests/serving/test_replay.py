@@ -1,0 +1,212 @@
+import json
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.serving import attend
+from pagecore.serving.attend import AttendCheck, TokenVectors
+from pagecore.serving.options import ReplayOptions
+from pagecore.serving.replay import replay
+from pagecore.serving.report import human_bytes, replay_rows, sparkline
+from pagecore.serving.trace import TraceError
+
+
+def write_trace(path, lengths):
+    with path.open("w") as file:
+        for number, (inputs, outputs) in enumerate(lengths):
+            ids = list(range(number * 50, number * 50 + -(-inputs // 512)))
+            line = {"timestamp": number * 10, "input_length": inputs, "output_length": outputs, "hash_ids": ids}
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+@pytest.fixture
+def lengths():
+    random = np.random.default_rng(7)
+    return [(int(inputs), int(outputs)) for inputs, outputs in random.integers([1, 0], [1500, 60], (40, 2))]
+
+
+@pytest.fixture
+def trace(tmp_path, lengths):
+    return write_trace(tmp_path / "trace.jsonl", lengths)
+
+
+def test_everything_is_finished_and_counted_exactly(trace, lengths):
+    report = replay(trace, ReplayOptions(blocks=1000, max_tokens_per_step=512))
+    assert (report.requests_total, report.requests_finished, report.requests_refused) == (40, 40, 0)
+    assert report.prompt_tokens == sum(inputs for inputs, _ in lengths)
+    assert report.generated_tokens == sum(outputs for _, outputs in lengths)
+    assert report.preemptions == 0
+    assert report.computed_tokens == sum(inputs + max(outputs - 1, 0) for inputs, outputs in lengths)
+    assert report.steps >= report.computed_tokens / 512
+    assert 0 < report.utilization_mean <= report.utilization_peak <= 1
+    assert 0 < report.index_us_p50 <= report.index_us_p99 <= report.index_us_max
+
+
+def test_a_pool_that_is_too_small_preempts_and_still_finishes_everything(trace, lengths):
+    report = replay(trace, ReplayOptions(blocks=130, max_tokens_per_step=512))
+    assert report.requests_finished == 40
+    assert report.generated_tokens == sum(outputs for _, outputs in lengths)
+    assert report.preemptions > 0
+    assert report.utilization_peak > 0.9
+    assert report.computed_tokens > sum(inputs + max(outputs - 1, 0) for inputs, outputs in lengths)
+
+
+def test_what_can_never_fit_is_refused_and_not_finished(tmp_path):
+    trace = write_trace(tmp_path / "trace.jsonl", [(100, 5), (161, 1), (150, 11), (150, 12), (3, 1)])
+    report = replay(trace, ReplayOptions(blocks=11))
+    assert (report.requests_total, report.requests_finished, report.requests_refused) == (5, 3, 2)
+    assert report.first_refusal.startswith("line 2: ")
+    assert report.prompt_tokens == 253
+
+
+def test_memory_and_blocks_mean_the_same_pool(trace):
+    by_blocks = replay(trace, ReplayOptions(blocks=200))
+    by_memory = replay(trace, ReplayOptions(memory=200 * 16 * 1000 + 999, bytes_per_token=1000))
+    assert by_blocks.num_blocks == by_memory.num_blocks == 200
+    assert by_blocks.utilization_series == by_memory.utilization_series
+
+
+def test_only_the_first_requests_are_replayed(trace):
+    assert replay(trace, ReplayOptions(requests=3)).requests_total == 3
+
+
+def test_a_malformed_line_ends_a_replay_before_it_begins(trace):
+    with trace.open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(TraceError, match="line 41: field 'timestamp' is missing"):
+        replay(trace, ReplayOptions(), lambda done, total: pytest.fail("a step was made"))
+
+
+def test_a_pipe_is_replayed_as_it_comes(tmp_path, trace):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(trace.read_bytes()))
+    writer.start()
+    totals = set()
+    report = replay(pipe, ReplayOptions(blocks=1000), lambda done, total: totals.add(total))
+    writer.join()
+    assert report.requests_finished == 40
+    assert totals == {None}
+
+
+def test_memory_stays_bounded_by_a_step(trace):
+    """Requests are read from the file as they are admitted, not before."""
+    import pagecore.serving.replay as module
+
+    waiting = []
+    original = module.Scheduler.schedule
+
+    def watched(self):
+        waiting.append(self.num_waiting_tokens)
+        return original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Scheduler, "schedule", watched)
+        replay(trace, ReplayOptions(blocks=200, max_tokens_per_step=64))
+    assert max(waiting) <= 64 + 1500 * 2
+
+
+def test_attention_is_right_through_preemptions(trace):
+    report = replay(trace, ReplayOptions(blocks=130, max_tokens_per_step=256, attend=True))
+    assert report.requests_finished == 40
+    assert report.preemptions > 0
+    assert report.rows_checked > 100
+    assert report.rows_attended > report.rows_checked
+    assert report.max_relative_error < 1e-5
+    assert report.passed
+
+
+@pytest.mark.parametrize("fault", ["zeros", "nan", "one key late"])
+def test_wrong_attention_does_not_pass(trace, monkeypatch, fault):
+    right = attend.paged_attention
+
+    def wrong(query, key, value, table, seq_lens, *, rows):
+        if fault == "one key late":
+            return right(query, key, value, table, np.maximum(seq_lens - 1, 1), rows=rows)
+        return np.full_like(query, {"zeros": 0, "nan": np.nan}[fault])
+
+    monkeypatch.setattr(attend, "paged_attention", wrong)
+    report = replay(trace, ReplayOptions(blocks=1000, requests=5, attend=True))
+    assert not report.passed
+    assert report.max_relative_error > 1e-3
+
+
+def test_a_lost_write_does_not_pass(trace, monkeypatch):
+    run = AttendCheck.run
+    written = []
+
+    def sloppy(self, step):
+        written.append(step)
+        if len(written) == 1:
+            monkeypatch.setattr(self.cache, "write", lambda *arguments: None)
+        run(self, step)
+
+    monkeypatch.setattr(AttendCheck, "run", sloppy)
+    assert not replay(trace, ReplayOptions(blocks=1000, requests=5, attend=True)).passed
+
+
+def test_vectors_are_told_apart_by_request_position_seed_and_name():
+    vectors, other = TokenVectors(0), TokenVectors(1)
+    requests, positions = (grid.ravel() for grid in np.meshgrid(np.arange(50), np.arange(60)))
+    key = vectors.of("key", requests, positions)
+    assert key.shape == (3000, 1, 64)
+    assert key.dtype == np.float32
+    assert len(np.unique(key[:, 0, :2], axis=0)) == 3000
+    assert (vectors.of("key", 7, [11, 12])[1] == key[(requests == 7) & (positions == 12)][0]).all()
+    assert vectors.of("query", [7], [11]).shape == (1, 4, 64)
+    assert not np.allclose(key, vectors.of("value", requests, positions))
+    assert not np.allclose(key, other.of("key", requests, positions))
+    assert abs(key.mean()) < 0.02
+    assert abs(key.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"memory": "1GiB", "blocks": 5}, UnsupportedOption),
+        ({"memory": 16 * 131072 * 2 - 1}, NotEnoughMemory),
+        ({"memory": "lots"}, ShapeError),
+        ({"memory": "1000PiB", "bytes_per_token": 1}, ShapeError),
+        ({"blocks": 1}, ShapeError),
+        ({"blocks": -3}, ShapeError),
+        ({"blocks": 2**31}, ShapeError),
+        ({"block_size": 0}, ShapeError),
+        ({"bytes_per_token": 0}, ShapeError),
+        ({"max_running": 0}, ShapeError),
+        ({"max_tokens_per_step": -1}, ShapeError),
+        ({"requests": 0}, ShapeError),
+        ({"seed": -1}, ShapeError),
+        ({"max_running": 2**40}, ShapeError),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, error):
+    with pytest.raises(error):
+        ReplayOptions(**options)
+
+
+def test_a_pool_larger_than_this_machine_is_refused_before_it_is_made(trace, monkeypatch):
+    monkeypatch.setattr("pagecore.serving.replay.free_memory", lambda: 10_000)
+    with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):
+        replay(trace, ReplayOptions(blocks=1000, attend=True))
+
+
+def test_a_report_is_json_and_a_table(trace):
+    report = replay(trace, ReplayOptions(blocks=1000, requests=3))
+    assert json.loads(json.dumps(report.as_json()))["requests_finished"] == 3
+    assert "max_relative_error" not in report.as_json()
+    assert dict(replay_rows(report))["requests finished"] == "3 of 3"
+
+
+def test_a_sparkline_is_no_longer_than_asked():
+    assert sparkline([]) == ""
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert len(sparkline([0.5] * 1000, width=40)) == 40
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**50, "1024.0 TiB")])
+def test_bytes_are_shown_with_their_unit(count, text):
+    assert human_bytes(count) == text

@@ -1,0 +1,254 @@
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagecore.errors import OutOfBlocks, ShapeError
+from pagecore.serving.request import Request, RequestError, State
+from pagecore.serving.scheduler import Scheduler
+from tests.serving.fake_cache import FakeCache
+
+
+def next_token(text, sample):
+    """What the pretended model says: it depends on every token before, so that a lost or doubled one shows."""
+    value = sample + 1
+    for token in text:
+        value = (value * 31 + int(token) + 7) % 1009
+    return value
+
+
+def expected(request, sample):
+    text = list(request.prompt)
+    for _ in range(request.max_new_tokens):
+        text.append(next_token(text, sample))
+    return text
+
+
+def sampled(step):
+    ids = []
+    for run, row in zip(step.outputs, step.output_rows, strict=True):
+        source = step.runs[row].sequence
+        computed = source.num_computed_tokens
+        ids.append(next_token(source.ids[:computed], run.sample))
+    return ids
+
+
+def drain(scheduler, observe=lambda step: None, steps_max=100_000):
+    """Run until nothing is left; the finished runs in order."""
+    finished = []
+    for _ in range(steps_max):
+        step = scheduler.schedule()
+        if step is None:
+            return finished
+        observe(step)
+        scheduler.commit(step)
+        finished += scheduler.accept(step, sampled(step))
+    raise AssertionError("the scheduler makes no progress")
+
+
+def request(number, prompt, new, samples=1):
+    return Request(number, np.arange(number * 100, number * 100 + prompt), new, samples)
+
+
+@st.composite
+def workloads(draw):
+    block_size = draw(st.integers(1, 5))
+    num_blocks = draw(st.integers(2, 14))
+    max_running = draw(st.integers(1, 6))
+    max_tokens = draw(st.integers(1, 24))
+    longest = (num_blocks - 1) * block_size
+    lengths = st.tuples(st.integers(1, longest + 2), st.integers(0, 12), st.integers(1, 4))
+    shapes = draw(st.lists(lengths, min_size=1, max_size=12))
+    return block_size, num_blocks, max_running, max_tokens, shapes
+
+
+@settings(max_examples=400, deadline=None)
+@given(workload=workloads(), headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]))
+def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kept(workload, headroom):
+    block_size, num_blocks, max_running, max_tokens, shapes = workload
+    cache = FakeCache(num_blocks, block_size, max_sequences=max_running)
+    scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=max_tokens, headroom=headroom)
+    accepted = []
+    for number, (prompt, new, samples) in enumerate(shapes):
+        one = request(number, prompt, new, samples)
+        slots = prompt + max(new - 1, 0)
+        if slots > (num_blocks - 1) * block_size or samples > min(max_running, max_tokens):
+            with pytest.raises(RequestError):
+                scheduler.add(one)
+        else:
+            scheduler.add(one)
+            accepted.append(one)
+
+    oldest = {}
+
+    def observe(step):
+        assert sum(step.counts) == step.batch.num_tokens <= max_tokens
+        assert len(step.runs) <= max_running
+        assert step.counts[: step.num_decodes] == [1] * step.num_decodes
+        # In order of arrival, and the oldest has a token in every step and keeps its sequence once it runs.
+        ages = [run.request.id for run in scheduler.running]
+        assert ages == sorted(ages)
+        head = scheduler.running[0]
+        assert head in step.runs
+        assert oldest.setdefault(head, head.sequence) is head.sequence
+        # Of those that wait only the head may have a place in the cache, and it holds no block.
+        waiting = list(scheduler._waiting)
+        assert all(run.held is None for run in waiting[1:])
+        assert not (waiting and waiting[0].held and waiting[0].held.blocks)
+        assert scheduler.num_waiting_tokens == sum(len(run.tokens) for run in waiting)
+
+    finished = drain(scheduler, observe)
+    by_request = defaultdict(dict)
+    for run in finished:
+        assert run.state is State.FINISHED
+        assert run.sample not in by_request[run.request.id]
+        by_request[run.request.id][run.sample] = list(run.tokens)
+    assert by_request == {
+        one.id: {sample: expected(one, sample) for sample in range(one.samples if one.max_new_tokens else 1)}
+        for one in accepted
+    }
+    assert cache.num_available == num_blocks - 1
+    assert not cache.sequences
+    assert scheduler.num_running == scheduler.num_waiting == 0
+
+
+def test_each_step_is_full_while_there_is_prompt_left():
+    scheduler = Scheduler(FakeCache(64), max_running=8, max_tokens_per_step=10)
+    for number in range(3):
+        scheduler.add(request(number, 7, 1))
+    totals = []
+    drain(scheduler, lambda step: totals.append(sum(step.counts)))
+    assert totals == [10, 10, 1]
+
+
+def test_decodes_come_before_prompts():
+    scheduler = Scheduler(FakeCache(64), max_running=8, max_tokens_per_step=6)
+    scheduler.add(request(0, 4, 8))
+    scheduler.add(request(1, 12, 8))
+    steps = []
+    drain(scheduler, lambda step: steps.append((step.num_decodes, list(step.counts))))
+    assert steps[:4] == [(0, [4, 2]), (1, [1, 5]), (1, [1, 5]), (2, [1, 1])]
+
+
+def test_the_youngest_is_preempted_and_resumes_first():
+    cache = FakeCache(7, block_size=2, max_sequences=3)
+    scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0)
+    runs = [scheduler.add(request(number, 4, 8)) for number in range(3)]
+    finished = drain(scheduler)
+    assert [run.request.id for run in finished] == [0, 1, 2]
+    assert scheduler.num_preemptions > 0
+    assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
+
+
+def test_a_request_that_fits_alone_to_the_last_slot_finishes():
+    cache = FakeCache(4, block_size=4)
+    scheduler = Scheduler(cache, max_running=2, max_tokens_per_step=8)
+    scheduler.add(request(0, 9, 4))
+    (run,) = drain(scheduler)
+    assert list(run.generated) == expected(run.request, 0)[9:]
+
+
+@pytest.mark.parametrize(("prompt", "new", "samples"), [(9, 5, 1), (13, 0, 1), (1, 1, 3)])
+def test_a_request_that_can_never_fit_is_refused_at_once(prompt, new, samples):
+    scheduler = Scheduler(FakeCache(4, block_size=4), max_running=2, max_tokens_per_step=8)
+    with pytest.raises(RequestError, match="request 0 "):
+        scheduler.add(request(0, prompt, new, samples))
+    assert scheduler.num_waiting == 0
+    assert scheduler.schedule() is None
+
+
+def test_rows_limit_the_length_where_the_pool_does_not():
+    scheduler = Scheduler(FakeCache(64, block_size=4, max_tokens_per_sequence=8), max_running=2)
+    scheduler.add(request(0, 8, 1))
+    with pytest.raises(RequestError, match="holds 8"):
+        scheduler.add(request(1, 8, 2))
+
+
+def test_samples_share_the_blocks_of_their_prompt():
+    cache = FakeCache(8, block_size=4)
+    scheduler = Scheduler(cache, max_running=4, max_tokens_per_step=32)
+    scheduler.add(request(0, 10, 3, samples=4))
+    step = scheduler.schedule()
+    assert [run.sample for run in step.outputs] == [0, 1, 2, 3]
+    scheduler.commit(step)
+    assert cache.num_available == 7 - 3
+    assert scheduler.num_forks == 3
+    scheduler.accept(step, sampled(step))
+    drain(scheduler)
+    assert cache.copies > 0
+
+
+def test_an_abandoned_step_is_tried_again():
+    cache = FakeCache(32)
+    scheduler = Scheduler(cache, max_running=4, max_tokens_per_step=8)
+    scheduler.add(request(0, 6, 4, samples=2))
+    scheduler.abandon(scheduler.schedule())
+    finished = drain(scheduler)
+    assert sorted(list(run.tokens) for run in finished) == sorted(expected(request(0, 6, 4), s) for s in range(2))
+
+
+def test_blocks_held_by_others_are_an_error_not_an_endless_wait():
+    cache = FakeCache(4, block_size=4)
+    scheduler = Scheduler(cache, max_running=2, max_tokens_per_step=8)
+    scheduler.add(request(0, 12, 1))
+    cache.free.pop()
+    with pytest.raises(OutOfBlocks, match="held outside"):
+        scheduler.schedule()
+
+
+def test_alone_a_request_may_take_the_headroom():
+    cache = FakeCache(5, block_size=4)
+    scheduler = Scheduler(cache, max_running=2, max_tokens_per_step=8, headroom=1.0)
+    scheduler.add(request(0, 12, 1))
+    cache.free.pop()
+    assert len(drain(scheduler)) == 1
+
+
+def test_blocks_lost_while_running_are_an_error():
+    cache = FakeCache(4, block_size=4)
+    scheduler = Scheduler(cache, max_running=2, max_tokens_per_step=8)
+    scheduler.add(request(0, 12, 1))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    scheduler.accept(step, [])
+    cache.free.clear()
+    with pytest.raises(OutOfBlocks):
+        scheduler.schedule()
+
+
+@pytest.mark.parametrize("ids", [[], [1, 2], [[1]]])
+def test_one_id_for_each_output_is_asked_for(ids):
+    scheduler = Scheduler(FakeCache(32), max_running=4)
+    scheduler.add(request(0, 6, 4))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    with pytest.raises(ShapeError, match="one id for each of 1"):
+        scheduler.accept(step, ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "samples"),
+    [
+        ([], 1, 1),
+        ([[1]], 1, 1),
+        ([0.5], 1, 1),
+        ([2**31], 1, 1),
+        ([1], -1, 1),
+        ([1], 1, 0),
+        ([1], 1.5, 1),
+        ([1], True, 1),
+    ],
+)
+def test_a_malformed_request_is_refused(prompt, new, samples):
+    with pytest.raises(ShapeError):
+        Request(0, np.array(prompt), new, samples)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_running": 0}, {"max_tokens_per_step": 0}, {"headroom": -0.1}, {"headroom": 2}]
+)
+def test_limits_below_one_are_refused(limits):
+    with pytest.raises(ShapeError):
+        Scheduler(FakeCache(8), **limits)

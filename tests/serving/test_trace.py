@@ -1,0 +1,133 @@
+import json
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from pagecore.errors import PagecoreError
+from pagecore.serving.trace import TraceError, read_trace, scan_trace
+
+GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 9]}
+
+
+def write(path, *lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return tmp_path / "trace.jsonl"
+
+
+def test_requests_come_in_order_with_their_fields(trace):
+    write(trace, GOOD, "", {**GOOD, "timestamp": 5.5, "output_length": 0, "type": "text"}, GOOD | {"timestamp": 5.5})
+    first, second, _ = read_trace(trace)
+    assert (first.number, first.line, first.timestamp_ms) == (0, 1, 5.0)
+    assert (first.input_length, first.output_length, first.hash_ids) == (600, 3, (7, 9))
+    assert (second.number, second.line, second.output_length) == (1, 3, 0)
+
+
+def test_equal_hash_ids_give_equal_tokens(trace):
+    write(trace, GOOD, {**GOOD, "hash_ids": [7, 3], "input_length": 1024})
+    first, second = (request.prompt() for request in read_trace(trace))
+    assert first.dtype == np.int32
+    assert first.tolist() == [*range(7 * 512, 8 * 512), *range(9 * 512, 9 * 512 + 88)]
+    assert second[:512].tolist() == first[:512].tolist()
+    assert second[512:].tolist() == list(range(3 * 512, 4 * 512))
+
+
+def test_the_largest_hash_id_still_fits_int32(trace):
+    write(trace, {**GOOD, "hash_ids": [2**22 - 1, 0], "input_length": 512})
+    (request,) = read_trace(trace)
+    assert request.prompt()[-1] == 2**31 - 1
+
+
+def test_a_limit_leaves_the_rest_unread(trace):
+    write(trace, GOOD, GOOD, "not JSON")
+    assert len(list(read_trace(trace, limit=2))) == 2
+    assert list(read_trace(trace, limit=0)) == []
+    assert scan_trace(trace, limit=2).num_requests == 2
+
+
+def test_a_scan_sums_what_a_trace_holds(trace):
+    write(trace, GOOD, {**GOOD, "input_length": 10, "output_length": 700})
+    summary = scan_trace(trace)
+    assert (summary.num_requests, summary.num_input_tokens, summary.num_output_tokens) == (2, 610, 703)
+    assert summary.max_length == 710
+
+
+MALFORMED = [
+    ("{", "not JSON"),
+    ("[1, 2]", "not a JSON object"),
+    ("null", "not a JSON object"),
+    ("[" * 100_000, "nested"),
+    ('{"timestamp": ' + "9" * 5000 + "}", "not JSON"),
+    ("\x00", "not JSON"),
+    *[({key: value for key, value in GOOD.items() if key != name}, f"'{name}' is missing") for name in GOOD],
+    *[
+        ({**GOOD, "timestamp": bad}, "timestamp is")
+        for bad in (-1, "0", None, True, [], float("nan"), float("inf"), 10**400)
+    ],
+    *[({**GOOD, "input_length": bad}, "input_length is") for bad in (0, -1, 2**31, 10**30, 1.5, "600", True, None)],
+    *[({**GOOD, "output_length": bad}, "output_length is") for bad in (-1, 2**31, 0.0, "3", False, None)],
+    ({**GOOD, "input_length": 1, "output_length": 2**31 - 1}, "lengths end at"),
+    *[({**GOOD, "hash_ids": bad}, "not a list") for bad in (None, 7, "79", {"7": 9})],
+    *[({**GOOD, "hash_ids": bad}, "needs 2") for bad in ([], [7])],
+    *[({**GOOD, "hash_ids": [7, bad]}, "hash_ids holds") for bad in (-1, 2**22, 10**400, 1.0, "9", None, True)],
+    ({**GOOD, "timestamp": 4}, "earlier than the 5 "),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), MALFORMED)
+def test_a_malformed_line_is_named_by_number_and_reason(trace, line, reason):
+    write(trace, GOOD, "", line, GOOD)
+    requests = read_trace(trace)
+    next(requests)
+    with pytest.raises(TraceError, match=r"trace\.jsonl, line 3: ") as raised:
+        next(requests)
+    assert reason in str(raised.value)
+    assert len(str(raised.value)) < 400
+    assert isinstance(raised.value, PagecoreError)
+    assert isinstance(raised.value, ValueError)
+    with pytest.raises(TraceError, match="line 3"):
+        scan_trace(trace)
+
+
+def test_text_that_is_not_utf8_is_named_by_line(trace):
+    trace.write_bytes(json.dumps(GOOD).encode() + b"\n\xff\xfe\n")
+    with pytest.raises(TraceError, match="line 2: not UTF-8"):
+        list(read_trace(trace))
+
+
+def test_an_endless_line_is_refused_without_being_read_whole(trace, monkeypatch):
+    monkeypatch.setattr("pagecore.serving.trace.LINE_BYTES_MAX", 100)
+    trace.write_bytes(b"{" * 10_000)
+    with pytest.raises(TraceError, match="line 1: longer than 100 bytes"):
+        list(read_trace(trace))
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_trace_is_refused(trace, content):
+    trace.write_text(content)
+    with pytest.raises(TraceError, match="holds no request"):
+        list(read_trace(trace))
+
+
+@pytest.mark.parametrize("read", [scan_trace, lambda path: list(read_trace(path))])
+def test_what_cannot_be_read_is_a_trace_error(tmp_path, read):
+    with pytest.raises(TraceError, match=r"missing.jsonl cannot be read: No such file"):
+        read(tmp_path / "missing.jsonl")
+    with pytest.raises(TraceError, match="Is a directory"):
+        read(tmp_path)
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert scan_trace(pipe) is None
+    writer = threading.Thread(target=lambda: write(pipe, GOOD, GOOD))
+    writer.start()
+    assert len(list(read_trace(pipe))) == 2
+    writer.join()
