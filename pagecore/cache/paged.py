@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Listed
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -81,7 +81,7 @@ class PagedKVCache:
         self.block_size = positive("block_size", block_size)
         self.max_sequences = positive("max_sequences", max_sequences)
         self.device = device
-        self.index_dtype = str(index_dtype)
+        self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
         self._layers, self._groups = arrange(layers, num_layers)
         blocks = count_blocks(self._groups, self.block_size, num_blocks, memory)
         check_slots(blocks, self.block_size, self.index_dtype)
