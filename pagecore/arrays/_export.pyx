@@ -26,6 +26,8 @@ from pagecore.arrays.refusals import ExportRefused
 
 cdef extern from "Python.h":
     bint Py_IsInitialized() nogil
+    void PyErr_Fetch(PyObject** kind, PyObject** value, PyObject** trace)
+    void PyErr_Restore(PyObject* kind, PyObject* value, PyObject* trace)
 
 cdef struct Axes:
     int64_t shape[8]
@@ -41,9 +43,15 @@ cdef struct Unversioned:
 
 
 cdef void release_owner(void* owner) noexcept nogil:
+    cdef PyObject* kind
+    cdef PyObject* value
+    cdef PyObject* trace
     if Py_IsInitialized():
         with gil:
+            # A consumer may be failing just now: what the owner's end runs must not see, nor lose, its error.
+            PyErr_Fetch(&kind, &value, &trace)
             Py_DECREF(<object><PyObject*>owner)
+            PyErr_Restore(kind, value, trace)
 
 
 cdef void delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:

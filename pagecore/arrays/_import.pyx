@@ -1,8 +1,6 @@
 """DLPack in: a managed tensor is taken over first and judged then, so that it is released once whatever it holds."""
 
-from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
-from libc.stdint cimport int64_t
 
 from pagecore.arrays.array_view cimport (
     ArrayView,
@@ -24,6 +22,7 @@ from pagecore.arrays.dlpack cimport (
     kDLCUDA,
     kDLCUDAHost,
     kDLCUDAManaged,
+    read_array,
 )
 
 from pagecore.arrays.dtypes import DTYPES
@@ -57,7 +56,8 @@ cdef int read_tensor(const DLTensor* tensor, ArrayView* view) except -1:
         view.device_id = tensor.device.device_id
     else:
         raise DeviceError(
-            f"the array is on DLPack device type {<int>tensor.device.device_type}; only the host (1) and CUDA (2) are served"
+            f"the array is on DLPack device type {<int>tensor.device.device_type}; "
+            "only the host (1) and CUDA (2) are served"
         )
     if tensor.ndim < 0 or tensor.ndim > kMaxDims:
         raise ShapeError(f"the array has {tensor.ndim} axes; a tensor has at most {kMaxDims}")
@@ -119,12 +119,25 @@ cdef object capsule_of(object obj):
         raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {error}") from error
 
 
+cdef int refuse_negation(object obj) except -1:
+    """torch exports the bare memory of a lazy negation (a view with its neg bit set), whatever it stands for."""
+    is_neg = getattr(type(obj), "is_neg", None)
+    if is_neg is not None and is_neg(obj):
+        raise UnsupportedOption("the torch tensor is a lazy negation; pass tensor.resolve_neg()")
+    return 0
+
+
 cdef object import_producer(object obj, ArrayView* view):
+    refuse_negation(obj)
     capsule = capsule_of(obj)
     if not PyCapsule_CheckExact(capsule):
         raise UnsupportedOption(f"__dlpack__ of {type(obj).__name__} gave a {type(capsule).__name__}, not a capsule")
-    cdef Imported imported = import_capsule(capsule, view)
-    if type(obj).__module__.partition(".")[0] in ("jax", "jaxlib"):
+    cdef Imported imported
+    try:
+        imported = import_capsule(capsule, view)
+    finally:
+        capsule = None  # here no error is pending that the capsule's destructor could stumble over
+    if str(type(obj).__module__).partition(".")[0] in ("jax", "jaxlib"):
         view.readonly = True  # JAX arrays never change, which its unversioned capsules cannot say
     if view.device_type == kDLCUDA:
         imported.producer = obj
@@ -149,7 +162,8 @@ cdef Exchange exchange_of(type producer):
         return None
     cdef Exchange exchange = Exchange.__new__(Exchange)
     exchange.api = <DLPackExchangeAPI*>PyCapsule_GetPointer(capsule, b"dlpack_exchange_api")
-    if exchange.api.header.version.major != DLPACK_MAJOR_VERSION or exchange.api.dltensor_from_py_object_no_sync == NULL:
+    cdef bint readable = exchange.api.header.version.major == DLPACK_MAJOR_VERSION
+    if not readable or exchange.api.dltensor_from_py_object_no_sync == NULL:
         return None
     exchange.torch = producer.__module__ == "torch"
     last_exchange = exchange
@@ -161,13 +175,12 @@ cdef object import_exchange(object obj, Exchange exchange, ArrayView* view):
     """The object itself keeps its memory alive."""
     cdef DLTensor tensor
     if exchange.torch:
-        # torch's C functions hand out the bare memory, whatever it stands for.
+        # torch's C functions check neither of these.
         if obj.requires_grad:
             raise UnsupportedOption("the torch tensor requires grad, which a view would lose; pass tensor.detach()")
-        if obj.is_neg():
-            raise UnsupportedOption("the torch tensor is a lazy negation; pass tensor.resolve_neg()")
+        refuse_negation(obj)
     try:
-        exchange.api.dltensor_from_py_object_no_sync(<void*><PyObject*>obj, &tensor)
+        read_array(exchange.api, obj, &tensor)
     except Exception:
         # Not plain memory (sparse, meta ...): __dlpack__ says why.
         return import_producer(obj, view)

@@ -1,7 +1,5 @@
 """Tensors made from nothing, cut out of a buffer, or handed back to a framework."""
 
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._export cimport export_versioned
@@ -16,11 +14,11 @@ from pagecore.arrays.array_view cimport (
     item_bytes,
     set_contiguous_strides,
 )
-from pagecore.arrays.dlpack cimport DLManagedTensorVersioned
+from pagecore.arrays.dlpack cimport make_array
 
 from pagecore.arrays import frameworks
 from pagecore.arrays.dtypes import as_dtype
-from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError
 
 
 cdef Tensor make(object shape, object dtype, object device, bint zeroed):
@@ -126,8 +124,8 @@ def like(tensor, example):
     Raises
     ------
     UnsupportedOption
-        The framework cannot show this memory without a copy: read-only memory in torch or JAX; in JAX also what is not
-        64-byte aligned and contiguous.
+        The framework cannot show this memory without a copy: read-only memory in torch or JAX; in torch also negative
+        strides, in JAX what is not 64-byte aligned and contiguous.
     UnsupportedDtype
         JAX runs without 64-bit integers.
     DeviceError
@@ -143,10 +141,9 @@ def like(tensor, example):
 
 
 cdef object through_exchange(Tensor source, Exchange exchange):
-    cdef DLManagedTensorVersioned* managed = export_versioned(source.view(), source.owner, 0, 3)
-    cdef void* made = NULL
-    # The function takes the managed tensor over, also where it fails.
-    exchange.api.managed_tensor_to_py_object_no_sync(managed, &made)
-    result = <object><PyObject*>made
-    Py_DECREF(result)  # `made` was a new reference
-    return result
+    """A torch tensor without a capsule between."""
+    cdef int i
+    for i in range(source.ndim):
+        if source.strides_[i] < 0:
+            frameworks.refuse_negative_strides(source)
+    return make_array(exchange.api, export_versioned(source.view(), source.owner, 0, 3))

@@ -38,6 +38,8 @@ cdef int64_t read_integer(object number, str what) except? -1:
         return PyNumber_AsSsize_t(number, PyExc_OverflowError)
     except OverflowError:
         raise ShapeError(f"{what} is {brief(number)}; it must fit 64 bits") from None
+    except TypeError:  # an array of several numbers
+        raise ShapeError(f"{what} is {brief(number)}; it must be an integer") from None
 
 
 cdef str brief(object value):
@@ -51,8 +53,7 @@ cdef str brief(object value):
 
 cdef int read_integers(object numbers, int64_t* out, str what) except -1:
     """At most kMaxDims integers into `out`, from one integer or any iterable of them; how many there were."""
-    if PyIndex_Check(numbers):
-        # An array of one integer is an index too, and means one number either way.
+    if PyIndex_Check(numbers) and getattr(numbers, "ndim", 0) == 0:
         out[0] = read_integer(numbers, what)
         return 1
     cdef int count = 0
@@ -124,6 +125,8 @@ cdef int apply_integer(ArrayView* view, int axis, object number) except -1:
         index = PyNumber_AsSsize_t(number, PyExc_OverflowError)
     except OverflowError:
         index = INT64_MAX
+    except TypeError as error:
+        raise UnsupportedOption(f"{brief(number)} is no integer index: {error}") from None
     if index < -length or index >= length:
         raise IndexOutOfRange(f"index {brief(number)} is outside axis {axis} of length {length}")
     view.data += (index + length if index < 0 else index) * view.strides[axis]
@@ -150,7 +153,7 @@ cdef int apply_index(ArrayView* view, object index) except -1:
     cdef tuple parts = index if type(index) is tuple else (index,)
     cdef ArrayView old = view[0]
     cdef ArrayView rest
-    cdef int used = 0, ellipses = 0, axis = 0, kept = 0, i
+    cdef int used = 0, ellipses = 0, axis = 0, kept = 0, _i
     for part in parts:
         if part is Ellipsis:
             ellipses += 1
@@ -171,7 +174,7 @@ cdef int apply_index(ArrayView* view, object index) except -1:
         if part is None:
             kept = keep_axis(view, kept, 1, item_bytes(old))
         elif part is Ellipsis:
-            for i in range(old.ndim - used):
+            for _i in range(old.ndim - used):
                 kept = keep_axis(view, kept, rest.shape[axis], rest.strides[axis])
                 axis += 1
         elif isinstance(part, slice):

@@ -40,5 +40,5 @@ cdef bint contiguous(Tensor tensor) noexcept
 
 cdef int64_t size_of(Tensor tensor) noexcept
 
-# A zero-copy view of any array; see arrays/__init__.py.
+# A zero-copy view of any array.
 cpdef Tensor as_tensor(object obj)

@@ -12,7 +12,7 @@ from cpython.buffer cimport (
     Py_buffer,
     PyObject_CheckBuffer,
 )
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyObject_TypeCheck, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_CheckExact
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
@@ -38,7 +38,7 @@ import numpy as np
 from pagecore.arrays import foreign
 from pagecore.arrays.dtypes import DTYPES, as_dtype
 from pagecore.arrays.refusals import ExportRefused
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/arrays/numpy_array.hpp" namespace "pagecore" nogil:
     cdef struct NumPyArray:
@@ -181,15 +181,16 @@ cdef class Tensor:
     def transpose(self, *axes):
         """Return a view with the axes permuted; reversed when none are given."""
         cdef ArrayView view = self.view()
-        if len(axes) == 1 and not isinstance(axes[0], int):
-            axes = (axes[0],) if axes[0] is None else tuple(axes[0])
-        apply_axes(&view, axes if axes and axes[0] is not None else None)
+        if len(axes) <= 1:
+            apply_axes(&view, axes[0] if axes else None)
+        else:
+            apply_axes(&view, axes)
         return tensor_of(view, self.owner)
 
     def numpy(self):
-        """Return an ndarray over the same memory (of ml_dtypes for bfloat16 and float8); DeviceError for CUDA memory."""
+        """Return an ndarray over the same memory, of ml_dtypes for bfloat16 and float8; DeviceError for CUDA memory."""
         if self.device_type != CPU:
-            raise DeviceError(f"the tensor is on {self.device}, which NumPy cannot read; use .cupy(), or copy it to the host")
+            raise DeviceError(f"the tensor is on {self.device}, which NumPy cannot read; use .cupy()")
         cdef Py_ssize_t offset
         cdef Span span = span_of(self.view(), self.owner, &offset)
         return _ndarray(self.shape, self.dtype.numpy, span, offset, self.strides)
@@ -232,11 +233,11 @@ cdef class Tensor:
         Raises
         ------
         ExportRefused
-            A BufferError: another device, a stream for host memory, a read-only tensor for a consumer from before DLPack
-            1.0, or strides that are no multiple of the item size.
+            A BufferError: another device, a stream for host memory, a read-only tensor for a consumer from before
+            DLPack 1.0, or strides that are no multiple of the item size.
         """
-        if dl_device is not None and tuple(dl_device) != (self.device_type, self.device_id):
-            raise ExportRefused(f"the tensor is on {self.device}, not on DLPack device {tuple(dl_device)}; copy it there first")
+        if dl_device is not None and dl_device != self.__dlpack_device__():
+            raise ExportRefused(f"the tensor is on {self.device}, not on DLPack device {dl_device!r}; copy it there")
         if self.device_type != CPU:
             if copy:
                 raise ExportRefused("this version copies host memory only; copy the CUDA tensor in its own framework")
@@ -251,7 +252,7 @@ cdef class Tensor:
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         cdef const char* format = kDTypes[self.dtype_code].format
         if self.device_type != CPU or format == NULL:
-            raise ExportRefused(f"the buffer protocol has no word for {self.dtype} on {self.device}; use .numpy() or DLPack")
+            raise ExportRefused(f"the buffer protocol has no word for {self.dtype} on {self.device}; use DLPack")
         if flags & PyBUF_WRITABLE and self.readonly:
             raise ExportRefused("the tensor is read-only")
         if needs_contiguous(flags) and not contiguous(self):
@@ -370,16 +371,16 @@ cpdef Tensor as_tensor(object obj):
 
     Parameters
     ----------
-    obj : Tensor, numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, any DLPack producer, a DLPack capsule, an object
-        with an array interface, or one with the buffer protocol
+    obj : Tensor, numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, any DLPack producer, a DLPack capsule, an
+        object with an array interface, or one with the buffer protocol
         At most 8 axes, a dtype of the table. A Tensor is returned as it is.
 
     Returns
     -------
     Tensor
-        Over the same memory, which it keeps alive; read-only where the source is (JAX arrays always are). Memory on a CUDA
-        device is viewed without waiting for its streams. Whoever exchanges the memory *under* an array (``tensor.data =``
-        of torch, ``resize`` of NumPy) leaves the view behind.
+        Over the same memory, which it keeps alive; read-only where the source is (JAX arrays always are). Memory on a
+        CUDA device is viewed without waiting for its streams. Whoever exchanges the memory *under* an array
+        (``tensor.data =`` of torch, ``resize`` of NumPy) leaves the view behind.
 
     Raises
     ------
@@ -400,7 +401,7 @@ cpdef Tensor as_tensor(object obj):
     if exchange is not None:
         owner = import_exchange(obj, exchange, &view)
         return tensor_of(view, owner)
-    if isinstance(obj, _ndarray):
+    if PyObject_TypeCheck(obj, <PyTypeObject*>_ndarray):  # isinstance would believe a __class__ that lies
         return tensor_of_numpy(foreign.without_mask(obj))
     if PyCapsule_CheckExact(obj):
         owner = import_capsule(obj, &view)

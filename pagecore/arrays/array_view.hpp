@@ -19,8 +19,8 @@ struct ArrayView {
   int ndim = 0;
   int64_t shape[kMaxDims] = {};
   int64_t strides[kMaxDims] = {};
-  int dtype = 0;               // index in kDTypes
-  int device_type = kDLCPU;    // kDLCPU or kDLCUDA
+  int dtype = 0;             // index in kDTypes
+  int device_type = kDLCPU;  // kDLCPU or kDLCUDA
   int device_id = 0;
   bool readonly = false;
 };
@@ -41,7 +41,8 @@ struct Extent {
 
 // Elements of a shape whose array must be addressable; zeros do not hide an axis that could never be.
 inline int64_t checked_element_count(int ndim, const int64_t* shape, int item) {
-  PC_EXPECTS(ndim >= 0 && ndim <= kMaxDims, ShapeError, "the array has ", ndim, " axes; a tensor has at most ", kMaxDims);
+  PC_EXPECTS(ndim >= 0 && ndim <= kMaxDims, ShapeError, "the array has ", ndim, " axes; a tensor has at most ",
+             kMaxDims);
   int64_t bytes = item;
   bool empty = false;
   for (int i = 0; i < ndim; ++i) {
@@ -62,8 +63,8 @@ inline Extent checked_extent(const ArrayView& view) {
   for (int i = 0; i < view.ndim; ++i) {
     int64_t reach = 0;
     int64_t& end = view.strides[i] < 0 ? extent.low : extent.high;
-    const bool overflow = __builtin_mul_overflow(view.shape[i] - 1, view.strides[i], &reach) ||
-                          __builtin_add_overflow(end, reach, &end);
+    const bool overflow =
+        __builtin_mul_overflow(view.shape[i] - 1, view.strides[i], &reach) || __builtin_add_overflow(end, reach, &end);
     PC_EXPECTS(!overflow, ShapeError, "axis ", i, " of length ", view.shape[i], " and stride ", view.strides[i],
                " bytes reaches past 2^63 - 1 bytes");
   }
@@ -85,7 +86,8 @@ inline void set_contiguous_strides(ArrayView& view) {
   }
 }
 
-// Whether the elements follow one another in row-major order; strides of axes with fewer than two elements do not count.
+// Whether the elements follow one another in row-major order; strides of axes with fewer than two elements do not
+// count.
 [[nodiscard]] inline bool is_contiguous(const ArrayView& view) {
   if (element_count(view.ndim, view.shape) == 0) return true;
   int64_t expected = item_bytes(view);
@@ -96,10 +98,11 @@ inline void set_contiguous_strides(ArrayView& view) {
   return true;
 }
 
-// Gives `view` the new shape over the same elements in row-major order; false, and nothing changed, where only a copy could.
+// Gives `view` the new shape over the same elements in row-major order; false, and nothing changed, where only a copy
+// could.
 //
-// Both shapes are walked in step. A run of old axes and a run of new axes that hold equally many elements belong together,
-// and the run can be kept as a view when the old axes lie in one another without gaps:
+// Both shapes are walked in step. A run of old axes and a run of new axes that hold equally many elements belong
+// together, and the run can be kept as a view when the old axes lie in one another without gaps:
 //
 //   old  [2, 3 | 4]      2*3 == 6: axis 0 must stride over exactly 3 rows
 //   new  [6    | 2, 2]

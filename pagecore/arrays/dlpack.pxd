@@ -52,5 +52,9 @@ cdef extern from "third_party/dlpack.h" nogil:
 
     ctypedef struct DLPackExchangeAPI:
         DLPackExchangeAPIHeader header
-        int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned*, void**) except -1
-        int (*dltensor_from_py_object_no_sync)(void*, DLTensor*) except -1
+        void* dltensor_from_py_object_no_sync  # only compared with NULL; exchange.hpp calls it
+
+
+cdef extern from "pagecore/arrays/exchange.hpp" namespace "pagecore":
+    int read_array(const DLPackExchangeAPI* api, object array, DLTensor* out) except -1
+    object make_array(const DLPackExchangeAPI* api, DLManagedTensorVersioned* managed)

@@ -1,7 +1,7 @@
 // The dtype table: what pagecore stores, and how DLPack names it.
 //
-// This is the only place that lists dtypes; dtypes.py reads it through _shapes.pyx and adds what NumPy and the frameworks
-// call each one. The order is part of the interface: a Tensor carries the index as `dtype_code`.
+// This is the only place that lists dtypes; dtypes.py reads it through _shapes.pyx and adds what NumPy and the
+// frameworks call each one. The order is part of the interface: a Tensor carries the index as `dtype_code`.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ enum class DType : int {
 
 struct DTypeRow {
   const char* name;
-  uint8_t code;        // DLDataTypeCode
+  uint8_t code;  // DLDataTypeCode
   uint8_t bits;
   const char* format;  // of the buffer protocol; null where it has no letter
 };

@@ -32,6 +32,7 @@ class DType(str):
     __slots__ = ()
 
     def __new__(cls, name: str) -> DType:
+        """Return the one object of this name."""
         found = _BY_NAME.get(name) if isinstance(name, str) else None
         if found is None:
             raise _unsupported(name)
@@ -104,19 +105,17 @@ def as_dtype(dtype: object) -> DType:
     if type(dtype).__module__ == "torch" and type(dtype).__name__ == "dtype":
         found = _BY_NAME.get(str(dtype).removeprefix("torch."))
     else:
-        found = _BY_NUMPY.get(_as_numpy(dtype)) if _names_a_dtype(dtype) else None
+        found = _from_numpy(dtype)
     if found is None:
         raise _unsupported(dtype)
     return found
 
 
-def _names_a_dtype(dtype: object) -> bool:
+def _from_numpy(dtype: Any) -> DType | None:
     # NumPy makes a dtype of almost anything (None is float64, a list a record): only names and types pass.
-    return isinstance(dtype, (np.dtype, str, type))
-
-
-def _as_numpy(dtype: Any) -> np.dtype[Any] | None:
+    if not isinstance(dtype, (np.dtype, str, type)):
+        return None
     try:
-        return np.dtype(dtype)
+        return _BY_NUMPY.get(np.dtype(dtype))
     except Exception:  # a class may answer with an error of its own; it is no dtype either way
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def no_array(obj: object) -> PagecoreError:
     """Return the error for something that has no memory to view."""
     return UnsupportedDtype(
-        f"a {type(obj).__name__} is no array; a tensor views NumPy, torch, JAX and CuPy arrays, DLPack producers, array "
-        "interfaces and buffers without a copy: make an array of it first, e.g. numpy.asarray(x, dtype)"
+        f"a {type(obj).__name__} is no array; a tensor views NumPy, torch, JAX and CuPy arrays, DLPack producers, "
+        "array interfaces and buffers without a copy: make an array of it first, e.g. numpy.asarray(x, dtype)"
     )
 
 
@@ -97,12 +98,17 @@ def assign(target: Tensor, value: object) -> None:
     """Write `value`, broadcast and cast as NumPy does, to every element of a host tensor."""
     if target.readonly:
         raise UnsupportedOption("the tensor is read-only; copy it first, e.g. as_tensor(t.numpy().copy())")
+    from pagecore.arrays._tensor import as_tensor
+
+    array: Array = target.numpy()
+    if hasattr(value, "__dlpack__"):
+        # What NumPy has no dtype for (bfloat16 of torch) goes through a tensor, the rest through NumPy alone.
+        with suppress(PagecoreError):
+            value = as_tensor(value).numpy()
     try:
-        target.numpy()[...] = value
-    except (ValueError, TypeError) as error:
-        if isinstance(error, PagecoreError):
-            raise
-        raise ShapeError(f"the value cannot be written to shape {target.shape}, dtype {target.dtype}: {error}") from error
+        array[...] = value
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ShapeError(f"the value does not fit shape {target.shape}, dtype {target.dtype}: {error}") from error
 
 
 def tolist(tensor: Tensor) -> Any:

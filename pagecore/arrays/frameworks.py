@@ -27,6 +27,7 @@ def like_framework(tensor: Tensor, example: object) -> Any:
 
 def _torch_view(tensor: Tensor, torch: Any) -> Any:
     _refuse_readonly(tensor, "torch")
+    refuse_negative_strides(tensor)
     return torch.from_dlpack(tensor)
 
 
@@ -42,10 +43,14 @@ def _jax_view(tensor: Tensor, jax: Any) -> Any:
     except Exception as error:
         raise UnsupportedOption(f"JAX cannot show {tensor!r} without a copy: {error}") from error
     if str(array.dtype) != tensor.dtype:
-        raise UnsupportedDtype(
-            f"JAX made {array.dtype} of {tensor.dtype}; set jax_enable_x64, or use 32-bit integers"
-        )
+        raise UnsupportedDtype(f"JAX made {array.dtype} of {tensor.dtype}; set jax_enable_x64, or use 32-bit integers")
     return array
+
+
+def refuse_negative_strides(tensor: Tensor) -> None:
+    """Refuse what torch has no strides for: its own import ends the process instead of raising."""
+    if any(stride < 0 and length > 1 for stride, length in zip(tensor.strides, tensor.shape, strict=True)):
+        raise UnsupportedOption(f"the tensor has strides {tensor.strides}; torch knows no negative ones: copy it first")
 
 
 def _refuse_readonly(tensor: Tensor, framework: str) -> None:

@@ -1,12 +1,13 @@
 // One allocation of host memory, aligned for vector loads and, when large, for huge pages.
 //
 // Small: 64-byte aligned, the size rounded up to 64 bytes, so that a vector load of the last element stays inside.
-// Large: mapped at a 2 MiB boundary with huge pages advised. The kernel gives zeroed pages when they are first touched, so
-// that a large pool costs nothing until it is used.
+// Large: mapped at a 2 MiB boundary with huge pages advised. The kernel gives zeroed pages when they are first touched,
+// so that a large pool costs nothing until it is used.
 #pragma once
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -9,8 +9,7 @@
 namespace pagecore {
 
 struct NumPyArray {
-  PyObject_HEAD
-  char* data;
+  PyObject_HEAD char* data;
   int ndim;
   Py_ssize_t* shape;
   Py_ssize_t* strides;

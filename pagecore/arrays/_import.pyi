@@ -1,0 +1,6 @@
+from typing import Any
+
+class Imported:
+    producer: Any
+
+class Exchange: ...

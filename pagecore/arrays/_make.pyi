@@ -1,0 +1,15 @@
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+from pagecore.arrays._tensor import Tensor
+
+def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu") -> Tensor: ...
+def zeros(shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu") -> Tensor: ...
+def strided(
+    buffer: Any,
+    shape: SupportsIndex | Iterable[SupportsIndex],
+    strides_bytes: SupportsIndex | Iterable[SupportsIndex] | None = None,
+    byte_offset: SupportsIndex = 0,
+    dtype: Any = None,
+) -> Tensor: ...
+def like(tensor: Any, example: Any) -> Any: ...
