@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.capabilities import require
 
 from pagecore import errors, ops
 from pagecore.arrays import Tensor, as_tensor
+from tests.capabilities import require
 from tests.ops.cases import DTYPES, Shape, assert_lse_close, assert_output_close, make_case
 
 SHAPE = {"seq_lens": (70, 33, 1), "query_lens": (5, 1, 1)}

@@ -101,11 +101,11 @@ def test_a_nan_value_reaches_only_the_rows_that_attend_to_it(isa):
     caches, table, _ = make_cache(rng, length)
     query = rng.standard_normal((40, 3 * KV_HEADS, DIM), np.float32)
     clean, _ = attend(query, caches, table, length)
-    poisoned = 180  # the queries are positions 160 to 199
+    poisoned = 181  # the queries are positions 160 to 199; rows of 20 and 21 share a register block
     caches[1][table[0, poisoned // BLOCK], poisoned % BLOCK] = np.nan
     out, _ = attend(query, caches, table, length)
-    np.testing.assert_array_equal(out[:20], clean[:20])
-    assert np.isnan(out[20:].view(np.float32)).all()
+    np.testing.assert_array_equal(out[:21], clean[:21])
+    assert np.isnan(out[21:].view(np.float32)).all()
 
 
 def test_a_masked_nan_reaches_no_row(isa):

@@ -117,7 +117,8 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t shape[8]
         int64_t strides[8]
 
-    void run_attention "pagecore::cpu::attention"(const AttentionArgs& args, const PlanView* plan) except +raise_python_error
+    void run_attention "pagecore::cpu::attention"(
+        const AttentionArgs& args, const PlanView* plan) except +raise_python_error
     void run_write "pagecore::cpu::write_kv"(const WriteArgs& args) except +raise_python_error
     void run_copy "pagecore::cpu::copy_blocks"(
         const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error

@@ -4,6 +4,7 @@
 // is in an unnamed namespace: had anything linkage, the linker could pick code that is too new for the machine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__x86_64__)
