@@ -12,10 +12,10 @@
 //     all null: padding points at it.
 // I3: every entry that is not null holds one reference in the group's pool.
 // I4: a row is in free_rows_ iff it is not in use.
-// All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, all
-// pools under one lock. References are dropped group after group, row after row, and tail first, so that a prefix lives
-// longest. Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before. Threads:
-// one writer; the pools are locked, in the order of their addresses, for the length of a call.
+// All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, with
+// all pools locked. References are dropped group after group, row after row, and tail first: a prefix lives longest.
+// Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before.
+// Threads: one writer; the pools are locked, in the order of their addresses, for the length of a call.
 #pragma once
 
 #include <compare>

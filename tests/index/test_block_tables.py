@@ -99,12 +99,33 @@ def test_a_block_that_somebody_else_holds_is_copied_and_one_without_tokens_is_no
     assert tables.take_copies().tolist() == [[2, 4]]
 
 
+def test_a_shared_block_that_starts_at_the_length_is_replaced_without_a_copy():
+    pool, tables = make()
+    tables.extend(tables.add(), 10)
+    tables.truncate(0, 8, keep_capacity=True)
+    pool.share(3)
+    tables.extend(0, 1)
+    assert tables.blocks(0).tolist() == [1, 2, 4]
+    assert tables.take_copies().shape == (0, 2)
+
+
 def test_a_copy_whose_target_was_freed_is_not_handed_over():
     _, tables = make()
     tables.extend(tables.add(), 6)
     tables.fork(0)
     tables.extend(1, 1)
     tables.remove(1)
+    assert tables.take_copies().shape == (0, 2)
+
+
+def test_a_copy_whose_target_was_freed_and_taken_again_is_not_handed_over():
+    _, tables = make()
+    tables.extend(tables.add(), 6)
+    tables.fork(0)
+    tables.extend(1, 1)  # 2 -> 3
+    tables.remove(1)
+    tables.extend(tables.add(), 1)
+    assert tables.blocks(1).tolist() == [3]
     assert tables.take_copies().shape == (0, 2)
 
 
