@@ -55,7 +55,10 @@ if __name__ == "__main__":
     setup(
         package_dir={"pagecore": "pagecore", "pagecore.cuda_src": "cuda_src"},
         packages=[
-            *(path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in ROOT.glob("pagecore/**/__init__.py")),
+            *(
+                path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+                for path in ROOT.glob("pagecore/**/__init__.py")
+            ),
             "pagecore.cuda_src",
         ],
         libraries=folder_libraries(),

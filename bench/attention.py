@@ -56,7 +56,10 @@ def _decode(torch, dtype: str) -> dict[str, float | str]:
             query, cache.key(0), cache.value(0), group.block_table, seq_lens, rows=batch.rows, out=out
         )
 
-    joined = [np.concatenate([old, new.reshape(num_sequences, BLOCK, KV_HEADS, DIM)], 1) for old, new in ((key, rest[0]), (value, rest[1]))]
+    joined = [
+        np.concatenate([old, new.reshape(num_sequences, BLOCK, KV_HEADS, DIM)], 1)
+        for old, new in ((key, rest[0]), (value, rest[1]))
+    ]
     keys, values = (_cast(torch, array.transpose(0, 2, 1, 3), dtype).contiguous() for array in joined)
     folded = query.reshape(num_sequences, KV_HEADS, HEADS // KV_HEADS, DIM)
 
@@ -72,7 +75,9 @@ def _decode(torch, dtype: str) -> dict[str, float | str]:
 def _prefill(torch, dtype: str) -> dict[str, float | str]:
     length = 512
     cache = PagedKVCache(
-        AttentionSpec(KV_HEADS, DIM, dtype=dtype, num_query_heads=HEADS), block_size=BLOCK, num_blocks=length // BLOCK + 1
+        AttentionSpec(KV_HEADS, DIM, dtype=dtype, num_query_heads=HEADS),
+        block_size=BLOCK,
+        num_blocks=length // BLOCK + 1,
     )
     sequence = cache.add_sequence([])
     random = np.random.default_rng(3)
@@ -82,7 +87,8 @@ def _prefill(torch, dtype: str) -> dict[str, float | str]:
     query = _cast(torch, random.normal(size=(length, HEADS, DIM)), dtype)
     out = torch.empty_like(query)
     keys, values = (
-        _cast(torch, array.transpose(1, 0, 2)[None], dtype).repeat_interleave(HEADS // KV_HEADS, 1) for array in (key, value)
+        _cast(torch, array.transpose(1, 0, 2)[None], dtype).repeat_interleave(HEADS // KV_HEADS, 1)
+        for array in (key, value)
     )
     queries = query.transpose(0, 1)[None].contiguous()
     return against(

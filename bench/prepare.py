@@ -16,7 +16,12 @@ def run() -> dict[str, object]:
 def _step(name: str, layers: list[AttentionSpec]) -> dict[str, dict[str, float]]:
     blocks = BATCH * (CONTEXT // BLOCK + 256) + 1
     cache = PagedKVCache(
-        layers, block_size=BLOCK, num_blocks=blocks, max_sequences=BATCH, max_tokens_per_sequence=CAPACITY, device="none"
+        layers,
+        block_size=BLOCK,
+        num_blocks=blocks,
+        max_sequences=BATCH,
+        max_tokens_per_sequence=CAPACITY,
+        device="none",
     )
     sequences = [cache.add_sequence([]) for _ in range(BATCH)]
     prefill = cache.make_batch(1, CONTEXT)
@@ -33,6 +38,8 @@ def _step(name: str, layers: list[AttentionSpec]) -> dict[str, dict[str, float]]
 
     step()
     prepare = alone(
-        f"{name}: prepare + plan", lambda: cache.prepare(sequences, counts, out=batch), after=lambda: cache.commit(batch)
+        f"{name}: prepare + plan",
+        lambda: cache.prepare(sequences, counts, out=batch),
+        after=lambda: cache.commit(batch),
     )
     return {"prepare": prepare, "step": alone(f"{name}: prepare + plan + commit", step)}

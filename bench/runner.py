@@ -48,7 +48,8 @@ def against(name: str, subject: Work, control_name: str, control: Work, rounds: 
     ratios = sorted(theirs / ours for ours, theirs in pairs)
     ours, theirs = (statistics.median(column) * 1e6 for column in zip(*pairs, strict=True))
     median = statistics.median(ratios)
-    print(f"  {name:<44} {ours:9.0f} us  {control_name} {theirs:9.0f} us  {median:5.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    spread = f"{median:5.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    print(f"  {name:<44} {ours:9.0f} us  {control_name} {theirs:9.0f} us  {spread}")
     return {
         "control": control_name,
         "subject_us": ours,

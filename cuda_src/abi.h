@@ -11,9 +11,10 @@ typedef int pc_int32;
 //   queries: rows query_begin .. query_begin + query_count of the packed query array
 //   keys:    positions key_begin .. key_end of the sequence; empty when its queries may attend to nothing
 //
-// Heads are no part of it: they are an axis of the grid. The items of one query tile are adjacent, in order of their keys.
-// With num_splits == 1 an item writes the output itself (partial is -1). Otherwise it writes query_count partial rows from
-// `partial` on, and whoever merges walks the items with split == 0: the rows of split s stand query_count * s further.
+// Heads are no part of it: they are an axis of the grid. The items of one query tile are adjacent, in order of their
+// keys. With num_splits == 1 an item writes the output itself (partial is -1). Otherwise it writes query_count partial
+// rows from `partial` on, and whoever merges walks the items with split == 0: the rows of split s stand query_count * s
+// further.
 struct PcWorkItem {
   pc_int32 sequence;     // place in the batch
   pc_int32 query_begin;  // row of the packed queries

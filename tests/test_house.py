@@ -47,7 +47,9 @@ def imported_modules(path):
 
 
 SOURCES = sorted(
-    path for path in (ROOT / "pagecore").rglob("*.py*") if path.suffix in {".py", ".pyx", ".pxd"} and path.stat().st_size
+    path
+    for path in (ROOT / "pagecore").rglob("*.py*")
+    if path.suffix in {".py", ".pyx", ".pxd"} and path.stat().st_size
 )
 
 

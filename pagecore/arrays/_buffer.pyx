@@ -8,7 +8,15 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
-from pagecore.arrays.array_view cimport ArrayView, Extent, check_layout, checked_extent, kMaxDims
+from pagecore.arrays.array_view cimport (
+    ArrayView,
+    Extent,
+    check_layout,
+    checked_element_count,
+    checked_extent,
+    kMaxDims,
+    set_contiguous_strides,
+)
 
 from pagecore.arrays.dtypes import DTYPES, DType
 from pagecore.errors import ShapeError, UnsupportedDtype
@@ -44,7 +52,7 @@ cdef Borrowed import_buffer(object obj, ArrayView* view):
     cdef Py_buffer* buffer = &borrowed.buffer
     cdef int i
     PyObject_GetBuffer(obj, buffer, PyBUF_FULL_RO)
-    if buffer.ndim > kMaxDims:
+    if buffer.ndim < 0 or buffer.ndim > kMaxDims:
         raise ShapeError(f"the buffer has {buffer.ndim} axes; a tensor has at most {kMaxDims}")
     if buffer.suboffsets != NULL:
         raise ShapeError("the buffer is a table of pointers (it has suboffsets), which strides cannot say; copy it")
@@ -52,9 +60,18 @@ cdef Borrowed import_buffer(object obj, ArrayView* view):
     view.data = <char*>buffer.buf
     view.ndim = buffer.ndim
     view.readonly = buffer.readonly
-    for i in range(buffer.ndim):
-        view.shape[i] = buffer.shape[i]
-        view.strides[i] = buffer.strides[i]
+    if buffer.shape == NULL and buffer.ndim == 1:
+        view.shape[0] = buffer.len // buffer.itemsize
+    elif buffer.shape == NULL and buffer.ndim > 1:
+        raise ShapeError(f"the buffer has {buffer.ndim} axes but no shape; its exporter is broken")
+    else:
+        for i in range(buffer.ndim):
+            view.shape[i] = buffer.shape[i]
+    checked_element_count(view.ndim, view.shape, buffer.itemsize)
+    set_contiguous_strides(view[0])
+    if buffer.strides != NULL:  # ctypes leaves them out, asked for or not
+        for i in range(buffer.ndim):
+            view.strides[i] = buffer.strides[i]
     check_layout(view[0])
     return borrowed
 

@@ -1,5 +1,6 @@
 """One forward pass's way through the index: load, prepare, then commit or abandon."""
 
+from cython.operator cimport dereference as deref
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
 from pagecore.cache._sequence cimport Sequence, require
@@ -104,6 +105,10 @@ cdef class Step:
             (<Sequence>self.sequences[i]).pending = self.counts[i]
         self.in_flight = True
         return True
+
+    def refuse(self, BlockTables tables):
+        """Raise OutOfBlocks with the figures of the prepare that just failed."""
+        deref(tables.native).fail_out_of_blocks()
 
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""

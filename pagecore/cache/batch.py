@@ -96,6 +96,5 @@ class Batch:
         return self._step.buffers
 
     def __repr__(self) -> str:
-        return (
-            f"Batch({self.num_sequences} of {self.max_sequences} sequences, {self.num_tokens} of {self.max_tokens} tokens)"
-        )
+        sequences = f"{self.num_sequences} of {self.max_sequences} sequences"
+        return f"Batch({sequences}, {self.num_tokens} of {self.max_tokens} tokens)"

@@ -57,7 +57,9 @@ def arrange(layers: Layers, num_layers: int | None) -> tuple[list[Layer], list[G
             placed.append(_target(entry, position, placed))
             continue
         if not isinstance(entry, Spec):
-            raise UnsupportedOption(f"layer {position} is {entry!r}; give a spec such as AttentionSpec, or Alias(layer)")
+            raise UnsupportedOption(
+                f"layer {position} is {entry!r}; give a spec such as AttentionSpec, or Alias(layer)"
+            )
         key = (entry.planes, entry.window, getattr(entry, "num_query_heads", None))
         if key not in keys:
             keys.append(key)

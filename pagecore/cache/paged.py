@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence as Listed
+from collections.abc import Iterable
+from collections.abc import Sequence as Listed
 from itertools import count
 from typing import Any
 
@@ -15,13 +16,14 @@ from pagecore.cache._sequence import Sequence, append_each, append_some, become,
 from pagecore.cache._step import Step
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group, Layer, Layers, arrange
+from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
+from pagecore.cache.occupancy import check_window, wasted_slots
 from pagecore.cache.stats import CacheStats
-from pagecore.errors import DeviceError, InvalidSequence, OutOfBlocks, ShapeError, UnsupportedOption
+from pagecore.errors import DeviceError, InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan, copy_blocks, paged_attention, write_kv
-from pagecore.storage import KVLayout, KVPool, parse_memory
+from pagecore.storage import KVLayout, KVPool
 from pagecore.storage.memory import Memory
-from pagecore.storage.pool import blocks_within, bytes_per_block
 from pagecore.storage.spec import positive
 
 
@@ -75,18 +77,15 @@ class PagedKVCache:
         prefix_cache: bool = False,
         index_dtype: str = "int64",
     ) -> None:
-        _refuse(device, parallel, prefix_cache, index_dtype)
+        refuse_unserved(device, parallel, prefix_cache, str(index_dtype))
         self.block_size = positive("block_size", block_size)
         self.max_sequences = positive("max_sequences", max_sequences)
         self.device = device
         self.index_dtype = str(index_dtype)
         self._layers, self._groups = arrange(layers, num_layers)
-        blocks = self._count_blocks(num_blocks, memory)
-        room = min((n - 1) * self.block_size for n in blocks)
-        self.max_tokens_per_sequence = min(room, 2**31 - 1) if max_tokens_per_sequence is None else positive(
-            "max_tokens_per_sequence", max_tokens_per_sequence
-        )
-        self._check_slots(max(blocks))
+        blocks = count_blocks(self._groups, self.block_size, num_blocks, memory)
+        check_slots(blocks, self.block_size, self.index_dtype)
+        self.max_tokens_per_sequence = row_capacity(blocks, self.block_size, max_tokens_per_sequence)
         self._block_pools = [BlockPool(n) for n in blocks]
         self._tables = BlockTables(
             self._block_pools,
@@ -95,10 +94,14 @@ class PagedKVCache:
             max_blocks_per_sequence=-(-self.max_tokens_per_sequence // self.block_size),
         )
         self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
-        self._kv_pools = [] if device == "none" else [
-            KVPool(group.spec, group.num_layers, n, self.block_size, layout or "layerwise", device)
-            for group, n in zip(self._groups, blocks, strict=True)
-        ]
+        self._kv_pools = (
+            []
+            if device == "none"
+            else [
+                KVPool(group.spec, group.num_layers, n, self.block_size, layout or "layerwise", device)
+                for group, n in zip(self._groups, blocks, strict=True)
+            ]
+        )
         self._attention = [_attention_options(layer) for layer in self._layers]
         self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
         self._sequences: dict[object, Sequence] = {}
@@ -184,11 +187,10 @@ class PagedKVCache:
 
         It may come after the step that computes those tokens was prepared, or even committed.
         """
+        given: Any = ids
+        is_ragged = isinstance(given, list | tuple) and any(np.ndim(some) for some in given)
         with self._lock:
-            if isinstance(ids, (list, tuple)) and any(np.ndim(some) for some in ids):
-                append_some(self, sequences, ids)
-            else:
-                append_each(self, sequences, ids)
+            (append_some if is_ragged else append_each)(self, sequences, given)
 
     def fork(self, sequence: Sequence, id: object = None) -> Sequence:
         """A second sequence with the same tokens, sharing every block until one of the two writes into it."""
@@ -223,7 +225,8 @@ class PagedKVCache:
             if length > sequence.num_tokens:
                 raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {sequence.num_tokens} tokens")
             computed = min(length, sequence.num_computed_tokens)
-            self._check_windows(row, computed)
+            for group, window in self._windows if computed else ():
+                check_window(self._table_views[group].numpy(), row, computed, window, self.block_size)
             self._tables.truncate([row], [computed])
             cut(sequence, length)
 
@@ -262,32 +265,17 @@ class PagedKVCache:
         InvalidSequence, ShapeError
             A sequence that is not of this cache, listed twice or in flight; counts that do not fit.
         """
-        batch = self.try_prepare(sequences, counts, out)
-        if batch is None:
-            needed = self.shortage(sequences, counts)
-            available = self.num_available
-            raise OutOfBlocks(
-                f"the step needs {needed} blocks more than the {available} that are free in the scarcest group; remove "
-                "or truncate a sequence, or prepare fewer",
-                available + needed,
-                available,
-            )
-        return batch
+        with self._lock:
+            batch = self._target(sequences, counts, out)
+            if not self._load(batch, sequences, counts):
+                batch._step.refuse(self._tables)
+            return batch
 
     def try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
         with self._lock:
-            batch = self._fitting(sequences, counts) if out is None else self._own(out)
-            step = batch._step
-            step.load(self, sequences, counts)
-            if not step.prepare(self._tables):
-                return None
-            if self._tables.num_pending_copies:
-                self._copy_on_write()
-            for group in batch._groups:
-                if group.plan is not None:
-                    step.replan(group.plan)
-            return batch
+            batch = self._target(sequences, counts, out)
+            return batch if self._load(batch, sequences, counts) else None
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
         """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds."""
@@ -321,7 +309,13 @@ class PagedKVCache:
         if key.ndim == 3 and key.shape[0] < batch.num_tokens:
             raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}")
         rows = key.shape[0] if key.ndim else 0
-        write_kv(key, value, pool.key(where.index), pool.value(where.index), slots if rows >= slots.shape[0] else slots[:rows])
+        write_kv(
+            key,
+            value,
+            pool.key(where.index),
+            pool.value(where.index),
+            slots if rows >= slots.shape[0] else slots[:rows],
+        )
 
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
         """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
@@ -353,7 +347,8 @@ class PagedKVCache:
         with self._lock:
             used = [pool.num_used for pool in self._block_pools]
             held = sum(used) * self.block_size
-            wasted = sum(self._wasted_slots(group) for group in range(self.num_groups))
+            live = self._sequences.values()
+            wasted = sum(wasted_slots(table.numpy(), live, self.block_size) for table in self._table_views)
             return CacheStats(
                 num_sequences=len(self._sequences),
                 num_tokens=sum(sequence.num_computed_tokens for sequence in self._sequences.values()),
@@ -375,41 +370,12 @@ class PagedKVCache:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _count_blocks(self, num_blocks: int | Listed[int] | None, memory: Memory | None) -> list[int]:
-        if (num_blocks is None) == (memory is None):
-            raise ShapeError(f"num_blocks is {num_blocks} and memory is {memory!r}; give exactly one of them")
-        if memory is not None:
-            one = sum(bytes_per_block(group.spec, group.num_layers, self.block_size) for group in self._groups)
-            return [blocks_within(parse_memory(memory), one)] * self.num_groups
-        listed = list(num_blocks) if isinstance(num_blocks, (list, tuple)) else [num_blocks] * self.num_groups
-        if len(listed) != self.num_groups:
-            raise ShapeError(f"num_blocks lists {len(listed)}; the layers form {self.num_groups} groups")
-        return [positive("num_blocks", n, least=2) for n in listed]
-
-    def _check_slots(self, num_blocks: int) -> None:
-        slots = num_blocks * self.block_size
-        if self.index_dtype == "int32" and slots > 2**31 - 1:
-            raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")
-
     def _check_room(self, length: int) -> None:
         if length > self.max_tokens_per_sequence:
             raise ShapeError(
                 f"tokens has {length} ids; a sequence has room for {self.max_tokens_per_sequence}: raise "
                 "max_tokens_per_sequence or the number of blocks"
             )
-
-    def _check_windows(self, row: int, length: int) -> None:
-        """The next token of a sequence cut to `length` must still find every key of its window."""
-        if length == 0:
-            return
-        for group, window in self._windows:
-            entries = self._table_views[group].numpy()[row, : -(-length // self.block_size)]
-            holes = int(np.flatnonzero(entries)[0]) if entries.any() else entries.size
-            if holes * self.block_size > max(0, length - (window - 1)):
-                raise UnsupportedOption(
-                    f"length is {length}, but keys up to {holes * self.block_size} have left the window of {window} and "
-                    "were released; truncate to 0 and compute the sequence again"
-                )
 
     def _name(self, id: object) -> object:
         if id is None:
@@ -433,7 +399,23 @@ class PagedKVCache:
             raise InvalidSequence(f"{batch!r} is no batch of this cache; make it with make_batch")
         return batch
 
-    def _fitting(self, sequences: Listed[Sequence], counts: ArrayLike) -> Batch:
+    def _load(self, batch: Batch, sequences: Listed[Sequence], counts: ArrayLike) -> bool:
+        """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
+        step = batch._step
+        step.load(self, sequences, counts)
+        if not step.prepare(self._tables):
+            return False
+        if self._tables.num_pending_copies:
+            self._copy_on_write()
+        for group in batch._groups:
+            if group.plan is not None:
+                step.replan(group.plan)
+        return True
+
+    def _target(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch:
+        """The caller's batch, or a new one of just the right size."""
+        if out is not None:
+            return self._own(out)
         each = np.asarray(counts)
         total = int(each) * len(sequences) if each.ndim == 0 and each.dtype.kind in "iu" else each.sum()
         return self._batch(max(1, len(sequences)), int(min(max(1, total), 2**31 - 1)))
@@ -448,32 +430,6 @@ class PagedKVCache:
             self._num_copied_blocks += len(pairs)
             if len(pairs) and self._kv_pools:
                 copy_blocks(self._kv_pools[group].planes(), pairs)
-
-    def _wasted_slots(self, group: int) -> int:
-        """Slots in held blocks that hold no valid token; a shared block counts once, as its fullest holder sees it."""
-        table = self._table_views[group].numpy()
-        waste: dict[int, int] = {}
-        for sequence in self._sequences.values():
-            length = sequence.num_computed_tokens
-            first = length // self.block_size
-            valid = length % self.block_size
-            for block in table[sequence.row, first : -(-sequence.capacity // self.block_size)].tolist():
-                if block:
-                    waste[block] = min(waste.get(block, self.block_size), self.block_size - valid)
-                valid = 0
-        return sum(waste.values())
-
-
-def _refuse(device: str, parallel: object, prefix_cache: bool, index_dtype: str) -> None:
-    """What this version does not serve, by name."""
-    if device not in ("cpu", "none"):
-        raise DeviceError(f"device is {device!r}; this version keeps caches on 'cpu', or without bytes on 'none'")
-    if parallel is not None:
-        raise UnsupportedOption("parallel is set; this version has no tensor parallelism: leave it None")
-    if prefix_cache:
-        raise UnsupportedOption("prefix_cache is set; this version has no prefix cache: leave it False")
-    if str(index_dtype) not in ("int64", "int32"):
-        raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
 
 
 def _attention_options(layer: Layer) -> dict[str, Any]:

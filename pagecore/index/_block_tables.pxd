@@ -5,6 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.index._block_pool cimport NativeBlockPool
 from pagecore.index._integers cimport const_int32
+from pagecore.index._step_buffers cimport NativeStepBuffers, SlotType, StepBuffers
 from pagecore.native.translate cimport raise_python_error
 
 
@@ -12,29 +13,6 @@ cdef extern from "pagecore/index/pending_copies.hpp" namespace "pagecore" nogil:
     cdef cppclass BlockCopy:
         int32_t source
         int32_t target
-
-
-cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
-    cdef enum class SlotType(int):
-        Int32
-        Int64
-
-    cdef cppclass NativeStepBuffers "pagecore::StepBuffers":
-        NativeStepBuffers(int64_t, int64_t, int64_t, SlotType) except +raise_python_error
-        int32_t max_sequences()
-        int32_t max_tokens()
-        size_t num_groups()
-        SlotType slot_type()
-        int32_t num_sequences()
-        int32_t num_tokens()
-        size_t nbytes()
-        int32_t* rows()
-        int32_t* query_lens()
-        int32_t* cu_query_lens()
-        int32_t* seq_lens()
-        int32_t* positions()
-        void* slots(size_t group)
-        void check_invariants() except +raise_python_error
 
 
 cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
@@ -81,27 +59,6 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         size_t num_pending_copies()
         size_t nbytes()
         void check_invariants(bint exclusive) except +raise_python_error
-
-
-cdef class StepMemory:
-    """Owns the native buffers: the arrays keep this alive, not the StepBuffers that keeps the arrays."""
-    cdef unique_ptr[NativeStepBuffers] native
-
-
-cdef class StepBuffers:
-    cdef StepMemory memory
-    cdef NativeStepBuffers* native
-    cdef readonly str slot_dtype
-    cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions
-    cdef readonly tuple slot_mappings
-    # Addresses of the arrays, which never move.
-    cdef int32_t* rows_data
-    cdef int32_t* query_lens_data
-    cdef int32_t* cu_query_lens_data
-    cdef int32_t* seq_lens_data
-    cdef int32_t* positions_data
-
-    cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=*)
 
 
 cdef class BlockTables:

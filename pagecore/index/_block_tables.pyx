@@ -1,4 +1,4 @@
-"""Which blocks hold the tokens of each sequence, and the buffers of a step."""
+"""Which blocks hold the tokens of each sequence."""
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
@@ -20,6 +20,7 @@ from pagecore.index._integers cimport (
     view_of,
     writable,
 )
+from pagecore.index._step_buffers cimport SlotType, StepBuffers
 
 import numpy as np
 
@@ -30,112 +31,6 @@ cdef enum: MAX_TOKENS_UNASKED = 1 << 16
 
 cdef inline Int32s view(Integers values):
     return span[const_int32](values.data, <size_t> values.size)
-
-
-cdef class StepMemory:
-    pass
-
-
-cdef class StepBuffers:
-    """What one forward pass must know of its sequences, in arrays made once and at fixed addresses.
-
-    `BlockTables.prepare` fills them. Behind the sequences and tokens of the step everything is padding: rows name the
-    tables' null row, lengths are 0, `cu_query_lens` repeats the total, positions are 0 and slots -1.
-
-    Parameters
-    ----------
-    max_sequences, max_tokens : int
-        The largest step, S and T below.
-    num_groups : int
-        Groups of the tables.
-    slot_dtype : {"int64", "int32"}
-        int32 serves users without 64-bit integers, up to 2**31 slots.
-
-    Attributes
-    ----------
-    rows : numpy.ndarray
-        int32 [S], rows of the block tables.
-    query_lens, seq_lens : numpy.ndarray
-        int32 [S], new tokens, and tokens after the step.
-    cu_query_lens : numpy.ndarray
-        int32 [S + 1], where the new tokens of each sequence start.
-    positions : numpy.ndarray
-        int32 [T], of the new tokens in their sequences.
-    slot_mappings : tuple of numpy.ndarray
-        `slot_dtype` [T] for each group, slots of the new tokens.
-    num_sequences, num_tokens : int
-        Of the last step.
-
-    Raises
-    ------
-    ShapeError
-        A size is out of range.
-    UnsupportedOption
-        `slot_dtype` is unknown.
-    """
-
-    def __cinit__(self, max_sequences, max_tokens, num_groups=1, slot_dtype="int64"):
-        self.slot_dtype = str(slot_dtype)
-        if self.slot_dtype not in ("int64", "int32"):
-            raise UnsupportedOption(f"slot_dtype is {slot_dtype!r}; use int64 or int32")
-        cdef bint is_wide = self.slot_dtype == "int64"
-        self.memory = StepMemory.__new__(StepMemory)
-        self.memory.native.reset(new NativeStepBuffers(
-            as_int64(max_sequences, "max_sequences"), as_int64(max_tokens, "max_tokens"),
-            as_int64(num_groups, "num_groups"), SlotType.Int64 if is_wide else SlotType.Int32,
-        ))
-        self.native = self.memory.native.get()
-        self.rows_data = self.native.rows()
-        self.query_lens_data = self.native.query_lens()
-        self.cu_query_lens_data = self.native.cu_query_lens()
-        self.seq_lens_data = self.native.seq_lens()
-        self.positions_data = self.native.positions()
-        self.rows = self._array(self.rows_data, self.native.max_sequences())
-        self.query_lens = self._array(self.query_lens_data, self.native.max_sequences())
-        self.cu_query_lens = self._array(self.cu_query_lens_data, self.native.max_sequences() + 1)
-        self.seq_lens = self._array(self.seq_lens_data, self.native.max_sequences())
-        self.positions = self._array(self.positions_data, self.native.max_tokens())
-        self.slot_mappings = tuple([
-            self._array(self.native.slots(group), self.native.max_tokens(), is_wide)
-            for group in range(self.native.num_groups())
-        ])
-
-    cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=False):
-        return view_of(self.memory, data, 1, &size, is_wide, False)
-
-    @property
-    def max_sequences(self):
-        """The most sequences of a step."""
-        return self.native.max_sequences()
-
-    @property
-    def max_tokens(self):
-        """The most tokens of a step."""
-        return self.native.max_tokens()
-
-    @property
-    def num_groups(self):
-        """Groups that slots are kept for."""
-        return self.native.num_groups()
-
-    @property
-    def num_sequences(self):
-        """Sequences of the last step."""
-        return self.native.num_sequences()
-
-    @property
-    def num_tokens(self):
-        """Tokens of the last step."""
-        return self.native.num_tokens()
-
-    @property
-    def nbytes(self):
-        """Bytes of all arrays."""
-        return self.native.nbytes()
-
-    def check_invariants(self):
-        """Raise PagecoreError where the padding is not what it should be."""
-        self.native.check_invariants()
 
 
 cdef class BlockTables:
@@ -186,12 +81,14 @@ cdef class BlockTables:
         cdef vector[int64_t] sizes
         self.is_grouped = not isinstance(pools, BlockPool)
         self.pools = as_tuple(pools, "pools") if self.is_grouped else (pools,)
-        is_one_size = np.ndim(block_sizes) == 0
-        self.block_sizes = (block_sizes,) * len(self.pools) if is_one_size else as_tuple(block_sizes, "block_sizes")
         for pool in self.pools:
             if not isinstance(pool, BlockPool):
                 raise UnsupportedOption(f"a pool is of type {type(pool).__name__}; give BlockPool objects")
             native_pools.push_back((<BlockPool> pool).native)
+        try:
+            self.block_sizes = tuple(block_sizes)
+        except TypeError:
+            self.block_sizes = (block_sizes,) * len(self.pools)
         self.block_sizes = tuple([as_int64(size, "block_size") for size in self.block_sizes])
         for size in self.block_sizes:
             sizes.push_back(size)
@@ -363,7 +260,9 @@ cdef class BlockTables:
 
     cdef int64_t shortage_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n) except -1:
         cdef int64_t most = 0
-        deref(self.native).shortage(span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), self.missing)
+        deref(self.native).shortage(
+            span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), self.missing
+        )
         for missing in self.missing:
             most = max(most, missing)
         return most
@@ -393,7 +292,9 @@ cdef class BlockTables:
         cdef Integers added = as_counts(counts, which.size, "count")
         return deref(self.native).try_prepare(view(which), view(added), deref(buffers.native))
 
-    cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1:
+    cdef bint try_prepare_raw(
+        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out
+    ) except -1:
         return deref(self.native).try_prepare(
             span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), deref(out.native)
         )
@@ -584,7 +485,7 @@ cdef class BlockTables:
         deref(self.native).check_invariants(bool(exclusive))
 
     def __repr__(self):
-        return f"BlockTables({self.num_groups} groups, block_sizes={self.block_sizes}): {self.num_rows} rows in use"
+        return f"BlockTables(block_sizes={self.block_sizes}): {self.num_rows} of {self.max_sequences} rows in use"
 
     cdef object _per_group(self, list values):
         return tuple(values) if self.is_grouped else values[0]

@@ -40,7 +40,7 @@ cdef Integers as_integers(object obj, str what, object error):
     if PyLong_CheckExact(obj):
         wide = as_int64(obj, what)
         if wide > INT32_MAX or wide < INT32_MIN:
-            raise error(f"{what} {obj} does not fit 32 bits; give a value that an earlier call handed out")
+            raise error(f"{what} {obj} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
         values.single = <int32_t> wide
         values.data = &values.single
         values.size = 1
@@ -49,12 +49,13 @@ cdef Integers as_integers(object obj, str what, object error):
     if type(obj) is not ndarray or not borrow(values, obj):
         array = int32_array(obj, what, error)
         values.is_scalar = array.ndim == 0
-        borrow(values, array.reshape(-1))
+        if not borrow(values, array.reshape(-1)):
+            raise UnsupportedDtype(f"{what}s have dtype {array.dtype}; give native 32-bit integers")
     return values
 
 
 cdef bint borrow(Integers values, object array) except -1:
-    """Whether the array is C-contiguous int32 [n]; then values points into it and keeps it alive."""
+    """Whether the array is aligned, C-contiguous int32 [n]; then values points into it and keeps it alive."""
     try:
         PyObject_GetBuffer(array, &values.buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
     except (ValueError, BufferError):
@@ -70,7 +71,7 @@ cdef bint borrow(Integers values, object array) except -1:
 
 
 def int32_array(obj, what, error):
-    """A C-contiguous int32 array, 0-d or 1-d, of anything that holds integers."""
+    """A new int32 array, 0-d or 1-d, of anything that holds integers."""
     try:
         array = np.asarray(obj)
     except ValueError as ragged:
@@ -79,14 +80,13 @@ def int32_array(obj, what, error):
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
     if array.size == 0:
         return np.zeros(0, np.int32)
-    if array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat):
-        raise error(f"{what} {max(array.flat, key=abs)} does not fit 32 bits; give values that an earlier call handed out")
-    if array.dtype.kind not in "iu":
+    is_int_list = array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat)
+    if array.dtype.kind not in "iu" and not is_int_list:
         raise UnsupportedDtype(f"{what}s have dtype {array.dtype}; give integers")
-    for value in (array.max(), array.min()):
-        if not INT32_MIN <= int(value) <= INT32_MAX:
-            raise error(f"{what} {value} does not fit 32 bits; give values that an earlier call handed out")
-    return np.ascontiguousarray(array, np.int32) if array.ndim else array.astype(np.int32)
+    for value in (int(array.max()), int(array.min())):
+        if not INT32_MIN <= value <= INT32_MAX:
+            raise error(f"{what} {value} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
+    return array.astype(np.int32, order="C")
 
 
 cdef int64_t as_int64(object obj, str what) except? -1:

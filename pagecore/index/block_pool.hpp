@@ -8,8 +8,8 @@
 //                                                      held -> retired (retire) -> free (reclaim).
 // All or nothing: a list with one bad block, be it bad only because an earlier entry dropped the last reference, undoes
 // what the earlier entries did, to the bit.
-// Cost: O(n) for n blocks (allocate and free O(n log64 N) in address order), nothing is allocated after construction but
-// one small node for each step with retired blocks. Memory: 12 bytes a block, taken as blocks are first used.
+// Cost: O(n) for n blocks (allocate and free O(n log64 N) in address order), nothing is allocated after construction
+// but one small node for each step with retired blocks. Memory: 12 bytes a block, taken as blocks are first used.
 // Threads: every call takes mutex_; a Transaction keeps it over several calls.
 #pragma once
 
@@ -86,9 +86,9 @@ class BlockPool {
   std::map<int64_t, Chain> retired_;
 };
 
-// Many small operations under one lock. It is lockable: make it once, hold it with std::lock_guard over each batch; other
-// members may be called only meanwhile. Nothing is checked here: the caller knows its blocks. Who holds several pools
-// locks them in the order of their addresses.
+// Many small operations under one lock. It is lockable: make it once, hold it with std::lock_guard over each batch;
+// other members may be called only meanwhile. Nothing is checked here: the caller knows its blocks. Who holds several
+// pools locks them in the order of their addresses.
 class BlockPool::Transaction {
  public:
   explicit Transaction(BlockPool& pool) : pool_(&pool) {}

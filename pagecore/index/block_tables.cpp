@@ -20,7 +20,8 @@ int32_t checked_size(const char* name, int64_t value, int64_t most) {
 
 TokenCount longest(const std::vector<int64_t>& block_sizes, int64_t max_blocks) {
   int64_t length = kMaxInt32;
-  for (const int64_t size : block_sizes) length = std::min(length, checked_size("block_size", size, kMaxInt32) * max_blocks);
+  for (const int64_t size : block_sizes)
+    length = std::min(length, checked_size("block_size", size, kMaxInt32) * max_blocks);
   return static_cast<TokenCount>(length);
 }
 
@@ -43,7 +44,8 @@ BlockTables::BlockTables(std::vector<std::shared_ptr<BlockPool>> pools, std::vec
       owners_(distinct(pools)),
       rows_(static_cast<size_t>(max_sequences_)),
       free_rows_(max_sequences_ + 1, Order::Address) {
-  PC_EXPECTS(!pools.empty() && pools.size() <= kMaxGroups, ShapeError, pools.size(), " pools are given; use 1 to ", kMaxGroups);
+  PC_EXPECTS(!pools.empty() && pools.size() <= kMaxGroups, ShapeError, pools.size(), " pools are given; use 1 to ",
+             kMaxGroups);
   PC_EXPECTS(pools.size() == block_sizes.size(), ShapeError, block_sizes.size(), " block sizes are given for ",
              pools.size(), " pools; give one for each");
   for (const auto& owner : owners_) pools_.emplace_back(*owner);
@@ -71,9 +73,9 @@ BlockTables::~BlockTables() {
 
 // Checks.
 
-void BlockTables::check_row(RowId row) const {
-  PC_EXPECTS(row >= 0 && row < max_sequences_ && rows_[static_cast<size_t>(row)].is_used, InvalidSequence, "row ", row,
-             " is not in use; use a row that add or fork returned and that was not removed since");
+void BlockTables::refuse_row(RowId row) const {
+  fail(ErrorKind::InvalidSequence, "row ", row,
+       " is not in use; use a row that add or fork returned and that was not removed since");
 }
 
 void BlockTables::check_rows(Rows rows) {
@@ -109,8 +111,8 @@ void BlockTables::check_shareable(const Group& group, RowId row, int64_t times) 
   check_held(group, row, 0, run.count);
   const BlockId* blocks = entries(group, row);
   for (int32_t i = run.num_holes; i < run.count; ++i) {
-    PC_EXPECTS(blocks[i] == kNullBlock || pool_of(group).ref_count(blocks[i]) <= kMaxInt32 - times, ShapeError, "block ",
-               blocks[i], " of row ", row, " has too many holders to be shared again; remove some");
+    PC_EXPECTS(blocks[i] == kNullBlock || pool_of(group).ref_count(blocks[i]) <= kMaxInt32 - times, ShapeError,
+               "block ", blocks[i], " of row ", row, " has too many holders to be shared again; remove some");
   }
 }
 
@@ -123,8 +125,8 @@ int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> pref
     const int64_t tokens = static_cast<int64_t>(prefix[i].size()) * groups_[i].block_size.divisor();
     PC_EXPECTS(tokens == length, ShapeError, "the prefix has ", tokens, " tokens in group ", i, " and ", length,
                " in group 0; give blocks for the same tokens");
-    PC_EXPECTS(tokens <= max_length_, ShapeError, "the prefix has ", tokens, " tokens; a row holds at most ", max_length_,
-               ", from max_blocks_per_sequence and the block sizes");
+    PC_EXPECTS(tokens <= max_length_, ShapeError, "the prefix has ", tokens, " tokens; a row holds at most ",
+               max_length_, ", from max_blocks_per_sequence and the block sizes");
   }
   return length;
 }
@@ -138,14 +140,16 @@ void BlockTables::check_prefix_blocks(const Group& group, std::span<const BlockI
     PC_EXPECTS(block > kNullBlock && block < pool.num_blocks(), InvalidBlock, "block ", block,
                " cannot be in a prefix; ids run from 1 to ", pool.num_blocks() - 1, ", and 0 may only lead");
     const int32_t count = pool.ref_count(block);
-    PC_EXPECTS(count > 0, DoubleFree, "block ", block, " of a prefix is held by nobody; only held blocks can be shared");
+    PC_EXPECTS(count > 0, DoubleFree, "block ", block,
+               " of a prefix is held by nobody; only held blocks can be shared");
     PC_EXPECTS(count <= kMaxInt32 - static_cast<int64_t>(blocks.size() * groups_.size()), ShapeError, "block ", block,
                " has too many holders to be shared again; remove some");
   }
 }
 
 void BlockTables::check_row_left() const {
-  PC_EXPECTS(free_rows_.size() > 0, OutOfRows, "all ", max_sequences_, " rows are in use; remove one or raise max_sequences");
+  PC_EXPECTS(free_rows_.size() > 0, OutOfRows, "all ", max_sequences_,
+             " rows are in use; remove one or raise max_sequences");
 }
 
 // Rows come and go.
@@ -168,8 +172,10 @@ RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix) {
   for (size_t i = 0; i < prefix.size(); ++i) {
     Group& group = groups_[i];
     std::copy(prefix[i].begin(), prefix[i].end(), entries(group, row));
-    const auto first = std::find_if(prefix[i].begin(), prefix[i].end(), [](BlockId block) { return block != kNullBlock; });
-    for (const BlockId block : prefix[i].subspan(static_cast<size_t>(first - prefix[i].begin()))) pool_of(group).share(block);
+    const auto first =
+        std::find_if(prefix[i].begin(), prefix[i].end(), [](BlockId block) { return block != kNullBlock; });
+    for (const BlockId block : prefix[i].subspan(static_cast<size_t>(first - prefix[i].begin())))
+      pool_of(group).share(block);
     group.runs[static_cast<size_t>(row)] = {static_cast<int32_t>(prefix[i].size()),
                                             static_cast<int32_t>(first - prefix[i].begin())};
   }

@@ -12,10 +12,10 @@
 //     all null: padding points at it.
 // I3: every entry that is not null holds one reference in the group's pool.
 // I4: a row is in free_rows_ iff it is not in use.
-// All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, all pools
-// under one lock. References are dropped group after group, row after row, and tail first, so that a prefix lives longest.
-// Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before.
-// Threads: one writer; the pools are locked, in the order of their addresses, for the length of a call.
+// All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, all
+// pools under one lock. References are dropped group after group, row after row, and tail first, so that a prefix lives
+// longest. Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before. Threads:
+// one writer; the pools are locked, in the order of their addresses, for the length of a call.
 #pragma once
 
 #include <compare>
@@ -92,7 +92,8 @@ class BlockTables {
   [[nodiscard]] TokenCount length(RowId row) const;
   [[nodiscard]] int64_t capacity(RowId row) const;
   [[nodiscard]] std::span<const BlockId> blocks(RowId row, int64_t group) const;
-  // Writes the blocks of `rows` and, as far as there is room for them, their lengths; null blocks and zeros behind them.
+  // Writes the blocks of `rows` and, as far as there is room for them, their lengths; null blocks and zeros behind
+  // them.
   void fill(Rows rows, int64_t group, const DenseTable& out) const;
 
   [[nodiscard]] int64_t num_rows() const { return max_sequences_ - free_rows_.size(); }
@@ -128,6 +129,8 @@ class BlockTables {
     int64_t needed = 0;
     int64_t available = 0;   // what the groups before left of the pool
     int64_t num_shared = 0;  // touches of blocks with other holders, each a copy at most
+    size_t num_takers = 0;
+    std::vector<uint32_t> takers;  // which of the call's rows need a block, the first num_takers of them
   };
   // Blocks [first, held) of a row exist, [held, last) must be made, for the tokens of a step.
   struct Touched {
@@ -147,10 +150,19 @@ class BlockTables {
   [[nodiscard]] const BlockId* entries(const Group& group, RowId row) const {
     return group.table.data() + static_cast<size_t>(row) * static_cast<size_t>(max_blocks_);
   }
-  [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count) const;
+  [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count) const {
+    const TokenCount length = rows_[static_cast<size_t>(row)].length;
+    const int32_t held = group.runs[static_cast<size_t>(row)].count;
+    return {group.block_size.floor(length), held, count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
+  }
   [[nodiscard]] BlockPool::Transaction& pool_of(const Group& group) const { return pools_[group.pool]; }
 
-  void check_row(RowId row) const;
+  void check_row(RowId row) const {
+    const bool is_used = row >= 0 && row < max_sequences_ && rows_[static_cast<size_t>(row)].is_used;
+    if (!is_used) [[unlikely]]
+      refuse_row(row);
+  }
+  [[noreturn, gnu::cold]] void refuse_row(RowId row) const;
   void check_rows(Rows rows);
   void check_group(int64_t group) const;
   void check_room(int64_t tokens, RowId row) const;
@@ -167,7 +179,8 @@ class BlockTables {
   void take_blocks(Group& group, RowId row, TokenCount count);
   template <typename Slot>
   Slot* write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const;
-  void commit_group(Group& group, Rows rows, Counts counts, SlotsOut out);
+  template <typename Slot>
+  void commit_group(Group& group, Rows rows, Counts counts, Slot* slots);
   [[nodiscard]] bool try_step(Rows rows, Counts counts, std::span<const SlotsOut> out);
   void advance(Rows rows, Counts counts);
   void fill_step(Rows rows, Counts counts, StepBuffers& out) const;

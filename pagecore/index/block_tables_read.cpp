@@ -35,8 +35,8 @@ const BlockId* BlockTables::table(int64_t group) const {
 void BlockTables::fill(Rows rows, int64_t group_index, const DenseTable& out) const {
   check_group(group_index);
   const Group& group = groups_[static_cast<size_t>(group_index)];
-  PC_EXPECTS(static_cast<int64_t>(rows.size()) <= out.num_rows, ShapeError, rows.size(), " rows do not fit a block table of ",
-             out.num_rows, " rows; make it taller");
+  PC_EXPECTS(static_cast<int64_t>(rows.size()) <= out.num_rows, ShapeError, rows.size(),
+             " rows do not fit a block table of ", out.num_rows, " rows; make it taller");
   for (const RowId row : rows) {
     check_row(row);
     const int32_t needed = group.block_size.ceil(rows_[static_cast<size_t>(row)].length);
@@ -114,7 +114,8 @@ void BlockTables::check_references(bool exclusive) const {
     for (const Group& group : groups_) {
       for (RowId row = 0; row < max_sequences_ && group.pool == pool; ++row) {
         const BlockId* blocks = entries(group, row);
-        for (int32_t i = 0; i < group.runs[static_cast<size_t>(row)].count; ++i) held[static_cast<size_t>(blocks[i])] += 1;
+        for (int32_t i = 0; i < group.runs[static_cast<size_t>(row)].count; ++i)
+          held[static_cast<size_t>(blocks[i])] += 1;
       }
     }
     for (BlockId block = 1; block < pools_[pool].num_blocks(); ++block) {

@@ -16,7 +16,8 @@ void BlockTables::reorder(Rows rows, Rows parents) {
   save_parents(rows, parents);
   const PoolsLock lock(pools_);
   for (const Group& group : groups_) {
-    for (const RowId parent : parents) check_shareable(group, parent, static_cast<int64_t>(rows.size() * groups_.size()));
+    for (const RowId parent : parents)
+      check_shareable(group, parent, static_cast<int64_t>(rows.size() * groups_.size()));
     for (const RowId row : rows) check_held(group, row, 0, group.runs[static_cast<size_t>(row)].count);
   }
   const BlockId* saved_blocks = saved_blocks_.data();

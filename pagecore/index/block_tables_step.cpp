@@ -1,13 +1,12 @@
 // A step: blocks for the new tokens of many rows, and what the forward pass must know about them.
 //
-// count_blocks finds out whether every pool can serve; only then commit_step changes anything, and cannot fail. Both walk
-// the same blocks of a row, those that the new tokens touch:
+// count_blocks finds out whether every pool can serve; only then commit_step changes anything, and cannot fail. Both
+// walk the same blocks of a row, those that the new tokens touch:
 //
 //   block size 4, length 6, 7 new tokens, spare block 5     tokens  4 5 6 7 | 8 9 ...  | 12
 //                                                                   block 3 | block 5  | new
 //   first = 1: has tokens, copied if shared    held = 3: from here on new    last = 4
 #include <algorithm>
-#include <numeric>
 
 #include "pagecore/index/block_tables.hpp"
 #include "pagecore/native/checks.hpp"
@@ -20,7 +19,8 @@ int64_t BlockTables::check_step(Rows rows, Counts counts) {
   check_rows(rows);
   int64_t total = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
-    PC_EXPECTS(counts[i] >= 0, ShapeError, "row ", rows[i], " cannot be extended by ", counts[i], " tokens; use 0 or more");
+    PC_EXPECTS(counts[i] >= 0, ShapeError, "row ", rows[i], " cannot be extended by ", counts[i],
+               " tokens; use 0 or more");
     check_room(int64_t{rows_[static_cast<size_t>(rows[i])].length} + counts[i], rows[i]);
     total += counts[i];
   }
@@ -29,21 +29,15 @@ int64_t BlockTables::check_step(Rows rows, Counts counts) {
 
 void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tokens) const {
   constexpr int64_t kMaxNarrowSlots = int64_t{1} << 31;
-  PC_EXPECTS(out.size() == groups_.size(), ShapeError, "slots of ", out.size(), " groups can be written; the tables have ",
-             groups_.size());
+  PC_EXPECTS(out.size() == groups_.size(), ShapeError, "slots of ", out.size(),
+             " groups can be written; the tables have ", groups_.size());
   for (size_t i = 0; i < out.size(); ++i) {
     PC_EXPECTS(out[i].size >= num_tokens, ShapeError, "the slots of group ", i, " have room for ", out[i].size,
                " tokens; the step has ", num_tokens);
     const int64_t num_slots = int64_t{pool_of(groups_[i]).num_blocks()} * groups_[i].block_size.divisor();
-    PC_EXPECTS(out[i].type == SlotType::Int64 || num_slots <= kMaxNarrowSlots, ShapeError, "group ", i, " has ", num_slots,
-               " slots, more than int32 can name; use int64 slots or a smaller pool");
+    PC_EXPECTS(out[i].type == SlotType::Int64 || num_slots <= kMaxNarrowSlots, ShapeError, "group ", i, " has ",
+               num_slots, " slots, more than int32 can name; use int64 slots or a smaller pool");
   }
-}
-
-BlockTables::Touched BlockTables::touched(const Group& group, RowId row, TokenCount count) const {
-  const TokenCount length = rows_[static_cast<size_t>(row)].length;
-  const int32_t held = group.runs[static_cast<size_t>(row)].count;
-  return {group.block_size.floor(length), held, count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
 }
 
 // Counting.
@@ -61,18 +55,25 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
   const BlockPool::Transaction& pool = pool_of(group);
   int64_t needed = 0;
   int64_t num_shared = 0;
+  size_t num_takers = 0;
+  group.takers.resize(std::max(group.takers.size(), rows.size()));
   for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t needed_before = needed;
     const Touched span = touched(group, rows[i], counts[i]);
     const BlockId* blocks = entries(group, rows[i]);
     for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
       const int32_t holders = blocks[at] == kNullBlock ? 0 : pool.ref_count(blocks[at]);
       needed += holders != 1;
       num_shared += holders > 1;
-      if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]] check_held(group, rows[i], at, at + 1);
+      if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]]
+        check_held(group, rows[i], at, at + 1);
     }
     needed += std::max(span.last - span.held, 0);
+    group.takers[num_takers] = static_cast<uint32_t>(i);
+    num_takers += needed > needed_before;
   }
   group.needed = needed;
+  group.num_takers = num_takers;
   group.num_shared = num_shared;
 }
 
@@ -87,7 +88,8 @@ void BlockTables::correct_shared(size_t pool_index, Rows rows, Counts counts) {
       const Touched span = touched(groups_[g], rows[i], counts[i]);
       const BlockId* blocks = entries(groups_[g], rows[i]);
       for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
-        if (blocks[at] != kNullBlock && pool.ref_count(blocks[at]) > 1) shared_.push_back({blocks[at], static_cast<uint32_t>(g)});
+        if (blocks[at] != kNullBlock && pool.ref_count(blocks[at]) > 1)
+          shared_.push_back({blocks[at], static_cast<uint32_t>(g)});
       }
     }
   }
@@ -165,6 +167,10 @@ Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, 
   int32_t at = group.block_size.floor(length);
   TokenCount offset = length - at * block_size;
   const BlockId* blocks = entries(group, row);
+  if (count == 1) {  // decode
+    *out = static_cast<Slot>(SlotId{blocks[at]} * block_size + offset);
+    return out + 1;
+  }
   for (TokenCount left = count; left > 0; ++at, offset = 0) {
     const TokenCount here = std::min(left, block_size - offset);
     const auto slot = static_cast<Slot>(SlotId{blocks[at]} * block_size + offset);
@@ -175,22 +181,26 @@ Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, 
   return out;
 }
 
-void BlockTables::commit_group(Group& group, Rows rows, Counts counts, SlotsOut out) {
-  for (size_t i = 0; i < rows.size(); ++i) take_blocks(group, rows[i], counts[i]);
-  if (out.type == SlotType::Int64) {
-    auto* slots = static_cast<int64_t*>(out.data);
-    for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
-  } else {
-    auto* slots = static_cast<int32_t*>(out.data);
-    for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
+template <typename Slot>
+void BlockTables::commit_group(Group& group, Rows rows, Counts counts, Slot* slots) {
+  for (size_t k = 0; k < group.num_takers; ++k) {
+    const size_t i = group.takers[k];
+    take_blocks(group, rows[i], counts[i]);
   }
+  for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
 }
 
 bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> out) {
   const PoolsLock lock(pools_);
   if (!count_blocks(rows, counts)) return false;
   for (Group& group : groups_) group.copies.reserve(static_cast<size_t>(group.num_shared));
-  for (size_t i = 0; i < groups_.size(); ++i) commit_group(groups_[i], rows, counts, out[i]);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (out[i].type == SlotType::Int64) {
+      commit_group(groups_[i], rows, counts, static_cast<int64_t*>(out[i].data));
+    } else {
+      commit_group(groups_[i], rows, counts, static_cast<int32_t*>(out[i].data));
+    }
+  }
   return true;
 }
 
@@ -226,7 +236,7 @@ void BlockTables::fill_step(Rows rows, Counts counts, StepBuffers& out) const {
     out.rows()[i] = rows[i];
     out.query_lens()[i] = counts[i];
     out.seq_lens()[i] = length + counts[i];
-    std::iota(out.positions() + total, out.positions() + total + counts[i], length);
+    for (TokenCount k = 0; k < counts[i]; ++k) out.positions()[total + k] = length + k;
     total += counts[i];
     out.cu_query_lens()[i + 1] = total;
   }

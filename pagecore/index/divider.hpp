@@ -1,7 +1,8 @@
 // Division by a block size that is known at construction.
 //
-// D. Lemire, O. Kaser, N. Kurz, "Faster remainder by direct computation" (2019): n / d is the upper half of n * ceil(2^64
-// / d), exactly, for every 32-bit n and d > 1. A step divides twice a row, and the processor's own division is slow.
+// D. Lemire, O. Kaser, N. Kurz, "Faster remainder by direct computation" (2019): n / d is the upper half of n *
+// ceil(2^64 / d), exactly, for every 32-bit n and d > 1. A step divides twice a row, and the processor's own division
+// is slow.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace pagecore {
 class Divider {
  public:
   // divisor > 0
-  explicit Divider(TokenCount divisor) : divisor_(divisor), reciprocal_(~uint64_t{0} / static_cast<uint32_t>(divisor) + 1) {}
+  explicit Divider(TokenCount divisor)
+      : divisor_(divisor), reciprocal_(~uint64_t{0} / static_cast<uint32_t>(divisor) + 1) {}
 
   [[nodiscard]] TokenCount divisor() const { return divisor_; }
 

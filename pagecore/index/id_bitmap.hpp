@@ -26,13 +26,10 @@ class IdBitmap {
   [[nodiscard]] bool contains(BlockId id) const { return (words_[word_of(id)] >> bit_of(id)) & 1; }
 
   void insert(BlockId id) {
-    auto at = static_cast<size_t>(id);
-    for (int level = 0; level < num_levels_; ++level, at >>= 6) {
-      uint64_t& word = words_[start_[level] + (at >> 6)];
-      const bool was_empty = word == 0;
-      word |= uint64_t{1} << (at & 63);
-      if (!was_empty) return;
-    }
+    uint64_t& word = words_[word_of(id)];
+    const bool was_empty = word == 0;
+    word |= uint64_t{1} << bit_of(id);
+    if (was_empty) insert_above(word_of(id));
   }
 
   void erase(BlockId id) {
@@ -94,6 +91,16 @@ class IdBitmap {
       at = at * 64 + static_cast<size_t>(std::countr_zero(words_[start_[level] + at]));
     }
     return at;
+  }
+
+  // Word `at` of level 0 is not empty any more.
+  void insert_above(size_t at) {
+    for (int level = 1; level < num_levels_; ++level, at >>= 6) {
+      uint64_t& word = words_[start_[level] + (at >> 6)];
+      const bool was_empty = word == 0;
+      word |= uint64_t{1} << (at & 63);
+      if (!was_empty) return;
+    }
   }
 
   // Word `at` of level 0 became empty.

@@ -34,7 +34,8 @@ StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_
     : max_sequences_(checked<int32_t>("max_sequences", max_sequences, 0, std::numeric_limits<int32_t>::max() - 1)),
       max_tokens_(checked<TokenCount>("max_tokens", max_tokens, 0, std::numeric_limits<TokenCount>::max())),
       slot_type_(slot_type),
-      memory_(total_size(max_sequences, max_tokens, checked<int64_t>("num_groups", num_groups, 1, kMaxGroups), slot_type)) {
+      memory_(
+          total_size(max_sequences, max_tokens, checked<int64_t>("num_groups", num_groups, 1, kMaxGroups), slot_type)) {
   auto at = reinterpret_cast<std::byte*>(aligned(reinterpret_cast<uintptr_t>(memory_.data())));
   const auto carve = [&at](size_t nbytes) {
     std::byte* const start = at;
@@ -77,7 +78,8 @@ void StepBuffers::pad_slots(void* slots, TokenCount from, TokenCount to) const {
   if (slot_type_ == SlotType::Int64) {
     std::fill(static_cast<int64_t*>(slots) + from, static_cast<int64_t*>(slots) + to, kPaddingSlot);
   } else {
-    std::fill(static_cast<int32_t*>(slots) + from, static_cast<int32_t*>(slots) + to, static_cast<int32_t>(kPaddingSlot));
+    std::fill(static_cast<int32_t*>(slots) + from, static_cast<int32_t*>(slots) + to,
+              static_cast<int32_t>(kPaddingSlot));
   }
 }
 

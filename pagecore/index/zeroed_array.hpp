@@ -1,7 +1,7 @@
 // A fixed array of zeros that costs address space, not memory, until it is written.
 //
-// calloc takes large arrays straight from the kernel, whose pages appear, zeroed, at their first touch: a pool or a table
-// with room for millions is made in microseconds and grows with what is used.
+// calloc takes large arrays straight from the kernel, whose pages appear, zeroed, at their first touch: a pool or a
+// table with room for millions is made in microseconds and grows with what is used.
 #pragma once
 
 #include <cstdlib>
@@ -14,8 +14,7 @@ namespace pagecore {
 template <typename T>
 class ZeroedArray {
  public:
-  explicit ZeroedArray(size_t size)
-      : data_(static_cast<T*>(std::calloc(size > 0 ? size : 1, sizeof(T)))), size_(size) {
+  explicit ZeroedArray(size_t size) : data_(static_cast<T*>(std::calloc(size > 0 ? size : 1, sizeof(T)))), size_(size) {
     PC_EXPECTS(data_ != nullptr, NotEnoughMemory, "an index array of ", size, " x ", sizeof(T),
                " bytes cannot be had; make the pool or the tables smaller");
   }

@@ -48,8 +48,9 @@ cdef class AttentionPlan:
         cdef int64_t query_heads = count_of(num_query_heads, "num_query_heads", ShapeError)
         cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
         if query_heads % kv_heads != 0:
-            raise ShapeError(f"num_query_heads is {query_heads} and num_kv_heads {kv_heads}; the first must be a multiple "
-                             "of the second")
+            raise ShapeError(
+                f"num_query_heads is {query_heads} and num_kv_heads {kv_heads}; it must be a multiple of that"
+            )
         cdef int64_t workers = 1 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         read_window(window, &left, &right)
         cdef Plan* plan = &self.plan

@@ -21,12 +21,13 @@ struct KeyRange {
   return {left, right};
 }
 
-// The keys that any query of positions first .. last attends to, in a sequence of `length` keys. Positions can be negative
-// (more queries than keys); such queries may attend to nothing.
+// The keys that any query of positions first .. last attends to, in a sequence of `length` keys. Positions can be
+// negative (more queries than keys); such queries may attend to nothing.
 //
 //   first - left        first ... last        last + right
 //        [===============================================]     cut to [0, length)
-[[gnu::always_inline]] inline KeyRange attended_keys(const Window& window, int64_t first, int64_t last, int64_t length) {
+[[gnu::always_inline]] inline KeyRange attended_keys(const Window& window, int64_t first, int64_t last,
+                                                     int64_t length) {
   int64_t begin = window.left < 0 || first < window.left ? 0 : first - window.left;
   int64_t end = window.right < 0 || length - 1 - last < window.right ? length : last + window.right + 1;
   if (begin > length) begin = length;

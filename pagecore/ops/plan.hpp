@@ -1,7 +1,7 @@
 // The planner: how the attention of one batch is cut into work items, for host, CUDA and emulator alike.
 //
-// Stateless. Lengths in, items out, into a buffer that the caller owns; a buffer that is too small is filled as far as it
-// goes and the counts say what is needed.
+// Stateless. Lengths in, items out, into a buffer that the caller owns; a buffer that is too small is filled as far as
+// it goes and the counts say what is needed.
 //
 // P1: every pair (query row, key that it may attend to) is in exactly one item, and every query row in at least one.
 // P2: items stay within their sequence: queries in its rows of the packed array, keys in [0, seq_len).

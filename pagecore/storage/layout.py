@@ -59,7 +59,9 @@ class KVLayout:
             if self.heads is not None and self.heads not in HEADS:
                 raise UnsupportedOption(f"heads is {self.heads!r}; use 'NHD' or 'HND'")
         elif self.heads is not None:
-            raise UnsupportedOption(f"heads is {self.heads!r}, but the axes {self.order!r} say it already; leave it out")
+            raise UnsupportedOption(
+                f"heads is {self.heads!r}, but the axes {self.order!r} say it already; leave it out"
+            )
         else:
             self._check_spelled()
 
@@ -67,7 +69,7 @@ class KVLayout:
         axes = self.order
         if len(set(axes)) != len(axes) or not set("BNHD") <= set(axes) <= set("LBCNHD"):
             raise UnsupportedOption(
-                f"layout is {axes!r}; use 'layerwise', 'blockwise', or each of B, N, H, D once with L and C where wanted"
+                f"layout is {axes!r}; use 'layerwise', 'blockwise', or B, N, H, D once each, with L and C where wanted"
             )
         if axes[-1] != "D":
             raise UnsupportedOption(f"layout {axes!r} ends in {axes[-1]}; D must be last, kernels read it contiguously")
@@ -166,7 +168,7 @@ class KVLayout:
             steps = [offset, *(step for axis, step in stride.items() if axis != "C")]
             if any(step % plane.dtype.itemsize for step in steps):
                 raise UnsupportedOption(
-                    f"layout {self.order!r} misaligns plane {plane.name!r} of {plane.dtype} beside planes of other sizes; "
+                    f"layout {self.order!r} misaligns plane {plane.name!r} of {plane.dtype} beside the others; "
                     "use a layout without C"
                 )
 

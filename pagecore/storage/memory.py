@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from numbers import Integral, Real
+from fractions import Fraction
 from pathlib import Path
+
+import numpy as np
 
 from pagecore.errors import NotEnoughMemory, ShapeError
 
-UNITS = {"": 1, "B": 1} | {
+UNITS: dict[str, int] = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGTP", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
@@ -40,15 +42,16 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
         if match is None or match[2] not in UNITS:
             units = ", ".join(unit for unit in UNITS if unit)
             raise ShapeError(f"memory is {memory!r}; give a number and one of {units}, such as '8GiB'")
-        return math.floor(float(match[1]) * UNITS[match[2]]) if "." in match[1] else int(match[1]) * UNITS[match[2]]
-    if isinstance(memory, Integral) and not isinstance(memory, bool):
-        if memory < 0:
+        return math.floor(Fraction(match[1]) * UNITS[match[2]])
+    number: object = memory
+    if isinstance(number, int | np.integer) and not isinstance(number, bool):
+        if number < 0:
             raise ShapeError(f"memory is {memory} bytes; it cannot be negative")
-        return int(memory)
-    if isinstance(memory, Real) and not isinstance(memory, bool):
-        if not 0 < memory <= 1:
+        return int(number)
+    if isinstance(number, float | np.floating):
+        if not 0 < number <= 1:
             raise ShapeError(f"memory is {memory}; a float is the fraction of what is free, above 0 and up to 1")
-        return math.floor(float(memory) * free_memory(device))
+        return math.floor(float(number) * free_memory(device))
     raise ShapeError(f"memory is {memory!r}; give bytes, a str such as '8GiB', or a fraction of what is free")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pagecore.arrays import Tensor, as_tensor, empty, strided
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
@@ -59,7 +58,8 @@ class KVPool:
         self._buffers = self._allocate() if buffers is None else self._adopt(buffers)
         names = [plane.name for plane in spec.planes]
         self._views = {
-            name: tuple(self._view(index, layer) for layer in range(self.num_layers)) for index, name in enumerate(names)
+            name: tuple(self._view(index, layer) for layer in range(self.num_layers))
+            for index, name in enumerate(names)
         }
         if buffers is None:
             self._zero_null_block()
@@ -108,9 +108,7 @@ class KVPool:
         return [view for views in self._views.values() for view in views]
 
     @classmethod
-    def blocks_for(
-        cls, memory: Memory, spec: Spec, num_layers: int, block_size: int = 16, device: str = "cpu"
-    ) -> int:
+    def blocks_for(cls, memory: Memory, spec: Spec, num_layers: int, block_size: int = 16, device: str = "cpu") -> int:
         """How many whole blocks of all layers fit into `memory`, the null block among them.
 
         Raises
@@ -128,15 +126,19 @@ class KVPool:
     def _adopt(self, buffers: object) -> tuple[Tensor, ...]:
         given = self._given(buffers)
         if len(given) != self.layout.num_buffers:
-            raise ShapeError(f"{len(given)} buffers are given; layout {self.layout.order!r} needs {self.layout.num_buffers}")
+            raise ShapeError(
+                f"{len(given)} buffers are given; layout {self.layout.order!r} needs {self.layout.num_buffers}"
+            )
         return tuple(self._adopted(i, as_tensor(buffer)) for i, buffer in enumerate(given))
 
     def _given(self, buffers: object) -> list[object]:
         if isinstance(buffers, Mapping):
             names = [plane.name for plane in self.spec.planes]
             if self.layout.num_buffers == 1 or sorted(buffers) != sorted(names):
-                raise ShapeError(f"buffers are named {sorted(buffers)}; layout {self.layout.order!r} wants "
-                                 f"{'one buffer' if self.layout.num_buffers == 1 else names}")
+                raise ShapeError(
+                    f"buffers are named {sorted(buffers)}; layout {self.layout.order!r} wants "
+                    f"{'one buffer' if self.layout.num_buffers == 1 else names}"
+                )
             return [buffers[name] for name in names]
         if isinstance(buffers, Sequence) and not isinstance(buffers, (bytes, bytearray, memoryview)):
             return list(buffers)
@@ -206,8 +208,8 @@ def _logical(
     return shape, steps
 
 
-def _contiguous(buffer: Any) -> bool:
-    step = buffer.itemsize
+def _contiguous(buffer: Tensor) -> bool:
+    step: int = buffer.itemsize
     for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
         if extent > 1 and stride != step:
             return False

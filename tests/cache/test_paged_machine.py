@@ -1,7 +1,8 @@
 """A cache driven at random beside a plain model that keeps every key and value of every sequence in a list."""
 
 import numpy as np
-from hypothesis import settings, strategies as st
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagecore import AttentionSpec, InvalidSequence, OutOfBlocks, PagedKVCache, UnsupportedOption

@@ -214,6 +214,39 @@ def test_results_are_the_same_with_and_without_lse_and_out():
     np.testing.assert_array_equal(case.run(causal=True, scale=1 / 8, softcap=0, mask=None, stream=None), plain)
 
 
+@pytest.mark.parametrize("slope", [1.0, 0.003, -0.003, 0.0])
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_over_a_long_context_keeps_the_bounds_of_its_small_terms(slope, causal):
+    slopes = np.asarray([slope, slope / 2, slope / 4, 0.5], np.float32)
+    make_case(Shape(seq_lens=(5000, 77), query_lens=(3, 1)), alibi_slopes=slopes, causal=causal, sinks=SINKS).check()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("plane", ["key", "value", "both"])
+@pytest.mark.parametrize("how", ["causal", "window", "mask"])
+@pytest.mark.parametrize("query_len", [9, 60])
+def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(bad, plane, how, query_len):
+    seq_len, place = 70, 66
+    shape = Shape(seq_lens=(seq_len,), query_lens=(query_len,))
+    options: dict[str, Any] = {"causal": how == "causal"}
+    if how == "window":
+        options["window"] = (2, 1)
+    if how == "mask":
+        options["mask"] = random_mask(shape)
+    case = make_case(shape, **options)
+    clean = case.run()
+    for name, cache in (("key", case.key_cache), ("value", case.value_cache)):
+        if plane in (name, "both"):
+            cache[case.block_table[0, place // 16], place % 16] = bad
+    mask = options["mask"].reshape(query_len, seq_len) if how == "mask" else None
+    reached = reference.allowed(query_len, seq_len, causal=options["causal"], window=options.get("window"), mask=mask)
+    reached = reached[:, place]
+    assert 0 < reached.sum() < query_len
+    out = case.run()
+    assert not np.isfinite(out[reached]).any()
+    np.testing.assert_array_equal(out[~reached], clean[~reached])
+
+
 def test_equal_keys_make_the_output_the_mean_of_the_attended_values():
     key_cache = np.ones((3, 8, 1, 4), np.float32)
     value_cache = np.arange(3 * 8, dtype=np.float32).reshape(3, 8, 1, 1)

@@ -4,7 +4,10 @@ import numpy as np
 
 
 def dense_attention(query, keys, values, *, scale=None, window=None, softcap=0.0, sinks=None):
-    """Causal attention of the last ``len(query)`` positions: query [q, Hq, D], keys [n, Hkv, D], values [n, Hkv, Dv]."""
+    """Causal attention of the last ``len(query)`` positions of a sequence.
+
+    query [q, Hq, D], keys [n, Hkv, D], values [n, Hkv, Dv] -> [q, Hq, Dv]
+    """
     query, keys, values = (np.asarray(array, np.float64) for array in (query, keys, values))
     heads, group = query.shape[1], query.shape[1] // keys.shape[1]
     scale = query.shape[2] ** -0.5 if scale is None else scale

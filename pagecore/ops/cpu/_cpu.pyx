@@ -1,135 +1,32 @@
 """The host kernels, bound: Tensors to addresses and strides, errors to exceptions, the GIL released around the work."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
-from libcpp cimport bool as cbool
-from libcpp.string cimport string
+from libc.stdint cimport int64_t, uint8_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._plan cimport AttentionPlan, PcWorkItem
+from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.cpu.args cimport (
+    AttentionArgs,
+    BlockArray,
+    Cache,
+    Float,
+    Indices,
+    Lse,
+    MergeArgs,
+    PerHead,
+    PlanView,
+    Rows,
+    WriteArgs,
+    choose_isa,
+    current_isa,
+    list_isas,
+    run_attention,
+    run_copy,
+    run_merge,
+    run_write,
+)
 
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
-
-cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
-    enum class Float "pagecore::cpu::Float":
-        pass
-
-    cdef cppclass Indices:
-        const char* data
-        int64_t size
-        int64_t stride
-        cbool wide
-
-    cdef cppclass Table:
-        const char* data
-        int64_t num_rows
-        int64_t width
-        int64_t row_stride
-        cbool wide
-
-    cdef cppclass Cache:
-        char* data
-        Float type
-        int64_t num_blocks
-        int64_t block_size
-        int64_t num_heads
-        int64_t dim
-        int64_t block_stride
-        int64_t token_stride
-        int64_t head_stride
-
-    cdef cppclass Rows:
-        char* data
-        Float type
-        int64_t num_tokens
-        int64_t num_heads
-        int64_t dim
-        int64_t token_stride
-        int64_t head_stride
-
-    cdef cppclass PerHead:
-        const char* data
-        Float type
-        int64_t stride
-
-    cdef cppclass Lse:
-        char* data
-        int64_t num_tokens
-        int64_t token_stride
-        int64_t head_stride
-
-    cdef cppclass AttentionArgs:
-        Rows query
-        Cache key
-        Cache value
-        Table table
-        Indices seq_lens
-        Indices rows
-        Indices cu_query_lens
-        double scale
-        double softcap
-        cbool causal
-        int64_t window_left
-        int64_t window_right
-        PerHead sinks
-        PerHead alibi_slopes
-        PerHead key_scale
-        PerHead value_scale
-        const uint8_t* mask
-        int64_t mask_size
-        Rows out
-        Lse lse
-
-    cdef cppclass PlanView:
-        const PcWorkItem* items
-        int64_t num_items
-        int64_t num_partial_rows
-        const int32_t* cu_query_lens
-        const int32_t* seq_lens
-        int64_t num_sequences
-        int64_t num_query_heads
-        int64_t num_kv_heads
-        cbool causal
-        int64_t window_left
-        int64_t window_right
-
-    cdef cppclass WriteArgs:
-        Rows key
-        Rows value
-        Cache key_cache
-        Cache value_cache
-        Indices slots
-        PerHead key_scale
-        PerHead value_scale
-
-    cdef cppclass MergeArgs:
-        Rows out_a
-        Rows out_b
-        Rows out
-        Lse lse_a
-        Lse lse_b
-        Lse lse
-
-    cdef cppclass BlockArray:
-        char* data
-        int64_t num_blocks
-        int64_t block_stride
-        int64_t itemsize
-        int32_t ndim
-        int64_t shape[8]
-        int64_t strides[8]
-
-    void run_attention "pagecore::cpu::attention"(const AttentionArgs& args, const PlanView* plan) except +raise_python_error
-    void run_write "pagecore::cpu::write_kv"(const WriteArgs& args) except +raise_python_error
-    void run_copy "pagecore::cpu::copy_blocks"(
-        const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error
-    void run_merge "pagecore::cpu::merge"(const MergeArgs& args) except +raise_python_error
-
-cdef extern from "pagecore/ops/cpu/dispatch.hpp" namespace "pagecore::cpu" nogil:
-    const char* current_isa "pagecore::cpu::isa"() except +raise_python_error
-    void choose_isa "pagecore::cpu::set_isa"(const string& name) except +raise_python_error
-    vector[string] list_isas "pagecore::cpu::available_isas"() except +raise_python_error
 
 cdef enum:
     INT64 = 8  # in the dtype table, whose first three are those of Float
@@ -202,8 +99,8 @@ cdef void fill_plan(PlanView* view, AttentionPlan plan) noexcept:
 cpdef int attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
-        double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
-        Tensor lse) except -1:
+        double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale,
+        Tensor out, Tensor lse) except -1:
     """Paged attention over checked Tensors; see _cpu.pxd."""
     cdef AttentionArgs args
     cdef PlanView view
@@ -308,7 +205,7 @@ cpdef str set_isa(object name):
         A name that this machine or build has not; nothing has changed.
     """
     if name is not None and (not isinstance(name, str) or not name or not name.isascii()):
-        raise UnsupportedOption(f"the instruction set {name!r} is unknown; this machine has {', '.join(available_isas())}")
+        raise UnsupportedOption(f"instruction set {name!r} is unknown; this machine has {', '.join(available_isas())}")
     choose_isa(b"" if name is None else (<str>name).encode())
     return isa()
 

@@ -90,10 +90,10 @@ struct AttentionArgs {
   Cache value;
   Table table;
   Indices seq_lens;
-  Indices rows;              // absent: sequence i is row i of the table
-  Indices cu_query_lens;     // absent: one query for each sequence
+  Indices rows;           // absent: sequence i is row i of the table
+  Indices cu_query_lens;  // absent: one query for each sequence
   double scale = 1.0;
-  double softcap = 0.0;      // 0: none
+  double softcap = 0.0;  // 0: none
   bool causal = true;
   int64_t window_left = -1;  // keys before a query's own position; -1: unbounded
   int64_t window_right = -1;

@@ -40,8 +40,8 @@ void CheckedBatch::check_queries(const AttentionArgs& args) {
   const Indices& cu = args.cu_query_lens;
   const int64_t tokens = args.query.num_tokens;
   if (cu.data == nullptr) {
-    PC_EXPECTS(num_sequences_ <= tokens, ShapeError, "seq_lens has ", num_sequences_, " sequences and query has ", tokens,
-               " rows; without cu_query_lens there must be one query for each sequence");
+    PC_EXPECTS(num_sequences_ <= tokens, ShapeError, "seq_lens has ", num_sequences_, " sequences and query has ",
+               tokens, " rows; without cu_query_lens there must be one query for each sequence");
     for (int64_t i = 0; i <= num_sequences_; ++i) cu_query_lens_[static_cast<size_t>(i)] = static_cast<int32_t>(i);
     return;
   }
@@ -51,9 +51,10 @@ void CheckedBatch::check_queries(const AttentionArgs& args) {
   for (int64_t i = 0; i <= num_sequences_; ++i) {
     const int64_t at = cu.at(i);
     PC_EXPECTS(i > 0 || at == 0, ShapeError, "cu_query_lens starts at ", at, "; it must start at 0");
-    PC_EXPECTS(at >= before, ShapeError, "cu_query_lens falls from ", before, " to ", at, " at ", i, "; it must never fall");
-    PC_EXPECTS(at <= tokens && at <= kMaxLength, ShapeError, "cu_query_lens[", i, "] is ", at, " and query has ", tokens,
-               " rows; every query must have its row");
+    PC_EXPECTS(at >= before, ShapeError, "cu_query_lens falls from ", before, " to ", at, " at ", i,
+               "; it must never fall");
+    PC_EXPECTS(at <= tokens && at <= kMaxLength, ShapeError, "cu_query_lens[", i, "] is ", at, " and query has ",
+               tokens, " rows; every query must have its row");
     before = at;
     cu_query_lens_[static_cast<size_t>(i)] = static_cast<int32_t>(at);
   }
@@ -79,8 +80,8 @@ void CheckedBatch::check_rows(const AttentionArgs& args) {
              num_sequences_, " sequences; it needs one for each");
   for (int64_t i = 0; i < num_sequences_; ++i) {
     const int64_t row = given ? args.rows.at(i) : i;
-    PC_EXPECTS(row >= 0 && row < args.table.num_rows && row <= kMaxLength, InvalidSequence, "sequence ", i, " is row ", row,
-               " of a block table of ", args.table.num_rows, " rows; rows start at 0");
+    PC_EXPECTS(row >= 0 && row < args.table.num_rows && row <= kMaxLength, InvalidSequence, "sequence ", i, " is row ",
+               row, " of a block table of ", args.table.num_rows, " rows; rows start at 0");
     rows_[static_cast<size_t>(i)] = static_cast<int32_t>(row);
   }
 }
@@ -126,7 +127,8 @@ void CheckedBatch::check_blocks(const AttentionArgs& args, int64_t sequence) con
   const int64_t size = args.key.block_size, limit = std::min(args.key.num_blocks, args.value.num_blocks);
   const int64_t first = keys.begin / size, last = (keys.end - 1) / size;
   const Indices blocks = args.table.row(rows_[at]);
-  if (blocks.wide ? all_below<int64_t>(blocks, first, last + 1, limit) : all_below<int32_t>(blocks, first, last + 1, limit)) {
+  if (blocks.wide ? all_below<int64_t>(blocks, first, last + 1, limit)
+                  : all_below<int32_t>(blocks, first, last + 1, limit)) {
     return;
   }
   for (int64_t i = first; i <= last; ++i) {
@@ -145,9 +147,10 @@ void CheckedBatch::check_plan(const AttentionArgs& args, const PlanView& plan) c
              args.query.num_heads, "/", args.key.num_heads, kRemedy);
   const Window planned = make_window(plan.causal, plan.window_left, plan.window_right);
   const Window wanted = make_window(args.causal, args.window_left, args.window_right);
-  PC_EXPECTS(planned.left == wanted.left && planned.right == wanted.right, ShapeError, "the plan is for causal=", plan.causal,
-             " and window (", plan.window_left, ", ", plan.window_right, "), the call has causal=", args.causal,
-             " and window (", args.window_left, ", ", args.window_right, ")", kRemedy);
+  PC_EXPECTS(planned.left == wanted.left && planned.right == wanted.right, ShapeError,
+             "the plan is for causal=", plan.causal, " and window (", plan.window_left, ", ", plan.window_right,
+             "), the call has causal=", args.causal, " and window (", args.window_left, ", ", args.window_right, ")",
+             kRemedy);
   PC_EXPECTS(plan.num_sequences == num_sequences_, ShapeError, "the plan is for ", plan.num_sequences,
              " sequences and the batch has ", num_sequences_, kRemedy);
   PC_EXPECTS(std::equal(seq_lens(), seq_lens() + num_sequences_, plan.seq_lens), ShapeError,

@@ -12,8 +12,8 @@ namespace pagecore::cpu {
 // Grows and never shrinks, so that a warm call allocates nothing.
 class CheckedBatch {
  public:
-  // Raises before anything is written: lengths or offsets that make no sense, rows outside the table, blocks outside the
-  // cache. Only blocks that some query attends to are looked at.
+  // Raises before anything is written: lengths or offsets that make no sense, rows outside the table, blocks outside
+  // the cache. Only blocks that some query attends to are looked at.
   void check(const AttentionArgs& args);
 
   // Raises ShapeError unless the plan was made for this batch and these options.

@@ -59,8 +59,8 @@ void check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
   const int64_t limit = cache.num_blocks * cache.block_size;
   for (int64_t i = 0; i < slots.size; ++i) {
     const int64_t slot = slots.at(i);
-    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit,
-               " slots (", cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
+    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit, " slots (",
+               cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
   }
 }
 
@@ -90,7 +90,8 @@ void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, 
     const BlockShape shape(array);
     for (int64_t i = 0; i < sources.size; ++i) {
       const int64_t source = sources.at(i), target = targets.at(i);
-      if (source != target) shape.copy(array.data + source * array.block_stride, array.data + target * array.block_stride);
+      if (source != target)
+        shape.copy(array.data + source * array.block_stride, array.data + target * array.block_stride);
     }
   }
 }

@@ -17,17 +17,16 @@ struct Level {
 // The widest first.
 #if defined(__x86_64__)
 bool has_v4() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 bool has_v3() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
          __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"); }
-constexpr Level kLevels[] = {{"x86-64-v4", has_v4, &v4::kTable},
-                             {"x86-64-v3", has_v3, &v3::kTable},
-                             {"x86-64-v2", has_v2, &v2::kTable}};
+constexpr Level kLevels[] = {
+    {"x86-64-v4", has_v4, &v4::kTable}, {"x86-64-v3", has_v3, &v3::kTable}, {"x86-64-v2", has_v2, &v2::kTable}};
 #elif defined(__aarch64__)
 constexpr Level kLevels[] = {{"neon", [] { return true; }, &neon::kTable}};
 #else
@@ -40,8 +39,9 @@ std::atomic<const Level*> current{nullptr};
 [[noreturn]] void refuse(const std::string& name, const char* who) {
   std::string names;
   for (const std::string& each : available_isas()) names += (names.empty() ? "" : ", ") + each;
-  fail(ErrorKind::UnsupportedOption, who, " asks for the instruction set \"", name, "\", which this machine or build has not; ",
-       "it has ", names.empty() ? "none (the kernels need x86-64-v2)" : names);
+  fail(ErrorKind::UnsupportedOption, who, " asks for the instruction set \"", name,
+       "\", which this machine or build has not; ", "it has ",
+       names.empty() ? "none (the kernels need x86-64-v2)" : names);
 }
 
 const Level& find(const std::string& name, const char* who) {

@@ -1,4 +1,5 @@
-// Which instruction set the kernels use: the widest that the machine has, unless PAGECORE_ISA or set_isa says otherwise.
+// Which instruction set the kernels use: the widest that the machine has, unless PAGECORE_ISA or set_isa says
+// otherwise.
 #pragma once
 
 #include <string>

@@ -9,8 +9,9 @@
 
 namespace pagecore::cpu {
 
-// Keys are worked on in tiles that start at multiples of 64, and sums are folded at multiples of kFoldTokens: so a row's bits
-// depend neither on where its window starts nor on which other rows are worked on beside it, nor on splits at these places.
+// Keys are worked on in tiles that start at multiples of 64, and sums are folded at multiples of kFoldTokens: so a
+// row's bits depend neither on where its window starts nor on which other rows are worked on beside it, nor on splits
+// at these places.
 inline constexpr int64_t kTileTokens = 64;
 inline constexpr int64_t kFoldTokens = 1024;
 inline constexpr int64_t kSplitFloor = 512;

@@ -6,13 +6,13 @@
 //       weights   one softmax step for each row
 //       values    rows x value dim
 //
-// A row is one (query, head of the group), queries outermost. Copies are taken where many rows make them pay, where dims
-// are no whole vectors, and where a tile holds tokens that some row must not see.
+// A row is one (query, head of the group), queries outermost. Copies are taken where many rows make them pay, where
+// dims are no whole vectors, and where a tile holds tokens that some row must not see.
 #pragma once
 
-#include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/finish.hpp"
 #include "pagecore/ops/cpu/kernels/pack.hpp"
+#include "pagecore/ops/cpu/kernels/tile.hpp"
 #include "pagecore/ops/cpu/kernels/values.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -20,16 +20,6 @@ namespace {
 
 // Rows from which on a widened copy of the tile costs less than widening it for each block of rows.
 constexpr int64_t kPackRows = 4 * kBlockRows;
-
-// One tile of keys: positions start .. start + 64.
-struct Tile {
-  int64_t start = 0;
-  int first = 0;  // what any row attends to
-  int last = 0;
-  bool uniform = true;  // every row attends to all of it
-  int64_t key_offsets[kTileTokens];
-  int64_t value_offsets[kTileTokens];
-};
 
 class Pass {
  public:
@@ -56,12 +46,12 @@ class Pass {
     Tile tiles[2];
     int current = 0;
     int64_t position = item_.key_begin;
-    if (position < item_.key_end) locate(position, tiles[0]);
+    if (position < item_.key_end) locate(args_, blocks_, item_, position, tiles[0]);
     while (position < item_.key_end) {
       const Tile& tile = tiles[current];
       const int64_t next = tile.start + kTileTokens;
       const bool more = next < item_.key_end;
-      if (more) locate(next, tiles[1 - current]);
+      if (more) locate(args_, blocks_, item_, next, tiles[1 - current]);
       rows_of_tile(tile);
       for (int64_t head = 0; head < head_count_; ++head) {
         const bool last_head = head + 1 == head_count_;
@@ -106,38 +96,6 @@ class Pass {
     for (int64_t d = query.dim; d < key_stride_; ++d) target[d] = 0.0f;
   }
 
-  // ---- where a tile's tokens are
-
-  // The tile that holds `position`, cut to the item's keys. Places that are outside stand for the nearest inside.
-  void locate(int64_t position, Tile& tile) const {
-    tile.start = position / kTileTokens * kTileTokens;
-    const int64_t end = tile.start + kTileTokens;
-    tile.first = static_cast<int>(item_.key_begin > tile.start ? item_.key_begin - tile.start : 0);
-    tile.last = static_cast<int>((item_.key_end < end ? item_.key_end : end) - tile.start);
-    int64_t block = (tile.start + tile.first) / args_.key.block_size;
-    int64_t within = tile.start + tile.first - block * args_.key.block_size;
-    for (int t = tile.first; t < tile.last; ++block, within = 0) {
-      // With a mask, the id of a block that nobody attends to may be anything; nothing is read there.
-      const int64_t named = blocks_.at(block);
-      const int64_t id = named >= 0 && named < args_.key.num_blocks ? named : 0;
-      int64_t key = id * args_.key.block_stride + within * args_.key.token_stride;
-      int64_t value = id * args_.value.block_stride + within * args_.value.token_stride;
-      for (; t < tile.last && within < args_.key.block_size; ++t, ++within) {
-        tile.key_offsets[t] = key;
-        tile.value_offsets[t] = value;
-        key += args_.key.token_stride;
-        value += args_.value.token_stride;
-      }
-    }
-    for (int t = 0; t < tile.first; ++t) copy_place(tile, tile.first, t);
-    for (int t = tile.last; t < kTileTokens; ++t) copy_place(tile, tile.last - 1, t);
-  }
-
-  static void copy_place(Tile& tile, int from, int to) {
-    tile.key_offsets[to] = tile.key_offsets[from];
-    tile.value_offsets[to] = tile.value_offsets[from];
-  }
-
   // ---- who attends to what
 
   // low, high and keep of each row; the same for every head.
@@ -171,7 +129,8 @@ class Pass {
     use_.used = used_;
     const int64_t first_query = item_.query_begin - batch_.cu_query_lens[item_.sequence];
     for (int64_t query = 0; query < item_.query_count; ++query) {
-      const uint8_t* mask = args_.mask + batch_.mask_starts[item_.sequence] + (first_query + query) * length_ + tile.start;
+      const uint8_t* mask =
+          args_.mask + batch_.mask_starts[item_.sequence] + (first_query + query) * length_ + tile.start;
       uint8_t* keep = scratch_.keep + query * kTileTokens;
       for (int t = 0; t < kTileTokens; ++t) {
         const bool attended = t >= scratch_.low[query * group_] && t < scratch_.high[query * group_] && mask[t] != 0;
@@ -190,7 +149,8 @@ class Pass {
     const Tokens values{head_base(args_.value, head), tile.value_offsets};
     Ahead key_ahead{}, value_ahead{};
     if (ahead_tile != nullptr && args_.mask == nullptr) {
-      key_ahead = {{head_base(args_.key, ahead_head), ahead_tile->key_offsets}, args_.key.dim * size_of(args_.key.type)};
+      key_ahead = {{head_base(args_.key, ahead_head), ahead_tile->key_offsets},
+                   args_.key.dim * size_of(args_.key.type)};
       value_ahead = {{head_base(args_.value, ahead_head), ahead_tile->value_offsets},
                      args_.value.dim * size_of(args_.value.type)};
     }
@@ -208,7 +168,8 @@ class Pass {
     const int64_t dim = args_.key.dim;
     const bool packed = rows_ >= kPackRows || dim % kLanes != 0 || args_.mask != nullptr;
     if (!packed) {
-      with_float(args_.key.type, [&]<Float K>() { score_tile<K>(query, key_stride_, rows_, keys, ahead, dim, scratch_); });
+      with_float(args_.key.type,
+                 [&]<Float K>() { score_tile<K>(query, key_stride_, rows_, keys, ahead, dim, scratch_); });
       return;
     }
     with_float(args_.key.type, [&]<Float K>() { pack_tile<K>(keys, use_, dim, scratch_.key); });
@@ -287,14 +248,15 @@ class Pass {
       const int64_t head = kv_head * group_ + i % rows_ % group_;
       const float* row = acc + i * value_stride_;
       if (item_.num_splits == 1) {
-        finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, position_ + query, length_,
-                   row_max[i], row_sum[i], row);
+        finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, position_ + query,
+                   length_, row_max[i], row_sum[i], row);
         continue;
       }
       const int64_t at = (item_.partial + query) * args_.query.num_heads + head;
       batch_.partial_stats[2 * at] = row_max[i];
       batch_.partial_stats[2 * at + 1] = row_sum[i];
-      for (int64_t d = 0; d < value_stride_; d += kLanes) store(batch_.partial_out + at * value_stride_ + d, load(row + d));
+      for (int64_t d = 0; d < value_stride_; d += kLanes)
+        store(batch_.partial_out + at * value_stride_ + d, load(row + d));
     }
   }
 
@@ -305,7 +267,7 @@ class Pass {
   Indices blocks_;
   int64_t head_begin_, head_count_;
   int64_t group_;
-  int64_t rows_;      // of one head
+  int64_t rows_;  // of one head
   int64_t length_;
   int64_t position_;  // of the item's first query
   int64_t key_stride_, value_stride_;
@@ -319,36 +281,6 @@ class Pass {
 inline void attend_item(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item,
                         int64_t head_begin, int64_t head_count, float* scratch) {
   Pass(args, batch, item, head_begin, head_count, scratch).run();
-}
-
-// Folds the partial rows of one query tile, first to last, and finishes them. Scratch: one padded value row.
-inline void merge_splits(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, float* acc) {
-  const int64_t heads = args.query.num_heads, group = heads / args.key.num_heads, stride = padded(args.value.dim);
-  const int64_t length = batch.seq_lens[item.sequence];
-  const int64_t position = length - (batch.cu_query_lens[item.sequence + 1] - item.query_begin);
-  for (int64_t query = 0; query < item.query_count; ++query) {
-    for (int64_t head = 0; head < heads; ++head) {
-      float row_max = -kInfinity, row_sum = 0.0f;
-      for (int64_t d = 0; d < stride; d += kLanes) store(acc + d, Vec{});
-      for (int64_t split = 0; split < item.num_splits; ++split) {
-        const int64_t at = (item.partial + split * item.query_count + query) * heads + head;
-        const float* stats = batch.partial_stats + 2 * at;
-        fold_row(row_max, row_sum, acc, stats[0], stats[1], batch.partial_out + at * stride, stride);
-      }
-      finish_row(args, head_options(args, head, head / group), item.query_begin + query, head, position + query, length,
-                 row_max, row_sum, acc);
-    }
-  }
-}
-
-inline void clear_rows(const AttentionArgs& args, int64_t token_begin, int64_t token_end) {
-  for (int64_t token = token_begin; token < token_end; ++token) {
-    for (int64_t head = 0; head < args.out.num_heads; ++head) {
-      __builtin_memset(args.out.data + token * args.out.token_stride + head * args.out.head_stride, 0,
-                       static_cast<size_t>(args.out.dim * size_of(args.out.type)));
-      if (args.lse.data != nullptr) args.lse.at(token, head) = -kInfinity;
-    }
-  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// float16 and bfloat16 to float32 and back, whole vectors and rows. Widening is exact; narrowing rounds to nearest, ties to
-// even, and keeps NaN a NaN.
+// float16 and bfloat16 to float32 and back, whole vectors and rows. Widening is exact; narrowing rounds to nearest,
+// ties to even, and keeps NaN a NaN.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/vec.hpp"
@@ -33,7 +33,8 @@ PC_FORCE_INLINE Vec widen_f16(HalfVec h) {
   return (Vec)vcvt_f32_f16((float16x4_t)h);
 #else
   const BitVec bits = __builtin_convertvector(h, BitVec);
-  const Vec two_112 = (Vec)(BitVec{} + 0x77800000);  // the difference of the exponents' biases; subnormals come out right
+  const Vec two_112 =
+      (Vec)(BitVec{} + 0x77800000);  // the difference of the exponents' biases; subnormals come out right
   const BitVec number = (BitVec)((Vec)((bits & 0x7fff) << 13) * two_112);
   const BitVec special = number | 0x7f800000;
   const BitVec magnitude = (bits & 0x7c00) == 0x7c00 ? special : number;

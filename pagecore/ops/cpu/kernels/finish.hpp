@@ -1,15 +1,16 @@
-// A row's running sums become its output and lse.
+// A row's running sums become its output and lse, at once or after the splits of its keys are joined.
 #pragma once
 
+#include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/softmax.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// ALiBi adds slope * (key - position). Over a long context that is a large number, most of which the softmax cancels again;
-// so rows work with slope * (key - anchor), where the anchor is the attended key whose bias is greatest, and the rest is
-// added to the lse at the end, in float64.
+// ALiBi adds slope * (key - position). Over a long context that is a large number, most of which the softmax cancels
+// again; so rows work with slope * (key - anchor), where the anchor is the attended key whose bias is greatest, and the
+// rest is added to the lse at the end, in float64.
 PC_FORCE_INLINE int64_t bias_anchor(const Window& window, int64_t position, int64_t length, float slope) {
   const KeyRange keys = attended_keys(window, position, position, length);
   if (keys.begin == keys.end) return 0;
@@ -68,6 +69,36 @@ inline void finish_row(const AttentionArgs& args, const HeadOptions& head_opts, 
   store_output(args.out, token, head, acc, static_cast<float>(factor));
   if (args.lse.data != nullptr) {
     args.lse.at(token, head) = total == 0.0 ? -kInfinity : static_cast<float>(top + __builtin_log(total) + bias);
+  }
+}
+
+// Folds the partial rows of one query tile, first to last, and finishes them. Scratch: one padded value row.
+inline void merge_splits(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, float* acc) {
+  const int64_t heads = args.query.num_heads, group = heads / args.key.num_heads, stride = padded(args.value.dim);
+  const int64_t length = batch.seq_lens[item.sequence];
+  const int64_t position = length - (batch.cu_query_lens[item.sequence + 1] - item.query_begin);
+  for (int64_t query = 0; query < item.query_count; ++query) {
+    for (int64_t head = 0; head < heads; ++head) {
+      float row_max = -kInfinity, row_sum = 0.0f;
+      for (int64_t d = 0; d < stride; d += kLanes) store(acc + d, Vec{});
+      for (int64_t split = 0; split < item.num_splits; ++split) {
+        const int64_t at = (item.partial + split * item.query_count + query) * heads + head;
+        const float* stats = batch.partial_stats + 2 * at;
+        fold_row(row_max, row_sum, acc, stats[0], stats[1], batch.partial_out + at * stride, stride);
+      }
+      finish_row(args, head_options(args, head, head / group), item.query_begin + query, head, position + query, length,
+                 row_max, row_sum, acc);
+    }
+  }
+}
+
+inline void clear_rows(const AttentionArgs& args, int64_t token_begin, int64_t token_end) {
+  for (int64_t token = token_begin; token < token_end; ++token) {
+    for (int64_t head = 0; head < args.out.num_heads; ++head) {
+      __builtin_memset(args.out.data + token * args.out.token_stride + head * args.out.head_stride, 0,
+                       static_cast<size_t>(args.out.dim * size_of(args.out.type)));
+      if (args.lse.data != nullptr) args.lse.at(token, head) = -kInfinity;
+    }
   }
 }
 

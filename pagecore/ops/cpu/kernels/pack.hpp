@@ -6,7 +6,8 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// Which tokens of a tile some row attends to: [first, last), and of those where `used` is not 0. The rest must not be read.
+// Which tokens of a tile some row attends to: [first, last), and of those where `used` is not 0. The rest must not be
+// read.
 struct TileUse {
   int first;
   int last;

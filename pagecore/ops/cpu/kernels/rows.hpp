@@ -9,7 +9,8 @@ namespace {
 
 template <Float From, Float To>
 PC_FORCE_INLINE void convert_row(const char* source, char* target, int64_t dim, float divisor) {
-  for_each_vector<From>(source, dim, [&](int64_t d, Vec v, int64_t count) { store_part<To>(target, d, v / divisor, count); });
+  for_each_vector<From>(source, dim,
+                        [&](int64_t d, Vec v, int64_t count) { store_part<To>(target, d, v / divisor, count); });
 }
 
 // One token's heads; a stored number is the given one divided by its head's scale.
@@ -73,7 +74,8 @@ inline void merge_row(const MergeArgs& args, int64_t token, int64_t head, float 
     const int64_t count = args.out.dim - d < kLanes ? args.out.dim - d : kLanes;
     Vec merged = {};
     if (weight_a != 0.0f) merged = load_row_part(args.out_a, row_of(args.out_a), d, count) * weight_a;
-    if (weight_b != 0.0f) merged = fma(load_row_part(args.out_b, row_of(args.out_b), d, count), splat(weight_b), merged);
+    if (weight_b != 0.0f)
+      merged = fma(load_row_part(args.out_b, row_of(args.out_b), d, count), splat(weight_b), merged);
     with_float(args.out.type, [&]<Float T>() { store_part<T>(row_of(args.out), d, merged, count); });
   }
 }

@@ -1,7 +1,8 @@
 // Scores: query rows times the keys of one tile.
 //
-// A register block holds kBlockRows rows x 4 keys; each of its sums runs over the dims in one vector accumulator, then over the
-// lanes in the order of sum(). That order is the same in every shape of block, so a row's bits do not depend on its neighbours.
+// A register block holds kBlockRows rows x 4 keys; each of its sums runs over the dims in one vector accumulator, then
+// over the lanes in the order of sum(). That order is the same in every shape of block, so a row's bits do not depend
+// on its neighbours.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
@@ -91,8 +92,12 @@ PC_FORCE_INLINE void for_each_row_block(int64_t rows, Visit&& visit) {
   for (; row + kBlockRows <= rows; row += kBlockRows) visit.template operator()<kBlockRows>(row);
   switch (rows - row) {
     case 1: visit.template operator()<1>(row); break;
-    case 2: if constexpr (kBlockRows > 2) visit.template operator()<2>(row); break;
-    case 3: if constexpr (kBlockRows > 3) visit.template operator()<3>(row); break;
+    case 2:
+      if constexpr (kBlockRows > 2) visit.template operator()<2>(row);
+      break;
+    case 3:
+      if constexpr (kBlockRows > 3) visit.template operator()<3>(row);
+      break;
     default: break;
   }
 }

@@ -9,11 +9,11 @@ namespace {
 
 // What changes the scores of one row within a tile.
 struct RowScores {
-  int32_t low, high;      // keys of the tile that it attends to
-  const uint8_t* keep;    // and of those, these; null: all
-  float softcap;          // 0: none. Scores come divided by it.
-  float slope;            // 0: none
-  int32_t bias_begin;     // tile start - the key whose bias is 0
+  int32_t low, high;    // keys of the tile that it attends to
+  const uint8_t* keep;  // and of those, these; null: all
+  float softcap;        // 0: none. Scores come divided by it.
+  float slope;          // 0: none
+  int32_t bias_begin;   // tile start - the key whose bias is 0
 };
 
 // What older sums are scaled to when the maximum rises from `from` to `to`; -inf means that there are none.

@@ -1,6 +1,7 @@
 // Values: the weights of one tile times its values, added to what the rows have so far.
 //
-// A tile's sum starts from zero and is added to the row's sum as a whole: errors grow with the number of tiles, not of tokens.
+// A tile's sum starts from zero and is added to the row's sum as a whole: errors grow with the number of tiles, not of
+// tokens.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/scores.hpp"
@@ -71,8 +72,8 @@ void value_tile(const RowSums& all, int64_t count, const Tokens& values, Ahead a
   });
 }
 
-// The same for a tile that holds infinities or NaN and that not every row attends to as a whole: 0 * NaN must not reach a row
-// that does not attend to it, so each row visits its own tokens only, in the same order.
+// The same for a tile that holds infinities or NaN and that not every row attends to as a whole: 0 * NaN must not reach
+// a row that does not attend to it, so each row visits its own tokens only, in the same order.
 inline void value_tile_by_token(const RowSums& all, int64_t count, int64_t queries, const Tokens& values,
                                 int64_t vectors, bool masked, const Scratch& scratch) {
   const int64_t group = count / queries;

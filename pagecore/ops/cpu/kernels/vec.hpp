@@ -1,7 +1,7 @@
 // Vectors of float32, as wide as the instruction set: GCC/Clang vector extensions, so that one source serves all.
 //
-// This folder is compiled once for each instruction set (isa/*.cpp define PC_ISA, the name of its namespace). All of it is in
-// an unnamed namespace: had anything linkage, the linker could pick code that is too new for the machine.
+// This folder is compiled once for each instruction set (isa/*.cpp define PC_ISA, the name of its namespace). All of it
+// is in an unnamed namespace: had anything linkage, the linker could pick code that is too new for the machine.
 #pragma once
 
 #include <cstdint>
@@ -52,8 +52,8 @@ PC_FORCE_INLINE void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = 
 PC_FORCE_INLINE void store_four(float* p, Vec4 v) { *reinterpret_cast<LooseVec4*>(p) = v; }
 PC_FORCE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-// a * b + c, rounded once where the machine can. Explicit, because the compiler's choice of which product of two it fuses
-// could differ between instances, and a row's bits must not.
+// a * b + c, rounded once where the machine can. Explicit, because the compiler's choice of which product of two it
+// fuses could differ between instances, and a row's bits must not.
 PC_FORCE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -130,7 +130,8 @@ PC_FORCE_INLINE Vec4 sum_each(Vec a, Vec b, Vec c, Vec d) {
   return __builtin_shufflevector(pq, rs, 0, 2, 4, 6) + __builtin_shufflevector(pq, rs, 1, 3, 5, 7);
 }
 
-// out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the adds, the same order of adding.
+// out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the adds, the same order of
+// adding.
 #if defined(__AVX512F__)
 // {a0 + a2, a1 + a3, b0 + b2, b1 + b3} in lanes of four floats.
 PC_FORCE_INLINE Vec pair_halves(Vec a, Vec b) {
@@ -148,12 +149,10 @@ PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], floa
     t[i] = pair_quarters(pair_halves(sums[0][i], sums[1][i]), pair_halves(sums[2][i], sums[3][i]));
   }
   // Within each lane of four: {p0 p1 q0 q1} + {p2 p3 q2 q3}, then {0 2 4 6} + {1 3 5 7}, as in sum_each.
-  const Vec pq =
-      __builtin_shufflevector(t[0], t[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-      __builtin_shufflevector(t[0], t[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  const Vec rs =
-      __builtin_shufflevector(t[2], t[3], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-      __builtin_shufflevector(t[2], t[3], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  const Vec pq = __builtin_shufflevector(t[0], t[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+                 __builtin_shufflevector(t[0], t[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  const Vec rs = __builtin_shufflevector(t[2], t[3], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+                 __builtin_shufflevector(t[2], t[3], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
   const Vec rows = __builtin_shufflevector(pq, rs, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
                    __builtin_shufflevector(pq, rs, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
   store_four(out, low(low(rows)));

@@ -1,0 +1,63 @@
+"""What a cache can be: options that this version serves, and how many blocks each group gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from typing import Any
+
+from pagecore.cache.layers import Group
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.storage import parse_memory
+from pagecore.storage.memory import Memory
+from pagecore.storage.pool import blocks_within, bytes_per_block
+from pagecore.storage.spec import positive
+
+INT32_MAX = 2**31 - 1
+
+
+def refuse_unserved(device: str, parallel: object, prefix_cache: bool, index_dtype: str) -> None:
+    """Refuse by name what this version does not serve."""
+    if device not in ("cpu", "none"):
+        raise DeviceError(f"device is {device!r}; this version keeps caches on 'cpu', or without bytes on 'none'")
+    if parallel is not None:
+        raise UnsupportedOption("parallel is set; this version has no tensor parallelism: leave it None")
+    if prefix_cache:
+        raise UnsupportedOption("prefix_cache is set; this version has no prefix cache: leave it False")
+    if index_dtype not in ("int64", "int32"):
+        raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
+
+
+def count_blocks(
+    groups: Listed[Group], block_size: int, num_blocks: int | Listed[int] | None, memory: Memory | None
+) -> list[int]:
+    """Blocks of each group: as listed, or as many for each as fit into `memory` together."""
+    if (num_blocks is None) == (memory is None):
+        raise ShapeError(f"num_blocks is {num_blocks} and memory is {memory!r}; give exactly one of them")
+    if memory is not None:
+        one = sum(bytes_per_block(group.spec, group.num_layers, block_size) for group in groups)
+        counted = [blocks_within(parse_memory(memory), one)] * len(groups)
+    else:
+        given: Any = num_blocks
+        counted = list(given) if isinstance(given, list | tuple) else [given] * len(groups)
+    if len(counted) != len(groups):
+        raise ShapeError(f"num_blocks lists {len(counted)}; the layers form {len(groups)} groups")
+    counted = [positive("num_blocks", n, least=2) for n in counted]
+    if max(counted) > INT32_MAX:
+        raise ShapeError(
+            f"a pool would have {max(counted)} blocks; ids are int32, at most {INT32_MAX}: use larger blocks"
+        )
+    return counted
+
+
+def row_capacity(blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
+    """Tokens that a row has room for: `max_tokens`, or all that the smallest pool can hold."""
+    if max_tokens is not None:
+        return positive("max_tokens_per_sequence", max_tokens)
+    return min((min(blocks) - 1) * block_size, INT32_MAX)
+
+
+def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
+    """A slot mapping of int32 must be able to name every slot; it never wraps."""
+    slots = max(blocks) * block_size
+    if index_dtype == "int32" and slots > INT32_MAX:
+        raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")

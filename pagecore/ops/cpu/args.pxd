@@ -1,0 +1,129 @@
+# The structs of args.hpp and the functions of ops.hpp and dispatch.hpp, for _cpu.pyx.
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libcpp cimport bool as cbool
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from pagecore.native.translate cimport raise_python_error
+from pagecore.ops._plan cimport PcWorkItem
+
+
+cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
+    enum class Float "pagecore::cpu::Float":
+        pass
+
+    cdef cppclass Indices:
+        const char* data
+        int64_t size
+        int64_t stride
+        cbool wide
+
+    cdef cppclass Table:
+        const char* data
+        int64_t num_rows
+        int64_t width
+        int64_t row_stride
+        cbool wide
+
+    cdef cppclass Cache:
+        char* data
+        Float type
+        int64_t num_blocks
+        int64_t block_size
+        int64_t num_heads
+        int64_t dim
+        int64_t block_stride
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef cppclass Rows:
+        char* data
+        Float type
+        int64_t num_tokens
+        int64_t num_heads
+        int64_t dim
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef cppclass PerHead:
+        const char* data
+        Float type
+        int64_t stride
+
+    cdef cppclass Lse:
+        char* data
+        int64_t num_tokens
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef cppclass AttentionArgs:
+        Rows query
+        Cache key
+        Cache value
+        Table table
+        Indices seq_lens
+        Indices rows
+        Indices cu_query_lens
+        double scale
+        double softcap
+        cbool causal
+        int64_t window_left
+        int64_t window_right
+        PerHead sinks
+        PerHead alibi_slopes
+        PerHead key_scale
+        PerHead value_scale
+        const uint8_t* mask
+        int64_t mask_size
+        Rows out
+        Lse lse
+
+    cdef cppclass PlanView:
+        const PcWorkItem* items
+        int64_t num_items
+        int64_t num_partial_rows
+        const int32_t* cu_query_lens
+        const int32_t* seq_lens
+        int64_t num_sequences
+        int64_t num_query_heads
+        int64_t num_kv_heads
+        cbool causal
+        int64_t window_left
+        int64_t window_right
+
+    cdef cppclass WriteArgs:
+        Rows key
+        Rows value
+        Cache key_cache
+        Cache value_cache
+        Indices slots
+        PerHead key_scale
+        PerHead value_scale
+
+    cdef cppclass MergeArgs:
+        Rows out_a
+        Rows out_b
+        Rows out
+        Lse lse_a
+        Lse lse_b
+        Lse lse
+
+    cdef cppclass BlockArray:
+        char* data
+        int64_t num_blocks
+        int64_t block_stride
+        int64_t itemsize
+        int32_t ndim
+        int64_t shape[8]
+        int64_t strides[8]
+
+    void run_attention "pagecore::cpu::attention"(const AttentionArgs& args, const PlanView* plan) except +raise_python_error
+    void run_write "pagecore::cpu::write_kv"(const WriteArgs& args) except +raise_python_error
+    void run_copy "pagecore::cpu::copy_blocks"(
+        const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error
+    void run_merge "pagecore::cpu::merge"(const MergeArgs& args) except +raise_python_error
+
+cdef extern from "pagecore/ops/cpu/dispatch.hpp" namespace "pagecore::cpu" nogil:
+    const char* current_isa "pagecore::cpu::isa"() except +raise_python_error
+    void choose_isa "pagecore::cpu::set_isa"(const string& name) except +raise_python_error
+    vector[string] list_isas "pagecore::cpu::available_isas"() except +raise_python_error

@@ -1,0 +1,128 @@
+"""A row's bits depend on nothing but the row: not on its tile, its splits, the table's blocks or the rows beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pagecore.ops import paged_attention, plan_attention
+from pagecore.ops.cpu import _cpu
+
+BLOCK, KV_HEADS, DIM = 16, 2, 96
+
+
+@pytest.fixture(params=_cpu.available_isas())
+def isa(request):
+    _cpu.set_isa(request.param)
+    yield request.param
+    _cpu.set_isa(None)
+
+
+def make_cache(rng, length, block=BLOCK, dim=DIM):
+    """Keys and values of one sequence in shuffled blocks, its block table row, and the plain keys and values."""
+    keys, values = rng.standard_normal((2, length, KV_HEADS, dim), np.float32)
+    width = -(-length // block)
+    table = (rng.permutation(width + 2)[:width] + 1).astype(np.int32)
+    caches = np.full((2, width + 4, block, KV_HEADS, dim), np.nan, np.float32)
+    position = np.arange(length)
+    for cache, plain in zip(caches, (keys, values), strict=True):
+        cache[table[position // block], position % block] = plain
+    return caches, table[None], (keys, values)
+
+
+def attend(query, caches, table, length, **options):
+    """All rows of one sequence in one call: output and lse as bytes to compare."""
+    out, lse = paged_attention(
+        query, *caches, table, [length], cu_query_lens=[0, len(query)], return_lse=True, **options
+    )
+    return out.view(np.uint32), lse.view(np.uint32)
+
+
+OPTIONS = {
+    "plain": {},
+    "window": {"window": 1700},
+    "softcap": {"softcap": 20.0},
+    "alibi": {"alibi_slopes": np.geomspace(0.5, 0.01, 3 * KV_HEADS).astype(np.float32)},
+    "sinks": {"sinks": np.linspace(-1, 1, 3 * KV_HEADS, dtype=np.float32)},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options):
+    rng = np.random.default_rng(1)
+    length, count = 2500, 70
+    caches, table, _ = make_cache(rng, length)
+    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32)
+    out, lse = attend(query, caches, table, length, **options)
+    for row in (0, 1, 31, count - 1):
+        alone, alone_lse = attend(query[row : row + 1], caches, table, length - (count - 1 - row), **options)
+        np.testing.assert_array_equal(alone[0], out[row])
+        np.testing.assert_array_equal(alone_lse[0], lse[row])
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("count", [1, 5])
+def test_fixed_splits_have_the_bits_of_none(isa, options, count):
+    rng = np.random.default_rng(2)
+    length = 5000
+    caches, table, _ = make_cache(rng, length)
+    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32)
+    plan = plan_attention(
+        [0, count],
+        [length],
+        num_query_heads=3 * KV_HEADS,
+        num_kv_heads=KV_HEADS,
+        window=options.get("window"),
+        batch_invariant=True,
+    )
+    assert plan.num_partial_rows > 0
+    for split, whole in zip(
+        attend(query, caches, table, length, plan=plan, **options),
+        attend(query, caches, table, length, **options),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(split, whole)
+
+
+@pytest.mark.parametrize("block", [1, 3, 64, 100])
+def test_the_block_size_changes_no_bits(isa, block):
+    query = np.random.default_rng(3).standard_normal((20, 3 * KV_HEADS, DIM), np.float32)
+    results = []
+    for size in (BLOCK, block):
+        caches, table, _ = make_cache(np.random.default_rng(4), 333, size)
+        results.append(attend(query, caches, table, 333))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_nan_value_reaches_only_the_rows_that_attend_to_it(isa):
+    rng = np.random.default_rng(5)
+    length = 200
+    caches, table, _ = make_cache(rng, length)
+    query = rng.standard_normal((40, 3 * KV_HEADS, DIM), np.float32)
+    clean, _ = attend(query, caches, table, length)
+    poisoned = 180  # the queries are positions 160 to 199
+    caches[1][table[0, poisoned // BLOCK], poisoned % BLOCK] = np.nan
+    out, _ = attend(query, caches, table, length)
+    np.testing.assert_array_equal(out[:20], clean[:20])
+    assert np.isnan(out[20:].view(np.float32)).all()
+
+
+def test_a_masked_nan_reaches_no_row(isa):
+    rng = np.random.default_rng(6)
+    length, count = 150, 3
+    caches, table, _ = make_cache(rng, length)
+    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32)
+    mask = rng.random((count, length)) < 0.5
+    mask[:, 64:96] = False  # two whole blocks that nobody attends to may even have no block
+    nowhere = table.copy()
+    nowhere[0, 4:6] = [-1, 2**31 - 1]
+    clean, clean_lse = attend(query, caches, table, length, mask=mask.ravel())
+    for position in np.flatnonzero(~mask.any(axis=0)):
+        caches[:, table[0, position // BLOCK], position % BLOCK] = np.nan
+    only_second = mask[1] & ~mask[0] & ~mask[2]
+    position = int(np.flatnonzero(only_second)[0])
+    caches[:, table[0, position // BLOCK], position % BLOCK] = np.inf
+    out, lse = attend(query, caches, nowhere, length, mask=mask.ravel())
+    np.testing.assert_array_equal(out[[0, 2]], clean[[0, 2]])
+    np.testing.assert_array_equal(lse[[0, 2]], clean_lse[[0, 2]])
