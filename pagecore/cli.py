@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0 when all is well, 1 when a check failed, 2 when the command cannot be done (one line on stderr says why), 130
-        after Ctrl-C.
+        0 when all is well, 1 when a check failed, 2 when the command cannot be done (one line on stderr says why) or no
+        request could be served, 130 after Ctrl-C.
     """
     if isinstance(sys.stdout, type(sys.__stdout__)) and sys.stdout is not None:
         # Bars and box lines must not end a replay on a terminal that has none.
@@ -151,7 +151,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         _write_json(arguments.json, report)
     if report.requests_refused:
-        print(f"pagecore: {report.requests_refused} requests refused; {report.first_refusal}", file=sys.stderr)
+        _fail(f"{report.requests_refused} requests refused; {report.first_refusal}", REFUSED)
+        if not report.requests_finished:
+            return REFUSED
     if not report.passed:
         return _fail("attention differs from float64 by more than float32 may, or no row was checked", WRONG)
     return 0

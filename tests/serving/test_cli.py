@@ -91,6 +91,18 @@ def test_refused_requests_are_told_and_not_counted(capsys, trace):
     assert "3 requests refused; line 6: request 5 needs 113 slots" in err
 
 
+def test_a_replay_that_serves_nobody_is_refused(capsys, trace):
+    code, out, err = call(capsys, "replay", trace, "--blocks", 2)
+    assert code == 2
+    assert "0 of 8" in out
+    assert "8 requests refused" in err
+
+
+def test_a_negative_seed_is_refused(capsys, trace):
+    assert "seed is -1" in refused(capsys, "demo", "--seed", -1)
+    assert "seed is -1" in refused(capsys, "replay", trace, "--seed", -1)
+
+
 def test_wrong_attention_is_a_failure(capsys, trace, monkeypatch):
     monkeypatch.setattr(PagedKVCache, "write", lambda *arguments: None)
     code, _, err = call(capsys, "replay", trace, "--blocks", 30, "--attend")
