@@ -61,10 +61,12 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except PagecoreError as error:
         return _fail(str(error), REFUSED)
-    except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not try to flush it once more.
+    except OSError as error:
+        # Our output has nowhere to go; the interpreter must not try to flush it once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return WRONG
+        if isinstance(error, BrokenPipeError):
+            return WRONG
+        return _fail(f"output cannot be written: {error.strerror or error}", REFUSED)
     except MemoryError as error:
         return _fail(f"out of memory ({error or 'no details'}); give less --memory or --max-running", REFUSED)
     return code

@@ -3,6 +3,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -215,6 +216,14 @@ def test_the_module_runs_and_imports_no_framework():
     done = subprocess.run([sys.executable, "-m", "pagecore.cli", "info"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "instruction set" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
+def test_a_full_disk_is_no_traceback(trace):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "pagecore.cli", "replay", str(trace)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "pagecore: output cannot be written: No space left on device\n")
 
 
 def test_a_reader_that_goes_away_is_no_traceback(trace):
