@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0 when all is well, 1 when a check failed, 2 when the command cannot be done (one line on stderr says why), 130
-        after Ctrl-C.
+        0 when all is well, 1 when a check failed, 2 when the command cannot be done (one line on stderr says why) or no
+        request could be served, 130 after Ctrl-C.
     """
     if isinstance(sys.stdout, type(sys.__stdout__)) and sys.stdout is not None:
         # Bars and box lines must not end a replay on a terminal that has none.
@@ -61,10 +61,12 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except PagecoreError as error:
         return _fail(str(error), REFUSED)
-    except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not try to flush it once more.
+    except OSError as error:
+        # Our output has nowhere to go; the interpreter must not try to flush it once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return WRONG
+        if isinstance(error, BrokenPipeError):
+            return WRONG
+        return _fail(f"output cannot be written: {error.strerror or error}", REFUSED)
     except MemoryError as error:
         return _fail(f"out of memory ({error or 'no details'}); give less --memory or --max-running", REFUSED)
     return code
@@ -151,7 +153,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         _write_json(arguments.json, report)
     if report.requests_refused:
-        print(f"pagecore: {report.requests_refused} requests refused; {report.first_refusal}", file=sys.stderr)
+        _fail(f"{report.requests_refused} requests refused; {report.first_refusal}", REFUSED)
+        if not report.requests_finished:
+            return REFUSED
     if not report.passed:
         return _fail("attention differs from float64 by more than float32 may, or no row was checked", WRONG)
     return 0

@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from pagecore.cache import PagedKVCache
+from pagecore.errors import ShapeError
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.model import Array, Model, ModelConfig
 from pagecore.serving.request import Request, Run
@@ -25,6 +26,11 @@ class DemoConfig:
     """What the demo serves, and in how little memory: the pools hold about half of what would like to run at once.
 
     `num_blocks` has one entry a group: layers with a window give back what it has left, and make do with fewer.
+
+    Raises
+    ------
+    ShapeError
+        A negative seed, or no request.
     """
 
     seed: int = 0
@@ -36,6 +42,11 @@ class DemoConfig:
     max_length: int = 448
     temperature: float = 0.8
     model: ModelConfig = field(default_factory=ModelConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("num_requests", 1)):
+            if getattr(self, name) < least:
+                raise ShapeError(f"{name} is {getattr(self, name)}; at least {least} is needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,10 @@ from pagecore.storage import AttentionSpec
 __all__ = ["Attend", "Model", "ModelConfig", "dense_attention"]
 
 Array = NDArray[Any]
+# Multiplications in one matrix product below which OpenBLAS stays in one thread. The model's products are so small that
+# its threads, on a machine with other work, wait for one another ten times longer than they compute.
+SINGLE_THREADED = 1 << 18
+QUERIES_AT_ONCE = 16
 # attend(layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D]) -> [T, Hq, D]
 Attend = Callable[[int, Array, Array, Array], Array]
 
@@ -98,19 +102,18 @@ class Model:
         hidden: Array = self.embedding[tokens]
         for layer, weights in enumerate(self.layers):
             normed = self._normalize(hidden)
-            query = self._rotate(self._heads(normed @ weights["query"]), turns)
-            key = self._rotate(self._heads(normed @ weights["key"]), turns)
-            attended = attend(layer, query, key, self._heads(normed @ weights["value"]))
-            hidden = hidden + attended.reshape(len(tokens), -1) @ weights["output"]
+            query = self._rotate(self._heads(product(normed, weights["query"])), turns)
+            key = self._rotate(self._heads(product(normed, weights["key"])), turns)
+            attended = attend(layer, query, key, self._heads(product(normed, weights["value"])))
+            hidden = hidden + product(attended.reshape(len(tokens), -1), weights["output"])
             normed = self._normalize(hidden)
-            gate = normed @ weights["gate"]
-            hidden = hidden + (gate / (1 + np.exp(-gate)) * (normed @ weights["up"])) @ weights["down"]
+            gate = product(normed, weights["gate"])
+            hidden = hidden + product(gate / (1 + np.exp(-gate)) * product(normed, weights["up"]), weights["down"])
         return hidden
 
     def logits(self, hidden: Array) -> Array:
         """Logits `[n, vocab_size]` of the hidden states `[n, width]`."""
-        logits: Array = self._normalize(hidden) @ self.head
-        return logits
+        return product(self._normalize(hidden), self.head)
 
     def _normalize(self, hidden: Array) -> Array:
         """RMSNorm; its gains are 1 in a model that was never trained."""
@@ -152,11 +155,23 @@ def dense_attention(query: Array, key: Array, value: Array, window: int | None =
     length, heads, dim = query.shape
     group = heads // key.shape[1]
     spread_key, spread_value = (np.repeat(part, group, axis=1).transpose(1, 0, 2) for part in (key, value))
-    scores = query.transpose(1, 0, 2) @ spread_key.transpose(0, 2, 1) / query.dtype.type(np.sqrt(dim))
-    back = np.arange(length)[:, None] - np.arange(length)
-    seen = (back >= 0) & (back < (window or length))
-    scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    attended: Array = (weights @ spread_value).transpose(1, 0, 2)
+    scaled = query.transpose(1, 0, 2) / query.dtype.type(np.sqrt(dim))
+    attended = np.empty((length, heads, value.shape[-1]), query.dtype)
+    for start in range(0, length, QUERIES_AT_ONCE):
+        stop = min(start + QUERIES_AT_ONCE, length)
+        scores = scaled[:, start:stop] @ spread_key[:, :stop].transpose(0, 2, 1)
+        back = np.arange(start, stop)[:, None] - np.arange(stop)
+        scores = np.where((back >= 0) & (back < (window or length)), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        attended[start:stop] = (weights @ spread_value[:, :stop]).transpose(1, 0, 2)
     return attended
+
+
+def product(rows: Array, weights: Array) -> Array:
+    """`rows @ weights`, a few rows at a time, so that no product is large enough for a BLAS to share it out."""
+    at_once = max(1, SINGLE_THREADED // weights.size)
+    padded = np.zeros((-(-len(rows) // at_once) * at_once, rows.shape[1]), rows.dtype)
+    padded[: len(rows)] = rows
+    pieces = padded.reshape(-1, at_once, rows.shape[1]) @ weights
+    return pieces.reshape(-1, weights.shape[1])[: len(rows)]

@@ -3,6 +3,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,18 @@ def test_refused_requests_are_told_and_not_counted(capsys, trace):
     assert code == 0
     assert "5 of 8" in out
     assert "3 requests refused; line 6: request 5 needs 113 slots" in err
+
+
+def test_a_replay_that_serves_nobody_is_refused(capsys, trace):
+    code, out, err = call(capsys, "replay", trace, "--blocks", 2)
+    assert code == 2
+    assert "0 of 8" in out
+    assert "8 requests refused" in err
+
+
+def test_a_negative_seed_is_refused(capsys, trace):
+    assert "seed is -1" in refused(capsys, "demo", "--seed", -1)
+    assert "seed is -1" in refused(capsys, "replay", trace, "--seed", -1)
 
 
 def test_wrong_attention_is_a_failure(capsys, trace, monkeypatch):
@@ -203,6 +216,14 @@ def test_the_module_runs_and_imports_no_framework():
     done = subprocess.run([sys.executable, "-m", "pagecore.cli", "info"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "instruction set" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
+def test_a_full_disk_is_no_traceback(trace):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "pagecore.cli", "replay", str(trace)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "pagecore: output cannot be written: No space left on device\n")
 
 
 def test_a_reader_that_goes_away_is_no_traceback(trace):

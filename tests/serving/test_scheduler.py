@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagecore.cache import PagedKVCache
 from pagecore.errors import OutOfBlocks, ShapeError
 from pagecore.serving.request import Request, RequestError, State
 from pagecore.serving.scheduler import Scheduler
+from pagecore.storage import AttentionSpec
 from tests.serving.fake_cache import FakeCache
 
 
@@ -31,7 +33,7 @@ def sampled(step):
     for run, row in zip(step.outputs, step.output_rows, strict=True):
         source = step.runs[row].sequence
         computed = source.num_computed_tokens
-        ids.append(next_token(source.ids[:computed], run.sample))
+        ids.append(next_token(np.asarray(source.tokens)[:computed], run.sample))
     return ids
 
 
@@ -112,6 +114,30 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
     assert cache.num_available == num_blocks - 1
     assert not cache.sequences
     assert scheduler.num_running == scheduler.num_waiting == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(workload=workloads(), window=st.integers(1, 9))
+def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back(workload, window):
+    block_size, num_blocks, max_running, max_tokens, shapes = workload
+    specs = [AttentionSpec(1, 8), AttentionSpec(1, 8, window=window)]
+    cache = PagedKVCache(specs, block_size=block_size, num_blocks=num_blocks, max_sequences=max_running, device="none")
+    scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=max_tokens)
+    accepted = [request(number, *shape) for number, shape in enumerate(shapes)]
+    accepted = [
+        one for one in accepted if one.num_slots <= scheduler.max_length and one.samples <= scheduler.max_running
+    ]
+    for one in accepted:
+        scheduler.add(one)
+    finished = drain(scheduler, lambda step: cache.check_invariants())
+    texts = {(run.request.id, run.sample): run.tokens.tolist() for run in finished}
+    assert texts == {
+        (one.id, sample): expected(one, sample)
+        for one in accepted
+        for sample in range(one.samples if one.max_new_tokens else 1)
+    }
+    assert cache.num_available == num_blocks - 1
+    assert cache.stats().num_used_blocks == cache.num_sequences == 0
 
 
 def test_each_step_is_full_while_there_is_prompt_left():
