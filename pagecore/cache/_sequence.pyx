@@ -7,22 +7,15 @@ from libc.string cimport memcpy
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError
+from pagecore.index._integers import int32_array
 
 
-def token_ids(tokens, name="tokens"):
-    """`tokens` as a fresh or borrowed C-contiguous int32 array of rank 1; what is no list of ids raises ShapeError."""
-    array = np.asarray(tokens)
-    if array.ndim != 1:
-        raise ShapeError(f"{name} has {array.ndim} dimensions; give token ids as one list")
-    if array.size == 0:
-        return np.empty(0, np.int32)
-    if array.dtype.kind not in "iu":
-        raise ShapeError(f"{name} is of {array.dtype}; token ids are integers")
-    if array.dtype != np.int32:
-        low, high = int(array.min()), int(array.max())
-        if low < -(2**31) or high >= 2**31:
-            raise ShapeError(f"{name} holds {low if low < -(2**31) else high}; token ids are int32")
-    return np.ascontiguousarray(array, np.int32)
+def token_ids(tokens, name="token id"):
+    """`tokens` as a fresh int32 array of rank 1."""
+    array = int32_array(tokens, name, ShapeError)
+    if array.ndim == 0:
+        raise ShapeError(f"{name}s are given as one number; give a list")
+    return array
 
 
 cdef class Sequence:
@@ -159,7 +152,7 @@ def cut(Sequence sequence, int32_t length):
 
 def append_each(owner, sequences, ids):
     """One id for each sequence: a rank-1 array as long as `sequences`. Nothing is appended where one is refused."""
-    cdef const int32_t[::1] view = token_ids(ids, "ids")
+    cdef const int32_t[::1] view = token_ids(ids)
     cdef list checked = [require(owner, sequence, False) for sequence in sequences]
     if len(checked) != view.shape[0]:
         raise ShapeError(f"{view.shape[0]} ids are given for {len(checked)} sequences; give one for each")
@@ -171,7 +164,7 @@ def append_each(owner, sequences, ids):
 def append_some(owner, sequences, ids):
     """A list of ids for each sequence. Nothing is appended where one is refused."""
     cdef list checked = [require(owner, sequence, False) for sequence in sequences]
-    cdef list arrays = [token_ids(some, "ids") for some in ids]
+    cdef list arrays = [token_ids(some) for some in ids]
     cdef const int32_t[::1] view
     if len(checked) != len(arrays):
         raise ShapeError(f"{len(arrays)} lists of ids are given for {len(checked)} sequences; give one for each")

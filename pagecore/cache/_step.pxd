@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagecore.index._block_tables cimport BlockTables, StepBuffers
 
@@ -17,5 +17,6 @@ cdef class Step:
     cdef int32_t* lengths
 
     cdef int _take_counts(self, object counts) except -1
-    cdef int64_t _check(self, object count) except -1
+    cdef int _check_size(self, Py_ssize_t size) except -1
+    cdef int32_t _checked(self, int64_t count) except -1
     cdef int32_t _settle(self, object verdict)

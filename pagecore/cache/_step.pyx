@@ -5,13 +5,13 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
 from pagecore.cache._sequence cimport Sequence, require
 from pagecore.index._block_tables cimport BlockTables, StepBuffers
+from pagecore.index._integers cimport Integers, as_int64, as_integers
 from pagecore.ops._plan cimport AttentionPlan
-
-from operator import index as as_int
 
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError
+from pagecore.index._integers import int32_array
 
 # Every load has a number of its own; a sequence that already bears it is listed twice.
 cdef uint64_t _loads = 0
@@ -55,42 +55,35 @@ cdef class Step:
         self.sequences = given
 
     cdef int _take_counts(self, object counts) except -1:
-        cdef int64_t total = 0, value
+        cdef Integers given
+        cdef int64_t total = 0
         cdef int32_t i
-        if isinstance(counts, int):
-            value = self._check(counts)
+        if type(counts) is list or type(counts) is tuple:
+            # One by one: for the few numbers of a step that is quicker than an array.
+            self._check_size(len(counts))
             for i in range(self.count):
-                self.counts[i] = <int32_t>value
-            total = value * self.count
+                self.counts[i] = self._checked(as_int64(counts[i], "count"))
         else:
-            if not isinstance(counts, (list, tuple)):
-                counts = self._listed(counts)
-            if len(counts) != self.count:
-                raise ShapeError(f"{len(counts)} counts are given for {self.count} sequences; give one for each")
+            given = as_integers(counts, "count", ShapeError)
+            if not given.is_scalar:
+                self._check_size(given.size)
             for i in range(self.count):
-                value = self._check(counts[i])
-                self.counts[i] = <int32_t>value
-                total += value
+                self.counts[i] = self._checked(given.data[0] if given.is_scalar else given.data[i])
+        for i in range(self.count):
+            total += self.counts[i]
         if total > self.buffers.max_tokens:
             raise ShapeError(f"the step has {total} tokens; the batch has room for {self.buffers.max_tokens}")
         return 0
 
-    def _listed(self, counts):
-        array = np.asarray(counts)
-        if array.ndim == 0 and array.dtype.kind in "iu":
-            return [int(array)] * self.count
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ShapeError(f"counts is an array of {array.dtype} and shape {array.shape}; give one integer a sequence")
-        return array.tolist()
+    cdef int _check_size(self, Py_ssize_t size) except -1:
+        if size != self.count:
+            raise ShapeError(f"{size} counts are given for {self.count} sequences; give one for each")
+        return 0
 
-    cdef int64_t _check(self, object count) except -1:
-        try:
-            number = as_int(count)
-        except TypeError:
-            raise ShapeError(f"a count is {count!r}; counts are integers") from None
-        if not 0 <= number <= INT32_MAX:
-            raise ShapeError(f"a count is {number}; counts are 0 to {INT32_MAX}")
-        return number
+    cdef int32_t _checked(self, int64_t count) except -1:
+        if not 0 <= count <= INT32_MAX:
+            raise ShapeError(f"a count is {count}; counts are 0 to {INT32_MAX}")
+        return <int32_t>count
 
     def shortage(self, BlockTables tables):
         """Blocks that the loaded step lacks, in the scarcest group."""
@@ -161,12 +154,9 @@ cdef class Step:
         """`accepted` as a list of ints; None where everything is."""
         if accepted is None:
             return None
-        array = np.asarray(accepted)
-        if array.shape != (self.count,) or (array.size and array.dtype.kind not in "iu"):
-            raise ShapeError(
-                f"accepted has shape {array.shape} and dtype {array.dtype}; "
-                f"give one integer for each of the {self.count} sequences"
-            )
+        array = int32_array(accepted, "accepted", ShapeError)
+        if array.shape != (self.count,):
+            raise ShapeError(f"accepted has shape {array.shape}; give one for each of the {self.count} sequences")
         wrong = (array < 0) | (array > self.counts_array[: self.count])
         if wrong.any():
             i = int(wrong.argmax())

@@ -59,5 +59,5 @@ def row_capacity(blocks: Listed[int], block_size: int, max_tokens: int | None) -
 def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
     """A slot mapping of int32 must be able to name every slot; it never wraps."""
     slots = max(blocks) * block_size
-    if index_dtype == "int32" and slots > INT32_MAX:
+    if index_dtype == "int32" and slots > INT32_MAX + 1:
         raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")

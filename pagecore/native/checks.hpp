@@ -67,17 +67,17 @@ template <typename... Parts>
 }  // namespace pagecore
 
 // PC_EXPECTS(count >= 0, ShapeError, "count is ", count, "; counts start at 0")
-#define PC_EXPECTS(condition, kind, ...)                                  \
-  do {                                                                    \
-    if (!(condition)) [[unlikely]] {                                      \
-      ::pagecore::fail(::pagecore::ErrorKind::kind, __VA_ARGS__);         \
-    }                                                                     \
+#define PC_EXPECTS(condition, kind, ...)                          \
+  do {                                                            \
+    if (!(condition)) [[unlikely]] {                              \
+      ::pagecore::fail(::pagecore::ErrorKind::kind, __VA_ARGS__); \
+    }                                                             \
   } while (false)
 
-#define PC_ASSERT(condition)                                                                       \
-  do {                                                                                             \
-    if (!(condition)) [[unlikely]] {                                                               \
-      ::pagecore::fail(::pagecore::ErrorKind::Internal, "pagecore is inconsistent: ", #condition,  \
-                       " at ", __FILE__, ":", __LINE__);                                           \
-    }                                                                                              \
+#define PC_ASSERT(condition)                                                                                        \
+  do {                                                                                                              \
+    if (!(condition)) [[unlikely]] {                                                                                \
+      ::pagecore::fail(::pagecore::ErrorKind::Internal, "pagecore is inconsistent: ", #condition, " at ", __FILE__, \
+                       ":", __LINE__);                                                                              \
+    }                                                                                                               \
   } while (false)

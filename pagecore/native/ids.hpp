@@ -5,10 +5,10 @@
 
 namespace pagecore {
 
-using BlockId = int32_t;   // a block of a pool
-using RowId = int32_t;     // a sequence's place in the block tables
+using BlockId = int32_t;     // a block of a pool
+using RowId = int32_t;       // a sequence's place in the block tables
 using TokenCount = int32_t;  // lengths and counts of tokens
-using SlotId = int64_t;    // block * block_size + offset
+using SlotId = int64_t;      // block * block_size + offset
 
 inline constexpr BlockId kNullBlock = 0;    // counted, never allocated
 inline constexpr SlotId kPaddingSlot = -1;  // "write nothing"

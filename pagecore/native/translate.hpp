@@ -1,6 +1,7 @@
 // The one place where a C++ exception becomes a Python exception.
 //
-// Cython calls raise_python_error() in the catch block of every `except +raise_python_error` function, with the GIL held.
+// Cython calls raise_python_error() in the catch block of every `except +raise_python_error` function, with the GIL
+// held.
 #pragma once
 
 #include <Python.h>
