@@ -121,7 +121,8 @@ cdef class Step:
         if verdict is not None:
             tables.truncate(rows, lengths, keep_capacity=True)
         for group, window in windows:
-            tables.release_before(rows, group, np.maximum(lengths - (window - 1), 0))
+            # A window may be larger than any length, and than int32.
+            tables.release_before(rows, group, np.maximum(lengths - (min(window, INT32_MAX) - 1), 0))
         self.in_flight = False
 
     def abandon(self, BlockTables tables):
@@ -154,7 +155,7 @@ cdef class Step:
         """`accepted` as a list of ints; None where everything is."""
         if accepted is None:
             return None
-        array = int32_array(accepted, "accepted", ShapeError)
+        array = int32_array(accepted, "accepted count", ShapeError)
         if array.shape != (self.count,):
             raise ShapeError(f"accepted has shape {array.shape}; give one for each of the {self.count} sequences")
         wrong = (array < 0) | (array > self.counts_array[: self.count])

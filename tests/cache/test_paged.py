@@ -255,6 +255,19 @@ def test_a_sequence_may_be_removed_while_its_step_is_in_flight():
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**70])
+def test_a_window_beyond_every_length_keeps_every_block(window):
+    cache = make(AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=window))
+    sequence = cache.add_sequence(range(9))
+    batch = cache.prepare([sequence], 9)
+    key, value, query = normal(9, 2, 8), normal(9, 2, 8), normal(9, 4, 8)
+    cache.write(0, key, value, batch)
+    assert np.isfinite(cache.attend(0, query, batch)).all()
+    cache.commit(batch)
+    assert (sequence.num_computed_tokens, batch.in_flight) == (9, False)
+    assert cache.stats().num_used_blocks == 3
+
+
 def test_a_cache_without_bytes_does_all_but_hold_key_and_value():
     cache = make(device="none")
     sequence = cache.add_sequence(range(9))
