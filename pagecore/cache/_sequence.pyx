@@ -122,7 +122,10 @@ def row_of(owner, sequence, idle=True):
 
 
 def detach(Sequence sequence):
-    """Mark a sequence as removed; its ids stay readable."""
+    """Mark a sequence as removed; its ids stay readable. A step in flight writes nothing for it any more."""
+    if sequence.flight is not None:
+        sequence.flight.skip(sequence.place)
+        sequence.flight = None
     sequence.owner = None
     sequence.row = -1
     sequence.pending = -1

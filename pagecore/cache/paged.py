@@ -231,7 +231,11 @@ class PagedKVCache:
             cut(sequence, length)
 
     def remove(self, sequence: Sequence) -> None:
-        """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight."""
+        """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight.
+
+        That step then writes nothing for it, since its blocks may be another's by then, and what it attends to for the
+        sequence is of no use.
+        """
         with self._lock:
             self._tables.remove([row_of(self, sequence, idle=False)])
             del self._sequences[sequence.id]
@@ -294,7 +298,10 @@ class PagedKVCache:
             self._own(batch)._step.commit(self._tables, accepted, self._windows)
 
     def abandon(self, batch: Batch) -> None:
-        """Undo a prepare whose forward pass failed; blocks that it copied on write stay copied."""
+        """Undo a prepare whose forward pass failed; blocks that it copied on write stay copied.
+
+        The batch's slot mappings become padding, so that a write that comes late finds nothing to overwrite.
+        """
         with self._lock:
             self._own(batch)._step.abandon(self._tables)
 

@@ -255,6 +255,48 @@ def test_a_sequence_may_be_removed_while_its_step_is_in_flight():
     cache.check_invariants()
 
 
+def first_values(cache, sequence):
+    """The first number of each computed token's value in layer 0."""
+    values = cache.value(0).numpy()
+    blocks = cache.make_batch().group(0).block_table.numpy()[sequence.row]
+    return [values[blocks[at // 4], at % 4, 0, 0].item() for at in range(sequence.num_computed_tokens)]
+
+
+def write_full(cache, batch, number):
+    filled = np.full((batch.num_tokens, 2, 8), number, np.float32)
+    cache.write(0, filled, filled, batch)
+
+
+@pytest.mark.parametrize("layers", [SPEC, [SPEC, WINDOWED]], ids=["one group", "two groups"])
+def test_a_step_writes_nothing_for_a_sequence_that_was_removed_in_flight(layers):
+    cache = make(layers)
+    stays, goes, last = (cache.add_sequence(range(6)) for _ in range(3))
+    late = cache.prepare([stays, goes, last], [3, 5, 2])
+    cache.remove(goes)
+    newcomer = cache.add_sequence(range(8))
+    batch = cache.prepare([newcomer], 8)
+    write_full(cache, batch, 7.0)
+    cache.commit(batch)
+    assert np.asarray(late.group(0).slot_mapping)[3:8].tolist() == [-1] * 5
+    write_full(cache, late, 1.0)
+    cache.commit(late)
+    assert first_values(cache, newcomer) == [7.0] * 8
+    assert first_values(cache, stays) == [1.0] * 3
+    assert first_values(cache, last) == [1.0] * 2
+
+
+def test_a_write_after_abandon_finds_nothing_to_overwrite():
+    cache = make()
+    failed = cache.prepare([cache.add_sequence(range(4))], 4)
+    cache.abandon(failed)
+    newcomer = cache.add_sequence(range(4))
+    batch = cache.prepare([newcomer], 4)
+    write_full(cache, batch, 7.0)
+    cache.commit(batch)
+    write_full(cache, failed, 1.0)
+    assert first_values(cache, newcomer) == [7.0] * 4
+
+
 @pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**70])
 def test_a_window_beyond_every_length_keeps_every_block(window):
     cache = make(AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=window))
