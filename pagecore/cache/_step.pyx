@@ -103,10 +103,6 @@ cdef class Step:
         self.in_flight = True
         return True
 
-    def refuse(self, BlockTables tables):
-        """Raise OutOfBlocks with the figures of the prepare that just failed."""
-        deref(tables.native).fail_out_of_blocks()
-
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""
         cdef int32_t rows = self.buffers.max_sequences
@@ -177,6 +173,11 @@ cdef class Step:
             i = int(wrong.argmax())
             raise ShapeError(f"accepted[{i}] is {array[i]}; the step brought {self.counts[i]} tokens of that sequence")
         return array.tolist()
+
+
+def refuse(BlockTables tables):
+    """Raise OutOfBlocks with the figures of the prepare or shortage that came last."""
+    deref(tables.native).fail_out_of_blocks()
 
 
 cdef int32_t sum_of(const int32_t* counts, int32_t size) noexcept:

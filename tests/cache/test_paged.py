@@ -444,6 +444,73 @@ def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
     assert cache.stats() == before
 
 
+@pytest.mark.parametrize(
+    ("counts", "error"),
+    [
+        (None, UnsupportedDtype),
+        (["a", "b"], UnsupportedDtype),
+        ([[1], [2, 3]], ShapeError),
+        (object(), UnsupportedDtype),
+        ({1, 2}, UnsupportedDtype),
+        (float("nan"), UnsupportedDtype),
+        ([-1, 3], ShapeError),
+        (2**31 - 1, ShapeError),
+        (2**70, ShapeError),
+        ([2**70, 1], ShapeError),
+        (np.array(["2020"], "M8[D]"), UnsupportedDtype),
+    ],
+    ids=repr,
+)
+def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(counts, error):
+    cache = make()
+    sequences = [cache.add_sequence(range(5)) for _ in range(2)]
+    before = cache.stats()
+    for use in (cache.prepare, cache.try_prepare, cache.shortage):
+        with pytest.raises(error, match=r"count|token"):
+            use(sequences, counts)
+    assert cache.stats() == before
+
+
+@pytest.mark.parametrize("layer", [-1, 2, 2**70, "0", None, 0.0])
+def test_a_layer_that_is_not_there_is_refused_by_cache_and_batch_alike(layer):
+    cache = make(num_layers=2)
+    batch = cache.make_batch()
+    for use in (cache.key, cache.group_of, batch.group):
+        with pytest.raises(ShapeError, match=r"layer is .*; the cache has layers 0 to 1"):
+            use(layer)
+        use(np.int64(1))
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+@pytest.mark.parametrize("layout", ["rowwise", "", 5, []])
+def test_a_layout_that_is_none_is_refused_with_and_without_bytes(device, layout):
+    with pytest.raises(UnsupportedOption, match="layout is"):
+        make(device=device, layout=layout)
+
+
+@pytest.mark.parametrize("name", [float("nan"), (1, "a"), frozenset([1]), b"x", "", object()], ids=repr)
+def test_any_hashable_names_a_sequence(name):
+    cache = make()
+    with cache.add_sequence([1, 2], id=name) as sequence:
+        assert sequence.id is name
+        cache.check_invariants()
+        with pytest.raises(InvalidSequence, match="is in the cache"):
+            cache.add_sequence([1], id=name)
+    assert cache.num_sequences == 0
+
+
+def test_sequences_may_come_from_an_iterator():
+    cache = make()
+    beams = [cache.add_sequence([i] * 5) for i in range(2)]
+    assert cache.shortage(iter(beams), 5) == 0
+    cache.commit(cache.prepare(iter(beams), 5))
+    cache.reorder(iter(beams), reversed(beams))
+    assert [beam.tokens[0] for beam in beams] == [1, 0]
+    for use in (lambda: cache.prepare(beams[:1] * 2, 1), lambda: cache.reorder(beams[:1] * 2, beams)):
+        with pytest.raises(InvalidSequence, match="sequence 0 is listed twice"):
+            use()
+
+
 def test_a_step_ends_once():
     cache = make()
     sequence = cache.add_sequence(range(8))
