@@ -56,14 +56,16 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.command(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller: nobody is to read
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except PagecoreError as error:
         return _fail(str(error), REFUSED)
     except OSError as error:
         # Our output has nowhere to go; the interpreter must not try to flush it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return WRONG
         return _fail(f"output cannot be written: {error.strerror or error}", REFUSED)

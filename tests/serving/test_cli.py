@@ -226,6 +226,12 @@ def test_a_full_disk_is_no_traceback(trace):
     assert (done.returncode, done.stderr) == (2, "pagecore: output cannot be written: No space left on device\n")
 
 
+def test_a_closed_output_is_no_traceback(trace):
+    command = f'"{sys.executable}" -m pagecore.cli replay "{trace}" >&-'
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_goes_away_is_no_traceback(trace):
     command = f"{sys.executable} -m pagecore.cli replay {trace} | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
