@@ -73,6 +73,16 @@ def test_native_code_knows_its_own_room_and_no_python(path):
             assert "Python.h" not in include, f"{path} includes {include}"
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.suffix != ".py"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_cimports_name_the_declaring_module_so_that_its_changes_rebuild_the_importer(path):
+    # Cython's dependencies overlook a module that is cimported as a name out of its package.
+    for module in re.findall(r"^from\s+(pagecore[\w.]*)\s+cimport", path.read_text(), re.MULTILINE):
+        declaration = ROOT / (module.replace(".", "/") + ".pxd")
+        assert declaration.is_file(), f"{path} cimports from the package {module}; cimport from the module itself"
+
+
 def test_importing_pagecore_imports_no_framework():
     code = "import sys, pagecore; print(*sorted(m for m in sys.modules if '.' not in m))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -24,7 +24,7 @@ from pagecore.ops._checks cimport (
     scale_numbers,
 )
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu cimport _cpu
+from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 
 from pagecore.arrays import like
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
@@ -173,7 +173,7 @@ def paged_attention(
     shape[0], shape[1], shape[2] = q.shape_[0], num_heads, v.shape_[3]
     cdef Tensor result = float_result(out, "out", shape, q.dtype_code)
     cdef Tensor lse = new_tensor(2, shape, FLOAT32, False) if return_lse else None
-    _cpu.attention(
+    run_attention(
         q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers, slopes,
         bits, key_scales, value_scales, result, lse,
     )
@@ -241,7 +241,7 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     else:
         weight = host_tensor(lse, "lse")
         check_result(weight, "lse", 2, a.shape_, FLOAT32)
-    _cpu.merge(a, weight_a, b, weight_b, result, weight)
+    run_merge(a, weight_a, b, weight_b, result, weight)
     return like(result, out_a) if out is None else out, like(weight, out_a) if lse is None else lse
 
 

@@ -13,7 +13,7 @@ from pagecore.ops._checks cimport (
     index_tensor,
     scale_numbers,
 )
-from pagecore.ops.cpu cimport _cpu
+from pagecore.ops.cpu._cpu cimport copy_blocks as run_copy, write_kv as run_write
 
 from pagecore.errors import ShapeError
 
@@ -70,7 +70,7 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
         raise ShapeError(f"slot_mapping has {slots.shape_[0]} slots for {k.shape_[0]} tokens; it must not have more")
     cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True)
     cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True)
-    _cpu.write_kv(k, v, keys, values, slots, key_scales, value_scales)
+    run_write(k, v, keys, values, slots, key_scales, value_scales)
 
 
 def copy_blocks(caches, pairs, *, stream=None):
@@ -108,4 +108,4 @@ def copy_blocks(caches, pairs, *, stream=None):
         return
     cdef Tensor ids = index_tensor(pairs, "pairs", 2, "[n, 2] of (source, target)")
     check_length(ids, "pairs", 1, 2, "(source, target)")
-    _cpu.copy_blocks(planes, ids)
+    run_copy(planes, ids)
