@@ -424,9 +424,13 @@ class PagedKVCache:
             return False
         if self._tables.num_pending_copies:
             self._copy_on_write()
-        for group in batch._groups:
-            if group.plan is not None:
-                step.replan(group.plan)
+        try:
+            for group in batch._groups:
+                if group.plan is not None:
+                    step.replan(group.plan)
+        except BaseException:
+            step.abandon(self._tables)
+            raise
         return True
 
     def _try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch | None:

@@ -52,7 +52,9 @@ cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
 
 cdef class AttentionPlan:
     cdef Plan plan
+    cdef int num_readers  # calls that read the items now, without the GIL: meanwhile the plan must stay as it is
 
     # Plans a batch of num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated once the plan has
     # held a batch of this size. Raises ShapeError for lengths that make no sense, and then keeps what it held.
+    cdef int check_unread(self) except -1
     cdef int replan(self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences) except -1

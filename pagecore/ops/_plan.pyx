@@ -55,6 +55,7 @@ cdef class AttentionPlan:
             )
         cdef int64_t workers = 1 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         read_window(window, &left, &right)
+        self.check_unread()
         cdef Plan* plan = &self.plan
         plan.options.num_query_heads = query_heads
         plan.options.num_kv_heads = kv_heads
@@ -68,8 +69,17 @@ cdef class AttentionPlan:
         plan.options.split_granule = kFoldTokens
         self.replan(NULL, NULL, 0)
 
+    cdef int check_unread(self) except -1:
+        if self.num_readers > 0:
+            raise UnsupportedOption(
+                f"the plan is in use by {self.num_readers} attention calls of other threads; plan anew when they are "
+                "done, or into another plan"
+            )
+        return 0
+
     cdef int replan(self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences) except -1:
         cdef PlanBatch batch
+        self.check_unread()
         batch.cu_query_lens = cu_query_lens
         batch.seq_lens = seq_lens
         batch.num_sequences = num_sequences
@@ -188,7 +198,8 @@ def plan_attention(
     num_workers : int, optional
         What shares the work; None is what the backend has (the host: one thread).
     out : AttentionPlan, optional
-        Is planned anew with these lengths and options, in its own buffers, and returned.
+        Is planned anew with these lengths and options, in its own buffers, and returned. Refused while another thread
+        attends with it.
 
     Returns
     -------
@@ -229,6 +240,7 @@ def plan_attention(
         if cu.size() != lens.size() + 1:
             raise ShapeError(f"cu_query_lens has {cu.size()} entries and seq_lens {lens.size()}; it must have one more")
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
+    target.check_unread()
     cdef PlanOptions before = target.plan.options
     target.plan.options = plan.plan.options
     cdef const int32_t* offsets = NULL

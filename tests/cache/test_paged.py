@@ -1,6 +1,7 @@
 """PagedKVCache: what a step, a sequence and a refusal do."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -509,6 +510,21 @@ def test_sequences_may_come_from_an_iterator():
     for use in (lambda: cache.prepare(beams[:1] * 2, 1), lambda: cache.reorder(beams[:1] * 2, beams)):
         with pytest.raises(InvalidSequence, match="sequence 0 is listed twice"):
             use()
+
+
+def test_a_prepare_that_cannot_be_planned_takes_nothing():
+    cache = make()
+    sequence = cache.add_sequence(range(6))
+    batch = cache.make_batch()
+    plan = batch._groups[0].plan
+    before = cache.stats()
+    batch._groups[0] = replace(batch._groups[0], plan="no plan")
+    with pytest.raises(TypeError):
+        cache.prepare([sequence], 4, out=batch)
+    assert cache.stats() == before
+    batch._groups[0] = replace(batch._groups[0], plan=plan)
+    advance(cache, [sequence], 4, out=batch)
+    assert sequence.num_computed_tokens == 4
 
 
 def test_a_step_ends_once():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -130,3 +132,25 @@ def test_a_plan_that_was_never_made_is_refused():
     case = make_case(Shape(seq_lens=(40, 5)))
     with pytest.raises(errors.PagecoreError):
         case.run(plan=ops.AttentionPlan.__new__(ops.AttentionPlan))
+
+
+def test_a_plan_that_another_thread_attends_with_is_not_changed_under_it():
+    case = make_case(Shape(seq_lens=(700,) * 8))
+    expected = case.run()
+    plan = plan_for(case)
+    results = []
+
+    def attend():
+        for _ in range(50):
+            with suppress(errors.ShapeError):  # the plan may be for the other batch by now
+                results.append(case.run(plan=plan))
+
+    worker = threading.Thread(target=attend)
+    worker.start()
+    while worker.is_alive():
+        for lengths in ([700] * 4096, case.seq_lens):
+            with suppress(errors.UnsupportedOption):  # the plan is in use
+                ops.plan_attention(None, lengths, num_query_heads=4, num_kv_heads=2, num_workers=512, out=plan)
+    worker.join()
+    for result in results:
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)

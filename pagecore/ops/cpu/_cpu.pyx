@@ -126,11 +126,18 @@ cpdef int attention(
         args.mask_size = mask.shape_[0]
     fill_rows(&args.out, out)
     fill_lse(&args.lse, lse)
-    if plan is not None:
-        fill_plan(&view, plan)
-        planned = &view
-    with nogil:
-        run_attention(args, planned)
+    if plan is None:
+        with nogil:
+            run_attention(args, planned)
+        return 0
+    fill_plan(&view, plan)
+    planned = &view
+    plan.num_readers += 1
+    try:
+        with nogil:
+            run_attention(args, planned)
+    finally:
+        plan.num_readers -= 1
     return 0
 
 
