@@ -74,6 +74,16 @@ def test_native_code_knows_its_own_room_and_no_python(path):
             assert "Python.h" not in include, f"{path} includes {include}"
 
 
+def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
+    (below,) = re.findall(r"^BELOW = (.*)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    rooms = {"native": ()} | ast.literal_eval(below)
+    reached = {room: {room, "native", *others} for room, others in rooms.items()}
+    for path in SOURCES:
+        if path.suffix in {".pyx", ".pxd"}:
+            for used in re.findall(r"^from pagecore\.(\w+)\S* cimport", path.read_text(), re.MULTILINE):
+                assert reached[used] <= reached[room_of(path)], path
+
+
 # A message of one of each library's sources: it stands in whatever the library was linked into.
 MESSAGES = {
     b"was given back to its pool by somebody else": "pagecore.index._block_tables",
