@@ -58,6 +58,19 @@ def extension(pyx: str) -> Extension:
     return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
 
 
+def native_parts() -> dict[str, object]:
+    """Nothing where the Makefile, which builds them in place, installs the tree: pip would compile them once more."""
+    if os.environ.get("PAGECORE_PREBUILT") == "1":
+        return {}
+    extensions = cythonize(
+        [extension(pyx) for pyx in sources("pagecore/**/_*.pyx")],
+        build_dir="build/cython",
+        language_level=3,
+        compiler_directives={"embedsignature": True, "binding": True},
+    )
+    return {"libraries": folder_libraries(), "ext_modules": extensions}
+
+
 if __name__ == "__main__":
     setup(
         package_dir={"pagecore": "pagecore", "pagecore.cuda_src": "cuda_src"},
@@ -68,11 +81,5 @@ if __name__ == "__main__":
             ),
             "pagecore.cuda_src",
         ],
-        libraries=folder_libraries(),
-        ext_modules=cythonize(
-            [extension(pyx) for pyx in sources("pagecore/**/_*.pyx")],
-            build_dir="build/cython",
-            language_level=3,
-            compiler_directives={"embedsignature": True, "binding": True},
-        ),
+        **native_parts(),
     )
