@@ -47,7 +47,8 @@ cdef class AttentionPlan:
         cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
         if query_heads % kv_heads != 0:
             raise ShapeError(
-                f"num_query_heads is {query_heads} and num_kv_heads {kv_heads}; it must be a multiple of that"
+                f"num_query_heads is {query_heads}, no multiple of num_kv_heads {kv_heads}; each key-value head serves "
+                "the same number of query heads"
             )
         cdef int64_t workers = 1 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         read_window(window, &left, &right)
