@@ -294,7 +294,10 @@ class PagedKVCache:
             self._own(batch)._step.commit(self._tables, accepted, self._windows)
 
     def abandon(self, batch: Batch) -> None:
-        """Undo a prepare whose forward pass failed; blocks that it copied on write stay copied."""
+        """Undo a prepare whose forward pass failed.
+
+        Blocks that it copied on write stay copied, and capacity that rejected tokens had left is given back too.
+        """
         with self._lock:
             self._own(batch)._step.abandon(self._tables)
 
