@@ -255,7 +255,7 @@ cdef class Tensor:
         if self.device_type != CPU or format == NULL:
             raise ExportRefused(f"the buffer protocol has no word for {self.dtype} on {self.device}; use DLPack")
         if flags & PyBUF_WRITABLE and self.readonly:
-            raise ExportRefused("the tensor is read-only")
+            raise ExportRefused("the tensor is read-only; copy it first, e.g. t.numpy().copy()")
         if needs_contiguous(flags) and not contiguous(self):
             raise ExportRefused("the tensor is not contiguous; copy it first, e.g. t.numpy().copy()")
         buffer.buf = self.data
