@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
 PACKAGES := $(shell find pagecore -name __init__.py)
 
-.PHONY: demo test test-quick lint format build venv clean
+.PHONY: demo test test-quick lint bench format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -26,6 +26,11 @@ lint: $(VENV)/.lint build
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pagecore  # it calls pycodestyle by name
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
+
+# make bench BENCH="prepare attention"; attention wants torch in .venv, its control.
+BENCH ?= prepare
+bench: $(VENV)/.bench build
+	$(BIN)/python -m bench $(BENCH)
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
@@ -58,6 +63,6 @@ $(VENV)/.built: $(NATIVE) $(VENV)/.tools $(VENV)/.installed
 	touch $@
 
 # The extras of the same name: what the command line, the tests or the linters need.
-$(VENV)/.cli $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.installed
+$(VENV)/.cli $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$*]'
 	touch $@
