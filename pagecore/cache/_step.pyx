@@ -1,6 +1,5 @@
 """One forward pass's way through the index: load, prepare, then commit or abandon."""
 
-from cython.operator cimport dereference as deref
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
 from pagecore.cache._sequence cimport Sequence, require
@@ -85,10 +84,6 @@ cdef class Step:
             raise ShapeError(f"a count is {count}; counts are 0 to {INT32_MAX}")
         return <int32_t>count
 
-    def shortage(self, BlockTables tables):
-        """Blocks that the loaded step lacks, in the scarcest group."""
-        return tables.shortage_raw(self.rows, self.counts, self.count)
-
     def prepare(self, BlockTables tables):
         """Take the blocks and fill the buffers; False, with nothing changed, where blocks are short."""
         cdef int32_t i
@@ -101,7 +96,7 @@ cdef class Step:
 
     def refuse(self, BlockTables tables):
         """Raise OutOfBlocks with the figures of the prepare that just failed."""
-        deref(tables.native).fail_out_of_blocks()
+        tables.fail_out_of_blocks()
 
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""

@@ -320,8 +320,9 @@ class PagedKVCache:
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
         """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
 
-        Takes every option of `paged_attention`; window, scale, softcap and sinks default to the layer's spec. Returns
-        ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+        T is the batch's `num_tokens`, or more with padding behind, whose output is 0. Takes every option of
+        `paged_attention` but `rows` and `cu_query_lens`, which the batch says; window, scale, softcap and sinks default
+        to the layer's spec. Returns ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
         """
         where = self._layer(layer)
         pool = self._pool(where)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SPEC", "TOLERANCE", "AttendCheck", "TokenVectors"]
 
 SPEC = AttentionSpec(num_kv_heads=1, head_dim=64, dtype="float32", num_query_heads=4)
-# The worst (token, head) row in float32, design section 7.
+# What the worst (token, head) row of float32 attention may be off by, in the Frobenius norm.
 TOLERANCE = 1e-5
 TABLE_BITS = 12
 CHECKS_BEFORE_THINNING = 128
