@@ -29,8 +29,10 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
 
-bench: $(VENV)/.bench build
-	$(BIN)/python -m bench prepare attention
+# make bench BENCH="prepare attention": attention wants its control, torch, in .venv (the extra "bench").
+BENCH ?= prepare
+bench: $(VENV)/.cli build
+	$(BIN)/python -m bench $(BENCH)
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
@@ -59,7 +61,7 @@ $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
 	$(BIN)/python setup.py --quiet build_clib build_ext --inplace -j$(JOBS)
 	touch $@
 
-# The package, with the extra of the same name: what the command line, the tests, the linters or the benchmarks need.
-$(VENV)/.cli $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
+# The package, with the extra of the same name: what the command line, the tests or the linters need.
+$(VENV)/.cli $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
 	$(EDITABLE) '.[$*]'
 	touch $@

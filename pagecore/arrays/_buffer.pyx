@@ -83,6 +83,10 @@ cdef class Span:
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.begin, self.nbytes, self.readonly, flags)
 
+    def __reduce__(self):
+        # Cython would pickle the address as if it were a string.
+        raise TypeError("the memory of a tensor cannot be pickled or copied by itself; copy the array over it")
+
 
 cdef Span span_of(const ArrayView& view, object owner, Py_ssize_t* offset):
     """The span of a host view; `offset` is where element 0 lies in it."""

@@ -11,6 +11,8 @@ cdef class Sequence:
     cdef int32_t computed       # how many tokens have their key and value written
     cdef int32_t cached         # of those, taken from the prefix cache
     cdef int32_t pending        # tokens of the step in flight; -1 for none
+    cdef object flight          # the Step in flight; None for none
+    cdef int32_t place          # where that step lists the sequence
     cdef uint64_t seen          # the last load that met this sequence: finds duplicates without a set
 
     cdef int append(self, const int32_t* ids, int32_t count) except -1

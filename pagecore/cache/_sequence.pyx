@@ -121,8 +121,22 @@ def row_of(owner, sequence, idle=True):
     return require(owner, sequence, idle).row
 
 
+def rows_of(owner, sequences, idle=True):
+    """`row_of` for each of several sequences, no two of them the same."""
+    rows = {}
+    for sequence in sequences:
+        row = row_of(owner, sequence, idle)
+        if row in rows:
+            raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; give each once")
+        rows[row] = None
+    return list(rows)
+
+
 def detach(Sequence sequence):
-    """Mark a sequence as removed; its ids stay readable."""
+    """Mark a sequence as removed; its ids stay readable. A step in flight writes nothing for it any more."""
+    if sequence.flight is not None:
+        sequence.flight.skip(sequence.place)
+        sequence.flight = None
     sequence.owner = None
     sequence.row = -1
     sequence.pending = -1

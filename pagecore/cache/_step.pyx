@@ -87,21 +87,26 @@ cdef class Step:
     def prepare(self, BlockTables tables):
         """Take the blocks and fill the buffers; False, with nothing changed, where blocks are short."""
         cdef int32_t i
+        cdef Sequence sequence
         if not tables.try_prepare_raw(self.rows, self.counts, self.count, self.buffers):
             return False
         for i in range(self.count):
-            (<Sequence>self.sequences[i]).pending = self.counts[i]
+            sequence = <Sequence>self.sequences[i]
+            sequence.pending = self.counts[i]
+            sequence.flight = self
+            sequence.place = i
         self.in_flight = True
         return True
-
-    def refuse(self, BlockTables tables):
-        """Raise OutOfBlocks with the figures of the prepare that just failed."""
-        tables.fail_out_of_blocks()
 
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""
         cdef int32_t rows = self.buffers.max_sequences
         plan.replan(self.buffers.cu_query_lens_data, self.buffers.seq_lens_data, rows)
+
+    def skip(self, int32_t place):
+        """Write nothing for a sequence that goes: its blocks may be another's before this step is written."""
+        cdef int32_t first = sum_of(self.counts, place)
+        self.buffers.native.skip_slots(first, first + self.counts[place])
 
     def commit(self, BlockTables tables, accepted=None, windows=()):
         """Lengths advance by what was accepted, and blocks that no later query sees are given back.
@@ -116,14 +121,19 @@ cdef class Step:
         if verdict is not None:
             tables.truncate(rows, lengths, keep_capacity=True)
         for group, window in windows:
-            tables.release_before(rows, group, np.maximum(lengths - (window - 1), 0))
+            # A window may be larger than any length, and than int32.
+            tables.release_before(rows, group, np.maximum(lengths - (min(window, INT32_MAX) - 1), 0))
         self.in_flight = False
 
     def abandon(self, BlockTables tables):
-        """Give back what prepare took, as if it had not been; spare capacity of the sequences goes too."""
+        """Give back what prepare took, as if it had not been; spare capacity of the sequences goes too.
+
+        The buffers keep no slots: a late write must not find blocks that are another's by then.
+        """
         self._require_in_flight("abandoned")
         cdef int32_t live = self._settle([0] * self.count)
         tables.truncate(self.rows_array[:live], self.lengths_array[:live])
+        self.buffers.native.skip_slots(0, sum_of(self.counts, self.count))
         self.in_flight = False
 
     cdef int32_t _settle(self, object verdict):
@@ -136,6 +146,7 @@ cdef class Step:
                 continue
             sequence.computed += self.counts[i] if verdict is None else <int32_t>verdict[i]
             sequence.pending = -1
+            sequence.flight = None
             self.rows[live] = sequence.row
             self.lengths[live] = sequence.computed
             live += 1
@@ -149,7 +160,7 @@ cdef class Step:
         """`accepted` as a list of ints; None where everything is."""
         if accepted is None:
             return None
-        array = int32_array(accepted, "accepted", ShapeError)
+        array = int32_array(accepted, "accepted count", ShapeError)
         if array.shape != (self.count,):
             raise ShapeError(f"accepted has shape {array.shape}; give one for each of the {self.count} sequences")
         wrong = (array < 0) | (array > self.counts_array[: self.count])
@@ -157,6 +168,18 @@ cdef class Step:
             i = int(wrong.argmax())
             raise ShapeError(f"accepted[{i}] is {array[i]}; the step brought {self.counts[i]} tokens of that sequence")
         return array.tolist()
+
+
+def refuse(BlockTables tables):
+    """Raise OutOfBlocks with the figures of the prepare or shortage that came last."""
+    tables.fail_out_of_blocks()
+
+
+cdef int32_t sum_of(const int32_t* counts, int32_t size) noexcept:
+    cdef int32_t i, total = 0
+    for i in range(size):
+        total += counts[i]
+    return total
 
 
 cdef int32_t* _address(object array):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache._step import Step
+from pagecore.cache.layers import layer_number
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
 
@@ -89,7 +90,7 @@ class Batch:
 
     def group(self, layer: int) -> BatchGroup:
         """Slot mapping, block table and plan of the group that model layer `layer` is in."""
-        return self._groups[self._layer_groups[layer]]
+        return self._groups[self._layer_groups[layer_number(layer, len(self._layer_groups))]]
 
     @property
     def _buffers(self) -> StepBuffers:

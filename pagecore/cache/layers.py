@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec
@@ -69,6 +70,17 @@ def arrange(layers: Layers, num_layers: int | None) -> tuple[list[Layer], list[G
         placed.append(Layer(entry, group, counts[group]))
         counts[group] += 1
     return placed, [Group(spec, count) for spec, count in zip(specs, counts, strict=True)]
+
+
+def layer_number(layer: SupportsIndex, num_layers: int) -> int:
+    """`layer` as an int, refused where there is no such model layer."""
+    try:
+        number = operator.index(layer)
+    except TypeError:
+        number = -1
+    if not 0 <= number < num_layers:
+        raise ShapeError(f"layer is {layer!r}; the cache has layers 0 to {num_layers - 1}")
+    return number
 
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:

@@ -12,10 +12,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pagecore.arrays import Tensor, as_tensor
-from pagecore.cache._sequence import Sequence, append_each, append_some, become, cut, detach, forked, row_of, token_ids
-from pagecore.cache._step import Step
+from pagecore.cache._sequence import (
+    Sequence,
+    append_each,
+    append_some,
+    become,
+    cut,
+    detach,
+    forked,
+    row_of,
+    rows_of,
+    token_ids,
+)
+from pagecore.cache._step import Step, refuse
 from pagecore.cache.batch import Batch
-from pagecore.cache.layers import Group, Layer, Layers, arrange
+from pagecore.cache.layers import Group, Layer, Layers, arrange, layer_number
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, wasted_slots
 from pagecore.cache.stats import CacheStats
@@ -82,6 +93,7 @@ class PagedKVCache:
         self.max_sequences = positive("max_sequences", max_sequences)
         self.device = device
         self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
+        order = layout if isinstance(layout, KVLayout) else KVLayout("layerwise" if layout is None else layout)
         self._layers, self._groups = arrange(layers, num_layers)
         blocks = count_blocks(self._groups, self.block_size, num_blocks, memory)
         check_slots(blocks, self.block_size, self.index_dtype)
@@ -98,7 +110,7 @@ class PagedKVCache:
             []
             if device == "none"
             else [
-                KVPool(group.spec, group.num_layers, n, self.block_size, layout or "layerwise", device)
+                KVPool(group.spec, group.num_layers, n, self.block_size, order, device)
                 for group, n in zip(self._groups, blocks, strict=True)
             ]
         )
@@ -203,8 +215,9 @@ class PagedKVCache:
 
     def reorder(self, sequences: Listed[Sequence], parents: Listed[Sequence]) -> None:
         """Let each sequence become what its parent was before the call (beam search); parents may repeat."""
+        sequences, parents = list(sequences), list(parents)
         with self._lock:
-            rows = [row_of(self, sequence) for sequence in sequences]
+            rows = rows_of(self, sequences)
             parent_rows = [row_of(self, parent) for parent in parents]
             self._tables.reorder(rows, parent_rows)
             states = [(parent.tokens, parent.num_computed_tokens, parent.num_cached_tokens) for parent in parents]
@@ -231,7 +244,11 @@ class PagedKVCache:
             cut(sequence, length)
 
     def remove(self, sequence: Sequence) -> None:
-        """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight."""
+        """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight.
+
+        That step then writes nothing for it, since its blocks may be another's by then, and what it attends to for the
+        sequence is of no use.
+        """
         with self._lock:
             self._tables.remove([row_of(self, sequence, idle=False)])
             del self._sequences[sequence.id]
@@ -266,21 +283,20 @@ class PagedKVCache:
             A sequence that is not of this cache, listed twice or in flight; counts that do not fit.
         """
         with self._lock:
-            batch = self._target(sequences, counts, out)
-            if not self._load(batch, sequences, counts):
-                batch._step.refuse(self._tables)
+            batch = self._try_prepare(sequences, counts, out)
+            if batch is None:
+                refuse(self._tables)
             return batch
 
     def try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
         with self._lock:
-            batch = self._target(sequences, counts, out)
-            return batch if self._load(batch, sequences, counts) else None
+            return self._try_prepare(sequences, counts, out)
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
         """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds."""
         with self._lock:
-            rows = [row_of(self, sequence) for sequence in sequences]
+            rows = rows_of(self, sequences)
             return max(self._tables.shortage(rows, counts), default=0)
 
     def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
@@ -296,7 +312,8 @@ class PagedKVCache:
     def abandon(self, batch: Batch) -> None:
         """Undo a prepare whose forward pass failed.
 
-        Blocks that it copied on write stay copied, and capacity that rejected tokens had left is given back too.
+        Blocks that it copied on write stay copied, and capacity that rejected tokens had left is given back too. The
+        batch's slot mappings become padding, so that a write that comes late finds nothing to overwrite.
         """
         with self._lock:
             self._own(batch)._step.abandon(self._tables)
@@ -369,7 +386,7 @@ class PagedKVCache:
         with self._lock:
             self._tables.check_invariants(exclusive=True)
             for name, sequence in self._sequences.items():
-                if name != sequence.id or sequence.num_computed_tokens > self._tables.length(sequence.row):
+                if name is not sequence.id or sequence.num_computed_tokens > self._tables.length(sequence.row):
                     raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -389,9 +406,7 @@ class PagedKVCache:
         return id
 
     def _layer(self, layer: int) -> Layer:
-        if not isinstance(layer, int) or not 0 <= layer < len(self._layers):
-            raise ShapeError(f"layer is {layer!r}; the cache has layers 0 to {len(self._layers) - 1}")
-        return self._layers[layer]
+        return self._layers[layer_number(layer, len(self._layers))]
 
     def _pool(self, layer: Layer) -> KVPool:
         if not self._kv_pools:
@@ -416,13 +431,18 @@ class PagedKVCache:
                 step.replan(group.plan)
         return True
 
-    def _target(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch:
-        """The caller's batch, or a new one of just the right size."""
-        if out is not None:
-            return self._own(out)
+    def _try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch | None:
+        sequences = list(sequences)
+        batch = self._fitting(sequences, counts) if out is None else self._own(out)
+        return batch if batch is not None and self._load(batch, sequences, counts) else None
+
+    def _fitting(self, sequences: list[Sequence], counts: ArrayLike) -> Batch | None:
+        """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
+        if max(self._tables.shortage(rows_of(self, sequences), counts)) > 0:
+            return None
         each = np.asarray(counts)
-        total = int(each) * len(sequences) if each.ndim == 0 and each.dtype.kind in "iu" else each.sum()
-        return self._batch(max(1, len(sequences)), int(min(max(1, total), 2**31 - 1)))
+        total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
+        return self._batch(max(1, len(sequences)), min(max(1, total), 2**31 - 1))
 
     def _batch(self, max_sequences: int, max_tokens: int) -> Batch:
         buffers = StepBuffers(max_sequences, max_tokens, self.num_groups, self.index_dtype)

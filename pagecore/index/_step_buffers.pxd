@@ -24,6 +24,7 @@ cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
         int32_t* seq_lens()
         int32_t* positions()
         void* slots(size_t group)
+        void skip_slots(int32_t first, int32_t last) except +raise_python_error
         void check_invariants() except +raise_python_error
 
 

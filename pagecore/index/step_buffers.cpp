@@ -73,6 +73,11 @@ void StepBuffers::pad(int32_t num_sequences, TokenCount num_tokens, RowId null_r
   null_row_ = null_row;
 }
 
+void StepBuffers::skip_slots(TokenCount from, TokenCount to) {
+  PC_ASSERT(0 <= from && from <= to && to <= max_tokens_);
+  for (void* slots : slots_) pad_slots(slots, from, to);
+}
+
 void StepBuffers::pad_slots(void* slots, TokenCount from, TokenCount to) const {
   if (slot_type_ == SlotType::Int64) {
     std::fill(static_cast<int64_t*>(slots) + from, static_cast<int64_t*>(slots) + to, kPaddingSlot);

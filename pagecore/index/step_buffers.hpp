@@ -44,6 +44,9 @@ class StepBuffers {
   [[nodiscard]] TokenCount* positions() { return positions_; }
   [[nodiscard]] void* slots(size_t group) { return slots_[group]; }
 
+  // Makes padding of the slots of tokens [from, to), 0 <= from <= to <= max_tokens(): nothing is written there any
+  // more.
+  void skip_slots(TokenCount from, TokenCount to);
   // Restores I1 once a step's own entries are written.
   void pad(int32_t num_sequences, TokenCount num_tokens, RowId null_row);
 

@@ -167,6 +167,13 @@ cdef double finite_number(object number, str name) except? -1:
     return value
 
 
+cdef Py_ssize_t clipped(object number, object window) except? -1:
+    try:
+        return PyNumber_AsSsize_t(number, NULL)
+    except TypeError:  # an array of several numbers says that it is an index
+        raise UnsupportedOption(f"window is {window!r}; it counts keys and must hold integers or None") from None
+
+
 cdef int64_t read_side(object number, object window) except? -1:
     """One side of a window; -1 where it has no bound, which is also what no sequence can reach."""
     cdef int64_t side
@@ -174,7 +181,7 @@ cdef int64_t read_side(object number, object window) except? -1:
         return -1
     if not PyIndex_Check(number):
         raise UnsupportedOption(f"window is {window!r}; it counts keys and must hold integers or None")
-    side = PyNumber_AsSsize_t(number, NULL)  # clipped
+    side = clipped(number, window)
     if side < -1:
         raise UnsupportedOption(f"window is {window!r}; a side must be at least 0, or None or -1 for no bound")
     return side if side < INT32_MAX else -1
@@ -191,7 +198,7 @@ cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
         left[0] = read_side(window[0], window)
         right[0] = read_side(window[1], window)
         return 0
-    if PyIndex_Check(window) and PyNumber_AsSsize_t(window, NULL) < 1:
+    if PyIndex_Check(window) and clipped(window, window) < 1:
         raise UnsupportedOption(f"window is {window!r}; it must be at least 1, the query's own key, or None")
     left[0] = read_side(window, window)
     left[0] -= left[0] > 0

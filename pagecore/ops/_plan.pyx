@@ -6,6 +6,8 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport index_tensor, read_window
 
+from operator import index
+
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
@@ -132,8 +134,8 @@ cdef class AttentionPlan:
 
 cdef int64_t count_of(object number, str name, object error) except -1:
     try:
-        count = number.__index__()
-    except AttributeError:
+        count = index(number)
+    except TypeError:
         raise error(f"{name} is {number!r}; it must be a whole number") from None
     if not 1 <= count <= INT32_MAX:
         raise error(f"{name} is {count}; it must be 1 to {INT32_MAX}")

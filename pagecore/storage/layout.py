@@ -55,6 +55,8 @@ class KVLayout:
         for name in ("num_layers", "num_blocks", "block_size"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, positive(name, getattr(self, name)))
+        if not isinstance(self.order, str):
+            raise UnsupportedOption(f"layout is {self.order!r}; give its name or its axes, or a KVLayout")
         if self.order in NAMED:
             if self.heads is not None and self.heads not in HEADS:
                 raise UnsupportedOption(f"heads is {self.heads!r}; use 'NHD' or 'HND'")

@@ -48,7 +48,7 @@ class KVPool:
     ) -> None:
         if device != "cpu":
             raise DeviceError(f"device is {device!r}; this version keeps pools on 'cpu'")
-        order = KVLayout(layout) if isinstance(layout, str) else layout
+        order = layout if isinstance(layout, KVLayout) else KVLayout(layout)
         self.spec = spec
         self.device = device
         self.num_layers = positive("num_layers", num_layers)

@@ -26,6 +26,14 @@ def positive(name: str, value: SupportsIndex, least: int = 1) -> int:
     return number
 
 
+def as_float(name: str, value: SupportsFloat) -> float:
+    """`value` as a float, refused where it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ShapeError(f"{name} is {value!r}; give a number") from None
+
+
 @dataclass(frozen=True)
 class Plane:
     """One array that a spec stores.
@@ -125,15 +133,19 @@ class AttentionSpec:
                     f"num_query_heads is {self.num_query_heads}, no multiple of num_kv_heads {self.num_kv_heads}; "
                     "each key-value head serves the same number of query heads"
                 )
-        if self.scale is not None and not math.isfinite(self.scale):
+        if self.scale is not None and not math.isfinite(as_float("scale", self.scale)):
             raise ShapeError(f"scale is {self.scale}; give a finite number, or None for head_dim ** -0.5")
-        if not (math.isfinite(self.softcap) and self.softcap >= 0):
+        if not (math.isfinite(as_float("softcap", self.softcap)) and self.softcap >= 0):
             raise ShapeError(f"softcap is {self.softcap}; give a finite number, 0 for none")
         if self.sinks is not None:
-            put("sinks", tuple(float(sink) for sink in self.sinks))
+            if not isinstance(self.sinks, Iterable):
+                raise ShapeError(f"sinks is {self.sinks!r}; give one number a query head")
+            put("sinks", tuple(as_float("a sink", sink) for sink in self.sinks))
             self._check_sinks()
 
     def _check_sinks(self) -> None:
+        if any(math.isnan(float(sink)) for sink in self.sinks or ()):
+            raise ShapeError("a sink is nan; give numbers, -inf for a head without one")
         count = len(tuple(self.sinks or ()))
         heads = self.num_query_heads
         if count == 0 or count % self.num_kv_heads or (heads is not None and count != heads):

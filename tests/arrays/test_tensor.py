@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import pickle
 import weakref
 
 import ml_dtypes
@@ -350,3 +351,13 @@ def test_a_tensor_in_a_cycle_keeps_its_memory_to_the_end():
     Ring()
     gc.collect()
     assert seen == [7]
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_the_memory_under_an_array_refuses_to_be_pickled_or_copied_by_itself(take):
+    span = zeros((4, 8)).numpy().base
+    while isinstance(span, np.ndarray | memoryview):
+        span = span.base if isinstance(span, np.ndarray) else span.obj
+    for memory in (span, type(span).__new__(type(span))):
+        with pytest.raises(TypeError, match="copy the array"):
+            take(memory)

@@ -255,6 +255,61 @@ def test_a_sequence_may_be_removed_while_its_step_is_in_flight():
     cache.check_invariants()
 
 
+def first_values(cache, sequence):
+    """The first number of each computed token's value in layer 0."""
+    values = cache.value(0).numpy()
+    blocks = cache.make_batch().group(0).block_table.numpy()[sequence.row]
+    return [values[blocks[at // 4], at % 4, 0, 0].item() for at in range(sequence.num_computed_tokens)]
+
+
+def write_full(cache, batch, number):
+    filled = np.full((batch.num_tokens, 2, 8), number, np.float32)
+    cache.write(0, filled, filled, batch)
+
+
+@pytest.mark.parametrize("layers", [SPEC, [SPEC, WINDOWED]], ids=["one group", "two groups"])
+def test_a_step_writes_nothing_for_a_sequence_that_was_removed_in_flight(layers):
+    cache = make(layers)
+    stays, goes, last = (cache.add_sequence(range(6)) for _ in range(3))
+    late = cache.prepare([stays, goes, last], [3, 5, 2])
+    cache.remove(goes)
+    newcomer = cache.add_sequence(range(8))
+    batch = cache.prepare([newcomer], 8)
+    write_full(cache, batch, 7.0)
+    cache.commit(batch)
+    assert np.asarray(late.group(0).slot_mapping)[3:8].tolist() == [-1] * 5
+    write_full(cache, late, 1.0)
+    cache.commit(late)
+    assert first_values(cache, newcomer) == [7.0] * 8
+    assert first_values(cache, stays) == [1.0] * 3
+    assert first_values(cache, last) == [1.0] * 2
+
+
+def test_a_write_after_abandon_finds_nothing_to_overwrite():
+    cache = make()
+    failed = cache.prepare([cache.add_sequence(range(4))], 4)
+    cache.abandon(failed)
+    newcomer = cache.add_sequence(range(4))
+    batch = cache.prepare([newcomer], 4)
+    write_full(cache, batch, 7.0)
+    cache.commit(batch)
+    write_full(cache, failed, 1.0)
+    assert first_values(cache, newcomer) == [7.0] * 4
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**70])
+def test_a_window_beyond_every_length_keeps_every_block(window):
+    cache = make(AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=window))
+    sequence = cache.add_sequence(range(9))
+    batch = cache.prepare([sequence], 9)
+    key, value, query = normal(9, 2, 8), normal(9, 2, 8), normal(9, 4, 8)
+    cache.write(0, key, value, batch)
+    assert np.isfinite(cache.attend(0, query, batch)).all()
+    cache.commit(batch)
+    assert (sequence.num_computed_tokens, batch.in_flight) == (9, False)
+    assert cache.stats().num_used_blocks == 3
+
+
 def test_a_cache_without_bytes_does_all_but_hold_key_and_value():
     cache = make(device="none")
     sequence = cache.add_sequence(range(9))
@@ -387,6 +442,73 @@ def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
     with pytest.raises(InvalidSequence, match="batch"):
         cache.commit("batch")
     assert cache.stats() == before
+
+
+@pytest.mark.parametrize(
+    ("counts", "error"),
+    [
+        (None, UnsupportedDtype),
+        (["a", "b"], UnsupportedDtype),
+        ([[1], [2, 3]], ShapeError),
+        (object(), UnsupportedDtype),
+        ({1, 2}, UnsupportedDtype),
+        (float("nan"), UnsupportedDtype),
+        ([-1, 3], ShapeError),
+        (2**31 - 1, ShapeError),
+        (2**70, ShapeError),
+        ([2**70, 1], ShapeError),
+        (np.array(["2020"], "M8[D]"), UnsupportedDtype),
+    ],
+    ids=repr,
+)
+def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(counts, error):
+    cache = make()
+    sequences = [cache.add_sequence(range(5)) for _ in range(2)]
+    before = cache.stats()
+    for use in (cache.prepare, cache.try_prepare, cache.shortage):
+        with pytest.raises(error, match=r"count|token"):
+            use(sequences, counts)
+    assert cache.stats() == before
+
+
+@pytest.mark.parametrize("layer", [-1, 2, 2**70, "0", None, 0.0])
+def test_a_layer_that_is_not_there_is_refused_by_cache_and_batch_alike(layer):
+    cache = make(num_layers=2)
+    batch = cache.make_batch()
+    for use in (cache.key, cache.group_of, batch.group):
+        with pytest.raises(ShapeError, match=r"layer is .*; the cache has layers 0 to 1"):
+            use(layer)
+        use(np.int64(1))
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+@pytest.mark.parametrize("layout", ["rowwise", "", 5, []])
+def test_a_layout_that_is_none_is_refused_with_and_without_bytes(device, layout):
+    with pytest.raises(UnsupportedOption, match="layout is"):
+        make(device=device, layout=layout)
+
+
+@pytest.mark.parametrize("name", [float("nan"), (1, "a"), frozenset([1]), b"x", "", object()], ids=repr)
+def test_any_hashable_names_a_sequence(name):
+    cache = make()
+    with cache.add_sequence([1, 2], id=name) as sequence:
+        assert sequence.id is name
+        cache.check_invariants()
+        with pytest.raises(InvalidSequence, match="is in the cache"):
+            cache.add_sequence([1], id=name)
+    assert cache.num_sequences == 0
+
+
+def test_sequences_may_come_from_an_iterator():
+    cache = make()
+    beams = [cache.add_sequence([i] * 5) for i in range(2)]
+    assert cache.shortage(iter(beams), 5) == 0
+    cache.commit(cache.prepare(iter(beams), 5))
+    cache.reorder(iter(beams), reversed(beams))
+    assert [beam.tokens[0] for beam in beams] == [1, 0]
+    for use in (lambda: cache.prepare(beams[:1] * 2, 1), lambda: cache.reorder(beams[:1] * 2, beams)):
+        with pytest.raises(InvalidSequence, match="sequence 0 is listed twice"):
+            use()
 
 
 def test_a_step_ends_once():

@@ -192,6 +192,8 @@ def test_lengths_that_make_no_sense_are_refused_and_out_keeps_its_plan(cu_query_
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
+        ({"num_query_heads": np.zeros(2, int)}, ShapeError),
+        ({"window": np.zeros((2, 2), int)}, PagecoreError),
         ({"num_query_heads": 3}, ShapeError),
         ({"num_query_heads": 0}, ShapeError),
         ({"num_kv_heads": -2}, ShapeError),

@@ -145,6 +145,8 @@ BAD_ATTENTION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"window": (2.5, 1)}, OPTION, "window"),
     ({"window": -(2**70)}, OPTION, "window"),
     ({"window": "wide"}, OPTION, "window"),
+    ({"window": np.zeros((2, 2), int)}, OPTION, "window"),
+    ({"window": (np.zeros(3, int), 0)}, OPTION, "window"),
     ({"sinks": f32(2)}, SHAPE, "sinks.*4"),
     ({"sinks": f32(4, 1)}, SHAPE, "sinks"),
     ({"sinks": 1.0}, SHAPE, "sinks"),
