@@ -6,9 +6,11 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
-PACKAGES := $(shell find pagecore -name __init__.py)
+REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+# pip would compile everything anew, in a folder that it throws away; the native parts are built in place by .built.
+EDITABLE := PAGECORE_PREBUILT=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 
-.PHONY: demo test test-quick lint format build venv clean
+.PHONY: demo test test-quick lint bench format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -20,12 +22,17 @@ test: $(VENV)/.test build
 test-quick: $(VENV)/.test build
 	$(BIN)/python -m pytest -q -m "not slow" -x
 
-lint: $(VENV)/.lint build
+lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pagecore  # it calls pycodestyle by name
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
+
+# make bench BENCH="prepare attention": attention wants its control, torch, in .venv (the extra "bench").
+BENCH ?= prepare
+bench: $(VENV)/.cli build
+	$(BIN)/python -m bench $(BENCH)
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
@@ -44,20 +51,17 @@ $(VENV)/.created:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
 
-# What builds the native parts, so that they can be built again in place.
+# What builds the native parts.
 $(VENV)/.tools: pyproject.toml | $(VENV)/.created
-	$(BIN)/python -m pip install --quiet "setuptools>=77" "cython>=3.2,<3.4"
+	$(BIN)/python -c '$(REQUIRES)' > $@.txt
+	$(BIN)/python -m pip install --quiet --requirement $@.txt
 	touch $@
 
-$(VENV)/.installed: pyproject.toml setup.py $(PACKAGES) | $(VENV)/.tools
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
-	touch $@
-
-$(VENV)/.built: $(NATIVE) $(VENV)/.tools $(VENV)/.installed
+$(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
 	$(BIN)/python setup.py --quiet build_clib build_ext --inplace -j$(JOBS)
 	touch $@
 
-# The extras of the same name: what the command line, the tests or the linters need.
-$(VENV)/.cli $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$*]'
+# The package, with the extra of the same name: what the command line, the tests or the linters need.
+$(VENV)/.cli $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
+	$(EDITABLE) '.[$*]'
 	touch $@

@@ -18,37 +18,57 @@ GENERATED = ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-missing-fiel
 X86_LEVELS = {"v2": "-march=x86-64-v2", "v3": "-march=x86-64-v3", "v4": "-march=x86-64-v4"}
 ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": "-march=armv8-a"}
 
+# The rooms whose headers a room's native code reaches, beside its own and native's; tests/test_house.py compares.
+BELOW = {"arrays": (), "index": (), "ops": ("arrays",), "cache": ("arrays", "index", "ops")}
+
 
 def sources(pattern: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
 
 
-HEADERS = sources("pagecore/**/*.hpp") + sources("cuda_src/*.h") + sources("third_party/*.h")
+def compiled_from(room: str) -> list[str]:
+    """What a room's native code is compiled from beside its sources: the headers that it can reach, and these flags."""
+    rooms = ("native", room, *BELOW[room])
+    headers = [header for each in rooms for header in sources(f"pagecore/{each}/**/*.hpp")]
+    return ["setup.py", *headers, *sources("cuda_src/*.h"), *sources("third_party/*.h")]
 
 
-def library(name: str, files: list[str], flags: list[str]) -> tuple[str, dict[str, object]]:
-    info = {"sources": files, "include_dirs": INCLUDE, "cflags": flags, "obj_deps": {"": HEADERS}}
+def library(room: str, name: str, files: list[str], flags: list[str]) -> tuple[str, dict[str, object]]:
+    info = {"sources": files, "include_dirs": INCLUDE, "cflags": flags, "obj_deps": {"": compiled_from(room)}}
     return f"pagecore_{name}", info
 
 
 def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
-    built = [library("index", sources("pagecore/index/*.cpp"), CXX)]
+    built = [library("index", "index", sources("pagecore/index/*.cpp"), CXX)]
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
-    built.append(library("cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
+    built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
     for isa, march in ISA_FLAGS.items():
         flags = [*CXX, march, "-ffp-contract=fast"]
-        built.append(library(f"cpu_{isa}", [f"pagecore/ops/cpu/isa/{isa}.cpp"], flags))
+        built.append(library("ops", f"cpu_{isa}", [f"pagecore/ops/cpu/isa/{isa}.cpp"], flags))
     return [(name, info) for name, info in built if info["sources"]]
 
 
 def extension(pyx: str) -> Extension:
-    """The extension of one ``_name.pyx``; it is linked again when its folder's C++ or any header changes."""
+    """The extension of one ``_name.pyx``; it is linked again when its folder's C++ changes, which is in its library."""
     module = pyx.removesuffix(".pyx").replace("/", ".")
     folder = pyx.rsplit("/", 1)[0]
-    depends = HEADERS + sources(f"{folder}/**/*.cpp")
+    depends = [*compiled_from(folder.split("/")[1]), *sources(f"{folder}/*.cpp"), *sources(f"{folder}/isa/*.cpp")]
     flags = [*CXX, *GENERATED]
     return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
+
+
+def native_parts() -> dict[str, object]:
+    """Nothing where the Makefile, which builds them in place, installs the tree: pip would compile them once more."""
+    if os.environ.get("PAGECORE_PREBUILT") == "1":
+        return {}
+    extensions = cythonize(
+        [extension(pyx) for pyx in sources("pagecore/**/_*.pyx")],
+        build_dir="build/cython",
+        language_level=3,
+        compiler_directives={"embedsignature": True, "binding": True},
+    )
+    return {"libraries": folder_libraries(), "ext_modules": extensions}
 
 
 if __name__ == "__main__":
@@ -61,11 +81,5 @@ if __name__ == "__main__":
             ),
             "pagecore.cuda_src",
         ],
-        libraries=folder_libraries(),
-        ext_modules=cythonize(
-            [extension(pyx) for pyx in sources("pagecore/**/_*.pyx")],
-            build_dir="build/cython",
-            language_level=3,
-            compiler_directives={"embedsignature": True, "binding": True},
-        ),
+        **native_parts(),
     )

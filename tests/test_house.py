@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,32 @@ def test_cimports_name_the_declaring_module_so_that_its_changes_rebuild_the_impo
     for module in re.findall(r"^from\s+(pagecore[\w.]*)\s+cimport", path.read_text(), re.MULTILINE):
         declaration = ROOT / (module.replace(".", "/") + ".pxd")
         assert declaration.is_file(), f"{path} cimports from the package {module}; cimport from the module itself"
+
+
+def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
+    (below,) = re.findall(r"^BELOW = (.*)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    rooms = {"native": ()} | ast.literal_eval(below)
+    reached = {room: {room, "native", *others} for room, others in rooms.items()}
+    for path in SOURCES:
+        if path.suffix in {".pyx", ".pxd"}:
+            for used in re.findall(r"^from pagecore\.(\w+)\S* cimport", path.read_text(), re.MULTILINE):
+                assert reached[used] <= reached[room_of(path)], path
+
+
+# A message of one of each library's sources: it stands in whatever the library was linked into.
+MESSAGES = {
+    b"was given back to its pool by somebody else": "pagecore.index._block_tables",
+    b" asks for the instruction set ": "pagecore.ops.cpu._cpu",
+}
+
+
+@pytest.mark.parametrize(("message", "owner"), MESSAGES.items(), ids=MESSAGES.values())
+def test_a_room_s_library_is_linked_into_its_own_extension_alone(message, owner):
+    """Another that calls it would keep a copy, with a state of its own, and miss the next change."""
+    suffix = EXTENSION_SUFFIXES[0]
+    built = [path for path in (ROOT / "pagecore").rglob(f"*{suffix}") if message in path.read_bytes()]
+    names = [path.relative_to(ROOT).as_posix().removesuffix(suffix).replace("/", ".") for path in built]
+    assert names == [owner]
 
 
 def test_importing_pagecore_imports_no_framework():

@@ -2,9 +2,6 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays.array_view cimport ArrayView
 
-cdef enum:
-    MAX_NDIM = 8
-
 
 cdef class Tensor:
     cdef char* data            # address of element 0
@@ -24,10 +21,6 @@ cdef class Tensor:
 
 # The tensor that lies where `view` says and keeps `owner` alive; the view has passed check_layout.
 cdef Tensor tensor_of(const ArrayView& view, object owner)
-
-# A new tensor over memory of `base`, on its device and with its readonly; the caller answers for the bounds.
-cdef Tensor view_of(
-    Tensor base, char* data, int ndim, const int64_t* shape, const int64_t* strides_bytes, int dtype_code)
 
 # A new C-contiguous host tensor with undefined or zero elements; ShapeError or NotEnoughMemory where it cannot be.
 cdef Tensor new_tensor(int ndim, const int64_t* shape, int dtype_code, bint zeroed)

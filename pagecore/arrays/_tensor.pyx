@@ -30,6 +30,7 @@ from pagecore.arrays.array_view cimport (
     is_contiguous,
     item_bytes,
     kDTypes,
+    kMaxDims,
     set_contiguous_strides,
 )
 
@@ -254,7 +255,7 @@ cdef class Tensor:
         if self.device_type != CPU or format == NULL:
             raise ExportRefused(f"the buffer protocol has no word for {self.dtype} on {self.device}; use DLPack")
         if flags & PyBUF_WRITABLE and self.readonly:
-            raise ExportRefused("the tensor is read-only")
+            raise ExportRefused("the tensor is read-only; copy it first, e.g. t.numpy().copy()")
         if needs_contiguous(flags) and not contiguous(self):
             raise ExportRefused("the tensor is not contiguous; copy it first, e.g. t.numpy().copy()")
         buffer.buf = self.data
@@ -283,20 +284,6 @@ cdef Tensor tensor_of(const ArrayView& view, object owner):
     tensor.readonly = view.readonly
     tensor.owner = owner
     return tensor
-
-
-cdef Tensor view_of(
-    Tensor base, char* data, int ndim, const int64_t* shape, const int64_t* strides_bytes, int dtype_code
-):
-    cdef ArrayView view = base.view()
-    cdef int i
-    view.data = data
-    view.ndim = ndim
-    for i in range(ndim):
-        view.shape[i] = shape[i]
-        view.strides[i] = strides_bytes[i]
-    view.dtype = dtype_code
-    return tensor_of(view, base.owner)
 
 
 cdef Tensor new_tensor(int ndim, const int64_t* shape, int dtype_code, bint zeroed):
@@ -330,8 +317,8 @@ cdef Tensor tensor_of_numpy(object array):
     cdef NumPyArray* head = <NumPyArray*><PyObject*>array
     cdef ArrayView view
     cdef int i
-    if head.ndim > MAX_NDIM:
-        raise ShapeError(f"the array has {head.ndim} axes; a tensor has at most {MAX_NDIM}")
+    if head.ndim > kMaxDims:
+        raise ShapeError(f"the array has {head.ndim} axes; a tensor has at most {kMaxDims}")
     view.data = head.data
     view.ndim = head.ndim
     for i in range(head.ndim):

@@ -51,7 +51,7 @@ def read_cuda_interface(obj: Any) -> tuple[int, Any, Any, DType, bool]:
     except Exception as error:
         raise ExportRefused(f"the CUDA array interface of {type(obj).__name__} is broken: {error!r}") from error
     if mask is not None:
-        raise UnsupportedOption("the array is masked, which a view would lose")
+        raise UnsupportedOption("the array is masked, which a view would lose; pass it without the mask")
     if not 0 <= pointer < 1 << 64:
         raise ShapeError(f"the CUDA array interface of {type(obj).__name__} has the address {pointer}")
     return pointer, shape, strides, as_dtype(typestr), bool(readonly)

@@ -1,6 +1,5 @@
 """One forward pass's way through the index: load, prepare, then commit or abandon."""
 
-from cython.operator cimport dereference as deref
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
 from pagecore.cache._sequence cimport Sequence, require
@@ -84,10 +83,6 @@ cdef class Step:
         if not 0 <= count <= INT32_MAX:
             raise ShapeError(f"a count is {count}; counts are 0 to {INT32_MAX}")
         return <int32_t>count
-
-    def shortage(self, BlockTables tables):
-        """Blocks that the loaded step lacks, in the scarcest group."""
-        return tables.shortage_raw(self.rows, self.counts, self.count)
 
     def prepare(self, BlockTables tables):
         """Take the blocks and fill the buffers; False, with nothing changed, where blocks are short."""
@@ -177,7 +172,7 @@ cdef class Step:
 
 def refuse(BlockTables tables):
     """Raise OutOfBlocks with the figures of the prepare or shortage that came last."""
-    deref(tables.native).fail_out_of_blocks()
+    tables.fail_out_of_blocks()
 
 
 cdef int32_t sum_of(const int32_t* counts, int32_t size) noexcept:

@@ -40,7 +40,9 @@ def count_blocks(
         given: Any = num_blocks
         counted = list(given) if isinstance(given, list | tuple) else [given] * len(groups)
     if len(counted) != len(groups):
-        raise ShapeError(f"num_blocks lists {len(counted)}; the layers form {len(groups)} groups")
+        raise ShapeError(
+            f"num_blocks lists {len(counted)}; the layers form {len(groups)} groups: give one for each, or one for all"
+        )
     counted = [positive("num_blocks", n, least=2) for n in counted]
     if max(counted) > INT32_MAX:
         raise ShapeError(

@@ -310,9 +310,10 @@ class PagedKVCache:
             self._own(batch)._step.commit(self._tables, accepted, self._windows)
 
     def abandon(self, batch: Batch) -> None:
-        """Undo a prepare whose forward pass failed; blocks that it copied on write stay copied.
+        """Undo a prepare whose forward pass failed.
 
-        The batch's slot mappings become padding, so that a write that comes late finds nothing to overwrite.
+        Blocks that it copied on write stay copied, and capacity that rejected tokens had left is given back too. The
+        batch's slot mappings become padding, so that a write that comes late finds nothing to overwrite.
         """
         with self._lock:
             self._own(batch)._step.abandon(self._tables)
@@ -339,8 +340,9 @@ class PagedKVCache:
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
         """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
 
-        Takes every option of `paged_attention`; window, scale, softcap and sinks default to the layer's spec. Returns
-        ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+        T is the batch's `num_tokens`, or more with padding behind, whose output is 0. Takes every option of
+        `paged_attention` but `rows` and `cu_query_lens`, which the batch says; window, scale, softcap and sinks default
+        to the layer's spec. Returns ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
         """
         where = self._layer(layer)
         pool = self._pool(where)

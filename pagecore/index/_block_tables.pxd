@@ -4,7 +4,7 @@ from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.index._block_pool cimport NativeBlockPool
-from pagecore.index._integers cimport const_int32
+from pagecore.index._integers cimport Integers, const_int32
 from pagecore.index._step_buffers cimport NativeStepBuffers, SlotType, StepBuffers
 from pagecore.native.translate cimport raise_python_error
 
@@ -66,13 +66,14 @@ cdef class BlockTables:
     cdef readonly tuple pools
     cdef readonly tuple block_sizes
     cdef bint is_grouped          # made with a list of pools: results have one entry for each group
-    cdef vector[int64_t] missing  # scratch of shortage_raw
+    cdef vector[int64_t] missing  # scratch of a shortage
 
     # prepare of n rows without any conversion; False when blocks are short.
     cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
-    # Blocks that the step lacks in the scarcest group.
-    cdef int64_t shortage_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n) except -1
+    # Raises OutOfBlocks with the figures of the try_prepare_raw that just failed.
+    cdef int fail_out_of_blocks(self) except -1
 
+    cdef bint _is_short(self, Integers rows, Integers counts) except -1
     cdef object _extend(self, object rows, object counts, object out, bint must)
     cdef list _slot_targets(self, object out, int64_t num_tokens)
     cdef object _per_group(self, list values)

@@ -218,9 +218,9 @@ cdef class BlockTables:
         cdef int64_t num_tokens = deref(self.native).check_step(view(which), view(added))
         cdef vector[SlotsOut] targets
         cdef SlotsOut target
-        if num_tokens > MAX_TOKENS_UNASKED and self.shortage_raw(which.data, added.data, which.size) > 0:
+        if num_tokens > MAX_TOKENS_UNASKED and self._is_short(which, added):
             if must:
-                deref(self.native).fail_out_of_blocks()
+                self.fail_out_of_blocks()
             return None
         arrays = self._slot_targets(out, num_tokens)
         for array in arrays:
@@ -230,7 +230,7 @@ cdef class BlockTables:
             targets.push_back(target)
         if not deref(self.native).try_extend(view(which), view(added), targets):
             if must:
-                deref(self.native).fail_out_of_blocks()
+                self.fail_out_of_blocks()
             return None
         return self._per_group([array if array.size == num_tokens else array[:num_tokens] for array in arrays])
 
@@ -258,14 +258,12 @@ cdef class BlockTables:
         deref(self.native).shortage(view(which), view(added), self.missing)
         return self._per_group([self.missing[group] for group in range(self.missing.size())])
 
-    cdef int64_t shortage_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n) except -1:
-        cdef int64_t most = 0
-        deref(self.native).shortage(
-            span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), self.missing
-        )
+    cdef bint _is_short(self, Integers rows, Integers counts) except -1:
+        deref(self.native).shortage(view(rows), view(counts), self.missing)
         for missing in self.missing:
-            most = max(most, missing)
-        return most
+            if missing > 0:
+                return True
+        return False
 
     def prepare(self, rows, counts, StepBuffers buffers not None):
         """Extend rows and fill the buffers of a step, in one native call that allocates nothing.
@@ -284,7 +282,7 @@ cdef class BlockTables:
             int32 slots that cannot name a pool of more than 2**31.
         """
         if not self.try_prepare(rows, counts, buffers):
-            deref(self.native).fail_out_of_blocks()
+            self.fail_out_of_blocks()
 
     def try_prepare(self, rows, counts, StepBuffers buffers not None):
         """Do what `prepare` does, but return False where blocks are short, and else True."""
@@ -298,6 +296,9 @@ cdef class BlockTables:
         return deref(self.native).try_prepare(
             span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), deref(out.native)
         )
+
+    cdef int fail_out_of_blocks(self) except -1:
+        deref(self.native).fail_out_of_blocks()
 
     def take_copies(self, group=None):
         """Hand over the copies that copy-on-write made necessary since the last call.

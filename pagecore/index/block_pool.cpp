@@ -1,5 +1,6 @@
 #include "pagecore/index/block_pool.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -22,7 +23,6 @@ BlockId checked_num_blocks(int64_t num_blocks) {
 
 BlockPool::BlockPool(int64_t num_blocks, Order order)
     : num_blocks_(checked_num_blocks(num_blocks)),
-      order_(order),
       free_(num_blocks_, order),
       ref_count_(static_cast<size_t>(num_blocks_)),
       next_(static_cast<size_t>(num_blocks_)) {}

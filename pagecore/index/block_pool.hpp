@@ -50,7 +50,6 @@ class BlockPool {
   void copy_ref_counts(std::span<int32_t> out) const;
 
   [[nodiscard]] BlockId num_blocks() const { return num_blocks_; }
-  [[nodiscard]] Order order() const { return order_; }
   [[nodiscard]] BlockId num_free() const;
   [[nodiscard]] BlockId num_used() const;
   [[nodiscard]] BlockId num_retired() const;
@@ -77,7 +76,6 @@ class BlockPool {
   void check_chains() const;
 
   const BlockId num_blocks_;
-  const Order order_;
   mutable std::mutex mutex_;
   BlockId num_retired_ = 0;
   FreeList free_;
@@ -96,7 +94,6 @@ class BlockPool::Transaction {
   void lock() { pool_->mutex_.lock(); }
   void unlock() { pool_->mutex_.unlock(); }
 
-  [[nodiscard]] const BlockPool* pool() const { return pool_; }
   [[nodiscard]] BlockId num_blocks() const { return pool_->num_blocks_; }
   [[nodiscard]] BlockId num_free() const { return pool_->free_.size(); }
   [[nodiscard]] int32_t ref_count(BlockId block) const { return pool_->ref_count_[static_cast<size_t>(block)]; }

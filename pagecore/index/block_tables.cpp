@@ -11,7 +11,6 @@ namespace pagecore {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-constexpr size_t kMaxGroups = 4096;
 
 int32_t checked_size(const char* name, int64_t value, int64_t most) {
   PC_EXPECTS(value >= 1 && value <= most, ShapeError, name, " is ", value, "; use 1 to ", most);

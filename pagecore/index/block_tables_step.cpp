@@ -1,6 +1,6 @@
 // A step: blocks for the new tokens of many rows, and what the forward pass must know about them.
 //
-// count_blocks finds out whether every pool can serve; only then commit_step changes anything, and cannot fail. Both
+// count_blocks finds out whether every pool can serve; only then commit_group changes anything, and cannot fail. Both
 // walk the same blocks of a row, those that the new tokens touch:
 //
 //   block size 4, length 6, 7 new tokens, spare block 5     tokens  4 5 6 7 | 8 9 ...  | 12

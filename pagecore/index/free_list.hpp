@@ -13,6 +13,7 @@
 
 #include "pagecore/index/id_bitmap.hpp"
 #include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/checks.hpp"
 #include "pagecore/native/ids.hpp"
 
 namespace pagecore {
@@ -27,7 +28,6 @@ class FreeList {
         entries_(order == Order::Address ? 0 : static_cast<size_t>(num_ids)),
         lowest_(order == Order::Address ? num_ids : 0) {}
 
-  [[nodiscard]] Order order() const { return order_; }
   [[nodiscard]] BlockId size() const { return num_stored_ + (num_ids_ - fresh_); }
   [[nodiscard]] size_t nbytes() const { return entries_.nbytes() + lowest_.nbytes(); }
 

@@ -3,8 +3,8 @@
 // Level 0 has one bit for each id; level l + 1 has one bit for each word of level l.
 // I1: a bit of level l + 1 is set iff its word of level l is not zero. The top level is one word.
 //
-//   level 1   ......10 01        word 0 of level 0 is empty, word 1 is not ...
-//   level 0   |0000|0110|...     ids 65 and 66 are in the set
+//   level 1   |01...|                    word 0 of level 0 is empty, word 1 is not (bit 0 stands left)
+//   level 0   |00...00|0110...00|...     ids 65 and 66 are in the set
 //
 // Cost: insert and erase touch one word unless a word becomes or stops being empty. Threads: none of its own.
 #pragma once
@@ -15,6 +15,7 @@
 #include <span>
 
 #include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/checks.hpp"
 #include "pagecore/native/ids.hpp"
 
 namespace pagecore {

@@ -1,9 +1,8 @@
 // Copies of blocks that copy-on-write has promised and that nobody has run yet, in the order in which they must run.
 //
 // A copy whose target was freed since is not run, unless a later copy that is run reads that target.
-// I1: is_target_ has the bit of a block iff the block is the target of a copy that is not dropped; that copy is the
-// only
-//     such one of its target.
+// I1: is_target_ has the bit of a block iff the block is the target of a copy that is not dropped; it is the target of
+//     one such copy at most.
 // Cost: O(1) for a block that is no target, a search of the pending copies for one that is; a bit for each block of the
 // pool, taken as blocks are first copied to. Threads: none of its own.
 #pragma once
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/checks.hpp"
 #include "pagecore/native/ids.hpp"
 
 namespace pagecore {

@@ -9,7 +9,6 @@ namespace pagecore {
 namespace {
 
 constexpr size_t kAlignment = 64;  // what JAX asks of memory that it shares
-constexpr int64_t kMaxGroups = 4096;
 
 size_t aligned(size_t nbytes) { return (nbytes + kAlignment - 1) / kAlignment * kAlignment; }
 

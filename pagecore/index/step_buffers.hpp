@@ -23,6 +23,8 @@ namespace pagecore {
 // Slots are written as int64, or as int32 for users without 64-bit integers.
 enum class SlotType : int { Int32 = 0, Int64 = 1 };
 
+inline constexpr size_t kMaxGroups = 4096;  // of tables and of buffers
+
 class StepBuffers {
  public:
   StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type);

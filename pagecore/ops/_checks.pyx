@@ -61,14 +61,19 @@ cdef Tensor cache_tensor(object array, str name):
     return float_tensor(array, name, 4, 1, "[num_blocks, block_size, num_kv_heads, head_dim]")
 
 
+cdef Tensor viewed(object array, str name):
+    """The array without a copy; None for lists and for dtypes that no Tensor has."""
+    if isinstance(array, (list, tuple)):
+        return None
+    try:
+        return host_tensor(array, name)
+    except UnsupportedDtype:
+        return None
+
+
 cdef Tensor index_tensor(object array, str name, int ndim, str axes):
     """Lists, other integers and tables without a contiguous last axis are copied; the rest is viewed."""
-    cdef Tensor tensor = None
-    if not isinstance(array, (list, tuple)):
-        try:
-            tensor = host_tensor(array, name)
-        except UnsupportedDtype:
-            pass
+    cdef Tensor tensor = viewed(array, name)
     if tensor is None or not INT32 <= tensor.dtype_code <= INT64:
         tensor = copy_integers(array, name)
     check_rank(tensor, name, ndim, axes)
@@ -92,12 +97,7 @@ cdef Tensor copy_integers(object array, str name):
 
 
 cdef Tensor head_numbers(object array, str name, int64_t num_heads):
-    cdef Tensor tensor = None
-    if not isinstance(array, (list, tuple)):
-        try:
-            tensor = host_tensor(array, name)
-        except UnsupportedDtype:
-            pass
+    cdef Tensor tensor = viewed(array, name)
     if tensor is None or tensor.dtype_code > LAST_FLOAT or not is_aligned(tensor):
         tensor = copy_numbers(array, name)
     if tensor.ndim != 1 or tensor.shape_[0] != num_heads:

@@ -26,9 +26,6 @@ cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
         int64_t window_right
         cbool batch_invariant
         int64_t num_workers
-        int64_t query_tile
-        int64_t split_floor
-        int64_t split_granule
 
     cdef cppclass PlanBatch:
         const int32_t* cu_query_lens

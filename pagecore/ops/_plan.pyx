@@ -12,10 +12,8 @@ import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
 
-cdef extern from "pagecore/ops/cpu/kernel_table.hpp" namespace "pagecore::cpu" nogil:
-    const int64_t kItemRows
-    const int64_t kSplitFloor
-    const int64_t kFoldTokens
+cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
+    PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads)
 
 ITEM = np.dtype([(name, np.int32) for name in (
     "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits")])
@@ -51,22 +49,19 @@ cdef class AttentionPlan:
         cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
         if query_heads % kv_heads != 0:
             raise ShapeError(
-                f"num_query_heads is {query_heads} and num_kv_heads {kv_heads}; it must be a multiple of that"
+                f"num_query_heads is {query_heads}, no multiple of num_kv_heads {kv_heads}; each key-value head serves "
+                "the same number of query heads"
             )
         cdef int64_t workers = 1 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         read_window(window, &left, &right)
         self.check_unread()
         cdef Plan* plan = &self.plan
-        plan.options.num_query_heads = query_heads
-        plan.options.num_kv_heads = kv_heads
+        plan.options = host_plan_options(query_heads, kv_heads)
         plan.options.causal = bool(causal)
         plan.options.window_left = left
         plan.options.window_right = right
         plan.options.batch_invariant = bool(batch_invariant)
         plan.options.num_workers = workers
-        plan.options.query_tile = max(1, kItemRows // (query_heads // kv_heads))
-        plan.options.split_floor = kSplitFloor
-        plan.options.split_granule = kFoldTokens
         self.replan(NULL, NULL, 0)
 
     cdef int check_unread(self) except -1:

@@ -98,7 +98,6 @@ class Metrics:
         self.waiting = Series()
         self.index_ns = Histogram()
         self.utilization_peak = 0.0
-        self.used_blocks_peak = 0
         self._utilization_sum = 0.0
         self._fragmentation_sum = 0.0
 
@@ -112,9 +111,7 @@ class Metrics:
         self.waiting.add(waiting)
         self._utilization_sum += used
         self._fragmentation_sum += waste
-        if used > self.utilization_peak:
-            self.utilization_peak = used
-            self.used_blocks_peak = stats.num_used_blocks
+        self.utilization_peak = max(self.utilization_peak, used)
 
     @property
     def utilization_mean(self) -> float:

@@ -19,7 +19,7 @@ __all__ = ["Attend", "Model", "ModelConfig", "dense_attention"]
 
 Array = NDArray[Any]
 # Multiplications in one matrix product below which OpenBLAS stays in one thread. The model's products are so small that
-# its threads, on a machine with other work, wait for one another ten times longer than they compute.
+# its threads, on a machine with other work, wait for one another longer than they compute.
 SINGLE_THREADED = 1 << 18
 QUERIES_AT_ONCE = 16
 # attend(layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D]) -> [T, Hq, D]

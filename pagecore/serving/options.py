@@ -8,7 +8,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.pool import blocks_within
 
-__all__ = ["ReplayOptions"]
+__all__ = ["DEFAULT_MEMORY", "ReplayOptions"]
 
 INT32_MAX = 2**31 - 1
 DEFAULT_MEMORY = "64GiB"

@@ -81,7 +81,7 @@ def _token_ids(prompt: ArrayLike) -> NDArray[np.int32]:
     if ids.dtype != np.int32:
         for end in (ids.min(), ids.max()):
             if not -(2**31) <= int(end) <= INT32_MAX:
-                raise ShapeError(f"token id {end} of a prompt does not fit int32")
+                raise ShapeError(f"token id {end} of a prompt does not fit int32; ids end at {INT32_MAX}")
     return ids.astype(np.int32, copy=False)
 
 

@@ -60,8 +60,6 @@ class TraceSummary:
     """
 
     num_requests: int
-    num_input_tokens: int
-    num_output_tokens: int
     num_computed_tokens: int
     max_length: int
 
@@ -85,14 +83,12 @@ def scan_trace(path: str | Path, limit: int | None = None) -> TraceSummary | Non
             return None
     except OSError as error:
         raise _unreadable(path, error) from error
-    requests = inputs = outputs = computed = longest = 0
+    requests = computed = longest = 0
     for request in read_trace(path, limit):
         requests += 1
-        inputs += request.input_length
-        outputs += request.output_length
         computed += request.input_length + max(request.output_length - 1, 0)
         longest = max(longest, request.input_length + request.output_length)
-    return TraceSummary(requests, inputs, outputs, computed, longest)
+    return TraceSummary(requests, computed, longest)
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Iterator[TraceRequest]:

@@ -82,7 +82,7 @@ class Case:
 
 
 def assert_output_close(out: Array, expected: Array, magnitude: Array | None = None) -> None:
-    """The bounds of the design, by the dtype of the output; rows that attend to nothing are zero to the bit.
+    """OUTPUT_BOUNDS, by the dtype of the output; rows that attend to nothing are zero to the bit.
 
     Errors are relative to `expected`, or to `magnitude` where the caller knows that sums cancel.
     """

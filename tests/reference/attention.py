@@ -102,7 +102,7 @@ def paged_attention(
     key_scale: ArrayLike | None = None,
     value_scale: ArrayLike | None = None,
 ) -> tuple[Float, Float]:
-    """`pagecore.paged_attention` as the design defines it: output ``[T, Hq, Dv]`` and lse ``[T, Hq]``, in float64."""
+    """`pagecore.paged_attention` by its definition: output ``[T, Hq, Dv]`` and lse ``[T, Hq]``, in float64."""
     num_tokens, num_heads, dim = query.shape
     num_kv_heads = key_cache.shape[2]
     lens = [int(x) for x in np.asarray(seq_lens)]

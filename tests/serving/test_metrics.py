@@ -60,11 +60,10 @@ def test_metrics_of_no_step_are_zero():
 
 def test_metrics_average_over_steps_and_keep_the_peak():
     metrics = Metrics()
-    for used, waste, blocks in ((0.25, 0.5, 1), (0.75, 0.0, 3), (0.5, 0.1, 2)):
-        stats = SimpleNamespace(utilization=used, fragmentation=waste, num_used_blocks=blocks)
-        metrics.observe(stats, running=blocks, waiting=0)
+    for used, waste, running in ((0.25, 0.5, 1), (0.75, 0.0, 3), (0.5, 0.1, 2)):
+        metrics.observe(SimpleNamespace(utilization=used, fragmentation=waste), running=running, waiting=0)
     assert metrics.steps == 3
     assert metrics.utilization_mean == pytest.approx(0.5)
     assert metrics.fragmentation_mean == pytest.approx(0.2)
-    assert (metrics.utilization_peak, metrics.used_blocks_peak) == (0.75, 3)
+    assert metrics.utilization_peak == 0.75
     assert metrics.running.values() == [1, 3, 2]

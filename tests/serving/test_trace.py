@@ -52,10 +52,10 @@ def test_a_limit_leaves_the_rest_unread(trace):
 
 
 def test_a_scan_sums_what_a_trace_holds(trace):
-    write(trace, GOOD, {**GOOD, "input_length": 10, "output_length": 700})
+    write(trace, GOOD, {**GOOD, "input_length": 10, "output_length": 700}, {**GOOD, "output_length": 0})
     summary = scan_trace(trace)
-    assert (summary.num_requests, summary.num_input_tokens, summary.num_output_tokens) == (2, 610, 703)
-    assert summary.max_length == 710
+    assert (summary.num_requests, summary.max_length) == (3, 710)
+    assert summary.num_computed_tokens == (600 + 2) + (10 + 699) + 600
 
 
 MALFORMED = [

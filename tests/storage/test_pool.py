@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 
+from pagecore.arrays import as_tensor
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, parse_memory
 
@@ -35,9 +36,11 @@ def test_views_have_the_logical_shape_in_every_layout(order):
     assert pool.key(1).strides[-1] == 2
 
 
-def test_the_null_block_is_zero():
-    pool = KVPool(SPEC, num_layers=2, num_blocks=3, block_size=4)
-    assert all(not np.any(view.numpy()[0]) for view in pool.planes())
+@pytest.mark.parametrize("layout", ["layerwise", "blockwise", "BNCHD"])
+def test_the_null_block_is_zero_whatever_the_memory_held(layout, monkeypatch):
+    monkeypatch.setattr("pagecore.storage.pool.empty", lambda shape, dtype, device: as_tensor(np.full(shape, 7, dtype)))
+    pool = KVPool(SPEC, num_layers=2, num_blocks=3, block_size=4, layout=layout)
+    assert all(not view.numpy()[0].any() and view.numpy()[1:].all() for view in pool.planes())
 
 
 def test_a_view_outlives_its_pool():

@@ -7,22 +7,22 @@ from pagecore.ops._plan cimport AttentionPlan
 
 
 # Optional (None): rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
-cpdef int attention(
+cdef int attention(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
     double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
     Tensor lse) except -1
 
 # Optional: key_scale, value_scale.
-cpdef int write_kv(
+cdef int write_kv(
     Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_scale,
     Tensor value_scale) except -1
 
 # caches: a list or tuple of Tensors whose first axis counts blocks; pairs: [n, 2] of (source, target), done in order.
-cpdef int copy_blocks(object caches, Tensor pairs) except -1
+cdef int copy_blocks(object caches, Tensor pairs) except -1
 
 # out may be out_a or out_b, lse may be lse_a or lse_b; lse may be None.
-cpdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
+cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
 
 cpdef str isa()
 cpdef str set_isa(object name)

@@ -96,7 +96,7 @@ cdef void fill_plan(PlanView* view, AttentionPlan plan) noexcept:
     view.window_right = plan.plan.options.window_right
 
 
-cpdef int attention(
+cdef int attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
         double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale,
@@ -141,7 +141,7 @@ cpdef int attention(
     return 0
 
 
-cpdef int write_kv(
+cdef int write_kv(
         Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_scale,
         Tensor value_scale) except -1:
     """Slot-mapped write of checked Tensors; see _cpu.pxd."""
@@ -158,7 +158,7 @@ cpdef int write_kv(
     return 0
 
 
-cpdef int copy_blocks(object caches, Tensor pairs) except -1:
+cdef int copy_blocks(object caches, Tensor pairs) except -1:
     """Block copies in caches of any dtype; see _cpu.pxd."""
     cdef vector[BlockArray] arrays
     cdef BlockArray array
@@ -179,7 +179,7 @@ cpdef int copy_blocks(object caches, Tensor pairs) except -1:
     return 0
 
 
-cpdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1:
+cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1:
     """Join two parts of attention; see _cpu.pxd."""
     cdef MergeArgs args
     fill_rows(&args.out_a, out_a)

@@ -105,16 +105,6 @@ void run_item(const AttentionArgs& args, const AttentionBatch& batch, const PcWo
 
 }  // namespace
 
-PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads) {
-  PlanOptions options;
-  options.num_query_heads = num_query_heads;
-  options.num_kv_heads = num_kv_heads;
-  options.query_tile = std::max<int64_t>(1, kItemRows / (num_query_heads / num_kv_heads));
-  options.split_floor = kSplitFloor;
-  options.split_granule = kFoldTokens;
-  return options;
-}
-
 void attention(const AttentionArgs& args, const PlanView* given) {
   Workspace& work = workspace();
   const KernelTable& table = kernels();

@@ -96,7 +96,7 @@ struct KernelTable {
   void (*write)(const WriteArgs&);
 };
 
-// One for each folder isa/*.cpp that this build has.
+// One for each isa/*.cpp that this build has.
 namespace v2 {
 extern const KernelTable kTable;
 }

@@ -1,16 +1,27 @@
 // The host operations: contents checked, then run on the kernels of dispatch.hpp. Nothing is written when one raises.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/plan.hpp"
 
 namespace pagecore::cpu {
 
-// How the host cuts a batch.
-[[nodiscard]] PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads);
+// How the host cuts a batch: one worker, items as large as a pass, splits where the kernels fold. Inline, because plans
+// are made in an extension that the kernels are not linked into.
+[[nodiscard]] inline PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads) {
+  PlanOptions options;
+  options.num_query_heads = num_query_heads;
+  options.num_kv_heads = num_kv_heads;
+  options.query_tile = std::max<int64_t>(1, kItemRows / (num_query_heads / num_kv_heads));
+  options.split_floor = kSplitFloor;
+  options.split_granule = kFoldTokens;
+  return options;
+}
 
 // `plan` may be null.
 void attention(const AttentionArgs& args, const PlanView* plan);

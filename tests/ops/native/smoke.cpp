@@ -2,9 +2,9 @@
 // that no test machine has (aarch64 under qemu-user); prints the worst relative error and exits 1 when it is out of
 // bounds.
 //
-//   aarch64-linux-gnu-g++ -O2 -std=c++20 -ffp-contract=fast -static -I. tests/ops/native/smoke.cpp
-//   pagecore/ops/cpu/*.cpp
-//       pagecore/ops/cpu/isa/neon.cpp -o smoke && qemu-aarch64 ./smoke
+//   aarch64-linux-gnu-g++ -O2 -std=c++20 -ffp-contract=fast -static -I. -o smoke
+//       tests/ops/native/smoke.cpp pagecore/ops/cpu/*.cpp pagecore/ops/cpu/isa/neon.cpp
+//   qemu-aarch64 ./smoke
 #include <cmath>
 #include <cstdio>
 #include <cstring>

@@ -33,8 +33,8 @@ PC_FORCE_INLINE Vec widen_f16(HalfVec h) {
   return (Vec)vcvt_f32_f16((float16x4_t)h);
 #else
   const BitVec bits = __builtin_convertvector(h, BitVec);
-  const Vec two_112 =
-      (Vec)(BitVec{} + 0x77800000);  // the difference of the exponents' biases; subnormals come out right
+  // The difference of the exponents' biases; subnormals come out right.
+  const Vec two_112 = (Vec)(BitVec{} + 0x77800000);
   const BitVec number = (BitVec)((Vec)((bits & 0x7fff) << 13) * two_112);
   const BitVec special = number | 0x7f800000;
   const BitVec magnitude = (bits & 0x7c00) == 0x7c00 ? special : number;

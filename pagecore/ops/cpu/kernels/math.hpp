@@ -8,7 +8,7 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-// For x <= 88. exactly 1 at 0; exactly 0 below -86, -inf included; NaN stays NaN.
+// For x <= 88: exactly 1 at 0; exactly 0 below -86, -inf included; NaN stays NaN.
 PC_FORCE_INLINE Vec exp(Vec x) {
   const Vec lowest = splat(-86.0f);
   const Vec bounded = x < lowest ? lowest : x;

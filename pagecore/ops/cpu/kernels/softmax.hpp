@@ -16,7 +16,7 @@ struct RowScores {
   int32_t bias_begin;   // tile start - the key whose bias is 0
 };
 
-// What older sums are scaled to when the maximum rises from `from` to `to`; -inf means that there are none.
+// What scores are counted from: the maximum, or 0 where nothing is attended to, because -inf - -inf is NaN.
 PC_FORCE_INLINE float finite_or_zero(float top) { return top == -kInfinity ? 0.0f : top; }
 
 // scores[64] -> weights exp(score - max), 0 where not attended. Returns the factor for the row's older sums.

@@ -1,0 +1,18 @@
+"""Every example runs as it stands."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_the_example_runs(path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # this tree, installed or not
+    ran = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
