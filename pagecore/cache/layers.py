@@ -9,7 +9,7 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec
-from pagecore.storage.spec import positive
+from pagecore.storage.spec import at_least
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def layer_number(layer: SupportsIndex, num_layers: int) -> int:
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     if isinstance(layers, Spec):
-        return [layers] * positive("num_layers", 1 if num_layers is None else num_layers)
+        return [layers] * at_least("num_layers", 1 if num_layers is None else num_layers)
     if isinstance(layers, Alias):
         raise UnsupportedOption("layers is one Alias; an alias needs an earlier layer to share with")
     try:

@@ -10,7 +10,7 @@ from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within, bytes_per_block
-from pagecore.storage.spec import positive
+from pagecore.storage.spec import at_least
 
 INT32_MAX = 2**31 - 1
 
@@ -43,7 +43,7 @@ def count_blocks(
         raise ShapeError(
             f"num_blocks lists {len(counted)}; the layers form {len(groups)} groups: give one for each, or one for all"
         )
-    counted = [positive("num_blocks", n, least=2) for n in counted]
+    counted = [at_least("num_blocks", n, least=2) for n in counted]
     if max(counted) > INT32_MAX:
         raise ShapeError(
             f"a pool would have {max(counted)} blocks; ids are int32, at most {INT32_MAX}: use larger blocks"
@@ -54,7 +54,7 @@ def count_blocks(
 def row_capacity(blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
     """Tokens that a row has room for: `max_tokens`, or all that the smallest pool can hold."""
     if max_tokens is not None:
-        return positive("max_tokens_per_sequence", max_tokens)
+        return at_least("max_tokens_per_sequence", max_tokens)
     return min((min(blocks) - 1) * block_size, INT32_MAX)
 
 

@@ -35,7 +35,7 @@ from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan, copy_blocks, paged_attention, write_kv
 from pagecore.storage import KVLayout, KVPool
 from pagecore.storage.memory import Memory
-from pagecore.storage.spec import positive
+from pagecore.storage.spec import at_least
 
 
 class PagedKVCache:
@@ -89,8 +89,8 @@ class PagedKVCache:
         index_dtype: str = "int64",
     ) -> None:
         refuse_unserved(device, parallel, prefix_cache, str(index_dtype))
-        self.block_size = positive("block_size", block_size)
-        self.max_sequences = positive("max_sequences", max_sequences)
+        self.block_size = at_least("block_size", block_size)
+        self.max_sequences = at_least("max_sequences", max_sequences)
         self.device = device
         self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
         order = layout if isinstance(layout, KVLayout) else KVLayout("layerwise" if layout is None else layout)
@@ -234,7 +234,7 @@ class PagedKVCache:
         """
         with self._lock:
             row = row_of(self, sequence)
-            length = positive("length", length, least=0)
+            length = at_least("length", length, least=0)
             if length > sequence.num_tokens:
                 raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {sequence.num_tokens} tokens")
             computed = min(length, sequence.num_computed_tokens)
@@ -261,8 +261,8 @@ class PagedKVCache:
 
         `max_sequences` is the cache's by default; `max_tokens`, the new tokens of a step, is one a sequence by default.
         """
-        sequences = self.max_sequences if max_sequences is None else positive("max_sequences", max_sequences)
-        tokens = sequences if max_tokens is None else positive("max_tokens", max_tokens)
+        sequences = self.max_sequences if max_sequences is None else at_least("max_sequences", max_sequences)
+        tokens = sequences if max_tokens is None else at_least("max_tokens", max_tokens)
         return self._batch(sequences, tokens)
 
     def prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
-from pagecore.storage.spec import Plane, Spec, positive
+from pagecore.storage.spec import Plane, Spec, at_least
 
 # L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
 NAMED = {"layerwise": "LCB", "blockwise": "BLC"}
@@ -54,7 +54,7 @@ class KVLayout:
         object.__setattr__(self, "planes", tuple(planes.planes if isinstance(planes, Spec) else planes))
         for name in ("num_layers", "num_blocks", "block_size"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, positive(name, getattr(self, name)))
+                object.__setattr__(self, name, at_least(name, getattr(self, name)))
         if not isinstance(self.order, str):
             raise UnsupportedOption(f"layout is {self.order!r}; give its name or its axes, or a KVLayout")
         if self.order in NAMED:

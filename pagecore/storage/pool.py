@@ -9,7 +9,7 @@ from pagecore.arrays import Tensor, as_tensor, empty, strided
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage.layout import KVLayout
 from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.spec import Plane, Spec, positive
+from pagecore.storage.spec import Plane, Spec, at_least
 
 
 class KVPool:
@@ -51,9 +51,9 @@ class KVPool:
         order = layout if isinstance(layout, KVLayout) else KVLayout(layout)
         self.spec = spec
         self.device = device
-        self.num_layers = positive("num_layers", num_layers)
-        self.num_blocks = positive("num_blocks", num_blocks, least=2)
-        self.block_size = positive("block_size", block_size)
+        self.num_layers = at_least("num_layers", num_layers)
+        self.num_blocks = at_least("num_blocks", num_blocks, least=2)
+        self.block_size = at_least("block_size", block_size)
         self.layout = order.bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
         self._buffers = self._allocate() if buffers is None else self._adopt(buffers)
         names = [plane.name for plane in spec.planes]
@@ -116,7 +116,7 @@ class KVPool:
         NotEnoughMemory
             Fewer than two fit.
         """
-        one = bytes_per_block(spec, positive("num_layers", num_layers), positive("block_size", block_size))
+        one = bytes_per_block(spec, at_least("num_layers", num_layers), at_least("block_size", block_size))
         return blocks_within(parse_memory(memory, device), one)
 
     def _allocate(self) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ CACHE_DTYPES = ("float32", "float16", "bfloat16")
 Per = Literal["token", "block", "sequence"]
 
 
-def positive(name: str, value: SupportsIndex, least: int = 1) -> int:
+def at_least(name: str, value: SupportsIndex, least: int = 1) -> int:
     """`value` as an int, refused below `least`."""
     try:
         number = operator.index(value)
@@ -55,7 +55,7 @@ class Plane:
     per: Per = "token"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(positive(f"a side of plane {self.name!r}", n) for n in self.shape))
+        object.__setattr__(self, "shape", tuple(at_least(f"a side of plane {self.name!r}", n) for n in self.shape))
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         if self.per not in ("token", "block", "sequence"):
             raise UnsupportedOption(f"plane {self.name!r} is per {self.per!r}; use 'token', 'block' or 'sequence'")
@@ -118,16 +118,16 @@ class AttentionSpec:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("num_kv_heads", positive("num_kv_heads", self.num_kv_heads))
-        put("head_dim", positive("head_dim", self.head_dim))
-        put("v_head_dim", positive("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
+        put("num_kv_heads", at_least("num_kv_heads", self.num_kv_heads))
+        put("head_dim", at_least("head_dim", self.head_dim))
+        put("v_head_dim", at_least("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
         put("dtype", as_dtype(self.dtype))
         if self.dtype not in CACHE_DTYPES:
             raise UnsupportedDtype(f"a cache of {self.dtype} is not served; use one of {', '.join(CACHE_DTYPES)}")
         if self.window is not None:
-            put("window", positive("window", self.window))
+            put("window", at_least("window", self.window))
         if self.num_query_heads is not None:
-            put("num_query_heads", positive("num_query_heads", self.num_query_heads))
+            put("num_query_heads", at_least("num_query_heads", self.num_query_heads))
             if self.num_query_heads % self.num_kv_heads:
                 raise ShapeError(
                     f"num_query_heads is {self.num_query_heads}, no multiple of num_kv_heads {self.num_kv_heads}; "
