@@ -1,0 +1,237 @@
+"""What a cache refuses, by name and before anything is changed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pagecore import (
+    Alias,
+    DeviceError,
+    InvalidSequence,
+    NotEnoughMemory,
+    OutOfRows,
+    ShapeError,
+    UnsupportedDtype,
+    UnsupportedOption,
+)
+from tests.cache.caches import SPEC, advance, make, normal
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"prefix_cache": True}, UnsupportedOption),
+        ({"parallel": 2}, UnsupportedOption),
+        ({"device": "cuda"}, DeviceError),
+        ({"device": "tpu"}, DeviceError),
+        ({"index_dtype": "uint8"}, UnsupportedOption),
+        ({"layout": "rowwise"}, UnsupportedOption),
+        ({"num_blocks": None}, ShapeError),
+        ({"memory": "1GiB"}, ShapeError),
+        ({"num_blocks": 1}, ShapeError),
+        ({"num_blocks": [17, 17]}, ShapeError),
+        ({"block_size": 0}, ShapeError),
+        ({"max_sequences": 0}, ShapeError),
+        ({"max_tokens_per_sequence": 0}, ShapeError),
+        ({"num_blocks": None, "memory": 100}, NotEnoughMemory),
+        ({"layers": []}, ShapeError),
+        ({"layers": [Alias(0)]}, ShapeError),
+        ({"layers": [SPEC, Alias(1)]}, ShapeError),
+        ({"layers": ["llama"]}, UnsupportedOption),
+        ({"layers": [SPEC, SPEC], "num_layers": 3}, ShapeError),
+        ({"num_layers": 0}, ShapeError),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused(options, error):
+    with pytest.raises(error):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"),
+    [
+        ([[1, 2]], ShapeError),
+        ([1.5], UnsupportedDtype),
+        ([2**31], ShapeError),
+        (range(65), ShapeError),
+        (5, ShapeError),
+    ],
+)
+def test_tokens_that_cannot_be_are_refused(tokens, error):
+    cache = make()
+    with pytest.raises(error):
+        cache.add_sequence(tokens)
+    assert cache.num_sequences == 0
+    cache.check_invariants()
+
+
+def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
+    cache, other = make(), make()
+    first, second, foreign = cache.add_sequence(range(20)), cache.add_sequence(range(20)), other.add_sequence([1])
+    gone = cache.add_sequence([1])
+    cache.remove(gone)
+    batch = cache.make_batch(2, 8)
+    before = cache.stats()
+    for sequences, counts, error in (
+        ([first, first], 1, InvalidSequence),
+        ([first, foreign], 1, InvalidSequence),
+        ([first, gone], 1, InvalidSequence),
+        ([first, "second"], 1, InvalidSequence),
+        ([first, None], 1, InvalidSequence),
+        ([first], -1, ShapeError),
+        ([first], [1, 2], ShapeError),
+        ([first], 1.5, UnsupportedDtype),
+        ([first], [1.5], UnsupportedDtype),
+        ([first], None, UnsupportedDtype),
+        ([first], 2**40, ShapeError),
+        ([first, second], [5, 4], ShapeError),
+        ([first], np.ones((1, 1), int), ShapeError),
+    ):
+        with pytest.raises(error):
+            cache.prepare(sequences, counts, out=batch)
+        assert cache.stats() == before
+    with pytest.raises(ShapeError):
+        cache.prepare([first], 65)
+    with pytest.raises(InvalidSequence, match="batch"):
+        cache.prepare([first], 1, out=other.make_batch())
+    with pytest.raises(InvalidSequence, match="batch"):
+        cache.commit("batch")
+    assert cache.stats() == before
+
+
+@pytest.mark.parametrize(
+    ("counts", "error"),
+    [
+        (None, UnsupportedDtype),
+        (["a", "b"], UnsupportedDtype),
+        ([[1], [2, 3]], ShapeError),
+        (object(), UnsupportedDtype),
+        ({1, 2}, UnsupportedDtype),
+        (float("nan"), UnsupportedDtype),
+        ([-1, 3], ShapeError),
+        (2**31 - 1, ShapeError),
+        (2**70, ShapeError),
+        ([2**70, 1], ShapeError),
+        (np.array(["2020"], "M8[D]"), UnsupportedDtype),
+    ],
+    ids=repr,
+)
+def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(counts, error):
+    cache = make()
+    sequences = [cache.add_sequence(range(5)) for _ in range(2)]
+    before = cache.stats()
+    for use in (cache.prepare, cache.try_prepare, cache.shortage):
+        with pytest.raises(error, match=r"count|token"):
+            use(sequences, counts)
+    assert cache.stats() == before
+
+
+@pytest.mark.parametrize("layer", [-1, 2, 2**70, "0", None, 0.0])
+def test_a_layer_that_is_not_there_is_refused_by_cache_and_batch_alike(layer):
+    cache = make(num_layers=2)
+    batch = cache.make_batch()
+    for use in (cache.key, cache.group_of, batch.group):
+        with pytest.raises(ShapeError, match=r"layer is .*; the cache has layers 0 to 1"):
+            use(layer)
+        use(np.int64(1))
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+@pytest.mark.parametrize("layout", ["rowwise", "", 5, []])
+def test_a_layout_that_is_none_is_refused_with_and_without_bytes(device, layout):
+    with pytest.raises(UnsupportedOption, match="layout is"):
+        make(device=device, layout=layout)
+
+
+def test_a_prepare_that_cannot_be_planned_takes_nothing():
+    cache = make()
+    sequence = cache.add_sequence(range(6))
+    batch = cache.make_batch()
+    plan = batch._groups[0].plan
+    before = cache.stats()
+    batch._groups[0] = replace(batch._groups[0], plan="no plan")
+    with pytest.raises(TypeError):
+        cache.prepare([sequence], 4, out=batch)
+    assert cache.stats() == before
+    batch._groups[0] = replace(batch._groups[0], plan=plan)
+    advance(cache, [sequence], 4, out=batch)
+    assert sequence.num_computed_tokens == 4
+
+
+def test_a_step_ends_once():
+    cache = make()
+    sequence = cache.add_sequence(range(8))
+    batch = cache.make_batch(1, 4)
+    with pytest.raises(InvalidSequence, match="no step in flight"):
+        cache.commit(batch)
+    cache.prepare([sequence], 4, out=batch)
+    for use in (
+        lambda: cache.prepare([sequence], 1),
+        lambda: cache.prepare([], [], out=batch),
+        lambda: cache.fork(sequence),
+        lambda: cache.truncate(sequence, 0),
+        lambda: cache.reorder([sequence], [sequence]),
+    ):
+        with pytest.raises(InvalidSequence, match="in flight"):
+            use()
+    for accepted, error in (
+        ([5], ShapeError),
+        ([-1], ShapeError),
+        ([1, 1], ShapeError),
+        (1, ShapeError),
+        ([0.5], UnsupportedDtype),
+    ):
+        with pytest.raises(error, match="accepted"):
+            cache.commit(batch, accepted)
+    cache.commit(batch)
+    with pytest.raises(InvalidSequence, match="no step in flight"):
+        cache.abandon(batch)
+    assert sequence.num_computed_tokens == 4
+
+
+def test_names_are_unique_and_rows_are_limited():
+    cache = make(max_sequences=2)
+    cache.add_sequence([], id="a")
+    with pytest.raises(InvalidSequence, match="'a'"):
+        cache.add_sequence([], id="a")
+    b = cache.add_sequence([])
+    with pytest.raises(OutOfRows):
+        cache.add_sequence([])
+    with pytest.raises(OutOfRows):
+        cache.fork(b)
+    cache.remove(b)
+    cache.add_sequence([])
+    assert cache.num_sequences == 2
+
+
+def test_wrong_layers_and_short_keys_are_refused_before_anything_is_written():
+    cache = make()
+    sequence = cache.add_sequence(range(4))
+    batch = cache.prepare([sequence], 4)
+    key = normal(4, 2, 8)
+    cache.key(0)[:] = 7.0
+    for layer in (1, -1, "0", None):
+        with pytest.raises(ShapeError, match="layer"):
+            cache.write(layer, key, key, batch)
+    with pytest.raises(ShapeError, match="3 tokens"):
+        cache.write(0, key[:3], key[:3], batch)
+    with pytest.raises(ShapeError):
+        cache.write(0, key, key[:3], batch)
+    assert (np.asarray(cache.key(0)) == 7.0).all()
+    with pytest.raises(ShapeError):
+        cache.attend(0, normal(3, 4, 8), batch)
+
+
+def test_append_refuses_without_appending():
+    cache = make()
+    first, second = cache.add_sequence([1]), cache.add_sequence([2])
+    for sequences, ids, error in (
+        ([first, second], [1], ShapeError),
+        ([first, second], [[1], [2.5]], UnsupportedDtype),
+        ([first, "x"], [1, 2], InvalidSequence),
+        ([first, second], [1.0, 2.0], UnsupportedDtype),
+    ):
+        with pytest.raises(error):
+            cache.append_tokens(sequences, ids)
+    assert (first.num_tokens, second.num_tokens) == (1, 1)
