@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
 REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 # pip would compile everything anew, in a folder that it throws away; the native parts are built in place by .built.
-EDITABLE := PAGECORE_PREBUILT=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable
+EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 
 .PHONY: demo test test-quick lint bench format build venv clean
 .DELETE_ON_ERROR:
