@@ -18,8 +18,8 @@ ROOMS = {
     "ops": {"arrays", "errors", "native"},
     "storage": {"arrays", "errors"},
     "cache": {"index", "storage", "ops", "arrays", "errors"},
-    "serving": {"cache", "storage", "index", "ops", "arrays", "errors"},
-    "cli": {"serving", "errors", "storage", "ops"},
+    "serving": {"cache", "storage", "ops", "arrays", "errors"},
+    "cli": {"serving", "errors"},
 }
 # Headers that exist to talk to the interpreter; no other C++ knows Python.
 GLUE = {"translate.hpp", "numpy_array.hpp", "exchange.hpp"}
