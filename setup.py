@@ -10,7 +10,8 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).parent
 INCLUDE = [".", "third_party"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi"]
-CXX = ["-O3", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", *WARNINGS]
+# No debug information in what ships: it is six sevenths of the bytes. PAGECORE_CXXFLAGS=-g brings it back.
+CXX = ["-O3", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", *WARNINGS]
 CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
 # Generated C++ is not ours to warn about.
 GENERATED = ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
