@@ -33,7 +33,7 @@ from pagecore.cache.stats import CacheStats
 from pagecore.errors import DeviceError, InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan, copy_blocks, paged_attention, write_kv
-from pagecore.storage import KVLayout, KVPool
+from pagecore.storage import AttentionSpec, KVLayout, KVPool
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import at_least
 
@@ -461,15 +461,17 @@ class PagedKVCache:
 
 
 def _attention_options(layer: Layer) -> dict[str, Any]:
-    """What `attend` takes from a layer's spec."""
-    spec: Any = layer.spec
-    sinks = None if spec.sinks is None else as_tensor(np.array(spec.sinks, np.float32))
+    """What `attend` takes from a layer's spec; one of the user's own says its window only."""
+    spec = layer.spec
+    if not isinstance(spec, AttentionSpec):
+        return {"window": spec.window}
+    sinks = None if spec.sinks is None else as_tensor(np.array(list(spec.sinks), np.float32))
     return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}
 
 
 def _plan(group: Group) -> AttentionPlan | None:
     """An empty plan for the layers of a group; None where their query heads are not known beforehand."""
-    spec: Any = group.spec
-    if spec.num_query_heads is None:
+    spec = group.spec
+    if not isinstance(spec, AttentionSpec) or spec.num_query_heads is None:
         return None
     return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, window=spec.window)

@@ -26,7 +26,7 @@ def counted(shape, dtype="int32"):
     return array, as_tensor(array)
 
 
-def same(tensor, array):
+def assert_same(tensor, array):
     assert isinstance(tensor, Tensor)
     assert (tensor.shape, tensor.dtype) == (array.shape, str(array.dtype))
     if array.size:
@@ -52,20 +52,20 @@ def test_basic_indexing_gives_the_views_that_numpy_gives(shape, index):
         with pytest.raises(PagecoreError):
             tensor[index]
         return
-    same(tensor[index], expected)
+    assert_same(tensor[index], expected)
 
 
 @settings(deadline=None)
 @given(st.lists(slices, max_size=3).map(tuple), st.lists(slices, max_size=3).map(tuple))
 def test_a_view_of_a_view_is_what_numpy_makes_of_it(first, second):
     array, tensor = counted((5, 6, 4))
-    same(tensor[first][second], array[first][second])
+    assert_same(tensor[first][second], array[first][second])
 
 
 @pytest.mark.parametrize("index", [np.int64(1), np.int8(-1), (1,), slice(np.int32(1), None)], ids=repr)
 def test_integers_of_numpy_index_too(index):
     array, tensor = counted((3, 4))
-    same(tensor[index], array[index])
+    assert_same(tensor[index], array[index])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_index_that_is_out_of_range_is_an_index_error():
 def test_huge_slices_of_huge_steps_are_clipped():
     array, tensor = counted((5,))
     index = slice(-(10**30), 10**30, 2**62)
-    same(tensor[index], array[index])
+    assert_same(tensor[index], array[index])
 
 
 @settings(deadline=None)
@@ -119,7 +119,7 @@ def test_a_reshape_is_a_view_exactly_where_numpy_needs_no_copy(shape, order, wan
         with pytest.raises(ShapeError):
             as_tensor(array).reshape(wanted)
         return
-    same(as_tensor(array).reshape(*wanted), expected)
+    assert_same(as_tensor(array).reshape(*wanted), expected)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (5, 0, 2), (0, -1)])
@@ -145,7 +145,7 @@ def test_shapes_of_other_sizes_are_refused(wanted):
 )
 def test_transposing_permutes_the_axes_as_numpy_does(axes):
     array, tensor = counted((2, 3, 4))
-    same(tensor.transpose(*axes), array.transpose(*axes))
+    assert_same(tensor.transpose(*axes), array.transpose(*axes))
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 1), (0, 0, 1), (0, 1, 3), (0, 1, -4), (0, 1, 2, 3), ("abc",), (0.0, 1, 2)])
@@ -170,7 +170,7 @@ def test_strided_ndarrays_over_a_tensor_are_the_same_elements(dtype, index):
     array = rng.integers(0, 2, (3, 4)).astype(dtype.numpy)
     tensor = as_tensor(array)[index]
     expected = array[index] if isinstance(array[index], np.ndarray) else array[(*index, ...)]
-    same(tensor, expected)
+    assert_same(tensor, expected)
     np.testing.assert_array_equal(np.asarray(tensor), expected)
 
 
@@ -281,7 +281,7 @@ def test_lengths_iteration_and_truth_follow_numpy():
     array, tensor = counted((3, 2))
     assert len(tensor) == 3
     for row, expected in zip(tensor, array, strict=True):
-        same(row, expected)
+        assert_same(row, expected)
     assert bool(as_tensor(np.ones(1, "f4")))
     assert not zeros(())
     for refused in (lambda: len(zeros(())), lambda: list(zeros(())), lambda: bool(tensor), tensor.item):

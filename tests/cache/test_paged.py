@@ -12,6 +12,7 @@ from pagecore import (
     NotEnoughMemory,
     OutOfBlocks,
     PagedKVCache,
+    Plane,
     UnsupportedOption,
 )
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
@@ -151,6 +152,23 @@ def test_layers_of_one_group_may_differ_in_what_only_attention_sees():
     assert cache.num_groups == 2
     assert [cache.group_of(layer) for layer in range(4)] == [0, 0, 1, 0]
     assert cache.key(3).pointer == cache.key(1).pointer
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_a_spec_of_the_users_own_needs_planes_and_a_window_only(device):
+    class Scaled:
+        window = 6
+        planes = (Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32"), Plane("scale", (2,), "float32"))
+
+    cache = make([SPEC, Scaled()], device=device)
+    sequence = cache.add_sequence(range(9))
+    batch = cache.prepare([sequence], 9)
+    if device == "cpu":
+        key, query = normal(9, 2, 8), normal(9, 4, 8, seed=1)
+        cache.write(1, key, key, batch)
+        np.testing.assert_allclose(cache.attend(1, query, batch), dense_attention(query, key, key, window=6), atol=1e-5)
+    cache.commit(batch)
+    assert cache.stats().num_used_blocks == 3 + 2
 
 
 def test_int32_slots_where_asked_for():
