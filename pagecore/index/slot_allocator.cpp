@@ -189,8 +189,9 @@ BlockId SlotAllocator::end_group() {
   BlockId lost = kNullBlock;
   const std::lock_guard lock(pool_);
   const BlockId freed = give_back(lost);
-  PC_EXPECTS(lost == kNullBlock, DoubleFree, "block ", lost,
-             " of the group was given back to its pool by somebody else; the rest of the group was freed");
+  PC_EXPECTS(
+      lost == kNullBlock, DoubleFree, "block ", lost,
+      " of the group is held by nobody any more: somebody else freed it before the group's end; the rest was freed");
   return freed;
 }
 
