@@ -1,0 +1,205 @@
+"""gather_blocks, scatter_blocks, transfer_blocks, copy_blocks: check the arguments and call the kernel."""
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._block_checks cimport (
+    Sequences,
+    arrays_beside,
+    check_apart,
+    check_axes,
+    check_cast,
+    check_packed,
+    check_targets,
+    host_tensors,
+    packed_like,
+    paged_tensors,
+    pair_ids,
+    read_sequences,
+)
+from pagecore.ops._checks cimport check_aligned, check_no_stream, check_writable, host_tensor
+from pagecore.ops.cpu._cpu cimport (
+    copy_blocks as run_copy,
+    gather_blocks as run_gather,
+    scatter_blocks as run_scatter,
+    transfer_blocks as run_transfer,
+)
+
+from pagecore.arrays import like
+from pagecore.errors import ShapeError
+
+
+def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=None):
+    """Copy sequences out of the blocks of a paged cache: contiguous, one after another, packed.
+
+    Parameters
+    ----------
+    cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
+        Any dtype, rank of at least 2, and strides. Caches of a list share the table, and so their block_size; whatever
+        else they have may differ.
+    block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
+        Block ids. The null block 0 is a hole, whose tokens are zeros. Entries past a sequence's length are not looked
+        at.
+    seq_lens : integers, [B]
+        Tokens of each sequence.
+    rows : integers, [B], optional
+        The row of `block_table` of each sequence.
+    out : array, [sum(seq_lens), ...], optional
+        Takes the result; for a list of caches a list. Its dtype is the cache's, or else both are of float32, float16
+        and bfloat16: then numbers are rounded to nearest even. It must not share memory with a cache.
+    stream : None
+        For CUDA arrays only.
+
+    Returns
+    -------
+    array, [sum(seq_lens), ...]
+        A new C-contiguous array in the dtype and framework of the cache, or `out`; for a list of caches a list.
+
+    Raises
+    ------
+    InvalidBlock, InvalidSequence
+        A block or row out of range.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
+
+    Examples
+    --------
+    >>> import numpy as np, pagecore
+    >>> cache = np.arange(12, dtype=np.float32).reshape(4, 3, 1)  # 4 blocks of 3 tokens
+    >>> pagecore.gather_blocks(cache, block_table=[[2, 1], [3, 0]], seq_lens=[5, 1])[:, 0]
+    array([6., 7., 8., 3., 4., 9.], dtype=float32)
+    """
+    check_no_stream(stream)
+    cdef bint many = isinstance(cache, (list, tuple))
+    cdef list examples = list(cache) if many else [cache]
+    cdef list caches = paged_tensors(examples, "cache", many)
+    cdef Sequences batch = read_sequences(block_table, seq_lens, rows, caches)
+    cdef list packed, given
+    cdef Py_ssize_t i
+    if out is None:
+        packed = [packed_like(<Tensor>caches[i], batch.num_tokens) for i in range(len(caches))]
+        given = packed
+    else:
+        given = arrays_beside(out, "out", many, len(caches), "caches")
+        packed = host_tensors(given, "out", many)
+        check_packed(packed, "out", caches, "cache", many, batch.num_tokens)
+        check_targets(packed, "out", many)
+        check_apart(caches, "cache", packed, "out", many)
+    run_gather(caches, packed, batch.table, batch.lens, batch.rows)
+    if out is None:
+        given = [like(packed[i], examples[i]) for i in range(len(packed))]
+    return given if many else given[0]
+
+
+def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=None):
+    """Copy packed sequences into the blocks of a paged cache: the inverse of `gather_blocks`.
+
+    Parameters
+    ----------
+    values : array, [sum(seq_lens), ...], or list or tuple of arrays
+        One for each cache. Its dtype is the cache's, or else both are of float32, float16 and bfloat16: then numbers
+        are rounded to nearest even. It must not share memory with a cache.
+    cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
+        Written in place; as in `gather_blocks`.
+    block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
+        Block ids. Tokens in the null block 0, a hole, are skipped. Of two sequences that hold the same block, the later
+        one stays.
+    seq_lens : integers, [B]
+        Tokens of each sequence. Slots past them keep what they hold.
+    rows : integers, [B], optional
+        The row of `block_table` of each sequence.
+    stream : None
+        For CUDA arrays only.
+
+    Raises
+    ------
+    InvalidBlock, InvalidSequence
+        A block or row out of range.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
+    """
+    check_no_stream(stream)
+    cdef bint many = isinstance(cache, (list, tuple))
+    cdef list caches = paged_tensors(list(cache) if many else [cache], "cache", many)
+    cdef Sequences batch = read_sequences(block_table, seq_lens, rows, caches)
+    cdef list packed = host_tensors(arrays_beside(values, "values", many, len(caches), "caches"), "values", many)
+    check_packed(packed, "values", caches, "cache", many, batch.num_tokens)
+    check_targets(caches, "cache", many)
+    check_apart(packed, "values", caches, "cache", many)
+    run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
+
+
+def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
+    """Copy whole blocks from caches into other caches, whatever their layouts, dtypes and numbers of blocks.
+
+    Parameters
+    ----------
+    source_caches : array, [num_blocks, block_size, ...], or list or tuple of arrays
+        Any dtype, rank of at least 2, and strides.
+    target_caches : array, or list or tuple of as many arrays
+        Written in place, each from the source beside it, whose axes after the first it must have. Its dtype is the
+        source's, or else both are of float32, float16 and bfloat16: then numbers are rounded to nearest even. No target
+        may share memory with a source: `copy_blocks` copies inside a cache.
+    pairs : integers, [n, 2]
+        (source block, target block), the same for every cache; copied in order, so that of equal targets the later one
+        stays. Neither may be the null block 0.
+    stream : None
+        For CUDA arrays only.
+
+    Raises
+    ------
+    InvalidBlock
+        A block that some cache does not have, or the null block.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been copied.
+    """
+    check_no_stream(stream)
+    cdef bint many = isinstance(source_caches, (list, tuple))
+    cdef list sources = paged_tensors(list(source_caches) if many else [source_caches], "source_caches", many)
+    cdef list beside = arrays_beside(target_caches, "target_caches", many, len(sources), "source_caches")
+    cdef list targets = paged_tensors(beside, "target_caches", many)
+    cdef Tensor source, target
+    cdef Py_ssize_t i
+    for i in range(len(sources)):
+        source, target = <Tensor>sources[i], <Tensor>targets[i]
+        check_axes(target, "target_caches", source, "source_caches", i, many, 1)
+        check_cast(target, "target_caches", source, "source_caches", i, many)
+    check_targets(targets, "target_caches", many)
+    check_apart(sources, "source_caches", targets, "target_caches", many)
+    cdef Tensor ids = pair_ids(pairs)
+    if ids is not None:
+        run_transfer(sources, targets, ids)
+
+
+def copy_blocks(caches, pairs, *, stream=None):
+    """Copy whole blocks inside caches, in the order given: what runs before a shared block is written.
+
+    Parameters
+    ----------
+    caches : array, or list or tuple of arrays, [num_blocks, ...]
+        Each is copied in place; any dtype, rank and strides.
+    pairs : integers, [n, 2]
+        (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote.
+    stream : None
+        For CUDA arrays only.
+
+    Raises
+    ------
+    InvalidBlock
+        A source or target that some cache does not have.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that are not served or cannot be written. In every case nothing has been copied.
+    """
+    check_no_stream(stream)
+    cdef list planes = []
+    cdef Tensor plane
+    cdef bint many = isinstance(caches, (list, tuple))
+    for i, cache in enumerate(caches if many else (caches,)):
+        name = f"caches[{i}]" if many else "caches"
+        plane = host_tensor(cache, name)
+        if plane.ndim == 0:
+            raise ShapeError(f"{name} has no axes; its first axis must count blocks")
+        check_writable(plane, name)
+        check_aligned(plane, name)
+        planes.append(plane)
+    cdef Tensor ids = pair_ids(pairs)
+    if ids is not None:
+        run_copy(planes, ids)

@@ -1,0 +1,209 @@
+// Gather, scatter and transfer: runs of tokens or blocks between two arrangements in memory, cast on the way.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/convert.hpp"
+#include "pagecore/ops/cpu/kernels/lines.hpp"
+#include "pagecore/ops/cpu/moves.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+// What is cast or collected goes in parts of this many elements.
+constexpr int64_t kPart = 256;
+// While a piece is moved the next one is asked for; in a row that is longer than this, what lies this far on.
+constexpr int64_t kFarBytes = 32768;
+
+struct Piece {
+  const char* source;  // null: zeros
+  char* target;
+  int64_t count;
+};
+
+// The pieces of all runs, one after another.
+class Pieces {
+ public:
+  Pieces(const Move& move, const Run* runs, int64_t num_runs) : move_(move), run_(runs), end_(runs + num_runs) {}
+
+  // The next piece, or one without tokens when there are no more.
+  PC_FORCE_INLINE Piece next() {
+    if (left_ > 0) {
+      if (piece_.source != nullptr) piece_.source += move_.source_piece;
+      piece_.target += move_.target_piece;
+    } else if (run_ != end_) {
+      piece_.source = run_->source == kZeros ? nullptr : move_.source + run_->source * move_.source_unit;
+      piece_.target = move_.target + run_->target * move_.target_unit;
+      left_ = run_->count;
+      ++run_;
+    }
+    piece_.count = left_ < move_.piece ? left_ : move_.piece;
+    left_ -= piece_.count;
+    return piece_;
+  }
+
+ private:
+  const Move& move_;
+  const Run* run_;
+  const Run* end_;
+  int64_t left_ = 0;  // of the run that piece_ belongs to
+  Piece piece_{};
+};
+
+// visit(source, target) for each row of a piece.
+template <typename Visit>
+inline void for_each_row(const MoveAxis* axes, int32_t num_axes, const char* source, char* target, Visit& visit) {
+  if (num_axes == 0) {
+    visit(source, target);
+    return;
+  }
+  const MoveAxis axis = *axes;
+  for (int64_t i = 0; i < axis.size; ++i) {
+    if (num_axes == 1) {
+      visit(source, target);
+    } else {
+      for_each_row(axes + 1, num_axes - 1, source, target, visit);
+    }
+    source += axis.source_stride;
+    target += axis.target_stride;
+  }
+}
+
+template <Float From, Float To>
+PC_FORCE_INLINE void cast_elements(const char* source, char* target, int64_t count) {
+  for_each_vector<From>(source, count, [&](int64_t i, Vec v, int64_t part) { store_part<To>(target, i, v, part); });
+}
+
+// visit(first, count) for the parts of a row.
+template <typename Visit>
+PC_FORCE_INLINE void for_each_part(int64_t row, Visit&& visit) {
+  for (int64_t i = 0; i < row; i += kPart) visit(i, row - i < kPart ? row - i : kPart);
+}
+
+PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, int64_t ahead) {
+  move_lines(target, source, bytes, ahead, copy_line);
+  const int64_t rest = bytes % kLine;
+  copy_bytes(target + bytes - rest, source + bytes - rest, rest);
+}
+
+// Whole lines go as they are; other rows are collected into lines first.
+PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* target, int64_t bytes, int64_t ahead) {
+  if ((reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % kLine == 0) {
+    move_lines(target, source, bytes, ahead, stream_line);
+    return;
+  }
+  for_each_part(bytes, [&](int64_t first, int64_t count) {
+    fetch(source + first + ahead, count);
+    copy_bytes(writer.reserve(target + first, count), source + first, count);
+  });
+}
+
+template <Float From, Float To>
+PC_FORCE_INLINE void cast_row(const char* source, char* target, int64_t row, int64_t ahead) {
+  for_each_part(row, [&](int64_t first, int64_t count) {
+    fetch(source + first * kSize<From> + ahead, count * kSize<From>);
+    cast_elements<From, To>(source + first * kSize<From>, target + first * kSize<To>, count);
+  });
+}
+
+template <Float From, Float To>
+PC_FORCE_INLINE void stream_cast(LineWriter& writer, const char* source, char* target, int64_t row, int64_t ahead) {
+  for_each_part(row, [&](int64_t first, int64_t count) {
+    fetch(source + first * kSize<From> + ahead, count * kSize<From>);
+    char* room = writer.reserve(target + first * kSize<To>, count * kSize<To>);
+    cast_elements<From, To>(source + first * kSize<From>, room, count);
+  });
+}
+
+// copy(source, target, elements, ahead) moves a row; what lies `ahead` of it will be wanted next.
+template <typename Copy>
+inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Copy&& copy) {
+  Pieces pieces(move, runs, num_runs);
+  MoveAxis axes[8];
+  for (int i = 0; i < move.num_axes; ++i) axes[i] = move.axes[i];
+  int64_t row = move.row;
+  for (Piece piece = pieces.next(), next; piece.count > 0; piece = next) {
+    next = pieces.next();
+    if (move.varying == move.num_axes) {
+      row = piece.count * move.scale;
+    } else {
+      axes[move.varying].size = piece.count * move.scale;
+    }
+    if (piece.source == nullptr) {
+      auto clear = [&](const char*, char* target) {
+        __builtin_memset(target, 0, static_cast<size_t>(row * move.target_itemsize));
+      };
+      for_each_row(axes, move.num_axes, nullptr, piece.target, clear);
+      continue;
+    }
+    const bool far = row * move.source_itemsize > kFarBytes;
+    const int64_t ahead = far ? kFarBytes : next.source != nullptr ? next.source - piece.source : 0;
+    auto visit = [&](const char* source, char* target) { copy(source, target, row, ahead); };
+    for_each_row(axes, move.num_axes, piece.source, piece.target, visit);
+  }
+}
+
+// With a size known to the compiler, a short row is a few moves.
+template <int64_t kBytes>
+inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs) {
+  move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t, int64_t ahead) {
+    if constexpr (kBytes % kLine == 0) {
+      move_lines(target, source, kBytes, ahead, copy_line);
+    } else {
+      __builtin_memcpy(target, source, kBytes);
+    }
+  });
+}
+
+inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
+  if (move.varying != move.num_axes) {
+    switch (move.row * move.source_itemsize) {
+      case 1: return copy_short_rows<1>(move, runs, num_runs);
+      case 2: return copy_short_rows<2>(move, runs, num_runs);
+      case 4: return copy_short_rows<4>(move, runs, num_runs);
+      case 8: return copy_short_rows<8>(move, runs, num_runs);
+      case 128: return copy_short_rows<128>(move, runs, num_runs);
+      case 256: return copy_short_rows<256>(move, runs, num_runs);
+      default: break;
+    }
+  }
+  const int64_t size = move.source_itemsize;
+  move_pieces(move, runs, num_runs, [=](const char* source, char* target, int64_t row, int64_t ahead) {
+    copy_row(source, target, row * size, ahead);
+  });
+}
+
+inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
+  LineWriter writer;
+  const int64_t size = move.source_itemsize;
+  move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
+    stream_row(writer, source, target, row * size, ahead);
+  });
+  writer.finish();
+  finish_streams();
+}
+
+template <Float From, Float To>
+inline void cast_rows(const Move& move, const Run* runs, int64_t num_runs) {
+  if (!move.streams) {
+    move_pieces(move, runs, num_runs, cast_row<From, To>);
+    return;
+  }
+  LineWriter writer;
+  move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
+    stream_cast<From, To>(writer, source, target, row, ahead);
+  });
+  writer.finish();
+  finish_streams();
+}
+
+// The places of all runs must have been checked.
+inline void move_runs(const Move& move, const Run* runs, int64_t num_runs) {
+  if (!move.converts) return move.streams ? stream_rows(move, runs, num_runs) : copy_rows(move, runs, num_runs);
+  with_float(move.from, [&]<Float From>() {
+    with_float(move.to, [&]<Float To>() {
+      if constexpr (From != To) cast_rows<From, To>(move, runs, num_runs);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA
