@@ -61,11 +61,9 @@ class Fields:
 
     def value(self, name: str) -> Any:
         """A field's value or its default; None where it is null."""
-        if name in self._values:
-            return self._values[name]
-        if name in self.defaults:
-            return self.defaults[name]
-        self.refuse(f"{self.name(name)} is missing; the config must say it")
+        if name not in self._values and name not in self.defaults:
+            self.refuse(f"{self.name(name)} is missing; the config must say it")
+        return self._values.get(name, self.defaults.get(name))
 
     def given(self, name: str) -> Any:
         """A field's value; None where it is null or left out, whatever its default."""

@@ -49,7 +49,7 @@ def test_a_count_that_is_none_is_refused(field, value):
         (
             "gemma-2-9b",
             {"layer_types": ["full_attention"] * 41},
-            "layer_types lists 41 layers, but num_hidden_layers is 42",
+            "lists 41 layers, but num_hidden_layers is 42",
         ),
         ("gemma-2-9b", {"layer_types": "full_attention"}, "one entry a layer"),
         ("gemma-2-9b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
@@ -106,7 +106,7 @@ def test_a_field_that_agrees_with_the_family_is_welcome():
 
 def test_a_default_that_contradicts_what_is_given_is_told_as_one():
     config = {name: value for name, value in PUBLISHED["qwen2-7b"].items() if name != "num_key_value_heads"}
-    with pytest.raises(ConfigError, match="num_key_value_heads is left out, which means 32, no divisor of .* 28"):
+    with pytest.raises(ConfigError, match=r"num_key_value_heads is left out, which means 32, no divisor of .* 28"):
         specs_from_config(config)
 
 
@@ -219,7 +219,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("config", [None, 7, b"config.json", [LLAMA], LLAMA.items()])
 def test_what_is_neither_path_nor_dict_is_refused(config):
-    with pytest.raises(ConfigError, match="give the path of a config.json, its folder, or a dict"):
+    with pytest.raises(ConfigError, match=r"give the path of a config\.json, its folder, or a dict"):
         specs_from_config(config)
 
 
@@ -230,7 +230,13 @@ def test_no_value_of_any_field_ends_in_another_error_than_ours(name):
     circular.append(circular)
     for field in [*PUBLISHED[name], "dtype", "layer_types", "head_dim", "sliding_window", "text_config"]:
         for value in (*VALUES, circular):
-            try:
-                specs_from_config(PUBLISHED[name] | {field: value})
-            except PagecoreError as error:
-                assert field in str(error) or field in ("model_type", "text_config")
+            reason = refusal_of(PUBLISHED[name] | {field: value})
+            assert reason is None or field in reason or field in ("model_type", "text_config")
+
+
+def refusal_of(config):
+    try:
+        specs_from_config(config)
+    except PagecoreError as error:
+        return str(error)
+    return None
