@@ -1,4 +1,7 @@
-"""Config files as they are published, cut to what could matter to a cache; each leaves out what its original does."""
+"""Config files as they are published, cut to what could matter to a cache; each leaves out what its original does.
+
+After them, one of each model type that says as little as can be, and once more with a window that is switched on.
+"""
 
 PUBLISHED = {
     "llama-2-7b": {
@@ -158,14 +161,6 @@ PUBLISHED = {
         "torch_dtype": "bfloat16",
         "vocab_size": 131072,
     },
-    "mistral-that-leaves-its-window-out": {
-        "model_type": "mistral",
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 8,
-        "torch_dtype": "bfloat16",
-    },
     "ministral-with-listed-layers": {
         "model_type": "ministral",
         "head_dim": 128,
@@ -236,13 +231,6 @@ PUBLISHED = {
         "sliding_window": 4096,
         "torch_dtype": "bfloat16",
         "vocab_size": 256000,
-    },
-    "gemma-2-that-leaves-everything-out": {
-        "model_type": "gemma2",
-        "hidden_size": 3584,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 7,
-        "num_key_value_heads": 8,
     },
     "gemma-3-1b": {
         "model_type": "gemma3_text",
@@ -375,4 +363,14 @@ PUBLISHED = {
         "num_local_experts": 128,
         "sliding_window": 128,
     },
+}
+
+FEWEST = {"hidden_size": 3072, "num_attention_heads": 32, "num_hidden_layers": 30}
+FIXED = ["llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "gpt_oss"]
+SWITCHED = ["qwen2", "qwen2_moe", "qwen3", "qwen3_moe"]
+PUBLISHED |= {f"the fewest fields of {each}": {"model_type": each, **FEWEST} for each in [*FIXED, *SWITCHED]}
+# transformers cannot build a Ministral that leaves its head_dim out.
+PUBLISHED["the fewest fields of ministral"] = {"model_type": "ministral", "head_dim": 128, **FEWEST}
+PUBLISHED |= {
+    f"{each} with its window on": {"model_type": each, "use_sliding_window": True, **FEWEST} for each in SWITCHED
 }

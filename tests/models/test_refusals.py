@@ -53,6 +53,8 @@ def test_a_count_that_is_none_is_refused(field, value):
         ),
         ("gemma-2-9b", {"layer_types": "full_attention"}, "one entry a layer"),
         ("gemma-2-9b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma-2-9b", {"query_pre_attn_scalar": "256"}, 'query_pre_attn_scalar is "256"'),
+        ("gemma-2-9b", {"query_pre_attn_scalar": True}, "query_pre_attn_scalar is true"),
         ("gemma-2-9b", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar is null"),
         ("gemma-2-9b", {"query_pre_attn_scalar": float("nan")}, "query_pre_attn_scalar is NaN"),
         ("gemma-2-9b", {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping is -50.0"),
@@ -124,7 +126,9 @@ def test_two_dtypes_that_differ_are_refused():
 
 def test_the_dtype_asked_for_replaces_the_models():
     assert {spec.dtype for spec in specs_from_config(LLAMA, dtype=np.float32)} == {"float32"}
-    assert {spec.dtype for spec in specs_from_config(PUBLISHED["gemma-3-4b"])} == {"bfloat16"}
+    assert {spec.dtype for spec in specs_from_config(PUBLISHED["gemma-3-4b"] | {"torch_dtype": "float16"})} == {
+        "float16"
+    }
     assert specs_from_config(LLAMA | {"torch_dtype": "torch.float16"})[0].dtype == "float16"
     for dtype in ("int8", "float8_e4m3fn", None, 7):
         with pytest.raises(UnsupportedDtype):
