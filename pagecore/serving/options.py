@@ -10,7 +10,7 @@ from typing import Any
 from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
-from pagecore.storage import Spec, parse_memory
+from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.pool import blocks_within, bytes_per_block
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "ReplayOptions"]
@@ -116,5 +116,5 @@ class ReplayOptions:
         """One block of every group."""
         if self.layers is None:
             return (self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) * self.block_size
-        groups = arrange(self.layers, None)[1]
+        groups = arrange(self.layers, None, TensorParallel())[1]
         return sum(bytes_per_block(group.spec, group.num_layers, self.block_size) for group in groups)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from pagecore.cache import Alias
 from pagecore.cache.layers import Group, Layers, arrange
 from pagecore.cache.limits import INT32_MAX, count_blocks
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
-from pagecore.storage import AttentionSpec, Spec, parse_memory
+from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import bytes_per_block
 from pagecore.storage.spec import at_least
@@ -195,7 +194,7 @@ def plan_memory(
     ranks = at_least("ranks", ranks)
     block_size = at_least("block_size", block_size)
     contexts = [_context(length) for length in _listed(context)]
-    groups = arrange(_rank_share(specs, ranks), None)[1]
+    groups = arrange(specs, None, TensorParallel(0, ranks))[1]
     budget = parse_memory(memory)
     num_blocks = count_blocks(groups, block_size, None, budget)[0]
     planned = tuple(_group(group, block_size) for group in groups)
@@ -276,30 +275,3 @@ def _plan_context(
         best_num_blocks=tuple(best * count + 1 for count in held) if best else None,
         best_requests=best,
     )
-
-
-def _rank_share(specs: Layers, ranks: int) -> Layers:
-    """What one rank stores of each layer."""
-    if ranks == 1:
-        return specs
-    if isinstance(specs, Iterable):
-        return [layer if isinstance(layer, Alias) else _shard(layer, ranks) for layer in specs]
-    return _shard(specs, ranks)
-
-
-def _shard(spec: Spec, ranks: int) -> Spec:
-    """One rank's share of a layer: `num_kv_heads / ranks` heads, or a copy of one."""
-    if not isinstance(spec, AttentionSpec):
-        raise UnsupportedOption(f"ranks is {ranks}, but how to share a {type(spec).__name__} is not known; plan 1 rank")
-    heads, query_heads = spec.num_kv_heads, spec.num_query_heads
-    if heads % ranks and ranks % heads:
-        raise ShapeError(
-            f"num_kv_heads is {heads}, which {ranks} ranks can neither share out nor hold one copy each of; "
-            "the number of ranks must divide it or be a multiple of it"
-        )
-    if query_heads is not None and query_heads % ranks:
-        raise ShapeError(
-            f"num_query_heads is {query_heads}, which {ranks} ranks cannot share out; their number must divide it"
-        )
-    share = None if query_heads is None else query_heads // ranks
-    return replace(spec, num_kv_heads=max(heads // ranks, 1), num_query_heads=share, sinks=None)
