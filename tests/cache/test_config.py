@@ -160,9 +160,15 @@ class Wrong(Fixed):
         return None
 
 
-@pytest.mark.parametrize(
-    "kind", [lambda **o: PagedCacheConfig(num_blocks=9, **o), lambda **o: StaticCacheConfig(1, 8, **o)]
-)
+def paged(**options):
+    return PagedCacheConfig(num_blocks=9, **options)
+
+
+def static(**options):
+    return StaticCacheConfig(1, 8, **options)
+
+
+@pytest.mark.parametrize("kind", [paged, static])
 def test_dtype_auto_takes_the_models_and_any_other_replaces_it(kind):
     mixed = [SPEC, Alias(0), SPEC.with_dtype("bfloat16")]
     assert [make_cache(kind(), mixed).key(layer).dtype for layer in range(3)] == ["bfloat16"] * 3
