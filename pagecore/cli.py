@@ -1,4 +1,4 @@
-"""The `pagecore` command: info, demo, replay."""
+"""The `pagecore` command: info, demo, replay, plan."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import PagecoreError
 from pagecore.serving.info import info_rows
-from pagecore.serving.options import DEFAULT_MEMORY, ReplayOptions
+from pagecore.serving.options import DEFAULT_BYTES_PER_TOKEN, DEFAULT_MEMORY, ReplayOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from pagecore.serving.planner import ModelPlan
     from pagecore.serving.replay import ReplayReport
 
 __all__ = ["main"]
@@ -81,13 +82,14 @@ def _fail(reason: str, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pagecore", description="The paged key-value cache of a transformer.")
-    commands = parser.add_subparsers(required=True, metavar="{info,demo,replay}")
+    commands = parser.add_subparsers(required=True, metavar="{info,demo,replay,plan}")
     info = commands.add_parser("info", help="versions, instruction set, threads, CUDA or why not")
     info.set_defaults(command=_info)
     demo = commands.add_parser("demo", help="serve two dozen chat requests and check every token")
     demo.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (default 0)")
     demo.set_defaults(command=_demo)
     _add_replay(commands.add_parser("replay", help="run a recorded trace through the scheduler and the cache"))
+    _add_plan(commands.add_parser("plan", help="what of a model fits into a memory: tokens, blocks, requests"))
     return parser
 
 
@@ -97,8 +99,15 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
     size.add_argument("--blocks", type=int, help="blocks instead of memory, the null block counted")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", metavar="CONFIG", help="a model's config.json or its folder: its groups and bytes")
+    model.add_argument(
+        "--bytes-per-token",
+        type=int,
+        metavar="N",
+        help=f"key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, an 8B Llama in bfloat16)",
+    )
     numbers = {
-        "bytes-per-token": "key and value of one token in all layers; 131072 is an 8B Llama in bfloat16",
         "block-size": "tokens a block",
         "max-tokens-per-step": "tokens of one step, prompt and decode together",
         "max-running": "sequences that run at once",
@@ -113,6 +122,19 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE too")
     parser.set_defaults(command=_replay)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="CONFIG", help="a Hugging Face config.json, or the folder that it is in")
+    parser.add_argument("--memory", required=True, help="for key and value on one rank: bytes, or such as 40GiB")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="tensor parallel ranks (1)")
+    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (16)")
+    parser.add_argument(
+        "--context", type=int, nargs="+", metavar="N", help="lengths of requests (a few, up to the model's longest)"
+    )
+    parser.add_argument("--dtype", default="auto", help="of key and value: auto (the model's), bfloat16, float16 ...")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan to FILE too")
+    parser.set_defaults(command=_plan)
 
 
 def _info(_arguments: argparse.Namespace) -> int:
@@ -180,6 +202,29 @@ def _replay_with_progress(trace: str, options: ReplayOptions) -> ReplayReport:
         return replay(trace, options, advance)
 
 
+def _plan(arguments: argparse.Namespace) -> int:
+    _require_rich("plan")
+    from pagecore.serving.plan_report import context_columns, group_columns, plan_rows
+    from pagecore.serving.planner import plan_model
+
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    plan = plan_model(
+        arguments.model,
+        arguments.memory,
+        ranks=arguments.ranks,
+        block_size=arguments.block_size,
+        context=arguments.context,
+        dtype=arguments.dtype,
+    )
+    _print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
+    _print_columns("groups", *group_columns(plan))
+    _print_columns("requests at once", *context_columns(plan))
+    if arguments.json is not None:
+        _write_json(arguments.json, plan)
+    return 0
+
+
 def _require_rich(command: str) -> None:
     if importlib.util.find_spec("rich") is None:
         raise MissingExtraError(f"{command} needs rich, which is not installed: pip install 'pagecore[cli]'")
@@ -206,6 +251,19 @@ def _print_table(title: str, rows: list[tuple[str, str]]) -> None:
     Console().print(table)
 
 
+def _print_columns(title: str, heads: list[str], lines: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    for head in heads:
+        table.add_column(Text(head), justify="right")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    Console().print(table)
+
+
 def _check_writable(path: Path) -> None:
     """Before minutes of work, not after: can the report be written where it is wanted?"""
     folder = path.parent
@@ -217,7 +275,7 @@ def _check_writable(path: Path) -> None:
         raise UnwritableFileError(f"--json {path} cannot be written; check its permissions")
 
 
-def _write_json(path: Path, report: ReplayReport) -> None:
+def _write_json(path: Path, report: ReplayReport | ModelPlan) -> None:
     try:
         path.write_text(json.dumps(report.as_json(), indent=2) + "\n")
     except OSError as error:

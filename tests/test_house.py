@@ -17,8 +17,9 @@ ROOMS = {
     "index": {"errors", "native"},
     "ops": {"arrays", "errors", "native"},
     "storage": {"arrays", "errors"},
+    "models": {"storage", "arrays", "errors"},
     "cache": {"index", "storage", "ops", "arrays", "errors"},
-    "serving": {"cache", "storage", "ops", "arrays", "errors"},
+    "serving": {"cache", "models", "storage", "ops", "arrays", "errors"},
     "cli": {"serving", "errors"},
 }
 # Headers that exist to talk to the interpreter; no other C++ knows Python.

@@ -1,9 +1,25 @@
-"""What a user holds: the cache, its sequences and its batches."""
+"""What a user holds: the caches, their sequences and batches, and the values that describe them."""
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.batch import Batch, BatchGroup
+from pagecore.cache.config import PagedCacheConfig, StaticCacheConfig, effective_length, make_cache
 from pagecore.cache.layers import Alias
 from pagecore.cache.paged import PagedKVCache
+from pagecore.cache.protocol import KVCache
+from pagecore.cache.static import StaticKVCache
 from pagecore.cache.stats import CacheStats
 
-__all__ = ["Alias", "Batch", "BatchGroup", "CacheStats", "PagedKVCache", "Sequence"]
+__all__ = [
+    "Alias",
+    "Batch",
+    "BatchGroup",
+    "CacheStats",
+    "KVCache",
+    "PagedCacheConfig",
+    "PagedKVCache",
+    "Sequence",
+    "StaticCacheConfig",
+    "StaticKVCache",
+    "effective_length",
+    "make_cache",
+]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage import Spec
+from pagecore.storage import Spec, TensorParallel
 from pagecore.storage.spec import at_least
 
 
@@ -39,11 +39,13 @@ class Layer:
     index: int
 
 
+MAX_LAYERS = 65_536
+
 Layers = Spec | Sequence[Spec | Alias]
 
 
-def arrange(layers: Layers, num_layers: int | None) -> tuple[list[Layer], list[Group]]:
-    """Place every model layer in a group.
+def arrange(layers: Layers, num_layers: int | None, parallel: TensorParallel) -> tuple[list[Layer], list[Group]]:
+    """Place every model layer in a group; `layers` says the whole model, what is placed is the rank's part of it.
 
     Layers stand in one group when their planes, window and query heads are equal; what only attention looks at
     (scale, softcap, sinks) may differ between the layers of a group. The order of groups is that of their first layers.
@@ -61,13 +63,14 @@ def arrange(layers: Layers, num_layers: int | None) -> tuple[list[Layer], list[G
             raise UnsupportedOption(
                 f"layer {position} is {entry!r}; give a spec such as AttentionSpec, or Alias(layer)"
             )
-        key = (entry.planes, entry.window, getattr(entry, "num_query_heads", None))
+        spec = parallel.shard(entry)
+        key = (spec.planes, spec.window, getattr(spec, "num_query_heads", None))
         if key not in keys:
             keys.append(key)
             counts.append(0)
-            specs.append(entry)
+            specs.append(spec)
         group = keys.index(key)
-        placed.append(Layer(entry, group, counts[group]))
+        placed.append(Layer(spec, group, counts[group]))
         counts[group] += 1
     return placed, [Group(spec, count) for spec, count in zip(specs, counts, strict=True)]
 
@@ -85,7 +88,10 @@ def layer_number(layer: SupportsIndex, num_layers: int) -> int:
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     if isinstance(layers, Spec):
-        return [layers] * at_least("num_layers", 1 if num_layers is None else num_layers)
+        count = at_least("num_layers", 1 if num_layers is None else num_layers)
+        if count > MAX_LAYERS:
+            raise ShapeError(f"num_layers is {count}; a cache has at most {MAX_LAYERS} layers")
+        return [layers] * count
     if isinstance(layers, Alias):
         raise UnsupportedOption("layers is one Alias; an alias needs an earlier layer to share with")
     try:

@@ -15,12 +15,10 @@ from pagecore.storage.spec import at_least
 INT32_MAX = 2**31 - 1
 
 
-def refuse_unserved(device: str, parallel: object, prefix_cache: bool, index_dtype: str) -> None:
+def refuse_unserved(device: str, prefix_cache: bool, index_dtype: str) -> None:
     """Refuse by name what this version does not serve."""
     if device not in ("cpu", "none"):
         raise DeviceError(f"device is {device!r}; this version keeps caches on 'cpu', or without bytes on 'none'")
-    if parallel is not None:
-        raise UnsupportedOption("parallel is set; this version has no tensor parallelism: leave it None")
     if prefix_cache:
         raise UnsupportedOption("prefix_cache is set; this version has no prefix cache: leave it False")
     if index_dtype not in ("int64", "int32"):

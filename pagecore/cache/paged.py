@@ -33,8 +33,9 @@ from pagecore.cache.stats import CacheStats
 from pagecore.errors import DeviceError, InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan, copy_blocks, paged_attention, write_kv
-from pagecore.storage import AttentionSpec, KVLayout, KVPool
+from pagecore.storage import AttentionSpec, KVLayout, KVPool, Spec, TensorParallel
 from pagecore.storage.memory import Memory
+from pagecore.storage.parallel import as_parallel
 from pagecore.storage.spec import at_least
 
 
@@ -44,9 +45,9 @@ class PagedKVCache:
     Parameters
     ----------
     layers : spec or list of specs
-        One spec for all layers (with `num_layers`), or a list with one spec or `Alias` for each model layer. Layers
-        whose planes, window and query heads are equal form a group, which has a block pool, a block table and a slot
-        mapping of its own; taking blocks is all-or-nothing over the groups.
+        One spec for all layers (with `num_layers`), or a list with one spec or `Alias` for each model layer: the whole
+        model's, also where ranks share it. Layers whose planes, window and query heads are equal form a group, which
+        has a block pool, a block table and a slot mapping of its own; taking blocks is all-or-nothing over the groups.
     num_layers : int, optional
         How often a single spec is repeated; 1 by default.
     block_size : int
@@ -54,7 +55,8 @@ class PagedKVCache:
     num_blocks : int or list of int
         Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`.
     memory : int, str or float
-        Budget for all groups: bytes, "8GiB", or the fraction of what is free. Every group gets as many blocks as fit.
+        Budget for all groups of this rank: bytes, "8GiB", or the fraction of what is free. Every group gets as many
+        blocks as fit.
     max_sequences : int
         Rows of the block tables.
     max_tokens_per_sequence : int, optional
@@ -66,8 +68,10 @@ class PagedKVCache:
         How the pools lie in memory; "layerwise" by default.
     index_dtype : {"int64", "int32"}
         Dtype of slot mappings; int32 is refused where a pool has slots that it cannot count.
-    parallel, prefix_cache
-        Refused by name where set: this version has neither tensor parallelism nor the prefix cache.
+    parallel : TensorParallel, optional
+        Which rank of how many this cache serves: its pools hold, `write` takes and `attend` reads the rank's heads.
+    prefix_cache : bool
+        Refused by name where set: this version has no prefix cache.
 
     One writer at a time: every call takes the cache's lock.
     """
@@ -84,17 +88,18 @@ class PagedKVCache:
         max_tokens_per_sequence: int | None = None,
         device: str = "cpu",
         layout: str | KVLayout | None = None,
-        parallel: object = None,
+        parallel: TensorParallel | None = None,
         prefix_cache: bool = False,
         index_dtype: str = "int64",
     ) -> None:
-        refuse_unserved(device, parallel, prefix_cache, str(index_dtype))
+        refuse_unserved(device, prefix_cache, str(index_dtype))
+        self.parallel = as_parallel(parallel)
         self.block_size = at_least("block_size", block_size)
         self.max_sequences = at_least("max_sequences", max_sequences)
         self.device = device
         self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
         order = layout if isinstance(layout, KVLayout) else KVLayout("layerwise" if layout is None else layout)
-        self._layers, self._groups = arrange(layers, num_layers)
+        self._layers, self._groups = arrange(layers, num_layers, self.parallel)
         blocks = count_blocks(self._groups, self.block_size, num_blocks, memory)
         check_slots(blocks, self.block_size, self.index_dtype)
         self.max_tokens_per_sequence = row_capacity(blocks, self.block_size, max_tokens_per_sequence)
@@ -150,12 +155,16 @@ class PagedKVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of key and value in all pools."""
+        """Bytes of key and value in all pools, of this rank."""
         return sum(pool.nbytes for pool in self._kv_pools)
 
     def group_of(self, layer: int) -> int:
         """The group that model layer `layer` is in."""
         return self._layer(layer).group
+
+    def spec(self, layer: int) -> Spec:
+        """What this rank stores and attends of a model layer; an alias has the spec of the layer that it shares."""
+        return self._layer(layer).spec
 
     def key(self, layer: int) -> Tensor:
         """Keys of a model layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``; aliases the pool."""

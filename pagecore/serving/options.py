@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage import parse_memory
-from pagecore.storage.pool import blocks_within
+from pagecore.models import specs_from_config
+from pagecore.storage import Spec, TensorParallel, parse_memory
+from pagecore.storage.pool import blocks_within, bytes_per_block
 
-__all__ = ["DEFAULT_MEMORY", "ReplayOptions"]
+__all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "ReplayOptions"]
 
 INT32_MAX = 2**31 - 1
 DEFAULT_MEMORY = "64GiB"
+DEFAULT_BYTES_PER_TOKEN = 131072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +30,11 @@ class ReplayOptions:
         Bytes of KV memory of the modelled machine, such as "64GiB" (the default); exclusive with `blocks`.
     blocks : int, optional
         Blocks instead of bytes, the null block counted.
-    bytes_per_token : int
-        Key and value of one token in all layers of the modelled model; 131072 is Llama 3 8B in bfloat16.
+    bytes_per_token : int, optional
+        Key and value of one token in all layers of the modelled model; 131072, the default, is Llama 3 8B in bfloat16.
+    model : path or dict, optional
+        The modelled model's config.json (see `pagecore.models`), instead of `bytes_per_token`: the cache has its
+        groups, and its bytes a token. `blocks` are then those of each group.
     block_size : int
         Tokens a block.
     max_tokens_per_step, max_running : int
@@ -37,23 +46,30 @@ class ReplayOptions:
     seed : int
         Of the key and value that `attend` makes up.
 
+    Attributes
+    ----------
+    layers : tuple of specs or None
+        Those of the model.
+
     Raises
     ------
     ShapeError
         A number below its least value or past int32.
     UnsupportedOption
-        Both `memory` and `blocks`.
+        Both `memory` and `blocks`; a `model` together with `bytes_per_token` or `attend`, or one that is not known.
     """
 
     memory: int | str | None = None
     blocks: int | None = None
-    bytes_per_token: int = 131072
+    bytes_per_token: int | None = None
+    model: str | os.PathLike[str] | Mapping[str, Any] | None = None
     block_size: int = 16
     max_tokens_per_step: int = 8192
     max_running: int = 256
     requests: int | None = None
     attend: bool = False
     seed: int = 0
+    layers: tuple[Spec, ...] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.memory is not None and self.blocks is not None:
@@ -65,6 +81,8 @@ class ReplayOptions:
             value = getattr(self, name)
             if value is not None and not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {value}; a number between {least} and {INT32_MAX} is needed")
+        if self.model is not None:
+            self._read_model(self.model)
         if self.num_blocks > INT32_MAX:
             raise ShapeError(
                 f"memory {self.memory!r} comes to {self.num_blocks} blocks; block ids end at {INT32_MAX}: "
@@ -83,4 +101,20 @@ class ReplayOptions:
         if self.blocks is not None:
             return self.blocks
         memory = DEFAULT_MEMORY if self.memory is None else self.memory
-        return blocks_within(parse_memory(memory), self.bytes_per_token * self.block_size)
+        return blocks_within(parse_memory(memory), self._bytes_per_block())
+
+    def _read_model(self, model: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        if self.bytes_per_token is not None:
+            raise UnsupportedOption(
+                f"bytes_per_token {self.bytes_per_token} and model exclude each other; the model has bytes of its own"
+            )
+        if self.attend:
+            raise UnsupportedOption("attend and model exclude each other; a model is replayed without bytes")
+        object.__setattr__(self, "layers", tuple(specs_from_config(model)))
+
+    def _bytes_per_block(self) -> int:
+        """One block of every group."""
+        if self.layers is None:
+            return (self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) * self.block_size
+        groups = arrange(self.layers, None, TensorParallel())[1]
+        return sum(bytes_per_block(group.spec, group.num_layers, self.block_size) for group in groups)

@@ -197,7 +197,7 @@ def _build(options: ReplayOptions, summary: TraceSummary | None) -> tuple[PagedK
     if summary is not None:
         rows = min(rows, summary.num_requests)
     cache = PagedKVCache(
-        SPEC,
+        SPEC if options.layers is None else options.layers,
         block_size=options.block_size,
         num_blocks=num_blocks,
         max_sequences=rows,

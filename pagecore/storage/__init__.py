@@ -2,7 +2,8 @@
 
 from pagecore.storage.layout import KVLayout
 from pagecore.storage.memory import free_memory, parse_memory
+from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.pool import KVPool
 from pagecore.storage.spec import AttentionSpec, Plane, Spec
 
-__all__ = ["AttentionSpec", "KVLayout", "KVPool", "Plane", "Spec", "free_memory", "parse_memory"]
+__all__ = ["AttentionSpec", "KVLayout", "KVPool", "Plane", "Spec", "TensorParallel", "free_memory", "parse_memory"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, Protocol, SupportsFloat, SupportsIndex, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, SupportsIndex, runtime_checkable
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+
+if TYPE_CHECKING:
+    from pagecore.storage.parallel import TensorParallel
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
 Per = Literal["token", "block", "sequence"]
@@ -68,7 +71,12 @@ class Plane:
 
 @runtime_checkable
 class Spec(Protocol):
-    """What pools, layouts and the cache need to know of a layer."""
+    """What pools, layouts and the cache need to know of a layer.
+
+    Two methods more serve what not every cache asks for: ``shard(parallel) -> Spec``, a rank's part of the layer, and
+    ``with_dtype(dtype) -> Spec``, the same layer stored as another dtype. A spec that lacks one is refused by name
+    where it is needed.
+    """
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -101,7 +109,8 @@ class AttentionSpec:
     sinks : sequence of float, optional
         One more logit a query head in the softmax's denominator (GPT-OSS).
 
-    Specs are values: equal ones compare and hash equal.
+    Specs are values: equal ones compare and hash equal. A model's specs say its whole heads, whatever number of ranks
+    shares them; `TensorParallel.shard` gives a rank's.
     """
 
     num_kv_heads: int
@@ -161,3 +170,22 @@ class AttentionSpec:
             Plane("key", (self.num_kv_heads, self.head_dim), dtype),
             Plane("value", (self.num_kv_heads, self.v_head_dim), dtype),
         )
+
+    def shard(self, parallel: TensorParallel) -> AttentionSpec:
+        """What one rank has of this layer: its key-value heads, and the query heads and sinks that go with them."""
+        heads = parallel.heads(self.num_kv_heads)
+        sinks = None if self.sinks is None else tuple(self.sinks)
+        num_query_heads = self.num_query_heads if sinks is None else len(sinks)
+        if num_query_heads is None:
+            return replace(self, num_kv_heads=len(heads))
+        queries = parallel.query_heads(num_query_heads)
+        return replace(
+            self,
+            num_kv_heads=len(heads),
+            num_query_heads=None if self.num_query_heads is None else len(queries),
+            sinks=None if sinks is None else sinks[queries.start : queries.stop],
+        )
+
+    def with_dtype(self, dtype: DType | str) -> AttentionSpec:
+        """The same layer with key and value stored as `dtype`."""
+        return replace(self, dtype=dtype)

@@ -1,0 +1,12 @@
+from typing import Any
+
+from pagecore.arrays import Tensor
+
+class StaticRoom:
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
+    written: list[int]
+    def __init__(self, keys: Tensor, values: Tensor) -> None: ...
+    def reset(self) -> None: ...
+    def update(self, index: int, key: Any, value: Any, position: int) -> tuple[Tensor, Tensor]: ...

@@ -1,0 +1,185 @@
+"""The write of a static cache: the next tokens of a batch into one contiguous array a plane."""
+
+from libc.stdint cimport int64_t
+
+from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, size_of, tensor_of
+from pagecore.arrays.array_view cimport ArrayView
+from pagecore.ops._checks cimport check_rank, host_tensor
+from pagecore.ops.cpu._cpu cimport write_kv as run_write
+
+import numpy as np
+
+from pagecore.arrays import as_tensor
+from pagecore.errors import ShapeError, UnsupportedDtype
+
+cdef enum:
+    LAST_FLOAT = 2  # in the dtype table: float32, float16, bfloat16
+    BATCH = 0
+    HEADS = 1
+    TOKENS = 2
+    DIM = 3
+
+
+cdef class StaticRoom:
+    """Where the tokens of a static cache lie, and how many of them each layer has.
+
+    keys, values: [layers, batch, heads, length, dim], C-contiguous, of equal batch, heads and length.
+    lengths[i]: where the last update of layer i ended; written[i]: the farthest that any since `reset` ended.
+    """
+
+    cdef readonly Tensor keys
+    cdef readonly Tensor values
+    cdef readonly list lengths
+    cdef readonly list written
+    cdef Tensor slots
+
+    def __init__(self, Tensor keys not None, Tensor values not None):
+        self.keys = keys
+        self.values = values
+        self.lengths = [0] * keys.shape[0]
+        self.written = [0] * keys.shape[0]
+        self.slots = as_tensor(np.arange(1))
+
+    def reset(self):
+        """Forget every token, and zero what was written."""
+        for index, end in enumerate(self.written):
+            for array in (self.keys, self.values):
+                array[index, :, :, :end] = 0
+        self.lengths = [0] * len(self.lengths)
+        self.written = [0] * len(self.written)
+
+    def update(self, Py_ssize_t index, object key, object value, object position):
+        """Write key and value ``[batch, heads, tokens, dim]`` from `position` on; views of everything up to them."""
+        cdef Tensor keys = self.fitting(key, "key", self.keys), values = self.fitting(value, "value", self.values)
+        cdef int64_t batch = keys.shape_[BATCH], count = keys.shape_[TOKENS]
+        if values.shape_[BATCH] != batch or values.shape_[TOKENS] != count:
+            raise ShapeError(
+                f"value has shape {values.shape} and key {keys.shape}; batch and tokens must be the same in both"
+            )
+        cdef int64_t begin = self.begin(position, count), end = begin + count
+        if count > 0:
+            self.write(index, self.readable(keys), self.readable(values), begin)
+        self.lengths[index] = end
+        self.written[index] = max(end, self.written[index])
+        return self.part(self.keys, index, 0, batch, 0, end, False), self.part(
+            self.values, index, 0, batch, 0, end, False)
+
+    cdef Tensor fitting(self, object array, str name, Tensor room):
+        """The array without a copy, its shape one that `room` takes."""
+        cdef Tensor tensor = host_tensor(array, name)
+        if tensor.dtype_code > LAST_FLOAT:
+            raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
+        check_rank(tensor, name, 4, "[batch, num_kv_heads, tokens, head_dim]")
+        cdef int64_t heads = room.shape_[2], dim = room.shape_[4], batch = room.shape_[1]
+        if tensor.shape_[HEADS] != heads or tensor.shape_[DIM] != dim:
+            raise ShapeError(
+                f"{name} has shape {tensor.shape}; the cache holds {heads} heads of {dim}: it must be "
+                f"[batch, {heads}, tokens, {dim}]"
+            )
+        if tensor.shape_[BATCH] > batch:
+            raise ShapeError(
+                f"{name} has a batch of {tensor.shape_[BATCH]}; the cache has room for {batch}: raise max_batch_size"
+            )
+        return tensor
+
+    cdef int64_t begin(self, object position, int64_t count) except -1:
+        """`position` as the first slot of `count` tokens that all have room."""
+        cdef int64_t length = self.keys.shape_[3]
+        if not 0 <= position <= length - count:
+            raise ShapeError(
+                f"position is {position} and {count} tokens are given; the cache has positions 0 to {length - 1}: "
+                "write fewer tokens, or make it with a larger max_length"
+            )
+        return position
+
+    cdef Tensor readable(self, Tensor tensor):
+        """The tensor, or a copy where the write cannot read it: gaps in the last axis, odd addresses, our memory."""
+        cdef int64_t odd = <int64_t>tensor.data | tensor.strides_[0] | tensor.strides_[1] | tensor.strides_[2]
+        if (
+            last_axis_contiguous(tensor)
+            and odd % tensor.itemsize == 0
+            and not starts_in(tensor, self.keys)
+            and not starts_in(tensor, self.values)
+        ):
+            return tensor
+        cdef Tensor copied = new_tensor(4, tensor.shape_, tensor.dtype_code, False)
+        copied.numpy()[...] = tensor.numpy()
+        return copied
+
+    cdef int write(self, Py_ssize_t index, Tensor key, Tensor value, int64_t begin) except -1:
+        """A slot-mapped write whose tokens are two axes of the source, merged.
+
+            tokens next  source [batch * tokens, heads, dim]  target [batch, tokens, heads, dim]
+            heads next   source [batch * heads, tokens, dim]  target [batch, heads, tokens, dim]
+
+        The target is the place of the new tokens, seen as blocks by slots, so that row i of the source has slot i.
+        Tokens come next where those of a head lie farther apart than the heads of a token, as a projection leaves them,
+        and in decode, where any strides can be merged; else a head's tokens are one run. Where the strides forbid the
+        merge, each sequence is a call of its own.
+        """
+        cdef int64_t batch = key.shape_[BATCH], end = begin + key.shape_[TOKENS], i
+        cdef bint tokens_next = key.shape_[TOKENS] == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
+        cdef int axis = TOKENS if tokens_next else HEADS
+        if is_merged(key, axis) and is_merged(value, axis):
+            return run_write(
+                merged(key, axis, 0, batch), merged(value, axis, 0, batch),
+                self.part(self.keys, index, 0, batch, begin, end, tokens_next),
+                self.part(self.values, index, 0, batch, begin, end, tokens_next),
+                self.first_slots(batch * key.shape_[axis]), None, None,
+            )
+        for i in range(batch):
+            run_write(
+                merged(key, axis, i, 1), merged(value, axis, i, 1),
+                self.part(self.keys, index, i, 1, begin, end, tokens_next),
+                self.part(self.values, index, i, 1, begin, end, tokens_next),
+                self.first_slots(key.shape_[axis]), None, None,
+            )
+        return 0
+
+    cdef Tensor part(
+            self, Tensor array, Py_ssize_t index, int64_t first, int64_t batch, int64_t begin, int64_t end,
+            bint tokens_next):
+        """`batch` sequences from `first` on, tokens `begin` to `end`, of one layer of an array."""
+        cdef ArrayView view = array.view()
+        cdef int heads = 2 if tokens_next else 1
+        cdef int tokens = 3 - heads
+        view.data += index * array.strides_[0] + first * array.strides_[1] + begin * array.strides_[3]
+        view.ndim = 4
+        view.shape[0], view.strides[0] = batch, array.strides_[1]
+        view.shape[heads], view.strides[heads] = array.shape_[2], array.strides_[2]
+        view.shape[tokens], view.strides[tokens] = end - begin, array.strides_[3]
+        view.shape[3], view.strides[3] = array.shape_[4], array.strides_[4]
+        return tensor_of(view, array.owner)
+
+    cdef Tensor first_slots(self, int64_t count):
+        """0, 1, 2 ...: a prefix of one array, which grows by doubling."""
+        if count > self.slots.shape_[0]:
+            self.slots = as_tensor(np.arange(max(count, 2 * self.slots.shape_[0])))
+        cdef ArrayView view = self.slots.view()
+        view.shape[0] = count
+        return tensor_of(view, self.slots.owner)
+
+
+cdef bint starts_in(Tensor tensor, Tensor array) noexcept:
+    """Whether `tensor` is a view of `array`: wherever its strides lead, its first element is one of the array's."""
+    return array.data <= tensor.data < array.data + size_of(array) * array.itemsize
+
+
+cdef bint is_merged(Tensor tensor, int axis) noexcept:
+    """Whether the axes batch and `axis` can be walked as one."""
+    if tensor.shape_[BATCH] <= 1 or tensor.shape_[axis] == 1:
+        return True
+    return tensor.strides_[BATCH] == tensor.shape_[axis] * tensor.strides_[axis]
+
+
+cdef Tensor merged(Tensor tensor, int axis, int64_t first, int64_t batch):
+    """``[batch * axis, the other, dim]`` of `batch` sequences from `first` on."""
+    cdef ArrayView view = tensor.view()
+    cdef int other = HEADS + TOKENS - axis
+    view.data += first * tensor.strides_[BATCH]
+    view.ndim = 3
+    view.shape[0] = batch * tensor.shape_[axis]
+    view.strides[0] = tensor.strides_[BATCH if tensor.shape_[axis] == 1 else axis]
+    view.shape[1], view.strides[1] = tensor.shape_[other], tensor.strides_[other]
+    view.shape[2], view.strides[2] = tensor.shape_[DIM], tensor.strides_[DIM]
+    return tensor_of(view, tensor.owner)

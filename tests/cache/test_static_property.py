@@ -1,0 +1,60 @@
+"""StaticKVCache beside its twin in plain NumPy: any order of updates, any strides, any floats."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagecore import AttentionSpec, as_dtype
+from pagecore.cache import StaticKVCache
+from tests.reference.static_cache import StaticTwin
+
+FLOATS = st.sampled_from(["float32", "float16", "bfloat16"])
+ORDERS = st.permutations(range(4))
+
+
+def laid_out(random, shape, order, dtype, gaps):
+    """Random numbers of a shape whose axes lie in memory in some order, with gaps between, backwards or not."""
+    sizes = [shape[axis] + gaps[axis] for axis in order]
+    memory = random.normal(size=sizes).astype(np.float32).astype(as_dtype(dtype).numpy)
+    array = memory.transpose(np.argsort(order))
+    return array[tuple(slice(0, n) for n in shape)][tuple(slice(None, None, 1 - 2 * (gap == 2)) for gap in gaps)]
+
+
+@st.composite
+def updates(draw, layers, batch, length):
+    count = draw(st.integers(0, length))
+    return {
+        "layer": draw(st.integers(0, layers - 1)),
+        "batch": draw(st.integers(0, batch)),
+        "count": count,
+        "position": draw(st.integers(0, length - count)),
+        "orders": [draw(ORDERS), draw(ORDERS)],
+        "dtypes": [draw(FLOATS), draw(FLOATS)],
+        "gaps": [draw(st.lists(st.integers(0, 2), min_size=4, max_size=4)) for _ in range(2)],
+        "reset": draw(st.integers(0, 9)) == 0,
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_a_static_cache_holds_what_its_twin_holds(data, seed):
+    layers, batch, heads = (data.draw(st.integers(1, 3)) for _ in range(3))
+    length, *dims = (data.draw(st.integers(1, 9)) for _ in range(3))
+    dtype = data.draw(FLOATS)
+    cache = StaticKVCache(AttentionSpec(heads, *dims, dtype=dtype), layers, batch, length)
+    twin = StaticTwin(layers, batch, heads, length, dims, as_dtype(dtype).numpy)
+    random = np.random.default_rng(seed)
+    for step in data.draw(st.lists(updates(layers, batch, length), max_size=6)):
+        if step["reset"]:
+            cache.reset()
+            twin.reset()
+        new = [
+            laid_out(random, (step["batch"], heads, step["count"], dim), order, given_dtype, gaps)
+            for dim, order, given_dtype, gaps in zip(dims, step["orders"], step["dtypes"], step["gaps"], strict=True)
+        ]
+        views = cache.update(step["layer"], *new, step["position"])
+        for view, expected in zip(views, twin.update(step["layer"], *new, step["position"]), strict=True):
+            np.testing.assert_array_equal(view.numpy(), expected)
+        for array, plane in zip((cache.key_array, cache.value_array), twin.planes, strict=True):
+            np.testing.assert_array_equal(array.numpy(), plane)
+        assert [cache.length(layer) for layer in range(layers)] == twin.lengths

@@ -1,0 +1,101 @@
+"""Writes attended.json: what transformers makes of the published configs. Run by hand, with torch and transformers.
+
+    python -m tests.models.record
+
+Every model is built on torch's meta device (no weights), and each attention layer is asked for what it has; how many
+keys a query of it sees is counted in the mask that the library makes for it.
+"""
+
+import copy
+import inspect
+import json
+from pathlib import Path
+
+from tests.models.published import PUBLISHED
+
+FILE = Path(__file__).with_name("attended.json")
+
+
+def attended(config):
+    """What each layer of the text model is built as: one list of values a layer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config.get_text_config())
+    config.num_local_experts = config.num_experts = 2  # of no interest here, and slow to build
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    modules = [module for module in model.modules() if hasattr(module, "scaling") and hasattr(module, "layer_idx")]
+    return [layer(config, module) for module in modules]
+
+
+def layer(config, module):
+    kind = (getattr(config, "layer_types", None) or [None] * config.num_hidden_layers)[module.layer_idx]
+    head_dim = getattr(module, "head_dim", None) or module.head_size
+    if hasattr(module, "k_proj"):
+        kv_heads = module.k_proj.out_features // head_dim
+        heads = module.q_proj.out_features // head_dim
+    elif hasattr(module, "qkv_proj"):
+        heads = module.o_proj.in_features // head_dim
+        kv_heads = (module.qkv_proj.out_features // head_dim - heads) // 2
+    else:
+        heads = kv_heads = module.query_key_value.out_features // (3 * head_dim)
+    return {
+        "num_query_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "scale": module.scaling,
+        "softcap": getattr(module, "attn_logit_softcapping", None) or 0.0,
+        "window": window(config, module, kind),
+        "sinks": module.sinks.numel() if hasattr(module, "sinks") else None,
+    }
+
+
+def window(config, module, kind):
+    """Keys that the last of many queries sees, by the mask that the model makes for the layer; None for all."""
+    import torch
+    from transformers import masking_utils
+
+    source = inspect.getsource(inspect.getmodule(type(module)))
+    slides = kind == "sliding_attention"
+    if kind is None or "layer_types[i]" not in source:
+        slides = "create_sliding_window_causal_mask" in source and getattr(config, "sliding_window", None) is not None
+    make = masking_utils.create_sliding_window_causal_mask if slides else masking_utils.create_causal_mask
+    length = (config.sliding_window or 0) + 10 if slides else 10
+    if length > 5000:  # the mask would take gigabytes, and is made by the same rule
+        return config.sliding_window
+    mask = make(
+        config=config,
+        inputs_embeds=torch.zeros(1, length, 1),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=torch.arange(length)[None],
+    )
+    seen = int((mask[0, 0, -1] == 0).sum())
+    return None if seen == length else seen
+
+
+def record():
+    from transformers import AutoConfig
+
+    result = {}
+    for name, published in PUBLISHED.items():
+        config = AutoConfig.for_model(**copy.deepcopy(published))
+        layers = attended(config)
+        dtype = config.dtype
+        result[name] = {
+            "to_diff_dict": config.to_diff_dict(),
+            "to_dict_adds": {key: value for key, value in config.to_dict().items() if key not in config.to_diff_dict()},
+            "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+            "max_length": config.get_text_config().max_position_embeddings,
+            "kinds": (kinds := [kind for i, kind in enumerate(layers) if kind not in layers[:i]]),
+            "layers": [kinds.index(layer) for layer in layers],
+        }
+        print(name, len(layers), layers[0], layers[-1]["window"])
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(case)}" for name, case in result.items())
+    FILE.write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    record()

@@ -1,0 +1,96 @@
+"""Every family against what transformers builds from the same config; `record.py` says how that was found out."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models import read_model_config, specs_from_config
+from pagecore.models.families import FAMILIES
+from tests.models.published import PUBLISHED
+
+ATTENDED = json.loads(Path(__file__).with_name("attended.json").read_text())
+FORMS = {
+    "published": lambda name: PUBLISHED[name],
+    "to_diff_dict": lambda name: ATTENDED[name]["to_diff_dict"],
+    "to_dict": lambda name: ATTENDED[name]["to_dict_adds"] | ATTENDED[name]["to_diff_dict"],
+}
+
+
+def layers_of(name):
+    return [ATTENDED[name]["kinds"][kind] for kind in ATTENDED[name]["layers"]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_specs_are_what_transformers_builds(name, form):
+    specs = specs_from_config(FORMS[form](name))
+    expected = layers_of(name)
+    assert len(specs) == len(expected)
+    for spec, layer in zip(specs, expected, strict=True):
+        assert (spec.num_query_heads, spec.num_kv_heads) == (layer["num_query_heads"], layer["num_kv_heads"])
+        assert (spec.head_dim, spec.v_head_dim) == (layer["head_dim"], layer["head_dim"])
+        assert spec.window == layer["window"]
+        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+        assert scale == pytest.approx(layer["scale"], rel=1e-12)
+        assert spec.softcap == layer["softcap"]
+        assert (None if spec.sinks is None else len(spec.sinks)) == layer["sinks"]
+        assert spec.dtype == (ATTENDED[name]["dtype"] or "bfloat16")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_longest_length_is_the_one_that_the_file_says(name):
+    assert read_model_config(FORMS["to_dict"](name)).max_length == ATTENDED[name]["max_length"]
+    # What a file leaves out is not made up, but for the part of a larger file that says only what differs.
+    text = PUBLISHED[name].get("text_config", PUBLISHED[name])
+    is_said = "max_position_embeddings" in text or text["model_type"] == "gemma3_text"
+    assert read_model_config(PUBLISHED[name]).max_length == (ATTENDED[name]["max_length"] if is_said else None)
+
+
+def test_every_family_is_among_the_published_configs():
+    assert {read_model_config(config).model_type for config in PUBLISHED.values()} == set(FAMILIES)
+
+
+def test_layers_of_gemma_2_take_turns_and_those_of_gemma_3_do_so_in_sixes():
+    windows = [spec.window for spec in specs_from_config(PUBLISHED["gemma-2-9b"])]
+    assert windows == [4096, None] * 21
+    windows = [spec.window for spec in specs_from_config(PUBLISHED["gemma-3-4b"])]
+    assert [layer for layer, window in enumerate(windows) if window is None] == [5, 11, 17, 23, 29]
+
+
+def test_layer_types_decide_where_they_are_listed():
+    config = PUBLISHED["gemma-3-1b"] | {"layer_types": ["full_attention"] * 25 + ["sliding_attention"]}
+    assert [spec.window for spec in specs_from_config(config)] == [None] * 25 + [512]
+
+
+def test_fields_that_all_fall_back_on_their_defaults_may_be_null():
+    config = PUBLISHED["llama-2-7b"] | {
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "layer_types": None,
+        "dtype": None,
+    }
+    assert specs_from_config(config) == specs_from_config(PUBLISHED["llama-2-7b"])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_reading_changes_no_config(name):
+    config = copy.deepcopy(PUBLISHED[name])
+    specs_from_config(config)
+    assert config == PUBLISHED[name]
+
+
+def test_sinks_of_gpt_oss_stand_in_until_the_weights_are_given():
+    config = PUBLISHED["gpt-oss-20b"]
+    assert specs_from_config(config)[3].sinks == (0.0,) * 64
+    weights = [[layer + head / 64 for head in range(64)] for layer in range(24)]
+    specs = specs_from_config(config, sinks=weights)
+    assert specs[3].sinks == tuple(weights[3])
+    assert [spec.window for spec in specs] == [128, None] * 12
+
+
+def test_sinks_for_a_family_without_them_are_refused():
+    with pytest.raises(UnsupportedOption, match="llama has none"):
+        specs_from_config(PUBLISHED["llama-3-8b"], sinks=[[0.0] * 32] * 32)

@@ -1,0 +1,246 @@
+"""What a config is refused for: the message names file, field, value and what would do."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.models import ConfigError, read_model_config, specs_from_config
+from tests.models.published import PUBLISHED
+
+LLAMA = PUBLISHED["llama-3-8b"]
+VALUES = (None, True, -1, 0, 3, 2**70, 1.5, float("nan"), "x", "\ud800", b"x", [], [None], {}, object())
+REQUIRED = ["model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"]
+
+
+def refusal(name, changes, error=ConfigError):
+    with pytest.raises(error) as caught:
+        specs_from_config(PUBLISHED[name] | changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("field", REQUIRED)
+def test_a_missing_field_is_named(field):
+    config = {name: value for name, value in LLAMA.items() if name != field}
+    with pytest.raises(ConfigError, match=f"config: {field} is missing"):
+        specs_from_config(config)
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"])
+@pytest.mark.parametrize("value", [0, -1, True, "8", 8.0, 1.5, [8], 2**31, 10**30, {}])
+def test_a_count_that_is_none_is_refused(field, value):
+    assert f"{field} is " in refusal("llama-3-8b", {field: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("llama-3-8b", {"num_key_value_heads": 7}, "num_key_value_heads is 7, no divisor of num_attention_heads 32"),
+        ("llama-3-8b", {"num_key_value_heads": 64}, "no divisor of num_attention_heads 32"),
+        ("llama-3-8b", {"hidden_size": 4100}, "hidden_size is 4100, no multiple of num_attention_heads 32"),
+        ("llama-3-8b", {"head_dim": -64}, "head_dim is -64"),
+        ("llama-3-8b", {"max_position_embeddings": "8k"}, 'max_position_embeddings is "8k"'),
+        ("llama-3-8b", {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+        ("gemma-2-9b", {"head_dim": None}, "head_dim is null"),
+        ("gemma-2-9b", {"sliding_window": None}, "layer 0 is 'sliding_attention', but sliding_window is null"),
+        ("gemma-2-9b", {"sliding_window": 0}, "sliding_window is 0"),
+        (
+            "gemma-2-9b",
+            {"layer_types": ["full_attention"] * 41},
+            "lists 41 layers, but num_hidden_layers is 42",
+        ),
+        ("gemma-2-9b", {"layer_types": "full_attention"}, "one entry a layer"),
+        ("gemma-2-9b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma-2-9b", {"query_pre_attn_scalar": "256"}, 'query_pre_attn_scalar is "256"'),
+        ("gemma-2-9b", {"query_pre_attn_scalar": True}, "query_pre_attn_scalar is true"),
+        ("gemma-2-9b", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar is null"),
+        ("gemma-2-9b", {"query_pre_attn_scalar": float("nan")}, "query_pre_attn_scalar is NaN"),
+        ("gemma-2-9b", {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping is -50.0"),
+        ("gemma-2-9b", {"attn_logit_softcapping": float("inf")}, "attn_logit_softcapping is Infinity"),
+        ("gemma-3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ("gemma-3-4b", {"text_config": None}, "text_config is null"),
+        ("gemma-3-4b", {"text_config": {"num_hidden_layers": 3}}, "text_config.hidden_size is missing"),
+        ("qwen2-7b", {"use_sliding_window": "yes"}, 'use_sliding_window is "yes"'),
+        ("qwen2-with-its-window-on", {"max_window_layers": -1}, "max_window_layers is -1"),
+        ("qwen2-with-its-window-on", {"sliding_window": None}, "layer 20 is 'sliding_attention', but sliding_window"),
+        ("qwen2-7b", {"layer_types": ["sliding_attention"] * 28}, "but use_sliding_window is false"),
+        ("mistral-7b-v0.1", {"sliding_window": -1}, "sliding_window is -1"),
+    ],
+)
+def test_fields_that_cannot_be_or_contradict_each_other_are_named(name, changes, reason):
+    message = refusal(name, changes)
+    assert reason in message
+    assert message.startswith("config: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("llama-3-8b", {"model_type": "mamba"}, 'model_type is "mamba", which is not known; it may be gemma'),
+        ("llama-3-8b", {"model_type": ["llama"]}, 'model_type is ["llama"]'),
+        ("llama-3-8b", {"model_type": None}, "model_type is null"),
+        ("gemma-3-4b", {"text_config": {"model_type": "llama"}}, 'text_config.model_type is "llama"'),
+        ("gemma-2-9b", {"layer_types": ["linear_attention"] * 42}, 'layer_types[0] is "linear_attention"'),
+        ("gemma-2-9b", {"layer_types": [["full_attention"]] * 42}, "layer_types[0] is "),
+        # A field that would change attention, if the family read it.
+        ("llama-3-8b", {"sliding_window": 4096}, "sliding_window is 4096, but llama attends as if it were null"),
+        ("llama-3-8b", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping is 30.0"),
+        ("llama-3-8b", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar is 100"),
+        ("llama-3-8b", {"attention_chunk_size": 8192}, "attention_chunk_size is 8192"),
+        ("llama-3-8b", {"is_causal": False}, "is_causal is false"),
+        ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ("mistral-7b-v0.1", {"use_sliding_window": False}, "use_sliding_window is false"),
+        ("mistral-7b-v0.1", {"layer_types": ["full_attention"] * 32}, "layer_types is "),
+        ("pythia-1.4b", {"num_key_value_heads": 4}, "num_key_value_heads is 4, but gpt_neox attends as if it were 16"),
+        ("pythia-1.4b", {"head_dim": 64}, "head_dim is 64, but gpt_neox attends as if it were 128"),
+    ],
+)
+def test_attention_that_is_not_served_is_refused_by_name(name, changes, reason):
+    assert reason in refusal(name, changes, UnsupportedOption)
+
+
+def test_a_field_that_agrees_with_the_family_is_welcome():
+    same = {"num_key_value_heads": 16, "head_dim": 128, "sliding_window": None, "layer_types": ["full_attention"] * 24}
+    assert specs_from_config(PUBLISHED["pythia-1.4b"] | same) == specs_from_config(PUBLISHED["pythia-1.4b"])
+
+
+def test_a_default_that_contradicts_what_is_given_is_told_as_one():
+    config = {name: value for name, value in PUBLISHED["qwen2-7b"].items() if name != "num_key_value_heads"}
+    with pytest.raises(ConfigError, match=r"num_key_value_heads is left out, which means 32, no divisor of .* 28"):
+        specs_from_config(config)
+
+
+@pytest.mark.parametrize("value", ["float8_e4m3fn", "int8", 16, "auto"])
+def test_a_dtype_of_the_model_that_no_cache_has_is_refused_unless_another_is_asked_for(value):
+    message = refusal("llama-3-8b", {"torch_dtype": value}, UnsupportedDtype)
+    assert "torch_dtype is " in message
+    assert "pass dtype=" in message
+    assert specs_from_config(LLAMA | {"torch_dtype": value}, dtype="float16")[0].dtype == "float16"
+
+
+def test_two_dtypes_that_differ_are_refused():
+    assert 'dtype is "float16", but torch_dtype is "bfloat16"' in refusal("llama-3-8b", {"dtype": "float16"})
+
+
+def test_the_dtype_asked_for_replaces_the_models():
+    assert {spec.dtype for spec in specs_from_config(LLAMA, dtype=np.float32)} == {"float32"}
+    assert {spec.dtype for spec in specs_from_config(PUBLISHED["gemma-3-4b"] | {"torch_dtype": "float16"})} == {
+        "float16"
+    }
+    assert specs_from_config(LLAMA | {"torch_dtype": "torch.float16"})[0].dtype == "float16"
+    for dtype in ("int8", "float8_e4m3fn", None, 7):
+        with pytest.raises(UnsupportedDtype):
+            specs_from_config(LLAMA, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "reason"),
+    [
+        ([[0.0] * 64] * 23, "sinks has 23 rows of 64 numbers; 24 layers of 64 query heads are needed"),
+        ([[0.0] * 8] * 24, "rows of 8 numbers"),
+        ([], "sinks has 0 rows of no numbers"),
+        (0.0, "sinks is a float"),
+        ([0.0] * 24, "sinks is a list"),
+        ([[float("nan")] * 64] * 24, "a sink is nan"),
+        ([["a"] * 64] * 24, "a sink is 'a'"),
+    ],
+)
+def test_sinks_that_do_not_fit_are_refused(sinks, reason):
+    with pytest.raises(ShapeError, match=reason):
+        specs_from_config(PUBLISHED["gpt-oss-20b"], sinks=sinks)
+
+
+def test_sinks_may_be_an_array():
+    sinks = np.arange(24 * 64, dtype=np.float32).reshape(24, 64)
+    assert specs_from_config(PUBLISHED["gpt-oss-20b"], sinks=sinks)[1].sinks == tuple(range(64, 128))
+
+
+def test_numbers_may_be_numpys():
+    assert specs_from_config(LLAMA | {"hidden_size": np.int32(4096)}) == specs_from_config(LLAMA)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_is_read_from_its_file_or_its_folder(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    for config in (file, str(file), tmp_path, str(tmp_path)):
+        assert read_model_config(config) == read_model_config(LLAMA)
+
+
+def test_messages_name_the_file(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA | {"num_attention_heads": 0}))
+    with pytest.raises(ConfigError) as caught:
+        specs_from_config(tmp_path)
+    assert str(caught.value).startswith(f"{file}: num_attention_heads is 0")
+    file.write_text(json.dumps(LLAMA | {"model_type": "rwkv"}))
+    with pytest.raises(UnsupportedOption) as refused:
+        specs_from_config(file)
+    assert str(refused.value).startswith(f"{file}: model_type")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"[1, 2]", "a JSON object is expected"),
+        (b"null", "holds null"),
+        (b"\xff\xfe\xff", "is not UTF-8 text"),
+        (b"[" * 100_000, "is not JSON"),
+        (b" " * ((1 << 24) + 1), "not the weights"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path, text, reason):
+    file = tmp_path / "config.json"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        specs_from_config(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file"):
+        specs_from_config(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: No such file"):
+        specs_from_config(tmp_path)
+    with pytest.raises(ConfigError, match="null byte"):
+        specs_from_config("a\0b")
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    def forbidden(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        specs_from_config(tmp_path)
+
+
+@pytest.mark.parametrize("config", [None, 7, b"config.json", [LLAMA], LLAMA.items()])
+def test_what_is_neither_path_nor_dict_is_refused(config):
+    with pytest.raises(ConfigError, match=r"give the path of a config\.json, its folder, or a dict"):
+        specs_from_config(config)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_value_of_any_field_ends_in_another_error_than_ours(name):
+    """Whatever stands in a field is refused by name, or means something."""
+    circular = []
+    circular.append(circular)
+    for field in [*PUBLISHED[name], "dtype", "layer_types", "head_dim", "sliding_window", "text_config"]:
+        for value in (*VALUES, circular):
+            reason = refusal_of(PUBLISHED[name] | {field: value})
+            assert reason is None or field in reason or field in ("model_type", "text_config")
+
+
+def refusal_of(config):
+    try:
+        specs_from_config(config)
+    except PagecoreError as error:
+        return str(error)
+    return None

@@ -1,0 +1,119 @@
+"""`pagecore plan`, and a replay of a model's own groups."""
+
+import json
+
+import pytest
+
+from pagecore.cache import PagedKVCache
+from pagecore.errors import UnsupportedOption
+from pagecore.serving.options import ReplayOptions
+from pagecore.serving.replay import replay
+from tests.models.published import PUBLISHED
+from tests.serving.test_cli import call, refused
+
+GEMMA = PUBLISHED["gemma-2-9b"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GEMMA))
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": n, "input_length": 6000, "output_length": 9, "hash_ids": [n] * 12} for n in range(4)]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def test_plan_prints_its_tables_and_writes_json(capsys, tmp_path, config):
+    out_file = tmp_path / "plan.json"
+    options = ["--memory", "40GiB", "--ranks", 4, "--context", 8192, 4000, "--json", out_file]
+    code, out, err = call(capsys, "plan", config, *options)
+    assert (code, err) == (0, "")
+    for part in ("gemma2, 42 layers, made for 8,192 tokens", "4,096", "257 + 512", "[20818, 41473]"):
+        assert part in out
+    plan = json.loads(out_file.read_text())
+    assert (plan["ranks"], plan["num_blocks"]) == (4, 31207)
+    assert [context["context"] for context in plan["contexts"]] == [8192, 4000]
+
+
+def test_every_option_reaches_the_plan(capsys, tmp_path, config):
+    out_file = tmp_path / "plan.json"
+    options = ["--memory", "1GiB", "--block-size", 32, "--dtype", "float32", "--json", out_file]
+    assert call(capsys, "plan", config.parent, *options)[0] == 0
+    plan = json.loads(out_file.read_text())
+    assert (plan["memory"], plan["block_size"], plan["bytes_per_token"]) == (2**30, 32, 42 * 8 * 256 * 2 * 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "--memory"),
+        (["--memory", "lots"], "memory is 'lots'"),
+        (["--memory", "1KiB"], "two blocks"),
+        (["--memory", "1GiB", "--ranks", "3"], "num_kv_heads is 8"),
+        (["--memory", "1GiB", "--block-size", "0"], "block_size is 0"),
+        (["--memory", "1GiB", "--context", "0"], "context is 0"),
+        (["--memory", "1GiB", "--dtype", "int4"], "dtype 'int4'"),
+        (["--memory", "1GiB", "--json", "/no/such/folder/x"], "there is no folder"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_refused_in_one_line(capsys, config, options, reason):
+    assert reason in refused(capsys, "plan", config, *options)
+
+
+def test_a_bad_config_is_refused_in_one_line(capsys, tmp_path, config, trace):
+    assert "No such file" in refused(capsys, "plan", tmp_path / "none", "--memory", "1GiB")
+    config.write_text(json.dumps(GEMMA | {"model_type": "gemma9"}))
+    for command in (["plan", config, "--memory", "1GiB"], ["replay", trace, "--model", config]):
+        assert f'{config}: model_type is "gemma9", which is not known' in refused(capsys, *command)
+
+
+def test_a_replay_of_a_model_has_its_groups_and_its_bytes(capsys, tmp_path, config, trace, monkeypatch):
+    made = []
+    init = PagedKVCache.__init__
+
+    def watched(self, *arguments, **options):
+        init(self, *arguments, **options)
+        made.append(self)
+
+    monkeypatch.setattr(PagedKVCache, "__init__", watched)
+    out_file = tmp_path / "out.json"
+    code, _, err = call(capsys, "replay", trace, "--model", config, "--memory", "8GiB", "--json", out_file)
+    assert (code, err) == (0, "")
+    report = json.loads(out_file.read_text())
+    assert report["requests_finished"] == 4
+    assert report["num_blocks"] == 2**33 // (42 * 8 * 256 * 2 * 2 * 16)
+    assert [cache.num_groups for cache in made] == [2]
+    assert made[0].num_blocks == (report["num_blocks"],) * 2
+    assert (made[0].num_layers, made[0].device) == (42, "none")
+
+
+def test_a_windows_blocks_come_back_during_a_replay(trace):
+    """Half of the layers look back 16 tokens: a request ends with much less than its length in their group."""
+    small = GEMMA | {"sliding_window": 16}
+    full = GEMMA | {"layer_types": ["full_attention"] * 42}
+    with_window, without = (
+        replay(trace, ReplayOptions(model=model, blocks=2000, max_tokens_per_step=512)) for model in (small, full)
+    )
+    assert with_window.requests_finished == without.requests_finished == 4
+    assert with_window.utilization_mean < 0.7 * without.utilization_mean
+
+
+@pytest.mark.parametrize("options", [{"bytes_per_token": 5}, {"attend": True}])
+def test_what_a_model_says_itself_may_not_be_said_twice(options):
+    with pytest.raises(UnsupportedOption, match="exclude each other"):
+        ReplayOptions(model=GEMMA, **options)
+
+
+def test_bytes_per_token_and_model_exclude_each_other_on_the_command_line(capsys, config, trace):
+    assert "not allowed with" in refused(capsys, "replay", trace, "--model", config, "--bytes-per-token", 5)
+
+
+def test_without_a_model_a_token_is_that_of_llama_3_8b():
+    assert ReplayOptions(memory="1GiB").num_blocks == ReplayOptions(memory="1GiB", bytes_per_token=131072).num_blocks
+    assert ReplayOptions(memory="1GiB", model=PUBLISHED["llama-3-8b"]).num_blocks == 512
