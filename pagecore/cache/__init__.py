@@ -5,5 +5,6 @@ from pagecore.cache.batch import Batch, BatchGroup
 from pagecore.cache.layers import Alias
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.stats import CacheStats
+from pagecore.cache.swap import SwapSpace
 
-__all__ = ["Alias", "Batch", "BatchGroup", "CacheStats", "PagedKVCache", "Sequence"]
+__all__ = ["Alias", "Batch", "BatchGroup", "CacheStats", "PagedKVCache", "Sequence", "SwapSpace"]
