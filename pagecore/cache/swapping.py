@@ -18,6 +18,7 @@ from pagecore.cache.swap import NONE, Blocks, SwapSpace, entries_of, give_back
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
 from pagecore.index import BlockPool
 from pagecore.index._integers import int32_array
+from pagecore.ops import transfer_blocks
 from pagecore.storage import KVPool
 
 if TYPE_CHECKING:
@@ -166,18 +167,20 @@ def _copied(
     return arrived
 
 
+def _transfer(source: KVPool, target: KVPool, pairs: Ids) -> None:
+    """Block pairs[i, 0] of the source to block pairs[i, 1] of the target, in every layer and plane."""
+    # Plane by plane: only those that are per token have an axis of tokens.
+    for plane in source.spec.planes:
+        sources, targets = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in (source, target))
+        transfer_blocks(sources, targets, pairs)
+
+
 def _renamed(blocks: Ids, old: Ids, new: Ids) -> Ids:
     """Blocks of a sequence by their new names; holes stay holes."""
     renamed = np.zeros_like(blocks)
     is_block = blocks != 0
     renamed[is_block] = new[np.searchsorted(old, blocks[is_block])]
     return renamed
-
-
-def _transfer(source: KVPool, target: KVPool, pairs: Ids) -> None:
-    """Block pairs[i, 0] of the source to block pairs[i, 1] of the target, in every layer and plane."""
-    for here, there in zip(source.planes(), target.planes(), strict=True):
-        there.numpy()[pairs[:, 1]] = here.numpy()[pairs[:, 0]]
 
 
 def _space_of(sequence: Sequence) -> SwapSpace:
