@@ -54,6 +54,7 @@ def poison(cache):
     for pools, kv_pools in ((cache._block_pools, cache._kv_pools), *spaces(cache)):
         for pool, kv_pool in zip(pools, kv_pools, strict=True):
             free = pool.ref_counts() == 0
+            free[0] = False
             for plane in kv_pool.planes():
                 plane.numpy()[free] = np.asarray(POISON).astype(plane.numpy().dtype)
 
