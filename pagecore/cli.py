@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(command=_info)
     demo = commands.add_parser("demo", help="serve two dozen chat requests and check every token")
     demo.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (default 0)")
+    demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
     demo.set_defaults(command=_demo)
     _add_replay(commands.add_parser("replay", help="run a recorded trace through the scheduler and the cache"))
     _add_plan(commands.add_parser("plan", help="what of a model fits into a memory: tokens, blocks, requests"))
@@ -106,6 +107,9 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help=f"key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, an 8B Llama in bfloat16)",
+    )
+    parser.add_argument(
+        "--swap-memory", metavar="MEMORY", help="swap preempted requests out to this much memory, such as 16GiB"
     )
     numbers = {
         "block-size": "tokens a block",
@@ -151,7 +155,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     with _progress() as bar:
         tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
         report = demo(
-            DemoConfig(seed=arguments.seed),
+            DemoConfig(seed=arguments.seed, swap=arguments.swap),
             lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
         )
     _print_table("pagecore demo", demo_rows(report))

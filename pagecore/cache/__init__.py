@@ -8,6 +8,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.protocol import KVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.cache.stats import CacheStats
+from pagecore.cache.swap import SwapSpace
 
 __all__ = [
     "Alias",
@@ -20,6 +21,7 @@ __all__ = [
     "Sequence",
     "StaticCacheConfig",
     "StaticKVCache",
+    "SwapSpace",
     "effective_length",
     "make_cache",
 ]

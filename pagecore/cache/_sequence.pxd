@@ -4,7 +4,8 @@ from libc.stdint cimport int32_t, uint64_t
 cdef class Sequence:
     cdef readonly object id
     cdef object owner           # the cache; None once removed
-    cdef readonly int32_t row   # in the cache's block tables; -1 once removed
+    cdef readonly int32_t row   # in the cache's block tables; -1 once removed, and while swapped out
+    cdef readonly object swap_space  # what holds its blocks while it is swapped out; None while the cache does
     cdef int32_t* ids           # the token ids that are known
     cdef int32_t ids_capacity
     cdef int32_t known          # how many ids are known

@@ -71,9 +71,15 @@ cdef class Sequence:
         return self.cached
 
     @property
+    def is_swapped(self):
+        """Whether its key and value are in a `SwapSpace`, and not in the blocks of the cache."""
+        return self.swap_space is not None
+
+    @property
     def capacity(self):
-        """Tokens that the blocks held by this sequence have room for, in the scarcest group."""
-        return self._live()._tables.capacity(self.row)
+        """Tokens that the blocks of this sequence have room for, in the scarcest group; 0 while it is swapped out."""
+        owner = self._live()
+        return 0 if self.swap_space is not None else owner._tables.capacity(self.row)
 
     @property
     def tokens(self):
@@ -100,11 +106,12 @@ cdef class Sequence:
     def __repr__(self):
         if self.owner is None:
             return f"Sequence({self.id!r}, removed)"
-        return f"Sequence({self.id!r}, {self.known} tokens, {self.computed} computed)"
+        swapped = "" if self.swap_space is None else ", swapped out"
+        return f"Sequence({self.id!r}, {self.known} tokens, {self.computed} computed{swapped})"
 
 
 cdef Sequence require(object owner, object sequence, bint idle):
-    """`sequence` as a live Sequence of `owner`; with `idle`, one that has no step in flight."""
+    """`sequence` as a live Sequence of `owner`; with `idle`, one with a row and no step in flight."""
     if not isinstance(sequence, Sequence):
         raise InvalidSequence(f"{sequence!r} is no Sequence; give what add_sequence returned")
     cdef Sequence checked = <Sequence>sequence
@@ -113,11 +120,13 @@ cdef Sequence require(object owner, object sequence, bint idle):
         raise InvalidSequence(f"sequence {checked.id!r} belongs to another cache; use it with its own")
     if idle and checked.pending >= 0:
         raise InvalidSequence(f"sequence {checked.id!r} has a step in flight; commit or abandon its batch first")
+    if idle and checked.swap_space is not None:
+        raise InvalidSequence(f"sequence {checked.id!r} is swapped out; swap it in first")
     return checked
 
 
 def row_of(owner, sequence, idle=True):
-    """The row of a live sequence of `owner`; InvalidSequence where it is none, or is in flight and must be idle."""
+    """The row of a live sequence of `owner`; InvalidSequence where it is none, or must be idle and is not."""
     return require(owner, sequence, idle).row
 
 
@@ -132,12 +141,40 @@ def rows_of(owner, sequences, idle=True):
     return list(rows)
 
 
+def any_swapped(list sequences):
+    """Whether one of them is a sequence that is swapped out."""
+    for sequence in sequences:
+        if isinstance(sequence, Sequence) and (<Sequence>sequence).swap_space is not None:
+            return True
+    return False
+
+
+def require_swapped(owner, sequences):
+    """Refuse sequences that are not swapped out of `owner`, or are listed twice."""
+    cdef set seen = set()
+    cdef Sequence checked
+    for sequence in sequences:
+        checked = require(owner, sequence, False)
+        if checked.swap_space is None:
+            raise InvalidSequence(f"sequence {checked.id!r} is not swapped out; it is in the cache already")
+        if checked in seen:
+            raise InvalidSequence(f"sequence {checked.id!r} is listed twice; give each once")
+        seen.add(checked)
+
+
+def move(Sequence sequence, int32_t row, swap_space):
+    """Note where the blocks of a sequence are from now on: in `row` of the cache's tables, or in a swap space."""
+    sequence.row = row
+    sequence.swap_space = swap_space
+
+
 def detach(Sequence sequence):
     """Mark a sequence as removed; its ids stay readable. A step in flight writes nothing for it any more."""
     if sequence.flight is not None:
         sequence.flight.skip(sequence.place)
         sequence.flight = None
     sequence.owner = None
+    sequence.swap_space = None
     sequence.row = -1
     sequence.pending = -1
 

@@ -1,16 +1,44 @@
-"""What the blocks of a group hold, read from its block table."""
+"""What the blocks of a cache hold, read from its block tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache._sequence import Sequence
+from pagecore.cache.stats import CacheStats
 from pagecore.errors import UnsupportedOption
 
+if TYPE_CHECKING:
+    from pagecore.cache.paged import PagedKVCache
+
 Table = NDArray[np.int32]
+
+
+def measure(cache: PagedKVCache) -> CacheStats:
+    """How full a cache is; its lock is held."""
+    pools = cache._block_pools
+    resident = [sequence for sequence in cache._sequences.values() if sequence.swap_space is None]
+    swapped = [sequence for sequence in cache._sequences.values() if sequence.swap_space is not None]
+    used = [pool.num_used for pool in pools]
+    held = sum(used) * cache.block_size
+    wasted = sum(wasted_slots(table.numpy(), resident, cache.block_size) for table in cache._table_views)
+    return CacheStats(
+        num_sequences=len(resident) + len(swapped),
+        num_tokens=sum(sequence.num_computed_tokens for sequence in resident),
+        num_blocks=sum(pool.num_blocks - 1 for pool in pools),
+        num_free_blocks=sum(pool.num_free for pool in pools),
+        num_used_blocks=sum(used),
+        fragmentation=wasted / held if held else 0.0,
+        num_copied_blocks=cache._num_copied_blocks,
+        nbytes=cache.nbytes,
+        num_swapped_sequences=len(swapped),
+        num_swapped_tokens=sum(sequence.num_computed_tokens for sequence in swapped),
+        num_swapped_blocks=sum(space.num_used_blocks for space in cache._swap_spaces),
+    )
 
 
 def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 from collections.abc import Sequence as Listed
 from itertools import count
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache._sequence import (
     Sequence,
+    any_swapped,
     append_each,
     append_some,
     become,
@@ -28,8 +30,10 @@ from pagecore.cache._step import Step, refuse
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group, Layer, Layers, arrange, layer_number
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
-from pagecore.cache.occupancy import check_window, wasted_slots
+from pagecore.cache.occupancy import check_window, measure
 from pagecore.cache.stats import CacheStats
+from pagecore.cache.swap import SwapSpace
+from pagecore.cache.swapping import as_list, move_in, move_out, shortage
 from pagecore.errors import DeviceError, InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan, copy_blocks, paged_attention, write_kv
@@ -122,6 +126,7 @@ class PagedKVCache:
         self._attention = [_attention_options(layer) for layer in self._layers]
         self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
         self._sequences: dict[object, Sequence] = {}
+        self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
         self._names = count()
         self._num_copied_blocks = 0
         self._lock = threading.RLock()
@@ -150,7 +155,7 @@ class PagedKVCache:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in the cache."""
+        """Sequences in the cache, those that are swapped out among them."""
         return len(self._sequences)
 
     @property
@@ -256,12 +261,68 @@ class PagedKVCache:
         """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight.
 
         That step then writes nothing for it, since its blocks may be another's by then, and what it attends to for the
-        sequence is of no use.
+        sequence is of no use. A sequence that is swapped out gives back what its swap space holds.
         """
         with self._lock:
-            self._tables.remove([row_of(self, sequence, idle=False)])
+            row = row_of(self, sequence, idle=False)
+            if sequence.swap_space is None:
+                self._tables.remove([row])
+            else:
+                sequence.swap_space._drop(sequence)
             del self._sequences[sequence.id]
             detach(sequence)
+
+    # -- swapping ------------------------------------------------------------------------------------------------
+
+    def swap_out(self, sequences: Sequence | Iterable[Sequence], space: SwapSpace) -> None:
+        """Move the computed blocks of sequences into `space` and give up their own, and their rows; all or nothing.
+
+        A sequence keeps its id, its tokens and how many are computed; it may learn more tokens, and be removed. For
+        everything else it must be swapped in first. Blocks that several of `sequences` share are stored once, and
+        shared again by those that come back together; what they share with others is stored for them alone.
+
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+        space : SwapSpace
+            Of this cache.
+
+        Raises
+        ------
+        OutOfBlocks
+            The space lacks blocks; nothing was changed.
+        InvalidSequence
+            A sequence that is not of this cache, listed twice, in flight or swapped out; a space of another cache.
+        """
+        with self._lock:
+            refusal = move_out(self, as_list(sequences), space)
+            if refusal is not None:
+                raise refusal
+
+    def try_swap_out(self, sequences: Sequence | Iterable[Sequence], space: SwapSpace) -> bool:
+        """`swap_out`, with False instead of `OutOfBlocks`."""
+        with self._lock:
+            return move_out(self, as_list(sequences), space) is None
+
+    def swap_in(self, sequences: Sequence | Iterable[Sequence]) -> None:
+        """Move sequences back into rows and blocks of the cache, from whichever space holds them; all or nothing.
+
+        Raises
+        ------
+        OutOfBlocks, OutOfRows
+            Blocks or rows are short; nothing was changed.
+        InvalidSequence
+            A sequence that is not of this cache, listed twice, or not swapped out.
+        """
+        with self._lock:
+            refusal = move_in(self, as_list(sequences))
+            if refusal is not None:
+                raise refusal
+
+    def try_swap_in(self, sequences: Sequence | Iterable[Sequence]) -> bool:
+        """`swap_in`, with False instead of `OutOfBlocks` and `OutOfRows`."""
+        with self._lock:
+            return move_in(self, as_list(sequences)) is None
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -303,8 +364,14 @@ class PagedKVCache:
             return self._try_prepare(sequences, counts, out)
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
-        """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds."""
+        """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
+
+        For sequences that are swapped out: what one `swap_in` of them all, and then the prepare, would lack.
+        """
+        sequences = list(sequences)
         with self._lock:
+            if any_swapped(sequences):
+                return shortage(self, sequences, counts)
             rows = rows_of(self, sequences)
             return max(self._tables.shortage(rows, counts), default=0)
 
@@ -375,28 +442,19 @@ class PagedKVCache:
     def stats(self) -> CacheStats:
         """How full the cache is at this moment."""
         with self._lock:
-            used = [pool.num_used for pool in self._block_pools]
-            held = sum(used) * self.block_size
-            live = self._sequences.values()
-            wasted = sum(wasted_slots(table.numpy(), live, self.block_size) for table in self._table_views)
-            return CacheStats(
-                num_sequences=len(self._sequences),
-                num_tokens=sum(sequence.num_computed_tokens for sequence in self._sequences.values()),
-                num_blocks=sum(pool.num_blocks - 1 for pool in self._block_pools),
-                num_free_blocks=sum(pool.num_free for pool in self._block_pools),
-                num_used_blocks=sum(used),
-                fragmentation=wasted / held if held else 0.0,
-                num_copied_blocks=self._num_copied_blocks,
-                nbytes=self.nbytes,
-            )
+            return measure(self)
 
     def check_invariants(self) -> None:
         """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""
         with self._lock:
             self._tables.check_invariants(exclusive=True)
             for name, sequence in self._sequences.items():
-                if name is not sequence.id or sequence.num_computed_tokens > self._tables.length(sequence.row):
+                space = sequence.swap_space
+                room = self._tables.length(sequence.row) if space is None else space._room(sequence)
+                if name is not sequence.id or sequence.num_computed_tokens > room:
                     raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
+            for space in self._swap_spaces:
+                space.check_invariants()
 
     # -- inside --------------------------------------------------------------------------------------------------
 

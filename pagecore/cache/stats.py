@@ -12,8 +12,9 @@ class CacheStats:
     Attributes
     ----------
     num_sequences : int
+        Those that are swapped out among them.
     num_tokens : int
-        Computed tokens, summed over sequences.
+        Computed tokens, summed over the sequences that are not swapped out.
     num_blocks, num_free_blocks, num_used_blocks : int
         Blocks that can be had, are free, are held; summed over groups.
     fragmentation : float
@@ -22,6 +23,10 @@ class CacheStats:
         Blocks copied on write since the cache was made.
     nbytes : int
         Bytes of key and value in all pools; 0 where the cache holds none.
+    num_swapped_sequences, num_swapped_tokens : int
+        Sequences in swap spaces, and their computed tokens.
+    num_swapped_blocks : int
+        Blocks of swap spaces that hold them, summed over groups.
     """
 
     num_sequences: int
@@ -32,6 +37,9 @@ class CacheStats:
     fragmentation: float
     num_copied_blocks: int
     nbytes: int
+    num_swapped_sequences: int = 0
+    num_swapped_tokens: int = 0
+    num_swapped_blocks: int = 0
 
     @property
     def utilization(self) -> float:

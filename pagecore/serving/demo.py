@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from pagecore.cache import PagedKVCache
+from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import ShapeError
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.model import Array, Model, ModelConfig
@@ -25,7 +25,8 @@ __all__ = ["DemoConfig", "DemoReport", "chat_requests", "demo"]
 class DemoConfig:
     """What the demo serves, and in how little memory: the pools hold about half of what would like to run at once.
 
-    `num_blocks` has one entry a group: layers with a window give back what it has left, and make do with fewer.
+    `num_blocks` has one entry a group: layers with a window give back what it has left, and make do with fewer. With
+    `swap`, preempted runs wait in a second memory of as many blocks, as far as they go, and are not computed again.
 
     Raises
     ------
@@ -41,6 +42,7 @@ class DemoConfig:
     max_tokens_per_step: int = 96
     max_length: int = 448
     temperature: float = 0.8
+    swap: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class DemoConfig:
 class DemoReport:
     """What was served, in what memory, and whether it was right; times in seconds, shares from 0 to 1.
 
+    `swaps` of the preempted runs were swapped out, the others computed again; `swap_nbytes` is the memory for that.
     `static_nbytes` is what caches of `max_length` would take for as many sequences as ran at once at the peak.
     """
 
@@ -69,10 +72,12 @@ class DemoReport:
     fragmentation_mean: float
     copied_blocks: int
     preemptions: int
+    swaps: int
     forks: int
     running_peak: int
     max_length: int
     nbytes: int
+    swap_nbytes: int
     static_nbytes: int
     serve_s: float
     verify_s: float
@@ -125,8 +130,12 @@ class _Demo:
             max_sequences=config.max_running,
             max_tokens_per_sequence=config.max_length,
         )
+        self.swap_space = SwapSpace(self.cache, num_blocks=config.num_blocks) if config.swap else None
         self.scheduler = Scheduler(
-            self.cache, max_running=config.max_running, max_tokens_per_step=config.max_tokens_per_step
+            self.cache,
+            max_running=config.max_running,
+            max_tokens_per_step=config.max_tokens_per_step,
+            swap_space=self.swap_space,
         )
         self.metrics = Metrics()
         self.running_peak = 0
@@ -211,10 +220,12 @@ class _Demo:
             fragmentation_mean=metrics.fragmentation_mean,
             copied_blocks=stats.num_copied_blocks,
             preemptions=self.scheduler.num_preemptions,
+            swaps=self.scheduler.num_swaps,
             forks=self.scheduler.num_forks,
             running_peak=self.running_peak,
             max_length=config.max_length,
             nbytes=stats.nbytes,
+            swap_nbytes=self.swap_space.nbytes if self.swap_space else 0,
             static_nbytes=self.running_peak * config.max_length * token_nbytes,
             serve_s=serve_s,
             verify_s=verify_s,

@@ -39,6 +39,8 @@ class ReplayOptions:
         Tokens a block.
     max_tokens_per_step, max_running : int
         Limits of the scheduler.
+    swap_memory : int or str, optional
+        Bytes of a second memory of that machine, where preempted requests wait instead of being computed again.
     requests : int, optional
         Replay only this many of the trace's requests.
     attend : bool
@@ -55,6 +57,8 @@ class ReplayOptions:
     ------
     ShapeError
         A number below its least value or past int32.
+    NotEnoughMemory
+        Memory for fewer than two blocks.
     UnsupportedOption
         Both `memory` and `blocks`; a `model` together with `bytes_per_token` or `attend`, or one that is not known.
     """
@@ -66,6 +70,7 @@ class ReplayOptions:
     block_size: int = 16
     max_tokens_per_step: int = 8192
     max_running: int = 256
+    swap_memory: int | str | None = None
     requests: int | None = None
     attend: bool = False
     seed: int = 0
@@ -83,11 +88,13 @@ class ReplayOptions:
                 raise ShapeError(f"{name} is {value}; a number between {least} and {INT32_MAX} is needed")
         if self.model is not None:
             self._read_model(self.model)
-        if self.num_blocks > INT32_MAX:
-            raise ShapeError(
-                f"memory {self.memory!r} comes to {self.num_blocks} blocks; block ids end at {INT32_MAX}: "
-                "give less memory or a larger block_size"
-            )
+        sizes = (("memory", self.memory, self.num_blocks), ("swap_memory", self.swap_memory, self.num_swap_blocks))
+        for name, memory, blocks in sizes:
+            if blocks > INT32_MAX:
+                raise ShapeError(
+                    f"{name} {memory!r} comes to {blocks} blocks; block ids end at {INT32_MAX}: "
+                    "give less memory or a larger block_size"
+                )
 
     @property
     def num_blocks(self) -> int:
@@ -100,7 +107,14 @@ class ReplayOptions:
         """
         if self.blocks is not None:
             return self.blocks
-        memory = DEFAULT_MEMORY if self.memory is None else self.memory
+        return self._blocks_within(DEFAULT_MEMORY if self.memory is None else self.memory)
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Blocks of the swap space, the null block counted; 0 where there is none."""
+        return 0 if self.swap_memory is None else self._blocks_within(self.swap_memory)
+
+    def _blocks_within(self, memory: int | str) -> int:
         return blocks_within(parse_memory(memory), self._bytes_per_block())
 
     def _read_model(self, model: str | os.PathLike[str] | Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pagecore.cache import PagedKVCache
+from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import NotEnoughMemory
 from pagecore.serving.attend import SPEC, AttendCheck
 from pagecore.serving.metrics import Metrics
@@ -33,8 +33,9 @@ class ReplayReport:
     """What a replay was like; times in the units that the names end in, shares from 0 to 1.
 
     `requests_finished` counts requests whose every token was computed; `requests_refused` those that the cache could
-    never hold, of which `first_refusal` tells one. The series hold means of `steps_per_point` steps each. Without
-    attention, `rows_attended`, `rows_checked` and `max_relative_error` are None.
+    never hold, of which `first_refusal` tells one. `swaps` of the preemptions were swapped out, the others computed
+    again; without a swap space `num_swap_blocks` and `swapped_blocks_peak` are None. The series hold means of
+    `steps_per_point` steps each. Without attention, `rows_attended`, `rows_checked` and `max_relative_error` are None.
     """
 
     requests_total: int
@@ -44,6 +45,7 @@ class ReplayReport:
     generated_tokens: int
     computed_tokens: int
     preemptions: int
+    swaps: int
     steps: int
     num_blocks: int
     block_size: int
@@ -59,6 +61,8 @@ class ReplayReport:
     fragmentation_series: list[float] = field(repr=False)
     running_series: list[float] = field(repr=False)
     first_refusal: str | None = None
+    num_swap_blocks: int | None = None
+    swapped_blocks_peak: int | None = None
     rows_attended: int | None = None
     rows_checked: int | None = None
     max_relative_error: float | None = None
@@ -110,6 +114,7 @@ class _Replay:
         self.metrics = Metrics()
         self.requests = self.finished = self.refused = 0
         self.prompt_tokens = self.generated_tokens = self.computed_tokens = 0
+        self.swapped_blocks_peak = 0
         self.first_refusal: str | None = None
 
     def run(self) -> ReplayReport:
@@ -122,7 +127,9 @@ class _Replay:
                 self.check.run(step)
             self.computed_tokens += step.batch.num_tokens
             self.scheduler.commit(step)
-            self.metrics.observe(self.cache.stats(), self.scheduler.num_running, self.scheduler.num_waiting)
+            stats = self.cache.stats()
+            self.swapped_blocks_peak = max(self.swapped_blocks_peak, stats.num_swapped_blocks)
+            self.metrics.observe(stats, self.scheduler.num_running, self.scheduler.num_waiting)
             self._end(step)
             self.progress(self.computed_tokens, self.expected_tokens)
 
@@ -164,6 +171,7 @@ class _Replay:
             generated_tokens=self.generated_tokens,
             computed_tokens=self.computed_tokens,
             preemptions=self.scheduler.num_preemptions,
+            swaps=self.scheduler.num_swaps,
             steps=metrics.steps,
             num_blocks=self.options.num_blocks,
             block_size=self.options.block_size,
@@ -179,6 +187,8 @@ class _Replay:
             fragmentation_series=metrics.fragmentation.values(),
             running_series=metrics.running.values(),
             first_refusal=self.first_refusal,
+            num_swap_blocks=self.options.num_swap_blocks or None,
+            swapped_blocks_peak=self.swapped_blocks_peak if self.options.num_swap_blocks else None,
             rows_attended=check.rows_attended if check else None,
             rows_checked=check.rows_checked if check else None,
             max_relative_error=check.max_relative_error if check else None,
@@ -205,15 +215,17 @@ def _build(options: ReplayOptions, summary: TraceSummary | None) -> tuple[PagedK
         device="cpu" if options.attend else "none",
     )
     tokens = min(options.max_tokens_per_step, rows * length)
-    return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens)
+    space = SwapSpace(cache, num_blocks=options.num_swap_blocks) if options.num_swap_blocks else None
+    return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space)
 
 
 def _check_free_memory(options: ReplayOptions) -> None:
-    """The real pool has the memory model's number of blocks, with a small token in each slot."""
-    needed = options.num_blocks * options.block_size * sum(plane.nbytes for plane in SPEC.planes)
+    """The real pools have the memory model's numbers of blocks, with a small token in each slot."""
+    blocks = options.num_blocks + options.num_swap_blocks
+    needed = blocks * options.block_size * sum(plane.nbytes for plane in SPEC.planes)
     free = free_memory()
     if needed > free:
         raise NotEnoughMemory(
-            f"attend needs a pool of {needed} bytes ({options.num_blocks} blocks of {options.block_size} tokens) and "
+            f"attend needs a pool of {needed} bytes ({blocks} blocks of {options.block_size} tokens) and "
             f"{free} bytes are free here; give less memory or fewer blocks, or leave attend out"
         )

@@ -35,6 +35,14 @@ def sparkline(shares: list[float], width: int = 40) -> str:
     return "".join(bars)
 
 
+def _preemptions(report: DemoReport | ReplayReport) -> str:
+    """How many, and what became of the preempted."""
+    recomputed = report.preemptions - report.swaps
+    if not report.swaps:
+        return f"{recomputed:,}, recomputed"
+    return f"{report.preemptions:,}: {report.swaps:,} swapped out, {recomputed:,} recomputed"
+
+
 def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
     """Name and value of each line of the demo's table."""
     verdict = report.verdict
@@ -47,8 +55,9 @@ def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
         ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
         ("waste inside blocks", f"{report.fragmentation_mean:.1%} of the slots held, mean"),
         ("copies on write", f"{report.copied_blocks} blocks"),
-        ("preemptions", f"{report.preemptions}, recomputed"),
+        ("preemptions", _preemptions(report)),
         ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} sequences at once"),
+        *([("swap space", human_bytes(report.swap_nbytes))] if report.swap_nbytes else []),
         (
             "static caches",
             f"{human_bytes(report.static_nbytes)} for as many of {report.max_length} tokens: "
@@ -66,7 +75,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("requests refused", f"{report.requests_refused:,}, longer than the pool"),
         ("tokens", f"{report.prompt_tokens:,} of prompt, {report.generated_tokens:,} generated"),
         ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} a second)"),
-        ("preemptions", f"{report.preemptions:,}, recomputed"),
+        ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
         ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens"),
         ("utilisation", f"mean {report.utilization_mean:.1%}, peak {report.utilization_peak:.1%}"),
@@ -78,6 +87,9 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ),
         ("wall time", f"{report.wall_s:.1f} s"),
     ]
+    if report.num_swap_blocks is not None:
+        swap = f"{report.num_swap_blocks - 1:,} blocks, at most {report.swapped_blocks_peak:,} of them used"
+        rows.insert([name for name, _ in rows].index("blocks") + 1, ("swap space", swap))
     if not report.requests_refused:
         del rows[1]
     if report.rows_checked is not None:

@@ -97,10 +97,11 @@ class Run:
         How many samples this run stands for: more than one only until it is forked.
     tokens : int32 array
         What is to be computed when it is admitted: the prompt, after a preemption with what was generated; when
-        finished, the prompt and everything generated.
+        finished, the prompt and everything generated. A run that was swapped out has computed its front part already.
     num_generated : int
     held : Sequence or None
-        Its place in the cache, while it has one; `sequence` is the same for those who know that it has.
+        Its place in the cache or, swapped out, in a swap space, while it has one; `sequence` is the same for those who
+        know that it has.
     prefilling : bool
         Whether tokens that were known at admission are still to be computed.
     state : State
@@ -120,10 +121,15 @@ class Run:
 
     @property
     def sequence(self) -> Sequence:
-        """Its sequence in the cache; a run that waits has none."""
+        """Its sequence in the cache; a run that waits has none, unless it is swapped out."""
         if self.held is None:
             raise InvalidSequence(f"{self!r} has no sequence in the cache; it has one while it is running")
         return self.held
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Of `tokens`, those that are not computed."""
+        return len(self.tokens) - (self.held.num_computed_tokens if self.held is not None else 0)
 
     @property
     def generated(self) -> NDArray[np.int32]:

@@ -2,13 +2,15 @@
 
 R1: `running` followed by `waiting` is in order of arrival, so whoever is first in line is served first.
 R2: the oldest run is never preempted, and every step computes at least one of its tokens: there is no livelock.
-R3: a run in `running` has a sequence; of those in `waiting` only the head may have one, and it holds no block.
+R3: a run in `running` has a sequence that is not swapped out. A run in `waiting` has none, or one that is swapped out,
+    or, at the head alone, one that holds nothing yet: those that wait hold no block of the cache.
 R4: rows promised to the runs (samples not yet forked included) never exceed `max_running`.
+R5: whatever the swap space holds is of runs in `waiting`, whose computed tokens are not computed again.
 
 One step: every run that decodes gets one token; what is left of the budget goes to prompts, in chunks, oldest first;
 then the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run
-is preempted: its blocks are given up, and what it has so far becomes its prompt, at the front of the queue
-(recomputation, as in vLLM).
+is preempted and goes to the front of the queue: swapped out, where there is a swap space with room for it, to go on
+where it was; else its blocks are given up, and what it has so far becomes its prompt (recomputation). Both as in vLLM.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from pagecore.errors import OutOfBlocks, ShapeError
+from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.serving.request import Request, RequestError, Run, State
 from pagecore.serving.step import Step
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from pagecore.cache import PagedKVCache, Sequence
+    from pagecore.cache import PagedKVCache, Sequence, SwapSpace
 
 __all__ = ["Scheduler"]
 
@@ -47,13 +49,15 @@ class Scheduler:
     headroom : float
         Share of the pool that an admission leaves free for those that run already, so that the newcomer is not
         preempted a few steps later. When nothing else runs it may take everything.
+    swap_space : SwapSpace, optional
+        Of this cache: where preempted runs wait. Without it, and while it is full, they are computed again.
 
     Attributes
     ----------
     max_length : int
         Slots of the longest sequence that the cache can hold, alone.
-    num_preemptions, num_forks : int
-        So far.
+    num_preemptions, num_swaps, num_forks : int
+        So far; `num_swaps` of the preempted runs were swapped out, the others are computed again.
     num_waiting_tokens : int
         Tokens that the queue has to compute: who streams requests adds more while there is less than a step's.
 
@@ -61,22 +65,34 @@ class Scheduler:
     ------
     ShapeError
         A limit below 1, or a headroom outside 0 to 1.
+    UnsupportedOption
+        A swap space of another cache.
     """
 
     def __init__(
-        self, cache: PagedKVCache, *, max_running: int = 256, max_tokens_per_step: int = 8192, headroom: float = 0.01
+        self,
+        cache: PagedKVCache,
+        *,
+        max_running: int = 256,
+        max_tokens_per_step: int = 8192,
+        headroom: float = 0.01,
+        swap_space: SwapSpace | None = None,
     ) -> None:
         for name, value in (("max_running", max_running), ("max_tokens_per_step", max_tokens_per_step)):
             if value < 1:
                 raise ShapeError(f"{name} is {value}; at least 1 is needed")
         if not 0 <= headroom <= 1:
             raise ShapeError(f"headroom is {headroom}; a share of the pool between 0 and 1 is needed")
+        if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
+            raise UnsupportedOption(f"swap_space is {swap_space!r}, which is not of this cache; make one for it")
         self.cache = cache
+        self.swap_space = swap_space
         self.max_running = min(max_running, max_tokens_per_step)
         self.max_tokens_per_step = max_tokens_per_step
         # The pool is empty now, so what it has to give is what a sequence can have when it is alone.
         self.max_length = min(cache.num_available * cache.block_size, cache.max_tokens_per_sequence)
         self.num_preemptions = 0
+        self.num_swaps = 0
         self.num_forks = 0
         self.num_waiting_tokens = 0
         self._headroom = int(self.max_length * headroom)
@@ -209,7 +225,7 @@ class Scheduler:
             budget = self.max_tokens_per_step - num_decodes
             for run in self._running:
                 if run.prefilling and budget:
-                    count = min(len(run.tokens) - run.sequence.num_computed_tokens, budget)
+                    count = min(run.num_tokens_left, budget)
                     runs.append(run)
                     counts.append(count)
                     budget -= count
@@ -226,16 +242,18 @@ class Scheduler:
             run = self._waiting[0]
             if run.held is None:
                 run.held = self.cache.add_sequence(run.tokens)
-            rest = len(run.tokens) - run.sequence.num_computed_tokens
+            rest = run.num_tokens_left
             sequences.append(run.sequence)
             headroom = self._headroom if self._running else 0
             needs.append(min(rest + headroom, self.max_length - run.sequence.num_computed_tokens))
             if self.cache.shortage(sequences, needs):
                 sequences.pop()
                 return
+            if run.sequence.is_swapped:
+                self.cache.swap_in([run.sequence])
             needs[-1] = rest
             self._waiting.popleft()
-            self.num_waiting_tokens -= len(run.tokens)
+            self.num_waiting_tokens -= rest
             self._running.append(run)
             self._rows += run.samples
             run.state = State.RUNNING
@@ -247,7 +265,7 @@ class Scheduler:
         """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
         run = self._waiting[0]
         available = self.cache.num_available
-        needed = available + self.cache.shortage([run.sequence], [len(run.tokens)])
+        needed = available + self.cache.shortage([run.sequence], [run.num_tokens_left])
         raise OutOfBlocks(
             f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
             "although nothing runs: blocks are held outside the scheduler; remove what holds them",
@@ -256,8 +274,8 @@ class Scheduler:
         )
 
     def _preempt_youngest(self) -> None:
-        """Send the youngest run back to the front of the queue, to be recomputed from all it has so far."""
-        if self._waiting and self._waiting[0].held is not None:
+        """Send the youngest run back to the front of the queue: swapped out, or to be computed from its start."""
+        if self._waiting and self._waiting[0].held is not None and not self._waiting[0].held.is_swapped:
             # It is head of the queue no longer (R3).
             self._leave_cache(self._waiting[0])
         run = self._running.pop()
@@ -265,10 +283,19 @@ class Scheduler:
         run.prefilling = True
         run.state = State.WAITING
         self._rows -= run.samples
-        self._leave_cache(run)
+        if self._swap_out(run):
+            self.num_swaps += 1
+        else:
+            self._leave_cache(run)
         self._waiting.appendleft(run)
-        self.num_waiting_tokens += len(run.tokens)
+        self.num_waiting_tokens += run.num_tokens_left
         self.num_preemptions += 1
+
+    def _swap_out(self, run: Run) -> bool:
+        """Whether what a run has computed was saved; nothing is, where there is nothing yet."""
+        if self.swap_space is None or not run.sequence.num_computed_tokens:
+            return False
+        return self.cache.try_swap_out([run.sequence], self.swap_space)
 
     def _leave_cache(self, run: Run) -> None:
         self.cache.remove(run.sequence)

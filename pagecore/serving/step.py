@@ -30,7 +30,7 @@ class Step:
     output_rows : list of int
         For each output the row of the batch whose last token it is sampled from.
     index_ns : int
-        Time spent in the cache on prepare (with shortage, for admission), commit and append, so far.
+        Time spent in the cache on prepare (with shortage and swapping, for admission), commit and append, so far.
     """
 
     batch: Batch

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagecore import AttentionSpec, InvalidSequence, OutOfBlocks, PagedKVCache, UnsupportedOption
+from pagecore.cache import SwapSpace
 from tests.reference.dense import dense_attention
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -41,14 +42,85 @@ class CacheMachine(RuleBasedStateMachine):
         self.random = np.random.default_rng(0)
         self.cache = PagedKVCache(LAYERS, block_size=BLOCK, num_blocks=[14, 12], max_sequences=6)
         self.batch = self.cache.make_batch(6, 40)
+        self.spaces = [SwapSpace(self.cache, num_blocks=[7, 6]), SwapSpace(self.cache, num_blocks=30)]
         self.twins = {}
 
-    def pick(self, data, least=1, most=1):
-        count = data.draw(st.integers(least, min(most, len(self.twins))))
-        return data.draw(st.permutations(list(self.twins)))[:count]
+    def resident(self):
+        return [sequence for sequence in self.twins if not sequence.is_swapped]
+
+    def swapped(self):
+        return [sequence for sequence in self.twins if sequence.is_swapped]
+
+    def pick(self, data, among, most=1):
+        count = data.draw(st.integers(1, min(most, len(among))))
+        return data.draw(st.permutations(among))[:count]
 
     def is_full(self):
-        return len(self.twins) == 6
+        return len(self.resident()) == 6 or len(self.twins) == 10
+
+    def poison(self):
+        """What is left in free blocks of the cache and of the spaces must never be seen again."""
+        for holder in (self.cache, *self.spaces):
+            for pool, kv_pool in zip(holder._block_pools, holder._kv_pools, strict=True):
+                free = pool.ref_counts() == 0
+                free[0] = False
+                for plane in kv_pool.planes():
+                    plane.numpy()[free] = np.nan
+
+    @precondition(lambda self: self.resident())
+    @rule(data=st.data(), which=st.integers(0, 1))
+    def swap_out(self, data, which):
+        sequences, space = self.pick(data, self.resident(), most=4), self.spaces[which]
+        before = self.cache.stats()
+        needed = [self.num_blocks(sequences, group) for group in range(2)]
+        suffices = all(n <= pool.num_free for n, pool in zip(needed, space._block_pools, strict=True))
+        assert self.cache.try_swap_out(sequences, space) == suffices
+        if suffices:
+            assert self.cache.stats().num_swapped_blocks == before.num_swapped_blocks + sum(needed)
+            self.poison()
+        else:
+            assert self.cache.stats() == before
+        assert all(sequence.is_swapped == suffices for sequence in sequences)
+
+    def num_blocks(self, sequences, group):
+        """Distinct blocks with computed tokens."""
+        table = self.batch.group(group).block_table.numpy()
+        return len(
+            {
+                block
+                for sequence in sequences
+                for block in table[sequence.row, : -(-sequence.num_computed_tokens // BLOCK)].tolist()
+                if block
+            }
+        )
+
+    @precondition(lambda self: self.swapped())
+    @rule(data=st.data())
+    def swap_in(self, data):
+        sequences = self.pick(data, self.swapped(), most=4)
+        before = self.cache.stats()
+        suffices = len(self.resident()) + len(sequences) <= 6 and self.cache.shortage(sequences, 0) == 0
+        assert self.cache.try_swap_in(sequences) == suffices
+        if suffices:
+            self.poison()
+        else:
+            assert self.cache.stats() == before
+        assert all(sequence.is_swapped != suffices for sequence in sequences)
+
+    @precondition(lambda self: self.swapped())
+    @rule(data=st.data())
+    def use_what_is_swapped_out(self, data):
+        (sequence,) = self.pick(data, self.swapped())
+        calls = [
+            lambda: self.cache.prepare([sequence], 1),
+            lambda: self.cache.fork(sequence),
+            lambda: self.cache.truncate(sequence, 0),
+        ]
+        try:
+            data.draw(st.sampled_from(calls))()
+            raise AssertionError("used while it is swapped out")
+        except InvalidSequence:
+            pass
 
     @precondition(lambda self: not self.is_full())
     @rule(length=st.integers(0, 20))
@@ -56,10 +128,10 @@ class CacheMachine(RuleBasedStateMachine):
         ids = self.random.integers(0, 1000, length)
         self.twins[self.cache.add_sequence(ids)] = Twin(ids.tolist())
 
-    @precondition(lambda self: self.twins)
+    @precondition(lambda self: self.resident())
     @rule(data=st.data(), padded=st.booleans())
     def step(self, data, padded):
-        sequences = self.pick(data, most=4)
+        sequences = self.pick(data, self.resident(), most=4)
         counts = [data.draw(st.integers(0, 9)) for _ in sequences]
         out = self.batch if padded else None
         if self.too_long(sequences, counts) or self.cache.shortage(sequences, counts):
@@ -125,31 +197,31 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.twins)
     @rule(data=st.data())
     def append(self, data):
-        sequences = self.pick(data, most=6)
+        sequences = self.pick(data, list(self.twins), most=6)
         ids = self.random.integers(0, 1000, len(sequences))
         self.cache.append_tokens(sequences, ids)
         for sequence, one in zip(sequences, ids.tolist(), strict=True):
             self.twins[sequence].ids.append(one)
 
-    @precondition(lambda self: self.twins and not self.is_full())
+    @precondition(lambda self: self.resident() and not self.is_full())
     @rule(data=st.data())
     def fork(self, data):
-        (parent,) = self.pick(data)
+        (parent,) = self.pick(data, self.resident())
         self.twins[self.cache.fork(parent)] = self.twins[parent].copy()
 
-    @precondition(lambda self: self.twins)
+    @precondition(lambda self: self.resident())
     @rule(data=st.data())
     def reorder(self, data):
-        sequences = self.pick(data, most=4)
-        parents = [data.draw(st.sampled_from(list(self.twins))) for _ in sequences]
+        sequences = self.pick(data, self.resident(), most=4)
+        parents = [data.draw(st.sampled_from(self.resident())) for _ in sequences]
         self.cache.reorder(sequences, parents)
         copies = [self.twins[parent].copy() for parent in parents]
         self.twins.update(zip(sequences, copies, strict=True))
 
-    @precondition(lambda self: self.twins)
+    @precondition(lambda self: self.resident())
     @rule(data=st.data())
     def truncate(self, data):
-        (sequence,) = self.pick(data)
+        (sequence,) = self.pick(data, self.resident())
         twin = self.twins[sequence]
         length = data.draw(st.integers(0, len(twin.ids)))
         try:
@@ -163,7 +235,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.twins)
     @rule(data=st.data())
     def remove(self, data):
-        (sequence,) = self.pick(data)
+        (sequence,) = self.pick(data, list(self.twins))
         self.cache.remove(sequence)
         del self.twins[sequence]
         try:
@@ -178,14 +250,14 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence, twin in self.twins.items():
             assert sequence.tokens.tolist() == twin.ids
             assert sequence.num_computed_tokens == twin.computed
-            assert sequence.capacity >= twin.computed
+            assert sequence.is_swapped or sequence.capacity >= twin.computed
         assert self.cache.num_sequences == len(self.twins)
 
     def teardown(self):
         for sequence in self.twins:
             self.cache.remove(sequence)
         stats = self.cache.stats()
-        assert stats.num_used_blocks == 0
+        assert stats.num_used_blocks == stats.num_swapped_blocks == 0
         assert stats.num_free_blocks == stats.num_blocks == 24
 
 

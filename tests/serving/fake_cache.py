@@ -10,7 +10,11 @@ class FakeSequence:
         self.ids = [int(token) for token in tokens]
         self.blocks = []
         self.num_computed_tokens = 0
-        self.live = True
+        self.space = None
+
+    @property
+    def is_swapped(self):
+        return self.space is not None
 
     @property
     def num_tokens(self):
@@ -19,6 +23,19 @@ class FakeSequence:
     @property
     def tokens(self):
         return np.array(self.ids, dtype=np.int32)
+
+
+class FakeSpace:
+    """Blocks that swapped sequences hold, counted; `num_blocks` counts the null block."""
+
+    def __init__(self, cache, num_blocks):
+        self.cache = cache
+        self.num_blocks = num_blocks
+        self.held = {}
+
+    @property
+    def num_free(self):
+        return self.num_blocks - 1 - sum(self.held.values())
 
 
 class FakeBatch:
@@ -51,17 +68,23 @@ class FakeCache:
         return FakeBatch(max_sequences, max_tokens)
 
     def add_sequence(self, tokens, id=None):
-        if len(self.sequences) == self.max_sequences:
-            raise OutOfRows("no row left")
+        self._take_row()
         self.sequences.append(FakeSequence(tokens))
         return self.sequences[-1]
 
-    def _known(self, sequence):
-        if sequence not in self.sequences:
-            raise InvalidSequence("removed or foreign")
+    def _take_row(self):
+        if sum(not sequence.is_swapped for sequence in self.sequences) == self.max_sequences:
+            raise OutOfRows("no row left")
+
+    def _known(self, sequence, swapped=False):
+        if sequence not in self.sequences or sequence.is_swapped != swapped:
+            raise InvalidSequence("removed, foreign, or not where it is looked for")
 
     def _need(self, sequence, count, touched):
         """Blocks to take: new ones at the end, and copies of shared ones that are written."""
+        if sequence.is_swapped:
+            # It comes back with blocks of its own.
+            return -(-(sequence.num_computed_tokens + count) // self.block_size), []
         self._known(sequence)
         start = sequence.num_computed_tokens
         last = -(-(start + count) // self.block_size)
@@ -94,6 +117,7 @@ class FakeCache:
         assert sum(counts) <= out.max_tokens
         assert len(sequences) <= out.max_sequences
         for sequence, count in zip(sequences, counts, strict=True):
+            self._known(sequence)
             assert 1 <= count <= sequence.num_tokens - sequence.num_computed_tokens, "a count past the known ids"
         needs = self._needs(sequences, counts)
         if sum(new + len(copies) for new, copies in needs) > len(self.free):
@@ -132,6 +156,29 @@ class FakeCache:
             del sequence.blocks[keep:]
         batch.pending = []
 
+    def try_swap_out(self, sequences, space):
+        (sequence,) = sequences
+        self._known(sequence)
+        count = -(-sequence.num_computed_tokens // self.block_size)
+        if count > space.num_free:
+            return False
+        space.held[sequence] = count
+        sequence.space = space
+        self._drop(sequence.blocks)
+        sequence.blocks = []
+        return True
+
+    def swap_in(self, sequences):
+        (sequence,) = sequences
+        self._known(sequence, swapped=True)
+        count = sequence.space.held[sequence]
+        self._take_row()
+        if count > len(self.free):
+            raise OutOfBlocks("out of blocks", count, len(self.free))
+        del sequence.space.held[sequence]
+        sequence.space = None
+        sequence.blocks = [self._take() for _ in range(count)]
+
     def append_tokens(self, sequences, ids):
         assert len(sequences) == len(ids)
         for sequence, token in zip(sequences, ids, strict=True):
@@ -148,8 +195,10 @@ class FakeCache:
         return child
 
     def remove(self, sequence):
-        self._known(sequence)
+        self._known(sequence, swapped=sequence.is_swapped)
         self.sequences.remove(sequence)
+        if sequence.is_swapped:
+            del sequence.space.held[sequence]
         self._drop(sequence.blocks)
         sequence.blocks = []
 

@@ -85,6 +85,20 @@ def test_every_option_reaches_the_replay(capsys, tmp_path, trace):
     assert report["steps"] >= report["computed_tokens"] / 32
 
 
+def test_memory_to_swap_to_is_reported(capsys, tmp_path, trace):
+    options = "--blocks 16 --block-size 8 --bytes-per-token 100 --swap-memory 64KiB --max-tokens-per-step 64"
+    code, out, _ = call(capsys, "replay", trace, *options.split(), "--json", tmp_path / "out.json")
+    assert code == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["num_swap_blocks"] == 65536 // 800
+    assert report["swaps"] == report["preemptions"]
+    assert "80 blocks, at most" in out
+    call(capsys, "replay", trace, "--blocks", "16", "--json", tmp_path / "out.json")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["swaps"] == 0
+    assert not {"num_swap_blocks", "swapped_blocks_peak"} & report.keys()
+
+
 def test_refused_requests_are_told_and_not_counted(capsys, trace):
     code, out, err = call(capsys, "replay", trace, "--blocks", 8)
     assert code == 0
@@ -123,6 +137,8 @@ def test_wrong_attention_is_a_failure(capsys, trace, monkeypatch):
         (["--memory", "1GiB", "--blocks", "5"], "not allowed with"),
         (["--memory", "12 parsecs"], "12 parsecs"),
         (["--memory", "1"], "two blocks"),
+        (["--swap-memory", "1"], "two blocks"),
+        (["--swap-memory", "a lot"], "a lot"),
         (["--bytes-per-token", "-1"], "bytes_per_token is -1"),
         (["--evict", "lru"], "unrecognized arguments: --evict lru"),
     ],
@@ -189,6 +205,14 @@ def test_the_demo_prints_its_table_and_verdict(capsys):
     code, out, _ = call(capsys, "demo")
     assert code == 0
     assert "preemptions" in out
+    assert out.endswith("all tokens verified\n")
+
+
+def test_the_demo_swaps_when_told_to(capsys):
+    code, out, _ = call(capsys, "demo", "--swap")
+    assert code == 0
+    assert "swapped out, 0 recomputed" in out
+    assert "swap space" in out
     assert out.endswith("all tokens verified\n")
 
 

@@ -6,6 +6,7 @@ import pytest
 from pagecore.cache import PagedKVCache
 from pagecore.serving.demo import DemoConfig, chat_requests, demo
 from pagecore.serving.model import Model
+from pagecore.serving.report import demo_rows
 from pagecore.serving.request import Request, Run
 from pagecore.serving.verify import Verdict, verify
 
@@ -34,6 +35,31 @@ def test_the_demo_preempts_forks_and_copies_on_write(report):
     assert report.num_groups == 2
     assert report.utilization_peak > 0.9
     assert report.static_nbytes > 2 * report.nbytes
+
+
+def test_every_token_is_verified_when_preempted_sequences_are_swapped(report):
+    swapped = demo(DemoConfig(swap=True))
+    assert swapped.swaps == swapped.preemptions > 0
+    assert swapped.swap_nbytes == swapped.nbytes
+    assert swapped.verdict.tokens == swapped.generated_tokens == report.generated_tokens
+    assert swapped.verdict.passed
+    assert dict(demo_rows(swapped))["preemptions"] == f"{swapped.swaps}: {swapped.swaps} swapped out, 0 recomputed"
+    assert "swap space" in dict(demo_rows(swapped))
+    assert (report.swaps, report.swap_nbytes) == (0, 0)
+    assert "swap space" not in dict(demo_rows(report))
+
+
+def test_verification_fails_when_what_is_swapped_in_is_not_what_was_swapped_out(monkeypatch):
+    swap_in = PagedKVCache.swap_in
+
+    def spoilt(self, sequences):
+        swap_in(self, sequences)
+        for sequence in sequences:
+            first = self.make_batch().group(0).block_table.numpy()[sequence.row, 0]
+            self.value(0).numpy()[first] *= -1
+
+    monkeypatch.setattr(PagedKVCache, "swap_in", spoilt)
+    assert not demo(DemoConfig(swap=True)).verdict.passed
 
 
 def test_the_demo_can_be_repeated():

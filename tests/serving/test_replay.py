@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from pagecore.cache import PagedKVCache
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving import attend
 from pagecore.serving.attend import AttendCheck, TokenVectors
@@ -120,6 +121,46 @@ def test_attention_is_right_through_preemptions(trace):
     assert report.passed
 
 
+@pytest.fixture
+def talkative(tmp_path):
+    """Short prompts with long answers, so that many are preempted in a small pool; and what computing it once takes."""
+    lengths = np.random.default_rng(7).integers([1, 50], [150, 250], (30, 2)).tolist()
+    return write_trace(tmp_path / "talk.jsonl", lengths), sum(inputs + outputs - 1 for inputs, outputs in lengths)
+
+
+# Room in the swap space for all that is preempted, for some, and for next to nothing.
+@pytest.mark.parametrize(("blocks", "least", "most"), [(60, 1.0, 1.0), (15, 0.2, 0.9), (2, 0.0, 0.2)])
+def test_attention_is_right_through_swaps(talkative, blocks, least, most):
+    trace, tokens = talkative
+    options = ReplayOptions(
+        blocks=60, bytes_per_token=10, swap_memory=blocks * 160, max_tokens_per_step=256, attend=True
+    )
+    report = replay(trace, options)
+    assert (report.requests_finished, report.num_swap_blocks) == (30, blocks)
+    assert report.preemptions > 10
+    assert least <= report.swaps / report.preemptions <= most
+    assert report.swapped_blocks_peak <= blocks - 1
+    assert (report.computed_tokens == tokens) == (report.swaps == report.preemptions)
+    assert report.rows_checked > 100
+    assert report.max_relative_error < 1e-5
+    assert report.passed
+    rows = dict(replay_rows(report))
+    assert rows["swap space"] == f"{blocks - 1} blocks, at most {report.swapped_blocks_peak} of them used"
+    assert rows["preemptions"].startswith(f"{report.preemptions}")
+
+
+def test_a_wrong_swap_does_not_pass(talkative, monkeypatch):
+    swap_in = PagedKVCache.swap_in
+
+    def spoilt(self, sequences):
+        swap_in(self, sequences)
+        first = self.make_batch().group(0).block_table.numpy()[sequences[0].row, 0]
+        self.key(0).numpy()[first] = 0
+
+    monkeypatch.setattr(PagedKVCache, "swap_in", spoilt)
+    assert not replay(talkative[0], ReplayOptions(blocks=60, swap_memory="1GiB", attend=True)).passed
+
+
 @pytest.mark.parametrize("fault", ["zeros", "nan", "one key late"])
 def test_wrong_attention_does_not_pass(trace, monkeypatch, fault):
     right = attend.paged_attention
@@ -172,6 +213,11 @@ def test_vectors_are_told_apart_by_request_position_seed_and_name():
         ({"memory": "1GiB", "blocks": 5}, UnsupportedOption),
         ({"memory": 16 * 131072 * 2 - 1}, NotEnoughMemory),
         ({"memory": "lots"}, ShapeError),
+        ({"swap_memory": "lots"}, ShapeError),
+        ({"swap_memory": 16 * 131072 * 2 - 1}, NotEnoughMemory),
+        ({"swap_memory": 0}, NotEnoughMemory),
+        ({"swap_memory": -1}, ShapeError),
+        ({"swap_memory": "1000PiB", "bytes_per_token": 1}, ShapeError),
         ({"memory": "1000PiB", "bytes_per_token": 1}, ShapeError),
         ({"blocks": 1}, ShapeError),
         ({"blocks": -3}, ShapeError),
@@ -194,6 +240,8 @@ def test_a_pool_larger_than_this_machine_is_refused_before_it_is_made(trace, mon
     monkeypatch.setattr("pagecore.serving.replay.free_memory", lambda: 10_000)
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):
         replay(trace, ReplayOptions(blocks=1000, attend=True))
+    with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):
+        replay(trace, ReplayOptions(blocks=900, bytes_per_token=1, swap_memory=1600, attend=True))
 
 
 def test_a_report_is_json_and_a_table(trace):

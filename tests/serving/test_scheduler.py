@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagecore.cache import PagedKVCache
-from pagecore.errors import OutOfBlocks, ShapeError
+from pagecore.cache import PagedKVCache, SwapSpace
+from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.serving.request import Request, RequestError, State
 from pagecore.serving.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
-from tests.serving.fake_cache import FakeCache
+from tests.serving.fake_cache import FakeCache, FakeSpace
 
 
 def next_token(text, sample):
@@ -66,12 +66,19 @@ def workloads(draw):
     return block_size, num_blocks, max_running, max_tokens, shapes
 
 
-@settings(max_examples=400, deadline=None)
-@given(workload=workloads(), headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]))
-def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kept(workload, headroom):
+# Blocks of the swap space, the null block counted; None is no swap space.
+SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
+
+
+@settings(max_examples=600, deadline=None)
+@given(workload=workloads(), headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]), swap_blocks=SPACES)
+def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kept(workload, headroom, swap_blocks):
     block_size, num_blocks, max_running, max_tokens, shapes = workload
     cache = FakeCache(num_blocks, block_size, max_sequences=max_running)
-    scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=max_tokens, headroom=headroom)
+    space = None if swap_blocks is None else FakeSpace(cache, swap_blocks)
+    scheduler = Scheduler(
+        cache, max_running=max_running, max_tokens_per_step=max_tokens, headroom=headroom, swap_space=space
+    )
     accepted = []
     for number, (prompt, new, samples) in enumerate(shapes):
         one = request(number, prompt, new, samples)
@@ -84,6 +91,7 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
             accepted.append(one)
 
     oldest = {}
+    computed = {}
 
     def observe(step):
         assert sum(step.counts) == step.batch.num_tokens <= max_tokens
@@ -95,11 +103,21 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         head = scheduler.running[0]
         assert head in step.runs
         assert oldest.setdefault(head, head.sequence) is head.sequence
-        # Of those that wait only the head may have a place in the cache, and it holds no block.
+        assert not any(run.sequence.is_swapped for run in scheduler.running)
+        # Of those that wait only the head may have a place in the cache, unless they are swapped out; none holds a
+        # block, and what the space holds is theirs.
         waiting = list(scheduler._waiting)
-        assert all(run.held is None for run in waiting[1:])
-        assert not (waiting and waiting[0].held and waiting[0].held.blocks)
-        assert scheduler.num_waiting_tokens == sum(len(run.tokens) for run in waiting)
+        assert all(run.held is None or run.held.is_swapped for run in waiting[1:])
+        assert not any(run.held and run.held.blocks for run in waiting)
+        saved = [run for run in waiting if run.held and run.held.is_swapped]
+        assert set(space.held if space else ()) == {run.held for run in saved}
+        assert all(run.held.num_computed_tokens > 0 for run in saved)
+        assert scheduler.num_waiting_tokens == sum(run.num_tokens_left for run in waiting)
+        assert all(left >= 1 for left in (run.num_tokens_left for run in waiting))
+        # What is computed and held, in the cache or in the space, is not computed again.
+        for run in (*scheduler.running, *saved):
+            assert run.held.num_computed_tokens >= computed.get(run.held, 0)
+            computed[run.held] = run.held.num_computed_tokens
 
     finished = drain(scheduler, observe)
     by_request = defaultdict(dict)
@@ -113,16 +131,21 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
     }
     assert cache.num_available == num_blocks - 1
     assert not cache.sequences
-    assert scheduler.num_running == scheduler.num_waiting == 0
+    assert not (space and space.held)
+    assert scheduler.num_running == scheduler.num_waiting == scheduler.num_waiting_tokens == 0
+    assert 0 <= scheduler.num_swaps <= scheduler.num_preemptions
+    if swap_blocks in (None, 1):
+        assert scheduler.num_swaps == 0
 
 
-@settings(max_examples=100, deadline=None)
-@given(workload=workloads(), window=st.integers(1, 9))
-def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back(workload, window):
+@settings(max_examples=200, deadline=None)
+@given(workload=workloads(), window=st.integers(1, 9), swap_blocks=SPACES.filter(lambda blocks: blocks != 1))
+def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back(workload, window, swap_blocks):
     block_size, num_blocks, max_running, max_tokens, shapes = workload
     specs = [AttentionSpec(1, 8), AttentionSpec(1, 8, window=window)]
     cache = PagedKVCache(specs, block_size=block_size, num_blocks=num_blocks, max_sequences=max_running, device="none")
-    scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=max_tokens)
+    space = None if swap_blocks is None else SwapSpace(cache, num_blocks=swap_blocks)
+    scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=max_tokens, swap_space=space)
     accepted = [request(number, *shape) for number, shape in enumerate(shapes)]
     accepted = [
         one for one in accepted if one.num_slots <= scheduler.max_length and one.samples <= scheduler.max_running
@@ -138,6 +161,7 @@ def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back
     }
     assert cache.num_available == num_blocks - 1
     assert cache.stats().num_used_blocks == cache.num_sequences == 0
+    assert cache.stats().num_swapped_blocks == 0
 
 
 def test_each_step_is_full_while_there_is_prompt_left():
@@ -166,6 +190,90 @@ def test_the_youngest_is_preempted_and_resumes_first():
     assert [run.request.id for run in finished] == [0, 1, 2]
     assert scheduler.num_preemptions > 0
     assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
+
+
+def test_a_run_that_is_swapped_out_goes_on_where_it_was():
+    cache = FakeCache(7, block_size=2, max_sequences=3)
+    space = FakeSpace(cache, 20)
+    scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=space)
+    runs = [scheduler.add(request(number, 4, 8)) for number in range(3)]
+    computed, swapped = 0, []
+
+    def observe(step):
+        nonlocal computed
+        computed += sum(step.counts)
+        swapped.append([run.request.id for run, _ in space_content(scheduler)])
+
+    finished = drain(scheduler, observe)
+    assert [run.request.id for run in finished] == [0, 1, 2]
+    assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
+    assert scheduler.num_swaps == scheduler.num_preemptions > 0
+    assert [1, 2] in swapped
+    assert computed == 3 * (4 + 7)  # nothing twice
+
+
+def test_a_full_space_falls_back_to_computing_again():
+    cache = FakeCache(7, block_size=2, max_sequences=3)
+    space = FakeSpace(cache, 4)
+    scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=space)
+    runs = [scheduler.add(request(number, 4, 8)) for number in range(3)]
+    drain(scheduler)
+    assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
+    assert 0 < scheduler.num_swaps < scheduler.num_preemptions
+
+
+def test_a_prompt_that_is_half_computed_is_swapped_out_and_completed():
+    cache = FakeCache(7, block_size=2, max_sequences=3)
+    space = FakeSpace(cache, 20)
+    scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=3, headroom=0.0, swap_space=space)
+    # Two that decode leave the youngest one token a step, so that it is still at its prompt when blocks run short.
+    runs = [scheduler.add(request(0, 2, 10)), scheduler.add(request(1, 2, 10)), scheduler.add(request(2, 6, 2))]
+    saved = []
+    drain(scheduler, lambda step: saved.extend((run.request.id, n) for run, n in space_content(scheduler)))
+    assert {number for number, computed in saved if number == 2 and 0 < computed < 6} == {2}
+    assert scheduler.num_swaps == scheduler.num_preemptions
+    assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
+
+
+def space_content(scheduler):
+    """The runs that are swapped out, and how many tokens of each are computed."""
+    return [(run, run.held.num_computed_tokens) for run in scheduler._waiting if run.held and run.held.is_swapped]
+
+
+def test_an_abandoned_step_that_brought_a_run_back_is_tried_again():
+    cache = FakeCache(7, block_size=2, max_sequences=3)
+    scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=FakeSpace(cache, 20))
+    runs = [scheduler.add(request(number, 4, 8)) for number in range(3)]
+    finished = []
+    while (step := scheduler.schedule()) is not None:
+        scheduler.abandon(step)
+        step = scheduler.schedule()
+        scheduler.commit(step)
+        finished += scheduler.accept(step, sampled(step))
+    assert scheduler.num_swaps > 0
+    assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
+
+
+def test_a_swap_space_of_another_cache_is_refused():
+    cache, other = FakeCache(7), FakeCache(7)
+    for wrong in (FakeSpace(other, 5), 16, "16GiB"):
+        with pytest.raises(UnsupportedOption, match="swap_space is"):
+            Scheduler(cache, swap_space=wrong)
+
+
+def test_blocks_lost_while_a_run_is_swapped_out_are_an_error():
+    cache = FakeCache(7, block_size=2, max_sequences=3)
+    space = FakeSpace(cache, 20)
+    scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=space)
+    for number in range(2):
+        scheduler.add(request(number, 4, 8))
+    while scheduler.num_running or not space.held:
+        step = scheduler.schedule()
+        scheduler.commit(step)
+        scheduler.accept(step, sampled(step))
+    cache.free.clear()
+    with pytest.raises(OutOfBlocks, match=r"request 1 needs . blocks for . tokens; 0 are available"):
+        scheduler.schedule()
 
 
 def test_a_request_that_fits_alone_to_the_last_slot_finishes():

@@ -1,0 +1,181 @@
+"""A second memory for the blocks of sequences that are swapped out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays import DType, as_dtype
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.layers import Group
+from pagecore.cache.limits import count_blocks
+from pagecore.errors import InvalidSequence, PagecoreError, UnsupportedDtype, UnsupportedOption
+from pagecore.index import BlockPool
+from pagecore.storage import KVLayout, KVPool, Plane
+from pagecore.storage.memory import Memory
+from pagecore.storage.spec import CACHE_DTYPES
+
+if TYPE_CHECKING:
+    from pagecore.cache.paged import PagedKVCache
+
+# The blocks of one sequence, an array for each group; holes are 0.
+Blocks: TypeAlias = tuple[NDArray[np.int32], ...]
+NONE = np.zeros(0, np.int32)
+
+
+class SwapSpace:
+    """Host memory for the computed blocks of sequences that are swapped out of one cache.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+        The cache that it serves. A cache may have several spaces.
+    num_blocks : int or list of int
+        Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`.
+    memory : int, str or float
+        Budget for all groups, as `PagedKVCache` takes it.
+    layout : str or KVLayout, optional
+        How the blocks lie in memory; as in the cache by default.
+    dtype : str or anything that names a dtype, optional
+        Store float32, float16 or bfloat16 instead of the cache's own floats. What comes back is then rounded to it;
+        by default it comes back bit for bit.
+
+    A cache of ``device="none"`` has spaces without bytes: block ids only. A space is used under the lock
+    of its cache.
+
+    Raises
+    ------
+    ShapeError, NotEnoughMemory
+        Sizes that do not fit.
+    UnsupportedOption, UnsupportedDtype
+        What is no cache; a dtype that is no float, or for planes that hold none.
+
+    Examples
+    --------
+    >>> from pagecore.cache import PagedKVCache, SwapSpace
+    >>> from pagecore.storage import AttentionSpec
+    >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=5)
+    >>> space = SwapSpace(cache, num_blocks=9)
+    >>> sequence = cache.add_sequence(range(20))
+    >>> cache.commit(cache.prepare([sequence], 20))
+    >>> cache.swap_out([sequence], space)
+    >>> cache.num_available, space.num_available, sequence.is_swapped
+    (4, 6, True)
+    >>> cache.swap_in([sequence])
+    >>> cache.num_available, space.num_available, sequence.num_computed_tokens
+    (2, 8, 20)
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        *,
+        num_blocks: int | Listed[int] | None = None,
+        memory: Memory | None = None,
+        layout: str | KVLayout | None = None,
+        dtype: DType | str | None = None,
+    ) -> None:
+        if not hasattr(cache, "_swap_spaces"):
+            raise UnsupportedOption(f"cache is {cache!r}; a swap space serves a PagedKVCache")
+        groups = [_stored_as(group, dtype) for group in cache._groups]
+        blocks = count_blocks(groups, cache.block_size, num_blocks, memory)
+        order = layout if isinstance(layout, KVLayout | None) else KVLayout(layout)
+        self.cache = cache
+        self._block_pools = [BlockPool(n, order="address") for n in blocks]
+        # Zipped with the cache's pools: there are none where the cache has no bytes.
+        self._kv_pools = [
+            KVPool(group.spec, group.num_layers, n, cache.block_size, order or pool.layout)
+            for group, n, pool in zip(groups, blocks, cache._kv_pools, strict=False)
+        ]
+        self._held: dict[Sequence, Blocks] = {}
+        with cache._lock:
+            cache._swap_spaces.add(self)
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group, the null block counted."""
+        return tuple(pool.num_blocks for pool in self._block_pools)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had in the scarcest group."""
+        return min(pool.num_free for pool in self._block_pools)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that hold something, summed over the groups."""
+        return sum(pool.num_used for pool in self._block_pools)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are swapped out to here."""
+        return len(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all groups; 0 where the cache holds none."""
+        return sum(pool.nbytes for pool in self._kv_pools)
+
+    def check_invariants(self) -> None:
+        """Recount every block from the sequences that hold it; raises `PagecoreError` where the counts differ."""
+        with self.cache._lock:
+            for sequence, blocks in self._held.items():
+                count = -(-sequence.num_computed_tokens // self.cache.block_size)
+                is_known = self.cache._sequences.get(sequence.id) is sequence and sequence.swap_space is self
+                if not is_known or sequence.row != -1 or any(len(entries) != count for entries in blocks):
+                    raise InvalidSequence(f"{sequence!r} is inconsistent with what {self!r} holds for it")
+            for group, pool in enumerate(self._block_pools):
+                pool.check_invariants()
+                held = entries_of(list(self._held.values()), group)
+                if not np.array_equal(np.bincount(held, minlength=pool.num_blocks), pool.ref_counts()):
+                    raise PagecoreError(f"group {group} of {self!r} has blocks counted otherwise than they are held")
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens that the blocks held for a sequence have room for."""
+        return len(self._held.get(sequence, (NONE,))[0]) * self.cache.block_size
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Give back what is held for a sequence, tail first."""
+        give_back(self._block_pools, [self._held.pop(sequence)])
+
+    def __repr__(self) -> str:
+        blocks = sum(self.num_blocks) - len(self._block_pools)
+        return f"SwapSpace({self.num_sequences} sequences, {self.num_used_blocks} of {blocks} blocks used)"
+
+
+def entries_of(held: list[Blocks], group: int) -> NDArray[np.int32]:
+    """Every block of a group that the sequences list, as often as they do, holes left out."""
+    entries = np.concatenate([blocks[group] for blocks in held] or [NONE])
+    blocks: NDArray[np.int32] = entries[entries != 0]
+    return blocks
+
+
+def give_back(pools: list[BlockPool], held: list[Blocks]) -> None:
+    """Drop the reference of every entry, tail first."""
+    for group, pool in enumerate(pools):
+        pool.free(entries_of(held, group)[::-1])
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """A spec that says what is stored, and nothing of how it is attended to."""
+
+    planes: tuple[Plane, ...]
+    window: int | None = None
+
+
+def _stored_as(group: Group, dtype: DType | str | None) -> Group:
+    """The group with its floats stored as `dtype`."""
+    if dtype is None:
+        return group
+    target = as_dtype(dtype)
+    for name, one in [("dtype", target), *((f"plane {plane.name!r}", plane.dtype) for plane in group.spec.planes)]:
+        if str(one) not in CACHE_DTYPES:
+            raise UnsupportedDtype(
+                f"{name} is {one}; a swap space converts between {', '.join(CACHE_DTYPES)}: leave dtype out"
+            )
+    return Group(_Planes(tuple(replace(plane, dtype=target) for plane in group.spec.planes)), group.num_layers)
