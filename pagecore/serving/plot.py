@@ -261,7 +261,7 @@ def _legend_of_maps(figure: Figure) -> None:
         Patch(facecolor=FREE_COLOUR, edgecolor=GREY),
         Line2D([], [], marker="v", color=RED, linestyle="none", markersize=5),
     ]
-    labels = ["held by one sequence, named by its request", "shared by several", "free", "preemption"]
+    labels = ["held by one sequence, named request.sample", "shared by several", "free", "preemption"]
     figure.legend(
         handles,
         labels,

@@ -89,8 +89,8 @@ def test_neighbours_that_run_at_once_have_colours_of_their_own_for_life():
             assert colours.setdefault(number, live._colours[number]) == live._colours[number]
         assert len({live._colours[number] for number in running}) >= min(len(running), len(PALETTE)) - 1
 
-    serve([watch])
-    assert len(colours) > 20
+    serve([watch], count=200)
+    assert len(colours) > 200
     assert len(live._colours) < 100
 
 

@@ -108,6 +108,14 @@ def test_preemptions_are_bars_with_their_sum_and_marks_above_each_block_map(two_
         assert min(marks.get_ydata()) > 1
 
 
+@pytest.mark.parametrize("columns", [2, 4, 8, 16, 64, 1000])
+def test_the_bars_reach_to_the_last_step_and_leave_no_preemption_out(columns):
+    ran = run(columns=columns)
+    (bars,) = draw(ran.timeline, "").axes[2].patches
+    assert bars.get_data().edges[-1] == ran.metrics.steps
+    assert sum(bars.get_data().values) == ran.scheduler.num_preemptions
+
+
 def test_swaps_are_stacked_on_preemptions():
     timeline = Timeline(1000)
 
@@ -174,6 +182,9 @@ def test_no_two_texts_of_a_picture_overlap_and_none_is_cut_off(layers, num_block
         assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1, name
         for other, beside in boxes[number + 1 :]:
             assert not box.overlaps(beside), (name, other)
+    for ax in figure.axes:
+        for text in [ax._left_title, *(ax.get_legend().get_texts() if ax.get_legend() else [])]:
+            assert not any(text.get_window_extent().overlaps(other.bbox) for other in figure.axes), text
 
 
 def test_a_run_without_preemptions_says_so_in_a_low_panel():

@@ -97,8 +97,8 @@ def test_a_run_keeps_its_number_through_a_preemption_and_no_two_share_one():
             assert runs.setdefault(number, run) is run
         preempted.update(run for run in runs.values() if run.state is State.WAITING)
 
-    serve([watch])
-    assert len(preempted) > 1
+    serve([watch], count=400)
+    assert len(preempted) > 20
     assert sorted(runs) == list(range(1, numbers.next))
     assert len({id(run) for run in runs.values()}) == len(runs)
 
@@ -115,6 +115,16 @@ def test_a_timeline_forgets_runs_and_names_that_it_no_longer_shows():
     assert known <= 2 * 4 + 64 + 4
     assert names <= 4 * 8 + known
     assert timeline.stride > 64
+
+
+@pytest.mark.parametrize("rows", [1, 2, 25])
+def test_a_timeline_names_every_run_that_it_shows_also_those_that_only_share(rows):
+    timeline = Timeline(8, rows)
+
+    def watch(scheduler, metrics):
+        assert {abs(number) for number in timeline.cells(0).ravel().tolist()} - {FREE} <= timeline.names.keys()
+
+    serve([timeline, watch], count=200)
 
 
 @pytest.mark.slow
