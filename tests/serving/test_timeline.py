@@ -119,7 +119,7 @@ def test_a_timeline_forgets_runs_and_names_that_it_no_longer_shows():
 
 @pytest.mark.parametrize("rows", [1, 2, 25])
 def test_a_timeline_names_every_run_that_it_shows_also_those_that_only_share(rows):
-    timeline = Timeline(8, rows)
+    timeline = Timeline(64, rows)
 
     def watch(scheduler, metrics):
         assert {abs(number) for number in timeline.cells(0).ravel().tolist()} - {FREE} <= timeline.names.keys()
