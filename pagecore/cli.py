@@ -7,6 +7,8 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from pagecore.serving.planner import ModelPlan
     from pagecore.serving.replay import ReplayReport
+    from pagecore.serving.timeline import Timeline, Watcher
 
 __all__ = ["main"]
 
@@ -88,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="serve two dozen chat requests and check every token")
     demo.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (default 0)")
     demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
+    _add_pictures(demo)
     demo.set_defaults(command=_demo)
     _add_replay(commands.add_parser("replay", help="run a recorded trace through the scheduler and the cache"))
     _add_plan(commands.add_parser("plan", help="what of a model fits into a memory: tokens, blocks, requests"))
@@ -125,6 +129,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--attend", action="store_true", help="write and attend real key and value; check against float64"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE too")
+    _add_pictures(parser)
     parser.set_defaults(command=_replay)
 
 
@@ -141,6 +146,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_plan)
 
 
+def _add_pictures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw use, queue, preemptions and the block map")
+    parser.add_argument("--live", action="store_true", help="show the block map in the terminal while it runs")
+
+
 def _info(_arguments: argparse.Namespace) -> int:
     for name, value in info_rows():
         print(f"{name:<16} {value}")
@@ -148,17 +158,20 @@ def _info(_arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    _require_rich("demo")
+    _require("demo", "rich")
+    timeline = _timeline(arguments.plot)
     from pagecore.serving.demo import DemoConfig, demo
     from pagecore.serving.report import demo_rows
 
-    with _progress() as bar:
+    with _watched(arguments.live, timeline) as (bar, watchers):
         tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
         report = demo(
             DemoConfig(seed=arguments.seed, swap=arguments.swap),
             lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
+            watchers,
         )
     _print_table("pagecore demo", demo_rows(report))
+    _save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}")
     if not report.verdict.passed:
         wrong = report.verdict.wrong or ["nothing was generated"]
         for line in wrong[:10]:
@@ -169,17 +182,19 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    _require_rich("replay")
+    _require("replay", "rich")
     names = ReplayOptions.__dataclass_fields__
     options = ReplayOptions(**{name: value for name, value in vars(arguments).items() if name in names})
     if arguments.json is not None:
-        _check_writable(arguments.json)
-    report = _replay_with_progress(arguments.trace, options)
+        _check_writable("--json", arguments.json)
+    timeline = _timeline(arguments.plot)
+    report = _replay_with_progress(arguments.trace, options, arguments.live, timeline)
     from pagecore.serving.report import replay_rows
 
     _print_table(f"pagecore replay {arguments.trace}", replay_rows(report))
     if arguments.json is not None:
         _write_json(arguments.json, report)
+    _save_plot(timeline, arguments.plot, f"pagecore replay {Path(arguments.trace).name}")
     if report.requests_refused:
         _fail(f"{report.requests_refused} requests refused; {report.first_refusal}", REFUSED)
         if not report.requests_finished:
@@ -189,10 +204,10 @@ def _replay(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _replay_with_progress(trace: str, options: ReplayOptions) -> ReplayReport:
+def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, timeline: Timeline | None) -> ReplayReport:
     from pagecore.serving.replay import replay
 
-    with _progress() as bar:
+    with _watched(is_live, timeline) as (bar, watchers):
         task = bar.add_task("replaying", total=None)
         steps = 0
 
@@ -203,16 +218,16 @@ def _replay_with_progress(trace: str, options: ReplayOptions) -> ReplayReport:
             if steps % UPDATE_STEPS == 0:
                 bar.update(task, completed=done, total=total)
 
-        return replay(trace, options, advance)
+        return replay(trace, options, advance, watchers)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    _require_rich("plan")
+    _require("plan", "rich")
     from pagecore.serving.plan_report import context_columns, group_columns, plan_rows
     from pagecore.serving.planner import plan_model
 
     if arguments.json is not None:
-        _check_writable(arguments.json)
+        _check_writable("--json", arguments.json)
     plan = plan_model(
         arguments.model,
         arguments.memory,
@@ -229,9 +244,50 @@ def _plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _require_rich(command: str) -> None:
-    if importlib.util.find_spec("rich") is None:
-        raise MissingExtraError(f"{command} needs rich, which is not installed: pip install 'pagecore[cli]'")
+def _require(what: str, package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(f"{what} needs {package}, which is not installed: pip install 'pagecore[cli]'")
+
+
+def _timeline(path: Path | None) -> Timeline | None:
+    """What records a run for the picture that is wanted at `path`, if one is and can be drawn there."""
+    if path is None:
+        return None
+    _require("--plot", "matplotlib")
+    if path.suffix.lower() not in ("", ".png"):
+        raise UnwritableFileError(f"--plot {path}: pictures are PNG; let the name end in .png")
+    _check_writable("--plot", path)
+    from pagecore.serving.timeline import Timeline
+
+    return Timeline()
+
+
+def _save_plot(timeline: Timeline | None, path: Path, title: str) -> None:
+    if timeline is None:
+        return
+    from pagecore.serving.plot import save
+
+    try:
+        save(timeline, path, title)
+    except OSError as error:
+        raise UnwritableFileError(f"--plot {path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _watched(is_live: bool, timeline: Timeline | None) -> Iterator[tuple[Progress, list[Watcher]]]:
+    """What a run shows while it is under way, and who looks on: the bar alone, or with the block map above it."""
+    bar = _progress()
+    watchers: list[Watcher] = [] if timeline is None else [timeline]
+    shown: AbstractContextManager[object] = bar
+    if is_live:
+        from pagecore.serving.live import LiveMap
+
+        live = LiveMap(bar.console, bar)
+        if live.is_shown:
+            watchers.append(live)
+            shown = live
+    with shown:
+        yield bar, watchers
 
 
 def _progress() -> Progress:
@@ -268,15 +324,15 @@ def _print_columns(title: str, heads: list[str], lines: list[list[str]]) -> None
     Console().print(table)
 
 
-def _check_writable(path: Path) -> None:
-    """Before minutes of work, not after: can the report be written where it is wanted?"""
+def _check_writable(option: str, path: Path) -> None:
+    """Before minutes of work, not after: can the file be written where it is wanted?"""
     folder = path.parent
     if path.is_dir():
-        raise UnwritableFileError(f"--json {path} is a folder; name a file in it")
+        raise UnwritableFileError(f"{option} {path} is a folder; name a file in it")
     if not folder.is_dir():
-        raise UnwritableFileError(f"--json {path}: there is no folder {folder}; make it first")
+        raise UnwritableFileError(f"{option} {path}: there is no folder {folder}; make it first")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UnwritableFileError(f"--json {path} cannot be written; check its permissions")
+        raise UnwritableFileError(f"{option} {path} cannot be written; check its permissions")
 
 
 def _write_json(path: Path, report: ReplayReport | ModelPlan) -> None:

@@ -2,6 +2,7 @@
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.batch import Batch, BatchGroup
+from pagecore.cache.block_map import BlockMap
 from pagecore.cache.config import PagedCacheConfig, StaticCacheConfig, effective_length, make_cache
 from pagecore.cache.layers import Alias
 from pagecore.cache.paged import PagedKVCache
@@ -14,6 +15,7 @@ __all__ = [
     "Alias",
     "Batch",
     "BatchGroup",
+    "BlockMap",
     "CacheStats",
     "KVCache",
     "PagedCacheConfig",

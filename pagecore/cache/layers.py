@@ -77,12 +77,21 @@ def arrange(layers: Layers, num_layers: int | None, parallel: TensorParallel) ->
 
 def layer_number(layer: SupportsIndex, num_layers: int) -> int:
     """`layer` as an int, refused where there is no such model layer."""
+    return _number("layer", layer, num_layers)
+
+
+def group_number(group: SupportsIndex, num_groups: int) -> int:
+    """`group` as an int, refused where the cache has no such group of layers."""
+    return _number("group", group, num_groups)
+
+
+def _number(what: str, value: SupportsIndex, count: int) -> int:
     try:
-        number = operator.index(layer)
+        number = operator.index(value)
     except TypeError:
         number = -1
-    if not 0 <= number < num_layers:
-        raise ShapeError(f"layer is {layer!r}; the cache has layers 0 to {num_layers - 1}")
+    if not 0 <= number < count:
+        raise ShapeError(f"{what} is {value!r}; the cache has {what}s 0 to {count - 1}")
     return number
 
 

@@ -28,7 +28,8 @@ from pagecore.cache._sequence import (
 )
 from pagecore.cache._step import Step, refuse
 from pagecore.cache.batch import Batch
-from pagecore.cache.layers import Group, Layer, Layers, arrange, layer_number
+from pagecore.cache.block_map import BlockMap, map_blocks
+from pagecore.cache.layers import Group, Layer, Layers, arrange, group_number, layer_number
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, measure
 from pagecore.cache.stats import CacheStats
@@ -180,6 +181,32 @@ class PagedKVCache:
         """Values of a model layer, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``; aliases the pool."""
         where = self._layer(layer)
         return self._pool(where).value(where.index)
+
+    def block_table(self, group: int = 0) -> Tensor:
+        """The block table of a group, for attention kernels that the user brings.
+
+        Returns
+        -------
+        Tensor
+            int32 ``[max_sequences + 1, max_blocks]``, read-only; it aliases the index and changes with the cache.
+            `Sequence.row` is a sequence's row of it. Entries past a row's blocks are 0, holes that a window left too;
+            so is the whole last row, which padding points at.
+
+        Raises
+        ------
+        ShapeError
+            There is no such group.
+        """
+        return self._table_views[group_number(group, self.num_groups)]
+
+    @property
+    def row_lengths(self) -> Tensor:
+        """Tokens of each row whose slots are taken, those of a step in flight included.
+
+        int32 ``[max_sequences + 1]``, read-only; it aliases the index and changes with the cache. Rows that are not in
+        use are 0, and so is the last, which padding points at.
+        """
+        return as_tensor(self._tables.row_lengths)
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
@@ -443,6 +470,18 @@ class PagedKVCache:
         """How full the cache is at this moment."""
         with self._lock:
             return measure(self)
+
+    def block_map(self, group: int = 0) -> BlockMap:
+        """Which sequence holds which block of a group at this moment; works with every device, "none" included.
+
+        Raises
+        ------
+        ShapeError
+            There is no such group.
+        """
+        number = group_number(group, self.num_groups)
+        with self._lock:
+            return map_blocks(number, self._tables, self._sequences.values())
 
     def check_invariants(self) -> None:
         """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -16,6 +16,7 @@ from pagecore.serving.request import Request, Run
 from pagecore.serving.sampling import scores
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
+from pagecore.serving.timeline import Watcher
 from pagecore.serving.verify import Verdict, verify
 
 __all__ = ["DemoConfig", "DemoReport", "chat_requests", "demo"]
@@ -102,7 +103,9 @@ def chat_requests(config: DemoConfig) -> list[Request]:
 
 
 def demo(
-    config: DemoConfig | None = None, progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None
+    config: DemoConfig | None = None,
+    progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None,
+    watchers: Sequence[Watcher] = (),
 ) -> DemoReport:
     """Serve the requests by continuous batching, then verify every token.
 
@@ -111,16 +114,21 @@ def demo(
     config : DemoConfig, optional
     progress : callable
         Called with the stage, "serve" or "verify", what is done of it, and how much there is.
+    watchers : sequence of Watcher
+        Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
     """
-    return _Demo(config or DemoConfig(), progress).run()
+    return _Demo(config or DemoConfig(), progress, watchers).run()
 
 
 class _Demo:
     """The state of one demo: a model, a cache of two groups, a scheduler."""
 
-    def __init__(self, config: DemoConfig, progress: Callable[[str, int, int], None]) -> None:
+    def __init__(
+        self, config: DemoConfig, progress: Callable[[str, int, int], None], watchers: Sequence[Watcher]
+    ) -> None:
         self.config = config
         self.progress = progress
+        self.watchers = watchers
         self.requests = chat_requests(config)
         self.model = Model(config.model, config.seed)
         self.cache = PagedKVCache(
@@ -158,6 +166,8 @@ class _Demo:
             self.scheduler.commit(step)
             self.running_peak = max(self.running_peak, self.scheduler.num_running)
             self.metrics.observe(self.cache.stats(), self.scheduler.num_running, self.scheduler.num_waiting)
+            for watch in self.watchers:
+                watch(self.scheduler, self.metrics)
             ids = [self._sample(run, row) for run, row in zip(step.outputs, logits, strict=True)]
             finished += self.scheduler.accept(step, ids)
             generated += len(ids)

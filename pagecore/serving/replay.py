@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +18,7 @@ from pagecore.serving.options import ReplayOptions
 from pagecore.serving.request import Request, RequestError
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
+from pagecore.serving.timeline import Watcher
 from pagecore.serving.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.storage import free_memory
 
@@ -77,6 +78,7 @@ def replay(
     path: str | Path,
     options: ReplayOptions,
     progress: Callable[[int, int | None], None] = lambda _tokens, _total: None,
+    watchers: Sequence[Watcher] = (),
 ) -> ReplayReport:
     """Replay a trace in order of arrival, each request as soon as there is room for it.
 
@@ -88,6 +90,8 @@ def replay(
     progress : callable
         Called after each step with the tokens computed so far and how many a replay without preemption computes (None
         for a pipe).
+    watchers : sequence of Watcher
+        Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
 
     Raises
     ------
@@ -96,16 +100,23 @@ def replay(
     NotEnoughMemory
         With `attend`, the pool would not fit in what this machine has free.
     """
-    return _Replay(path, options, progress).run()
+    return _Replay(path, options, progress, watchers).run()
 
 
 class _Replay:
     """The state of one replay."""
 
-    def __init__(self, path: str | Path, options: ReplayOptions, progress: Callable[[int, int | None], None]) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        options: ReplayOptions,
+        progress: Callable[[int, int | None], None],
+        watchers: Sequence[Watcher],
+    ) -> None:
         self.started = perf_counter()
         self.options = options
         self.progress = progress
+        self.watchers = watchers
         summary = scan_trace(path, options.requests)
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
         self.trace: Iterator[TraceRequest] = read_trace(path, options.requests)
@@ -130,6 +141,8 @@ class _Replay:
             stats = self.cache.stats()
             self.swapped_blocks_peak = max(self.swapped_blocks_peak, stats.num_swapped_blocks)
             self.metrics.observe(stats, self.scheduler.num_running, self.scheduler.num_waiting)
+            for watch in self.watchers:
+                watch(self.scheduler, self.metrics)
             self._end(step)
             self.progress(self.computed_tokens, self.expected_tokens)
 

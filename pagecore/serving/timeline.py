@@ -1,0 +1,197 @@
+"""Which run held which block, over a run of any length in bounded memory: what pictures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.errors import ShapeError
+from pagecore.serving.request import Run, State
+
+if TYPE_CHECKING:
+    from pagecore.cache import BlockMap
+    from pagecore.serving.metrics import Metrics
+    from pagecore.serving.scheduler import Scheduler
+
+__all__ = ["FREE", "Cells", "RunNumbers", "Timeline", "Watcher", "cells_of"]
+
+# Called once a step, after commit and before the finished are removed, as `Metrics.observe` is.
+Watcher: TypeAlias = "Callable[[Scheduler, Metrics], None]"
+Cells: TypeAlias = NDArray[np.int32]
+
+# A cell of a picture says which run holds a block, by its number, which is 1 at least; the negative number of the first
+# in line where several do; or that nobody does.
+FREE = 0
+
+
+class RunNumbers:
+    """A number for each run that is the same over its life, preemptions included; numbers are not used again."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Run, int] = {}
+        self.next = 1
+
+    def update(self, scheduler: Scheduler) -> dict[object, int]:
+        """Number the runs that are new; the numbers of all that run, by the id of their sequence."""
+        numbers, running = self._numbers, scheduler.running
+        if len(numbers) > 2 * len(running) + 64:
+            numbers = self._numbers = {run: n for run, n in numbers.items() if run.state is not State.FINISHED}
+        for run in running:
+            if run not in numbers:
+                numbers[run] = self.next
+                self.next += 1
+        return {run.sequence.id: numbers[run] for run in running}
+
+    def known(self) -> set[int]:
+        """Numbers that `update` may still give: of runs that wait or run, and of some that have finished."""
+        return set(self._numbers.values())
+
+
+def name_of(run: Run) -> str:
+    """What people call a run: its request, and which sample where there are several."""
+    return f"{run.request.id}.{run.sample}" if run.request.samples > 1 else str(run.request.id)
+
+
+def cells_of(block_map: BlockMap, numbers: dict[object, int], step: int = 1) -> Cells:
+    """Every `step`-th block from block 1 on: FREE, or the number of the run that holds it, negative if it is shared."""
+    # The last entry is for owner -1: nobody.
+    by_place = np.array([*(numbers.get(name, FREE) for name in block_map.sequences), FREE], np.int32)
+    cells = by_place[block_map.owner[1::step]]
+    np.negative(cells, out=cells, where=block_map.holders[1::step] > 1)
+    return cells
+
+
+class Timeline:
+    """A watcher that keeps the block maps of some steps, equally spaced.
+
+    A column is the block map at the end of its span of `stride` steps. Once there are `columns` of them, every second
+    is dropped and the stride doubles, as in `Series`; of the blocks of a group at most `rows` are kept, equally spaced.
+    Memory is bounded by columns and rows, and a step that is not kept costs next to nothing.
+
+    Parameters
+    ----------
+    columns : int
+        Even, at least 2.
+    rows : int
+        At least 1.
+
+    Attributes
+    ----------
+    steps, stride : int
+        Steps seen, and steps a column.
+    metrics : Metrics or None
+        Of the run; None before the first step.
+    names : dict of int to str
+        What people call the runs of the cells, by number.
+
+    Raises
+    ------
+    ShapeError
+        `columns` or `rows` is out of range.
+    """
+
+    def __init__(self, columns: int = 256, rows: int = 384) -> None:
+        if columns < 2 or columns % 2:
+            raise ShapeError(f"a timeline of {columns} columns was asked for; an even number, at least 2, is needed")
+        if rows < 1:
+            raise ShapeError(f"a timeline of {rows} rows was asked for; at least 1 is needed")
+        self.columns, self.rows = columns, rows
+        self.steps = 0
+        self.stride = 1
+        self.metrics: Metrics | None = None
+        self._scheduler: Scheduler | None = None
+        self._numbers = RunNumbers()
+        self.names: dict[int, str] = {}
+        self._block_steps: list[int] = []
+        self._cells: list[Cells] = []
+        self._events: list[tuple[int, int]] = []
+
+    def __call__(self, scheduler: Scheduler, metrics: Metrics) -> None:
+        """Take in one step of the run."""
+        self.steps += 1
+        if self.steps % self.stride:
+            return
+        if self._scheduler is None:
+            self._begin(scheduler, metrics)
+        unnamed = self._numbers.next
+        numbers = self._numbers.update(scheduler)
+        if self._numbers.next != unnamed:
+            named = ((numbers[run.sequence.id], run) for run in scheduler.running)
+            self.names |= {number: name_of(run) for number, run in named if number >= unnamed}
+        column = len(self._events)
+        for group, (cells, step) in enumerate(zip(self._cells, self._block_steps, strict=True)):
+            cells[column] = cells_of(scheduler.cache.block_map(group), numbers, step)
+        self._events.append(_events(scheduler))
+        if len(self._events) == self.columns:
+            self._thin()
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that are kept now."""
+        return len(self._events)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of the cache; 0 before the first step."""
+        return len(self._cells)
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group, the null block counted; none before the first step."""
+        return () if self._scheduler is None else self._scheduler.cache.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block; 0 before the first step."""
+        return 0 if self._scheduler is None else self._scheduler.cache.block_size
+
+    def block_step(self, group: int) -> int:
+        """Row i of a group's cells is block ``1 + i * block_step(group)``."""
+        return self._block_steps[group]
+
+    def cells(self, group: int) -> Cells:
+        """int32 ``[rows, num_columns]``: the block maps at the end of each span.
+
+        FREE, or the number of the run that holds a block; where several hold it, the first one's number, negative.
+        """
+        return self._cells[group][: self.num_columns].T
+
+    def preemptions(self) -> list[int]:
+        """Preemptions in the span of each column, and last those since the last span ended."""
+        return self._spans(0)
+
+    def swaps(self) -> list[int]:
+        """Preemptions by swapping in the span of each column, and last those since the last span ended."""
+        return self._spans(1)
+
+    def _spans(self, which: int) -> list[int]:
+        if self._scheduler is None:
+            return [0]
+        totals = [0, *(counts[which] for counts in self._events), _events(self._scheduler)[which]]
+        return [later - earlier for earlier, later in pairwise(totals)]
+
+    def _begin(self, scheduler: Scheduler, metrics: Metrics) -> None:
+        self._scheduler, self.metrics = scheduler, metrics
+        for blocks in scheduler.cache.num_blocks:
+            step = -(-(blocks - 1) // self.rows)
+            self._block_steps.append(step)
+            self._cells.append(np.zeros((self.columns, -(-(blocks - 1) // step)), np.int32))
+
+    def _thin(self) -> None:
+        """Drop every second column, so that those at the end of spans twice as long stay."""
+        self.stride *= 2
+        half = self.columns // 2
+        for cells in self._cells:
+            cells[:half] = cells[1::2].copy()
+        self._events = self._events[1::2]
+        seen = self._numbers.known().union(*(np.unique(np.abs(cells[:half])).tolist() for cells in self._cells))
+        self.names = {number: name for number, name in self.names.items() if number in seen}
+
+
+def _events(scheduler: Scheduler) -> tuple[int, int]:
+    """Preemptions and swaps so far."""
+    return scheduler.num_preemptions, scheduler.num_swaps

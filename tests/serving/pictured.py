@@ -1,0 +1,41 @@
+"""Small runs of the scheduler that preempt, fork and leave windows, for the tests of the pictures."""
+
+import numpy as np
+
+from pagecore import AttentionSpec, PagedKVCache
+from pagecore.serving.metrics import Metrics
+from pagecore.serving.request import Request
+from pagecore.serving.scheduler import Scheduler
+
+FULL = AttentionSpec(1, 8, dtype="float32")
+WINDOWED = AttentionSpec(1, 8, dtype="float32", window=12)
+
+
+def requests(count=14, seed=0):
+    """Prompts of all lengths; every third asks for three samples."""
+    random = np.random.default_rng(seed)
+    return [
+        Request(
+            number,
+            random.integers(0, 99, random.integers(3, 50)),
+            int(random.integers(2, 40)),
+            3 if number % 3 == 1 else 1,
+        )
+        for number in range(count)
+    ]
+
+
+def serve(watchers, *, layers=FULL, num_blocks=26, max_running=6, count=14):
+    """Run all requests to their end without a model; the scheduler and the metrics of the run."""
+    cache = PagedKVCache(layers, block_size=4, num_blocks=num_blocks, max_sequences=max_running, device="none")
+    scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=40)
+    metrics = Metrics()
+    for request in requests(count):
+        scheduler.add(request)
+    while (step := scheduler.schedule()) is not None:
+        scheduler.commit(step)
+        metrics.observe(cache.stats(), scheduler.num_running, scheduler.num_waiting)
+        for watch in watchers:
+            watch(scheduler, metrics)
+        scheduler.accept(step, np.full(len(step.outputs), 7))
+    return scheduler, metrics

@@ -1,0 +1,230 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pagecore.serving.palette import PALETTE
+from pagecore.serving.timeline import Timeline
+from tests.capabilities import require
+from tests.serving.pictured import FULL, WINDOWED, serve
+
+require("matplotlib")
+
+from matplotlib.colors import to_hex  # noqa: E402
+
+from pagecore.serving.plot import draw, save  # noqa: E402
+
+
+def run(layers=FULL, columns=64, rows=384, **options):
+    timeline = Timeline(columns, rows)
+    scheduler, metrics = serve([timeline], layers=layers, **options)
+    return SimpleNamespace(timeline=timeline, scheduler=scheduler, metrics=metrics)
+
+
+@pytest.fixture(scope="module")
+def two_groups():
+    ran = run([FULL, WINDOWED], num_blocks=[26, 20])
+    ran.figure = draw(ran.timeline, "two groups")
+    return ran
+
+
+def titles(figure):
+    return [ax.get_title(loc="left") for ax in figure.axes]
+
+
+def hexes(image):
+    """The colours of an image's cells, row by row from below."""
+    return [[to_hex(np.asarray(cell) / 255).upper() for cell in row] for row in image.get_array()]
+
+
+def test_a_picture_has_its_panels_with_titles_units_and_one_axis_of_steps(two_groups):
+    figure, stride = two_groups.figure, two_groups.timeline.stride
+    assert titles(figure) == [
+        "Use of the blocks",
+        "Sequences",
+        f"Preemptions in each {stride} steps",
+        "Block map of group 0: 25 blocks of 4 tokens",
+        "Block map of group 1: 19 blocks of 4 tokens",
+    ]
+    assert [ax.get_ylabel() for ax in figure.axes] == ["%", "count", "count", "block", "block"]
+    assert [ax.get_xlabel() for ax in figure.axes] == ["", "", "", "", "step"]
+    assert {ax.get_xlim() for ax in figure.axes} == {(0, two_groups.timeline.steps)}
+    assert any(text.get_text() == "two groups" for text in figure.texts)
+
+
+def test_the_block_map_shows_every_run_in_its_colour_shared_dark_and_free_white(two_groups):
+    timeline, colours = two_groups.timeline, {}
+    for group, ax in enumerate(two_groups.figure.axes[3:]):
+        cells, (image,) = timeline.cells(group), ax.images
+        shown = hexes(image)
+        for row, column in np.ndindex(cells.shape):
+            number, colour = int(cells[row, column]), shown[row][column]
+            if number == 0:
+                assert colour == "#FFFFFF"
+            elif number < 0:
+                assert colour == "#222222"
+            else:
+                assert colours.setdefault(number, colour) == colour
+                assert colour in PALETTE
+        assert (cells < 0).any()
+        assert (cells == 0).any()
+    assert len(set(colours.values())) == len(PALETTE)
+
+
+def test_a_cell_of_the_block_map_stands_where_its_block_and_its_steps_are(two_groups):
+    for group, ax in enumerate(two_groups.figure.axes[3:]):
+        timeline, (image,) = two_groups.timeline, ax.images
+        left, right, bottom, top = image.get_extent()
+        rows, columns = timeline.cells(group).shape
+        assert (left, right) == (0, columns * timeline.stride)
+        assert (bottom, top) == (0.5, timeline.num_blocks[group] - 0.5) == ax.get_ylim()
+        assert rows == timeline.num_blocks[group] - 1
+        assert image.origin == "lower"
+
+
+def test_a_pool_of_many_blocks_says_how_few_of_them_are_shown():
+    timeline = run(rows=10).timeline
+    ax = draw(timeline, "").axes[3]
+    assert ax.get_title(loc="left") == "Block map: 25 blocks of 4 tokens, one in 3 shown"
+    assert ax.images[0].get_array().shape[0] == 9
+    # The last row is block 25 and stands for 25 to 27, of which the middle is where the first block of each row is.
+    assert ax.get_ylim() == (-0.5, 26.5)
+
+
+def test_preemptions_are_bars_with_their_sum_and_marks_above_each_block_map(two_groups):
+    counts, stride = two_groups.timeline.preemptions(), two_groups.timeline.stride
+    ax = two_groups.figure.axes[2]
+    (bars,) = ax.patches
+    assert bars.get_data().values.tolist() == counts[: len(bars.get_data().values)]
+    assert sum(bars.get_data().values) == two_groups.scheduler.num_preemptions > 0
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [f"recomputed ({sum(counts)})"]
+    expected = [column * stride for column, count in enumerate(counts) if count]
+    for each in two_groups.figure.axes[3:]:
+        (marks,) = each.lines
+        assert marks.get_xdata().tolist() == expected
+        assert not marks.get_clip_on()
+        assert min(marks.get_ydata()) > 1
+
+
+@pytest.mark.parametrize("columns", [2, 4, 8, 16, 64, 1000])
+def test_the_bars_reach_to_the_last_step_and_leave_no_preemption_out(columns):
+    ran = run(columns=columns)
+    (bars,) = draw(ran.timeline, "").axes[2].patches
+    assert bars.get_data().edges[-1] == ran.metrics.steps
+    assert sum(bars.get_data().values) == ran.scheduler.num_preemptions
+
+
+def test_swaps_are_stacked_on_preemptions():
+    timeline = Timeline(1000)
+
+    def pretend(scheduler, metrics):
+        scheduler.num_swaps = metrics.steps // 20
+
+    serve([pretend, timeline])
+    recomputed, swapped = draw(timeline, "").axes[2].patches
+    assert recomputed.get_data().values.tolist() == timeline.preemptions()[:-1]
+    assert (swapped.get_data().values - swapped.get_data().baseline).tolist() == timeline.swaps()[:-1]
+
+
+def test_the_lines_are_the_metrics(two_groups):
+    metrics = two_groups.metrics
+    _, used, waste = two_groups.figure.axes[0].patches
+    running, waiting = two_groups.figure.axes[1].patches
+    for line, series, scale in (
+        (used, metrics.utilization, 100),
+        (waste, metrics.fragmentation, 100),
+        (running, metrics.running, 1),
+        (waiting, metrics.waiting, 1),
+    ):
+        assert line.get_data().values == pytest.approx(scale * np.array(series.values()))
+        assert line.get_data().edges[-1] == metrics.steps
+    legend = [text.get_text() for text in two_groups.figure.axes[0].get_legend().get_texts()]
+    assert legend[0] == f"blocks held (mean {metrics.utilization_mean:.1%}, peak {metrics.utilization_peak:.1%})"
+
+
+def test_runs_bear_their_names_inside_their_own_cells(two_groups):
+    labelled = 0
+    for group, ax in enumerate(two_groups.figure.axes[3:]):
+        cells = two_groups.timeline.cells(group)
+        for text in ax.texts:
+            step, block = text.get_position()
+            number = int(cells[round(block) - 1, int(step / two_groups.timeline.stride)])
+            name = two_groups.timeline.names[abs(number)]
+            assert text.get_text() == (name if number > 0 else name.split(".")[0])
+            labelled += 1
+    assert labelled > 10
+
+
+def shown_texts(figure):
+    """Every text outside the maps, and where it is drawn."""
+    for ax in figure.axes:
+        ticks = [(ax.get_ylim(), ax.get_yticks(), ax.get_yticklabels())]
+        if ax is figure.axes[-1]:
+            ticks.append((ax.get_xlim(), ax.get_xticks(), ax.get_xticklabels()))
+        for (low, high), places, labels in ticks:
+            yield from (label for place, label in zip(places, labels, strict=True) if low <= place <= high)
+        yield from [ax._left_title, ax.xaxis.label, ax.yaxis.label]
+        yield from ax.get_legend().get_texts() if ax.get_legend() else []
+    yield from [*figure.texts, *figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("layers", [FULL, [FULL, WINDOWED]], ids=["one group", "two groups"])
+@pytest.mark.parametrize("num_blocks", [26, 120, 40_000])
+def test_no_two_texts_of_a_picture_overlap_and_none_is_cut_off(layers, num_blocks):
+    figure = draw(run(layers, num_blocks=num_blocks, max_running=20).timeline, "pagecore replay trace.jsonl")
+    figure.canvas.draw()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown_texts(figure) if text.get_text()]
+    assert len(boxes) > 30
+    for number, (name, box) in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1, name
+        assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1, name
+        for other, beside in boxes[number + 1 :]:
+            assert not box.overlaps(beside), (name, other)
+    for ax in figure.axes:
+        for text in [ax._left_title, *(ax.get_legend().get_texts() if ax.get_legend() else [])]:
+            assert not any(text.get_window_extent().overlaps(other.bbox) for other in figure.axes), text
+
+
+def test_a_run_without_preemptions_says_so_in_a_low_panel():
+    calm, busy = (draw(run(num_blocks=blocks).timeline, "") for blocks in (200, 26))
+    assert [text.get_text() for text in calm.axes[2].texts] == ["none"]
+    assert calm.axes[2].get_legend() is None
+    assert calm.get_figheight() < busy.get_figheight()
+
+
+def test_a_run_of_no_step_is_drawn_too(tmp_path):
+    save(Timeline(), tmp_path / "none.png", "nothing")
+    (text,) = draw(Timeline(), "nothing").axes[3].texts
+    assert text.get_text() == "no step was run"
+
+
+def test_a_run_that_is_shorter_than_a_span_still_has_its_picture():
+    class OneStep(Timeline):
+        def __call__(self, scheduler, metrics):
+            if metrics.steps == 1:
+                super().__call__(scheduler, metrics)
+
+    timeline = OneStep()
+    serve([timeline])
+    figure = draw(timeline, "")
+    assert figure.axes[3].images[0].get_array().shape[1] == 1
+
+
+def test_the_file_is_a_png_whatever_its_name(tmp_path, two_groups):
+    for name in ("a.png", "b", "c.PNG"):
+        save(two_groups.timeline, tmp_path / name, "x")
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_drawing_needs_no_display_and_leaves_pyplot_alone():
+    code = (
+        "import sys\n"
+        "from pagecore.serving.plot import draw\n"
+        "from pagecore.serving.timeline import Timeline\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "draw(Timeline(), 'x')\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,0 +1,176 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagecore.errors import ShapeError
+from pagecore.serving.request import State
+from pagecore.serving.timeline import FREE, RunNumbers, Timeline, cells_of, name_of
+from tests.serving.pictured import FULL, WINDOWED, serve
+
+
+class Recorder:
+    """Everything of every step, by the plainest means: the oracle of a timeline."""
+
+    def __init__(self):
+        self.maps = []
+        self.preemptions = []
+        self.swaps = []
+
+    def __call__(self, scheduler, metrics):
+        groups = []
+        for group, blocks in enumerate(scheduler.cache.num_blocks):
+            table = np.asarray(scheduler.cache.block_table(group))
+            holders = [[] for _ in range(blocks)]
+            for run in scheduler.running:
+                for block in table[run.sequence.row].tolist():
+                    holders[block].append(run)
+            groups.append(holders[1:])
+        self.maps.append(groups)
+        self.preemptions.append(scheduler.num_preemptions)
+
+
+def named(holders):
+    """A block as people would say it."""
+    if not holders:
+        return "free"
+    return ("shared " if len(holders) > 1 else "") + name_of(holders[0])
+
+
+def said(timeline, number):
+    """A cell as people would say it."""
+    if number == FREE:
+        return "free"
+    return ("shared " if number < 0 else "") + timeline.names[abs(number)]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(2, 1), (4, 7), (16, 100), (64, 25), (1000, 24)])
+@pytest.mark.parametrize("layers", [FULL, [FULL, WINDOWED]], ids=["one group", "two groups"])
+def test_a_timeline_holds_the_block_maps_at_the_ends_of_equal_spans(columns, rows, layers):
+    recorder, timeline = Recorder(), Timeline(columns, rows)
+    serve([recorder, timeline], layers=layers, num_blocks=26 if layers is FULL else [26, 20])
+    assert timeline.steps == len(recorder.maps) > 100
+    assert timeline.num_columns == timeline.steps // timeline.stride < columns
+    assert timeline.stride == 1 or timeline.num_columns >= columns // 2
+    for group in range(timeline.num_groups):
+        cells, step = timeline.cells(group), timeline.block_step(group)
+        for column in range(timeline.num_columns):
+            expected = recorder.maps[(column + 1) * timeline.stride - 1][group][::step]
+            assert [said(timeline, number) for number in cells[:, column].tolist()] == [*map(named, expected)]
+        assert len(cells) <= rows
+
+
+@pytest.mark.parametrize("columns", [2, 8, 1000])
+def test_every_preemption_is_in_the_span_in_which_it_happened(columns):
+    recorder, timeline = Recorder(), Timeline(columns)
+    scheduler, _ = serve([recorder, timeline])
+    assert scheduler.num_preemptions > 3
+    each = np.diff([0, *recorder.preemptions])
+    spans = [each[start : start + timeline.stride].sum() for start in range(0, timeline.steps, timeline.stride)]
+    assert timeline.preemptions()[: len(spans)] == spans
+    assert sum(timeline.preemptions()) == scheduler.num_preemptions
+    assert not any(timeline.swaps())
+
+
+def test_swaps_are_counted_beside_preemptions():
+    timeline = Timeline()
+
+    def pretend(scheduler, metrics):
+        scheduler.num_swaps = metrics.steps // 10
+
+    _, metrics = serve([pretend, timeline])
+    assert sum(timeline.swaps()) == metrics.steps // 10
+    assert timeline.swaps()[9] == timeline.swaps()[19] == 1
+
+
+def test_a_run_keeps_its_number_through_a_preemption_and_no_two_share_one():
+    numbers = RunNumbers()
+    runs, preempted = {}, set()
+
+    def watch(scheduler, metrics):
+        by_sequence = numbers.update(scheduler)
+        assert by_sequence.keys() == {run.sequence.id for run in scheduler.running}
+        for run in scheduler.running:
+            number = by_sequence[run.sequence.id]
+            assert runs.setdefault(number, run) is run
+        preempted.update(run for run in runs.values() if run.state is State.WAITING)
+
+    serve([watch], count=400)
+    assert len(preempted) > 20
+    assert sorted(runs) == list(range(1, numbers.next))
+    assert len({id(run) for run in runs.values()}) == len(runs)
+
+
+def test_a_timeline_forgets_runs_and_names_that_it_no_longer_shows():
+    timeline = Timeline(4, 8)
+    most = []
+
+    def watch(scheduler, metrics):
+        most.append((len(timeline.names), len(timeline._numbers.known())))
+
+    serve([timeline, watch], count=400, max_running=4)
+    names, known = (max(column) for column in zip(*most, strict=True))
+    assert known <= 2 * 4 + 64 + 4
+    assert names <= 4 * 8 + known
+    assert timeline.stride > 64
+
+
+@pytest.mark.parametrize("rows", [1, 2, 25])
+def test_a_timeline_names_every_run_that_it_shows_also_those_that_only_share(rows):
+    timeline = Timeline(64, rows)
+
+    def watch(scheduler, metrics):
+        assert {abs(number) for number in timeline.cells(0).ravel().tolist()} - {FREE} <= timeline.names.keys()
+
+    serve([timeline, watch], count=200)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_timeline_does_not_grow_with_the_run():
+    def peak(count):
+        timeline = Timeline(16, 16)
+        held = []
+        tracemalloc.start()
+        try:
+            serve([timeline, lambda *_: held.append(tracemalloc.get_traced_memory()[0])], count=count)
+        finally:
+            tracemalloc.stop()
+        return max(held) - held[0]
+
+    # The queue of requests and the metrics grow with the run, by less than a hundred bytes a step.
+    assert peak(300) < peak(100) + 100_000
+
+
+@pytest.mark.parametrize("columns", [-2, 0, 1, 3])
+def test_an_odd_number_of_columns_is_refused(columns):
+    with pytest.raises(ShapeError, match=f"{columns} columns"):
+        Timeline(columns)
+
+
+def test_a_timeline_without_rows_is_refused():
+    with pytest.raises(ShapeError, match="0 rows"):
+        Timeline(2, 0)
+
+
+def test_a_timeline_of_no_step_is_empty():
+    timeline = Timeline()
+    assert (timeline.steps, timeline.num_columns, timeline.num_groups, timeline.num_blocks) == (0, 0, 0, ())
+    assert timeline.preemptions() == timeline.swaps() == [0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), step=st.integers(1, 9))
+def test_cells_are_every_so_manieth_block_from_the_first_that_can_be_had(seed, step):
+    random = np.random.default_rng(seed)
+
+    class Map:
+        sequences = ("a", "stranger", "b")
+        holders = random.integers(0, 4, 20)
+        owner = np.where(holders > 0, random.integers(0, 3, 20), -1)
+
+    cells = cells_of(Map, {"a": 5, "b": 9}, step).tolist()
+    for number, block in zip(cells, range(1, 20, step), strict=True):
+        expected = {-1: 0, 0: 5, 1: 0, 2: 9}[Map.owner[block]]
+        assert number == (-expected if Map.holders[block] > 1 else expected)
