@@ -8,6 +8,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bench.machine import commit, machine, versions
@@ -25,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0; or 2 where a peer is not there or the JSON cannot be written, with one message on stderr. Targets that are
+        0; or 2 where a peer, the trace or the place of the JSON is not there, with one message on stderr. Targets that are
         missed change nothing.
     """
     parser = _parser()
@@ -33,17 +34,18 @@ def main(argv: list[str] | None = None) -> int:
     if not options.names and not options.peer:
         _list_names()
         return 0
-    if options.json and not os.access(options.json if options.json.exists() else options.json.parent, os.W_OK):
+    if options.json and not _writable(options.json):
         parser.error(f"--json {options.json} cannot be written; name a file in a folder that is there")
+    if options.trace and not options.trace.is_file():
+        parser.error(f"--trace {options.trace} is no file; leave it out to replay one that is found or made")
+    try:
+        peers = {f"peer {peer}": _load_peer(peer) for peer in options.peer}
+    except PeerMissing as missing:
+        parser.exit(REFUSED, f"bench: {missing}\n")
     report = _header(options)
-    sections = report["results"]
-    for name in options.names:
-        sections[name] = _section(name, importlib.import_module(f"bench.{name}"), options)
-    for peer in options.peer:
-        try:
-            sections[f"peer {peer}"] = _section(f"peer {peer}", importlib.import_module(f"bench.peers.{peer}"), options)
-        except PeerMissing as missing:
-            parser.exit(REFUSED, f"bench: {missing}\n")
+    modules = {name: importlib.import_module(f"bench.{name}") for name in options.names} | peers
+    for title, module in modules.items():
+        report["results"][title] = _section(title, module, options)
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
@@ -54,11 +56,18 @@ def about(name: str) -> str:
     return (importlib.import_module(f"bench.{name}").__doc__ or "").splitlines()[0]
 
 
+def _load_peer(peer: str) -> ModuleType:
+    """The bench of a peer, the peer itself loaded: before minutes of work, not after."""
+    module = importlib.import_module(f"bench.peers.{peer}")
+    module.load()
+    return module
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Time pagecore against named controls.")
     parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=", ".join(NAMES))
     parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="time its allocators beside ours")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes, two rounds, no figures to quote")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes, two rounds, nothing to quote")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, sizes and figures to FILE")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay: a Mooncake trace instead of the one found")
     parser.add_argument("--requests", type=_count, metavar="N", help="replay: only the first N requests (2000)")
@@ -76,6 +85,10 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of requests, 1 or more")
     return int(text)
+
+
+def _writable(path: Path) -> bool:
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 def _list_names() -> None:
@@ -104,8 +117,8 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def _section(title: str, module: Any, options: argparse.Namespace) -> dict[str, Any]:
-    print(f"\n{title}: {module.__doc__.splitlines()[0]}", flush=True)
+def _section(title: str, module: ModuleType, options: argparse.Namespace) -> dict[str, Any]:
+    print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
     bench = Bench(quick=options.quick)
     module.run(bench, options)
     return bench.as_json()

@@ -143,9 +143,10 @@ class NumpySlots:
         which = np.repeat(np.arange(len(counts)), counts)
         position = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - prefix_lens, counts)
         fresh = position // size + np.repeat(np.cumsum(new) - new - first, counts)
-        old = position < (first * size)[which]
-        continued = last_slots[which] + 1 + position - prefix_lens[which]
-        return np.where(old, continued, blocks[np.where(old, 0, fresh)] * size + position % size)
+        slots = last_slots[which] + 1 + position - prefix_lens[which]
+        opened = position >= (first * size)[which]
+        slots[opened] = blocks[fresh[opened]] * size + position[opened] % size
+        return slots
 
     def decode(self, seq_lens: Slots, last_slots: Slots) -> Slots:
         slots = last_slots + 1

@@ -104,7 +104,7 @@ class Figure:
         digits = 2 if time.median < 10 else 1 if time.median < 1000 else 0
         spread = f"({time.min:.{digits}f} to {time.max:.{digits}f})"
         rate = "" if self.nbytes is None else f" {self.nbytes / seconds.median / 1e9:5.1f} GB/s"
-        return f"{time.median:9.{digits}f} {unit} {spread:<18}{rate}"
+        return f"{f'{time.median:9.{digits}f} {unit} {spread}':<42}{rate}"
 
 
 def _verdict(met: bool | None) -> str:

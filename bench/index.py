@@ -1,4 +1,4 @@
-"""Which block, which slot: BlockPool, BlockTables, SlotAllocator, RequestTable, and prepare, beside plain Python and NumPy.
+"""BlockPool, BlockTables, SlotAllocator, RequestTable and prepare, beside plain Python and NumPy.
 
 The controls stand in bench/controls.py; they hand out the same ids, which is asserted before the clock runs.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench import prepare
 from bench.controls import DequePool, HeapPool, ListPool, NumpyPool, NumpySlots, NumpyTables
 from bench.runner import Bench, Job
-from pagecore import BlockPool, BlockTables, RequestTable, SlotAllocator
+from bench.slots import SlotCalls, uneven
+from pagecore.index import BlockPool, BlockTables, RequestTable, SlotAllocator
 
 BLOCK = 16
 PLAIN_POOLS = {"lifo": ListPool, "fifo": DequePool, "address": HeapPool}
@@ -110,43 +112,21 @@ def _tables(bench: Bench, kind: str, num_rows: int, count: int) -> None:
     )
 
 
-class _Slots:
-    """An allocator of slots, ours or a control, with what a call needs and gives back."""
-
-    def __init__(self, allocator, num_rows: int, count: int) -> None:
-        self.allocator = allocator
-        self.prefix_lens = np.zeros(num_rows, np.int64)
-        self.seq_lens = np.full(num_rows, count, np.int64)
-        self.last_slots = np.full(num_rows, -1, np.int64)
-        self.slots = self.last_slots
-
-    def extend(self) -> None:
-        self.slots = self.allocator.extend(self.prefix_lens, self.seq_lens, self.last_slots)
-
-    def free(self) -> None:
-        self.allocator.free(self.slots)
-
-    def decode(self) -> None:
-        self.slots = self.allocator.decode(self.seq_lens, self.slots)
-
-    def grow(self) -> None:
-        self.seq_lens += 1
-
-
-def _slot_allocators(num_rows: int, count: int, num_blocks: int) -> tuple[_Slots, _Slots]:
-    ours = SlotAllocator(BlockPool(num_blocks), BLOCK)
-    return _Slots(ours, num_rows, count), _Slots(NumpySlots(NumpyPool(num_blocks), BLOCK), num_rows, count)
+def _slot_allocators(counts: NDArray[np.int64], num_blocks: int) -> tuple[SlotCalls, SlotCalls]:
+    ours, theirs = SlotAllocator(BlockPool(num_blocks), BLOCK), NumpySlots(NumpyPool(num_blocks), BLOCK)
+    return SlotCalls(ours, counts), SlotCalls(theirs, counts)
 
 
 def _slots_extend(bench: Bench) -> None:
     """New sequences of 1,024 tokens, and their end."""
     num_rows, count = bench.pick(32, 2), 1024
-    ours, theirs = _slot_allocators(num_rows, count, num_rows * (count // BLOCK + 8) + 1)
+    counts, num_blocks = np.full(num_rows, count), num_rows * (count // BLOCK + 8) + 1
+    ours, theirs = _slot_allocators(counts, num_blocks)
     sizes = {"rows": num_rows, "tokens_a_row": count, "block_size": BLOCK}
 
     def check() -> None:
         """Also where a block is continued: prefixes of every remainder."""
-        fresh = _slot_allocators(num_rows, count, num_rows * (count // BLOCK + 8) + 1)
+        fresh = _slot_allocators(counts, num_blocks)
         for side in (*fresh, ours, theirs):
             side.extend()
         np.testing.assert_array_equal(ours.slots, theirs.slots)
@@ -158,21 +138,26 @@ def _slots_extend(bench: Bench) -> None:
                 prefix, last = prefix + more, side.slots[np.cumsum(more) - 1]
         np.testing.assert_array_equal(fresh[0].slots, fresh[1].slots)
         ours.free(), theirs.free()
-        # Freed in another order: what follows is timed, not compared.
+
+    def check_free() -> None:
+        for side in (ours, theirs):
+            side.extend()
+            side.free()
+        assert ours.allocator.pool.num_free == theirs.allocator.pool.top
 
     bench.compare(
         f"SlotAllocator.extend {num_rows} x {count}",
         Job(ours.extend, after=ours.free),
         {theirs.allocator.name: Job(theirs.extend, after=theirs.free)},
         check=check,
-        at_most=None if bench.quick else 100,
+        at_most=100,
         sizes=sizes,
     )
     bench.compare(
         f"SlotAllocator.free {num_rows} x {count}",
         Job(ours.free, before=ours.extend),
         {theirs.allocator.name: Job(theirs.free, before=theirs.extend)},
-        check=lambda: None,
+        check=check_free,
         sizes=sizes,
     )
 
@@ -180,12 +165,9 @@ def _slots_extend(bench: Bench) -> None:
 def _slots_decode(bench: Bench) -> None:
     """One more token of each sequence; lengths are uneven, so that one in sixteen needs a block."""
     num_rows, context = bench.pick(256, 8), 1024
-    ours, theirs = _slot_allocators(num_rows, context, num_rows * (2 * context // BLOCK))
+    ours, theirs = _slot_allocators(uneven(num_rows, context, BLOCK), num_rows * (2 * context // BLOCK))
     for side in (ours, theirs):
-        side.seq_lens -= np.arange(num_rows) % BLOCK
-        side.extend()
-        side.slots = side.slots[np.cumsum(side.seq_lens) - 1]
-        side.grow()
+        side.begin_decode()
 
     def check() -> None:
         for _ in range(BLOCK + 1):
@@ -199,7 +181,7 @@ def _slots_decode(bench: Bench) -> None:
         Job(ours.decode, after=ours.grow),
         {theirs.allocator.name: Job(theirs.decode, after=theirs.grow)},
         check=check,
-        at_most=None if bench.quick else 10,
+        at_most=10,
         sizes={"rows": num_rows, "context": context, "block_size": BLOCK},
     )
 
@@ -210,11 +192,8 @@ def _request_table(bench: Bench) -> None:
     table = RequestTable(num_rows, context)
     plain = np.zeros((num_rows, context), np.int32)
     rows = table.allocate(num_rows)
-    starts = np.full(num_rows, context - 2, np.int64) - np.arange(num_rows)
+    starts = context - 1 - np.arange(num_rows)
     slots = np.random.default_rng(0).integers(1, 2**30, num_rows)
-    for row in rows:
-        table.write(row, 0, slots[: context // 2] if len(slots) > context // 2 else slots)
-        plain[row, : len(slots)] = slots
 
     def ours() -> None:
         table.write(rows, starts, slots)
@@ -226,5 +205,10 @@ def _request_table(bench: Bench) -> None:
         ours(), theirs()
         np.testing.assert_array_equal(table.table, plain)
 
-    sizes = {"rows": num_rows, "max_context": context}
-    bench.compare(f"RequestTable.write, a slot in {num_rows} rows", ours, {"NumPy indexing": theirs}, check=check, sizes=sizes)
+    bench.compare(
+        f"RequestTable.write, a slot in {num_rows} rows",
+        ours,
+        {"NumPy indexing": theirs},
+        check=check,
+        sizes={"rows": num_rows, "max_context": context},
+    )

@@ -1,4 +1,4 @@
-"""How a figure is taken: in rounds, subject beside controls, so that a slow moment of the machine hits all of them alike.
+"""How a figure is taken: in rounds, subject beside controls, so that a slow moment hits all of them alike.
 
 A round times the subject and every control once, in an order that turns around from round to round. A time is the
 median over the rounds, with the least and the greatest; the ratio (control / subject: how many times faster the subject
@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from bench.figures import Control, Figure, Spread
@@ -87,11 +87,16 @@ class Bench:
         self.notes.append(text)
         self._write(f"  note: {text}")
 
-    def fact(self, name: str, value: float | str, unit: str = "") -> None:
-        """Show what the subject counted itself, which has no control."""
-        self.facts[f"{name} ({unit})" if unit else name] = value
-        text = value if isinstance(value, str) else f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}"
-        self._write(f"  {name:<52} {text:>9} {unit}".rstrip())
+    def fact(self, name: str, value: float | str | list[float], unit: str = "") -> None:
+        """Show what the subject counted itself, which has no control; a list has one entry for each run."""
+        if isinstance(value, list):
+            spread = Spread.of(value)
+            kept, shown = asdict(spread), f"{_number(spread.median)} {unit}".rstrip()
+            shown += f" ({_number(spread.min)} to {_number(spread.max)})"
+        else:
+            kept, shown = value, f"{value if isinstance(value, str) else _number(value)} {unit}".rstrip()
+        self.facts[f"{name}, {unit}" if unit else name] = kept
+        self._write(f"  {name:<52} {shown}")
 
     def compare(
         self,
@@ -114,13 +119,15 @@ class Bench:
         check : callable
             Runs once before the clock does, and raises where the subject's results are not the controls'.
         at_least : mapping, optional
-            Control -> target of the median ratio.
+            Control -> target of the median ratio. A smoke run has no targets.
         **about
             Fields of `Figure`: unit, per, each, nbytes, at_most, sizes.
         """
         if not controls:
             raise ValueError(f"{name!r} has no control; a time alone says nothing on a machine that others use")
         check()
+        if self.quick:
+            at_least, about["at_most"] = None, None
         subject_s, *controls_s = self._rounds([subject, *controls.values()])
         measured = {
             control: Control(Spread.of(times), Spread.of(_ratios(times, subject_s)), (at_least or {}).get(control))
@@ -143,9 +150,7 @@ class Bench:
             loops = [self._loops(work) for work in works]
             ahead = list(range(len(works)))
             start, done = self._clock(), 0
-            while done < effort.rounds_min or (
-                done < effort.rounds_max and self._clock() - start < effort.figure_s
-            ):
+            while done < effort.rounds_min or (done < effort.rounds_max and self._clock() - start < effort.figure_s):
                 for i in ahead if done % 2 == 0 else reversed(ahead):
                     times[i].append(self._sample(works[i], loops[i]))
                 done += 1
@@ -178,6 +183,10 @@ class Bench:
 
 def _ratios(control: list[float], subject: list[float]) -> list[float]:
     return [theirs / ours for theirs, ours in zip(control, subject, strict=True)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:,.3g}"
 
 
 @contextmanager
