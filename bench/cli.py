@@ -26,8 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0; or 2 where a peer, the trace or the place of the JSON is not there, with one message on stderr. Targets that are
-        missed change nothing.
+        0; or 2 where a peer, the trace or the place of the JSON is not there, which one message on stderr says. Targets
+        that are missed change nothing.
     """
     parser = _parser()
     options = parser.parse_args(argv)
