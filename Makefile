@@ -29,8 +29,9 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
 
-# make bench BENCH="prepare attention": attention wants its control, torch, in .venv (the extra "bench").
-BENCH ?= prepare
+# make bench BENCH="index --quick": any names and options of `python -m bench`. Where torch (the extra "bench") is not in
+# .venv, its controls are left out.
+BENCH ?= index write gather attention replay
 bench: $(VENV)/.cli build
 	$(BIN)/python -m bench $(BENCH)
 

@@ -1,45 +1,122 @@
-"""What the index costs a step: prepare and plan of a decode batch, and its commit."""
+"""What the index costs a step: prepare and plan of 256 decode rows at 8k context, and commit.
 
-from bench.runner import alone
+The control takes the same blocks, slots and lengths with NumPy tables: without a plan, without checks, and for the
+windowed group without giving back what the window has left.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from bench.controls import NumpyPool, NumpyTables
+from bench.runner import Bench, Job
 from pagecore import AttentionSpec, PagedKVCache
 
-BATCH, CONTEXT, CAPACITY, BLOCK = 256, 8192, 131_072, 16
-SPEC = AttentionSpec(8, 128, dtype="bfloat16", num_query_heads=32)
-WINDOWED = AttentionSpec(8, 128, dtype="bfloat16", num_query_heads=32, window=4096)
+BLOCK, WINDOW = 16, 4096
+# Decode steps that the pool has blocks for.
+STEPS = 1024
+FULL = AttentionSpec(8, 128, dtype="bfloat16", num_query_heads=32)
+WINDOWED = AttentionSpec(8, 128, dtype="bfloat16", num_query_heads=32, window=WINDOW)
 
 
-def run() -> dict[str, object]:
-    """Prepare + plan (the target is 40 us, the goal 20) and commit, of 256 decode rows at 8k in rows of 128k."""
-    return {name: _step(name, layers) for name, layers in (("one group", [SPEC]), ("full + window", [SPEC, WINDOWED]))}
+def run(bench: Bench, _options: argparse.Namespace) -> None:
+    """Prepare + plan, and the whole step with commit, for one group and for two."""
+    for name, layers in (("one group", [FULL]), ("full + window", [FULL, WINDOWED])):
+        _step(bench, name, layers)
 
 
-def _step(name: str, layers: list[AttentionSpec]) -> dict[str, dict[str, float]]:
-    blocks = BATCH * (CONTEXT // BLOCK + 256) + 1
-    cache = PagedKVCache(
-        layers,
-        block_size=BLOCK,
-        num_blocks=blocks,
-        max_sequences=BATCH,
-        max_tokens_per_sequence=CAPACITY,
-        device="none",
+def _step(bench: Bench, name: str, layers: list[AttentionSpec]) -> None:
+    batch_size, context, capacity = bench.pick((256, 8192, 131_072), (8, 256, 4096))
+    sizes = {"rows": batch_size, "context": context, "row_capacity": capacity, "block_size": BLOCK}
+    ours = PreparedRows(layers, batch_size, context, capacity)
+    theirs = _NumPy(len(layers), batch_size, context, capacity)
+
+    def check() -> None:
+        ours.prepare()
+        theirs.prepare()
+        slots = [np.from_dlpack(ours.batch.group(i).slot_mapping) for i in range(len(layers))]
+        np.testing.assert_array_equal(slots[0], theirs.slots[0])
+        # The windowed group hands out anew what its window has left, so only the places in the blocks are equal.
+        np.testing.assert_array_equal(slots[-1] % BLOCK, theirs.slots[-1] % BLOCK)
+        np.testing.assert_array_equal(np.from_dlpack(ours.batch.seq_lens), theirs.seq_lens)
+        ours.commit()
+
+    bench.compare(
+        f"{name}: prepare + plan, {batch_size} decode rows",
+        Job(ours.prepare, after=ours.commit),
+        {"NumPy tables, no plan": Job(theirs.prepare)},
+        check=check,
+        at_most=20 if len(layers) == 1 else None,
+        sizes=sizes,
     )
-    sequences = [cache.add_sequence([]) for _ in range(BATCH)]
-    prefill = cache.make_batch(1, CONTEXT)
-    for i, sequence in enumerate(sequences):
-        # Uneven lengths, so that in each step one row in sixteen needs a block.
-        cache.prepare([sequence], CONTEXT - i % BLOCK, out=prefill)
-        cache.commit(prefill)
-    batch = cache.make_batch(BATCH, BATCH)
-    counts = [1] * BATCH
-
-    def step() -> None:
-        cache.prepare(sequences, counts, out=batch)
-        cache.commit(batch)
-
-    step()
-    prepare = alone(
-        f"{name}: prepare + plan",
-        lambda: cache.prepare(sequences, counts, out=batch),
-        after=lambda: cache.commit(batch),
+    bench.compare(
+        f"{name}: prepare + plan + commit",
+        Job(ours.step),
+        {"NumPy tables, no plan": Job(theirs.prepare)},
+        check=check,
+        sizes=sizes,
     )
-    return {"prepare": prepare, "step": alone(f"{name}: prepare + plan + commit", step)}
+
+
+class PreparedRows:
+    """A cache without bytes, its rows filled to uneven lengths: in each step one row in sixteen needs a block."""
+
+    def __init__(self, layers: list[AttentionSpec], batch_size: int, context: int, capacity: int) -> None:
+        self.cache = PagedKVCache(
+            layers,
+            block_size=BLOCK,
+            num_blocks=self.num_blocks(batch_size, context),
+            max_sequences=batch_size,
+            max_tokens_per_sequence=capacity,
+            device="none",
+        )
+        self.sequences = [self.cache.add_sequence([]) for _ in range(batch_size)]
+        self.batch = self.cache.make_batch(batch_size, max(context, batch_size))
+        for i, sequence in enumerate(self.sequences):
+            self.cache.prepare([sequence], context - i % BLOCK, out=self.batch)
+            self.commit()
+        self.batch = self.cache.make_batch(batch_size, batch_size)
+        self.counts = [1] * batch_size
+
+    @staticmethod
+    def num_blocks(batch_size: int, context: int) -> int:
+        """Blocks for the rows and for the steps that are timed."""
+        return batch_size * ((context + STEPS) // BLOCK + 1) + 1
+
+    def prepare(self) -> None:
+        self.cache.prepare(self.sequences, self.counts, out=self.batch)
+
+    def commit(self) -> None:
+        self.cache.commit(self.batch)
+
+    def step(self) -> None:
+        self.cache.prepare(self.sequences, self.counts, out=self.batch)
+        self.cache.commit(self.batch)
+
+
+class _NumPy:
+    """The same rows in NumPy tables, one for each group."""
+
+    def __init__(self, groups: int, batch_size: int, context: int, capacity: int) -> None:
+        columns = min(capacity, context + STEPS) // BLOCK + 2
+        pools = [NumpyPool(PreparedRows.num_blocks(batch_size, context)) for _ in range(groups)]
+        self.tables = [NumpyTables(pool, BLOCK, batch_size, columns) for pool in pools]
+        self.rows = np.arange(batch_size, dtype=np.int32)
+        self.counts = np.ones(batch_size, np.int32)
+        self.slots = [np.empty(batch_size, np.int64) for _ in range(groups)]
+        self.seq_lens, self.positions = (np.empty(batch_size, np.int32) for _ in range(2))
+        self.cu_query_lens = np.empty(batch_size + 1, np.int32)
+        scratch = np.empty(context, np.int64)
+        for table in self.tables:
+            for row in self.rows:
+                table.extend(np.array([row]), np.array([context - row % BLOCK], np.int32), scratch)
+
+    def prepare(self) -> None:
+        for table, slots in zip(self.tables, self.slots, strict=True):
+            np.copyto(self.positions, table.lengths[self.rows])
+            table.extend(self.rows, self.counts, slots)
+        self.cu_query_lens[0] = 0
+        np.cumsum(self.counts, out=self.cu_query_lens[1:])
+        np.copyto(self.seq_lens, table.lengths[self.rows])

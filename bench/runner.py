@@ -1,66 +1,202 @@
-"""How a figure is taken: interleaved pairs, so that a slow moment of the machine hits subject and control alike."""
+"""How a figure is taken: in rounds, subject beside controls, so that a slow moment hits all of them alike.
 
-import platform
-import statistics
+A round times the subject and every control once, in an order that turns around from round to round. A time is the
+median over the rounds, with the least and the greatest; the ratio (control / subject: how many times faster the subject
+is) is taken within each round and has a median and a spread of its own. The garbage collector rests meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
 import time
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
-import pagecore
+from bench.figures import Control, Figure, Spread
 
 Work = Callable[[], object]
+T = TypeVar("T")
 
 
-def machine() -> dict[str, str]:
-    """What the figures were taken on."""
-    found = {"python": platform.python_version(), "cpu": _cpu_name(), "isa": pagecore.isa()}
-    for package in ("pagecore", "numpy", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "missing"
-    return found
+def _nothing() -> None:
+    """No untimed part."""
 
 
-def seconds(work: Work) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Work with parts that are not timed: `before` and `after` stand around every single call of `run`."""
+
+    run: Work
+    before: Work = _nothing
+    after: Work = _nothing
 
 
-def alone(name: str, work: Work, after: Work = lambda: None, rounds: int = 400) -> dict[str, float]:
-    """Microseconds of a call, for targets that are absolute; `after` is not timed. Prints and returns the spread."""
-    taken = []
-    for _ in range(rounds):
-        taken.append(seconds(work) * 1e6)
-        after()
-    taken.sort()
-    figures = {"min_us": taken[0], "median_us": statistics.median(taken), "max_us": taken[-1]}
-    print(f"  {name:<58} {figures['median_us']:9.1f} us   ({taken[0]:.1f} to {taken[-1]:.1f})")
-    return figures
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a figure is looked at: rounds until `figure_s` is spent, within limits.
+
+    A plain call that is shorter than `sample_s` is timed as a loop of calls, since a clock itself costs some 50 ns.
+    """
+
+    figure_s: float = 1.0
+    rounds_min: int = 9
+    rounds_max: int = 201
+    sample_s: float = 200e-6
+    loops_max: int = 10_000
 
 
-def against(name: str, subject: Work, control_name: str, control: Work, rounds: int = 9) -> dict[str, float | str]:
-    """How many times faster `subject` is than `control`; prints and returns min, median and max of the pairs."""
-    subject(), control()
-    pairs = [(seconds(subject), seconds(control)) for _ in range(rounds)]
-    ratios = sorted(theirs / ours for ours, theirs in pairs)
-    ours, theirs = (statistics.median(column) * 1e6 for column in zip(*pairs, strict=True))
-    median = statistics.median(ratios)
-    spread = f"{median:5.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    print(f"  {name:<44} {ours:9.0f} us  {control_name} {theirs:9.0f} us  {spread}")
-    return {
-        "control": control_name,
-        "subject_us": ours,
-        "control_us": theirs,
-        "ratio_min": ratios[0],
-        "ratio_median": median,
-        "ratio_max": ratios[-1],
-    }
+QUICK = Effort(figure_s=0.0, rounds_min=2, sample_s=0.0)
 
 
-def _cpu_name() -> str:
-    with open("/proc/cpuinfo") as info:
-        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+class Bench:
+    """Takes figures, prints each as it comes, and keeps them for the JSON.
+
+    Parameters
+    ----------
+    quick : bool
+        A smoke run: two rounds of small sizes show that everything works; the figures say nothing.
+    clock : callable
+        Seconds, now.
+    write : callable
+        Takes one line of text.
+    """
+
+    def __init__(
+        self,
+        *,
+        quick: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+        write: Callable[[str], object] = print,
+    ) -> None:
+        self.quick = quick
+        self.effort = QUICK if quick else Effort()
+        self.figures: list[Figure] = []
+        self.facts: dict[str, object] = {}
+        self.notes: list[str] = []
+        self._clock = clock
+        self._write = write
+
+    def pick(self, full: T, quick: T) -> T:
+        """A size: `full`, or `quick` in a smoke run."""
+        return quick if self.quick else full
+
+    def note(self, text: str) -> None:
+        """Say what a reader of the figures must know, such as a control that is left out."""
+        self.notes.append(text)
+        self._write(f"  note: {text}")
+
+    def fact(self, name: str, value: float | str | list[float], unit: str = "") -> None:
+        """Show what the subject counted itself, which has no control; a list has one entry for each run."""
+        if isinstance(value, list):
+            spread = Spread.of(value)
+            kept, shown = asdict(spread), f"{_number(spread.median)} {unit}".rstrip()
+            shown += f" ({_number(spread.min)} to {_number(spread.max)})"
+        else:
+            kept, shown = value, f"{value if isinstance(value, str) else _number(value)} {unit}".rstrip()
+        self.facts[f"{name}, {unit}" if unit else name] = kept
+        self._write(f"  {name:<52} {shown}")
+
+    def compare(
+        self,
+        name: str,
+        subject: Work | Job,
+        controls: Mapping[str, Work | Job],
+        *,
+        check: Work,
+        at_least: Mapping[str, float] | None = None,
+        **about: Any,
+    ) -> Figure:
+        """Time `subject` beside its controls; print and return the figure.
+
+        Parameters
+        ----------
+        name : str
+            What is timed, with its sizes.
+        subject, controls
+            A call, which is repeated in a loop where it is short; or a Job, each call of which is timed alone.
+        check : callable
+            Runs once before the clock does, and raises where the subject's results are not the controls'.
+        at_least : mapping, optional
+            Control -> target of the median ratio. A smoke run has no targets.
+        **about
+            Fields of `Figure`: unit, per, each, nbytes, at_most, sizes.
+        """
+        if not controls:
+            raise ValueError(f"{name!r} has no control; a time alone says nothing on a machine that others use")
+        check()
+        if self.quick:
+            at_least, about["at_most"] = None, None
+        subject_s, *controls_s = self._rounds([subject, *controls.values()])
+        measured = {
+            control: Control(Spread.of(times), Spread.of(_ratios(times, subject_s)), (at_least or {}).get(control))
+            for control, times in zip(controls, controls_s, strict=True)
+        }
+        figure = Figure(name=name, subject=Spread.of(subject_s), controls=measured, rounds=len(subject_s), **about)
+        self.figures.append(figure)
+        for line in figure.lines():
+            self._write(line)
+        return figure
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that was taken, as plain values."""
+        return {"figures": [figure.as_json() for figure in self.figures], "facts": self.facts, "notes": self.notes}
+
+    def _rounds(self, works: list[Work | Job]) -> list[list[float]]:
+        """For each work the seconds of a call, round by round."""
+        effort, times = self.effort, [[] for _ in works]
+        with _collector_at_rest():
+            loops = [self._loops(work) for work in works]
+            ahead = list(range(len(works)))
+            start, done = self._clock(), 0
+            while done < effort.rounds_min or (done < effort.rounds_max and self._clock() - start < effort.figure_s):
+                for i in ahead if done % 2 == 0 else reversed(ahead):
+                    times[i].append(self._sample(works[i], loops[i]))
+                done += 1
+        return times
+
+    def _loops(self, work: Work | Job) -> int:
+        """Calls that make a sample long enough; the calls that it takes to find out warm the work up."""
+        loops = 1
+        taken = self._sample(work, loops)
+        while not isinstance(work, Job) and taken * loops < self.effort.sample_s and loops < self.effort.loops_max:
+            loops *= 4
+            taken = self._sample(work, loops)
+        return loops
+
+    def _sample(self, work: Work | Job, loops: int) -> float:
+        """Seconds of a call: the mean of `loops` calls in a row."""
+        if isinstance(work, Job):
+            work.before()
+            start = self._clock()
+            work.run()
+            seconds = self._clock() - start
+            work.after()
+            return seconds
+        repeat = range(loops)
+        start = self._clock()
+        for _ in repeat:
+            work()
+        return (self._clock() - start) / loops
+
+
+def _ratios(control: list[float], subject: list[float]) -> list[float]:
+    return [theirs / ours for theirs, ours in zip(control, subject, strict=True)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:,.3g}"
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """No garbage collection inside a sample."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,130 @@
+"""The command line of the benches: which run, what on, where the figures go."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bench.machine import commit, machine, versions
+from bench.peers import PeerMissing
+from bench.runner import Bench
+
+NAMES = ("prepare", "index", "write", "gather", "attention", "replay")
+PEERS = ("sglang", "vllm")
+REFUSED = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benches that are named, or list them.
+
+    Returns
+    -------
+    int
+        0; or 2 where a peer, the trace or the place of the JSON is not there, which one message on stderr says. Targets
+        that are missed change nothing.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if not options.names and not options.peer:
+        _list_names()
+        return 0
+    if options.json and not _writable(options.json):
+        parser.error(f"--json {options.json} cannot be written; name a file in a folder that is there")
+    if options.trace and not options.trace.is_file():
+        parser.error(f"--trace {options.trace} is no file; leave it out to replay one that is found or made")
+    try:
+        peers = {f"peer {peer}": _load_peer(peer) for peer in options.peer}
+    except PeerMissing as missing:
+        parser.exit(REFUSED, f"bench: {missing}\n")
+    report = _header(options)
+    modules = {name: importlib.import_module(f"bench.{name}") for name in options.names} | peers
+    for title, module in modules.items():
+        report["results"][title] = _section(title, module, options)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def about(name: str) -> str:
+    """What a bench times: the first line of its module."""
+    return (importlib.import_module(f"bench.{name}").__doc__ or "").splitlines()[0]
+
+
+def _load_peer(peer: str) -> ModuleType:
+    """The bench of a peer, the peer itself loaded: before minutes of work, not after."""
+    module = importlib.import_module(f"bench.peers.{peer}")
+    module.load()
+    return module
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Time pagecore against named controls.")
+    parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=", ".join(NAMES))
+    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="time its allocators beside ours")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes, two rounds, nothing to quote")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, sizes and figures to FILE")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="replay: a Mooncake trace instead of the one found")
+    parser.add_argument("--requests", type=_count, metavar="N", help="replay: only the first N requests (2000)")
+    return parser
+
+
+def _name(text: str) -> str:
+    # `choices` would refuse the empty list of names, which asks for the list.
+    if text not in NAMES:
+        raise argparse.ArgumentTypeError(f"there is no bench {text!r}; there are {', '.join(NAMES)}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of requests, 1 or more")
+    return int(text)
+
+
+def _writable(path: Path) -> bool:
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+
+
+def _list_names() -> None:
+    for name in NAMES:
+        print(f"{name:<10} {about(name)}")
+    for peer in PEERS:
+        print(f"--peer {peer:<8} {about(f'peers.{peer}')}")
+
+
+def _header(options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return what the figures are taken on."""
+    report: dict[str, Any] = {
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": options.quick,
+        "results": {},
+    }
+    for part in ("machine", "versions"):
+        print(f"{part}: " + ", ".join(f"{key} {_shown(value)}" for key, value in report[part].items()))
+    print(f"commit: {_shown(report['commit'])}")
+    print("a line below its figure is a control, and how many times faster than it the figure is: median (min to max)")
+    if options.quick:
+        print("--quick: these figures only show that the benches run")
+    return report
+
+
+def _section(title: str, module: ModuleType, options: argparse.Namespace) -> dict[str, Any]:
+    print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
+    bench = Bench(quick=options.quick)
+    module.run(bench, options)
+    return bench.as_json()
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key} {size}" for key, size in value.items())
+    return "unknown" if value is None else str(value)

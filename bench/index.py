@@ -1,0 +1,214 @@
+"""BlockPool, BlockTables, SlotAllocator, RequestTable and prepare, beside plain Python and NumPy.
+
+The controls stand in bench/controls.py; they hand out the same ids, which is asserted before the clock runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench import prepare
+from bench.controls import DequePool, HeapPool, ListPool, NumpyPool, NumpySlots, NumpyTables
+from bench.runner import Bench, Job
+from bench.slots import SlotCalls, uneven
+from pagecore.index import BlockPool, BlockTables, RequestTable, SlotAllocator
+
+BLOCK = 16
+PLAIN_POOLS = {"lifo": ListPool, "fifo": DequePool, "address": HeapPool}
+TARGET_NS = 5.0
+
+
+def run(bench: Bench, options: argparse.Namespace) -> None:
+    """Pools, tables, slots, rows, and the step that conducts them."""
+    for order in PLAIN_POOLS:
+        for count in (1, 16, 256, 2048):
+            _pool(bench, order, count, worn=True)
+        _pool(bench, order, 256, worn=False)
+    _tables(bench, "decode", bench.pick(256, 8), 1)
+    _tables(bench, "prefill", bench.pick(32, 2), 1024)
+    _slots_extend(bench)
+    _slots_decode(bench)
+    _request_table(bench)
+    prepare.run(bench, options)
+
+
+def _pool(bench: Bench, order: str, count: int, worn: bool) -> None:
+    """Allocate and free at once, of a new pool or of one in which a random half of the blocks is held."""
+    num_blocks = bench.pick(65_536, 8192)
+    ours, theirs = BlockPool(num_blocks, order=order), [PLAIN_POOLS[order](num_blocks)]
+    if order == "lifo":
+        theirs.append(NumpyPool(num_blocks))
+    if worn:
+        ids = np.random.default_rng(0).permutation(np.arange(1, num_blocks, dtype=np.int32))[: num_blocks // 2]
+        for pool in (ours, *theirs):
+            pool.allocate(num_blocks - 1)
+            pool.free(ids.tolist() if isinstance(pool, tuple(PLAIN_POOLS.values())) else ids)
+
+    def pair(pool):
+        return lambda: pool.free(pool.allocate(count))
+
+    def check() -> None:
+        for _ in range(2):
+            taken = [pool.allocate(count) for pool in (ours, *theirs)]
+            for pool, blocks in zip((ours, *theirs), taken, strict=True):
+                np.testing.assert_array_equal(blocks, taken[0])
+                pool.free(blocks)
+
+    bench.compare(
+        f"BlockPool allocate + free {count:>4}, {order}{', half held' if worn else ''}",
+        pair(ours),
+        {pool.name: pair(pool) for pool in theirs},
+        check=check,
+        unit="ns",
+        per=count,
+        each="block",
+        at_most=TARGET_NS if count == 256 else None,
+        sizes={"num_blocks": num_blocks, "count": count, "order": order, "half_held": worn},
+    )
+
+
+def _tables(bench: Bench, kind: str, num_rows: int, count: int) -> None:
+    """Extend all rows by one token at 8k context, or new rows by a prompt."""
+    decode = count == 1
+    context = bench.pick(8192, 256) if decode else 0
+    columns = (context + max(count, 1024)) // BLOCK + 1
+    num_blocks = num_rows * columns + 1
+    ours = BlockTables(
+        BlockPool(num_blocks), block_sizes=BLOCK, max_sequences=num_rows, max_blocks_per_sequence=columns
+    )
+    rows = np.array([ours.add() for _ in range(num_rows)], np.int32)
+    theirs = NumpyTables(NumpyPool(num_blocks), BLOCK, num_rows + 1, columns)
+    slots, other = (np.empty(num_rows * max(count, context), np.int64) for _ in range(2))
+    if decode:
+        uneven = context - np.arange(num_rows, dtype=np.int32) % BLOCK
+        ours.extend(rows, uneven)
+        theirs.extend(rows, uneven, other)
+    counts = np.full(num_rows, count, np.int32)
+    slots = np.empty(num_rows * count, np.int64)
+    nothing = np.zeros(num_rows, np.int32)
+
+    def clear_ours() -> None:
+        if not decode:
+            ours.truncate(rows, nothing)
+
+    def clear_theirs() -> None:
+        if not decode:
+            for row in rows[::-1]:
+                theirs.remove(row)
+
+    def check() -> None:
+        np.testing.assert_array_equal(ours.extend(rows, counts, out=slots), theirs.extend(rows, counts, other))
+        clear_ours(), clear_theirs()
+
+    bench.compare(
+        f"BlockTables.extend, {kind} {num_rows} x {count}",
+        Job(lambda: ours.extend(rows, counts, out=slots), after=clear_ours),
+        {theirs.name: Job(lambda: theirs.extend(rows, counts, other), after=clear_theirs)},
+        check=check,
+        sizes={"rows": num_rows, "tokens_a_row": count, "context": context, "block_size": BLOCK},
+    )
+
+
+def _slot_allocators(counts: NDArray[np.int64], num_blocks: int) -> tuple[SlotCalls, SlotCalls]:
+    ours, theirs = SlotAllocator(BlockPool(num_blocks), BLOCK), NumpySlots(NumpyPool(num_blocks), BLOCK)
+    return SlotCalls(ours, counts), SlotCalls(theirs, counts)
+
+
+def _slots_extend(bench: Bench) -> None:
+    """New sequences of 1,024 tokens, and their end."""
+    num_rows, count = bench.pick(32, 2), 1024
+    counts, num_blocks = np.full(num_rows, count), num_rows * (count // BLOCK + 8) + 1
+    ours, theirs = _slot_allocators(counts, num_blocks)
+    sizes = {"rows": num_rows, "tokens_a_row": count, "block_size": BLOCK}
+
+    def check() -> None:
+        """Also where a block is continued: prefixes of every remainder."""
+        fresh = _slot_allocators(counts, num_blocks)
+        for side in (*fresh, ours, theirs):
+            side.extend()
+        np.testing.assert_array_equal(ours.slots, theirs.slots)
+        for side in fresh:
+            prefix = side.seq_lens
+            last = side.slots.reshape(num_rows, count)[:, -1]
+            for more in (1 + np.arange(num_rows) % BLOCK, 5 + np.arange(num_rows)):
+                side.slots = side.allocator.extend(prefix, prefix + more, last)
+                prefix, last = prefix + more, side.slots[np.cumsum(more) - 1]
+        np.testing.assert_array_equal(fresh[0].slots, fresh[1].slots)
+        ours.free(), theirs.free()
+
+    def check_free() -> None:
+        for side in (ours, theirs):
+            side.extend()
+            side.free()
+        assert ours.allocator.pool.num_free == theirs.allocator.pool.top
+
+    bench.compare(
+        f"SlotAllocator.extend {num_rows} x {count}",
+        Job(ours.extend, after=ours.free),
+        {theirs.allocator.name: Job(theirs.extend, after=theirs.free)},
+        check=check,
+        at_most=100,
+        sizes=sizes,
+    )
+    bench.compare(
+        f"SlotAllocator.free {num_rows} x {count}",
+        Job(ours.free, before=ours.extend),
+        {theirs.allocator.name: Job(theirs.free, before=theirs.extend)},
+        check=check_free,
+        sizes=sizes,
+    )
+
+
+def _slots_decode(bench: Bench) -> None:
+    """One more token of each sequence; lengths are uneven, so that one in sixteen needs a block."""
+    num_rows, context = bench.pick(256, 8), 1024
+    ours, theirs = _slot_allocators(uneven(num_rows, context, BLOCK), num_rows * (2 * context // BLOCK))
+    for side in (ours, theirs):
+        side.begin_decode()
+
+    def check() -> None:
+        for _ in range(BLOCK + 1):
+            for side in (ours, theirs):
+                side.decode()
+                side.grow()
+            np.testing.assert_array_equal(ours.slots, theirs.slots)
+
+    bench.compare(
+        f"SlotAllocator.decode {num_rows}",
+        Job(ours.decode, after=ours.grow),
+        {theirs.allocator.name: Job(theirs.decode, after=theirs.grow)},
+        check=check,
+        at_most=10,
+        sizes={"rows": num_rows, "context": context, "block_size": BLOCK},
+    )
+
+
+def _request_table(bench: Bench) -> None:
+    """The slots of a decode step written to their rows, and one row read."""
+    num_rows, context = bench.pick(256, 8), 8192
+    table = RequestTable(num_rows, context)
+    plain = np.zeros((num_rows, context), np.int32)
+    rows = table.allocate(num_rows)
+    starts = context - 1 - np.arange(num_rows)
+    slots = np.random.default_rng(0).integers(1, 2**30, num_rows)
+
+    def ours() -> None:
+        table.write(rows, starts, slots)
+
+    def theirs() -> None:
+        plain[rows, starts] = slots
+
+    def check() -> None:
+        ours(), theirs()
+        np.testing.assert_array_equal(table.table, plain)
+
+    bench.compare(
+        f"RequestTable.write, a slot in {num_rows} rows",
+        ours,
+        {"NumPy indexing": theirs},
+        check=check,
+        sizes={"rows": num_rows, "max_context": context},
+    )

@@ -1,0 +1,85 @@
+"""What figures were taken on: machine, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pagecore
+
+ROOT = Path(__file__).parent.parent
+CPU = Path("/sys/devices/system/cpu/cpu0")
+PACKAGES = ("pagecore", "numpy", "torch")
+
+
+def machine() -> dict[str, object]:
+    """The hardware, and how busy it is as the run starts; what cannot be read is None."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "caches": _caches(),
+        "memory_gib": _memory_gib(),
+        "governor": _text(CPU / "cpufreq/scaling_governor"),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "isa": pagecore.isa(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Of the interpreter and the packages that figures depend on; None for one that is not installed."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+
+
+def commit() -> str | None:
+    """The commit that ran, with "+" where the tree differs from it; None where git or the repository is missing."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    ran = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    return ran.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    lines = (_text(Path("/proc/cpuinfo")) or "").splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _caches() -> dict[str, str]:
+    """Level and size of the data caches of the first core."""
+    found = {}
+    for index in sorted(CPU.glob("cache/index*")):
+        level, kind, size = (_text(index / name) for name in ("level", "type", "size"))
+        if level and size and kind != "Instruction":
+            found[f"L{level}"] = size
+    return found
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (OSError, ValueError):
+        return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,184 @@
+"""SGLang 0.5.23's allocators of tokens and of pages, beside BlockPool and SlotAllocator.
+
+Its package wants a whole engine's dependencies; what its allocators do not need (the front-end language, patches of
+transformers) is replaced by empty modules. What is timed is its own code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.peers import add_to_path, unimportable
+from bench.runner import Bench, Job
+from bench.slots import SlotCalls, uneven
+from pagecore.index import BlockPool, SlotAllocator
+
+VERSION, FOLDER = "0.5.23", "sglang-0.5.23"
+NAME = f"SGLang {VERSION}"
+RECIPE = f"""  mkdir -p $PAGECORE_PEERS && cd $PAGECORE_PEERS
+  pip download --no-deps -d . sglang=={VERSION} && python -m zipfile -e sglang-{VERSION}-*.whl {FOLDER}
+  pip install torch triton tqdm orjson psutil pybase64 requests pyzmq packaging pillow starlette prometheus-client \\
+      msgspec pydantic fastapi uvloop IPython aiohttp apache-tvm-ffi
+(into the environment that runs the bench, CPython 3.11 on Linux)"""
+UNNEEDED = ("sglang.lang", "sglang.srt.utils.hf_transformers_patches")
+PAGE = 16
+
+
+def run(bench: Bench, _options: argparse.Namespace) -> None:
+    """Tokens one by one, pages in batches."""
+    torch, token_allocator, paged_allocator = load()
+    _tokens(bench, torch, token_allocator)
+    _pages(bench, torch, paged_allocator)
+
+
+@cache
+def load() -> tuple[Any, Any, Any]:
+    """Torch, and their two allocators."""
+    add_to_path(NAME, FOLDER, RECIPE)
+    sys.meta_path.insert(0, _Unneeded())
+    try:
+        import torch
+        from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+        from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+    except ImportError as error:
+        raise unimportable(NAME, FOLDER, error, RECIPE) from error
+    torch.set_num_threads(1)
+    return torch, TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator
+
+
+def _tokens(bench: Bench, torch: Any, allocator: Any) -> None:
+    """Allocate and free at once; its free costs as much as the pool is large."""
+    num_slots = bench.pick(1_000_000, 10_000)
+    for count in bench.pick((1, 256, 2048), (16,)):
+        ours = BlockPool(num_slots + 1, order="fifo")
+        theirs = allocator(num_slots, torch.bfloat16, "cpu", None, False)
+
+        def check(ours: BlockPool = ours, theirs: Any = theirs, count: int = count) -> None:
+            taken = ours.allocate(count), theirs.alloc(count)
+            np.testing.assert_array_equal(taken[0], taken[1].numpy())
+            ours.free(taken[0])
+            theirs.free(taken[1])
+
+        bench.compare(
+            f"tokens: allocate + free {count:>4} of {num_slots}",
+            lambda pool=ours, count=count: pool.free(pool.allocate(count)),
+            {NAME: lambda pool=theirs, count=count: pool.free(pool.alloc(count))},
+            check=check,
+            sizes={"slots": num_slots, "count": count},
+        )
+
+
+class _Paged:
+    """Their allocator under the names of ours; it wants the lengths on the host beside, and the sum of new tokens."""
+
+    def __init__(self, allocator: Any, new_tokens: int) -> None:
+        self.allocator = allocator
+        self.new_tokens = new_tokens
+        self.free = allocator.free
+
+    def extend(self, prefix_lens: Any, seq_lens: Any, last_slots: Any) -> Any:
+        return self.allocator.alloc_extend(prefix_lens, prefix_lens, seq_lens, seq_lens, last_slots, self.new_tokens)
+
+    def decode(self, seq_lens: Any, last_slots: Any) -> Any:
+        return self.allocator.alloc_decode(seq_lens, seq_lens, last_slots)
+
+
+def _pages(bench: Bench, torch: Any, allocator: Any) -> None:
+    """Pages of 16 tokens: prompts, their end, and decode steps."""
+    num_slots = bench.pick(4_000_000, 65_536)
+
+    def sides(counts: NDArray[np.int64]) -> tuple[SlotCalls, SlotCalls]:
+        pool = BlockPool(num_slots // PAGE + 1, order="fifo")
+        theirs = allocator(num_slots, PAGE, torch.bfloat16, "cpu", None, False)
+        return (
+            SlotCalls(SlotAllocator(pool, PAGE), counts),
+            SlotCalls(_Paged(theirs, int(counts.sum())), counts, torch.from_numpy),
+        )
+
+    rows, count = bench.pick((32, 1024), (2, 64))
+    ours, theirs = sides(np.full(rows, count))
+    sizes = {"rows": rows, "tokens_a_row": count, "page": PAGE, "slots": num_slots}
+
+    def check_extend() -> None:
+        for side in (ours, theirs):
+            side.extend()
+        np.testing.assert_array_equal(ours.slots, theirs.slots.numpy())
+        for side in (ours, theirs):
+            side.free()
+
+    def check_free() -> None:
+        for side in (ours, theirs):
+            side.extend()
+            side.free()
+        assert ours.allocator.pool.num_free * PAGE == theirs.allocator.allocator.available_size()
+
+    bench.compare(
+        f"pages: extend {rows} x {count}",
+        Job(ours.extend, after=ours.free),
+        {NAME: Job(theirs.extend, after=theirs.free)},
+        check=check_extend,
+        at_most=100,
+        sizes=sizes,
+    )
+    bench.compare(
+        f"pages: free {rows} x {count} tokens",
+        Job(ours.free, before=ours.extend),
+        {NAME: Job(theirs.free, before=theirs.extend)},
+        check=check_free,
+        sizes=sizes,
+    )
+    rows = bench.pick(256, 8)
+    ours, theirs = sides(uneven(rows, count, PAGE))
+    for side in (ours, theirs):
+        side.begin_decode()
+
+    def check_decode() -> None:
+        for _ in range(PAGE + 1):
+            for side in (ours, theirs):
+                side.decode()
+                side.grow()
+            np.testing.assert_array_equal(ours.slots, theirs.slots.numpy())
+
+    bench.compare(
+        f"pages: decode {rows}",
+        Job(ours.decode, after=ours.grow),
+        {NAME: Job(theirs.decode, after=theirs.grow)},
+        check=check_decode,
+        at_most=10,
+        sizes=sizes | {"rows": rows},
+    )
+
+
+class _Unneeded(MetaPathFinder, Loader):
+    """Finds what the allocators do not need: modules whose every name is a class that does nothing."""
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        if any(name == unneeded or name.startswith(unneeded + ".") for unneeded in UNNEEDED):
+            return ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+class _Empty(types.ModuleType):
+    """A module that has whatever name is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = type(name, (), {"__init__": lambda _self, *_args, **_options: None})
+        setattr(self, name, found)
+        return found

@@ -1,0 +1,18 @@
+"""torch as a control, where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.runner import Bench
+
+
+def load_torch(bench: Bench) -> Any:
+    """Torch, held to one thread; None, with a note, where it is missing: its controls are then left out."""
+    try:
+        import torch
+    except ImportError:
+        bench.note("torch is not installed; its controls are left out (pip install 'pagecore[bench]')")
+        return None
+    torch.set_num_threads(1)
+    return torch

@@ -1,0 +1,110 @@
+"""Key and value of new tokens into their slots, beside NumPy fancy indexing and torch.
+
+8 and 64 tokens are decode steps, each token in a block of its own; 2,048 tokens fill whole blocks that lie scattered.
+Every call goes to other blocks than the one before, in pools larger than the caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import cycle
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bench.runner import Bench
+from bench.torch_control import load_torch
+from pagecore import write_kv
+
+HEADS, DIM, BLOCK = 8, 128, 16
+TARGETS = {8: 1.0, 64: 1.0, 2048: 1.7}
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def run(bench: Bench, _options: argparse.Namespace) -> None:
+    """Both head orders, in float32 and bfloat16."""
+    torch = load_torch(bench)
+    for dtype in DTYPES:
+        for heads in ("HND", "NHD"):
+            for count in TARGETS:
+                _write(bench, torch, dtype, heads, count)
+
+
+def _write(bench: Bench, torch: Any, dtype: str, heads: str, count: int) -> None:
+    num_blocks = bench.pick(2048, 160)
+    random = np.random.default_rng(0)
+    key, value = random.standard_normal((2, count, HEADS, DIM), dtype=np.float32).astype(DTYPES[dtype])
+    mappings = _mappings(random, num_blocks, count)
+    names = ("ours", "NumPy indexing") + (("torch index_put_",) if torch else ())
+    caches = {name: [_cache(num_blocks, heads, dtype) for _ in range(2)] for name in names}
+    each = {name: cycle(mappings) for name in names}
+
+    def ours() -> None:
+        write_kv(key, value, *caches["ours"], next(each["ours"])[0])
+
+    def with_numpy() -> None:
+        _slots, blocks, offsets = next(each["NumPy indexing"])
+        for cache, new in zip(caches["NumPy indexing"], (key, value), strict=True):
+            cache[blocks, offsets] = new
+
+    controls = {"NumPy indexing": with_numpy}
+    if torch:
+        new_tensors = [_torch_view(torch, array) for array in (key, value)]
+        tensors = [_torch_view(torch, cache) for cache in caches["torch index_put_"]]
+        places = {id(mapping): [torch.from_numpy(part) for part in mapping[1:]] for mapping in mappings}
+
+        def with_torch() -> None:
+            index = places[id(next(each["torch index_put_"]))]
+            for cache, new in zip(tensors, new_tensors, strict=True):
+                cache.index_put_(index, new)
+
+        controls["torch index_put_"] = with_torch
+
+    def check() -> None:
+        for _ in mappings:
+            for work in (ours, *controls.values()):
+                work()
+        for name in names[1:]:
+            for got, expected in zip(caches["ours"], caches[name], strict=True):
+                np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+
+    bench.compare(
+        f"write {count} tokens, {HEADS} x {DIM}, {dtype}, {heads}",
+        ours,
+        controls,
+        check=check,
+        nbytes=key.nbytes + value.nbytes,
+        at_least={"NumPy indexing": TARGETS[count]},
+        sizes={"tokens": count, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "num_blocks": num_blocks}
+        | {"dtype": dtype, "heads": heads},
+    )
+
+
+def _cache(num_blocks: int, heads: str, dtype: str) -> np.ndarray:
+    """Zeros, logically [blocks, block size, heads, dim] whatever the order in memory; its pages are there already."""
+    shape = (num_blocks, HEADS, BLOCK, DIM) if heads == "HND" else (num_blocks, BLOCK, HEADS, DIM)
+    memory = np.empty(shape, DTYPES[dtype])
+    memory[...] = 0
+    return memory.swapaxes(1, 2) if heads == "HND" else memory
+
+
+def _mappings(random: np.random.Generator, num_blocks: int, count: int) -> list[tuple[np.ndarray, ...]]:
+    """Slots, blocks and offsets of as many calls as fit in different blocks, at most 32."""
+    whole = count >= 2048
+    taken = count // BLOCK if whole else count
+    ids = 1 + random.permutation(num_blocks - 1)
+    made = []
+    for i in range(min(32, len(ids) // taken)):
+        blocks = ids[i * taken : (i + 1) * taken]
+        offsets = np.tile(np.arange(BLOCK), taken) if whole else random.integers(0, BLOCK, taken)
+        blocks = np.repeat(blocks, BLOCK) if whole else blocks
+        made.append((blocks * BLOCK + offsets, blocks, offsets))
+    return made
+
+
+def _torch_view(torch: Any, array: np.ndarray) -> Any:
+    """The array's memory as a tensor; torch does not know NumPy's bfloat16."""
+    if array.dtype == np.float32:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
