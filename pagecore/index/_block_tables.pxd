@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.index._block_pool cimport NativeBlockPool
 from pagecore.index._integers cimport Integers, const_int32
-from pagecore.index._step_buffers cimport NativeStepBuffers, SlotType, StepBuffers
+from pagecore.index._step_buffers cimport NativeStepBuffers, SlotsOut, SlotType, StepBuffers
 from pagecore.native.translate cimport raise_python_error
 
 
@@ -16,11 +16,6 @@ cdef extern from "pagecore/index/pending_copies.hpp" namespace "pagecore" nogil:
 
 
 cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
-    cdef cppclass SlotsOut:
-        void* data
-        int64_t size
-        SlotType type
-
     cdef cppclass DenseTable:
         int32_t* blocks
         int64_t num_rows

@@ -20,7 +20,7 @@ from pagecore.index._integers cimport (
     view_of,
     writable,
 )
-from pagecore.index._step_buffers cimport SlotType, StepBuffers
+from pagecore.index._step_buffers cimport SlotsOut, SlotType, StepBuffers
 
 import numpy as np
 

@@ -10,7 +10,7 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.long cimport PyLong_CheckExact
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
 
 from operator import index
 
@@ -34,6 +34,13 @@ cdef class Integers:
             PyBuffer_Release(&self.buffer)
 
 
+@cython.freelist(16)
+cdef class Slots:
+    def __dealloc__(self):
+        if self.borrowed:
+            PyBuffer_Release(&self.buffer)
+
+
 cdef Integers as_integers(object obj, str what, object error):
     cdef Integers values = Integers.__new__(Integers)
     cdef int64_t wide
@@ -46,32 +53,99 @@ cdef Integers as_integers(object obj, str what, object error):
         values.size = 1
         values.is_scalar = True
         return values
-    if type(obj) is not ndarray or not borrow(values, obj):
-        array = int32_array(obj, what, error)
-        values.is_scalar = array.ndim == 0
-        if not borrow(values, array.reshape(-1)):
-            raise UnsupportedDtype(f"{what}s have dtype {array.dtype}; give native 32-bit integers")
+    cdef char width = lend(&values.buffer, obj) if type(obj) is ndarray else NEITHER
+    if width == NEITHER:
+        obj = integer_array(obj, what, error, 32)
+        values.is_scalar = obj.ndim == 0
+        width = lend(&values.buffer, obj.reshape(-1))
+    values.borrowed = True
+    values.size = values.buffer.shape[0]
+    if width == INT32:
+        values.data = <const int32_t*> values.buffer.buf
+    else:
+        narrow(values, what, error)
     return values
 
 
-cdef bint borrow(Integers values, object array) except -1:
-    """Whether the array is aligned, C-contiguous int32 [n]; then values points into it and keeps it alive."""
-    try:
-        PyObject_GetBuffer(array, &values.buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-    except (ValueError, BufferError):
-        return False
+cdef Slots as_slots(object obj, str what, object error):
+    cdef Slots values = Slots.__new__(Slots)
+    if PyLong_CheckExact(obj):
+        values.single = as_int64(obj, what)  # one beyond 64 bits is cut to their ends, which no pool has
+        values.data = &values.single
+        values.size = 1
+        values.is_scalar = True
+        return values
+    cdef char width = lend(&values.buffer, obj) if type(obj) is ndarray else NEITHER
+    if width == NEITHER:
+        obj = integer_array(obj, what, error, 64)
+        values.is_scalar = obj.ndim == 0
+        width = lend(&values.buffer, obj.reshape(-1))
     values.borrowed = True
-    if values.buffer.ndim == 1 and values.buffer.format[0] == b"i" and values.buffer.format[1] == 0:
-        values.data = <const int32_t*> values.buffer.buf
-        values.size = values.buffer.shape[0]
-        return True
-    PyBuffer_Release(&values.buffer)
-    values.borrowed = False
-    return False
+    values.size = values.buffer.shape[0]
+    if width == INT64:
+        values.data = <const int64_t*> values.buffer.buf
+    else:
+        widen(values)
+    return values
+
+
+cdef enum:
+    NEITHER = 0
+    INT32 = 4
+    INT64 = 8
+
+
+cdef char lend(Py_buffer* buffer, object array) except -1:
+    """INT32 or INT64 where the array is aligned and C-contiguous [n] of those; then the buffer must be released."""
+    try:
+        PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+    except (ValueError, BufferError):
+        return NEITHER
+    cdef char letter = buffer.format[0]
+    if buffer.ndim == 1 and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
+        return INT32 if buffer.itemsize == 4 else INT64
+    PyBuffer_Release(buffer)
+    return NEITHER
+
+
+cdef int narrow(Integers values, str what, object error) except -1:
+    """Copy lent int64 values, where all of them fit, into an int32 array of our own."""
+    cdef const int64_t* wide = <const int64_t*> values.buffer.buf
+    cdef int32_t* data = NULL
+    cdef Py_ssize_t i
+    cdef uint64_t outside = 0
+    values.owned = new_int32(values.size, &data)
+    values.data = data
+    for i in range(values.size):
+        data[i] = <int32_t> wide[i]
+        outside |= (<uint64_t> wide[i] + <uint64_t> 0x80000000) >> 32
+    if outside:
+        for i in range(values.size):
+            if wide[i] > INT32_MAX or wide[i] < INT32_MIN:
+                raise error(f"{what} {wide[i]} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
+    return 0
+
+
+cdef int widen(Slots values) except -1:
+    """Copy lent int32 values into an int64 array of our own."""
+    cdef const int32_t* lent = <const int32_t*> values.buffer.buf
+    cdef int64_t* data = NULL
+    cdef Py_ssize_t i
+    values.owned = new_int64(values.size, &data)
+    values.data = data
+    for i in range(values.size):
+        data[i] = lent[i]
+    return 0
 
 
 def int32_array(obj, what, error):
     """A new int32 array, 0-d or 1-d, of anything that holds integers."""
+    return integer_array(obj, what, error, 32)
+
+
+def integer_array(obj, what, error, bits):
+    """A new array of 32 or 64 bits, 0-d or 1-d, of anything that holds integers."""
+    dtype = int32 if bits == 32 else int64
     try:
         array = np.asarray(obj)
     except ValueError as ragged:
@@ -79,14 +153,16 @@ def int32_array(obj, what, error):
     if array.ndim > 1:
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
     if array.size == 0:
-        return np.zeros(0, np.int32)
+        return np.zeros(0, dtype)
     is_int_list = array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat)
     if array.dtype.kind not in "iu" and not is_int_list:
         raise UnsupportedDtype(f"{what}s have dtype {array.dtype}; give integers")
-    for value in (int(array.max()), int(array.min())):
-        if not INT32_MIN <= value <= INT32_MAX:
-            raise error(f"{what} {value} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
-    return array.astype(np.int32, order="C")
+    if is_int_list or not np.can_cast(array.dtype, dtype):
+        least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+        for value in (int(array.max()), int(array.min())):
+            if not least <= value <= most:
+                raise error(f"{what} {value} does not fit {bits} bits; the limits are {least} and {most}")
+    return array.astype(dtype, order="C")
 
 
 cdef int64_t as_int64(object obj, str what) except? -1:
@@ -109,6 +185,12 @@ cdef object new_int32(Py_ssize_t size, int32_t** data):
     return array
 
 
+cdef object new_int64(Py_ssize_t size, int64_t** data):
+    array = empty(size, int64)
+    data[0] = <int64_t*> address_of(array)
+    return array
+
+
 cdef void* address_of(object array) except? NULL:
     cdef Py_buffer buffer
     PyObject_GetBuffer(array, &buffer, PyBUF_ANY_CONTIGUOUS)
@@ -126,9 +208,41 @@ cdef int32_t as_row(object row) except? -1:
 
 cdef Integers as_counts(object counts, Py_ssize_t n, str what):
     cdef Integers values = as_integers(counts, what, ShapeError)
+    cdef int32_t single
+    cdef int32_t* data = NULL
+    cdef Py_ssize_t i
     if values.is_scalar and n != 1:
-        return as_integers(np.full(n, values.data[0], int32), what, ShapeError)
+        single = values.data[0]
+        values.owned = new_int32(n, &data)
+        for i in range(n):
+            data[i] = single
+        values.data = data
+        values.size = n
     return values
+
+
+cdef Slots as_many_slots(Slots values, Py_ssize_t n):
+    cdef int64_t single
+    cdef int64_t* data = NULL
+    cdef Py_ssize_t i
+    if values.is_scalar and n != 1:
+        single = values.data[0]
+        values.owned = new_int64(n, &data)
+        for i in range(n):
+            data[i] = single
+        values.data = data
+        values.size = n
+    return values
+
+
+cdef str as_width(object dtype, str what, object error):
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = None
+    if name not in ("int32", "int64"):
+        raise error(f"{what} is {dtype!r}; use int64 or int32")
+    return str(name)
 
 
 cdef object writable(object out, int ndim, str what, bint wide_too):

@@ -4,11 +4,18 @@ from libcpp.memory cimport unique_ptr
 from pagecore.native.translate cimport raise_python_error
 
 
-cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
+cdef extern from "pagecore/index/slots.hpp" namespace "pagecore" nogil:
     cdef enum class SlotType(int):
         Int32
         Int64
 
+    cdef cppclass SlotsOut:
+        void* data
+        int64_t size
+        SlotType type
+
+
+cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
     cdef cppclass NativeStepBuffers "pagecore::StepBuffers":
         NativeStepBuffers(int64_t, int64_t, int64_t, SlotType) except +raise_python_error
         int32_t max_sequences()

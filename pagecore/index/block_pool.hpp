@@ -101,9 +101,13 @@ class BlockPool::Transaction {
   // num_free() > 0.
   [[nodiscard]] BlockId take() {
     BlockId block;
-    pool_->free_.take({&block, 1});
-    pool_->ref_count_[static_cast<size_t>(block)] = 1;
+    take({&block, 1});
     return block;
+  }
+  // num_free() >= out.size().
+  void take(std::span<BlockId> out) {
+    pool_->free_.take(out);
+    for (const BlockId block : out) pool_->ref_count_[static_cast<size_t>(block)] = 1;
   }
   // ref_count(block) > 0.
   void share(BlockId block) { ++pool_->ref_count_[static_cast<size_t>(block)]; }

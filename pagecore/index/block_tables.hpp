@@ -29,18 +29,12 @@
 #include "pagecore/index/free_list.hpp"
 #include "pagecore/index/pending_copies.hpp"
 #include "pagecore/index/pools_lock.hpp"
+#include "pagecore/index/slots.hpp"
 #include "pagecore/index/step_buffers.hpp"
 #include "pagecore/index/zeroed_array.hpp"
 #include "pagecore/native/ids.hpp"
 
 namespace pagecore {
-
-// Where the slots of one group go.
-struct SlotsOut {
-  void* data;
-  int64_t size;
-  SlotType type;
-};
 
 // A block table of the caller: num_rows lines of `width` blocks, `stride` apart, and num_lengths lengths.
 struct DenseTable {

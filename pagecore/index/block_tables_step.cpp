@@ -28,7 +28,6 @@ int64_t BlockTables::check_step(Rows rows, Counts counts) {
 }
 
 void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tokens) const {
-  constexpr int64_t kMaxNarrowSlots = int64_t{1} << 31;
   PC_EXPECTS(out.size() == groups_.size(), ShapeError, "slots of ", out.size(),
              " groups can be written; the tables have ", groups_.size());
   for (size_t i = 0; i < out.size(); ++i) {
@@ -173,9 +172,7 @@ Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, 
   }
   for (TokenCount left = count; left > 0; ++at, offset = 0) {
     const TokenCount here = std::min(left, block_size - offset);
-    const auto slot = static_cast<Slot>(SlotId{blocks[at]} * block_size + offset);
-    for (TokenCount i = 0; i < here; ++i) out[i] = static_cast<Slot>(slot + i);
-    out += here;
+    out = write_run(out, SlotId{blocks[at]} * block_size + offset, here);
     left -= here;
   }
   return out;

@@ -15,13 +15,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "pagecore/index/slots.hpp"
 #include "pagecore/index/zeroed_array.hpp"
 #include "pagecore/native/ids.hpp"
 
 namespace pagecore {
-
-// Slots are written as int64, or as int32 for users without 64-bit integers.
-enum class SlotType : int { Int32 = 0, Int64 = 1 };
 
 inline constexpr size_t kMaxGroups = 4096;  // of tables and of buffers
 

@@ -1,7 +1,18 @@
-"""Arrays in, arrays out: write to a paged cache, attend to it, copy its blocks, merge partial attention."""
+"""Arrays in, arrays out: write to a paged cache, attend to it, move its blocks, merge partial attention."""
 
 from pagecore.ops._attention import merge_attention, paged_attention
+from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
 from pagecore.ops._plan import AttentionPlan, plan_attention
-from pagecore.ops._write import copy_blocks, write_kv
+from pagecore.ops._write import write_kv
 
-__all__ = ["AttentionPlan", "copy_blocks", "merge_attention", "paged_attention", "plan_attention", "write_kv"]
+__all__ = [
+    "AttentionPlan",
+    "copy_blocks",
+    "gather_blocks",
+    "merge_attention",
+    "paged_attention",
+    "plan_attention",
+    "scatter_blocks",
+    "transfer_blocks",
+    "write_kv",
+]

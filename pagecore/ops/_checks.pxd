@@ -6,6 +6,7 @@ from pagecore.arrays._tensor cimport Tensor
 
 cdef enum:
     FLOAT32 = 0  # in the dtype table
+    LAST_FLOAT = 2  # float32, float16, bfloat16
 
 
 cdef Tensor host_tensor(object array, str name)

@@ -21,7 +21,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     CPU = 1
-    LAST_FLOAT = 2  # float32, float16, bfloat16
     INT32 = 7
     INT64 = 8
     BOOL = 9

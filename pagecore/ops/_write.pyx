@@ -1,19 +1,17 @@
-"""write_kv and copy_blocks: check the arguments and call the kernel."""
+"""write_kv: check the arguments and call the kernel."""
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport (
     cache_tensor,
-    check_aligned,
     check_caches,
     check_length,
     check_no_stream,
     check_writable,
     float_tensor,
-    host_tensor,
     index_tensor,
     scale_numbers,
 )
-from pagecore.ops.cpu._cpu cimport copy_blocks as run_copy, write_kv as run_write
+from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
 from pagecore.errors import ShapeError
 
@@ -71,41 +69,3 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True)
     cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True)
     run_write(k, v, keys, values, slots, key_scales, value_scales)
-
-
-def copy_blocks(caches, pairs, *, stream=None):
-    """Copy whole blocks inside caches, in the order given: what runs before a shared block is written.
-
-    Parameters
-    ----------
-    caches : array, or list or tuple of arrays, [num_blocks, ...]
-        Each is copied in place; any dtype, rank and strides.
-    pairs : integers, [n, 2]
-        (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote.
-    stream : None
-        For CUDA arrays only.
-
-    Raises
-    ------
-    InvalidBlock
-        A source or target that some cache does not have.
-    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that are not served or cannot be written. In every case nothing has been copied.
-    """
-    check_no_stream(stream)
-    cdef list planes = []
-    cdef Tensor plane
-    cdef bint many = isinstance(caches, (list, tuple))
-    for i, cache in enumerate(caches if many else (caches,)):
-        name = f"caches[{i}]" if many else "caches"
-        plane = host_tensor(cache, name)
-        if plane.ndim == 0:
-            raise ShapeError(f"{name} has no axes; its first axis must count blocks")
-        check_writable(plane, name)
-        check_aligned(plane, name)
-        planes.append(plane)
-    if isinstance(pairs, (list, tuple)) and len(pairs) == 0:
-        return
-    cdef Tensor ids = index_tensor(pairs, "pairs", 2, "[n, 2] of (source, target)")
-    check_length(ids, "pairs", 1, 2, "(source, target)")
-    run_copy(planes, ids)

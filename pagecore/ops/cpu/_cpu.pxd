@@ -21,6 +21,18 @@ cdef int write_kv(
 # caches: a list or tuple of Tensors whose first axis counts blocks; pairs: [n, 2] of (source, target), done in order.
 cdef int copy_blocks(object caches, Tensor pairs) except -1
 
+# The sum of lengths, each of which `width` blocks must hold.
+cdef int64_t total_tokens(Tensor seq_lens, int64_t width, int64_t block_size) except -1
+
+# caches and packed: lists of Tensors, as many of each and at least one; the caches of one block_size, packed
+# [num_tokens, ...] with the axes of the cache beside it. Where dtypes differ both are floats. rows may be None. The two
+# sides must not overlap.
+cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1
+cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows) except -1
+
+# Block pairs[i, 0] of each source onto block pairs[i, 1] of the target beside it, which has the same other axes.
+cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1
+
 # out may be out_a or out_b, lse may be lse_a or lse_b; lse may be None.
 cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
 

@@ -1,6 +1,6 @@
 """The host kernels, bound: Tensors to addresses and strides, errors to exceptions, the GIL released around the work."""
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
@@ -13,17 +13,23 @@ from pagecore.ops.cpu.args cimport (
     Indices,
     Lse,
     MergeArgs,
+    PackedSequences,
     PerHead,
     PlanView,
     Rows,
+    Table,
     WriteArgs,
     choose_isa,
     current_isa,
     list_isas,
     run_attention,
     run_copy,
+    run_gather,
     run_merge,
+    run_scatter,
+    run_transfer,
     run_write,
+    sum_lengths,
 )
 
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
@@ -63,6 +69,24 @@ cdef void fill_indices(Indices* indices, Tensor tensor) noexcept:
     indices.size = tensor.shape_[0]
     indices.stride = tensor.strides_[0]
     indices.wide = tensor.dtype_code == INT64
+
+
+cdef void fill_table(Table* table, Tensor tensor) noexcept:
+    table.data = tensor.data
+    table.num_rows, table.width = tensor.shape_[0], tensor.shape_[1]
+    table.row_stride = tensor.strides_[0]
+    table.wide = tensor.dtype_code == INT64
+
+
+cdef void add_array(vector[BlockArray]& arrays, Tensor tensor):
+    cdef BlockArray array
+    cdef int i
+    array.data, array.dtype = tensor.data, tensor.dtype_code
+    array.num_blocks, array.block_stride = tensor.shape_[0], tensor.strides_[0]
+    array.itemsize, array.ndim = tensor.itemsize, tensor.ndim - 1
+    for i in range(array.ndim):
+        array.shape[i], array.strides[i] = tensor.shape_[i + 1], tensor.strides_[i + 1]
+    arrays.push_back(array)
 
 
 cdef int fill_per_head(PerHead* values, Tensor tensor) except -1:
@@ -108,10 +132,7 @@ cdef int attention(
     fill_rows(&args.query, query)
     fill_cache(&args.key, key_cache)
     fill_cache(&args.value, value_cache)
-    args.table.data = block_table.data
-    args.table.num_rows, args.table.width = block_table.shape_[0], block_table.shape_[1]
-    args.table.row_stride = block_table.strides_[0]
-    args.table.wide = block_table.dtype_code == INT64
+    fill_table(&args.table, block_table)
     fill_indices(&args.seq_lens, seq_lens)
     fill_indices(&args.rows, rows)
     fill_indices(&args.cu_query_lens, cu_query_lens)
@@ -161,21 +182,80 @@ cdef int write_kv(
 cdef int copy_blocks(object caches, Tensor pairs) except -1:
     """Block copies in caches of any dtype; see _cpu.pxd."""
     cdef vector[BlockArray] arrays
-    cdef BlockArray array
     cdef Tensor cache
     cdef Indices sources, targets
-    cdef int i
     for cache in caches:
-        array.data, array.num_blocks, array.block_stride = cache.data, cache.shape_[0], cache.strides_[0]
-        array.itemsize, array.ndim = cache.itemsize, cache.ndim - 1
-        for i in range(array.ndim):
-            array.shape[i], array.strides[i] = cache.shape_[i + 1], cache.strides_[i + 1]
-        arrays.push_back(array)
+        add_array(arrays, cache)
     fill_indices(&sources, pairs)
     targets = sources
     targets.data += pairs.strides_[1]
     with nogil:
         run_copy(arrays, sources, targets)
+    return 0
+
+
+cdef int64_t total_tokens(Tensor seq_lens, int64_t width, int64_t block_size) except -1:
+    """Tokens of all sequences; see _cpu.pxd."""
+    cdef Indices lens
+    fill_indices(&lens, seq_lens)
+    return sum_lengths(lens, width, block_size)
+
+
+cdef int fill_sequences(
+        PackedSequences* batch, list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
+    cdef Tensor cache
+    fill_table(&batch.table, block_table)
+    fill_indices(&batch.seq_lens, seq_lens)
+    fill_indices(&batch.rows, rows)
+    batch.num_blocks = INT64_MAX
+    for cache in caches:
+        batch.block_size = cache.shape_[1]
+        batch.num_blocks = min(batch.num_blocks, cache.shape_[0])
+    batch.num_tokens = (<Tensor>packed[0]).shape_[0]
+    return 0
+
+
+cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
+    """Sequences out of blocks; see _cpu.pxd."""
+    cdef PackedSequences batch
+    cdef vector[BlockArray] blocks, tokens
+    fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
+    for array in caches:
+        add_array(blocks, array)
+    for array in packed:
+        add_array(tokens, array)
+    with nogil:
+        run_gather(blocks, tokens, batch)
+    return 0
+
+
+cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
+    """Sequences into blocks; see _cpu.pxd."""
+    cdef PackedSequences batch
+    cdef vector[BlockArray] blocks, tokens
+    fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
+    for array in caches:
+        add_array(blocks, array)
+    for array in packed:
+        add_array(tokens, array)
+    with nogil:
+        run_scatter(tokens, blocks, batch)
+    return 0
+
+
+cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1:
+    """Blocks of caches into others; see _cpu.pxd."""
+    cdef vector[BlockArray] from_arrays, to_arrays
+    cdef Indices source_ids, target_ids
+    for array in sources:
+        add_array(from_arrays, array)
+    for array in targets:
+        add_array(to_arrays, array)
+    fill_indices(&source_ids, pairs)
+    target_ids = source_ids
+    target_ids.data += pairs.strides_[1]
+    with nogil:
+        run_transfer(from_arrays, to_arrays, source_ids, target_ids)
     return 0
 
 

@@ -141,13 +141,15 @@ struct MergeArgs {
   Lse lse;
 };
 
-// One array whose first axis counts blocks, for copies: the other axes are walked as they are.
+// One array whose first axis counts blocks (or tokens, where sequences lie packed): the other axes are walked as they
+// are.
 struct BlockArray {
   char* data = nullptr;
+  int32_t dtype = 0;  // in the dtype table, which starts with Float's
+  int32_t ndim = 0;   // axes after the first
   int64_t num_blocks = 0;
   int64_t block_stride = 0;
   int64_t itemsize = 1;
-  int32_t ndim = 0;  // axes after the first
   int64_t shape[8] = {};
   int64_t strides[8] = {};
 };

@@ -110,13 +110,33 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
 
     cdef cppclass BlockArray:
         char* data
+        int32_t dtype
+        int32_t ndim
         int64_t num_blocks
         int64_t block_stride
         int64_t itemsize
-        int32_t ndim
         int64_t shape[8]
         int64_t strides[8]
 
+    cdef cppclass PackedSequences:
+        Table table
+        Indices seq_lens
+        Indices rows
+        int64_t block_size
+        int64_t num_blocks
+        int64_t num_tokens
+
+    int64_t sum_lengths "pagecore::cpu::total_tokens"(
+        const Indices& seq_lens, int64_t width, int64_t block_size) except +raise_python_error
+    void run_gather "pagecore::cpu::gather_blocks"(
+        const vector[BlockArray]& caches, const vector[BlockArray]& packed,
+        const PackedSequences& batch) except +raise_python_error
+    void run_scatter "pagecore::cpu::scatter_blocks"(
+        const vector[BlockArray]& packed, const vector[BlockArray]& caches,
+        const PackedSequences& batch) except +raise_python_error
+    void run_transfer "pagecore::cpu::transfer_blocks"(
+        const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
+        const Indices& target_ids) except +raise_python_error
     void run_attention "pagecore::cpu::attention"(
         const AttentionArgs& args, const PlanView* plan) except +raise_python_error
     void run_write "pagecore::cpu::write_kv"(const WriteArgs& args) except +raise_python_error

@@ -5,6 +5,7 @@
 
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu {
@@ -94,6 +95,8 @@ struct KernelTable {
   void (*merge)(const MergeArgs&);
   // The slots must have been checked.
   void (*write)(const WriteArgs&);
+  // The places must have been checked, and the two sides must not overlap.
+  void (*move)(const Move&, const Run* runs, int64_t num_runs);
 };
 
 // One for each isa/*.cpp that this build has.

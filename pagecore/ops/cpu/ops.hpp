@@ -7,6 +7,7 @@
 
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/kernel_table.hpp"
+#include "pagecore/ops/cpu/run_list.hpp"
 #include "pagecore/ops/plan.hpp"
 
 namespace pagecore::cpu {
@@ -30,6 +31,18 @@ void write_kv(const WriteArgs& args);
 
 // Block source[i] onto block target[i] of each array, in order.
 void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets);
+
+// Between paged caches and packed sequences, [num_tokens, ...] with the axes of the cache beside them; `packed` i
+// belongs to cache i, and they must not overlap.
+void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
+                   const PackedSequences& batch);
+void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<BlockArray>& caches,
+                    const PackedSequences& batch);
+
+// Block source_ids[i] of each source onto block target_ids[i] of the target beside it, in order; sources must not
+// overlap targets.
+void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
+                     const Indices& source_ids, const Indices& target_ids);
 
 void merge(const MergeArgs& args);
 

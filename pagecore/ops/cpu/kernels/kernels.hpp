@@ -3,10 +3,11 @@
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/attention.hpp"
+#include "pagecore/ops/cpu/kernels/move.hpp"
 #include "pagecore/ops/cpu/kernels/rows.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 
-const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write};
+const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write, move_runs};
 
 }  // namespace pagecore::cpu::PC_ISA

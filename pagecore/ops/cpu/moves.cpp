@@ -1,0 +1,204 @@
+// Gather, scatter, transfer: how each plane is walked, whether it streams, and the call of the kernel.
+#include "pagecore/ops/cpu/moves.hpp"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <limits>
+
+#include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/dispatch.hpp"
+#include "pagecore/ops/cpu/ops.hpp"
+
+namespace pagecore::cpu {
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+// An axis of both sides. `varies` marks the one along which runs are counted.
+struct Axis {
+  MoveAxis on;
+  bool varies;
+};
+
+// The axes of a run, longest target stride first; axes that continue each other on both sides are one.
+class Axes {
+ public:
+  void add(int64_t size, int64_t source_stride, int64_t target_stride, bool varies = false) {
+    if (size == 1 && !varies) return;
+    int at = count_++;
+    for (; at > 0 && std::llabs(axes_[at - 1].on.target_stride) < std::llabs(target_stride); --at)
+      axes_[at] = axes_[at - 1];
+    axes_[at] = {{size, source_stride, target_stride}, varies};
+  }
+
+  void lay_out(Move& move) {
+    join();
+    move.row = 1;
+    move.scale = 1;
+    const Axis* last = count_ > 0 ? &axes_[count_ - 1] : nullptr;
+    const bool contiguous = last != nullptr && last->on.source_stride == move.source_itemsize &&
+                            last->on.target_stride == move.target_itemsize;
+    move.num_axes = contiguous ? count_ - 1 : count_;
+    for (int i = 0; i < count_; ++i) {
+      if (axes_[i].varies) {
+        move.varying = i;
+        move.scale = axes_[i].on.size;
+      }
+      if (i < move.num_axes) move.axes[i] = axes_[i].on;
+    }
+    if (contiguous && !last->varies) move.row = last->on.size;
+  }
+
+ private:
+  // An axis takes up the one inside it; the varying one is never inside, because its size is not known here.
+  void join() {
+    int kept = 0;
+    for (int i = 1; i < count_; ++i) {
+      Axis& outer = axes_[kept];
+      const Axis& inner = axes_[i];
+      const bool continues = !inner.varies && outer.on.source_stride == inner.on.size * inner.on.source_stride &&
+                             outer.on.target_stride == inner.on.size * inner.on.target_stride;
+      if (continues) {
+        outer = {{outer.on.size * inner.on.size, inner.on.source_stride, inner.on.target_stride}, outer.varies};
+      } else {
+        axes_[++kept] = inner;
+      }
+    }
+    if (count_ > 0) count_ = kept + 1;
+  }
+
+  Axis axes_[8];
+  int count_ = 0;
+};
+
+void set_types(Move& move, const BlockArray& source, const BlockArray& target) {
+  move.source = source.data;
+  move.target = target.data;
+  move.source_itemsize = source.itemsize;
+  move.target_itemsize = target.itemsize;
+  move.source_unit = source.block_stride;
+  move.target_unit = target.block_stride;
+  move.converts = source.dtype != target.dtype;
+  if (!move.converts) return;
+  PC_EXPECTS(source.dtype >= 0 && source.dtype <= static_cast<int32_t>(Float::BF16) && target.dtype >= 0 &&
+                 target.dtype <= static_cast<int32_t>(Float::BF16),
+             UnsupportedDtype, "dtypes ", source.dtype, " and ", target.dtype, " of the table do not convert");
+  move.from = static_cast<Float>(source.dtype);
+  move.to = static_cast<Float>(target.dtype);
+}
+
+// Between a paged cache and packed sequences: runs count tokens, and break at blocks unless these continue each other.
+Move move_tokens(const BlockArray& cache, const BlockArray& packed, Direction direction) {
+  const bool gathers = direction == Direction::Gather;
+  Move move;
+  set_types(move, gathers ? cache : packed, gathers ? packed : cache);
+  const int64_t tokens = cache.shape[0], token_stride = tokens == 1 ? cache.block_stride : cache.strides[0];
+  move.piece = cache.block_stride == tokens * token_stride ? kUnlimited : tokens;
+  (gathers ? move.source_piece : move.target_piece) = cache.block_stride;
+  (gathers ? move.target_piece : move.source_piece) = tokens * packed.block_stride;
+  Axes axes;
+  axes.add(1, gathers ? token_stride : packed.block_stride, gathers ? packed.block_stride : token_stride, true);
+  for (int i = 1; i < cache.ndim; ++i) {
+    axes.add(cache.shape[i], gathers ? cache.strides[i] : packed.strides[i - 1],
+             gathers ? packed.strides[i - 1] : cache.strides[i]);
+  }
+  axes.lay_out(move);
+  return move;
+}
+
+// Between two caches: runs count blocks.
+Move move_blocks(const BlockArray& source, const BlockArray& target) {
+  Move move;
+  set_types(move, source, target);
+  move.piece = kUnlimited;
+  Axes axes;
+  axes.add(1, source.block_stride, target.block_stride, true);
+  for (int i = 0; i < source.ndim; ++i) axes.add(source.shape[i], source.strides[i], target.strides[i]);
+  axes.lay_out(move);
+  return move;
+}
+
+bool empty(const BlockArray& array, int first_axis) {
+  for (int i = first_axis; i < array.ndim; ++i) {
+    if (array.shape[i] == 0) return true;
+  }
+  return false;
+}
+
+int64_t elements(const BlockArray& array, int first_axis) {
+  int64_t count = 1;
+  for (int i = first_axis; i < array.ndim; ++i) count *= array.shape[i];
+  return count;
+}
+
+// What is written of more bytes than this would be driven out of the caches before anybody reads it.
+int64_t stream_bytes() {
+  static const int64_t bytes = [] {
+    constexpr int64_t kUsual = 32 << 20;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    const long last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (last_level > 0) return static_cast<int64_t>(last_level);
+#endif
+    return kUsual;
+  }();
+  return bytes;
+}
+
+std::vector<Run>& run_buffer() {
+  static thread_local std::vector<Run> runs;
+  return runs;
+}
+
+void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written) {
+  if (runs.empty()) return;
+  for (Move& move : moves) {
+    move.streams = written > stream_bytes();
+    kernels().move(move, runs.data(), static_cast<int64_t>(runs.size()));
+  }
+}
+
+void move_sequences(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
+                    const PackedSequences& batch, Direction direction) {
+  std::vector<Run>& runs = run_buffer();
+  const int64_t copied = list_runs(batch, direction, runs);
+  std::vector<Move> moves;
+  int64_t written = 0;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    if (empty(caches[i], 1)) continue;
+    moves.push_back(move_tokens(caches[i], packed[i], direction));
+    written += copied * elements(caches[i], 1) * moves.back().target_itemsize;
+  }
+  move_all(moves, runs, written);
+}
+
+}  // namespace
+
+void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
+                   const PackedSequences& batch) {
+  move_sequences(caches, packed, batch, Direction::Gather);
+}
+
+void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<BlockArray>& caches,
+                    const PackedSequences& batch) {
+  move_sequences(caches, packed, batch, Direction::Scatter);
+}
+
+void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
+                     const Indices& source_ids, const Indices& target_ids) {
+  int64_t num_sources = kUnlimited, num_targets = kUnlimited;
+  for (const BlockArray& source : sources) num_sources = std::min(num_sources, source.num_blocks);
+  for (const BlockArray& target : targets) num_targets = std::min(num_targets, target.num_blocks);
+  std::vector<Run>& runs = run_buffer();
+  const int64_t copied = list_pairs(source_ids, target_ids, num_sources, num_targets, runs);
+  std::vector<Move> moves;
+  int64_t written = 0;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (empty(sources[i], 0)) continue;
+    moves.push_back(move_blocks(sources[i], targets[i]));
+    written += copied * elements(sources[i], 0) * moves.back().target_itemsize;
+  }
+  move_all(moves, runs, written);
+}
+
+}  // namespace pagecore::cpu
