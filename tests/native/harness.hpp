@@ -130,8 +130,8 @@ class Exact {
 
 }  // namespace pagecore::test
 
-#define PC_TEST(name)                                                         \
-  static void name();                                                         \
+#define PC_TEST(name)                                                        \
+  static void name();                                                        \
   static const ::pagecore::test::Registered registered_##name{#name, &name}; \
   static void name()
 
@@ -141,8 +141,8 @@ class Exact {
   static void name()
 
 // PC_CHECK(condition, "what", was, known)
-#define PC_CHECK(condition, ...)                                                                        \
-  do {                                                                                                  \
+#define PC_CHECK(condition, ...)                                                                                     \
+  do {                                                                                                               \
     if (!(condition)) ::pagecore::test::fail_check(__FILE__, __LINE__, #condition, ::pagecore::concat(__VA_ARGS__)); \
   } while (false)
 

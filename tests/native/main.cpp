@@ -47,9 +47,7 @@ uint64_t mixed(uint64_t seed, const char* name, int64_t round) {
   return Random(hash + static_cast<uint64_t>(round)).bits();
 }
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void run(const Test& test) {
   Driver& the = driver();

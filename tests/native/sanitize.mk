@@ -36,6 +36,9 @@ index := $(wildcard pagecore/index/*.cpp tests/index/native/*.cpp) $(HARNESS)
 ops := $(wildcard pagecore/ops/cpu/*.cpp tests/ops/native/*.cpp) $(HARNESS) \
        $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp)
 
+# tests/ops/native/moves.cpp says how large the last cache is.
+LINK_ops := -Wl,--wrap=sysconf
+
 # TSan of GCC 12 dies where the kernel places memory more randomly than it expects (vm.mmap_rnd_bits over 28).
 LAUNCH ?= $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
 TIMEOUT ?= timeout 300
@@ -49,7 +52,7 @@ plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run
 define driver # kind, room
 OBJECTS_$(1)_$(2) := $$($(2):%.cpp=$(OUT)/$(1)/%.o)
 $(OUT)/$(1)/$(2): $$(OBJECTS_$(1)_$(2))
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LDFLAGS) -o $$@ $$^
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LINK_$(2)) $$(LDFLAGS) -o $$@ $$^
 # Never made, so that they run each time.
 .PHONY: $(OUT)/$(1)/$(2).run $(OUT)/$(1)/$(2).plants
 $(OUT)/$(1)/$(2).plants: $(OUT)/$(1)/$(2)

@@ -175,8 +175,7 @@ class TablesLife {
     Rows rows = some_rows();
     if (random_.one_in(2) && rows.size() > 1) rows.resize(1);
     const Exact<RowId> names(rows);
-    agree(
-        model_, "remove", [&](ModelTables& model) { model.remove(rows); }, [&] { tables_->remove(names.span()); });
+    agree(model_, "remove", [&](ModelTables& model) { model.remove(rows); }, [&] { tables_->remove(names.span()); });
   }
 
   void reorder() {
@@ -314,8 +313,7 @@ class TablesLife {
     const Exact<TokenCount> numbers(before);
     int64_t expected = 0, freed = 0;
     if (agree(
-            model_, "release_before",
-            [&](ModelTables& model) { expected = model.release_before(rows, group, before); },
+            model_, "release_before", [&](ModelTables& model) { expected = model.release_before(rows, group, before); },
             [&] { freed = tables_->release_before(names.span(), group, numbers.span()); })) {
       PC_CHECK(freed == expected, freed, " became free, expected ", expected);
     }

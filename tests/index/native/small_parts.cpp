@@ -225,8 +225,8 @@ PC_TEST(step_buffers_refuse_sizes_without_sense) {
   const auto make = [](int64_t sequences, int64_t tokens, int64_t groups) {
     StepBuffers(sequences, tokens, groups, SlotType::Int64);
   };
-  for (const int64_t wrong : {int64_t{-1}, int64_t{1} << 31, std::numeric_limits<int64_t>::min(),
-                              std::numeric_limits<int64_t>::max()}) {
+  for (const int64_t wrong :
+       {int64_t{-1}, int64_t{1} << 31, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
     PC_REFUSES(ShapeError, make(wrong, 1, 1));
     PC_REFUSES(ShapeError, make(1, wrong, 1));
     PC_REFUSES(ShapeError, make(1, 1, wrong));

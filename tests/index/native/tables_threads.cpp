@@ -19,8 +19,7 @@ constexpr int kSteps = 600;
 
 struct SharedPool {
   explicit SharedPool(BlockId num_blocks)
-      : pool(std::make_shared<BlockPool>(num_blocks, Order::Fifo)),
-        cells(static_cast<size_t>(num_blocks) * kLargest) {}
+      : pool(std::make_shared<BlockPool>(num_blocks, Order::Fifo)), cells(static_cast<size_t>(num_blocks) * kLargest) {}
 
   uint64_t& cell(size_t group, SlotId slot) {
     const SlotId block = slot / kSizes[group];
@@ -100,7 +99,8 @@ class Writer {
   void extend() {
     if (sequences_.empty()) return;
     const RowId row = any();
-    const auto count = static_cast<TokenCount>(random_.between(0, std::min<int64_t>(7, 60 - std::ssize(sequences_[row]))));
+    const auto count =
+        static_cast<TokenCount>(random_.between(0, std::min<int64_t>(7, 60 - std::ssize(sequences_[row]))));
     const auto size = static_cast<size_t>(count);
     Exact<int64_t> first(size);
     Exact<int32_t> second(size);
