@@ -51,6 +51,7 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         int32_t max_blocks()
         size_t num_groups()
         const int32_t* table(int64_t group) except +raise_python_error
+        const int32_t* lengths()
         size_t num_pending_copies()
         size_t nbytes()
         void check_invariants(bint exclusive) except +raise_python_error

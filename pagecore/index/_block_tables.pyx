@@ -409,6 +409,16 @@ cdef class BlockTables:
         cdef Py_ssize_t[2] shape = [deref(self.native).max_sequences() + 1, deref(self.native).max_blocks()]
         return view_of(self, <void*> deref(self.native).table(as_int64(group, "group")), 2, shape, False, True)
 
+    @property
+    def row_lengths(self):
+        """Tokens of every row: int32 [max_sequences + 1], a read-only view that changes with the tables.
+
+        Rows that are not in use are 0; so is the last row, which padding points at. Kernels that users bring take it
+        beside `table`.
+        """
+        cdef Py_ssize_t size = deref(self.native).max_sequences() + 1
+        return view_of(self, <void*> deref(self.native).lengths(), 1, &size, False, True)
+
     def fill(self, rows, out, lengths=None, group=0):
         """Write the block table of some rows, in their order, into buffers of the caller.
 

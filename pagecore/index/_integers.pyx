@@ -202,7 +202,7 @@ cdef void* address_of(object array) except? NULL:
 cdef int32_t as_row(object row) except? -1:
     cdef int64_t value = as_int64(row, "row")
     if value < 0 or value > INT32_MAX:
-        raise InvalidSequence(f"row {row} is not in use; use a row that add or fork returned")
+        raise InvalidSequence(f"row {row} is not in use; use a row that was handed out and not given back since")
     return <int32_t> value
 
 
@@ -275,7 +275,7 @@ cdef class NativeMemory:
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         if self.is_readonly and flags & PyBUF_WRITABLE == PyBUF_WRITABLE:
-            raise BufferError("this memory belongs to the block tables and is read-only; copy it")
+            raise BufferError("this memory belongs to a native structure and is read-only; copy it")
         buffer.obj = self
         buffer.buf = self.data
         buffer.itemsize = 8 if self.is_wide else 4

@@ -326,11 +326,6 @@ cdef class FreeGroup:
         self.is_open = False
         self.num_freed = deref(self.allocator.native).end_group()
 
-    def __dealloc__(self):
-        # Of one that was entered by hand and forgotten; the blocks are not to wait for ever.
-        if self.is_open:
-            deref(self.allocator.native).end_group()
-
 
 cdef Integers as_many(Integers values, Py_ssize_t n):
     """The same, or a bare int once for each of n sequences."""

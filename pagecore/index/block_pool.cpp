@@ -50,13 +50,15 @@ void BlockPool::share(std::span<const BlockId> blocks) {
 BlockId BlockPool::free(std::span<const BlockId> blocks) {
   const std::lock_guard lock(mutex_);
   const BlockId before = free_.size();
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const BlockId block = blocks[i];
-    if (!is_held(block)) [[unlikely]] {
-      undo_drops(blocks.first(i));
-      refuse(block, "freed");
+  size_t done = 0;
+  free_.push_many([&](auto push) {
+    for (; done < blocks.size() && is_held(blocks[done]); ++done) {
+      if (--ref_count_[static_cast<size_t>(blocks[done])] == 0) push(blocks[done]);
     }
-    if (--ref_count_[static_cast<size_t>(block)] == 0) free_.push(block);
+  });
+  if (done < blocks.size()) [[unlikely]] {
+    undo_drops(blocks.first(done));
+    refuse(blocks[done], "freed");
   }
   return free_.size() - before;
 }

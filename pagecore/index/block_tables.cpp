@@ -42,6 +42,7 @@ BlockTables::BlockTables(std::vector<std::shared_ptr<BlockPool>> pools, std::vec
       max_length_(longest(block_sizes, max_blocks_)),
       owners_(distinct(pools)),
       rows_(static_cast<size_t>(max_sequences_)),
+      lengths_(static_cast<size_t>(max_sequences_) + 1),
       free_rows_(max_sequences_ + 1, Order::Address) {
   PC_EXPECTS(!pools.empty() && pools.size() <= kMaxGroups, ShapeError, pools.size(), " pools are given; use 1 to ",
              kMaxGroups);
@@ -157,7 +158,7 @@ RowId BlockTables::take_row(TokenCount length) {
   BlockId id = kNullBlock;
   free_rows_.take({&id, 1});
   const RowId row = id - 1;
-  rows_[static_cast<size_t>(row)].length = length;
+  lengths_[static_cast<size_t>(row)] = length;
   rows_[static_cast<size_t>(row)].is_used = true;
   return row;
 }
@@ -186,7 +187,7 @@ RowId BlockTables::fork(RowId parent) {
   check_row_left();
   const PoolsLock lock(pools_);
   for (const Group& group : groups_) check_shareable(group, parent, static_cast<int64_t>(groups_.size()));
-  const RowId row = take_row(rows_[static_cast<size_t>(parent)].length);
+  const RowId row = take_row(lengths_[static_cast<size_t>(parent)]);
   for (Group& group : groups_) {
     const Run run = group.runs[static_cast<size_t>(parent)];
     const BlockId* blocks = entries(group, parent);
@@ -232,7 +233,7 @@ void BlockTables::remove(Rows rows) {
     for (const RowId row : rows) shrink(group, row, 0);
   }
   for (const RowId row : rows) {
-    rows_[static_cast<size_t>(row)].length = 0;
+    lengths_[static_cast<size_t>(row)] = 0;
     rows_[static_cast<size_t>(row)].is_used = false;
     free_rows_.push(row + 1);
   }
@@ -243,7 +244,7 @@ void BlockTables::truncate(Rows rows, Counts lengths, bool keep_capacity) {
              " rows; give one for each, or one for all");
   check_rows(rows);
   for (size_t i = 0; i < rows.size(); ++i) {
-    const TokenCount length = rows_[static_cast<size_t>(rows[i])].length;
+    const TokenCount length = lengths_[static_cast<size_t>(rows[i])];
     PC_EXPECTS(lengths[i] >= 0 && lengths[i] <= length, ShapeError, "row ", rows[i], " cannot be cut to ", lengths[i],
                " tokens; it has ", length, ", use 0 to ", length);
   }
@@ -257,7 +258,7 @@ void BlockTables::truncate(Rows rows, Counts lengths, bool keep_capacity) {
   for (size_t g = 0; g < groups_.size() && !keep_capacity; ++g) {
     for (size_t i = 0; i < rows.size(); ++i) shrink(groups_[g], rows[i], groups_[g].block_size.ceil(lengths[i]));
   }
-  for (size_t i = 0; i < rows.size(); ++i) rows_[static_cast<size_t>(rows[i])].length = lengths[i];
+  for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] = lengths[i];
 }
 
 int64_t BlockTables::release_before(Rows rows, int64_t group_index, Counts positions) {
@@ -267,7 +268,7 @@ int64_t BlockTables::release_before(Rows rows, int64_t group_index, Counts posit
   check_rows(rows);
   Group& group = groups_[static_cast<size_t>(group_index)];
   for (size_t i = 0; i < rows.size(); ++i) {
-    const TokenCount length = rows_[static_cast<size_t>(rows[i])].length;
+    const TokenCount length = lengths_[static_cast<size_t>(rows[i])];
     PC_EXPECTS(positions[i] >= 0 && positions[i] <= length, ShapeError, "row ", rows[i], " has ", length,
                " tokens; position ", positions[i], " is not among them, use 0 to ", length);
   }

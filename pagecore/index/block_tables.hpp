@@ -9,7 +9,7 @@
 //
 // I1: a row in use has 0 <= length <= count * block_size in every group; a row not in use has length 0 and count 0.
 // I2: table entries from `count` on are null; entries below `num_holes` are null too. The null row, behind the last, is
-//     all null: padding points at it.
+//     all null and of length 0: padding points at it.
 // I3: every entry that is not null holds one reference in the group's pool.
 // I4: a row is in free_rows_ iff it is not in use.
 // All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, with
@@ -94,7 +94,9 @@ class BlockTables {
   [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
   [[nodiscard]] int32_t max_blocks() const { return max_blocks_; }
   [[nodiscard]] size_t num_groups() const { return groups_.size(); }
+  // max_sequences() + 1 rows of max_blocks() entries, and as many lengths: the null row is the last.
   [[nodiscard]] const BlockId* table(int64_t group) const;
+  [[nodiscard]] const TokenCount* lengths() const { return lengths_.data(); }
   [[nodiscard]] size_t num_pending_copies() const;
   [[nodiscard]] size_t nbytes() const;
 
@@ -104,7 +106,6 @@ class BlockTables {
  private:
   struct Row {
     uint64_t seen;  // number of the last call that named it
-    TokenCount length;
     bool is_used;
   };
   struct Run {
@@ -145,7 +146,7 @@ class BlockTables {
     return group.table.data() + static_cast<size_t>(row) * static_cast<size_t>(max_blocks_);
   }
   [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count) const {
-    const TokenCount length = rows_[static_cast<size_t>(row)].length;
+    const TokenCount length = lengths_[static_cast<size_t>(row)];
     const int32_t held = group.runs[static_cast<size_t>(row)].count;
     return {group.block_size.floor(length), held, count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
   }
@@ -196,7 +197,8 @@ class BlockTables {
   mutable std::vector<BlockPool::Transaction> pools_;
   std::vector<Group> groups_;
   ZeroedArray<Row> rows_;
-  FreeList free_rows_;  // row + 1, lowest first
+  ZeroedArray<TokenCount> lengths_;  // of the rows; for callers too, so that it is an array of its own
+  FreeList free_rows_;               // row + 1, lowest first
   uint64_t num_calls_ = 0;
 
   // Scratch, kept so that calls seldom allocate.

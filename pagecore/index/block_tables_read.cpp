@@ -8,7 +8,7 @@ namespace pagecore {
 
 TokenCount BlockTables::length(RowId row) const {
   check_row(row);
-  return rows_[static_cast<size_t>(row)].length;
+  return lengths_[static_cast<size_t>(row)];
 }
 
 int64_t BlockTables::capacity(RowId row) const {
@@ -39,7 +39,7 @@ void BlockTables::fill(Rows rows, int64_t group_index, const DenseTable& out) co
              " rows do not fit a block table of ", out.num_rows, " rows; make it taller");
   for (const RowId row : rows) {
     check_row(row);
-    const int32_t needed = group.block_size.ceil(rows_[static_cast<size_t>(row)].length);
+    const int32_t needed = group.block_size.ceil(lengths_[static_cast<size_t>(row)]);
     PC_EXPECTS(needed <= out.width, ShapeError, "row ", row, " has tokens in ", needed, " blocks; the block table is ",
                out.width, " wide, make it wider");
   }
@@ -55,7 +55,7 @@ void BlockTables::fill(Rows rows, int64_t group_index, const DenseTable& out) co
   }
   for (int64_t i = 0; i < out.num_lengths; ++i) {
     const bool is_row = i < static_cast<int64_t>(rows.size());
-    out.lengths[i] = is_row ? rows_[static_cast<size_t>(rows[static_cast<size_t>(i)])].length : 0;
+    out.lengths[i] = is_row ? lengths_[static_cast<size_t>(rows[static_cast<size_t>(i)])] : 0;
   }
 }
 
@@ -74,7 +74,8 @@ size_t BlockTables::num_pending_copies() const {
 }
 
 size_t BlockTables::nbytes() const {
-  size_t nbytes = sizeof(*this) + rows_.nbytes() + free_rows_.nbytes() + groups_.capacity() * sizeof(Group);
+  size_t nbytes =
+      sizeof(*this) + rows_.nbytes() + lengths_.nbytes() + free_rows_.nbytes() + groups_.capacity() * sizeof(Group);
   for (const Group& group : groups_) nbytes += group.table.nbytes() + group.runs.nbytes() + group.copies.nbytes();
   return nbytes;
 }
@@ -85,8 +86,9 @@ void BlockTables::check_invariants(bool exclusive) const {
   free_rows_.for_each([&](BlockId id) { is_free[static_cast<size_t>(id - 1)] = true; });
   for (size_t row = 0; row < is_free.size(); ++row) {
     PC_ASSERT(is_free[row] != rows_[row].is_used);
-    PC_ASSERT(rows_[row].length >= 0 && rows_[row].length <= (rows_[row].is_used ? max_length_ : 0));
+    PC_ASSERT(lengths_[row] >= 0 && lengths_[row] <= (rows_[row].is_used ? max_length_ : 0));
   }
+  PC_ASSERT(lengths_[static_cast<size_t>(max_sequences_)] == 0);
   for (const Group& group : groups_) check_group_invariants(group);
   check_references(exclusive);
 }
@@ -98,7 +100,7 @@ void BlockTables::check_group_invariants(const Group& group) const {
     const Run run = is_null_row ? Run{0, 0} : group.runs[static_cast<size_t>(row)];
     PC_ASSERT(0 <= run.num_holes && run.num_holes <= run.count && run.count <= max_blocks_);
     PC_ASSERT(is_null_row || rows_[static_cast<size_t>(row)].is_used || run.count == 0);
-    PC_ASSERT(is_null_row || rows_[static_cast<size_t>(row)].length <= int64_t{run.count} * group.block_size.divisor());
+    PC_ASSERT(is_null_row || lengths_[static_cast<size_t>(row)] <= int64_t{run.count} * group.block_size.divisor());
     const BlockId* blocks = entries(group, row);
     for (int32_t i = 0; i < max_blocks_; ++i) {
       PC_ASSERT(blocks[i] >= kNullBlock && blocks[i] < pool_of(group).num_blocks());

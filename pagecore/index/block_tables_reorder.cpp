@@ -23,14 +23,14 @@ void BlockTables::reorder(Rows rows, Rows parents) {
   const BlockId* saved_blocks = saved_blocks_.data();
   const Run* saved_runs = saved_runs_.data();
   for (Group& group : groups_) reorder_group(group, rows, parents, saved_blocks, saved_runs);
-  for (size_t i = 0; i < rows.size(); ++i) rows_[static_cast<size_t>(rows[i])].length = saved_lengths_[i];
+  for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] = saved_lengths_[i];
 }
 
 void BlockTables::save_parents(Rows rows, Rows parents) {
   saved_blocks_.clear();
   saved_runs_.clear();
   saved_lengths_.clear();
-  for (const RowId parent : parents) saved_lengths_.push_back(rows_[static_cast<size_t>(parent)].length);
+  for (const RowId parent : parents) saved_lengths_.push_back(lengths_[static_cast<size_t>(parent)]);
   for (const Group& group : groups_) {
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i] == parents[i]) continue;

@@ -21,7 +21,7 @@ int64_t BlockTables::check_step(Rows rows, Counts counts) {
   for (size_t i = 0; i < rows.size(); ++i) {
     PC_EXPECTS(counts[i] >= 0, ShapeError, "row ", rows[i], " cannot be extended by ", counts[i],
                " tokens; use 0 or more");
-    check_room(int64_t{rows_[static_cast<size_t>(rows[i])].length} + counts[i], rows[i]);
+    check_room(int64_t{lengths_[static_cast<size_t>(rows[i])]} + counts[i], rows[i]);
     total += counts[i];
   }
   return total;
@@ -152,7 +152,7 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
       blocks[at] = pool.take();
       pool.drop(block);
       const int64_t start = int64_t{at} * group.block_size.divisor();
-      if (start < rows_[static_cast<size_t>(row)].length) group.copies.add({block, blocks[at]});
+      if (start < lengths_[static_cast<size_t>(row)]) group.copies.add({block, blocks[at]});
     }
   }
   for (int32_t at = span.held; at < span.last; ++at) blocks[at] = pool.take();
@@ -162,7 +162,7 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
 template <typename Slot>
 Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const {
   const TokenCount block_size = group.block_size.divisor();
-  const TokenCount length = rows_[static_cast<size_t>(row)].length;
+  const TokenCount length = lengths_[static_cast<size_t>(row)];
   int32_t at = group.block_size.floor(length);
   TokenCount offset = length - at * block_size;
   const BlockId* blocks = entries(group, row);
@@ -202,7 +202,7 @@ bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> o
 }
 
 void BlockTables::advance(Rows rows, Counts counts) {
-  for (size_t i = 0; i < rows.size(); ++i) rows_[static_cast<size_t>(rows[i])].length += counts[i];
+  for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] += counts[i];
 }
 
 bool BlockTables::try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out) {
@@ -229,7 +229,7 @@ void BlockTables::fill_step(Rows rows, Counts counts, StepBuffers& out) const {
   TokenCount total = 0;
   out.cu_query_lens()[0] = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const TokenCount length = rows_[static_cast<size_t>(rows[i])].length;
+    const TokenCount length = lengths_[static_cast<size_t>(rows[i])];
     out.rows()[i] = rows[i];
     out.query_lens()[i] = counts[i];
     out.seq_lens()[i] = length + counts[i];

@@ -19,6 +19,13 @@ class Divider {
 
   [[nodiscard]] TokenCount divisor() const { return divisor_; }
 
+  // dividend >= 0, of any size; slow from 2^32 on.
+  [[nodiscard]] int64_t floor_wide(int64_t dividend) const {
+    if (divisor_ == 1) return dividend;
+    if (dividend >> 32 != 0) return dividend / divisor_;
+    return static_cast<int64_t>((Wide{reciprocal_} * static_cast<uint32_t>(dividend)) >> 64);
+  }
+
   // dividend >= 0
   [[nodiscard]] int32_t floor(TokenCount dividend) const {
     if (divisor_ == 1) return dividend;

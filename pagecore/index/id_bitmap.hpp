@@ -33,6 +33,31 @@ class IdBitmap {
     if (was_empty) insert_above(word_of(id));
   }
 
+  // Calls work(insert) once; ids that share a word one after another cost one access to it. Returns how many came.
+  template <typename Work>
+  BlockId insert_many(Work work) {
+    size_t at = 0;
+    uint64_t bits = 0;  // for word `at`, not yet in it
+    BlockId count = 0;
+    const auto settle = [&] {
+      if (bits == 0) return;
+      const bool was_empty = words_[at] == 0;
+      words_[at] |= bits;
+      if (was_empty) insert_above(at);
+    };
+    work([&](BlockId id) {
+      if (word_of(id) != at) {
+        settle();
+        at = word_of(id);
+        bits = 0;
+      }
+      bits |= uint64_t{1} << bit_of(id);
+      ++count;
+    });
+    settle();
+    return count;
+  }
+
   void erase(BlockId id) {
     words_[word_of(id)] &= ~(uint64_t{1} << bit_of(id));
     if (words_[word_of(id)] == 0) erase_above(word_of(id));
@@ -43,6 +68,11 @@ class IdBitmap {
     for (size_t taken = 0; taken < out.size();) {
       const size_t at = lowest_word();
       uint64_t word = words_[at];
+      if (word == ~uint64_t{0} && out.size() - taken >= 64) {  // no search for what is known
+        for (size_t bit = 0; bit < 64; ++bit) out[taken + bit] = static_cast<BlockId>(at * 64 + bit);
+        taken += 64;
+        word = 0;
+      }
       for (; word != 0 && taken < out.size(); word &= word - 1) {
         out[taken++] = static_cast<BlockId>(at * 64 + static_cast<size_t>(std::countr_zero(word)));
       }

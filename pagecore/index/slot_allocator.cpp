@@ -89,7 +89,7 @@ SlotAllocator::Growth SlotAllocator::growth(size_t sequence, TokenCount prefix, 
   if (prefix == 0) return {0, length, kNullBlock, 0};
   PC_EXPECTS(last >= block_size() && last < num_slots(), InvalidBlock, "last slot ", last, " of sequence ", sequence,
              " is not in a block of the pool; slots run from ", block_size(), " to ", num_slots() - 1);
-  const int64_t block = last / block_size();
+  const int64_t block = block_size_.floor_wide(last);
   const int64_t offset = last - block * block_size() + 1;  // of the next slot
   const TokenCount filled = prefix - block_size_.floor(prefix) * block_size_.divisor();
   PC_EXPECTS(offset == (filled == 0 ? block_size() : filled), ShapeError, "last slot ", last, " of sequence ", sequence,
@@ -149,6 +149,10 @@ bool SlotAllocator::try_commit(const SlotsOut& out) {
 template <typename Slot>
 void SlotAllocator::write_slots(Slot* out) const {
   const BlockId* block = taken_.data();
+  if (block_size() == 1) {  // every slot is a block, and none is continued
+    std::copy(taken_.begin(), taken_.end(), out);
+    return;
+  }
   for (const Growth& growth : growths_) {
     out = write_run(out, growth.next, growth.head);
     for (int64_t rest = growth.rest; rest > 0; rest -= block_size()) {
@@ -185,8 +189,9 @@ BlockId SlotAllocator::end_group() {
   BlockId lost = kNullBlock;
   const std::lock_guard lock(pool_);
   const BlockId freed = give_back(lost);
-  PC_EXPECTS(lost == kNullBlock, DoubleFree, "block ", lost,
-             " of the group was given back to its pool by somebody else; the rest of the group was freed");
+  PC_EXPECTS(
+      lost == kNullBlock, DoubleFree, "block ", lost,
+      " of the group is held by nobody any more: somebody else freed it before the group's end; the rest was freed");
   return freed;
 }
 
@@ -205,7 +210,7 @@ BlockId SlotAllocator::block_started_by(Slots slots, size_t at) const {
   const SlotId slot = slots[at];
   PC_EXPECTS(slot >= 0 && slot < num_slots(), InvalidBlock, "slot ", slot,
              " cannot be freed: it is outside its pool; slots run from ", block_size(), " to ", num_slots() - 1);
-  const int64_t block = slot / block_size();
+  const int64_t block = block_size_.floor_wide(slot);
   PC_EXPECTS(block != kNullBlock, InvalidBlock, "slot ", slot,
              " cannot be freed: it is in block 0, the null block; leave padding out of the list");
   PC_EXPECTS(slot == block * block_size(), InvalidBlock, "slot ", slot, " cannot be freed: it neither starts block ",

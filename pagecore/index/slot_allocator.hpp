@@ -81,7 +81,6 @@ class SlotAllocator {
   template <typename LengthsOf>
   int64_t plan(LengthsOf lengths_of, size_t num_sequences, Slots last_slots);
   [[nodiscard]] Growth growth(size_t sequence, TokenCount prefix, TokenCount length, SlotId last) const;
-  void check_last(size_t sequence, TokenCount prefix, SlotId last) const;
   void forget_plan();
   [[nodiscard]] bool is_served() const;
   void check_held(const Growth& growth) const;

@@ -24,7 +24,7 @@ cdef int copy_blocks(object caches, Tensor pairs) except -1
 # The sum of lengths, each of which `width` blocks must hold.
 cdef int64_t total_tokens(Tensor seq_lens, int64_t width, int64_t block_size) except -1
 
-# caches and packed: lists of Tensors, as many of each and at least one; the caches of one block_size, packed
+# caches and packed: lists of Tensors, as many of each; the caches of one block_size, packed
 # [num_tokens, ...] with the axes of the cache beside it. Where dtypes differ both are floats. rows may be None. The two
 # sides must not overlap.
 cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1

@@ -217,6 +217,8 @@ cdef int fill_sequences(
 
 cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
     """Sequences out of blocks; see _cpu.pxd."""
+    if not caches:
+        return 0
     cdef PackedSequences batch
     cdef vector[BlockArray] blocks, tokens
     fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
@@ -231,6 +233,8 @@ cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_
 
 cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
     """Sequences into blocks; see _cpu.pxd."""
+    if not caches:
+        return 0
     cdef PackedSequences batch
     cdef vector[BlockArray] blocks, tokens
     fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)

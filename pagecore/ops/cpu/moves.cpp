@@ -1,8 +1,6 @@
 // Gather, scatter, transfer: how each plane is walked, whether it streams, and the call of the kernel.
 #include "pagecore/ops/cpu/moves.hpp"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <limits>
 
@@ -132,18 +130,8 @@ int64_t elements(const BlockArray& array, int first_axis) {
   return count;
 }
 
-// What is written of more bytes than this would be driven out of the caches before anybody reads it.
-int64_t stream_bytes() {
-  static const int64_t bytes = [] {
-    constexpr int64_t kUsual = 32 << 20;
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-    const long last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (last_level > 0) return static_cast<int64_t>(last_level);
-#endif
-    return kUsual;
-  }();
-  return bytes;
-}
+// Of more bytes than a core's own caches hold, a few MB, the first would be driven out before the last is written.
+constexpr int64_t kStreamBytes = 4 << 20;
 
 std::vector<Run>& run_buffer() {
   static thread_local std::vector<Run> runs;
@@ -153,7 +141,7 @@ std::vector<Run>& run_buffer() {
 void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written) {
   if (runs.empty()) return;
   for (Move& move : moves) {
-    move.streams = written > stream_bytes();
+    move.streams = written > kStreamBytes;
     kernels().move(move, runs.data(), static_cast<int64_t>(runs.size()));
   }
 }

@@ -88,7 +88,7 @@ PC_FORCE_INLINE void stream_converted(LineWriter& writer, const char* source, ch
 }
 
 PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* target, int64_t bytes) {
-  if (bytes >= kDirectBytes) {
+  if (bytes >= kDirectBytes || (reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % kLine == 0) {
     writer.finish();
     stream_bytes(target, source, bytes);
   } else {

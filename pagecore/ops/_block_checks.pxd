@@ -1,0 +1,37 @@
+# What gather, scatter and transfer demand of their arguments; see _block_checks.pyx.
+from libc.stdint cimport int64_t
+
+from pagecore.arrays._tensor cimport Tensor
+
+
+# The index arguments of a gather or scatter, and the sum of the lengths.
+cdef class Sequences:
+    cdef Tensor table
+    cdef Tensor lens
+    cdef Tensor rows  # None: sequence i is row i of the table
+    cdef int64_t num_tokens
+
+
+# The arrays of an argument that goes with `count` others of a list, or with one array.
+cdef list arrays_beside(object arrays, str name, bint many, Py_ssize_t count, str others)
+
+cdef list host_tensors(list arrays, str argument, bint many)
+
+# Caches [num_blocks, block_size, ...] of any dtype, all of one block_size.
+cdef list paged_tensors(list arrays, str argument, bint many)
+
+cdef Sequences read_sequences(object block_table, object seq_lens, object rows, list caches)
+
+# A new [num_tokens, ...] for a cache.
+cdef Tensor packed_like(Tensor cache, int64_t num_tokens)
+cdef int check_packed(list packed, str argument, list caches, str others, bint many, int64_t num_tokens) except -1
+
+# That `array` has one axis, and then the cache's from `first` on.
+cdef int check_axes(
+    Tensor array, str argument, Tensor cache, str others, Py_ssize_t i, bint many, int first) except -1
+cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, bint many) except -1
+cdef int check_targets(list tensors, str argument, bint many) except -1
+cdef int check_apart(list sources, str source_argument, list targets, str target_argument, bint many) except -1
+
+# [n, 2], or None where there are none.
+cdef Tensor pair_ids(object pairs)

@@ -1,0 +1,1 @@
+# Everything in _block_checks is for cimport.

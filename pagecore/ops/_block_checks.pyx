@@ -1,0 +1,192 @@
+"""What gather, scatter and transfer demand of their arguments before a kernel sees them.
+
+What a caller hands over as a list goes in lists here, and single arrays as lists of one; `many` says which it was, for
+messages. Names are made where something is refused.
+"""
+
+from libc.stdint cimport int64_t
+from libcpp.vector cimport vector
+
+from pagecore.arrays._tensor cimport Tensor, new_tensor, size_of
+from pagecore.arrays.array_view cimport Extent, checked_extent
+from pagecore.ops._checks cimport LAST_FLOAT, check_length, check_writable, host_tensor, index_tensor
+from pagecore.ops.cpu._cpu cimport total_tokens
+
+import numpy as np
+
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+
+cdef enum:
+    OVERLAP_WORK = 100_000  # steps of NumPy's search for a common byte; what takes more counts as shared
+
+
+cdef class Sequences:
+    """The index arguments of a gather or scatter; see _block_checks.pxd."""
+
+
+cdef str label(str name, Py_ssize_t i, bint many):
+    return f"{name}[{i}]" if many else name
+
+
+cdef list arrays_beside(object arrays, str name, bint many, Py_ssize_t count, str others):
+    """The arrays of an argument that goes with a list, or with one array."""
+    cdef bint listed = isinstance(arrays, (list, tuple))
+    if not many:
+        if listed:
+            raise ShapeError(f"{name} is a {type(arrays).__name__}; beside one array it must be one array")
+        return [arrays]
+    if not listed:
+        raise ShapeError(f"{name} is a {type(arrays).__name__}; beside a list of {others} it must be a list")
+    if len(arrays) != count:
+        raise ShapeError(f"{name} has {len(arrays)} arrays for {count} {others}; it must have one for each")
+    return list(arrays)
+
+
+cdef list host_tensors(list arrays, str argument, bint many):
+    cdef Py_ssize_t i
+    return [host_tensor(arrays[i], label(argument, i, many)) for i in range(len(arrays))]
+
+
+cdef list paged_tensors(list arrays, str argument, bint many):
+    """Caches of any dtype, all of one block_size."""
+    cdef list tensors = host_tensors(arrays, argument, many)
+    cdef Tensor tensor
+    cdef Py_ssize_t i
+    cdef int64_t block_size
+    for i in range(len(tensors)):
+        tensor = <Tensor>tensors[i]
+        if tensor.ndim < 2:
+            raise ShapeError(
+                f"{label(argument, i, many)} has shape {tensor.shape}; it must have at least 2 axes: [num_blocks, "
+                "block_size, ...]"
+            )
+        block_size = (<Tensor>tensors[0]).shape_[1]
+        if tensor.shape_[1] == 0:
+            raise ShapeError(f"{label(argument, i, many)} has shape {tensor.shape}; block_size must be at least 1")
+        if tensor.shape_[1] != block_size:
+            raise ShapeError(
+                f"{label(argument, i, many)} has blocks of {tensor.shape_[1]} tokens and {argument}[0] of "
+                f"{block_size}; caches of one call must have one block_size"
+            )
+    return tensors
+
+
+cdef Sequences read_sequences(object block_table, object seq_lens, object rows, list caches):
+    cdef Sequences batch = Sequences.__new__(Sequences)
+    if isinstance(block_table, (list, tuple)) and len(block_table) == 0:
+        block_table = np.zeros((0, 0), np.int32)
+    batch.lens = index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]")
+    batch.table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]")
+    cdef int64_t count = batch.lens.shape_[0]
+    if rows is None:
+        check_length(batch.table, "block_table", 0, count, "one row for each of seq_lens, or pass rows= to pick some")
+    else:
+        batch.rows = index_tensor(rows, "rows", 1, "[num_sequences]")
+        check_length(batch.rows, "rows", 0, count, "one for each of seq_lens")
+    if caches:
+        batch.num_tokens = total_tokens(batch.lens, batch.table.shape_[1], (<Tensor>caches[0]).shape_[1])
+    return batch
+
+
+cdef Tensor packed_like(Tensor cache, int64_t num_tokens):
+    cdef int64_t shape[8]
+    cdef int i
+    shape[0] = num_tokens
+    for i in range(2, cache.ndim):
+        shape[i - 1] = cache.shape_[i]
+    return new_tensor(cache.ndim - 1, shape, cache.dtype_code, False)
+
+
+cdef int check_packed(list packed, str argument, list caches, str others, bint many, int64_t num_tokens) except -1:
+    cdef Tensor array, cache
+    cdef Py_ssize_t i
+    for i in range(len(packed)):
+        array, cache = <Tensor>packed[i], <Tensor>caches[i]
+        check_axes(array, argument, cache, others, i, many, 2)
+        check_length(array, label(argument, i, many), 0, num_tokens, "the sum of seq_lens")
+        check_cast(array, argument, cache, others, i, many)
+    return 0
+
+
+cdef int check_axes(Tensor array, str argument, Tensor cache, str others, Py_ssize_t i, bint many, int first) except -1:
+    """That `array` has one axis, and then the cache's from `first` on."""
+    cdef int axis
+    cdef bint fits = array.ndim - 1 == cache.ndim - first
+    for axis in range(first, cache.ndim):
+        fits = fits and array.shape_[axis - first + 1] == cache.shape_[axis]
+    if not fits:
+        raise ShapeError(
+            f"{label(argument, i, many)} has shape {array.shape} and {label(others, i, many)} {cache.shape}; it must "
+            f"have {cache.ndim - first + 1} axes, the last of which are {cache.shape[first:]}"
+        )
+    return 0
+
+
+cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, bint many) except -1:
+    if a.dtype_code != b.dtype_code and (a.dtype_code > LAST_FLOAT or b.dtype_code > LAST_FLOAT):
+        raise UnsupportedDtype(
+            f"{label(argument, i, many)} is {a.dtype} and {label(others, i, many)} {b.dtype}; only float32, float16 "
+            "and bfloat16 are cast to each other: pass an array of the same dtype"
+        )
+    return 0
+
+
+cdef int check_targets(list tensors, str argument, bint many) except -1:
+    """Arrays that are written: writable, and no element twice."""
+    cdef Tensor tensor
+    cdef Py_ssize_t i
+    cdef int axis
+    for i in range(len(tensors)):
+        tensor = <Tensor>tensors[i]
+        if tensor.readonly:
+            check_writable(tensor, label(argument, i, many))
+        for axis in range(tensor.ndim):
+            if tensor.shape_[axis] > 1 and tensor.strides_[axis] == 0 and size_of(tensor) > 0:
+                raise ShapeError(
+                    f"{label(argument, i, many)} has strides {tensor.strides} bytes; with 0, elements overwrite each "
+                    "other: pass an array of its own memory"
+                )
+    return 0
+
+
+cdef int check_apart(list sources, str source_argument, list targets, str target_argument, bint many) except -1:
+    """That no target shares memory with any source, not only with the one beside it."""
+    cdef vector[Extent] reads
+    cdef Extent read, write
+    cdef Tensor tensor
+    cdef Py_ssize_t i, j
+    for i in range(len(sources)):
+        tensor = <Tensor>sources[i]
+        read = checked_extent(tensor.view())
+        read.low += <int64_t>tensor.data
+        read.high += <int64_t>tensor.data
+        reads.push_back(read)
+    for i in range(len(targets)):
+        tensor = <Tensor>targets[i]
+        write = checked_extent(tensor.view())
+        write.low += <int64_t>tensor.data
+        write.high += <int64_t>tensor.data
+        for j in range(len(sources)):
+            if write.low < reads[j].high and reads[j].low < write.high and share_memory(<Tensor>sources[j], tensor):
+                raise UnsupportedOption(
+                    f"{label(target_argument, i, many)} shares memory with {label(source_argument, j, many)}; pass "
+                    "arrays that do not overlap"
+                )
+    return 0
+
+
+cdef bint share_memory(Tensor a, Tensor b) except -1:
+    """Exactly: planes that are interleaved span the same bytes and share none."""
+    try:
+        return np.shares_memory(a.numpy(), b.numpy(), max_work=OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+cdef Tensor pair_ids(object pairs):
+    """None where there are none."""
+    if isinstance(pairs, (list, tuple)) and len(pairs) == 0:
+        return None
+    cdef Tensor ids = index_tensor(pairs, "pairs", 2, "[n, 2] of (source, target)")
+    check_length(ids, "pairs", 1, 2, "(source, target)")
+    return ids
