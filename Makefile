@@ -10,7 +10,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 # pip would compile everything anew, in a folder that it throws away; the native parts are built in place by .built.
 EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 
-.PHONY: demo test test-quick lint bench format build venv clean
+.PHONY: demo test test-quick lint bench sanitize format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -34,6 +34,10 @@ lint: $(VENV)/.lint
 BENCH ?= index write gather attention replay
 bench: $(VENV)/.cli build
 	$(BIN)/python -m bench $(BENCH)
+
+# The native code under ASan, UBSan and TSan; needs g++ and make, and nothing of .venv.
+sanitize:
+	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target sanitize
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .

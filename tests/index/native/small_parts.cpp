@@ -1,0 +1,262 @@
+// The parts that the index is made of, at the sizes where something in them changes.
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "pagecore/index/divider.hpp"
+#include "pagecore/index/free_list.hpp"
+#include "pagecore/index/id_bitmap.hpp"
+#include "pagecore/index/pending_copies.hpp"
+#include "pagecore/index/step_buffers.hpp"
+#include "pagecore/index/zeroed_array.hpp"
+#include "tests/index/native/model_pool.hpp"
+
+using namespace pagecore;
+using namespace pagecore::test;
+
+namespace {
+
+constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+
+// Ids around every word and level that a set of `capacity` ids has.
+std::vector<BlockId> edges(BlockId capacity) {
+  std::set<BlockId> ids;
+  for (const int64_t unit : {1, 64, 64 * 64, 64 * 64 * 64}) {
+    for (const int64_t at : {int64_t{0}, unit, (capacity - 1) / unit * unit, int64_t{capacity}}) {
+      for (const int64_t id : {at - 1, at, at + 1}) {
+        if (id >= 0 && id < capacity) ids.insert(static_cast<BlockId>(id));
+      }
+    }
+  }
+  return {ids.begin(), ids.end()};
+}
+
+class BuffersCheck {
+ public:
+  BuffersCheck(StepBuffers& buffers, Random& random) : buffers_(buffers), random_(random) {}
+
+  // A step writes all that is its own, up to the last entry; the rest must be padding then.
+  void step() {
+    const auto sequences = static_cast<int32_t>(random_.between(0, buffers_.max_sequences()));
+    const auto tokens = static_cast<TokenCount>(sequences > 0 ? random_.between(0, buffers_.max_tokens()) : 0);
+    const auto null_row = static_cast<RowId>(random_.one_in(4) ? 9 : 5);
+    std::fill_n(buffers_.rows(), sequences, 77);
+    std::fill_n(buffers_.query_lens(), sequences, 78);
+    std::fill_n(buffers_.cu_query_lens(), sequences + 1, 79);
+    std::fill_n(buffers_.seq_lens(), sequences, 80);
+    std::fill_n(buffers_.positions(), tokens, 81);
+    for (size_t group = 0; group < buffers_.num_groups(); ++group) fill_slots(group, tokens);
+    buffers_.pad(sequences, tokens, null_row);
+    buffers_.check_invariants();
+    own_entries_are(sequences, tokens);
+    const auto from = static_cast<TokenCount>(random_.between(0, tokens));
+    const auto to = static_cast<TokenCount>(random_.between(from, tokens));
+    buffers_.skip_slots(from, to);
+    for (TokenCount i = 0; i < tokens; ++i) PC_CHECK(slot(0, i) == (i >= from && i < to ? kPaddingSlot : 90), i);
+  }
+
+ private:
+  void fill_slots(size_t group, TokenCount tokens) {
+    const auto value = static_cast<int32_t>(90 + group);
+    if (buffers_.slot_type() == SlotType::Int64) {
+      std::fill_n(static_cast<int64_t*>(buffers_.slots(group)), tokens, value);
+    } else {
+      std::fill_n(static_cast<int32_t*>(buffers_.slots(group)), tokens, value);
+    }
+  }
+  [[nodiscard]] SlotId slot(size_t group, TokenCount i) const {
+    if (buffers_.slot_type() == SlotType::Int64) return static_cast<int64_t*>(buffers_.slots(group))[i];
+    return static_cast<int32_t*>(buffers_.slots(group))[i];
+  }
+  void own_entries_are(int32_t sequences, TokenCount tokens) const {
+    for (int32_t i = 0; i < sequences; ++i) {
+      PC_CHECK(buffers_.rows()[i] == 77 && buffers_.query_lens()[i] == 78 && buffers_.seq_lens()[i] == 80, i);
+      PC_CHECK(buffers_.cu_query_lens()[i] == 79, i);
+    }
+    for (TokenCount i = 0; i < tokens; ++i) {
+      PC_CHECK(buffers_.positions()[i] == 81, i);
+      for (size_t group = 0; group < buffers_.num_groups(); ++group)
+        PC_CHECK(slot(group, i) == static_cast<SlotId>(90 + group), i);
+    }
+  }
+
+  StepBuffers& buffers_;
+  Random& random_;
+};
+
+struct ModelCopy {
+  BlockCopy copy;
+  bool is_dropped;
+};
+
+std::vector<int64_t> flat(const std::vector<BlockCopy>& copies) {
+  std::vector<int64_t> ids;
+  for (const BlockCopy& copy : copies) ids.insert(ids.end(), {copy.source, copy.target});
+  return ids;
+}
+
+// What take() promises, without the bits: a copy whose target is dead goes, unless a copy that stays reads it.
+std::vector<BlockCopy> expected_copies(std::vector<ModelCopy> pending, const std::vector<bool>& is_live) {
+  std::vector<BlockCopy> kept;
+  std::set<BlockId> read;
+  for (size_t i = pending.size(); i-- > 0;) {
+    const BlockCopy copy = pending[i].copy;
+    const bool is_dropped = pending[i].is_dropped || !is_live[static_cast<size_t>(copy.target)];
+    if (is_dropped && !read.contains(copy.target)) continue;
+    read.insert(copy.source);
+    kept.insert(kept.begin(), copy);
+  }
+  return kept;
+}
+
+}  // namespace
+
+PC_TEST(bitmap_gives_its_lowest_ids) {
+  rounds(40, [](Random& random) {
+    const auto any = static_cast<BlockId>(random.between(1, 9000));
+    const BlockId capacity = random.pick({any, 1, 63, 64, 65, 4095, 4096, 4097, 64 * 64 * 64 + 1});
+    IdBitmap bitmap(capacity);
+    std::set<BlockId> model;
+    std::vector<BlockId> some = edges(capacity);
+    for (int i = 0; i < 40; ++i) some.push_back(static_cast<BlockId>(random.below(capacity)));
+    for (int i = 0; i < 300; ++i) {
+      const BlockId id = random.pick(some);
+      if (!model.contains(id)) {
+        bitmap.insert(id);
+        model.insert(id);
+      } else if (random.one_in(2)) {
+        bitmap.erase(id);
+        model.erase(id);
+      } else {
+        Exact<BlockId> out(static_cast<size_t>(random.between(0, std::min<int64_t>(5, std::ssize(model)))));
+        bitmap.take_lowest(out.span());
+        for (const BlockId lowest : out.span()) {
+          PC_CHECK(lowest == *model.begin(), lowest);
+          model.erase(model.begin());
+        }
+      }
+      PC_CHECK(bitmap.contains(id) == model.contains(id), id);
+    }
+    bitmap.check_invariants(std::ssize(model));
+  });
+}
+
+PC_TEST(free_list_gives_ids_in_its_order) {
+  rounds(60, [](Random& random) {
+    for (const Order order : {Order::Lifo, Order::Fifo, Order::Address}) {
+      const auto any = static_cast<BlockId>(random.between(1, 300));
+      const BlockId num_ids = random.pick({1, 2, 3, 64, 65, any});
+      FreeList list(num_ids, order);
+      ModelPool model(num_ids, order);
+      std::vector<BlockId> out;
+      for (int i = 0; i < 200; ++i) {
+        if (!out.empty() && random.one_in(2)) {
+          const size_t at = static_cast<size_t>(random.below(std::ssize(out)));
+          list.push(out[at]);
+          if (random.one_in(3)) {
+            list.take_back(out[at]);
+            continue;
+          }
+          model.drop(out[at]);
+          out.erase(out.begin() + static_cast<int64_t>(at));
+        } else {
+          Exact<BlockId> taken(static_cast<size_t>(random.between(0, std::min(list.size(), 7))));
+          list.take(taken.span());
+          for (const BlockId id : taken.span()) {
+            const BlockId expected = model.take();
+            PC_CHECK(id == expected, id, " was taken, expected ", expected);
+            out.push_back(id);
+          }
+        }
+        PC_CHECK(list.size() == model.num_free(), list.size());
+        list.check_invariants();
+      }
+    }
+  });
+}
+
+PC_TEST(pending_copies_keep_what_a_later_copy_reads) {
+  rounds(200, [](Random& random) {
+    const auto num_blocks = static_cast<BlockId>(random.pick({2, 3, 8, 64, 65}));
+    PendingCopies pending(num_blocks);
+    std::vector<ModelCopy> model;
+    const auto drop = [&](BlockId target) {
+      for (ModelCopy& each : model) each.is_dropped |= each.copy.target == target;
+    };
+    for (int i = 0; i < 60; ++i) {
+      const auto block = static_cast<BlockId>(random.between(1, num_blocks - 1));
+      if (random.one_in(10)) {
+        std::vector<bool> is_live(static_cast<size_t>(num_blocks));
+        for (size_t b = 0; b < is_live.size(); ++b) is_live[b] = !random.one_in(3);
+        const auto taken = pending.take([&](BlockId b) { return is_live[static_cast<size_t>(b)]; });
+        const auto expected = expected_copies(model, is_live);
+        PC_CHECK(flat(taken) == flat(expected), shown(flat(taken)), " taken, expected ", shown(flat(expected)));
+        PC_CHECK(pending.size() == 0, pending.size());
+        model.clear();
+      } else if (random.one_in(4)) {
+        pending.drop(block);
+        drop(block);
+      } else {
+        const BlockCopy copy{static_cast<BlockId>(random.between(1, num_blocks - 1)), block};
+        drop(block);
+        model.push_back({copy, false});
+        pending.reserve(1);
+        pending.add(copy);
+      }
+      pending.check_invariants();
+    }
+  });
+}
+
+PC_TEST(step_buffers_hold_all_that_they_promise) {
+  rounds(60, [](Random& random) {
+    const int64_t sequences = random.pick({0, 1, 2, 15, 16, 17}), tokens = random.pick({0, 1, 15, 16, 17, 64, 65});
+    for (const SlotType type : {SlotType::Int32, SlotType::Int64}) {
+      StepBuffers buffers(sequences, tokens, random.between(1, 3), type);
+      buffers.check_invariants();
+      PC_CHECK(reinterpret_cast<uintptr_t>(buffers.slots(0)) % 64 == 0, "slots are aligned");
+      BuffersCheck check(buffers, random);
+      for (int i = 0; i < 12; ++i) check.step();
+    }
+  });
+}
+
+PC_TEST(step_buffers_refuse_sizes_without_sense) {
+  const auto make = [](int64_t sequences, int64_t tokens, int64_t groups) {
+    StepBuffers(sequences, tokens, groups, SlotType::Int64);
+  };
+  for (const int64_t wrong :
+       {int64_t{-1}, int64_t{1} << 31, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
+    PC_REFUSES(ShapeError, make(wrong, 1, 1));
+    PC_REFUSES(ShapeError, make(1, wrong, 1));
+    PC_REFUSES(ShapeError, make(1, 1, wrong));
+  }
+  PC_REFUSES(ShapeError, make(1, 1, 0));
+  PC_REFUSES(ShapeError, make(1, 1, static_cast<int64_t>(kMaxGroups) + 1));
+}
+
+PC_TEST(divider_divides_as_the_processor_does) {
+  rounds(2000, [](Random& random) {
+    const auto any = static_cast<int32_t>(random.between(1, kMost));
+    const auto small = static_cast<int32_t>(random.between(1, 300));
+    const int32_t divisor = random.pick({any, small, small, 1, 2, 3, kMost, kMost - 1, 1 << 30});
+    const Divider divider(divisor);
+    const auto multiple = static_cast<int32_t>(kMost / divisor * int64_t{divisor});
+    const auto other = static_cast<int32_t>(random.between(0, kMost));
+    for (const int32_t dividend : {0, 1, other, divisor, divisor - 1, multiple, multiple - 1, kMost, kMost - 1}) {
+      PC_CHECK(divider.floor(dividend) == dividend / divisor, dividend, " / ", divisor);
+      const auto up = static_cast<int32_t>((int64_t{dividend} + divisor - 1) / divisor);
+      PC_CHECK(divider.ceil(dividend) == up, dividend, " / ", divisor, ", upwards");
+    }
+  });
+}
+
+PC_TEST(zeroed_array_is_zero_and_says_when_memory_is_short) {
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{1000}, size_t{1} << 20}) {
+    ZeroedArray<int64_t> array(size);
+    for (size_t i = 0; i < size; ++i) PC_CHECK(array[i]++ == 0, i);
+  }
+  for (volatile size_t size : {size_t{1} << 45, size_t{1} << 60, std::numeric_limits<size_t>::max()}) {
+    PC_REFUSES(NotEnoughMemory, ZeroedArray<int64_t>(size_t{size}));
+  }
+}

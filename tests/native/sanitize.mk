@@ -1,0 +1,77 @@
+# The native code and its drivers, built with sanitizers and without Python, and run. `make sanitize` comes here.
+#
+#   make sanitize                    everything: planted faults first, then every driver
+#   make sanitize SEED=7 SCALE=10    other random numbers, ten times as many rounds
+#   make -f tests/native/sanitize.mk plain           without sanitizers
+#   make -f tests/native/sanitize.mk plain CXX=aarch64-linux-gnu-g++ LDFLAGS=-static LAUNCH=qemu-aarch64
+#
+# A sanitizer sees only what was compiled for it, so each has objects of its own in build/sanitize/KIND/. A driver is one
+# room's sources, the room's drivers and the harness. -O1: reports name lines, and compiling takes seconds.
+
+BUILD ?= build/sanitize
+SEED ?= 1
+SCALE ?= 1
+MACHINE := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
+OUT := $(BUILD)/$(MACHINE)
+
+FLAGS := -std=c++20 -g -O1 -fno-omit-frame-pointer -fno-math-errno -Wall -Wextra -Werror -Wno-psabi -I. -Ithird_party -pthread
+# Assertions of the standard library, and locals that hold no zeros by luck. Vectors tell ASan what of them is in use.
+ASAN := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -ftrivial-auto-var-init=pattern \
+        -D_GLIBCXX_ASSERTIONS -D_GLIBCXX_SANITIZE_VECTOR
+TSAN := -fsanitize=thread
+FLAGS_asan := $(ASAN)
+FLAGS_tsan := $(TSAN)
+FLAGS_plain := -O2
+
+# As in setup.py.
+ISAS_x86_64 := v2 v3 v4
+ISAS_aarch64 := neon
+MARCH_v2 := -march=x86-64-v2
+MARCH_v3 := -march=x86-64-v3
+MARCH_v4 := -march=x86-64-v4
+MARCH_neon := -march=armv8-a
+
+HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
+index := $(wildcard pagecore/index/*.cpp tests/index/native/*.cpp) $(HARNESS)
+ops := $(wildcard pagecore/ops/cpu/*.cpp tests/ops/native/*.cpp) $(HARNESS) \
+       $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp)
+
+# tests/ops/native/moves.cpp says how large the last cache is.
+LINK_ops := -Wl,--wrap=sysconf
+
+# TSan of GCC 12 dies where the kernel places memory more randomly than it expects (vm.mmap_rnd_bits over 28).
+LAUNCH ?= $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
+TIMEOUT ?= timeout 300
+
+.PHONY: sanitize asan tsan plain
+.DELETE_ON_ERROR:
+sanitize: asan tsan
+asan tsan: %: $(OUT)/%/index.plants $(OUT)/%/ops.plants $(OUT)/%/index.run $(OUT)/%/ops.run
+plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run
+
+define driver # kind, room
+OBJECTS_$(1)_$(2) := $$($(2):%.cpp=$(OUT)/$(1)/%.o)
+$(OUT)/$(1)/$(2): $$(OBJECTS_$(1)_$(2))
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LINK_$(2)) $$(LDFLAGS) -o $$@ $$^
+# Never made, so that they run each time.
+.PHONY: $(OUT)/$(1)/$(2).run $(OUT)/$(1)/$(2).plants
+$(OUT)/$(1)/$(2).plants: $(OUT)/$(1)/$(2)
+	@echo "-- $(1) $(2): planted faults"
+	@$$(TIMEOUT) sh tests/native/expect_fault.sh $$< $$(LAUNCH)
+$(OUT)/$(1)/$(2).run: $(OUT)/$(1)/$(2)
+	@echo "-- $(1) $(2)"
+	@$$(TIMEOUT) $$(LAUNCH) $$< --seed $$(SEED) --scale $$(SCALE)
+-include $$(OBJECTS_$(1)_$(2):.o=.d)
+endef
+$(foreach kind,asan tsan plain,$(foreach room,index ops,$(eval $(call driver,$(kind),$(room)))))
+
+# What a file needs beside the flags of all.
+$(foreach isa,$(ISAS_$(MACHINE)),$(eval %/pagecore/ops/cpu/isa/$(isa).o: EXTRA = $(MARCH_$(isa)) -ffp-contract=fast))
+
+define compile # kind
+$(OUT)/$(1)/%.o: %.cpp tests/native/sanitize.mk
+	@mkdir -p $$(@D)
+	@echo "$(1) $$<"
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(EXTRA) -MMD -MP -c -o $$@ $$<
+endef
+$(foreach kind,asan tsan plain,$(eval $(call compile,$(kind))))

@@ -1,0 +1,157 @@
+// The planner's promises P1 to P4, on batches of every shape, and a plan that survives a batch it refuses.
+#include <map>
+
+#include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/plan.hpp"
+#include "tests/native/harness.hpp"
+
+using namespace pagecore;
+using namespace pagecore::test;
+
+namespace {
+
+struct Batch {
+  std::vector<int32_t> cu, lens;
+  bool has_cu;
+
+  explicit Batch(Random& random) : has_cu(random.one_in(2)) {
+    cu.push_back(0);
+    for (int64_t i = random.between(0, 5); i > 0; --i) {
+      const int64_t queries = has_cu ? random.pick({int64_t{0}, int64_t{1}, random.between(0, 40)}) : 1;
+      cu.push_back(cu.back() + static_cast<int32_t>(queries));
+      lens.push_back(static_cast<int32_t>(random.pick({int64_t{0}, random.between(0, 300), random.between(0, 5000)})));
+    }
+  }
+};
+
+PlanOptions any_options(Random& random) {
+  const int64_t kv_heads = random.between(1, 4);
+  PlanOptions options = cpu::host_plan_options(kv_heads * random.pick({1, 4, 7, 100}), kv_heads);
+  options.causal = random.one_in(2);
+  options.window_left = random.one_in(2) ? random.between(0, 600) : -1;
+  options.window_right = random.one_in(2) ? random.between(0, 20) : -1;
+  options.batch_invariant = random.one_in(2);
+  options.num_workers = random.pick({int64_t{1}, int64_t{2}, random.between(1, 300)});
+  options.split_floor = random.pick({64, 512});
+  if (random.one_in(2)) options.query_tile = random.between(1, 20);
+  return options;
+}
+
+using Items = std::vector<PcWorkItem>;
+
+bool attends(const PlanOptions& options, int64_t position, int64_t key) {
+  if (options.causal && key > position) return false;
+  if (!options.causal && options.window_right >= 0 && key > position + options.window_right) return false;
+  return options.window_left < 0 || key >= position - options.window_left;
+}
+
+// P1 and P2: every row's attended keys are covered, each once, and nothing lies outside.
+void covers(const PlanOptions& options, const Batch& batch, const Items& items) {
+  std::map<int64_t, std::vector<std::pair<int64_t, int64_t>>> keys_of;
+  for (const PcWorkItem& item : items) {
+    const auto i = static_cast<size_t>(item.sequence);
+    PC_CHECK(i < batch.lens.size() && item.query_count >= 1, item.sequence);
+    PC_CHECK(item.query_begin >= batch.cu[i] && item.query_begin + item.query_count <= batch.cu[i + 1], "query rows");
+    PC_CHECK(item.key_begin >= 0 && item.key_begin <= item.key_end && item.key_end <= batch.lens[i], "keys");
+    for (int64_t row = item.query_begin; row < item.query_begin + item.query_count; ++row)
+      keys_of[row].emplace_back(item.key_begin, item.key_end);
+  }
+  for (size_t i = 0; i < batch.lens.size(); ++i) {
+    for (int64_t row = batch.cu[i]; row < batch.cu[i + 1]; ++row) {
+      const auto& parts = keys_of[row];
+      PC_CHECK(!parts.empty(), "row ", row, " is in no item");
+      for (size_t k = 1; k < parts.size(); ++k) PC_CHECK(parts[k].first == parts[k - 1].second, "a cut loses keys");
+      const int64_t position = batch.lens[i] - (batch.cu[i + 1] - row);
+      for (int64_t key = 0; key < batch.lens[i]; ++key) {
+        const bool is_in = key >= parts.front().first && key < parts.back().second;
+        PC_CHECK(is_in || !attends(options, position, key), "row ", row, " lacks key ", key);
+      }
+    }
+  }
+}
+
+// P3, and the numbering of partial rows.
+void splits_are_sound(const PlanOptions& options, const Items& items, int64_t num_partial_rows) {
+  int64_t partial = 0;
+  for (size_t at = 0; at < items.size(); ++at) {
+    const PcWorkItem& item = items[at];
+    PC_CHECK(item.num_splits >= 1 && item.split >= 0 && item.split < item.num_splits, item.split);
+    if (item.num_splits == 1) {
+      PC_CHECK(item.partial == -1, item.partial);
+      continue;
+    }
+    PC_CHECK(item.partial == partial, item.partial, " expected ", partial);
+    partial += item.query_count;
+    if (item.split > 0) {
+      PC_CHECK(items[at - 1].split == item.split - 1 && items[at - 1].query_begin == item.query_begin, at);
+      PC_CHECK(item.key_begin % options.split_floor == 0, "a cut at ", item.key_begin);
+    }
+  }
+  PC_CHECK(partial == num_partial_rows, partial, " partial rows of ", num_partial_rows);
+}
+
+Items items_of(const PlanOptions& options, const Batch& batch, int64_t& num_partial_rows) {
+  const Exact<int32_t> cu(batch.cu), lens(batch.lens);
+  const PlanBatch view{batch.has_cu ? cu.data() : nullptr, lens.data(), std::ssize(batch.lens)};
+  check_plan_batch(view);
+  const PlanCounts counts = make_plan(options, view, nullptr, 0);
+  for (const int64_t capacity : {counts.num_items, counts.num_items / 2}) {
+    Exact<PcWorkItem> some(static_cast<size_t>(capacity));
+    PC_CHECK(make_plan(options, view, some.data(), capacity).num_items == counts.num_items, capacity);
+  }
+  Exact<PcWorkItem> items(static_cast<size_t>(counts.num_items));
+  PC_CHECK(make_plan(options, view, items.data(), counts.num_items).num_items == counts.num_items, "again");
+  num_partial_rows = counts.num_partial_rows;
+  return items.copy();
+}
+
+// P4: alone, a sequence is planned as it is in the batch.
+void is_invariant(PlanOptions options, const Batch& batch, const Items& items, Random& random) {
+  options.num_workers = random.between(1, 50);
+  size_t at = 0;
+  for (size_t i = 0; i < batch.lens.size(); ++i) {
+    Batch alone = batch;
+    alone.cu = {0, batch.cu[i + 1] - batch.cu[i]};
+    alone.lens = {batch.lens[i]};
+    int64_t unused = 0;
+    for (const PcWorkItem& item : items_of(options, alone, unused)) {
+      const PcWorkItem& other = items[at++];
+      PC_CHECK(item.query_begin + batch.cu[i] == other.query_begin && item.query_count == other.query_count, at);
+      PC_CHECK(item.key_begin == other.key_begin && item.key_end == other.key_end, "item ", at, " depends on others");
+    }
+  }
+  PC_CHECK(at == items.size(), at);
+}
+
+}  // namespace
+
+PC_TEST(plan_keeps_its_promises) {
+  rounds(300, [](Random& random) {
+    const PlanOptions options = any_options(random);
+    const Batch batch(random);
+    int64_t num_partial_rows = 0;
+    const Items items = items_of(options, batch, num_partial_rows);
+    covers(options, batch, items);
+    splits_are_sound(options, items, num_partial_rows);
+    if (options.batch_invariant) is_invariant(options, batch, items, random);
+  });
+}
+
+PC_TEST(plan_that_refuses_a_batch_stays_as_it_was) {
+  rounds(100, [](Random& random) {
+    Plan plan;
+    plan.options = any_options(random);
+    const Batch batch(random);
+    const Exact<int32_t> cu(batch.cu), lens(batch.lens);
+    plan.replan({cu.data(), lens.data(), std::ssize(batch.lens)});
+    const PlanCounts counts = plan.counts();
+    const Exact<int32_t> falling(std::vector<int32_t>{0, 3, 2}), late(std::vector<int32_t>{1, 2, 3});
+    const Exact<int32_t> two(std::vector<int32_t>{5, 6}), negative(std::vector<int32_t>{5, -1});
+    PC_REFUSES(ShapeError, plan.replan({falling.data(), two.data(), 2}));
+    PC_REFUSES(ShapeError, plan.replan({late.data(), two.data(), 2}));
+    PC_REFUSES(ShapeError, plan.replan({nullptr, negative.data(), 2}));
+    PC_CHECK(plan.counts().num_items == counts.num_items && plan.num_sequences() == std::ssize(batch.lens), "changed");
+    PC_CHECK(std::equal(lens.data(), lens.data() + lens.size(), plan.seq_lens()), "the plan's lengths changed");
+    for (int64_t i = 0; i <= std::ssize(batch.lens); ++i) PC_CHECK(plan.cu_query_lens()[i] == batch.cu[i], i);
+  });
+}

@@ -1,0 +1,128 @@
+// Engines call the ops from several threads at once, on caches of their own and on parts of one, while somebody
+// changes the instruction set.
+#include <atomic>
+#include <thread>
+
+#include "pagecore/ops/cpu/dispatch.hpp"
+#include "pagecore/ops/cpu/ops.hpp"
+#include "tests/ops/native/floats.hpp"
+
+using namespace pagecore;
+using namespace pagecore::test;
+using namespace pagecore::cpu;
+
+namespace {
+
+constexpr int64_t kBlockSize = 4, kHeads = 2, kDim = 20, kBlocksEach = 8;
+
+// Thread `who` has the blocks who * kBlocksEach on of the one cache, and nobody else touches them.
+class Engine {
+ public:
+  Engine(const Array& key, const Array& value, int64_t who, uint64_t seed)
+      : random_(seed), key_(key), value_(value), first_(who * kBlocksEach) {}
+
+  void run() {
+    for (int i = 0; i < 40; ++i) {
+      write();
+      const double before = attend();
+      copy();
+      PC_CHECK(attend() == before, "a copied sequence gives other numbers");
+      gather();
+    }
+  }
+
+ private:
+  static constexpr int64_t kTokens = kBlocksEach / 2 * kBlockSize;
+
+  // Numbers into the first half of the blocks.
+  void write() {
+    const Array rows(random_, {kTokens, kHeads, kDim}, 4);
+    for_each_index(rows.shape(), [&](const auto& at) { narrow(Float::F32, random_.normal(), rows.at(at)); });
+    std::vector<int64_t> slots;
+    for (int64_t i = 0; i < kTokens; ++i) slots.push_back(first_ * kBlockSize + i);
+    const Ids ids(random_, slots);
+    WriteArgs args;
+    args.key = args.value = as_rows(rows, Float::F32);
+    args.key_cache = as_cache(key_, Float::BF16);
+    args.value_cache = as_cache(value_, Float::F16);
+    args.slots = ids.indices();
+    write_kv(args);
+    half_ = 0;
+  }
+
+  // The half that is used goes to the other.
+  void copy() {
+    std::vector<int64_t> from, to;
+    for (int64_t i = 0; i < kBlocksEach / 2; ++i) {
+      from.push_back(block(i));
+      to.push_back(first_ + (1 - half_) * kBlocksEach / 2 + i);
+    }
+    const Ids sources(random_, from), targets(random_, to);
+    const std::vector<BlockArray> arrays = {as_blocks(key_, 2), as_blocks(value_, 1)};
+    copy_blocks(arrays, sources.indices(), targets.indices());
+    half_ = 1 - half_;
+  }
+
+  double attend() {
+    const Array query(random_, {1, kHeads, kDim}, 4, {true, false, false});
+    const Array out(random_, {1, kHeads, kDim}, 4), lse(random_, {1, kHeads}, 4);
+    for_each_index(query.shape(), [&](const auto& at) { narrow(Float::F32, 0.5, query.at(at)); });
+    std::vector<int64_t> line;
+    for (int64_t i = 0; i < kBlocksEach / 2; ++i) line.push_back(block(i));
+    const IdTable table(random_, {line}, kBlocksEach / 2);
+    const Ids lens(random_, {kTokens});
+    AttentionArgs args;
+    args.query = as_rows(query, Float::F32);
+    args.out = as_rows(out, Float::F32);
+    args.lse = as_lse(lse);
+    args.key = as_cache(key_, Float::BF16);
+    args.value = as_cache(value_, Float::F16);
+    args.table = table.table();
+    args.seq_lens = lens.indices();
+    attention(args, nullptr);
+    return std::round(widen(Float::F32, lse.at({0, 0})) * 1e3);  // instruction sets round differently
+  }
+
+  void gather() {
+    const Array packed(random_, {kTokens, kHeads, kDim}, 4);
+    std::vector<int64_t> line;
+    for (int64_t i = 0; i < kBlocksEach / 2; ++i) line.push_back(block(i));
+    const IdTable table(random_, {line}, kBlocksEach / 2);
+    const Ids lens(random_, {kTokens});
+    const PackedSequences batch{table.table(), lens.indices(), {}, kBlockSize, key_.shape(0), kTokens};
+    gather_blocks({as_blocks(key_, 2)}, {as_blocks(packed, 0)}, batch);
+    if (first_ > 0) scatter_blocks({as_blocks(packed, 0)}, {as_blocks(key_, 2)}, batch);
+  }
+
+  [[nodiscard]] int64_t block(int64_t i) const { return first_ + half_ * kBlocksEach / 2 + i; }
+
+  Random random_;
+  const Array& key_;
+  const Array& value_;
+  int64_t first_;
+  int64_t half_ = 0;
+};
+
+}  // namespace
+
+PC_TEST(ops_of_several_threads_do_not_touch_each_other) {
+  rounds(3, [](Random& random) {
+    constexpr int64_t kThreads = 4;
+    const Array key(random, {kThreads * kBlocksEach, kBlockSize, kHeads, kDim}, 2);
+    const Array value(random, {kThreads * kBlocksEach, kBlockSize, kHeads, kDim}, 2);
+    std::vector<std::thread> threads;
+    std::atomic<bool> is_over{false};
+    for (int64_t who = 0; who < kThreads; ++who)
+      threads.emplace_back([&, who, seed = random.bits()] { Engine(key, value, who, seed).run(); });
+    std::thread switcher([&] {
+      while (!is_over.load(std::memory_order_relaxed)) {
+        for (const std::string& name : available_isas()) set_isa(name);
+        std::this_thread::yield();
+      }
+    });
+    for (std::thread& thread : threads) thread.join();
+    is_over = true;
+    switcher.join();
+    set_isa("");
+  });
+}
