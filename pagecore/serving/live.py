@@ -102,7 +102,7 @@ class LiveMap(AbstractContextManager["LiveMap"]):
         counters = (
             f"step {metrics.steps:,}   blocks held {stats.utilization:.0%}   waste inside {stats.fragmentation:.1%}   "
             f"running {scheduler.num_running}   waiting {scheduler.num_waiting}   "
-            f"preemptions {scheduler.num_preemptions:,}"
+            f"preemptions {scheduler.num_preemptions:,} ({scheduler.num_swaps:,} swapped out)"
         )
         width = self._console.width
         lines = max(1, (self._console.height - OTHER_LINES) // cache.num_groups - 1)

@@ -155,7 +155,7 @@ def _draw_preemptions(ax: Axes, timeline: Timeline) -> None:
     edges = _edges(timeline)
     base = np.zeros(len(edges) - 1)
     for counts, colour, label in (
-        (timeline.preemptions(), RED, "recomputed"),
+        (timeline.recomputed(), RED, "recomputed"),
         (timeline.swaps(), BLUE, "swapped out"),
     ):
         total = sum(counts)
@@ -202,17 +202,12 @@ def _draw_map(figure: Figure, ax: Axes, timeline: Timeline, group: int, colours:
         ax.imshow(_image(cells, colours), extent=extent, origin="lower", aspect="auto", interpolation="nearest")
         _label_runs(figure, ax, timeline, group, colours)
     ax.set_ylim(bottom, top)
-    marks = [edge for edge, count in zip(_edges(timeline), _events(timeline), strict=False) if count]
+    marks = [edge for edge, count in zip(_edges(timeline), timeline.preemptions(), strict=False) if count]
     above = 1 + 0.055 / (ax.get_position().height * figure.get_figheight())
     (triangles,) = ax.plot(
         marks, [above] * len(marks), "v", color=RED, markersize=4.5, transform=ax.get_xaxis_transform()
     )
     triangles.set_clip_on(False)
-
-
-def _events(timeline: Timeline) -> list[int]:
-    """Preemptions of both kinds in the span of each column, and since."""
-    return [first + second for first, second in zip(timeline.preemptions(), timeline.swaps(), strict=True)]
 
 
 def _image(cells: Cells, colours: dict[int, int]) -> NDArray[np.uint8]:

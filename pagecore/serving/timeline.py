@@ -161,11 +161,15 @@ class Timeline:
         return self._cells[group][: self.num_columns].T
 
     def preemptions(self) -> list[int]:
-        """Preemptions in the span of each column, and last those since the last span ended."""
+        """Preemptions of both kinds in the span of each column, and last those since the last span ended."""
         return self._spans(0)
 
+    def recomputed(self) -> list[int]:
+        """Preemptions that gave up what was computed, likewise."""
+        return [both - swapped for both, swapped in zip(self.preemptions(), self.swaps(), strict=True)]
+
     def swaps(self) -> list[int]:
-        """Preemptions by swapping in the span of each column, and last those since the last span ended."""
+        """Preemptions that swapped out what was computed, likewise."""
         return self._spans(1)
 
     def _spans(self, which: int) -> list[int]:

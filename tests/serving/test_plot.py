@@ -120,11 +120,13 @@ def test_swaps_are_stacked_on_preemptions():
     timeline = Timeline(1000)
 
     def pretend(scheduler, metrics):
-        scheduler.num_swaps = metrics.steps // 20
+        if metrics.steps % 20 == 0:
+            scheduler.num_preemptions += 1
+            scheduler.num_swaps += 1
 
     serve([pretend, timeline])
     recomputed, swapped = draw(timeline, "").axes[2].patches
-    assert recomputed.get_data().values.tolist() == timeline.preemptions()[:-1]
+    assert recomputed.get_data().values.tolist() == timeline.recomputed()[:-1]
     assert (swapped.get_data().values - swapped.get_data().baseline).tolist() == timeline.swaps()[:-1]
 
 

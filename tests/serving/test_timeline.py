@@ -74,14 +74,17 @@ def test_every_preemption_is_in_the_span_in_which_it_happened(columns):
     assert not any(timeline.swaps())
 
 
-def test_swaps_are_counted_beside_preemptions():
+def test_swaps_are_counted_among_the_preemptions():
     timeline = Timeline()
 
     def pretend(scheduler, metrics):
-        scheduler.num_swaps = metrics.steps // 10
+        if metrics.steps % 10 == 0:
+            scheduler.num_preemptions += 1
+            scheduler.num_swaps += 1
 
-    _, metrics = serve([pretend, timeline])
+    scheduler, metrics = serve([pretend, timeline])
     assert sum(timeline.swaps()) == metrics.steps // 10
+    assert sum(timeline.recomputed()) == scheduler.num_preemptions - scheduler.num_swaps > 0
     assert timeline.swaps()[9] == timeline.swaps()[19] == 1
 
 
