@@ -283,19 +283,13 @@ class Scheduler:
         run.prefilling = True
         run.state = State.WAITING
         self._rows -= run.samples
-        if self._swap_out(run):
+        if self.swap_space is not None and self.cache.try_swap_out([run.sequence], self.swap_space):
             self.num_swaps += 1
         else:
             self._leave_cache(run)
         self._waiting.appendleft(run)
         self.num_waiting_tokens += run.num_tokens_left
         self.num_preemptions += 1
-
-    def _swap_out(self, run: Run) -> bool:
-        """Whether what a run has computed was saved; nothing is, where there is nothing yet."""
-        if self.swap_space is None or not run.sequence.num_computed_tokens:
-            return False
-        return self.cache.try_swap_out([run.sequence], self.swap_space)
 
     def _leave_cache(self, run: Run) -> None:
         self.cache.remove(run.sequence)

@@ -363,6 +363,61 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
     assert [content(cache, sequence) for sequence in sequences] == before
 
 
+class Failing:
+    """Block tables of which one method fails, at the call after `calls` that go well."""
+
+    def __init__(self, tables, method, calls=0):
+        self.tables, self.method, self.calls = tables, method, calls
+
+    def __getattr__(self, name):
+        if name == self.method:
+            self.calls -= 1
+            if self.calls < 0:
+                raise MemoryError("planted")
+        return getattr(self.tables, name)
+
+
+def test_rows_that_cannot_be_given_up_keep_their_blocks():
+    cache = make()
+    space = SwapSpace(cache, num_blocks=9)
+    sequence = cache.add_sequence(range(8))
+    fill(cache, [sequence], 7)
+    before, stats, tables = content(cache, sequence), cache.stats(), cache._tables
+    cache._tables = Failing(tables, "remove")
+    with pytest.raises(MemoryError, match="planted"):
+        cache.swap_out([sequence], space)
+    cache._tables = tables
+    assert cache.stats() == stats
+    assert content(cache, sequence) == before
+    cache.check_invariants()
+
+
+@pytest.mark.parametrize(("failing", "calls"), [("add", 1), ("truncate", 0)])
+def test_rows_that_cannot_be_filled_are_given_up_again(failing, calls):
+    cache = make()
+    space = SwapSpace(cache, num_blocks=9)
+    sequences = [cache.add_sequence(range(8)) for _ in range(2)]
+    fill(cache, sequences, 7)
+    before = [content(cache, sequence) for sequence in sequences]
+    cache.swap_out(sequences, space)
+    tables, stats = cache._tables, cache.stats()
+    cache._tables = Failing(tables, failing, calls)
+    with pytest.raises(MemoryError, match="planted"):
+        cache.swap_in(sequences)
+    cache._tables = tables
+    assert cache.stats() == stats
+    assert tables.num_rows == 0
+    cache.check_invariants()
+    cache.swap_in(sequences)
+    assert [content(cache, sequence) for sequence in sequences] == before
+
+
+def test_a_space_lies_in_memory_as_the_cache_does_or_as_it_is_told():
+    cache = make(layout="blockwise")
+    orders = [SwapSpace(cache, num_blocks=9, layout=layout)._kv_pools[0].layout.order for layout in (None, "layerwise")]
+    assert orders == ["blockwise", "layerwise"]
+
+
 def test_what_a_swapped_sequence_cannot_do_is_refused_by_name():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
