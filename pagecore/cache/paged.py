@@ -33,12 +33,13 @@ from pagecore.cache.layers import Group, Layer, Layers, arrange, group_number, l
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, measure
 from pagecore.cache.stats import CacheStats
+from pagecore.cache.store import Store
 from pagecore.cache.swap import SwapSpace
 from pagecore.cache.swapping import as_list, move_in, move_out, shortage
-from pagecore.errors import DeviceError, InvalidSequence, ShapeError
+from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
-from pagecore.ops import AttentionPlan, copy_blocks, paged_attention, write_kv
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, Spec, TensorParallel
+from pagecore.ops import AttentionPlan
+from pagecore.storage import AttentionSpec, KVLayout, Spec, TensorParallel
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 from pagecore.storage.spec import at_least
@@ -103,7 +104,6 @@ class PagedKVCache:
         self.max_sequences = at_least("max_sequences", max_sequences)
         self.device = device
         self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
-        order = layout if isinstance(layout, KVLayout) else KVLayout("layerwise" if layout is None else layout)
         self._layers, self._groups = arrange(layers, num_layers, self.parallel)
         blocks = count_blocks(self._groups, self.block_size, num_blocks, memory)
         check_slots(blocks, self.block_size, self.index_dtype)
@@ -116,15 +116,7 @@ class PagedKVCache:
             max_blocks_per_sequence=-(-self.max_tokens_per_sequence // self.block_size),
         )
         self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
-        self._kv_pools = (
-            []
-            if device == "none"
-            else [
-                KVPool(group.spec, group.num_layers, n, self.block_size, order, device)
-                for group, n in zip(self._groups, blocks, strict=True)
-            ]
-        )
-        self._attention = [_attention_options(layer) for layer in self._layers]
+        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, device)
         self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
         self._sequences: dict[object, Sequence] = {}
         self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
@@ -162,7 +154,7 @@ class PagedKVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of key and value in all pools, of this rank."""
-        return sum(pool.nbytes for pool in self._kv_pools)
+        return self._store.nbytes
 
     def group_of(self, layer: int) -> int:
         """The group that model layer `layer` is in."""
@@ -174,13 +166,11 @@ class PagedKVCache:
 
     def key(self, layer: int) -> Tensor:
         """Keys of a model layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``; aliases the pool."""
-        where = self._layer(layer)
-        return self._pool(where).key(where.index)
+        return self._store.key(self._layer(layer))
 
     def value(self, layer: int) -> Tensor:
         """Values of a model layer, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``; aliases the pool."""
-        where = self._layer(layer)
-        return self._pool(where).value(where.index)
+        return self._store.value(self._layer(layer))
 
     def block_table(self, group: int = 0) -> Tensor:
         """The block table of a group, for attention kernels that the user brings.
@@ -426,19 +416,7 @@ class PagedKVCache:
 
         T is the batch's `num_tokens`, or more with padding behind; floats are cast to the cache's dtype.
         """
-        where = self._layer(layer)
-        pool = self._pool(where)
-        key, slots = as_tensor(key), self._own(batch)._groups[where.group].slot_mapping
-        if key.ndim == 3 and key.shape[0] < batch.num_tokens:
-            raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}")
-        rows = key.shape[0] if key.ndim else 0
-        write_kv(
-            key,
-            value,
-            pool.key(where.index),
-            pool.value(where.index),
-            slots if rows >= slots.shape[0] else slots[:rows],
-        )
+        self._store.write(self._layer(layer), key, value, self._own(batch))
 
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
         """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
@@ -447,22 +425,7 @@ class PagedKVCache:
         `paged_attention` but `rows` and `cu_query_lens`, which the batch says; window, scale, softcap and sinks default
         to the layer's spec. Returns ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
         """
-        where = self._layer(layer)
-        pool = self._pool(where)
-        group = self._own(batch)._groups[where.group]
-        defaults: dict[str, Any] = self._attention[layer]
-        if options.keys().isdisjoint(("plan", "causal", "window")):
-            defaults = {**defaults, "plan": group.plan}
-        return paged_attention(
-            query,
-            pool.key(where.index),
-            pool.value(where.index),
-            group.block_table,
-            batch.seq_lens,
-            rows=batch.rows,
-            cu_query_lens=batch.cu_query_lens,
-            **{**defaults, **options},
-        )
+        return self._store.attend(layer, self._layer(layer), query, self._own(batch), options)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -514,11 +477,6 @@ class PagedKVCache:
     def _layer(self, layer: int) -> Layer:
         return self._layers[layer_number(layer, len(self._layers))]
 
-    def _pool(self, layer: Layer) -> KVPool:
-        if not self._kv_pools:
-            raise DeviceError("this cache has device='none' and holds no key or value; make it with device='cpu'")
-        return self._kv_pools[layer.group]
-
     def _own(self, batch: Batch) -> Batch:
         if not isinstance(batch, Batch) or batch._groups[0].block_table is not self._table_views[0]:
             raise InvalidSequence(f"{batch!r} is no batch of this cache; make it with make_batch")
@@ -562,17 +520,8 @@ class PagedKVCache:
     def _copy_on_write(self) -> None:
         for group, pairs in enumerate(self._tables.take_copies()):
             self._num_copied_blocks += len(pairs)
-            if len(pairs) and self._kv_pools:
-                copy_blocks(self._kv_pools[group].planes(), pairs)
-
-
-def _attention_options(layer: Layer) -> dict[str, Any]:
-    """What `attend` takes from a layer's spec; one of the user's own says its window only."""
-    spec = layer.spec
-    if not isinstance(spec, AttentionSpec):
-        return {"window": spec.window}
-    sinks = None if spec.sinks is None else as_tensor(np.array(list(spec.sinks), np.float32))
-    return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}
+            if len(pairs):
+                self._store.copy(group, pairs)
 
 
 def _plan(group: Group) -> AttentionPlan | None:

@@ -89,7 +89,7 @@ class SwapSpace:
         # Zipped with the cache's pools: there are none where the cache has no bytes.
         self._kv_pools = [
             KVPool(group.spec, group.num_layers, n, cache.block_size, order or pool.layout)
-            for group, n, pool in zip(groups, blocks, cache._kv_pools, strict=False)
+            for group, n, pool in zip(groups, blocks, cache._store.pools, strict=False)
         ]
         self._held: dict[Sequence, Blocks] = {}
         with cache._lock:

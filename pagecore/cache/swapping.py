@@ -47,7 +47,7 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
     refusal = _short(distinct, space._block_pools, " of the swap space; swap something in, or make the space larger")
     if refusal is not None:
         return refusal
-    stored = _copied(held, distinct, cache._kv_pools, space._block_pools, space._kv_pools)
+    stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools)
     try:
         cache._tables.remove(rows)
     except BaseException:
@@ -72,7 +72,7 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
     rows: list[int] = []
     try:
         for space, _, distinct, held in parts:
-            arrived += _copied(held, distinct, space._kv_pools, pools, cache._kv_pools)
+            arrived += _copied(held, distinct, space._kv_pools, pools, cache._store.pools)
         rows += (tables.add(prefix=blocks) for blocks in arrived)
         moved = [sequence for _, some, _, _ in parts for sequence in some]
         tables.truncate(rows, [sequence.num_computed_tokens for sequence in moved])

@@ -60,8 +60,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def poison(self):
         """What is left in free blocks of the cache and of the spaces must never be seen again."""
-        for holder in (self.cache, *self.spaces):
-            for pool, kv_pool in zip(holder._block_pools, holder._kv_pools, strict=True):
+        stores = [(space._block_pools, space._kv_pools) for space in self.spaces]
+        for pools, kv_pools in ((self.cache._block_pools, self.cache._store.pools), *stores):
+            for pool, kv_pool in zip(pools, kv_pools, strict=True):
                 free = pool.ref_counts() == 0
                 free[0] = False
                 for plane in kv_pool.planes():

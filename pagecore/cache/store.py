@@ -1,0 +1,94 @@
+"""The data plane of a paged cache: the bytes of its groups, and what is done to them layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from typing import Any
+
+import numpy as np
+
+from pagecore.arrays import Tensor, as_tensor
+from pagecore.cache.batch import Batch
+from pagecore.cache.layers import Group, Layer
+from pagecore.errors import DeviceError, ShapeError
+from pagecore.ops import copy_blocks, paged_attention, write_kv
+from pagecore.storage import AttentionSpec, KVLayout, KVPool
+
+
+class Store:
+    """A pool of bytes for each group of layers; none where the device is "none".
+
+    It is told which blocks and slots: it decides nothing, and holds no lock.
+    """
+
+    def __init__(
+        self,
+        layers: list[Layer],
+        groups: list[Group],
+        num_blocks: Listed[int],
+        block_size: int,
+        layout: str | KVLayout | None,
+        device: str,
+    ) -> None:
+        order = layout if isinstance(layout, KVLayout) else KVLayout("layerwise" if layout is None else layout)
+        made = [] if device == "none" else list(zip(groups, num_blocks, strict=True))
+        self.pools = [KVPool(group.spec, group.num_layers, n, block_size, order, device) for group, n in made]
+        self._options = [_attention_options(layer) for layer in layers]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pools."""
+        return sum(pool.nbytes for pool in self.pools)
+
+    def key(self, layer: Layer) -> Tensor:
+        """Keys of a layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``."""
+        return self._pool(layer).key(layer.index)
+
+    def value(self, layer: Layer) -> Tensor:
+        """Values of a layer, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``."""
+        return self._pool(layer).value(layer.index)
+
+    def copy(self, group: int, pairs: Any) -> None:
+        """Copy blocks ``[n, (source, target)]`` of a group in all of its layers."""
+        if self.pools:
+            copy_blocks(self.pools[group].planes(), pairs)
+
+    def write(self, layer: Layer, key: Any, value: Any, batch: Batch) -> None:
+        """Write the step's keys and values to the slots of the layer's group."""
+        keys, values = self.key(layer), self.value(layer)
+        key, slots = as_tensor(key), batch._groups[layer.group].slot_mapping
+        if key.ndim == 3 and key.shape[0] < batch.num_tokens:
+            raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}")
+        rows = key.shape[0] if key.ndim else 0
+        write_kv(key, value, keys, values, slots if rows >= slots.shape[0] else slots[:rows])
+
+    def attend(self, number: int, layer: Layer, query: Any, batch: Batch, options: dict[str, Any]) -> Any:
+        """Attention of the step's queries at model layer `number`; `options` go before what its spec says."""
+        group = batch._groups[layer.group]
+        defaults = self._options[number]
+        if options.keys().isdisjoint(("plan", "causal", "window")):
+            defaults = {**defaults, "plan": group.plan}
+        return paged_attention(
+            query,
+            self.key(layer),
+            self.value(layer),
+            group.block_table,
+            batch.seq_lens,
+            rows=batch.rows,
+            cu_query_lens=batch.cu_query_lens,
+            **{**defaults, **options},
+        )
+
+    def _pool(self, layer: Layer) -> KVPool:
+        if not self.pools:
+            raise DeviceError("this cache has device='none' and holds no key or value; make it with device='cpu'")
+        return self.pools[layer.group]
+
+
+def _attention_options(layer: Layer) -> dict[str, Any]:
+    """What attention takes from a layer's spec; one of the user's own says its window only."""
+    spec = layer.spec
+    if not isinstance(spec, AttentionSpec):
+        return {"window": spec.window}
+    sinks = None if spec.sinks is None else as_tensor(np.array(list(spec.sinks), np.float32))
+    return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}
