@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore import PagedKVCache
-from pagecore.serving import replay
+from pagecore.serving.attend import SPEC
 from pagecore.serving.options import ReplayOptions
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
@@ -25,7 +25,7 @@ class Event:
 
     kind: Literal["add", "extend", "remove"]
     rows: NDArray[np.int32]
-    counts: NDArray[np.int32] | None = None
+    counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Log:
 
     @property
     def num_tokens(self) -> int:
-        return sum(int(event.counts.sum()) for event in self.events if event.counts is not None)
+        return sum(int(event.counts.sum()) for event in self.events)
 
 
 class _RecordedCache(PagedKVCache):
@@ -78,7 +78,7 @@ def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
     rows = min(options.max_running, summary.num_requests)
     log = Log(options.num_blocks, options.block_size, rows, length, options.max_tokens_per_step)
     cache = _RecordedCache(
-        replay.SPEC,
+        SPEC,
         block_size=log.block_size,
         num_blocks=log.num_blocks,
         max_sequences=rows,

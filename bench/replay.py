@@ -69,6 +69,9 @@ def _whole(bench: Bench, reports: list[ReplayReport]) -> None:
 
 def _log(bench: Bench, log: Log) -> None:
     """The log of the first requests, told to the two kinds of tables."""
+    if not log.num_steps:
+        bench.note("no request fits the pool: there is no log to tell")
+        return
     ours, theirs = _Ours(log), _NumPy(log)
     bench.fact("memory of the index: tables and pool", (ours.tables.nbytes + ours.pool.nbytes) / 2**20, "MiB")
 

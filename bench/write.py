@@ -1,7 +1,7 @@
 """Key and value of new tokens into their slots, beside NumPy fancy indexing and torch.
 
 8 and 64 tokens are decode steps, each token in a block of its own; 2,048 tokens fill whole blocks that lie scattered.
-Every call goes to other blocks than the one before, in pools larger than the caches.
+Calls go through the whole of pools that are larger than the caches, so that no call finds its slots warm.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _write(bench: Bench, torch: Any, dtype: str, heads: str, count: int) -> None
     if torch:
         new_tensors = [_torch_view(torch, array) for array in (key, value)]
         tensors = [_torch_view(torch, cache) for cache in caches["torch index_put_"]]
-        places = {id(mapping): [torch.from_numpy(part) for part in mapping[1:]] for mapping in mappings}
+        places = cycle([[torch.from_numpy(part) for part in mapping[1:]] for mapping in mappings])
 
         def with_torch() -> None:
-            index = places[id(next(each["torch index_put_"]))]
+            index = next(places)
             for cache, new in zip(tensors, new_tensors, strict=True):
                 cache.index_put_(index, new)
 
@@ -90,16 +90,16 @@ def _cache(num_blocks: int, heads: str, dtype: str) -> np.ndarray:
 
 
 def _mappings(random: np.random.Generator, num_blocks: int, count: int) -> list[tuple[np.ndarray, ...]]:
-    """Slots, blocks and offsets of as many calls as fit in different blocks, at most 32."""
+    """Slots, blocks and offsets of as many calls as it takes to go through the whole pool once."""
     whole = count >= 2048
-    taken = count // BLOCK if whole else count
-    ids = 1 + random.permutation(num_blocks - 1)
+    each = count // BLOCK if whole else count
     made = []
-    for i in range(min(32, len(ids) // taken)):
-        blocks = ids[i * taken : (i + 1) * taken]
-        offsets = np.tile(np.arange(BLOCK), taken) if whole else random.integers(0, BLOCK, taken)
-        blocks = np.repeat(blocks, BLOCK) if whole else blocks
-        made.append((blocks * BLOCK + offsets, blocks, offsets))
+    for offset in (0,) if whole else random.permutation(BLOCK):
+        ids = 1 + random.permutation(num_blocks - 1)
+        for start in range(0, len(ids) - each + 1, each):
+            blocks = ids[start : start + each].repeat(BLOCK if whole else 1)
+            offsets = np.arange(count) % BLOCK if whole else np.full(count, offset)
+            made.append((blocks * BLOCK + offsets, blocks, offsets))
     return made
 
 
