@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore import PagedKVCache
-from pagecore.serving.attend import SPEC
-from pagecore.serving.options import ReplayOptions
+from pagecore.serving.replay.attend import SPEC
+from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.trace import read_trace, scan_trace
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.trace import read_trace, scan_trace
 
 INT32_MAX = 2**31 - 1
 

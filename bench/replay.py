@@ -20,8 +20,8 @@ from bench.recording import Event, Log, record
 from bench.runner import Bench, Job
 from bench.synthetic_trace import write_trace
 from pagecore import BlockPool, BlockTables
-from pagecore.serving.options import ReplayOptions
 from pagecore.serving.replay import ReplayReport, replay
+from pagecore.serving.replay.options import ReplayOptions
 
 FOUND = Path(__file__).parent.parent.parent / "shared" / "traces" / "mooncake_conversation.jsonl"
 MEMORY = "64GiB"

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import PagecoreError
 from pagecore.serving.info import info_rows
-from pagecore.serving.options import DEFAULT_BYTES_PER_TOKEN, DEFAULT_MEMORY, ReplayOptions
+from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, DEFAULT_MEMORY, ReplayOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from pagecore.serving.pictures.timeline import Timeline, Watcher
     from pagecore.serving.planner import ModelPlan
     from pagecore.serving.replay import ReplayReport
-    from pagecore.serving.timeline import Timeline, Watcher
 
 __all__ = ["main"]
 
@@ -257,7 +257,7 @@ def _timeline(path: Path | None) -> Timeline | None:
     if path.suffix.lower() not in ("", ".png"):
         raise UnwritableFileError(f"--plot {path}: pictures are PNG; let the name end in .png")
     _check_writable("--plot", path)
-    from pagecore.serving.timeline import Timeline
+    from pagecore.serving.pictures.timeline import Timeline
 
     return Timeline()
 
@@ -265,7 +265,7 @@ def _timeline(path: Path | None) -> Timeline | None:
 def _save_plot(timeline: Timeline | None, path: Path, title: str) -> None:
     if timeline is None:
         return
-    from pagecore.serving.plot import save
+    from pagecore.serving.pictures.plot import save
 
     try:
         save(timeline, path, title)
@@ -280,7 +280,7 @@ def _watched(is_live: bool, timeline: Timeline | None) -> Iterator[tuple[Progres
     watchers: list[Watcher] = [] if timeline is None else [timeline]
     shown: AbstractContextManager[object] = bar
     if is_live:
-        from pagecore.serving.live import LiveMap
+        from pagecore.serving.pictures.live import LiveMap
 
         live = LiveMap(bar.console, bar)
         if live.is_shown:

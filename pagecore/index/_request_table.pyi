@@ -1,4 +1,4 @@
-from typing import Any, SupportsIndex, overload
+from typing import SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray

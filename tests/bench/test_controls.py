@@ -11,7 +11,7 @@ from bench.controls import DequePool, HeapPool, ListPool, NumpyPool, NumpySlots,
 from bench.synthetic_trace import write_trace
 from pagecore import BlockPool, BlockTables
 from pagecore.index import SlotAllocator
-from pagecore.serving.trace import read_trace, scan_trace
+from pagecore.serving.replay.trace import read_trace, scan_trace
 
 POOLS = [(ListPool, "lifo"), (NumpyPool, "lifo"), (DequePool, "fifo"), (HeapPool, "address")]
 

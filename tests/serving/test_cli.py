@@ -9,7 +9,7 @@ import pytest
 
 from pagecore import cli
 from pagecore.cache import PagedKVCache
-from pagecore.serving import demo
+from pagecore.serving.demo import chat as demo
 
 KEYS = {
     "requests_finished",

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pagecore import cli
-from pagecore.serving import demo
+from pagecore.serving.demo import chat as demo
 from tests.capabilities import require
 
 require("matplotlib")
@@ -67,7 +67,7 @@ def test_a_disk_that_fills_up_is_no_traceback(capsys, monkeypatch, tmp_path, com
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pagecore.serving.plot.save", full)
+    monkeypatch.setattr("pagecore.serving.pictures.plot.save", full)
     code, _, err = call(capsys, *command, "--plot", tmp_path / "run.png")
     assert code == 2
     assert err == f"pagecore: --plot {tmp_path / 'run.png'} cannot be written: No space left on device\n"
@@ -84,7 +84,9 @@ def test_without_matplotlib_the_extra_is_named(capsys, monkeypatch, tmp_path, co
 def test_nothing_is_recorded_and_nothing_imported_where_no_picture_is_wanted(capsys, monkeypatch, command):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr("pagecore.serving.timeline.Timeline.__call__", lambda *_: pytest.fail("it was recorded"))
+    monkeypatch.setattr(
+        "pagecore.serving.pictures.timeline.Timeline.__call__", lambda *_: pytest.fail("it was recorded")
+    )
     assert call(capsys, *command)[0] == 0
     assert "matplotlib" not in sys.modules
 

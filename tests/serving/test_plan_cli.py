@@ -6,8 +6,8 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption
-from pagecore.serving.options import ReplayOptions
 from pagecore.serving.replay import replay
+from pagecore.serving.replay.options import ReplayOptions
 from tests.models.published import PUBLISHED
 from tests.serving.test_cli import call, refused
 

@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from pagecore.serving.palette import PALETTE
-from pagecore.serving.timeline import FREE, RunNumbers, cells_of
+from pagecore.serving.pictures.palette import PALETTE
+from pagecore.serving.pictures.timeline import FREE, RunNumbers, cells_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from pagecore.serving.metrics import Metrics
+    from pagecore.serving.pictures.timeline import Cells
     from pagecore.serving.scheduler import Scheduler
-    from pagecore.serving.timeline import Cells
 
 __all__ = ["LiveMap"]
 

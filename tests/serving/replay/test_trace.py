@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import PagecoreError
-from pagecore.serving.trace import TraceError, read_trace, scan_trace
+from pagecore.serving.replay.trace import TraceError, read_trace, scan_trace
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 9]}
 
@@ -102,7 +102,7 @@ def test_text_that_is_not_utf8_is_named_by_line(trace):
 
 
 def test_an_endless_line_is_refused_without_being_read_whole(trace, monkeypatch):
-    monkeypatch.setattr("pagecore.serving.trace.LINE_BYTES_MAX", 100)
+    monkeypatch.setattr("pagecore.serving.replay.trace.LINE_BYTES_MAX", 100)
     trace.write_bytes(b"{" * 10_000)
     with pytest.raises(TraceError, match="line 1: longer than 100 bytes"):
         list(read_trace(trace))

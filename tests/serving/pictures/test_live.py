@@ -8,9 +8,9 @@ require("rich")
 
 from rich.console import Console  # noqa: E402
 
-from pagecore.serving.live import REFRESHES_PER_SECOND, LiveMap  # noqa: E402
-from pagecore.serving.palette import PALETTE  # noqa: E402
-from tests.serving.pictured import FULL, WINDOWED, serve  # noqa: E402
+from pagecore.serving.pictures.live import REFRESHES_PER_SECOND, LiveMap  # noqa: E402
+from pagecore.serving.pictures.palette import PALETTE  # noqa: E402
+from tests.serving.pictures.pictured import FULL, WINDOWED, serve  # noqa: E402
 
 
 def terminal(**options):

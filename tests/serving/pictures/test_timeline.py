@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.errors import ShapeError
+from pagecore.serving.pictures.timeline import FREE, RunNumbers, Timeline, cells_of, name_of
 from pagecore.serving.request import State
-from pagecore.serving.timeline import FREE, RunNumbers, Timeline, cells_of, name_of
-from tests.serving.pictured import FULL, WINDOWED, serve
+from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
 
 class Recorder:

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pagecore.serving.palette import PALETTE
-from pagecore.serving.timeline import Timeline
+from pagecore.serving.pictures.palette import PALETTE
+from pagecore.serving.pictures.timeline import Timeline
 from tests.capabilities import require
-from tests.serving.pictured import FULL, WINDOWED, serve
+from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
 require("matplotlib")
 
 from matplotlib.colors import to_hex  # noqa: E402
 
-from pagecore.serving.plot import draw, save  # noqa: E402
+from pagecore.serving.pictures.plot import draw, save  # noqa: E402
 
 
 def run(layers=FULL, columns=64, rows=384, **options):
@@ -223,8 +223,8 @@ def test_the_file_is_a_png_whatever_its_name(tmp_path, two_groups):
 def test_drawing_needs_no_display_and_leaves_pyplot_alone():
     code = (
         "import sys\n"
-        "from pagecore.serving.plot import draw\n"
-        "from pagecore.serving.timeline import Timeline\n"
+        "from pagecore.serving.pictures.plot import draw\n"
+        "from pagecore.serving.pictures.timeline import Timeline\n"
         "assert 'matplotlib' not in sys.modules\n"
         "draw(Timeline(), 'x')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

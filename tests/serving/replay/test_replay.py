@@ -7,12 +7,11 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
-from pagecore.serving import attend
-from pagecore.serving.attend import AttendCheck, TokenVectors
-from pagecore.serving.options import ReplayOptions
-from pagecore.serving.replay import replay
+from pagecore.serving.replay import attend, replay
+from pagecore.serving.replay.attend import AttendCheck, TokenVectors
+from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.trace import TraceError
 from pagecore.serving.report import human_bytes, replay_rows, sparkline
-from pagecore.serving.trace import TraceError
 
 
 def write_trace(path, lengths):
@@ -96,7 +95,7 @@ def test_a_pipe_is_replayed_as_it_comes(tmp_path, trace):
 
 def test_memory_stays_bounded_by_a_step(trace):
     """Requests are read from the file as they are admitted, not before."""
-    import pagecore.serving.replay as module
+    import pagecore.serving.replay.replayer as module
 
     waiting = []
     original = module.Scheduler.schedule
@@ -237,7 +236,7 @@ def test_options_that_make_no_sense_are_refused(options, error):
 
 
 def test_a_pool_larger_than_this_machine_is_refused_before_it_is_made(trace, monkeypatch):
-    monkeypatch.setattr("pagecore.serving.replay.free_memory", lambda: 10_000)
+    monkeypatch.setattr("pagecore.serving.replay.replayer.free_memory", lambda: 10_000)
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):
         replay(trace, ReplayOptions(blocks=1000, attend=True))
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):

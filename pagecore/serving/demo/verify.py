@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pagecore.serving.model import Array, Model, dense_attention
+from pagecore.serving.demo.model import Array, Model, dense_attention
+from pagecore.serving.demo.sampling import scores
 from pagecore.serving.request import Run
-from pagecore.serving.sampling import scores
 
 __all__ = ["Verdict", "verify"]
 

@@ -3,7 +3,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pagecore.serving.palette import PALETTE, colours_of, labels_of, readable_on
+from pagecore.serving.pictures.palette import PALETTE, colours_of, labels_of, readable_on
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB: how people without one kind of cone see.
 SIGHT = {

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pagecore.serving.timeline import FREE, Cells
+from pagecore.serving.pictures.timeline import FREE, Cells
 
 __all__ = ["PALETTE", "colours_of", "labels_of", "readable_on"]
 

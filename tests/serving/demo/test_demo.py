@@ -5,10 +5,10 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.serving.demo import DemoConfig, chat_requests, demo
-from pagecore.serving.model import Model
+from pagecore.serving.demo.model import Model
+from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.report import demo_rows
 from pagecore.serving.request import Request, Run
-from pagecore.serving.verify import Verdict, verify
 
 FEW = DemoConfig(num_requests=6)
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pagecore.serving.model import Model, ModelConfig, dense_attention
-from pagecore.serving.sampling import noise, scores
+from pagecore.serving.demo.model import Model, ModelConfig, dense_attention
+from pagecore.serving.demo.sampling import noise, scores
 
 SMALL = ModelConfig(vocab_size=64, width=32, num_layers=3, num_query_heads=4, num_kv_heads=2, head_dim=8, window=5)
 

@@ -12,14 +12,14 @@ import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import NotEnoughMemory
-from pagecore.serving.attend import SPEC, AttendCheck
 from pagecore.serving.metrics import Metrics
-from pagecore.serving.options import ReplayOptions
+from pagecore.serving.pictures.timeline import Watcher
+from pagecore.serving.replay.attend import SPEC, AttendCheck
+from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.serving.request import Request, RequestError
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
-from pagecore.serving.timeline import Watcher
-from pagecore.serving.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.storage import free_memory
 
 __all__ = ["ReplayReport", "replay"]
@@ -85,7 +85,7 @@ def replay(
     Parameters
     ----------
     path : str or Path
-        See `pagecore.serving.trace`. A file is validated as a whole first; a pipe, as it is read.
+        See `pagecore.serving.replay.trace`. A file is validated as a whole first; a pipe, as it is read.
     options : ReplayOptions
     progress : callable
         Called after each step with the tokens computed so far and how many a replay without preemption computes (None

@@ -10,14 +10,14 @@ import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import ShapeError
+from pagecore.serving.demo.model import Array, Model, ModelConfig
+from pagecore.serving.demo.sampling import scores
+from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
-from pagecore.serving.model import Array, Model, ModelConfig
+from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.request import Request, Run
-from pagecore.serving.sampling import scores
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
-from pagecore.serving.timeline import Watcher
-from pagecore.serving.verify import Verdict, verify
 
 __all__ = ["DemoConfig", "DemoReport", "chat_requests", "demo"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.serving.metrics import Series
-from pagecore.serving.palette import PALETTE, colours_of, labels_of, readable_on
-from pagecore.serving.timeline import FREE, Cells, Timeline
+from pagecore.serving.pictures.palette import PALETTE, colours_of, labels_of, readable_on
+from pagecore.serving.pictures.timeline import FREE, Cells, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,6 @@
+"""The replay: a recorded trace through the scheduler and a cache, with real attention where it is wanted."""
+
+from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.replayer import ReplayReport, replay
+
+__all__ = ["ReplayOptions", "ReplayReport", "replay"]
