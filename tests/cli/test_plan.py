@@ -9,7 +9,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
 from tests.models.published import PUBLISHED
-from tests.serving.test_cli import call, refused
+from tests.cli.test_commands import call, refused
 
 GEMMA = PUBLISHED["gemma-2-9b"]
 

@@ -1,0 +1,87 @@
+"""What the command line takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from pagecore.cli import commands
+from pagecore.cli.outcomes import REFUSED
+from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, DEFAULT_MEMORY, ReplayOptions
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error of the command is said."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(REFUSED, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser; what it reads names its command."""
+    parser = _Parser(prog="pagecore", description="The paged key-value cache of a transformer.")
+    added = parser.add_subparsers(required=True, metavar="{info,demo,replay,plan}")
+    info = added.add_parser("info", help="versions, instruction set, threads, CUDA or why not")
+    info.set_defaults(command=commands.show_info)
+    demo = added.add_parser("demo", help="serve two dozen chat requests and check every token")
+    demo.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (default 0)")
+    demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
+    _add_pictures(demo)
+    demo.set_defaults(command=commands.run_demo)
+    _add_replay(added.add_parser("replay", help="run a recorded trace through the scheduler and the cache"))
+    _add_plan(added.add_parser("plan", help="what of a model fits into a memory: tokens, blocks, requests"))
+    return parser
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    defaults = ReplayOptions
+    parser.add_argument("trace", metavar="TRACE", help="a Mooncake trace, one JSON object a line")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
+    size.add_argument("--blocks", type=int, help="blocks instead of memory, the null block counted")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", metavar="CONFIG", help="a model's config.json or its folder: its groups and bytes")
+    model.add_argument(
+        "--bytes-per-token",
+        type=int,
+        metavar="N",
+        help=f"key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, an 8B Llama in bfloat16)",
+    )
+    parser.add_argument(
+        "--swap-memory", metavar="MEMORY", help="swap preempted requests out to this much memory, such as 16GiB"
+    )
+    numbers = {
+        "block-size": "tokens a block",
+        "max-tokens-per-step": "tokens of one step, prompt and decode together",
+        "max-running": "sequences that run at once",
+        "seed": "of the key and value that --attend makes up",
+    }
+    for name, text in numbers.items():
+        default = defaults.__dataclass_fields__[name.replace("-", "_")].default
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
+    parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
+    parser.add_argument(
+        "--attend", action="store_true", help="write and attend real key and value; check against float64"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE too")
+    _add_pictures(parser)
+    parser.set_defaults(command=commands.run_replay)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="CONFIG", help="a Hugging Face config.json, or the folder that it is in")
+    parser.add_argument("--memory", required=True, help="for key and value on one rank: bytes, or such as 40GiB")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="tensor parallel ranks (1)")
+    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (16)")
+    parser.add_argument(
+        "--context", type=int, nargs="+", metavar="N", help="lengths of requests (a few, up to the model's longest)"
+    )
+    parser.add_argument("--dtype", default="auto", help="of key and value: auto (the model's), bfloat16, float16 ...")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan to FILE too")
+    parser.set_defaults(command=commands.show_plan)
+
+
+def _add_pictures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw use, queue, preemptions and the block map")
+    parser.add_argument("--live", action="store_true", help="show the block map in the terminal while it runs")

@@ -1,0 +1,125 @@
+"""The commands: each takes what the parser read, and returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagecore.cli.outcomes import REFUSED, WRONG, fail
+from pagecore.cli.output import (
+    check_writable,
+    print_columns,
+    print_table,
+    recorder,
+    require,
+    save_plot,
+    watched,
+    write_json,
+)
+from pagecore.serving.info import info_rows
+from pagecore.serving.replay.options import ReplayOptions
+
+if TYPE_CHECKING:
+    from pagecore.serving.pictures import Timeline
+    from pagecore.serving.replay import ReplayReport
+
+UPDATE_STEPS = 64
+
+
+def show_info(_arguments: argparse.Namespace) -> int:
+    """What this machine and this build are."""
+    for name, value in info_rows():
+        print(f"{name:<16} {value}")
+    return 0
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Serve the demo's chats, and check every token."""
+    require("demo", "rich")
+    timeline = recorder(arguments.plot)
+    from pagecore.serving.demo import DemoConfig, demo
+    from pagecore.serving.report import demo_rows
+
+    with watched(arguments.live, timeline) as (bar, watchers):
+        tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
+        report = demo(
+            DemoConfig(seed=arguments.seed, swap=arguments.swap),
+            lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
+            watchers,
+        )
+    print_table("pagecore demo", demo_rows(report))
+    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}")
+    if not report.verdict.passed:
+        wrong = report.verdict.wrong or ["nothing was generated"]
+        for line in wrong[:10]:
+            print(line, file=sys.stderr)
+        return fail(f"{len(wrong)} checks of {report.verdict.tokens} tokens failed", WRONG)
+    print("all tokens verified")
+    return 0
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    """Replay a trace."""
+    require("replay", "rich")
+    names = ReplayOptions.__dataclass_fields__
+    options = ReplayOptions(**{name: value for name, value in vars(arguments).items() if name in names})
+    if arguments.json is not None:
+        check_writable("--json", arguments.json)
+    timeline = recorder(arguments.plot)
+    report = _replay_with_progress(arguments.trace, options, arguments.live, timeline)
+    from pagecore.serving.report import replay_rows
+
+    print_table(f"pagecore replay {arguments.trace}", replay_rows(report))
+    if arguments.json is not None:
+        write_json(arguments.json, report)
+    save_plot(timeline, arguments.plot, f"pagecore replay {Path(arguments.trace).name}")
+    if report.requests_refused:
+        fail(f"{report.requests_refused} requests refused; {report.first_refusal}", REFUSED)
+        if not report.requests_finished:
+            return REFUSED
+    if not report.passed:
+        return fail("attention differs from float64 by more than float32 may, or no row was checked", WRONG)
+    return 0
+
+
+def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, timeline: Timeline | None) -> ReplayReport:
+    from pagecore.serving.replay import replay
+
+    with watched(is_live, timeline) as (bar, watchers):
+        task = bar.add_task("replaying", total=None)
+        steps = 0
+
+        def advance(done: int, total: int | None) -> None:
+            # An update costs as much as a step of the index: one in many is enough for the eye.
+            nonlocal steps
+            steps += 1
+            if steps % UPDATE_STEPS == 0:
+                bar.update(task, completed=done, total=total)
+
+        return replay(trace, options, advance, watchers)
+
+
+def show_plan(arguments: argparse.Namespace) -> int:
+    """What of a model fits into a memory."""
+    require("plan", "rich")
+    from pagecore.serving.plan_report import context_columns, group_columns, plan_rows
+    from pagecore.serving.planner import plan_model
+
+    if arguments.json is not None:
+        check_writable("--json", arguments.json)
+    plan = plan_model(
+        arguments.model,
+        arguments.memory,
+        ranks=arguments.ranks,
+        block_size=arguments.block_size,
+        context=arguments.context,
+        dtype=arguments.dtype,
+    )
+    print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
+    print_columns("groups", *group_columns(plan))
+    print_columns("requests at once", *context_columns(plan))
+    if arguments.json is not None:
+        write_json(arguments.json, plan)
+    return 0

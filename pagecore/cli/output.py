@@ -1,0 +1,123 @@
+"""What a command shows and writes: bars, tables, pictures, JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagecore.cli.outcomes import MissingExtraError, UnwritableFileError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from pagecore.serving.pictures import Timeline, Watcher
+    from pagecore.serving.planner import ModelPlan
+    from pagecore.serving.replay import ReplayReport
+
+
+def require(what: str, package: str) -> None:
+    """Refuse what needs a package that is not there."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(f"{what} needs {package}, which is not installed: pip install 'pagecore[cli]'")
+
+
+def recorder(path: Path | None) -> Timeline | None:
+    """What records a run for the picture that is wanted at `path`, if one is and can be drawn there."""
+    if path is None:
+        return None
+    require("--plot", "matplotlib")
+    if path.suffix.lower() not in ("", ".png"):
+        raise UnwritableFileError(f"--plot {path}: pictures are PNG; let the name end in .png")
+    check_writable("--plot", path)
+    from pagecore.serving.pictures.timeline import Timeline
+
+    return Timeline()
+
+
+def save_plot(timeline: Timeline | None, path: Path, title: str) -> None:
+    """Draw what was recorded, if anything was to be."""
+    if timeline is None:
+        return
+    from pagecore.serving.pictures.plot import save
+
+    try:
+        save(timeline, path, title)
+    except OSError as error:
+        raise UnwritableFileError(f"--plot {path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def watched(is_live: bool, timeline: Timeline | None) -> Iterator[tuple[Progress, list[Watcher]]]:
+    """What a run shows while it is under way, and who looks on: the bar alone, or with the block map above it."""
+    bar = progress()
+    watchers: list[Watcher] = [] if timeline is None else [timeline]
+    shown: AbstractContextManager[object] = bar
+    if is_live:
+        from pagecore.serving.pictures.live import LiveMap
+
+        live = LiveMap(bar.console, bar)
+        if live.is_shown:
+            watchers.append(live)
+            shown = live
+    with shown:
+        yield bar, watchers
+
+
+def progress() -> Progress:
+    """A progress bar on stderr, if that is a terminal; it vanishes when it is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_table(title: str, rows: list[tuple[str, str]]) -> None:
+    """Names and values, a line each."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    Console().print(table)
+
+
+def print_columns(title: str, heads: list[str], lines: list[list[str]]) -> None:
+    """A table with heads above its columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left")
+    for head in heads:
+        table.add_column(Text(head), justify="right")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    Console().print(table)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Before minutes of work, not after: can the file be written where it is wanted?"""
+    folder = path.parent
+    if path.is_dir():
+        raise UnwritableFileError(f"{option} {path} is a folder; name a file in it")
+    if not folder.is_dir():
+        raise UnwritableFileError(f"{option} {path}: there is no folder {folder}; make it first")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise UnwritableFileError(f"{option} {path} cannot be written; check its permissions")
+
+
+def write_json(path: Path, report: ReplayReport | ModelPlan) -> None:
+    """Write a report as JSON."""
+    try:
+        path.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    except OSError as error:
+        raise UnwritableFileError(f"--json {path} cannot be written: {error.strerror}") from error
