@@ -8,8 +8,8 @@ from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
-from tests.models.published import PUBLISHED
 from tests.cli.test_commands import call, refused
+from tests.models.published import PUBLISHED
 
 GEMMA = PUBLISHED["gemma-2-9b"]
 
