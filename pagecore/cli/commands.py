@@ -50,7 +50,8 @@ def run_demo(arguments: argparse.Namespace) -> int:
             watchers,
         )
     print_table("pagecore demo", demo_rows(report))
-    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}")
+    swap = " --swap" if arguments.swap else ""
+    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}{swap}")
     if not report.verdict.passed:
         wrong = report.verdict.wrong or ["nothing was generated"]
         for line in wrong[:10]:
