@@ -91,8 +91,7 @@ PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* ta
     return;
   }
   for_each_part(bytes, [&](int64_t first, int64_t count) {
-    fetch(source + first + ahead, count);
-    copy_bytes(writer.reserve(target + first, count), source + first, count);
+    copy_row(source + first, writer.reserve(target + first, count), count, ahead);
   });
 }
 
@@ -131,7 +130,7 @@ inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Cop
       auto clear = [&](const char*, char* target) {
         __builtin_memset(target, 0, static_cast<size_t>(row * move.target_itemsize));
       };
-      for_each_row(axes, move.num_axes, nullptr, piece.target, clear);
+      for_each_row(axes, move.num_axes, piece.target, piece.target, clear);
       continue;
     }
     const bool far = row * move.source_itemsize > kFarBytes;
