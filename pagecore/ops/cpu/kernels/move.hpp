@@ -8,7 +8,7 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// What is cast or collected goes in parts of this many elements.
+// What is cast or collected goes in parts of this many elements (or bytes, where they are all the same).
 constexpr int64_t kPart = 256;
 // While a piece is moved the next one is asked for; in a row that is longer than this, what lies this far on.
 constexpr int64_t kFarBytes = 32768;
@@ -84,15 +84,16 @@ PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, i
   copy_bytes(target + bytes - rest, source + bytes - rest, rest);
 }
 
-// Whole lines go as they are; other rows are collected into lines first.
+// Whole lines go as they are, after what has been collected: it may belong to the same place, and be older. Other rows
+// are collected into lines.
 PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* target, int64_t bytes, int64_t ahead) {
   if ((reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % kLine == 0) {
+    writer.finish();
     move_lines(target, source, bytes, ahead, stream_line);
     return;
   }
   for_each_part(bytes, [&](int64_t first, int64_t count) {
-    fetch(source + first + ahead, count);
-    copy_bytes(writer.reserve(target + first, count), source + first, count);
+    copy_row(source + first, writer.reserve(target + first, count), count, ahead);
   });
 }
 
@@ -131,7 +132,7 @@ inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Cop
       auto clear = [&](const char*, char* target) {
         __builtin_memset(target, 0, static_cast<size_t>(row * move.target_itemsize));
       };
-      for_each_row(axes, move.num_axes, nullptr, piece.target, clear);
+      for_each_row(axes, move.num_axes, piece.target, piece.target, clear);
       continue;
     }
     const bool far = row * move.source_itemsize > kFarBytes;
