@@ -41,6 +41,8 @@ def allocator():
         (lambda a, **out: a.extend([6], [7], [1], **out), InvalidBlock),  # the null block
         (lambda a, **out: a.extend([6], [7], [-1], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], [41], **out), InvalidBlock),  # outside
+        (lambda a, **out: a.extend([5], [6], [40], **out), InvalidBlock),
+        (lambda a, **out: a.decode([1025], [1023], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], [2**63 - 1], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], [2**80], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], 2**80, **out), InvalidBlock),
