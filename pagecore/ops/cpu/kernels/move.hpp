@@ -112,10 +112,12 @@ inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Cop
     }
     const int64_t row_bytes = row * move.source_itemsize;
     if (piece.source == nullptr) {
+      MoveAxis still[8];  // no source, and so no step from it
+      for (int i = 0; i < move.num_axes; ++i) still[i] = {axes[i].size, 0, axes[i].target_stride};
       auto clear = [&](const char*, char* target) {
         __builtin_memset(target, 0, static_cast<size_t>(row * move.target_itemsize));
       };
-      for_each_row(axes, move.num_axes, nullptr, piece.target, clear);
+      for_each_row(still, move.num_axes, nullptr, piece.target, clear);
     } else if (next.source != nullptr) {
       const int64_t ahead = next.source - piece.source;
       auto visit = [&](const char* source, char* target) {
