@@ -36,8 +36,8 @@ index := $(wildcard pagecore/index/*.cpp tests/index/native/*.cpp) $(HARNESS)
 ops := $(wildcard pagecore/ops/cpu/*.cpp tests/ops/native/*.cpp) $(HARNESS) \
        $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp)
 
-# tests/ops/native/moves.cpp says how large the last cache is.
-LINK_ops := -Wl,--wrap=sysconf
+# tests/ops/native/moves.cpp puts itself before the kernels.
+LINK_ops := -Wl,--wrap=_ZN8pagecore3cpu7kernelsEv
 
 # TSan of GCC 12 dies where the kernel places memory more randomly than it expects (vm.mmap_rnd_bits over 28).
 LAUNCH ?= $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
