@@ -2,7 +2,8 @@
 //
 // Memory comes filled with a pattern and leaves quarantined, so that what is read before it is written, or after it is
 // freed, does not pass for zeros. Allocations that are too large fail as they do without a sanitizer. Not asked for:
-// detect_stack_use_after_return, for which GCC 12 lays out frames that its own AVX-512 code finds misaligned (PR 110027).
+// detect_stack_use_after_return, for which GCC 12 lays out frames that its own AVX-512 code finds misaligned (PR
+// 110027).
 
 extern "C" {
 

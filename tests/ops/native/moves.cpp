@@ -63,20 +63,33 @@ void put(Type from, const char* source, Type to, char* target) {
   }
 }
 
+// Of the elements that the first `num_outer` axes leave, from where these say, in the order of their indices.
+std::vector<int64_t> inner_offsets(const Array& array, size_t num_outer) {
+  std::vector<int64_t> offsets{0};
+  for (size_t axis = num_outer; axis < array.shape().size(); ++axis) {
+    std::vector<int64_t> longer;
+    for (const int64_t offset : offsets) {
+      for (int64_t i = 0; i < array.shape(axis); ++i) longer.push_back(offset + i * array.stride(axis));
+    }
+    offsets = std::move(longer);
+  }
+  return offsets;
+}
+
 // Random bytes are numbers of every kind; only NaN has no bits that conversion keeps.
 void spare_nan(const Array& array, Type type) {
   if (type.dtype == kPlain) return;
   const auto each = static_cast<Float>(type.dtype);
-  for_each_index(array.shape(), [&](const auto& at) {
-    if (std::isnan(widen(each, array.at(at)))) narrow(each, 1.5, array.at(at));
-  });
+  for (const int64_t offset : inner_offsets(array, 0)) {
+    if (std::isnan(widen(each, array.data() + offset))) narrow(each, 1.5, array.data() + offset);
+  }
 }
 
 // The axes behind block and token.
 std::vector<int64_t> inner_shape(Random& random) {
   std::vector<int64_t> shape;
-  for (int64_t i = random.between(0, 3); i > 0; --i) shape.push_back(random.pick({1, 2, 3, 5, 8, 32}));
-  if (!shape.empty() && random.one_in(3)) shape.back() = random.pick({64, 100, 128});
+  for (int64_t i = random.between(0, 3); i > 0; --i) shape.push_back(random.pick({1, 2, 3, 5, 8}));
+  if (!shape.empty() && random.one_in(3)) shape.back() = random.pick({32, 64, 100, 128});
   if (!shape.empty() && random.one_in(25)) random.pick(shape) = 0;
   return shape;
 }
@@ -84,15 +97,6 @@ std::vector<int64_t> inner_shape(Random& random) {
 std::vector<int64_t> joined(std::vector<int64_t> first, const std::vector<int64_t>& rest) {
   first.insert(first.end(), rest.begin(), rest.end());
   return first;
-}
-
-// Of the elements that the first `num_outer` axes leave, from where these say.
-std::vector<int64_t> inner_offsets(const Array& array, size_t num_outer) {
-  const std::vector<int64_t> none(num_outer, 0);
-  std::vector<int64_t> offsets;
-  for_each_index({array.shape().begin() + static_cast<int64_t>(num_outer), array.shape().end()},
-                 [&](const auto& at) { offsets.push_back(array.offset(joined(none, at)) - array.offset(none)); });
-  return offsets;
 }
 
 ArrayStyle any_style(Random& random) { return {!random.one_in(4), random.one_in(2), true}; }
