@@ -33,9 +33,6 @@ cdef Integers as_integers(object obj, str what, object error)
 # The same in 64 bits.
 cdef Slots as_slots(object obj, str what, object error)
 
-# `values` as one for each of n rows: a bare int stands for all.
-cdef Slots as_many_slots(Slots values, Py_ssize_t n)
-
 # An int64 from anything with __index__; values beyond are cut to the range's ends.
 cdef int64_t as_int64(object obj, str what) except? -1
 
@@ -56,6 +53,10 @@ cdef int32_t as_row(object row) except? -1
 
 # `counts` as one value for each of n rows: a bare int stands for all.
 cdef Integers as_counts(object counts, Py_ssize_t n, str what)
+
+# Turns a bare int into n of it; leaves other values as they are.
+cdef int repeat(Integers values, Py_ssize_t n) except -1
+cdef int repeat_slots(Slots values, Py_ssize_t n) except -1
 
 # "int32" or "int64", or a NumPy dtype or type of that name; anything else is refused by `error`.
 cdef str as_width(object dtype, str what, object error)

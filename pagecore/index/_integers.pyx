@@ -69,8 +69,11 @@ cdef Integers as_integers(object obj, str what, object error):
 
 cdef Slots as_slots(object obj, str what, object error):
     cdef Slots values = Slots.__new__(Slots)
+    cdef int overflow = 0
     if PyLong_CheckExact(obj):
-        values.single = as_int64(obj, what)  # one beyond 64 bits is cut to their ends, which no pool has
+        values.single = PyLong_AsLongLongAndOverflow(obj, &overflow)
+        if overflow:
+            raise error(f"{what} {obj} does not fit 64 bits; the limits are {INT64_MIN} and {INT64_MAX}")
         values.data = &values.single
         values.size = 1
         values.is_scalar = True
@@ -208,31 +211,34 @@ cdef int32_t as_row(object row) except? -1:
 
 cdef Integers as_counts(object counts, Py_ssize_t n, str what):
     cdef Integers values = as_integers(counts, what, ShapeError)
-    cdef int32_t single
+    repeat(values, n)
+    return values
+
+
+cdef int repeat(Integers values, Py_ssize_t n) except -1:
     cdef int32_t* data = NULL
     cdef Py_ssize_t i
     if values.is_scalar and n != 1:
-        single = values.data[0]
+        values.single = values.data[0]
         values.owned = new_int32(n, &data)
         for i in range(n):
-            data[i] = single
+            data[i] = values.single
         values.data = data
         values.size = n
-    return values
+    return 0
 
 
-cdef Slots as_many_slots(Slots values, Py_ssize_t n):
-    cdef int64_t single
+cdef int repeat_slots(Slots values, Py_ssize_t n) except -1:
     cdef int64_t* data = NULL
     cdef Py_ssize_t i
     if values.is_scalar and n != 1:
-        single = values.data[0]
+        values.single = values.data[0]
         values.owned = new_int64(n, &data)
         for i in range(n):
-            data[i] = single
+            data[i] = values.single
         values.data = data
         values.size = n
-    return values
+    return 0
 
 
 cdef str as_width(object dtype, str what, object error):

@@ -1,8 +1,7 @@
 from types import TracebackType
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
-import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
 from pagecore.index._block_pool import BlockPool
 from pagecore.index._step_buffers import SlotArray

@@ -8,14 +8,14 @@ from pagecore.index._integers cimport (
     Integers,
     Slots,
     address_of,
-    as_counts,
     as_int64,
     as_integers,
-    as_many_slots,
     as_slots,
     as_width,
     new_int32,
     new_int64,
+    repeat,
+    repeat_slots,
     writable,
 )
 from pagecore.index._step_buffers cimport SlotsOut, SlotType
@@ -192,11 +192,11 @@ cdef class SlotAllocator:
         cdef Py_ssize_t n = lengths.size
         if lengths.is_scalar:
             n = last.size if prefix.is_scalar else prefix.size
+        repeat(prefix, n)
+        repeat(lengths, n)
+        repeat_slots(last, n)
         return self._commit(
-            deref(self.native).plan_extend(
-                lengths_of(as_many(prefix, n)), lengths_of(as_many(lengths, n)), slots_of(as_many_slots(last, n))
-            ),
-            target, must,
+            deref(self.native).plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last)), target, must
         )
 
     cdef object _decode(self, object seq_lens, object last_slots, object out, bint must):
@@ -204,10 +204,9 @@ cdef class SlotAllocator:
         cdef Integers lengths = as_integers(seq_lens, "seq_len", ShapeError)
         cdef Slots last = as_slots(last_slots, "last slot", InvalidBlock)
         cdef Py_ssize_t n = last.size if lengths.is_scalar else lengths.size
-        return self._commit(
-            deref(self.native).plan_decode(lengths_of(as_many(lengths, n)), slots_of(as_many_slots(last, n))),
-            target, must,
-        )
+        repeat(lengths, n)
+        repeat_slots(last, n)
+        return self._commit(deref(self.native).plan_decode(lengths_of(lengths), slots_of(last)), target, must)
 
     cdef object _commit(self, int64_t num_slots, object target, bint must):
         """Carry out the plan that was just made; no other Python code may run in between."""
@@ -325,11 +324,6 @@ cdef class FreeGroup:
             raise InvalidSequence("this group of frees is not open; use it in a with statement")
         self.is_open = False
         self.num_freed = deref(self.allocator.native).end_group()
-
-
-cdef Integers as_many(Integers values, Py_ssize_t n):
-    """The same, or a bare int once for each of n sequences."""
-    return as_counts(values.data[0], n, "length") if values.is_scalar and n != 1 else values
 
 
 cdef object as_target(object out):

@@ -1,10 +1,11 @@
-"""Examples 1, 2 and 3 of the worked examples, word for word."""
+"""Examples 1 to 7 of the worked examples, word for word."""
 
 import numpy as np
 import pytest
 
 from pagecore.errors import DoubleFree, InvalidBlock, OutOfBlocks, PagecoreError
-from pagecore.index import BlockPool, BlockTables
+from pagecore.index import BlockPool, BlockTables, RequestTable, SlotAllocator
+from pagecore.ops import write_kv
 
 
 def test_example_1_a_lifo_pool_of_four():
@@ -79,3 +80,61 @@ def test_example_3_a_fifo_pool_of_eleven():
     assert pool.allocate(5).tolist() == [8, 9, 10, 1, 2]
     assert pool.num_free == 1
     assert pool.try_allocate(2) is None
+
+
+@pytest.fixture
+def extended():
+    """The allocator of example 4, after it."""
+    pool = BlockPool(6, order="address")
+    allocator = SlotAllocator(pool, 4)
+    pool.allocate(5)
+    pool.free([3, 5])
+    slots = allocator.extend([6], [13], [5])
+    assert slots.tolist() == [6, 7, 12, 13, 14, 15, 20]
+    return allocator
+
+
+def test_example_4_an_extension_fills_a_block_takes_a_whole_one_and_opens_another(extended):
+    assert extended.pool.num_free == 0
+    with pytest.raises(OutOfBlocks):
+        extended.allocate(1)
+
+
+def test_example_5_decode_goes_on_in_a_block_or_opens_one():
+    pool = BlockPool(6, order="address")
+    allocator = SlotAllocator(pool, 4)
+    pool.allocate(2)
+    assert allocator.decode([7], [5]).tolist() == [6]
+    assert allocator.decode([9], [7]).tolist() == [12]
+
+
+def test_example_6_slots_free_whole_blocks_and_no_tails(extended):
+    assert extended.free([12, 13, 14, 15, 20]) == 2
+    assert extended.pool.ref_counts().tolist() == [0, 1, 1, 0, 1, 0]
+    with pytest.raises(InvalidBlock):
+        extended.free([6, 7])
+    assert extended.pool.ref_counts().tolist() == [0, 1, 1, 0, 1, 0]
+
+
+def test_example_7_a_request_goes_on_behind_cached_slots():
+    pool = BlockPool(100, order="address")
+    allocator = SlotAllocator(pool, 1)
+    allocator.allocate(99)
+    assert pool.num_free == 0
+    allocator.free([5, 9])
+    requests = RequestTable(4, 16)
+    (row,) = requests.allocate(1)
+    requests.write(row, 0, [42, 17, 88])
+    slots = allocator.allocate(2)
+    assert slots.tolist() == [5, 9]
+    requests.write(row, 3, slots)
+    assert requests.read(row).tolist() == [42, 17, 88, 5, 9]
+
+    before = np.random.default_rng(7).normal(size=(2, 100, 1, 2, 8)).astype(np.float32)
+    key_cache, value_cache = before.copy()
+    key, value = np.random.default_rng(8).normal(size=(2, 2, 2, 8)).astype(np.float32)
+    write_kv(key, value, key_cache, value_cache, slots)
+    for cache, new, old in ((key_cache, key, before[0]), (value_cache, value, before[1])):
+        assert np.array_equal(cache[[5, 9], 0], new)
+        others = np.delete(np.arange(100), [5, 9])
+        assert np.array_equal(cache[others], old[others])

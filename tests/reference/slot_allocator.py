@@ -66,12 +66,13 @@ class SlotAllocator:
         needed = sum(self.needed(prefix, length) for prefix, length, _ in batch)
         if needed > self.pool.num_free:
             raise OutOfBlocks("short", needed, self.pool.num_free)
-        slots = []
-        for prefix, length, last in batch:
-            for position in range(prefix, length):
-                last = self.next_slot(position, last)
-                slots.append(last)
-        return slots
+        return [slot for growth in batch for slot in self.grow(*growth)]
+
+    def grow(self, prefix: int, length: int, last: int) -> list[int]:
+        slots = [last]
+        for position in range(prefix, length):
+            slots.append(self.next_slot(position, slots[-1]))
+        return slots[1:]
 
     def allocate(self, n: int) -> list[int]:
         return self.extend([0], [n], [-1])

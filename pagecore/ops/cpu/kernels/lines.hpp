@@ -33,24 +33,42 @@ PC_FORCE_INLINE void stream_line(char* to, const char* from) {
 #endif
 }
 
+// One line to any address.
+PC_FORCE_INLINE void copy_line(char* to, const char* from) {
+#pragma GCC unroll 4
+  for (size_t i = 0; i < kLine; i += sizeof(Vec)) {
+    store(reinterpret_cast<float*>(to + i), load(reinterpret_cast<const float*>(from + i)));
+  }
+}
+
+// Asks for a line that will be read soon; any address will do.
+PC_FORCE_INLINE void fetch_line(const char* p) { __builtin_prefetch(p, 0, 2); }
+
+PC_FORCE_INLINE void fetch(const char* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLine) fetch_line(p + i);
+}
+
+// Calls move(to, from) for each of the `count / kLine` lines, and asks for what lies `ahead` of each.
+template <typename MoveLine>
+PC_FORCE_INLINE void move_lines(char* to, const char* from, int64_t count, int64_t ahead, MoveLine&& move) {
+  int64_t i = 0;
+  for (; i + 4 * kLine <= count; i += 4 * kLine) {
+#pragma GCC unroll 4
+    for (int64_t line = 0; line < 4 * kLine; line += kLine) fetch_line(from + i + line + ahead);
+#pragma GCC unroll 4
+    for (int64_t line = 0; line < 4 * kLine; line += kLine) move(to + i + line, from + i + line);
+  }
+  for (; i + kLine <= count; i += kLine) {
+    fetch_line(from + i + ahead);
+    move(to + i, from + i);
+  }
+}
+
 // Streamed stores come after everything that other threads see of this one later.
 PC_FORCE_INLINE void finish_streams() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
-}
-
-inline void stream_bytes(char* to, const char* from, int64_t count) {
-  int64_t head = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % kLine);
-  if (head > count) head = count;
-  copy_bytes(to, from, head);
-  int64_t i = head;
-  for (; i + 4 * kLine <= count; i += 4 * kLine) {
-#pragma GCC unroll 4
-    for (int64_t line = 0; line < 4 * kLine; line += kLine) stream_line(to + i + line, from + i + line);
-  }
-  for (; i + kLine <= count; i += kLine) stream_line(to + i, from + i);
-  copy_bytes(to + i, from + i, count - i);
 }
 
 // Collects bytes that belong to consecutive addresses, wherever they come from and whatever their number, until they

@@ -8,11 +8,10 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// Rows up to this many bytes are fetched ahead of their use; longer ones the machine sees coming.
-constexpr int64_t kFetchBytes = 4096;
-// From here on a row is streamed as it is; shorter ones are collected into lines first.
-constexpr int64_t kDirectBytes = 1024;
-constexpr int64_t kConvertElements = 1024;
+// What is cast or collected goes in parts of this many elements (or bytes, where they are all the same).
+constexpr int64_t kPart = 256;
+// While a piece is moved the next one is asked for; in a row that is longer than this, what lies this far on.
+constexpr int64_t kFarBytes = 32768;
 
 struct Piece {
   const char* source;  // null: zeros
@@ -68,35 +67,54 @@ inline void for_each_row(const MoveAxis* axes, int32_t num_axes, const char* sou
   }
 }
 
-PC_FORCE_INLINE void fetch(const char* p, int64_t bytes) {
-  if (bytes > kFetchBytes) return;
-  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + i, 0, 2);
-}
-
 template <Float From, Float To>
-PC_FORCE_INLINE void convert_elements(const char* source, char* target, int64_t count) {
+PC_FORCE_INLINE void cast_elements(const char* source, char* target, int64_t count) {
   for_each_vector<From>(source, count, [&](int64_t i, Vec v, int64_t part) { store_part<To>(target, i, v, part); });
 }
 
-template <Float From, Float To>
-PC_FORCE_INLINE void stream_converted(LineWriter& writer, const char* source, char* target, int64_t count) {
-  for (int64_t i = 0; i < count; i += kConvertElements) {
-    const int64_t part = count - i < kConvertElements ? count - i : kConvertElements;
-    char* room = writer.reserve(target + i * kSize<To>, part * kSize<To>);
-    convert_elements<From, To>(source + i * kSize<From>, room, part);
-  }
+// visit(first, count) for the parts of a row.
+template <typename Visit>
+PC_FORCE_INLINE void for_each_part(int64_t row, Visit&& visit) {
+  for (int64_t i = 0; i < row; i += kPart) visit(i, row - i < kPart ? row - i : kPart);
 }
 
-PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* target, int64_t bytes) {
-  if (bytes >= kDirectBytes || (reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % kLine == 0) {
+PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, int64_t ahead) {
+  move_lines(target, source, bytes, ahead, copy_line);
+  const int64_t rest = bytes % kLine;
+  copy_bytes(target + bytes - rest, source + bytes - rest, rest);
+}
+
+// Whole lines go as they are, after what has been collected: it may belong to the same place, and be older. Other rows
+// are collected into lines.
+PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* target, int64_t bytes, int64_t ahead) {
+  if ((reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % kLine == 0) {
     writer.finish();
-    stream_bytes(target, source, bytes);
-  } else {
-    copy_bytes(writer.reserve(target, bytes), source, bytes);
+    move_lines(target, source, bytes, ahead, stream_line);
+    return;
   }
+  for_each_part(bytes, [&](int64_t first, int64_t count) {
+    copy_row(source + first, writer.reserve(target + first, count), count, ahead);
+  });
 }
 
-// copy(source, target, elements) moves one row.
+template <Float From, Float To>
+PC_FORCE_INLINE void cast_row(const char* source, char* target, int64_t row, int64_t ahead) {
+  for_each_part(row, [&](int64_t first, int64_t count) {
+    fetch(source + first * kSize<From> + ahead, count * kSize<From>);
+    cast_elements<From, To>(source + first * kSize<From>, target + first * kSize<To>, count);
+  });
+}
+
+template <Float From, Float To>
+PC_FORCE_INLINE void stream_cast(LineWriter& writer, const char* source, char* target, int64_t row, int64_t ahead) {
+  for_each_part(row, [&](int64_t first, int64_t count) {
+    fetch(source + first * kSize<From> + ahead, count * kSize<From>);
+    char* room = writer.reserve(target + first * kSize<To>, count * kSize<To>);
+    cast_elements<From, To>(source + first * kSize<From>, room, count);
+  });
+}
+
+// copy(source, target, elements, ahead) moves a row; what lies `ahead` of it will be wanted next.
 template <typename Copy>
 inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Copy&& copy) {
   Pieces pieces(move, runs, num_runs);
@@ -110,33 +128,30 @@ inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Cop
     } else {
       axes[move.varying].size = piece.count * move.scale;
     }
-    const int64_t row_bytes = row * move.source_itemsize;
     if (piece.source == nullptr) {
-      MoveAxis still[8];  // no source, and so no step from it
-      for (int i = 0; i < move.num_axes; ++i) still[i] = {axes[i].size, 0, axes[i].target_stride};
       auto clear = [&](const char*, char* target) {
         __builtin_memset(target, 0, static_cast<size_t>(row * move.target_itemsize));
       };
-      for_each_row(still, move.num_axes, nullptr, piece.target, clear);
-    } else if (next.source != nullptr) {
-      const int64_t ahead = next.source - piece.source;
-      auto visit = [&](const char* source, char* target) {
-        fetch(source + ahead, row_bytes);
-        copy(source, target, row);
-      };
-      for_each_row(axes, move.num_axes, piece.source, piece.target, visit);
-    } else {
-      auto visit = [&](const char* source, char* target) { copy(source, target, row); };
-      for_each_row(axes, move.num_axes, piece.source, piece.target, visit);
+      for_each_row(axes, move.num_axes, piece.target, piece.target, clear);
+      continue;
     }
+    const bool far = row * move.source_itemsize > kFarBytes;
+    const int64_t ahead = far ? kFarBytes : next.source != nullptr ? next.source - piece.source : 0;
+    auto visit = [&](const char* source, char* target) { copy(source, target, row, ahead); };
+    for_each_row(axes, move.num_axes, piece.source, piece.target, visit);
   }
 }
 
-// With a size known to the compiler, a short row is a few moves instead of a call.
+// With a size known to the compiler, a short row is a few moves.
 template <int64_t kBytes>
 inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs) {
-  move_pieces(move, runs, num_runs,
-              [](const char* source, char* target, int64_t) { __builtin_memcpy(target, source, kBytes); });
+  move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t, int64_t ahead) {
+    if constexpr (kBytes % kLine == 0) {
+      move_lines(target, source, kBytes, ahead, copy_line);
+    } else {
+      __builtin_memcpy(target, source, kBytes);
+    }
+  });
 }
 
 inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
@@ -146,38 +161,36 @@ inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
       case 2: return copy_short_rows<2>(move, runs, num_runs);
       case 4: return copy_short_rows<4>(move, runs, num_runs);
       case 8: return copy_short_rows<8>(move, runs, num_runs);
-      case 64: return copy_short_rows<64>(move, runs, num_runs);
       case 128: return copy_short_rows<128>(move, runs, num_runs);
       case 256: return copy_short_rows<256>(move, runs, num_runs);
       default: break;
     }
   }
   const int64_t size = move.source_itemsize;
-  move_pieces(move, runs, num_runs,
-              [=](const char* source, char* target, int64_t count) { copy_bytes(target, source, count * size); });
+  move_pieces(move, runs, num_runs, [=](const char* source, char* target, int64_t row, int64_t ahead) {
+    copy_row(source, target, row * size, ahead);
+  });
 }
 
 inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
   LineWriter writer;
   const int64_t size = move.source_itemsize;
-  move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t count) {
-    stream_row(writer, source, target, count * size);
+  move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
+    stream_row(writer, source, target, row * size, ahead);
   });
   writer.finish();
   finish_streams();
 }
 
 template <Float From, Float To>
-inline void convert_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void cast_rows(const Move& move, const Run* runs, int64_t num_runs) {
   if (!move.streams) {
-    move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t count) {
-      convert_elements<From, To>(source, target, count);
-    });
+    move_pieces(move, runs, num_runs, cast_row<From, To>);
     return;
   }
   LineWriter writer;
-  move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t count) {
-    stream_converted<From, To>(writer, source, target, count);
+  move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
+    stream_cast<From, To>(writer, source, target, row, ahead);
   });
   writer.finish();
   finish_streams();
@@ -185,17 +198,10 @@ inline void convert_rows(const Move& move, const Run* runs, int64_t num_runs) {
 
 // The places of all runs must have been checked.
 inline void move_runs(const Move& move, const Run* runs, int64_t num_runs) {
-  if (!move.converts) {
-    if (move.streams) {
-      stream_rows(move, runs, num_runs);
-    } else {
-      copy_rows(move, runs, num_runs);
-    }
-    return;
-  }
+  if (!move.converts) return move.streams ? stream_rows(move, runs, num_runs) : copy_rows(move, runs, num_runs);
   with_float(move.from, [&]<Float From>() {
     with_float(move.to, [&]<Float To>() {
-      if constexpr (From != To) convert_rows<From, To>(move, runs, num_runs);
+      if constexpr (From != To) cast_rows<From, To>(move, runs, num_runs);
     });
   });
 }
