@@ -70,7 +70,7 @@ cdef class SlotAllocator:
     >>> allocator = SlotAllocator(BlockPool(17), 4)
     >>> slots = allocator.allocate(6)
     >>> slots
-    array([ 4,  5,  6,  7,  8,  9])
+    array([4, 5, 6, 7, 8, 9])
     >>> allocator.extend([6], [13], [9])
     array([10, 11, 12, 13, 14, 15, 16])
     >>> allocator.decode([14], [16])

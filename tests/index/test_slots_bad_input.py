@@ -212,3 +212,8 @@ def test_an_unknown_dtype_is_refused_by_name(dtype):
 def test_an_impossible_allocator_is_refused(pool, block_size, error):
     with pytest.raises(error):
         SlotAllocator(pool, block_size)
+
+
+def test_a_decode_of_no_token_says_that_lengths_count_the_new_one(allocator):
+    with pytest.raises(ShapeError, match="count the new one"):
+        allocator.decode([7, 0], [9, -1])
