@@ -13,13 +13,13 @@ from tests.ops.test_blocks import batch_of, poisoned, random_cache, random_numbe
 from tests.reference import blocks as reference
 
 
-@pytest.mark.parametrize("offset", [0, 4, 20, 60])
+@pytest.mark.parametrize("offset", [0, 4, 16, 60])
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
 @pytest.mark.parametrize("heads", [(8, 128), (3, 37)])
 @pytest.mark.parametrize("layout", ["NHD", "HND", "padded"])
 def test_more_than_the_caches_hold_arrives_whole_at_any_address(offset, dtypes, heads, layout):
     """Large enough that the stores pass the caches by, a line at a time, with rows that start and end inside lines."""
-    count = (5 << 20) // (heads[0] * heads[1] * as_dtype(dtypes[1]).itemsize) // 16 * 16 + 16
+    count = (9 << 20) // (heads[0] * heads[1] * as_dtype(dtypes[1]).itemsize) // 16 * 16 + 16
     table, lens = batch_of([count - 16 - 3, 7, 12], 16, count // 16 + 3, holes=0.02)
     cache = random_cache(layout, (count // 16 + 3, 16, *heads), dtypes[0])
     out, buffer = poisoned((count, *heads), as_dtype(dtypes[1]).numpy, offset=offset)
@@ -30,11 +30,11 @@ def test_more_than_the_caches_hold_arrives_whole_at_any_address(offset, dtypes, 
     assert untouched_beside(out, buffer)
 
 
-@pytest.mark.parametrize("offset", [0, 4, 20])
+@pytest.mark.parametrize("offset", [0, 4, 16])
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_more_than_the_caches_hold_is_scattered_whole_to_any_address(offset, dtypes, layout):
-    heads, blocks = (4, 40), 1 + (6 << 20) // (16 * 160 * as_dtype(dtypes[1]).itemsize)
+    heads, blocks = (4, 40), 1 + (10 << 20) // (16 * 160 * as_dtype(dtypes[1]).itemsize)
     shape = (blocks, 16, *heads) if layout == "NHD" else (blocks, heads[0], 16, heads[1])
     memory, buffer = poisoned(shape, as_dtype(dtypes[1]).numpy, offset=offset)
     cache = memory if layout == "NHD" else memory.transpose(0, 2, 1, 3)

@@ -69,10 +69,10 @@ def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
 
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [3, 62], ids=["cached", "streamed"])
+@pytest.mark.parametrize("count", [3, 124], ids=["cached", "streamed"])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dtype, cache_dtype, count, layout):
-    """Rows of 37 numbers, which start and end anywhere in a line; with 62 blocks, past the caches."""
+    """Rows of 37 numbers, which start and end anywhere in a line; with 124 blocks, past the caches."""
     rng = np.random.default_rng(0)
     shape = (count + 1, 16, 60, 37)
     cache = empty_cache(layout, shape, DTYPES[cache_dtype])

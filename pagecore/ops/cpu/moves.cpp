@@ -132,8 +132,9 @@ int64_t elements(const BlockArray& array, int first_axis) {
   return count;
 }
 
-// Of more bytes than a core's own caches hold, a few MB, the first would be driven out before the last is written.
-constexpr int64_t kStreamBytes = 4 << 20;
+// Of more bytes than a core's own caches and its share of the last one hold, the first would be driven out before the
+// last is written.
+constexpr int64_t kStreamBytes = 8 << 20;
 
 void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written) {
   if (runs.empty()) return;

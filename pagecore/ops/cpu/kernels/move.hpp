@@ -84,19 +84,6 @@ PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, i
   copy_bytes(target + bytes - rest, source + bytes - rest, rest);
 }
 
-// Whole lines go as they are, after what has been collected: it may belong to the same place, and be older. Other rows
-// are collected into lines.
-PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* target, int64_t bytes, int64_t ahead) {
-  if ((reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % kLine == 0) {
-    writer.finish();
-    move_lines(target, source, bytes, ahead, stream_line);
-    return;
-  }
-  for_each_part(bytes, [&](int64_t first, int64_t count) {
-    copy_row(source + first, writer.reserve(target + first, count), count, ahead);
-  });
-}
-
 template <Float From, Float To>
 PC_FORCE_INLINE void cast_row(const char* source, char* target, int64_t row, int64_t ahead) {
   for_each_part(row, [&](int64_t first, int64_t count) {
@@ -176,7 +163,7 @@ inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
   LineWriter writer;
   const int64_t size = move.source_itemsize;
   move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
-    stream_row(writer, source, target, row * size, ahead);
+    writer.write(target, source, row * size, ahead);
   });
   writer.finish();
   finish_streams();
