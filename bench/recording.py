@@ -15,8 +15,7 @@ from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import read_trace, scan_trace
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
-
-INT32_MAX = 2**31 - 1
+from pagecore.storage.checks import INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, TensorParallel, parse_memory
+from pagecore.storage.checks import at_least
 from pagecore.storage.memory import Memory
-from pagecore.storage.spec import at_least
 
 DEFAULT_MEMORY = 0.5
 

@@ -9,7 +9,7 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
-from pagecore.storage.spec import at_least
+from pagecore.storage.checks import LAYERS_MAX, at_least
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class Layer:
     group: int
     index: int
 
-
-MAX_LAYERS = 65_536
 
 Layers = Spec | Sequence[Spec | Alias]
 
@@ -98,8 +96,8 @@ def _number(what: str, value: SupportsIndex, count: int) -> int:
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     if isinstance(layers, Spec):
         count = at_least("num_layers", 1 if num_layers is None else num_layers)
-        if count > MAX_LAYERS:
-            raise ShapeError(f"num_layers is {count}; a cache has at most {MAX_LAYERS} layers")
+        if count > LAYERS_MAX:
+            raise ShapeError(f"num_layers is {count}; a cache has at most {LAYERS_MAX} layers")
         return [layers] * count
     if isinstance(layers, Alias):
         raise UnsupportedOption("layers is one Alias; an alias needs an earlier layer to share with")

@@ -8,11 +8,9 @@ from typing import Any
 from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
+from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within, bytes_per_block
-from pagecore.storage.spec import at_least
-
-INT32_MAX = 2**31 - 1
 
 
 def refuse_unserved(device: str, prefix_cache: bool, index_dtype: str) -> None:

@@ -40,9 +40,9 @@ from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.storage import AttentionSpec, KVLayout, Spec, TensorParallel
+from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
-from pagecore.storage.spec import at_least
 
 
 class PagedKVCache:
@@ -510,7 +510,7 @@ class PagedKVCache:
             return None
         each = np.asarray(counts)
         total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
-        return self._batch(max(1, len(sequences)), min(max(1, total), 2**31 - 1))
+        return self._batch(max(1, len(sequences)), min(max(1, total), INT32_MAX))
 
     def _batch(self, max_sequences: int, max_tokens: int) -> Batch:
         buffers = StepBuffers(max_sequences, max_tokens, self.num_groups, self.index_dtype)

@@ -10,8 +10,9 @@ from pagecore.cache.layers import Layer, Layers, arrange, layer_number
 from pagecore.cache.position import position_number
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import Plane, Spec, TensorParallel
+from pagecore.storage.checks import at_least
 from pagecore.storage.parallel import as_parallel
-from pagecore.storage.spec import CACHE_DTYPES, at_least
+from pagecore.storage.spec import CACHE_DTYPES
 
 
 class StaticKVCache:

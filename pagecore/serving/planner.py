@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from pagecore.cache.layers import Group, Layers, arrange
-from pagecore.cache.limits import INT32_MAX, count_blocks
+from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
+from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import bytes_per_block
-from pagecore.storage.spec import at_least
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "plan_memory", "plan_model"]
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
-from pagecore.storage.spec import Plane, Spec, at_least
+from pagecore.storage.checks import at_least
+from pagecore.storage.spec import Plane, Spec
 
 # L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
 NAMED = {"layerwise": "LCB", "blockwise": "BLC"}

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pagecore.arrays import Tensor, as_tensor, empty, strided
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.storage.checks import at_least
 from pagecore.storage.layout import KVLayout
 from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.spec import Plane, Spec, at_least
+from pagecore.storage.spec import Plane, Spec
 
 
 class KVPool:

@@ -11,11 +11,11 @@ from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
+from pagecore.storage.checks import INT32_MAX
 from pagecore.storage.pool import blocks_within, bytes_per_block
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "ReplayOptions"]
 
-INT32_MAX = 2**31 - 1
 DEFAULT_MEMORY = "64GiB"
 DEFAULT_BYTES_PER_TOKEN = 131072
 

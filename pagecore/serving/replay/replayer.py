@@ -21,12 +21,12 @@ from pagecore.serving.request import Request, RequestError
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
 from pagecore.storage import free_memory
+from pagecore.storage.checks import INT32_MAX
 
 __all__ = ["ReplayReport", "replay"]
 
 # Rows as long as this where a trace cannot be scanned beforehand.
 LENGTH_UNSCANNED = 1 << 20
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
