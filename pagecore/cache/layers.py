@@ -10,6 +10,7 @@ from typing import SupportsIndex
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
 from pagecore.storage.checks import LAYERS_MAX, at_least
+from pagecore.storage.pool import bytes_per_block
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Group:
 
     spec: Spec
     num_layers: int
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes of one block in all layers of the group."""
+        return bytes_per_block(self.spec, self.num_layers, block_size)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from pagecore.cache.occupancy import check_window, measure
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.store import Store
 from pagecore.cache.swap import SwapSpace
-from pagecore.cache.swapping import as_list, move_in, move_out, shortage
+from pagecore.cache.swapping import as_list, move_in, move_out, shortage_with_swapped
 from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan
@@ -388,7 +388,7 @@ class PagedKVCache:
         sequences = list(sequences)
         with self._lock:
             if any_swapped(sequences):
-                return shortage(self, sequences, counts)
+                return shortage_with_swapped(self, sequences, counts)
             rows = rows_of(self, sequences)
             return max(self._tables.shortage(rows, counts), default=0)
 

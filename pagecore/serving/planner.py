@@ -15,7 +15,6 @@ from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
-from pagecore.storage.pool import bytes_per_block
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "plan_memory", "plan_model"]
 
@@ -194,7 +193,7 @@ def plan_memory(
     ranks = at_least("ranks", ranks)
     block_size = at_least("block_size", block_size)
     contexts = [_context(length) for length in _listed(context)]
-    groups = arrange(specs, None, TensorParallel(0, ranks))[1]
+    _, groups = arrange(specs, None, TensorParallel(0, ranks))
     budget = parse_memory(memory)
     num_blocks = count_blocks(groups, block_size, None, budget)[0]
     planned = tuple(_group(group, block_size) for group in groups)
@@ -254,7 +253,7 @@ def _context(length: SupportsIndex) -> int:
 
 
 def _group(group: Group, block_size: int) -> GroupPlan:
-    block = bytes_per_block(group.spec, group.num_layers, block_size)
+    block = group.bytes_per_block(block_size)
     return GroupPlan(
         spec=group.spec, num_layers=group.num_layers, bytes_per_block=block, bytes_per_token=block / block_size
     )

@@ -201,3 +201,8 @@ class KVLayout:
         missing = [name for name in ("num_layers", "num_blocks", "block_size") if getattr(self, name) is None]
         if missing or not self.planes:
             raise ShapeError(f"the layout has no sizes yet ({', '.join([*missing, 'planes'])}); call bind first")
+
+
+def as_layout(layout: str | KVLayout) -> KVLayout:
+    """A layout as it is given, or by its order."""
+    return layout if isinstance(layout, KVLayout) else KVLayout(layout)

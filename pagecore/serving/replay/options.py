@@ -12,7 +12,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX
-from pagecore.storage.pool import blocks_within, bytes_per_block
+from pagecore.storage.pool import blocks_within
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "ReplayOptions"]
 
@@ -130,5 +130,5 @@ class ReplayOptions:
         """One block of every group."""
         if self.layers is None:
             return (self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) * self.block_size
-        groups = arrange(self.layers, None, TensorParallel())[1]
-        return sum(bytes_per_block(group.spec, group.num_layers, self.block_size) for group in groups)
+        _, groups = arrange(self.layers, None, TensorParallel())
+        return sum(group.bytes_per_block(self.block_size) for group in groups)
