@@ -9,7 +9,7 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
-from pagecore.storage.checks import LAYERS_MAX, at_least
+from pagecore.storage.checks import LAYERS_MAX, within
 from pagecore.storage.pool import bytes_per_block
 
 
@@ -100,10 +100,7 @@ def _number(what: str, value: SupportsIndex, count: int) -> int:
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     if isinstance(layers, Spec):
-        count = at_least("num_layers", 1 if num_layers is None else num_layers)
-        if count > LAYERS_MAX:
-            raise ShapeError(f"num_layers is {count}; a cache has at most {LAYERS_MAX} layers")
-        return [layers] * count
+        return [layers] * within("num_layers", 1 if num_layers is None else num_layers, most=LAYERS_MAX)
     if isinstance(layers, Alias):
         raise UnsupportedOption("layers is one Alias; an alias needs an earlier layer to share with")
     try:

@@ -13,7 +13,7 @@ from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, at_least
+from pagecore.storage.checks import INT32_MAX, at_least, within
 from pagecore.storage.memory import Memory
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "plan_memory", "plan_model"]
@@ -192,7 +192,7 @@ def plan_memory(
     """
     ranks = at_least("ranks", ranks)
     block_size = at_least("block_size", block_size)
-    contexts = [_context(length) for length in _listed(context)]
+    contexts = [within("context", length) for length in _listed(context)]
     _, groups = arrange(specs, None, TensorParallel(0, ranks))
     budget = parse_memory(memory)
     num_blocks = count_blocks(groups, block_size, None, budget)[0]
@@ -243,13 +243,6 @@ def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
         return list(given)
     except TypeError:
         raise ShapeError(f"context is {context!r}; give a number of tokens, or a list of them") from None
-
-
-def _context(length: SupportsIndex) -> int:
-    tokens = at_least("context", length)
-    if tokens > INT32_MAX:
-        raise ShapeError(f"context is {tokens}; lengths end at {INT32_MAX}")
-    return tokens
 
 
 def _group(group: Group, block_size: int) -> GroupPlan:

@@ -24,6 +24,14 @@ def at_least(name: str, value: SupportsIndex, least: int = 1) -> int:
     return number
 
 
+def within(name: str, value: SupportsIndex, least: int = 1, most: int = INT32_MAX) -> int:
+    """`value` as an int, refused below `least` and above `most`."""
+    number = at_least(name, value, least)
+    if number > most:
+        raise ShapeError(f"{name} is {number}; it must be at most {most}")
+    return number
+
+
 def as_float(name: str, value: SupportsFloat) -> float:
     """`value` as a float, refused where it is no number."""
     try:
