@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bench.peers import add_to_path, unimportable
 from bench.runner import Bench, Job
 from bench.slots import SlotCalls, uneven
+from bench.targets import DECODE_US_MAX, EXTEND_US_MAX
 from pagecore.index import BlockPool, SlotAllocator
 
 VERSION, FOLDER = "0.5.23", "sglang-0.5.23"
@@ -126,7 +127,7 @@ def _pages(bench: Bench, torch: Any, allocator: Any) -> None:
         Job(ours.extend, after=ours.free),
         {NAME: Job(theirs.extend, after=theirs.free)},
         check=check_extend,
-        at_most=100,
+        at_most=EXTEND_US_MAX,
         sizes=sizes,
     )
     bench.compare(
@@ -153,7 +154,7 @@ def _pages(bench: Bench, torch: Any, allocator: Any) -> None:
         Job(ours.decode, after=ours.grow),
         {NAME: Job(theirs.decode, after=theirs.grow)},
         check=check_decode,
-        at_most=10,
+        at_most=DECODE_US_MAX,
         sizes=sizes | {"rows": rows},
     )
 
