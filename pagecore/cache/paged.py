@@ -79,7 +79,41 @@ class PagedKVCache:
     prefix_cache : bool
         Refused by name where set: this version has no prefix cache.
 
+    Attributes
+    ----------
+    block_size, max_sequences, max_tokens_per_sequence : int
+    device : str
+    index_dtype : {"int64", "int32"}
+    parallel : TensorParallel
+
+    Raises
+    ------
+    ShapeError, UnsupportedOption, UnsupportedDtype, DeviceError
+        Sizes, specs, a layout, a device or a number of ranks that do not fit.
+    NotEnoughMemory
+        The budget holds fewer than two blocks of every group, or the system has not that much.
+
     One writer at a time: every call takes the cache's lock.
+
+    Notes
+    -----
+    Blocks, block tables and copy-on-write are those of PagedAttention: Kwon et al., "Efficient Memory Management for
+    Large Language Model Serving with PagedAttention", 2023.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pagecore import AttentionSpec, PagedKVCache
+    >>> cache = PagedKVCache(AttentionSpec(1, 8, dtype="float32"), num_blocks=9)
+    >>> sequence = cache.add_sequence(range(20))
+    >>> batch = cache.prepare([sequence], 20)
+    >>> tokens = np.ones((20, 1, 8), np.float32)  # [tokens, heads, dim]
+    >>> cache.write(0, tokens, tokens, batch)
+    >>> cache.attend(0, tokens, batch).shape
+    (20, 1, 8)
+    >>> cache.commit(batch)
+    >>> sequence.num_computed_tokens, cache.num_available
+    (20, 6)
     """
 
     def __init__(
@@ -415,6 +449,15 @@ class PagedKVCache:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
         T is the batch's `num_tokens`, or more with padding behind; floats are cast to the cache's dtype.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            Arrays that do not fit; nothing was written.
+        DeviceError
+            Arrays that are not on the host, or a cache of ``device="none"``.
+        InvalidSequence
+            A batch of another cache.
         """
         self._store.write(self._layer(layer), key, value, self._own(batch))
 
@@ -424,6 +467,10 @@ class PagedKVCache:
         T is the batch's `num_tokens`, or more with padding behind, whose output is 0. Takes every option of
         `paged_attention` but `rows` and `cu_query_lens`, which the batch says; window, scale, softcap and sinks default
         to the layer's spec. Returns ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+
+        Raises
+        ------
+        As `write`, and what `paged_attention` refuses of its options.
         """
         return self._store.attend(layer, self._layer(layer), query, self._own(batch), options)
 
