@@ -479,7 +479,13 @@ class PagedKVCache:
     def stats(self) -> CacheStats:
         """How full the cache is at this moment."""
         with self._lock:
-            return measure(self)
+            return measure(
+                self._tables,
+                self._sequences.values(),
+                self._swap_spaces,
+                num_copied_blocks=self._num_copied_blocks,
+                nbytes=self.nbytes,
+            )
 
     def block_map(self, group: int = 0) -> BlockMap:
         """Which sequence holds which block of a group at this moment; works with every device, "none" included.
