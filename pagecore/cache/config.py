@@ -18,6 +18,7 @@ from pagecore.storage.checks import at_least
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 
+# Of what is free, where a config says neither blocks nor memory.
 DEFAULT_MEMORY = 0.5
 
 

@@ -147,8 +147,7 @@ class StaticKVCache:
         UnsupportedDtype, UnsupportedOption, DeviceError
             Arrays or a position that are not served. In every case nothing has been written.
         """
-        begin = position if type(position) is int else position_number(position)
-        return self._room.update(self._place(layer), key, value, begin)
+        return self._room.update(self._place(layer), key, value, position_number(position))
 
     def reset(self) -> None:
         """Forget every token: lengths are 0, and what `update` wrote is zero again. The arrays stay where they are."""

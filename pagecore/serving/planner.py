@@ -18,6 +18,7 @@ from pagecore.storage.memory import Memory
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "plan_memory", "plan_model"]
 
+# Tokens of the requests that a model is planned for where none are said, and then its longest.
 CONTEXTS = (2048, 8192, 32768)
 
 

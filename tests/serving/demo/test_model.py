@@ -1,3 +1,5 @@
+"""The demo's model: its attention, and sampling that can be repeated."""
+
 import numpy as np
 import pytest
 
