@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
 from pagecore.cache.layers import Group, Layers, arrange
@@ -87,7 +87,7 @@ class ContextPlan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
