@@ -11,6 +11,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,8 @@ def _log(bench: Bench, log: Log) -> None:
 
     bench.compare(
         f"the index alone, {log.num_steps} steps",
-        Job(ours.tell_all),
-        {"NumPy tables": Job(theirs.tell_all)},
+        Job(partial(_tell_all, ours, log)),
+        {"NumPy tables": Job(partial(_tell_all, theirs, log))},
         check=check,
         per=log.num_steps,
         each="step",
@@ -92,11 +93,15 @@ def _log(bench: Bench, log: Log) -> None:
     )
 
 
+def _tell_all(tables: _Ours | _NumPy, log: Log) -> None:
+    for event in log.events:
+        tables.tell(event)
+
+
 class _Ours:
     """BlockTables that are told the log."""
 
     def __init__(self, log: Log) -> None:
-        self.log = log
         self.pool = BlockPool(log.num_blocks)
         self.tables = BlockTables(
             self.pool,
@@ -115,16 +120,11 @@ class _Ours:
         assert row == event.rows[0], "rows are handed out as they were when the log was written"
         return None
 
-    def tell_all(self) -> None:
-        for event in self.log.events:
-            self.tell(event)
-
 
 class _NumPy:
     """NumPy tables that are told the log."""
 
     def __init__(self, log: Log) -> None:
-        self.log = log
         columns = -(-log.max_tokens_per_sequence // log.block_size) + 1
         self.tables = NumpyTables(NumpyPool(log.num_blocks), log.block_size, log.max_sequences + 1, columns)
         self.slots = np.empty(log.max_tokens_per_step, np.int64)
@@ -135,7 +135,3 @@ class _NumPy:
         if event.kind == "remove":
             self.tables.remove(int(event.rows[0]))
         return None
-
-    def tell_all(self) -> None:
-        for event in self.log.events:
-            self.tell(event)

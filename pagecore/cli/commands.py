@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
 def run_replay(arguments: argparse.Namespace) -> int:
     """Replay a trace."""
     require("replay", "rich")
-    names = ReplayOptions.__dataclass_fields__
+    names = {field.name for field in fields(ReplayOptions)}
     options = ReplayOptions(**{name: value for name, value in vars(arguments).items() if name in names})
     if arguments.json is not None:
         check_writable("--json", arguments.json)

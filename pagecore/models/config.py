@@ -12,11 +12,11 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models.families import FAMILIES, TEXT_MODELS, Family
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.storage import AttentionSpec
+from pagecore.storage.checks import LAYERS_MAX
 from pagecore.storage.spec import CACHE_DTYPES
 
 __all__ = ["ModelConfig", "read_model_config", "specs_from_config"]
 
-LAYERS_MAX = 1 << 16
 FULL, SLIDING = "full_attention", "sliding_attention"
 Config = str | os.PathLike[str] | Mapping[str, Any]
 Sinks = Iterable[Iterable[SupportsFloat]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError
+from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from pagecore.cache import Sequence
 
 __all__ = ["Request", "RequestError", "Run", "State"]
-
-INT32_MAX = 2**31 - 1
 
 
 class RequestError(ShapeError):

@@ -25,6 +25,7 @@ import numpy as np
 from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.serving.request import Request, RequestError, Run, State
 from pagecore.serving.step import Step
+from pagecore.storage.checks import at_least
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -78,11 +79,10 @@ class Scheduler:
         headroom: float = 0.01,
         swap_space: SwapSpace | None = None,
     ) -> None:
-        for name, value in (("max_running", max_running), ("max_tokens_per_step", max_tokens_per_step)):
-            if value < 1:
-                raise ShapeError(f"{name} is {value}; at least 1 is needed")
+        max_running = at_least("max_running", max_running)
+        max_tokens_per_step = at_least("max_tokens_per_step", max_tokens_per_step)
         if not 0 <= headroom <= 1:
-            raise ShapeError(f"headroom is {headroom}; a share of the pool between 0 and 1 is needed")
+            raise ShapeError(f"headroom is {headroom}; it must be a share of the pool, between 0 and 1")
         if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
             raise UnsupportedOption(f"swap_space is {swap_space!r}, which is not of this cache; make one for it")
         self.cache = cache

@@ -65,8 +65,8 @@ def _panels(timeline: Timeline) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     maps = max(1, timeline.num_groups)
-    height_of_events = 0.8 if any(timeline.preemptions()) else 0.3
-    heights = [1.5, 1.2, height_of_events, *[max(1.5, MAP_HEIGHT_IN / maps)] * maps]
+    height_of_preemptions = 0.8 if any(timeline.preemptions()) else 0.3
+    heights = [1.5, 1.2, height_of_preemptions, *[max(1.5, MAP_HEIGHT_IN / maps)] * maps]
     height = TOP_IN + sum(heights) + GAP_IN * (len(heights) - 1) + BOTTOM_IN
     figure = Figure((WIDTH_IN, height))
     FigureCanvasAgg(figure)

@@ -1,3 +1,5 @@
+"""The picture of a run: what its panels show, and that nothing in it runs into anything else."""
+
 import subprocess
 import sys
 from types import SimpleNamespace
