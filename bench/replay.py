@@ -1,8 +1,7 @@
 """A chat service's trace through scheduler and index: steps a second, and the index's share beside NumPy tables.
 
-The trace is --trace, or the one in ../shared/traces, or one made on the spot. The whole replay is timed a few times as
-it is; then what the cache was told in it (rows added, extended, removed) is told again to BlockTables alone and to the
-control.
+The trace is --trace, or one made on the spot. The whole replay is timed a few times as it is; then what the cache was
+told in it (rows added, extended, removed) is told again to BlockTables alone and to the control.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from pagecore import BlockPool, BlockTables
 from pagecore.serving.replay import ReplayReport, replay
 from pagecore.serving.replay.options import ReplayOptions
 
-FOUND = Path(__file__).parent.parent.parent / "shared" / "traces" / "mooncake_conversation.jsonl"
 MEMORY = "64GiB"
 
 
@@ -41,10 +39,9 @@ def run(bench: Bench, options: argparse.Namespace) -> None:
 
 @contextmanager
 def _trace(bench: Bench, given: Path | None, requests: int) -> Iterator[Path]:
-    path = given or (FOUND if FOUND.is_file() and not bench.quick else None)
-    if path is not None:
-        bench.fact("trace", path.name)
-        yield path
+    if given is not None:
+        bench.fact("trace", given.name)
+        yield given
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "synthetic.jsonl"
