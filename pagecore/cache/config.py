@@ -7,6 +7,8 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, overload
 
+import numpy as np
+
 from pagecore.arrays import DType, as_dtype
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_static_device, refuse_unserved
@@ -266,7 +268,9 @@ def _optional_length(name: str, length: SupportsIndex | None) -> int | None:
 
 
 def _block_counts(num_blocks: int | Listed[int]) -> int | tuple[int, ...]:
-    if isinstance(num_blocks, list | tuple):
-        return tuple(at_least("num_blocks", count, least=2) for count in num_blocks)
     given: Any = num_blocks
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if isinstance(given, list | tuple):
+        return tuple(at_least("num_blocks", count, least=2) for count in given)
     return at_least("num_blocks", given, least=2)

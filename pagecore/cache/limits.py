@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Listed
 from typing import Any
 
+import numpy as np
+
 from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
@@ -40,6 +42,8 @@ def count_blocks(
         counted = [blocks_within(parse_memory(memory), one)] * len(groups)
     else:
         given: Any = num_blocks
+        if isinstance(given, np.ndarray):
+            given = given.tolist()
         counted = list(given) if isinstance(given, list | tuple) else [given] * len(groups)
     if len(counted) != len(groups):
         raise ShapeError(

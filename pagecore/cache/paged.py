@@ -523,7 +523,11 @@ class PagedKVCache:
     def _name(self, id: object) -> object:
         if id is None:
             return next(name for name in self._names if name not in self._sequences)
-        if id in self._sequences:
+        try:
+            is_there = id in self._sequences
+        except TypeError:
+            raise InvalidSequence(f"id is {id!r}, which cannot be hashed; give a number, a string or a tuple") from None
+        if is_there:
             raise InvalidSequence(f"a sequence {id!r} is in the cache; remove it first, or choose another id")
         return id
 

@@ -217,7 +217,7 @@ def _dtype(whole: Fields, fields: Fields) -> DType:
     """The dtype of the model's weights; older files call it torch_dtype, and a part may leave it to the whole."""
     for place in (fields, whole):
         said = {name: place.given(name) for name in ("dtype", "torch_dtype") if place.given(name) is not None}
-        if len(set(map(shown, said.values()))) > 1:
+        if len({shown(value).replace("torch.", "", 1) for value in said.values()}) > 1:
             fields.refuse(f"{place.told('dtype')}, but {place.told('torch_dtype')}; leave one of them out")
         for name, value in said.items():
             text = value.removeprefix("torch.") if isinstance(value, str) else ""

@@ -69,9 +69,12 @@ class AttentionSpec:
                     f"num_query_heads is {self.num_query_heads}, no multiple of num_kv_heads {self.num_kv_heads}; "
                     "each key-value head serves the same number of query heads"
                 )
-        if self.scale is not None and not math.isfinite(as_float("scale", self.scale)):
-            raise ShapeError(f"scale is {self.scale}; give a finite number, or None for head_dim ** -0.5")
-        if not (math.isfinite(as_float("softcap", self.softcap)) and self.softcap >= 0):
+        if self.scale is not None:
+            put("scale", as_float("scale", self.scale))
+            if not math.isfinite(self.scale):
+                raise ShapeError(f"scale is {self.scale}; give a finite number, or None for head_dim ** -0.5")
+        put("softcap", as_float("softcap", self.softcap))
+        if not (math.isfinite(self.softcap) and self.softcap >= 0):
             raise ShapeError(f"softcap is {self.softcap}; give a finite number, 0 for none")
         if self.sinks is not None:
             if not isinstance(self.sinks, Iterable):

@@ -33,8 +33,11 @@ def within(name: str, value: SupportsIndex, least: int = 1, most: int = INT32_MA
 
 
 def as_float(name: str, value: SupportsFloat) -> float:
-    """`value` as a float, refused where it is no number."""
+    """`value` as a float, refused where it is no number, be it text that spells one."""
+    given: object = value
     try:
-        return float(value)
+        if not isinstance(given, str | bytes):
+            return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ShapeError(f"{name} is {value!r}; give a number") from None
+        pass
+    raise ShapeError(f"{name} is {value!r}; give a number")

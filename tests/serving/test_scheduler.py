@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import OutOfBlocks, ShapeError
+from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError, UnsupportedDtype
 from pagecore.serving.request import Request, RequestError, State
 from pagecore.serving.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
@@ -235,31 +235,82 @@ def test_one_id_for_each_output_is_asked_for(ids):
     scheduler.add(request(0, 6, 4))
     step = scheduler.schedule()
     scheduler.commit(step)
-    with pytest.raises(ShapeError, match="one id for each of 1"):
+    with pytest.raises(ShapeError, match=r"one id for each of 1|shape \(1, 1\)"):
         scheduler.accept(step, ids)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "new", "samples"),
+    ("ids", "error"),
     [
-        ([], 1, 1),
-        ([[1]], 1, 1),
-        ([0.5], 1, 1),
-        ([2**31], 1, 1),
-        ([1], -1, 1),
-        ([1], 1, 0),
-        ([1], 1.5, 1),
-        ([1], True, 1),
+        ([1.7], UnsupportedDtype),
+        ([None], UnsupportedDtype),
+        (["7"], UnsupportedDtype),
+        ([True], UnsupportedDtype),
+        ([2**31], ShapeError),
+        (np.array([2**40 + 5]), ShapeError),
+        (np.array([2**31], np.uint32), ShapeError),
     ],
 )
-def test_a_malformed_request_is_refused(prompt, new, samples):
-    with pytest.raises(ShapeError):
-        Request(0, np.array(prompt), new, samples)
+def test_ids_that_int32_cannot_hold_are_refused_and_nothing_is_changed(ids, error):
+    scheduler = Scheduler(FakeCache(8))
+    scheduler.add(request(0, 3, 2))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    with pytest.raises(error):
+        scheduler.accept(step, ids)
+    (run,) = scheduler.running
+    assert (run.num_generated, len(run.sequence.tokens)) == (0, 3)
+    assert scheduler.accept(step, [5]) == []
+    assert run.sequence.tokens[-1] == 5
+
+
+def test_a_step_takes_its_ids_once_and_after_it_is_committed():
+    scheduler = Scheduler(FakeCache(8))
+    run = scheduler.add(request(0, 3, 3, samples=2))
+    step = scheduler.schedule()
+    with pytest.raises(InvalidSequence, match="commit it"):
+        scheduler.accept(step, [1, 2])
+    scheduler.commit(step)
+    scheduler.accept(step, [1, 2])
+    with pytest.raises(InvalidSequence, match="once"):
+        scheduler.accept(step, [1, 2])
+    assert run.num_generated == 1
+    assert len(drain(scheduler)) == 2
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_running": 0}, {"max_tokens_per_step": 0}, {"headroom": -0.1}, {"headroom": 2}]
+    ("prompt", "new", "samples", "error"),
+    [
+        ([], 1, 1, ShapeError),
+        ([[1]], 1, 1, ShapeError),
+        ([[1], [2, 3]], 1, 1, ShapeError),
+        ([0.5], 1, 1, UnsupportedDtype),
+        ([2**31], 1, 1, ShapeError),
+        ([1], -1, 1, ShapeError),
+        ([1], 1, 0, ShapeError),
+        ([1], 1.5, 1, ShapeError),
+        ([1], True, 1, ShapeError),
+    ],
 )
-def test_limits_below_one_are_refused(limits):
+def test_a_malformed_request_is_refused(prompt, new, samples, error):
+    with pytest.raises(error):
+        Request(0, prompt, new, samples)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_running": 0},
+        {"max_running": 1.5},
+        {"max_running": None},
+        {"max_tokens_per_step": 0},
+        {"max_tokens_per_step": "8"},
+        {"headroom": -0.1},
+        {"headroom": 2},
+        {"headroom": float("nan")},
+        {"headroom": "0.1"},
+    ],
+)
+def test_limits_that_cannot_be_are_refused(limits):
     with pytest.raises(ShapeError):
         Scheduler(FakeCache(8), **limits)
