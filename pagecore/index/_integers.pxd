@@ -61,5 +61,6 @@ cdef int repeat_slots(Slots values, Py_ssize_t n) except -1
 # "int32" or "int64", or a NumPy dtype or type of that name; anything else is refused by `error`.
 cdef str as_width(object dtype, str what, object error)
 
-# A buffer that the caller lends for writing: an ndarray that shares its memory, of int32 (or int64 where `wide_too`).
+# A buffer that the caller lends for writing, an ndarray or what speaks DLPack: an ndarray that shares its memory, of
+# int32 (or int64 where `wide_too`).
 cdef object writable(object out, int ndim, str what, bint wide_too)

@@ -99,13 +99,16 @@ cdef enum:
 
 
 cdef char lend(Py_buffer* buffer, object array) except -1:
-    """INT32 or INT64 where the array is aligned and C-contiguous [n] of those; then the buffer must be released."""
+    """INT32 or INT64 where the array is an aligned and C-contiguous [n] of those; then the buffer must be released.
+
+    A read-only one is not lent: it may be a view of native memory, which the call that reads it may change.
+    """
     try:
         PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
     except (ValueError, BufferError):
         return NEITHER
     cdef char letter = buffer.format[0]
-    if buffer.ndim == 1 and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
+    if buffer.ndim == 1 and not buffer.readonly and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
         return INT32 if buffer.itemsize == 4 else INT64
     PyBuffer_Release(buffer)
     return NEITHER
@@ -153,6 +156,8 @@ def integer_array(obj, what, error, bits):
         array = np.asarray(obj)
     except ValueError as ragged:
         raise ShapeError(f"{what}s must be one int or one list of ints: {ragged}") from None
+    except (TypeError, RuntimeError) as foreign:  # a tensor that NumPy has no dtype for, or whose gradient is recorded
+        raise UnsupportedDtype(f"{what}s cannot be read by NumPy: {foreign}; give integers") from None
     if array.ndim > 1:
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
     if array.size == 0:
@@ -253,13 +258,14 @@ cdef str as_width(object dtype, str what, object error):
 
 cdef object writable(object out, int ndim, str what, bint wide_too):
     try:
-        array = np.asarray(out, copy=False)
-    except (ValueError, TypeError) as error:
+        array = out if isinstance(out, ndarray) or not hasattr(out, "__dlpack__") else np.from_dlpack(out)
+        array = np.asarray(array, copy=False)
+    except (ValueError, TypeError, RuntimeError, BufferError) as error:
         raise ShapeError(f"{what} cannot be written in place: {error}; give a NumPy array") from None
     if array.dtype != int32 and not (wide_too and array.dtype == int64):
         raise UnsupportedDtype(f"{what} has dtype {array.dtype}; give int32{' or int64' if wide_too else ''}")
     if array.ndim != ndim:
-        raise ShapeError(f"{what} has shape {array.shape}; give {ndim} dimensions")
+        raise ShapeError(f"{what} has shape {array.shape}; give {ndim} dimension{'s' if ndim > 1 else ''}")
     if array.shape[ndim - 1] > 1 and array.strides[ndim - 1] != array.itemsize:
         raise ShapeError(f"{what} has strides {array.strides}; its last axis must be contiguous")
     if not array.flags.writeable:
