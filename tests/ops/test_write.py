@@ -236,6 +236,14 @@ def test_planes_of_any_dtype_and_rank_are_copied_bit_for_bit(dtype, shape):
     assert cache.tobytes() == expected.tobytes()
 
 
+def test_caches_at_odd_addresses_are_copied():
+    memory = np.random.default_rng(0).integers(0, 256, 4 * 3 * 4 + 1, dtype=np.uint8)
+    expected = memory.copy()
+    expected[1 + 36 :] = memory[1 + 12 : 1 + 24]
+    ops.copy_blocks(memory[1:].view(np.float32).reshape(4, 3), [(1, 3)])
+    assert memory.tobytes() == expected.tobytes()
+
+
 def test_pairs_are_copied_in_their_order():
     cache = np.arange(5, dtype=np.float32).reshape(5, 1, 1, 1).copy()
     ops.copy_blocks([cache], [(1, 2), (2, 3), (4, 4), (0, 1)])
