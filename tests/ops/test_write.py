@@ -9,6 +9,7 @@ import pytest
 
 from pagecore import errors, ops
 from pagecore.arrays.dtypes import as_dtype
+from tests.ops.block_cases import ANY_DTYPE
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache, snapshot
 from tests.reference import attention as reference
 
@@ -205,9 +206,6 @@ def test_what_is_written_is_what_attention_reads():
 
 
 # copy_blocks
-
-
-ANY_DTYPE = ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e5m2"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
