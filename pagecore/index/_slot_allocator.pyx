@@ -255,7 +255,8 @@ cdef class SlotAllocator:
         """Collect frees: a context in which `free` checks at once, and at whose end all blocks are given back at once.
 
         The end comes also where the body raises. Groups nest; the outermost gives back. Its `num_freed` says, once
-        it is over, how many blocks became free.
+        it is over, how many blocks became free. Until then the pool counts the collected references as held: nobody
+        else, another allocator of the pool neither, may give them back.
 
         Raises
         ------

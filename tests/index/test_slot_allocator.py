@@ -208,3 +208,11 @@ def test_results_belong_to_the_caller(allocator):
     slots[:] = 0
     assert allocator.allocate(1).tolist() == [24]
     assert slots.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_slots_go_into_a_tensor_of_the_caller_s(allocator, torch, dtype):
+    out = torch.full((8,), -7, dtype=getattr(torch, dtype))
+    slots = allocator.allocate(6, out=out)
+    assert out.tolist() == [*slots.tolist(), -7, -7]
+    assert np.shares_memory(slots, out.numpy())

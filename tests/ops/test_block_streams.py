@@ -9,7 +9,7 @@ import pytest
 
 from pagecore import ops
 from pagecore.arrays.dtypes import as_dtype
-from tests.ops.test_blocks import batch_of, poisoned, random_cache, random_numbers, untouched_beside
+from tests.ops.block_cases import batch_of, poisoned, random_cache, random_numbers, untouched_beside
 from tests.reference import blocks as reference
 
 

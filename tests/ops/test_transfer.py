@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pagecore import KVPool, errors, ops
 from pagecore.arrays.dtypes import as_dtype
 from pagecore.storage import AttentionSpec
+from tests.ops.block_cases import ANY_DTYPE, RANKS, random_bytes, random_cache, shuffled_axes, twin_of
 from tests.ops.cases import DTYPES, LAYOUTS, snapshot
-from tests.ops.test_blocks import ANY_DTYPE, RANKS, random_bytes, random_cache, shuffled_axes, twin_of
 from tests.reference import blocks as reference
 
 PAIRS = np.asarray([(3, 1), (4, 2), (5, 3), (1, 6), (9, 5)], np.int32)
