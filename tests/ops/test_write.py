@@ -242,6 +242,13 @@ def test_caches_at_odd_addresses_are_copied():
     assert memory.tobytes() == expected.tobytes()
 
 
+def test_pairs_that_lie_in_the_cache_itself_are_read_before_it_changes():
+    cache = np.arange(24, dtype=np.int32).reshape(6, 4)
+    cache[1:3] = [[1, 2, 3, 1], [2, 5, 4, 4]]
+    ops.copy_blocks(cache, cache[1:3].reshape(4, 2))
+    assert cache[[1, 2, 5]].tolist() == [[12, 13, 14, 15], [1, 2, 3, 1], [1, 2, 3, 1]]
+
+
 def test_pairs_are_copied_in_their_order():
     cache = np.arange(5, dtype=np.float32).reshape(5, 1, 1, 1).copy()
     ops.copy_blocks([cache], [(1, 2), (2, 3), (4, 4), (0, 1)])
