@@ -64,6 +64,23 @@ PC_FORCE_INLINE void move_lines(char* to, const char* from, int64_t count, int64
   }
 }
 
+// `count` is a multiple of kLine; every line of `to` is written by one store, so that none is cut in two.
+PC_FORCE_INLINE void copy_lines(char* to, const char* from, int64_t count, int64_t ahead) {
+#if defined(__AVX512BW__)
+  const auto shift = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % kLine);
+  if (shift != 0) {
+    const __mmask64 first = ~__mmask64{0} << shift, last = ~first;
+    fetch_line(from + ahead);
+    to -= shift, from -= shift;
+    _mm512_mask_storeu_epi8(to, first, _mm512_maskz_loadu_epi8(first, from));
+    move_lines(to + kLine, from + kLine, count - kLine, ahead, copy_line);
+    _mm512_mask_storeu_epi8(to + count, last, _mm512_maskz_loadu_epi8(last, from + count));
+    return;
+  }
+#endif
+  move_lines(to, from, count, ahead, copy_line);
+}
+
 // Streamed stores come after everything that other threads see of this one later.
 PC_FORCE_INLINE void finish_streams() {
 #if defined(__x86_64__)

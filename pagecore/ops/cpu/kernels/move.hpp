@@ -79,8 +79,8 @@ PC_FORCE_INLINE void for_each_part(int64_t row, Visit&& visit) {
 }
 
 PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, int64_t ahead) {
-  move_lines(target, source, bytes, ahead, copy_line);
   const int64_t rest = bytes % kLine;
+  if (bytes > rest) copy_lines(target, source, bytes - rest, ahead);
   copy_bytes(target + bytes - rest, source + bytes - rest, rest);
 }
 
@@ -134,7 +134,7 @@ template <int64_t kBytes>
 inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs) {
   move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t, int64_t ahead) {
     if constexpr (kBytes % kLine == 0) {
-      move_lines(target, source, kBytes, ahead, copy_line);
+      copy_lines(target, source, kBytes, ahead);
     } else {
       __builtin_memcpy(target, source, kBytes);
     }
