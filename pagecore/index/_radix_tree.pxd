@@ -167,7 +167,9 @@ cdef class RadixTree:
     cdef Match _match(self, Prefix prefix)
     cdef Match _found(self, const NativeMatch& found)
     cdef Receipt _lock(self, Prefix prefix)
-    cdef Entry _entry(self, object tokens, object blocks, object states, object namespace, object spans, Receipt receipt)
+    cdef Entry _entry(
+        self, object tokens, object blocks, object states, object namespace, object spans, Receipt receipt
+    )
     cdef int _fill_offer(self, Entry entry, Offer* offer) except -1
     cdef object _insert(self, Entry entry)
     cdef object _per_lane(self, const vector[vector[int32_t]]& ids)

@@ -28,8 +28,8 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
   }
   ++turn_;
   advance(offer.time);
-  use_path(offer);
   const NodeId end = add_rest(offer, out, std::move(run));
+  use_path(offer);
   for (int32_t w = 1; w <= num_windows(); ++w) fill_window(offer, w);
   for (const State& state : offer.states) {
     const NodeId node = split_path(end, state.blocks);
@@ -203,9 +203,10 @@ void RadixTree::move_receipt(Receipt& receipt, NodeId end) {
   if (receipt.node == end) return;
   uint32_t components = receipt.components | 1;
   if (has_states_) components &= ~(1u << state_component());
-  Receipt old = receipt;
+  ++turn_;  // each path has a turn of its own, so that no two nodes tie
+  drop(receipt, ~0u, radix::Wish{});
+  ++turn_;
   receipt = lock_end(end, components, false);
-  drop(old, ~0u, radix::Wish{});
 }
 
 }  // namespace pagecore

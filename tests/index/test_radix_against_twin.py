@@ -139,7 +139,9 @@ class RadixMachine(RuleBasedStateMachine):
         if not self.twin.states:
             return []
         blocks = len(key["tokens"]) // self.twin.block_size
-        ends = data.draw(st.lists(st.integers(0 if data.draw(st.integers(0, 9)) == 0 else 1, max(1, blocks)), max_size=3))
+        ends = data.draw(
+            st.lists(st.integers(0 if data.draw(st.integers(0, 9)) == 0 else 1, max(1, blocks)), max_size=3)
+        )
         states = []
         for end in sorted(set(ends)):
             self.next_state += 1

@@ -1,4 +1,4 @@
-"""RadixTree in plain Python: nodes with lists, children in dictionaries, and the worst of all found by looking at all."""
+"""RadixTree in plain Python: nodes with lists, children in dictionaries, and the worst found by looking at all."""
 
 from __future__ import annotations
 
@@ -332,14 +332,6 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         expiry = math.inf if time_to_live is None else time + time_to_live
-        for node, _ in path:
-            for standing in node.standing:
-                standing.used = self.turn
-                self.expire(standing)
-                if priority is not None and priority >= standing.priority:
-                    standing.priority, standing.expiry = priority, expiry
-                if rank is not None:
-                    standing.rank = rank
         fresh = Standing(self.turn, self.turn)
         if priority is not None:
             fresh.priority, fresh.expiry = priority, expiry
@@ -355,6 +347,7 @@ class RadixTree:
         if old < len(blocks):
             if path and path[-1][1] < len(end.blocks):
                 end = self.split(end, path[-1][1])
+                path[-1] = (end, path[-1][1])
             leaf = Node(
                 end,
                 blocks[old:],
@@ -362,6 +355,14 @@ class RadixTree:
                 [replace(fresh) for _ in range(self.num_components)],
             )
             end.children[blocks[old]] = end = leaf
+        for node, _ in path:
+            for standing in node.standing:
+                standing.used = self.turn
+                self.expire(standing)
+                if priority is not None and priority >= standing.priority:
+                    standing.priority, standing.expiry = priority, expiry
+                if rank is not None:
+                    standing.rank = rank
         for length, state in states:
             node = self.split_path(end, length // self.block_size)
             if node.state is None:
@@ -380,12 +381,12 @@ class RadixTree:
         if receipt.node is end:
             return
         components = (receipt.components | {0}) - ({self.num_components - 1} if self.states else set())
-        moved = self.lock_end(end, components, False)
-        self.receipts.remove(moved)
-        old = Receipt(receipt.node, receipt.components)
-        self.receipts.append(old)
+        self.turn += 1
+        self.drop(receipt, set(receipt.components), None)
+        self.turn += 1
+        self.receipts.remove(self.lock_end(end, components, False))
         receipt.node, receipt.components = end, components
-        self.drop(old, set(old.components), None)
+        self.receipts.append(receipt)
 
     def ids(self, lane: int) -> set[int]:
         if lane == self.num_lanes:
