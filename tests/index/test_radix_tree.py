@@ -173,6 +173,42 @@ def test_a_receipt_moves_with_what_its_sequence_publishes():
     assert tree.protected("full") == tree.protected("window") == 0
 
 
+def test_a_state_goes_with_the_tail_that_it_stands_on():
+    tree = RadixTree(1, states=True)
+    tree.insert(range(4), blocks(4), states=[(2, 8), (4, 9)])
+    gone = tree.evict("full", 1)
+    assert (gone.blocks.tolist(), gone.states.tolist()) == ([4], [9])
+    tree.check_invariants()
+    assert tree.match(range(4)).num_tokens == 2
+
+
+def test_a_window_that_was_filled_again_goes_whole():
+    tree = RadixTree(1, windows=[4])
+    tree.insert(range(4), (blocks(4), blocks(4)))
+    assert tree.evict("window", 3).blocks[1].tolist() == [1, 2, 3]
+    tree.insert(range(4), (blocks(4), [5, 6, 0, 7]))
+    assert tree.evict("window", 9).blocks[1].tolist() == [5, 6, 4]
+    tree.check_invariants()
+
+
+def test_a_split_below_a_receipt_keeps_it_whole():
+    tree = RadixTree(1)
+    tree.insert(range(4), blocks(4))
+    with tree.match_and_lock(range(4)) as receipt:
+        tree.insert([0, 1, 9], [1, 2, 5])
+        tree.check_invariants()
+        assert (tree.evict("full", 9).blocks.tolist(), receipt.num_tokens) == ([5], 4)
+    assert tree.evictable() == 4
+
+
+def test_a_window_that_ends_within_a_block_needs_that_block():
+    tree = RadixTree(4, windows=[5])
+    tree.insert(range(12), (blocks(3), [0, 0, 7]))
+    assert tree.match(range(12)).num_tokens == 0
+    tree.insert(range(12), (blocks(3), [0, 6, 7]))
+    assert tree.match(range(12)).num_tokens == 12
+
+
 # Namespaces and spans.
 
 
