@@ -10,7 +10,15 @@ from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_int64, as_integers, new_int32
 
-from pagecore.errors import DoubleFree, InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import (
+    DoubleFree,
+    InvalidBlock,
+    InvalidSequence,
+    PagecoreError,
+    ShapeError,
+    UnsupportedDtype,
+    UnsupportedOption,
+)
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 MAX_NAMESPACE_DEPTH = 16
@@ -820,4 +828,4 @@ cdef class RadixTree:
         """
         deref(self.native).check_invariants()
         if set(self.spaces.values()) != set(self.space_keys):
-            raise AssertionError("namespaces and their numbers differ")
+            raise PagecoreError("pagecore is inconsistent: namespaces and their numbers differ")
