@@ -9,17 +9,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from bench.arrays import DTYPES
 from bench.runner import Bench
-from bench.torch_control import load_torch
+from bench.torch_control import load_torch, torch_view
 from pagecore import AttentionSpec, PagedKVCache, paged_attention
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 GROUP = HEADS // KV_HEADS
 SIZES = {"query_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "block_size": BLOCK}
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 5e-3}
 READ, NUMPY, TORCH = "read of the same bytes", "NumPy matmul", "torch SDPA"
 DECODE_TARGETS = {"float32": {READ: 0.85, TORCH: 1.3}, "bfloat16": {READ: 0.80, TORCH: 2.1}}
@@ -139,12 +138,7 @@ def _controls(torch: Any, dtype: str, arrays: tuple[np.ndarray, ...], causal: bo
     if dtype == "float32":
         controls[NUMPY] = lambda: _numpy_attention(*arrays, causal)
     if torch:
-        tensors = [
-            torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-            if dtype == "bfloat16"
-            else torch.from_numpy(array)
-            for array in arrays
-        ]
+        tensors = [torch_view(torch, array) for array in arrays]
         controls[TORCH] = lambda: torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=causal)
     return controls
 

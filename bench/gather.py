@@ -11,6 +11,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
+from bench.arrays import paged_cache
 from bench.runner import Bench, Work
 from pagecore.ops import gather_blocks, scatter_blocks, transfer_blocks
 
@@ -31,7 +32,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
 
 def _moves(bench: Bench, mebibytes: int, heads: str, copy: Work) -> None:
     num_blocks = mebibytes * MIB // BLOCK_BYTES
-    cache, other = _cache(num_blocks + 1, heads), _cache(num_blocks + 1, heads)
+    cache, other = (paged_cache(num_blocks + 1, BLOCK, HEADS, DIM, "bfloat16", heads) for _ in range(2))
     random = np.random.default_rng(0)
     cache[...] = random.standard_normal((1, BLOCK, HEADS, DIM), dtype=np.float32)
     cache[:, 0, 0, 0] = np.arange(num_blocks + 1) % 251
@@ -79,14 +80,6 @@ def _moves(bench: Bench, mebibytes: int, heads: str, copy: Work) -> None:
             sizes={"mebibytes": mebibytes, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "heads": heads}
             | {"dtype": "bfloat16", "sequences": SEQUENCES},
         )
-
-
-def _cache(num_blocks: int, heads: str) -> np.ndarray:
-    """Logically [blocks, block size, heads, dim]."""
-    shape = (num_blocks, HEADS, BLOCK, DIM) if heads == "HND" else (num_blocks, BLOCK, HEADS, DIM)
-    memory = np.empty(shape, ml_dtypes.bfloat16)
-    memory.view(np.uint16)[...] = 0
-    return memory.swapaxes(1, 2) if heads == "HND" else memory
 
 
 def _bits(array: np.ndarray) -> np.ndarray:

@@ -14,11 +14,11 @@ from bench import prepare
 from bench.controls import DequePool, HeapPool, ListPool, NumpyPool, NumpySlots, NumpyTables
 from bench.runner import Bench, Job
 from bench.slots import SlotCalls, uneven
+from bench.targets import DECODE_US_MAX, EXTEND_US_MAX, POOL_NS_MAX
 from pagecore.index import BlockPool, BlockTables, RequestTable, SlotAllocator
 
 BLOCK = 16
 PLAIN_POOLS = {"lifo": ListPool, "fifo": DequePool, "address": HeapPool}
-TARGET_NS = 5.0
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
@@ -65,7 +65,7 @@ def _pool(bench: Bench, order: str, count: int, worn: bool) -> None:
         unit="ns",
         per=count,
         each="block",
-        at_most=TARGET_NS if count == 256 else None,
+        at_most=POOL_NS_MAX if count == 256 else None,
         sizes={"num_blocks": num_blocks, "count": count, "order": order, "half_held": worn},
     )
 
@@ -81,11 +81,11 @@ def _tables(bench: Bench, kind: str, num_rows: int, count: int) -> None:
     )
     rows = np.array([ours.add() for _ in range(num_rows)], np.int32)
     theirs = NumpyTables(NumpyPool(num_blocks), BLOCK, num_rows + 1, columns)
-    slots, other = (np.empty(num_rows * max(count, context), np.int64) for _ in range(2))
+    other = np.empty(num_rows * max(count, context), np.int64)
     if decode:
-        uneven = context - np.arange(num_rows, dtype=np.int32) % BLOCK
-        ours.extend(rows, uneven)
-        theirs.extend(rows, uneven, other)
+        lengths = uneven(num_rows, context, BLOCK).astype(np.int32)
+        ours.extend(rows, lengths)
+        theirs.extend(rows, lengths, other)
     counts = np.full(num_rows, count, np.int32)
     slots = np.empty(num_rows * count, np.int64)
     nothing = np.zeros(num_rows, np.int32)
@@ -150,7 +150,7 @@ def _slots_extend(bench: Bench) -> None:
         Job(ours.extend, after=ours.free),
         {theirs.allocator.name: Job(theirs.extend, after=theirs.free)},
         check=check,
-        at_most=100,
+        at_most=EXTEND_US_MAX,
         sizes=sizes,
     )
     bench.compare(
@@ -181,7 +181,7 @@ def _slots_decode(bench: Bench) -> None:
         Job(ours.decode, after=ours.grow),
         {theirs.allocator.name: Job(theirs.decode, after=theirs.grow)},
         check=check,
-        at_most=10,
+        at_most=DECODE_US_MAX,
         sizes={"rows": num_rows, "context": context, "block_size": BLOCK},
     )
 

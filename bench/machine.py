@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pagecore
+from pagecore.serving.info import installed_version, usable_cores
 
 ROOT = Path(__file__).parent.parent
 CPU = Path("/sys/devices/system/cpu/cpu0")
@@ -19,7 +19,7 @@ def machine() -> dict[str, object]:
     """The hardware, and how busy it is as the run starts; what cannot be read is None."""
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "caches": _caches(),
         "memory_gib": _memory_gib(),
         "governor": _text(CPU / "cpufreq/scaling_governor"),
@@ -31,7 +31,7 @@ def machine() -> dict[str, object]:
 
 def versions() -> dict[str, str | None]:
     """Of the interpreter and the packages that figures depend on; None for one that is not installed."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
 
 
 def commit() -> str | None:
@@ -46,13 +46,6 @@ def commit() -> str | None:
 def _git(*arguments: str) -> str:
     ran = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
     return ran.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cpu_name() -> str:

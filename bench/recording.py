@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from pagecore import PagedKVCache
 from pagecore.serving.replay.attend import SPEC
 from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.replayer import stand_in_ids
 from pagecore.serving.replay.trace import read_trace, scan_trace
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
-
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +91,5 @@ def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
             scheduler.add(Request(line.number, line.prompt(), line.output_length))
     while (step := scheduler.schedule()) is not None:
         scheduler.commit(step)
-        scheduler.accept(step, np.array([INT32_MAX - run.request.id for run in step.outputs], np.int32))
+        scheduler.accept(step, stand_in_ids(step.outputs))
     return log

@@ -1,8 +1,7 @@
 """A chat service's trace through scheduler and index: steps a second, and the index's share beside NumPy tables.
 
-The trace is --trace, or the one in ../shared/traces, or one made on the spot. The whole replay is timed a few times as
-it is; then what the cache was told in it (rows added, extended, removed) is told again to BlockTables alone and to the
-control.
+The trace is --trace, or one made on the spot. The whole replay is timed a few times as it is; then what the cache was
+told in it (rows added, extended, removed) is told again to BlockTables alone and to the control.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from pagecore import BlockPool, BlockTables
 from pagecore.serving.replay import ReplayReport, replay
 from pagecore.serving.replay.options import ReplayOptions
 
-FOUND = Path(__file__).parent.parent.parent / "shared" / "traces" / "mooncake_conversation.jsonl"
 MEMORY = "64GiB"
 
 
@@ -40,10 +39,9 @@ def run(bench: Bench, options: argparse.Namespace) -> None:
 
 @contextmanager
 def _trace(bench: Bench, given: Path | None, requests: int) -> Iterator[Path]:
-    path = given or (FOUND if FOUND.is_file() and not bench.quick else None)
-    if path is not None:
-        bench.fact("trace", path.name)
-        yield path
+    if given is not None:
+        bench.fact("trace", given.name)
+        yield given
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "synthetic.jsonl"
@@ -82,8 +80,8 @@ def _log(bench: Bench, log: Log) -> None:
 
     bench.compare(
         f"the index alone, {log.num_steps} steps",
-        Job(ours.tell_all),
-        {"NumPy tables": Job(theirs.tell_all)},
+        Job(partial(_tell_all, ours, log)),
+        {"NumPy tables": Job(partial(_tell_all, theirs, log))},
         check=check,
         per=log.num_steps,
         each="step",
@@ -92,11 +90,15 @@ def _log(bench: Bench, log: Log) -> None:
     )
 
 
+def _tell_all(tables: _Ours | _NumPy, log: Log) -> None:
+    for event in log.events:
+        tables.tell(event)
+
+
 class _Ours:
     """BlockTables that are told the log."""
 
     def __init__(self, log: Log) -> None:
-        self.log = log
         self.pool = BlockPool(log.num_blocks)
         self.tables = BlockTables(
             self.pool,
@@ -115,16 +117,11 @@ class _Ours:
         assert row == event.rows[0], "rows are handed out as they were when the log was written"
         return None
 
-    def tell_all(self) -> None:
-        for event in self.log.events:
-            self.tell(event)
-
 
 class _NumPy:
     """NumPy tables that are told the log."""
 
     def __init__(self, log: Log) -> None:
-        self.log = log
         columns = -(-log.max_tokens_per_sequence // log.block_size) + 1
         self.tables = NumpyTables(NumpyPool(log.num_blocks), log.block_size, log.max_sequences + 1, columns)
         self.slots = np.empty(log.max_tokens_per_step, np.int64)
@@ -135,7 +132,3 @@ class _NumPy:
         if event.kind == "remove":
             self.tables.remove(int(event.rows[0]))
         return None
-
-    def tell_all(self) -> None:
-        for event in self.log.events:
-            self.tell(event)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-HASH_BLOCK = 512
+from pagecore.serving.replay.trace import HASH_BLOCK
+
 SEED = 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from bench.runner import Bench
 
 
@@ -16,3 +19,10 @@ def load_torch(bench: Bench) -> Any:
         return None
     torch.set_num_threads(1)
     return torch
+
+
+def torch_view(torch: Any, array: np.ndarray) -> Any:
+    """The array's memory as a tensor; torch does not know NumPy's bfloat16."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -10,22 +10,21 @@ import argparse
 from itertools import cycle
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from bench.arrays import DTYPES, paged_cache
 from bench.runner import Bench
-from bench.torch_control import load_torch
+from bench.torch_control import load_torch, torch_view
 from pagecore import write_kv
 
 HEADS, DIM, BLOCK = 8, 128, 16
 TARGETS = {8: 1.0, 64: 1.0, 2048: 1.7}
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Both head orders, in float32 and bfloat16."""
     torch = load_torch(bench)
-    for dtype in DTYPES:
+    for dtype in ("float32", "bfloat16"):
         for heads in ("HND", "NHD"):
             for count in TARGETS:
                 _write(bench, torch, dtype, heads, count)
@@ -37,7 +36,7 @@ def _write(bench: Bench, torch: Any, dtype: str, heads: str, count: int) -> None
     key, value = random.standard_normal((2, count, HEADS, DIM), dtype=np.float32).astype(DTYPES[dtype])
     mappings = _mappings(random, num_blocks, count)
     names = ("ours", "NumPy indexing") + (("torch index_put_",) if torch else ())
-    caches = {name: [_cache(num_blocks, heads, dtype) for _ in range(2)] for name in names}
+    caches = {name: [paged_cache(num_blocks, BLOCK, HEADS, DIM, dtype, heads) for _ in range(2)] for name in names}
     each = {name: cycle(mappings) for name in names}
 
     def ours() -> None:
@@ -50,8 +49,8 @@ def _write(bench: Bench, torch: Any, dtype: str, heads: str, count: int) -> None
 
     controls = {"NumPy indexing": with_numpy}
     if torch:
-        new_tensors = [_torch_view(torch, array) for array in (key, value)]
-        tensors = [_torch_view(torch, cache) for cache in caches["torch index_put_"]]
+        new_tensors = [torch_view(torch, array) for array in (key, value)]
+        tensors = [torch_view(torch, cache) for cache in caches["torch index_put_"]]
         places = cycle([[torch.from_numpy(part) for part in mapping[1:]] for mapping in mappings])
 
         def with_torch() -> None:
@@ -81,14 +80,6 @@ def _write(bench: Bench, torch: Any, dtype: str, heads: str, count: int) -> None
     )
 
 
-def _cache(num_blocks: int, heads: str, dtype: str) -> np.ndarray:
-    """Zeros, logically [blocks, block size, heads, dim] whatever the order in memory; its pages are there already."""
-    shape = (num_blocks, HEADS, BLOCK, DIM) if heads == "HND" else (num_blocks, BLOCK, HEADS, DIM)
-    memory = np.empty(shape, DTYPES[dtype])
-    memory[...] = 0
-    return memory.swapaxes(1, 2) if heads == "HND" else memory
-
-
 def _mappings(random: np.random.Generator, num_blocks: int, count: int) -> list[tuple[np.ndarray, ...]]:
     """Slots, blocks and offsets of as many calls as it takes to go through the whole pool once."""
     whole = count >= 2048
@@ -101,10 +92,3 @@ def _mappings(random: np.random.Generator, num_blocks: int, count: int) -> list[
             offsets = np.arange(count) % BLOCK if whole else np.full(count, offset)
             made.append((blocks * BLOCK + offsets, blocks, offsets))
     return made
-
-
-def _torch_view(torch: Any, array: np.ndarray) -> Any:
-    """The array's memory as a tensor; torch does not know NumPy's bfloat16."""
-    if array.dtype == np.float32:
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)

@@ -2,13 +2,29 @@
 
 Tokens become blocks, blocks become slots; key and value are written to slots, and attention reads them through block
 tables. `PagedKVCache` conducts; `BlockPool` and `BlockTables` decide which memory a token gets; `write_kv` and
-`paged_attention` work on any arrays that speak DLPack.
+`paged_attention` work on any arrays that speak DLPack. Engines with tables of their own take `SlotAllocator` and
+`RequestTable`; `StaticKVCache` is the cache without blocks.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
 from pagecore.arrays import DType, Tensor, as_dtype, as_tensor, empty, zeros
-from pagecore.cache import Alias, Batch, BatchGroup, CacheStats, PagedKVCache, Sequence
+from pagecore.cache import (
+    Alias,
+    Batch,
+    BatchGroup,
+    BlockMap,
+    CacheStats,
+    KVCache,
+    PagedCacheConfig,
+    PagedKVCache,
+    Sequence,
+    StaticCacheConfig,
+    StaticKVCache,
+    SwapSpace,
+    effective_length,
+    make_cache,
+)
 from pagecore.errors import (
     DeviceError,
     DoubleFree,
@@ -22,17 +38,21 @@ from pagecore.errors import (
     UnsupportedDtype,
     UnsupportedOption,
 )
-from pagecore.index import BlockPool, BlockTables, StepBuffers
+from pagecore.index import BlockPool, BlockTables, RequestTable, SlotAllocator, StepBuffers
+from pagecore.models import ConfigError, specs_from_config
 from pagecore.ops import (
     AttentionPlan,
     copy_blocks,
+    gather_blocks,
     merge_attention,
     paged_attention,
     plan_attention,
+    scatter_blocks,
+    transfer_blocks,
     write_kv,
 )
 from pagecore.ops.cpu import available_isas, isa, set_isa
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane
+from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, TensorParallel
 
 try:
     __version__ = version("pagecore")
@@ -45,38 +65,54 @@ __all__ = [
     "AttentionSpec",
     "Batch",
     "BatchGroup",
+    "BlockMap",
     "BlockPool",
     "BlockTables",
     "CacheStats",
+    "ConfigError",
     "DType",
     "DeviceError",
     "DoubleFree",
     "InvalidBlock",
     "InvalidSequence",
+    "KVCache",
     "KVLayout",
     "KVPool",
     "NotEnoughMemory",
     "OutOfBlocks",
     "OutOfRows",
     "PagecoreError",
+    "PagedCacheConfig",
     "PagedKVCache",
     "Plane",
+    "RequestTable",
     "Sequence",
     "ShapeError",
+    "SlotAllocator",
+    "StaticCacheConfig",
+    "StaticKVCache",
     "StepBuffers",
+    "SwapSpace",
     "Tensor",
+    "TensorParallel",
     "UnsupportedDtype",
     "UnsupportedOption",
     "as_dtype",
     "as_tensor",
     "available_isas",
     "copy_blocks",
+    "effective_length",
     "empty",
+    "gather_blocks",
     "isa",
+    "make_cache",
     "merge_attention",
     "paged_attention",
     "plan_attention",
+    "scatter_blocks",
     "set_isa",
+    "specs_from_config",
+    "transfer_blocks",
     "write_kv",
     "zeros",
 ]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bench.peers import add_to_path, unimportable
 from bench.runner import Bench, Job
 from bench.slots import SlotCalls, uneven
+from bench.targets import DECODE_US_MAX, EXTEND_US_MAX
 from pagecore.index import BlockPool, SlotAllocator
 
 VERSION, FOLDER = "0.5.23", "sglang-0.5.23"
@@ -105,56 +106,65 @@ def _pages(bench: Bench, torch: Any, allocator: Any) -> None:
         )
 
     rows, count = bench.pick((32, 1024), (2, 64))
-    ours, theirs = sides(np.full(rows, count))
     sizes = {"rows": rows, "tokens_a_row": count, "page": PAGE, "slots": num_slots}
+    _prompts(bench, sides(np.full(rows, count)), sizes)
+    rows = bench.pick(256, 8)
+    _decodes(bench, sides(uneven(rows, count, PAGE)), sizes | {"rows": rows})
+
+
+def _prompts(bench: Bench, sides: tuple[SlotCalls, SlotCalls], sizes: dict[str, int]) -> None:
+    ours, theirs = sides
+    shown = f"{sizes['rows']} x {sizes['tokens_a_row']}"
 
     def check_extend() -> None:
-        for side in (ours, theirs):
+        for side in sides:
             side.extend()
         np.testing.assert_array_equal(ours.slots, theirs.slots.numpy())
-        for side in (ours, theirs):
+        for side in sides:
             side.free()
 
     def check_free() -> None:
-        for side in (ours, theirs):
+        for side in sides:
             side.extend()
             side.free()
         assert ours.allocator.pool.num_free * PAGE == theirs.allocator.allocator.available_size()
 
     bench.compare(
-        f"pages: extend {rows} x {count}",
+        f"pages: extend {shown}",
         Job(ours.extend, after=ours.free),
         {NAME: Job(theirs.extend, after=theirs.free)},
         check=check_extend,
-        at_most=100,
+        at_most=EXTEND_US_MAX,
         sizes=sizes,
     )
     bench.compare(
-        f"pages: free {rows} x {count} tokens",
+        f"pages: free {shown} tokens",
         Job(ours.free, before=ours.extend),
         {NAME: Job(theirs.free, before=theirs.extend)},
         check=check_free,
         sizes=sizes,
     )
-    rows = bench.pick(256, 8)
-    ours, theirs = sides(uneven(rows, count, PAGE))
-    for side in (ours, theirs):
+
+
+def _decodes(bench: Bench, sides: tuple[SlotCalls, SlotCalls], sizes: dict[str, int]) -> None:
+    ours, theirs = sides
+    for side in sides:
         side.begin_decode()
 
-    def check_decode() -> None:
+    def check() -> None:
         for _ in range(PAGE + 1):
-            for side in (ours, theirs):
+            for side in sides:
                 side.decode()
                 side.grow()
             np.testing.assert_array_equal(ours.slots, theirs.slots.numpy())
 
     bench.compare(
-        f"pages: decode {rows}",
+        f"pages: decode {sizes['rows']}",
         Job(ours.decode, after=ours.grow),
         {NAME: Job(theirs.decode, after=theirs.grow)},
-        check=check_decode,
-        at_most=10,
-        sizes=sizes | {"rows": rows},
+        check=check,
+        at_most=DECODE_US_MAX,
+        sizes=sizes,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from bench.peers import add_to_path, unimportable
 from bench.prepare import FULL, PreparedRows
 from bench.runner import Bench, Job
+from bench.targets import POOL_NS_MAX
 from pagecore.index import BlockPool
 
 VERSION, FOLDER = "0.33.0", "vllm-0.33.0"
@@ -86,7 +87,7 @@ def _blocks(bench: Bench, vllm: Any, count: int) -> None:
         unit="ns",
         per=count,
         each="block",
-        at_most=5 if count == 256 else None,
+        at_most=POOL_NS_MAX if count == 256 else None,
         sizes={"num_blocks": num_blocks, "count": count},
     )
 

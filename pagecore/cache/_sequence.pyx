@@ -22,6 +22,15 @@ cdef class Sequence:
     """One request's tokens and how far its key and value are computed; made by a cache, and only good with it.
 
     As a context manager it removes itself from the cache at the end of the block.
+
+    Attributes
+    ----------
+    id : object
+        The caller's name for it, or a number that the cache made up.
+    row : int
+        Its row of the block tables; -1 while it is swapped out, and once it is removed.
+    swap_space : SwapSpace or None
+        What holds its key and value while it is swapped out.
     """
 
     def __cinit__(self, owner, id, int32_t row, const int32_t[::1] ids, int32_t computed=0, int32_t cached=0):

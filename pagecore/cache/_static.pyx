@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, size_of, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
-from pagecore.ops._checks cimport check_rank, host_tensor
+from pagecore.ops._checks cimport LAST_FLOAT, check_rank, host_tensor
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
 import numpy as np
@@ -13,7 +13,6 @@ from pagecore.arrays import as_tensor
 from pagecore.errors import ShapeError, UnsupportedDtype
 
 cdef enum:
-    LAST_FLOAT = 2  # in the dtype table: float32, float16, bfloat16
     BATCH = 0
     HEADS = 1
     TOKENS = 2

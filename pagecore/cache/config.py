@@ -7,16 +7,20 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, overload
 
+import numpy as np
+
 from pagecore.arrays import DType, as_dtype
 from pagecore.cache.layers import Layers
-from pagecore.cache.limits import refuse_unserved
+from pagecore.cache.limits import check_static_device, refuse_unserved
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, TensorParallel, parse_memory
+from pagecore.storage.checks import at_least
+from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
-from pagecore.storage.spec import at_least
 
+# Of what is free, where a config says neither blocks nor memory.
 DEFAULT_MEMORY = 0.5
 
 
@@ -77,8 +81,8 @@ class PagedCacheConfig:
             put("num_blocks", _block_counts(self.num_blocks))
         if self.memory is not None:
             parse_memory(self.memory)
-        if self.layout is not None and not isinstance(self.layout, KVLayout):
-            KVLayout(self.layout)
+        if self.layout is not None:
+            as_layout(self.layout)
         put("dtype", _dtype_or_auto(self.dtype))
 
 
@@ -105,8 +109,7 @@ class StaticCacheConfig:
     dtype: DType | str = "auto"
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":
-            raise DeviceError(f"device is {self.device!r}; this version keeps static caches on 'cpu'")
+        check_static_device(self.device)
         object.__setattr__(self, "max_batch_size", at_least("max_batch_size", self.max_batch_size))
         object.__setattr__(self, "max_length", _optional_length("max_length", self.max_length))
         object.__setattr__(self, "dtype", _dtype_or_auto(self.dtype))
@@ -265,7 +268,9 @@ def _optional_length(name: str, length: SupportsIndex | None) -> int | None:
 
 
 def _block_counts(num_blocks: int | Listed[int]) -> int | tuple[int, ...]:
-    if isinstance(num_blocks, list | tuple):
-        return tuple(at_least("num_blocks", count, least=2) for count in num_blocks)
     given: Any = num_blocks
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if isinstance(given, list | tuple):
+        return tuple(at_least("num_blocks", count, least=2) for count in given)
     return at_least("num_blocks", given, least=2)

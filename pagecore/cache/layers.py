@@ -9,7 +9,8 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
-from pagecore.storage.spec import at_least
+from pagecore.storage.checks import LAYERS_MAX, within
+from pagecore.storage.pool import bytes_per_block
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Group:
     spec: Spec
     num_layers: int
 
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes of one block in all layers of the group."""
+        return bytes_per_block(self.spec, self.num_layers, block_size)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -38,8 +43,6 @@ class Layer:
     group: int
     index: int
 
-
-MAX_LAYERS = 65_536
 
 Layers = Spec | Sequence[Spec | Alias]
 
@@ -97,10 +100,7 @@ def _number(what: str, value: SupportsIndex, count: int) -> int:
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     if isinstance(layers, Spec):
-        count = at_least("num_layers", 1 if num_layers is None else num_layers)
-        if count > MAX_LAYERS:
-            raise ShapeError(f"num_layers is {count}; a cache has at most {MAX_LAYERS} layers")
-        return [layers] * count
+        return [layers] * within("num_layers", 1 if num_layers is None else num_layers, most=LAYERS_MAX)
     if isinstance(layers, Alias):
         raise UnsupportedOption("layers is one Alias; an alias needs an earlier layer to share with")
     try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Listed
 from typing import Any
 
+import numpy as np
+
 from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
+from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
-from pagecore.storage.pool import blocks_within, bytes_per_block
-from pagecore.storage.spec import at_least
-
-INT32_MAX = 2**31 - 1
+from pagecore.storage.pool import blocks_within
 
 
 def refuse_unserved(device: str, prefix_cache: bool, index_dtype: str) -> None:
@@ -25,6 +25,12 @@ def refuse_unserved(device: str, prefix_cache: bool, index_dtype: str) -> None:
         raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
 
 
+def check_static_device(device: str) -> None:
+    """Refuse a device that this version keeps no static cache on."""
+    if device != "cpu":
+        raise DeviceError(f"device is {device!r}; this version keeps static caches on 'cpu'")
+
+
 def count_blocks(
     groups: Listed[Group], block_size: int, num_blocks: int | Listed[int] | None, memory: Memory | None
 ) -> list[int]:
@@ -32,10 +38,12 @@ def count_blocks(
     if (num_blocks is None) == (memory is None):
         raise ShapeError(f"num_blocks is {num_blocks} and memory is {memory!r}; give exactly one of them")
     if memory is not None:
-        one = sum(bytes_per_block(group.spec, group.num_layers, block_size) for group in groups)
+        one = sum(group.bytes_per_block(block_size) for group in groups)
         counted = [blocks_within(parse_memory(memory), one)] * len(groups)
     else:
         given: Any = num_blocks
+        if isinstance(given, np.ndarray):
+            given = given.tolist()
         counted = list(given) if isinstance(given, list | tuple) else [given] * len(groups)
     if len(counted) != len(groups):
         raise ShapeError(

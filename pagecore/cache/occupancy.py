@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.stats import CacheStats
+from pagecore.cache.swap import SwapSpace
 from pagecore.errors import UnsupportedOption
-
-if TYPE_CHECKING:
-    from pagecore.cache.paged import PagedKVCache
+from pagecore.index import BlockTables
 
 Table = NDArray[np.int32]
 
 
-def measure(cache: PagedKVCache) -> CacheStats:
-    """How full a cache is; its lock is held."""
-    pools = cache._block_pools
-    resident = [sequence for sequence in cache._sequences.values() if sequence.swap_space is None]
-    swapped = [sequence for sequence in cache._sequences.values() if sequence.swap_space is not None]
+def measure(
+    tables: BlockTables,
+    sequences: Iterable[Sequence],
+    spaces: Iterable[SwapSpace],
+    *,
+    num_copied_blocks: int,
+    nbytes: int,
+) -> CacheStats:
+    """How full a cache is, by its tables, all of its sequences and the spaces that they are swapped out to."""
+    pools, block_size = tables.pools, tables.block_sizes[0]
+    resident: list[Sequence] = []
+    swapped: list[Sequence] = []
+    for sequence in sequences:
+        (swapped if sequence.is_swapped else resident).append(sequence)
     used = [pool.num_used for pool in pools]
-    held = sum(used) * cache.block_size
-    wasted = sum(wasted_slots(table.numpy(), resident, cache.block_size) for table in cache._table_views)
+    held = sum(used) * block_size
+    wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(len(pools)))
     return CacheStats(
         num_sequences=len(resident) + len(swapped),
         num_tokens=sum(sequence.num_computed_tokens for sequence in resident),
@@ -33,11 +40,11 @@ def measure(cache: PagedKVCache) -> CacheStats:
         num_free_blocks=sum(pool.num_free for pool in pools),
         num_used_blocks=sum(used),
         fragmentation=wasted / held if held else 0.0,
-        num_copied_blocks=cache._num_copied_blocks,
-        nbytes=cache.nbytes,
+        num_copied_blocks=num_copied_blocks,
+        nbytes=nbytes,
         num_swapped_sequences=len(swapped),
         num_swapped_tokens=sum(sequence.num_computed_tokens for sequence in swapped),
-        num_swapped_blocks=sum(space.num_used_blocks for space in cache._swap_spaces),
+        num_swapped_blocks=sum(space.num_used_blocks for space in spaces),
     )
 
 

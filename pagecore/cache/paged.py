@@ -35,14 +35,14 @@ from pagecore.cache.occupancy import check_window, measure
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.store import Store
 from pagecore.cache.swap import SwapSpace
-from pagecore.cache.swapping import as_list, move_in, move_out, shortage
+from pagecore.cache.swapping import as_list, move_in, move_out, shortage_with_swapped
 from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.storage import AttentionSpec, KVLayout, Spec, TensorParallel
+from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
-from pagecore.storage.spec import at_least
 
 
 class PagedKVCache:
@@ -79,7 +79,41 @@ class PagedKVCache:
     prefix_cache : bool
         Refused by name where set: this version has no prefix cache.
 
+    Attributes
+    ----------
+    block_size, max_sequences, max_tokens_per_sequence : int
+    device : str
+    index_dtype : {"int64", "int32"}
+    parallel : TensorParallel
+
+    Raises
+    ------
+    ShapeError, UnsupportedOption, UnsupportedDtype, DeviceError
+        Sizes, specs, a layout, a device or a number of ranks that do not fit.
+    NotEnoughMemory
+        The budget holds fewer than two blocks of every group, or the system has not that much.
+
     One writer at a time: every call takes the cache's lock.
+
+    Notes
+    -----
+    Blocks, block tables and copy-on-write are those of PagedAttention: Kwon et al., "Efficient Memory Management for
+    Large Language Model Serving with PagedAttention", 2023.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pagecore import AttentionSpec, PagedKVCache
+    >>> cache = PagedKVCache(AttentionSpec(1, 8, dtype="float32"), num_blocks=9)
+    >>> sequence = cache.add_sequence(range(20))
+    >>> batch = cache.prepare([sequence], 20)
+    >>> tokens = np.ones((20, 1, 8), np.float32)  # [tokens, heads, dim]
+    >>> cache.write(0, tokens, tokens, batch)
+    >>> cache.attend(0, tokens, batch).shape
+    (20, 1, 8)
+    >>> cache.commit(batch)
+    >>> sequence.num_computed_tokens, cache.num_available
+    (20, 6)
     """
 
     def __init__(
@@ -388,7 +422,7 @@ class PagedKVCache:
         sequences = list(sequences)
         with self._lock:
             if any_swapped(sequences):
-                return shortage(self, sequences, counts)
+                return shortage_with_swapped(self, sequences, counts)
             rows = rows_of(self, sequences)
             return max(self._tables.shortage(rows, counts), default=0)
 
@@ -415,6 +449,15 @@ class PagedKVCache:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
         T is the batch's `num_tokens`, or more with padding behind; floats are cast to the cache's dtype.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            Arrays that do not fit; nothing was written.
+        DeviceError
+            Arrays that are not on the host, or a cache of ``device="none"``.
+        InvalidSequence
+            A batch of another cache.
         """
         self._store.write(self._layer(layer), key, value, self._own(batch))
 
@@ -424,6 +467,10 @@ class PagedKVCache:
         T is the batch's `num_tokens`, or more with padding behind, whose output is 0. Takes every option of
         `paged_attention` but `rows` and `cu_query_lens`, which the batch says; window, scale, softcap and sinks default
         to the layer's spec. Returns ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+
+        Raises
+        ------
+        As `write`, and what `paged_attention` refuses of its options.
         """
         return self._store.attend(layer, self._layer(layer), query, self._own(batch), options)
 
@@ -432,7 +479,13 @@ class PagedKVCache:
     def stats(self) -> CacheStats:
         """How full the cache is at this moment."""
         with self._lock:
-            return measure(self)
+            return measure(
+                self._tables,
+                self._sequences.values(),
+                self._swap_spaces,
+                num_copied_blocks=self._num_copied_blocks,
+                nbytes=self.nbytes,
+            )
 
     def block_map(self, group: int = 0) -> BlockMap:
         """Which sequence holds which block of a group at this moment; works with every device, "none" included.
@@ -470,7 +523,11 @@ class PagedKVCache:
     def _name(self, id: object) -> object:
         if id is None:
             return next(name for name in self._names if name not in self._sequences)
-        if id in self._sequences:
+        try:
+            is_there = id in self._sequences
+        except TypeError:
+            raise InvalidSequence(f"id is {id!r}, which cannot be hashed; give a number, a string or a tuple") from None
+        if is_there:
             raise InvalidSequence(f"a sequence {id!r} is in the cache; remove it first, or choose another id")
         return id
 
@@ -510,7 +567,7 @@ class PagedKVCache:
             return None
         each = np.asarray(counts)
         total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
-        return self._batch(max(1, len(sequences)), min(max(1, total), 2**31 - 1))
+        return self._batch(max(1, len(sequences)), min(max(1, total), INT32_MAX))
 
     def _batch(self, max_sequences: int, max_tokens: int) -> Batch:
         buffers = StepBuffers(max_sequences, max_tokens, self.num_groups, self.index_dtype)

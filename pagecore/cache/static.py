@@ -7,11 +7,13 @@ from typing import Any, SupportsIndex
 from pagecore.arrays import Tensor, zeros
 from pagecore.cache._static import StaticRoom
 from pagecore.cache.layers import Layer, Layers, arrange, layer_number
+from pagecore.cache.limits import check_static_device
 from pagecore.cache.position import position_number
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import Plane, Spec, TensorParallel
+from pagecore.storage.checks import at_least
 from pagecore.storage.parallel import as_parallel
-from pagecore.storage.spec import CACHE_DTYPES, at_least
+from pagecore.storage.spec import CACHE_DTYPES
 
 
 class StaticKVCache:
@@ -70,8 +72,7 @@ class StaticKVCache:
         device: str = "cpu",
         parallel: TensorParallel | None = None,
     ) -> None:
-        if device != "cpu":
-            raise DeviceError(f"device is {device!r}; this version keeps static caches on 'cpu'")
+        check_static_device(device)
         self.device = device
         self.parallel = as_parallel(parallel)
         self.max_batch_size = at_least("max_batch_size", max_batch_size)
@@ -83,8 +84,8 @@ class StaticKVCache:
         for other in planes[1:]:
             _check_alike(planes[0], other)
         key, value = planes[0]
-        self._stored = _stored(self._layers)
-        room = len(set(self._stored)), self.max_batch_size, key.shape[0], self.max_length
+        self._places = _places(self._layers)
+        room = len(set(self._places)), self.max_batch_size, key.shape[0], self.max_length
         self.key_array = zeros((*room, key.shape[1]), key.dtype)
         self.value_array = zeros((*room, value.shape[1]), value.dtype)
         self._room = StaticRoom(self.key_array, self.value_array)
@@ -146,8 +147,7 @@ class StaticKVCache:
         UnsupportedDtype, UnsupportedOption, DeviceError
             Arrays or a position that are not served. In every case nothing has been written.
         """
-        begin = position if type(position) is int else position_number(position)
-        return self._room.update(self._place(layer), key, value, begin)
+        return self._room.update(self._place(layer), key, value, position_number(position))
 
     def reset(self) -> None:
         """Forget every token: lengths are 0, and what `update` wrote is zero again. The arrays stay where they are."""
@@ -155,7 +155,7 @@ class StaticKVCache:
 
     def _place(self, layer: SupportsIndex) -> int:
         """Where in the arrays a model layer is."""
-        return self._stored[layer_number(layer, len(self._stored))]
+        return self._places[layer_number(layer, self.num_layers)]
 
     def __repr__(self) -> str:
         return (
@@ -195,7 +195,7 @@ def _check_alike(first: tuple[Plane, Plane], other: tuple[Plane, Plane]) -> None
             )
 
 
-def _stored(layers: list[Layer]) -> list[int]:
+def _places(layers: list[Layer]) -> list[int]:
     """Where in the arrays each model layer is; aliases share the place of their target."""
     places: dict[tuple[int, int], int] = {}
     return [places.setdefault((layer.group, layer.index), len(places)) for layer in layers]

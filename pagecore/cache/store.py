@@ -13,6 +13,7 @@ from pagecore.cache.layers import Group, Layer
 from pagecore.errors import DeviceError, ShapeError
 from pagecore.ops import copy_blocks, paged_attention, write_kv
 from pagecore.storage import AttentionSpec, KVLayout, KVPool
+from pagecore.storage.layout import as_layout
 
 
 class Store:
@@ -30,7 +31,7 @@ class Store:
         layout: str | KVLayout | None,
         device: str,
     ) -> None:
-        order = layout if isinstance(layout, KVLayout) else KVLayout("layerwise" if layout is None else layout)
+        order = as_layout("layerwise" if layout is None else layout)
         made = [] if device == "none" else list(zip(groups, num_blocks, strict=True))
         self.pools = [KVPool(group.spec, group.num_layers, n, block_size, order, device) for group, n in made]
         self._options = [_attention_options(layer) for layer in layers]

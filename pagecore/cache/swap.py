@@ -16,6 +16,7 @@ from pagecore.cache.limits import count_blocks
 from pagecore.errors import InvalidSequence, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import KVLayout, KVPool, Plane
+from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import CACHE_DTYPES
 
@@ -79,11 +80,12 @@ class SwapSpace:
         layout: str | KVLayout | None = None,
         dtype: DType | str | None = None,
     ) -> None:
+        # By what it needs: PagedKVCache is made with this module, which cannot import it.
         if not hasattr(cache, "_swap_spaces"):
             raise UnsupportedOption(f"cache is {cache!r}; a swap space serves a PagedKVCache")
-        groups = [_stored_as(group, dtype) for group in cache._groups]
+        groups = [_converted(group, dtype) for group in cache._groups]
         blocks = count_blocks(groups, cache.block_size, num_blocks, memory)
-        order = layout if isinstance(layout, KVLayout | None) else KVLayout(layout)
+        order = None if layout is None else as_layout(layout)
         self.cache = cache
         self._block_pools = [BlockPool(n, order="address") for n in blocks]
         # Zipped with the cache's pools: there are none where the cache has no bytes.
@@ -168,7 +170,7 @@ class _Planes:
     window: int | None = None
 
 
-def _stored_as(group: Group, dtype: DType | str | None) -> Group:
+def _converted(group: Group, dtype: DType | str | None) -> Group:
     """The group with its floats stored as `dtype`."""
     if dtype is None:
         return group

@@ -88,7 +88,7 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
     return None
 
 
-def shortage(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) -> int:
+def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) -> int:
     """Blocks that swapping in those that are out, all at once, and then a prepare would lack in the scarcest group."""
     each = int32_array(counts, "count", ShapeError)
     each = np.full(len(sequences), each) if each.ndim == 0 else each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     info = added.add_parser("info", help="versions, instruction set, threads, CUDA or why not")
     info.set_defaults(command=commands.show_info)
     demo = added.add_parser("demo", help="serve two dozen chat requests and check every token")
-    demo.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (default 0)")
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, prompts and sampling (0)")
     demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
     _add_pictures(demo)
     demo.set_defaults(command=commands.run_demo)
@@ -35,11 +36,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
-    defaults = ReplayOptions
+    defaults = {field.name: field.default for field in fields(ReplayOptions)}
     parser.add_argument("trace", metavar="TRACE", help="a Mooncake trace, one JSON object a line")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
-    size.add_argument("--blocks", type=int, help="blocks instead of memory, the null block counted")
+    size.add_argument("--blocks", type=int, metavar="N", help="blocks instead of memory, the null block counted")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", metavar="CONFIG", help="a model's config.json or its folder: its groups and bytes")
     model.add_argument(
@@ -58,7 +59,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "seed": "of the key and value that --attend makes up",
     }
     for name, text in numbers.items():
-        default = defaults.__dataclass_fields__[name.replace("-", "_")].default
+        default = defaults[name.replace("-", "_")]
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
     parser.add_argument(

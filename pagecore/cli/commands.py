@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ def run_demo(arguments: argparse.Namespace) -> int:
             watchers,
         )
     print_table("pagecore demo", demo_rows(report))
-    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}")
+    swap = " --swap" if arguments.swap else ""
+    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}{swap}")
     if not report.verdict.passed:
         wrong = report.verdict.wrong or ["nothing was generated"]
         for line in wrong[:10]:
@@ -63,7 +65,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
 def run_replay(arguments: argparse.Namespace) -> int:
     """Replay a trace."""
     require("replay", "rich")
-    names = ReplayOptions.__dataclass_fields__
+    names = {field.name for field in fields(ReplayOptions)}
     options = ReplayOptions(**{name: value for name, value in vars(arguments).items() if name in names})
     if arguments.json is not None:
         check_writable("--json", arguments.json)

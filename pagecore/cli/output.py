@@ -90,15 +90,15 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     Console().print(table)
 
 
-def print_columns(title: str, heads: list[str], lines: list[list[str]]) -> None:
-    """A table with heads above its columns."""
+def print_columns(title: str, headings: list[str], lines: list[list[str]]) -> None:
+    """A table with headings above its columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=Text(title), title_justify="left")
-    for head in heads:
-        table.add_column(Text(head), justify="right")
+    for heading in headings:
+        table.add_column(Text(heading), justify="right")
     for line in lines:
         table.add_row(*map(Text, line))
     Console().print(table)

@@ -17,9 +17,9 @@ from pagecore.index._integers cimport (
     as_row,
     const_int32,
     new_int32,
-    view_of,
     writable,
 )
+from pagecore.index._native_view cimport view_of
 from pagecore.index._step_buffers cimport SlotsOut, SlotType, StepBuffers
 
 import numpy as np

@@ -45,9 +45,6 @@ cdef object new_int64(Py_ssize_t size, int64_t** data)
 # The address of element 0 of `array`, an ndarray that the caller keeps alive.
 cdef void* address_of(object array) except? NULL
 
-# A NumPy view of native memory, int32 or int64, whose base keeps `owner` alive; ndim is 1 or 2.
-cdef object view_of(object owner, void* data, int ndim, Py_ssize_t* shape, bint is_wide, bint is_readonly)
-
 # One row id; InvalidSequence where it cannot be one.
 cdef int32_t as_row(object row) except? -1
 
@@ -61,5 +58,6 @@ cdef int repeat_slots(Slots values, Py_ssize_t n) except -1
 # "int32" or "int64", or a NumPy dtype or type of that name; anything else is refused by `error`.
 cdef str as_width(object dtype, str what, object error)
 
-# A buffer that the caller lends for writing: an ndarray that shares its memory, of int32 (or int64 where `wide_too`).
+# A buffer that the caller lends for writing, an ndarray or what speaks DLPack: an ndarray that shares its memory, of
+# int32 (or int64 where `wide_too`).
 cdef object writable(object out, int ndim, str what, bint wide_too)

@@ -5,7 +5,6 @@ from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS,
     PyBUF_C_CONTIGUOUS,
     PyBUF_FORMAT,
-    PyBUF_WRITABLE,
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
@@ -99,13 +98,16 @@ cdef enum:
 
 
 cdef char lend(Py_buffer* buffer, object array) except -1:
-    """INT32 or INT64 where the array is aligned and C-contiguous [n] of those; then the buffer must be released."""
+    """INT32 or INT64 where the array is an aligned and C-contiguous [n] of those; then the buffer must be released.
+
+    A read-only one is not lent: it may be a view of native memory, which the call that reads it may change.
+    """
     try:
         PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
     except (ValueError, BufferError):
         return NEITHER
     cdef char letter = buffer.format[0]
-    if buffer.ndim == 1 and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
+    if buffer.ndim == 1 and not buffer.readonly and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
         return INT32 if buffer.itemsize == 4 else INT64
     PyBuffer_Release(buffer)
     return NEITHER
@@ -153,6 +155,8 @@ def integer_array(obj, what, error, bits):
         array = np.asarray(obj)
     except ValueError as ragged:
         raise ShapeError(f"{what}s must be one int or one list of ints: {ragged}") from None
+    except (TypeError, RuntimeError) as foreign:  # a tensor that NumPy has no dtype for, or whose gradient is recorded
+        raise UnsupportedDtype(f"{what}s cannot be read by NumPy: {foreign}; give integers") from None
     if array.ndim > 1:
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
     if array.size == 0:
@@ -253,13 +257,14 @@ cdef str as_width(object dtype, str what, object error):
 
 cdef object writable(object out, int ndim, str what, bint wide_too):
     try:
-        array = np.asarray(out, copy=False)
-    except (ValueError, TypeError) as error:
+        array = out if isinstance(out, ndarray) or not hasattr(out, "__dlpack__") else np.from_dlpack(out)
+        array = np.asarray(array, copy=False)
+    except (ValueError, TypeError, RuntimeError, BufferError) as error:
         raise ShapeError(f"{what} cannot be written in place: {error}; give a NumPy array") from None
     if array.dtype != int32 and not (wide_too and array.dtype == int64):
         raise UnsupportedDtype(f"{what} has dtype {array.dtype}; give int32{' or int64' if wide_too else ''}")
     if array.ndim != ndim:
-        raise ShapeError(f"{what} has shape {array.shape}; give {ndim} dimensions")
+        raise ShapeError(f"{what} has shape {array.shape}; give {ndim} dimension{'s' if ndim > 1 else ''}")
     if array.shape[ndim - 1] > 1 and array.strides[ndim - 1] != array.itemsize:
         raise ShapeError(f"{what} has strides {array.strides}; its last axis must be contiguous")
     if not array.flags.writeable:
@@ -267,45 +272,3 @@ cdef object writable(object out, int ndim, str what, bint wide_too):
     if not array.flags.aligned:
         raise ShapeError(f"{what} is not aligned to its items; give an array of its own")
     return array
-
-
-cdef class NativeMemory:
-    """Memory of a native structure, for NumPy to view."""
-    cdef object owner
-    cdef void* data
-    cdef int ndim
-    cdef bint is_wide
-    cdef bint is_readonly
-    cdef Py_ssize_t[2] shape
-    cdef Py_ssize_t[2] strides
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        if self.is_readonly and flags & PyBUF_WRITABLE == PyBUF_WRITABLE:
-            raise BufferError("this memory belongs to a native structure and is read-only; copy it")
-        buffer.obj = self
-        buffer.buf = self.data
-        buffer.itemsize = 8 if self.is_wide else 4
-        buffer.format = (b"l" if sizeof(long) == 8 else b"q") if self.is_wide else b"i"
-        buffer.ndim = self.ndim
-        buffer.shape = self.shape
-        buffer.strides = self.strides
-        buffer.suboffsets = NULL
-        buffer.len = self.shape[0] * self.strides[0]
-        buffer.readonly = self.is_readonly
-        buffer.internal = NULL
-
-
-cdef object view_of(object owner, void* data, int ndim, Py_ssize_t* shape, bint is_wide, bint is_readonly):
-    cdef NativeMemory memory = NativeMemory.__new__(NativeMemory)
-    cdef Py_ssize_t stride = 8 if is_wide else 4
-    memory.owner = owner
-    memory.data = data
-    memory.ndim = ndim
-    memory.is_wide = is_wide
-    memory.is_readonly = is_readonly
-    cdef int axis
-    for axis in range(ndim - 1, -1, -1):
-        memory.shape[axis] = shape[axis]
-        memory.strides[axis] = stride
-        stride *= shape[axis]
-    return np.asarray(memory)

@@ -15,8 +15,8 @@ from pagecore.index._integers cimport (
     as_width,
     new_int32,
     new_int64,
-    view_of,
 )
+from pagecore.index._native_view cimport view_of
 from pagecore.index._step_buffers cimport SlotType
 
 from pagecore.errors import InvalidBlock, InvalidSequence, OutOfRows, ShapeError, UnsupportedDtype

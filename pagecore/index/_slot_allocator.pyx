@@ -70,7 +70,7 @@ cdef class SlotAllocator:
     >>> allocator = SlotAllocator(BlockPool(17), 4)
     >>> slots = allocator.allocate(6)
     >>> slots
-    array([ 4,  5,  6,  7,  8,  9])
+    array([4, 5, 6, 7, 8, 9])
     >>> allocator.extend([6], [13], [9])
     array([10, 11, 12, 13, 14, 15, 16])
     >>> allocator.decode([14], [16])
@@ -255,7 +255,8 @@ cdef class SlotAllocator:
         """Collect frees: a context in which `free` checks at once, and at whose end all blocks are given back at once.
 
         The end comes also where the body raises. Groups nest; the outermost gives back. Its `num_freed` says, once
-        it is over, how many blocks became free.
+        it is over, how many blocks became free. Until then the pool counts the collected references as held: nobody
+        else, another allocator of the pool neither, may give them back.
 
         Raises
         ------

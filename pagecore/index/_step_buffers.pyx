@@ -1,6 +1,7 @@
 """The buffers of a step."""
 
-from pagecore.index._integers cimport as_int64, view_of
+from pagecore.index._integers cimport as_int64
+from pagecore.index._native_view cimport view_of
 
 from pagecore.errors import UnsupportedOption
 

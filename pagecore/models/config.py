@@ -12,11 +12,11 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models.families import FAMILIES, TEXT_MODELS, Family
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.storage import AttentionSpec
+from pagecore.storage.checks import LAYERS_MAX
 from pagecore.storage.spec import CACHE_DTYPES
 
 __all__ = ["ModelConfig", "read_model_config", "specs_from_config"]
 
-LAYERS_MAX = 1 << 16
 FULL, SLIDING = "full_attention", "sliding_attention"
 Config = str | os.PathLike[str] | Mapping[str, Any]
 Sinks = Iterable[Iterable[SupportsFloat]]
@@ -217,7 +217,7 @@ def _dtype(whole: Fields, fields: Fields) -> DType:
     """The dtype of the model's weights; older files call it torch_dtype, and a part may leave it to the whole."""
     for place in (fields, whole):
         said = {name: place.given(name) for name in ("dtype", "torch_dtype") if place.given(name) is not None}
-        if len(set(map(shown, said.values()))) > 1:
+        if len({shown(value).replace("torch.", "", 1) for value in said.values()}) > 1:
             fields.refuse(f"{place.told('dtype')}, but {place.told('torch_dtype')}; leave one of them out")
         for name, value in said.items():
             text = value.removeprefix("torch.") if isinstance(value, str) else ""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pagecore.errors import ShapeError
+from pagecore.storage.checks import INT32_MAX
 
-INT32_MAX = 2**31 - 1
 # Such files have a few kilobytes; weights that are named by mistake have many gigabytes.
 FILE_BYTES_MAX = 1 << 24
 

@@ -29,6 +29,9 @@ from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merg
 from pagecore.arrays import like
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
+# Below it a score divided by the cap may be past float32.
+cdef double SMALLEST_SOFTCAP = 1e-30
+
 
 def paged_attention(
     query,
@@ -159,6 +162,8 @@ def paged_attention(
     cdef double cap = finite_number(softcap, "softcap")
     if cap < 0.0:
         raise UnsupportedOption(f"softcap is {cap}; it must be at least 0, and 0 is no cap")
+    if cap != 0.0 and cap < SMALLEST_SOFTCAP:
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
     cdef int64_t left, right
     read_window(window, &left, &right)
     if plan is not None and not isinstance(plan, AttentionPlan):

@@ -15,7 +15,7 @@ from pagecore.ops._block_checks cimport (
     pair_ids,
     read_sequences,
 )
-from pagecore.ops._checks cimport check_aligned, check_no_stream, check_writable, host_tensor
+from pagecore.ops._checks cimport check_no_stream, check_writable, host_tensor
 from pagecore.ops.cpu._cpu cimport (
     copy_blocks as run_copy,
     gather_blocks as run_gather,
@@ -198,7 +198,6 @@ def copy_blocks(caches, pairs, *, stream=None):
         if plane.ndim == 0:
             raise ShapeError(f"{name} has no axes; its first axis must count blocks")
         check_writable(plane, name)
-        check_aligned(plane, name)
         planes.append(plane)
     cdef Tensor ids = pair_ids(pairs)
     if ids is not None:

@@ -161,8 +161,8 @@ cdef double finite_number(object number, str name) except? -1:
         value = number
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise UnsupportedOption(f"{name} is {number!r}; it must be a number: {error}") from None
-    if not isfinite(value):
-        raise UnsupportedOption(f"{name} is {value}; it must be finite")
+    if not isfinite(<float>value):
+        raise UnsupportedOption(f"{name} is {value}; it must be finite, also as a float32")
     return value
 
 

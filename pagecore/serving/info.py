@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pagecore.ops.cpu import available_isas, isa
 
-__all__ = ["cuda_status", "info_rows"]
+__all__ = ["cuda_status", "info_rows", "installed_version", "usable_cores"]
 
 CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -17,15 +17,19 @@ CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 def info_rows() -> list[tuple[str, str]]:
     """Name and value of each line of `pagecore info`."""
     rows = [
-        ("pagecore", _version("pagecore") or "not installed, run from its source"),
+        ("pagecore", installed_version("pagecore") or "not installed, run from its source"),
         ("python", platform.python_version()),
     ]
-    rows += [(package, _version(package) or "not installed") for package in ("numpy", "ml_dtypes", "torch", "jax")]
-    cupy = next((f"{found} ({package})" for package in CUPY_PACKAGES if (found := _version(package))), "not installed")
+    rows += [
+        (package, installed_version(package) or "not installed") for package in ("numpy", "ml_dtypes", "torch", "jax")
+    ]
+    cupy = next(
+        (f"{found} ({package})" for package in CUPY_PACKAGES if (found := installed_version(package))), "not installed"
+    )
     rows += [
         ("cupy", cupy),
         ("instruction set", f"{isa()} (this machine runs {', '.join(available_isas())})"),
-        ("threads", f"1 of {_cores()} cores: the kernels run in the thread that calls"),
+        ("threads", f"1 of {usable_cores()} cores: the kernels run in the thread that calls"),
         ("cuda", cuda_status()),
     ]
     return rows
@@ -47,18 +51,19 @@ def cuda_status() -> str:
         return "no: the NVIDIA driver sees no device"
     major, minor = cuda_version.value // 1000, cuda_version.value % 1000 // 10
     devices = f"{count.value} device{'s' if count.value > 1 else ''}, CUDA {major}.{minor}"
-    if not any(_version(package) for package in CUPY_PACKAGES):
+    if not any(installed_version(package) for package in CUPY_PACKAGES):
         return f"no: {devices}, but cupy is missing: pip install 'pagecore[cuda{major}]'"
     return f"no: {devices}, but this version keeps caches on the host only"
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

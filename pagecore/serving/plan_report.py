@@ -31,14 +31,14 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
 
 
 def group_columns(plan: ModelPlan) -> Columns:
-    """Heads and lines of the table of groups."""
-    heads = ["group", "layers", "window", "a token of a layer", "bytes a token", "bytes a block"]
-    return heads, [_group_line(number, group) for number, group in enumerate(plan.memory.groups)]
+    """Headings and lines of the table of groups."""
+    headings = ["group", "layers", "window", "a token of a layer", "bytes a token", "bytes a block"]
+    return headings, [_group_line(number, group) for number, group in enumerate(plan.memory.groups)]
 
 
 def context_columns(plan: ModelPlan) -> Columns:
-    """Heads and lines of the table of contexts; the best split is told where there are several groups."""
-    heads = ["context", "blocks a request", "requests"]
+    """Headings and lines of the table of contexts; the best split is told where there are several groups."""
+    headings = ["context", "blocks a request", "requests"]
     several = len(plan.memory.groups) > 1
     lines = []
     for context in plan.memory.contexts:
@@ -47,7 +47,7 @@ def context_columns(plan: ModelPlan) -> Columns:
             best = context.best_num_blocks
             line += [f"{context.best_requests:,}", "none" if best is None else str(list(best))]
         lines.append(line)
-    return heads + (["best split", "its num_blocks"] if several else []), lines
+    return headings + (["best split", "its num_blocks"] if several else []), lines
 
 
 def _group_line(number: int, group: GroupPlan) -> list[str]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
 from pagecore.cache.layers import Group, Layers, arrange
-from pagecore.cache.limits import INT32_MAX, count_blocks
+from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
+from pagecore.storage.checks import INT32_MAX, at_least, within
 from pagecore.storage.memory import Memory
-from pagecore.storage.pool import bytes_per_block
-from pagecore.storage.spec import at_least
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "plan_memory", "plan_model"]
 
+# Tokens of the requests that a model is planned for where none are said, and then its longest.
 CONTEXTS = (2048, 8192, 32768)
 
 
@@ -87,7 +87,7 @@ class ContextPlan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +193,8 @@ def plan_memory(
     """
     ranks = at_least("ranks", ranks)
     block_size = at_least("block_size", block_size)
-    contexts = [_context(length) for length in _listed(context)]
-    groups = arrange(specs, None, TensorParallel(0, ranks))[1]
+    contexts = [within("context", length) for length in _listed(context)]
+    _, groups = arrange(specs, None, TensorParallel(0, ranks))
     budget = parse_memory(memory)
     num_blocks = count_blocks(groups, block_size, None, budget)[0]
     planned = tuple(_group(group, block_size) for group in groups)
@@ -246,15 +246,8 @@ def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
         raise ShapeError(f"context is {context!r}; give a number of tokens, or a list of them") from None
 
 
-def _context(length: SupportsIndex) -> int:
-    tokens = at_least("context", length)
-    if tokens > INT32_MAX:
-        raise ShapeError(f"context is {tokens}; lengths end at {INT32_MAX}")
-    return tokens
-
-
 def _group(group: Group, block_size: int) -> GroupPlan:
-    block = bytes_per_block(group.spec, group.num_layers, block_size)
+    block = group.bytes_per_block(block_size)
     return GroupPlan(
         spec=group.spec, num_layers=group.num_layers, bytes_per_block=block, bytes_per_token=block / block_size
     )

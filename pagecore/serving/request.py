@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.errors import InvalidSequence, ShapeError
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
+from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from pagecore.cache import Sequence
 
 __all__ = ["Request", "RequestError", "Run", "State"]
-
-INT32_MAX = 2**31 - 1
 
 
 class RequestError(ShapeError):
@@ -50,7 +49,9 @@ class Request:
     Raises
     ------
     ShapeError
-        A prompt that is empty, not 1-D, or not of integers that fit int32; a negative count; no sample.
+        A prompt that is empty, not 1-D, or with ids that int32 cannot hold; a negative count; no sample.
+    UnsupportedDtype
+        A prompt that is not of integers.
     """
 
     id: int
@@ -59,7 +60,9 @@ class Request:
     samples: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt", _token_ids(self.prompt))
+        object.__setattr__(self, "prompt", token_ids(self.prompt, "prompt"))
+        if not len(self.prompt):
+            raise ShapeError("prompt is empty; at least one token id is needed")
         for name, least in (("max_new_tokens", 0), ("samples", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
@@ -71,17 +74,20 @@ class Request:
         return len(self.prompt) + max(self.max_new_tokens - 1, 0)
 
 
-def _token_ids(prompt: ArrayLike) -> NDArray[np.int32]:
-    """Any 1-D array of integers that fit, as int32."""
-    ids = np.asarray(prompt)
-    if ids.ndim != 1 or ids.size == 0:
-        raise ShapeError(f"a prompt has shape {ids.shape}; token ids [n] with n >= 1 are needed")
-    if ids.dtype.kind not in "iu":
-        raise ShapeError(f"a prompt has dtype {ids.dtype}; integers are needed")
-    if ids.dtype != np.int32:
+def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
+    """Any 1-D array of integers that fit, as int32; not copied where it is int32 already."""
+    try:
+        ids = np.asarray(given)
+    except ValueError as ragged:
+        raise ShapeError(f"{name} must be one list of token ids: {ragged}") from None
+    if ids.ndim != 1:
+        raise ShapeError(f"{name} has shape {ids.shape}; token ids [n] are needed")
+    if ids.size and ids.dtype.kind not in "iu":
+        raise UnsupportedDtype(f"{name} has dtype {ids.dtype}; give integers that fit int32")
+    if ids.size and ids.dtype != np.int32:
         for end in (ids.min(), ids.max()):
             if not -(2**31) <= int(end) <= INT32_MAX:
-                raise ShapeError(f"token id {end} of a prompt does not fit int32; ids end at {INT32_MAX}")
+                raise ShapeError(f"{name} has token id {end}, which does not fit int32; ids end at {INT32_MAX}")
     return ids.astype(np.int32, copy=False)
 
 

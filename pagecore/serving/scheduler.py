@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
-from pagecore.serving.request import Request, RequestError, Run, State
+from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError, UnsupportedOption
+from pagecore.serving.request import Request, RequestError, Run, State, token_ids
 from pagecore.serving.step import Step
+from pagecore.storage.checks import as_float, at_least
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -78,11 +79,11 @@ class Scheduler:
         headroom: float = 0.01,
         swap_space: SwapSpace | None = None,
     ) -> None:
-        for name, value in (("max_running", max_running), ("max_tokens_per_step", max_tokens_per_step)):
-            if value < 1:
-                raise ShapeError(f"{name} is {value}; at least 1 is needed")
+        max_running = at_least("max_running", max_running)
+        max_tokens_per_step = at_least("max_tokens_per_step", max_tokens_per_step)
+        headroom = as_float("headroom", headroom)
         if not 0 <= headroom <= 1:
-            raise ShapeError(f"headroom is {headroom}; a share of the pool between 0 and 1 is needed")
+            raise ShapeError(f"headroom is {headroom}; it must be a share of the pool, between 0 and 1")
         if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
             raise UnsupportedOption(f"swap_space is {swap_space!r}, which is not of this cache; make one for it")
         self.cache = cache
@@ -174,6 +175,7 @@ class Scheduler:
         """Count the tokens of a step as computed, and fork the prompts that are complete into their samples."""
         start = perf_counter_ns()
         self.cache.commit(step.batch)
+        step.is_committed = True
         step.index_ns += perf_counter_ns() - start
         if len(step.runs) > step.num_decodes:
             self._end_prefills(step)
@@ -199,11 +201,18 @@ class Scheduler:
         Raises
         ------
         ShapeError
-            Not one id for each output; nothing is changed.
+            Not one id for each output, or ids that int32 cannot hold; nothing is changed.
+        UnsupportedDtype
+            Ids that are no integers; nothing is changed.
+        InvalidSequence
+            A step that is not committed, or was accepted already.
         """
-        tokens = np.asarray(ids, dtype=np.int32)
+        if not step.is_committed:
+            raise InvalidSequence("the step waits for no ids; commit it, then accept once for all of its outputs")
+        tokens = token_ids(ids, "ids")
         if tokens.shape != (len(step.outputs),):
             raise ShapeError(f"ids have shape {tokens.shape}; one id for each of {len(step.outputs)} outputs is needed")
+        step.is_committed = False
         ended = self._count_generated(step)
         if not ended:
             self._append(step, [run.sequence for run in step.outputs], tokens)

@@ -31,6 +31,8 @@ class Step:
         For each output the row of the batch whose last token it is sampled from.
     index_ns : int
         Time spent in the cache on prepare (with shortage and swapping, for admission), commit and append, so far.
+    is_committed : bool
+        Whether it is computed and its outputs wait for their ids.
     """
 
     batch: Batch
@@ -40,3 +42,4 @@ class Step:
     outputs: list[Run]
     output_rows: list[int]
     index_ns: int
+    is_committed: bool = False

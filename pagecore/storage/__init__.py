@@ -1,9 +1,10 @@
 """Where the bytes live: what a layer stores (specs, planes), how it lies in memory (layouts), and the pools."""
 
+from pagecore.storage.attention_spec import AttentionSpec
 from pagecore.storage.layout import KVLayout
 from pagecore.storage.memory import free_memory, parse_memory
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.pool import KVPool
-from pagecore.storage.spec import AttentionSpec, Plane, Spec
+from pagecore.storage.spec import Plane, Spec
 
 __all__ = ["AttentionSpec", "KVLayout", "KVPool", "Plane", "Spec", "TensorParallel", "free_memory", "parse_memory"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
-from pagecore.storage.spec import Plane, Spec, at_least
+from pagecore.storage.checks import at_least
+from pagecore.storage.spec import Plane, Spec
 
 # L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
 NAMED = {"layerwise": "LCB", "blockwise": "BLC"}
@@ -200,3 +201,8 @@ class KVLayout:
         missing = [name for name in ("num_layers", "num_blocks", "block_size") if getattr(self, name) is None]
         if missing or not self.planes:
             raise ShapeError(f"the layout has no sizes yet ({', '.join([*missing, 'planes'])}); call bind first")
+
+
+def as_layout(layout: str | KVLayout) -> KVLayout:
+    """A layout as it is given, or by its order."""
+    return layout if isinstance(layout, KVLayout) else KVLayout(layout)

@@ -16,7 +16,7 @@ UNITS: dict[str, int] = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGTP", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
-_BUDGET = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*")
+_BUDGET = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?)\s*([A-Za-z]*)\s*")
 
 Memory = int | float | str
 
@@ -35,13 +35,15 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
     Raises
     ------
     ShapeError
-        A negative number, an unknown unit, a fraction outside (0, 1].
+        A negative number, an unknown unit, a fraction outside (0, 1], a str with a fraction of a byte.
     """
     if isinstance(memory, str):
         match = _BUDGET.fullmatch(memory)
         if match is None or match[2] not in UNITS:
             units = ", ".join(unit for unit in UNITS if unit)
-            raise ShapeError(f"memory is {memory!r}; give a number and one of {units}, such as '8GiB'")
+            raise ShapeError(f"memory is {memory[:80]!r}; give a number and one of {units}, such as '8GiB'")
+        if "." in match[1] and not match[2]:
+            raise ShapeError(f"memory is {memory!r}; bytes are whole: give a unit, such as '{match[1]}GiB'")
         return math.floor(Fraction(match[1]) * UNITS[match[2]])
     number: object = memory
     if isinstance(number, int | np.integer) and not isinstance(number, bool):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage.spec import Spec, at_least
+from pagecore.storage.checks import at_least
+from pagecore.storage.spec import Spec
 
 
 @dataclass(frozen=True)

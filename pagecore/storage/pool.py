@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pagecore.arrays import Tensor, as_tensor, empty, strided
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
-from pagecore.storage.layout import KVLayout
+from pagecore.storage.checks import at_least
+from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.spec import Plane, Spec, at_least
+from pagecore.storage.spec import Plane, Spec
 
 
 class KVPool:
@@ -48,13 +49,12 @@ class KVPool:
     ) -> None:
         if device != "cpu":
             raise DeviceError(f"device is {device!r}; this version keeps pools on 'cpu'")
-        order = layout if isinstance(layout, KVLayout) else KVLayout(layout)
         self.spec = spec
         self.device = device
         self.num_layers = at_least("num_layers", num_layers)
         self.num_blocks = at_least("num_blocks", num_blocks, least=2)
         self.block_size = at_least("block_size", block_size)
-        self.layout = order.bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
+        self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
         self._buffers = self._allocate() if buffers is None else self._adopt(buffers)
         names = [plane.name for plane in spec.planes]
         self._views = {

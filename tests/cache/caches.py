@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from pagecore import (
-    AttentionSpec,
-    PagedKVCache,
-)
+from pagecore import AttentionSpec, PagedKVCache, StaticKVCache
 
 SPEC = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=6)
@@ -13,6 +10,24 @@ WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=6)
 
 def make(layers=SPEC, **options):
     return PagedKVCache(layers, **{"block_size": 4, "num_blocks": 17, "max_sequences": 4} | options)
+
+
+def make_static(spec=SPEC, **options):
+    return StaticKVCache(spec, **{"num_layers": 3, "max_batch_size": 4, "max_length": 16} | options)
+
+
+def stored(cache):
+    """Copies of all that a static cache holds."""
+    return cache.key_array.numpy().copy(), cache.value_array.numpy().copy()
+
+
+class Planes:
+    """A spec of the user's own, with whatever planes."""
+
+    window = None
+
+    def __init__(self, *planes):
+        self.planes = planes
 
 
 def advance(cache, sequences, counts, **options):

@@ -44,6 +44,7 @@ def test_lengths_that_cannot_be_are_refused(configured, maximum):
 def test_configs_are_values():
     paged = PagedCacheConfig(block_size=np.int64(32), num_blocks=[np.int64(9), 5], dtype=np.float16, layout="blockwise")
     assert paged == PagedCacheConfig(block_size=32, num_blocks=(9, 5), dtype="float16", layout="blockwise")
+    assert replace(paged, num_blocks=np.array([9, 5])) == paged
     static = StaticCacheConfig(2, 0, dtype="bfloat16")
     assert static == StaticCacheConfig(max_batch_size=2, max_length=None, dtype="bfloat16")
     for config in (paged, static, PagedCacheConfig(), StaticCacheConfig()):

@@ -86,7 +86,7 @@ def test_attend_takes_every_option_over_the_spec():
 
 
 def test_taking_blocks_is_all_or_nothing_over_groups():
-    cache = make([SPEC, WINDOWED], num_blocks=[17, 3], max_tokens_per_sequence=64)
+    cache = make([SPEC, WINDOWED], num_blocks=np.array([17, 3]), max_tokens_per_sequence=64)
     sequence = cache.add_sequence(range(20))
     before = cache.stats()
     with pytest.raises(OutOfBlocks) as caught:

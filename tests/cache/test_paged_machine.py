@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagecore import AttentionSpec, InvalidSequence, OutOfBlocks, PagedKVCache, UnsupportedOption
 from pagecore.cache import SwapSpace
+from tests.cache.swaps import poison
 from tests.reference.dense import dense_attention
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -58,16 +59,6 @@ class CacheMachine(RuleBasedStateMachine):
     def is_full(self):
         return len(self.resident()) == 6 or len(self.twins) == 10
 
-    def poison(self):
-        """What is left in free blocks of the cache and of the spaces must never be seen again."""
-        stores = [(space._block_pools, space._kv_pools) for space in self.spaces]
-        for pools, kv_pools in ((self.cache._block_pools, self.cache._store.pools), *stores):
-            for pool, kv_pool in zip(pools, kv_pools, strict=True):
-                free = pool.ref_counts() == 0
-                free[0] = False
-                for plane in kv_pool.planes():
-                    plane.numpy()[free] = np.nan
-
     @precondition(lambda self: self.resident())
     @rule(data=st.data(), which=st.integers(0, 1))
     def swap_out(self, data, which):
@@ -78,7 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.try_swap_out(sequences, space) == suffices
         if suffices:
             assert self.cache.stats().num_swapped_blocks == before.num_swapped_blocks + sum(needed)
-            self.poison()
+            poison(self.cache, np.nan)
         else:
             assert self.cache.stats() == before
         assert all(sequence.is_swapped == suffices for sequence in sequences)
@@ -103,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
         suffices = len(self.resident()) + len(sequences) <= 6 and self.cache.shortage(sequences, 0) == 0
         assert self.cache.try_swap_in(sequences) == suffices
         if suffices:
-            self.poison()
+            poison(self.cache, np.nan)
         else:
             assert self.cache.stats() == before
         assert all(sequence.is_swapped != suffices for sequence in sequences)

@@ -156,7 +156,9 @@ def test_copy_on_write_and_forks_work_on_a_rank():
     cache.check_invariants()
 
 
-class Latent:
+class Unshared:
+    """A spec of the user's own without a method shard."""
+
     window = None
     planes = (Plane("key", (1, 16), "float32"), Plane("value", (1, 16), "float32"))
 
@@ -172,9 +174,9 @@ def static(layers, parallel):
 @pytest.mark.parametrize("make", [paged, static])
 def test_what_ranks_cannot_share_is_refused_before_anything_is_made(make):
     two = TensorParallel(0, 2)
-    assert make(Latent(), TensorParallel()).num_layers == 1
+    assert make(Unshared(), TensorParallel()).num_layers == 1
     for layers, parallel, error, says in (
-        (Latent(), two, UnsupportedOption, "Latent"),
+        (Unshared(), two, UnsupportedOption, "Unshared"),
         (AttentionSpec(32, 8), TensorParallel(0, 3), ShapeError, "32, which 3 ranks"),
         ([AttentionSpec(4, 8), AttentionSpec(3, 8)], two, ShapeError, "3, which 2 ranks"),
         (AttentionSpec(2, 8, num_query_heads=2), TensorParallel(0, 4), ShapeError, "num_query_heads is 2"),

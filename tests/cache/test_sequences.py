@@ -202,6 +202,17 @@ def test_any_hashable_names_a_sequence(name):
     assert cache.num_sequences == 0
 
 
+@pytest.mark.parametrize("name", [[1], {}, np.zeros(2)], ids=repr)
+def test_a_name_that_cannot_be_hashed_is_refused_and_takes_no_row(name):
+    cache = make(max_sequences=2)
+    sequence = cache.add_sequence([1])
+    for call in (lambda: cache.add_sequence([1], id=name), lambda: cache.fork(sequence, id=name)):
+        with pytest.raises(InvalidSequence, match="hashed"):
+            call()
+    assert cache.num_sequences == 1
+    cache.add_sequence([2])
+
+
 def test_sequences_may_come_from_an_iterator():
     cache = make()
     beams = [cache.add_sequence([i] * 5) for i in range(2)]

@@ -1,4 +1,4 @@
-"""StaticKVCache: what an update writes, what its views show, what it refuses."""
+"""StaticKVCache: what an update writes, and what its views show."""
 
 import gc
 
@@ -7,20 +7,10 @@ import pytest
 
 from pagecore import Alias, AttentionSpec, Plane, as_dtype, as_tensor, paged_attention
 from pagecore.cache import StaticKVCache
-from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
-from tests.cache.caches import normal
+from pagecore.errors import ShapeError
+from tests.cache.caches import SPEC, Planes, make_static, normal, stored
 from tests.capabilities import require
 from tests.reference.dense import dense_attention
-
-SPEC = AttentionSpec(2, 8, dtype="float32")
-
-
-def make(spec=SPEC, **options):
-    return StaticKVCache(spec, **{"num_layers": 3, "max_batch_size": 4, "max_length": 16} | options)
-
-
-def stored(cache):
-    return cache.key_array.numpy().copy(), cache.value_array.numpy().copy()
 
 
 def test_worked_example_8_static():
@@ -47,7 +37,7 @@ def test_worked_example_8_static():
 
 
 def test_views_share_memory_and_see_what_is_written_later():
-    cache = make()
+    cache = make_static()
     key, _ = cache.update(1, np.ones((4, 2, 6, 8), np.float32), np.ones((4, 2, 6, 8), np.float32), 0)
     assert np.shares_memory(key.numpy(), cache.key_array.numpy())
     assert key.strides == cache.key(1).strides == cache.key_array.strides[1:]
@@ -59,7 +49,7 @@ def test_views_share_memory_and_see_what_is_written_later():
 
 
 def test_a_new_cache_is_zero_and_a_reset_one_is_again():
-    cache = make()
+    cache = make_static()
     assert not cache.key_array.numpy().any()
     for layer, position in ((0, 0), (2, 9), (2, 1)):
         cache.update(layer, np.ones((4, 2, 3, 8), np.float32), np.ones((4, 2, 3, 8), np.float32), position)
@@ -73,7 +63,7 @@ def test_a_new_cache_is_zero_and_a_reset_one_is_again():
 
 
 def test_an_update_writes_its_tokens_and_nothing_else():
-    cache = make(AttentionSpec(2, 8, 4, dtype="float32"))
+    cache = make_static(AttentionSpec(2, 8, 4, dtype="float32"))
     for array in (cache.key_array, cache.value_array):
         array[:] = 5.0
     cache.update(1, normal(2, 2, 3, 8), normal(2, 2, 3, 4), 6)
@@ -86,7 +76,7 @@ def test_an_update_writes_its_tokens_and_nothing_else():
 @pytest.mark.parametrize("given", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("count", [1, 5])
 def test_floats_are_cast_and_rounded_to_nearest_even(dtype, given, count):
-    cache = make(AttentionSpec(2, 8, dtype=dtype))
+    cache = make_static(AttentionSpec(2, 8, dtype=dtype))
     new = normal(4, 2, count, 8).astype(as_dtype(given).numpy)
     key, value = cache.update(0, new, new * 2, 4)
     np.testing.assert_array_equal(key.numpy()[:, :, 4:], new.astype(np.float32).astype(as_dtype(dtype).numpy))
@@ -127,7 +117,7 @@ LAYINGS = {
 @pytest.mark.parametrize("value_laying", ["contiguous", "tokens first"])
 @pytest.mark.parametrize("laying", LAYINGS)
 def test_strides_do_not_matter(laying, value_laying, batch, count):
-    cache = make()
+    cache = make_static()
     key = LAYINGS[laying](normal(batch, 2, count, 8))
     value = LAYINGS[value_laying](normal(batch, 2, count, 8, seed=1))
     expected = np.array(key), np.array(value)
@@ -155,7 +145,7 @@ def test_arrays_of_any_framework_are_written(framework, count):
 
         given, position = jnp.asarray(new), jnp.asarray(3)
         expected = new
-    cache = make()
+    cache = make_static()
     key, value = cache.update(0, given, given, position)
     np.testing.assert_array_equal(key.numpy()[:, :, 3:], expected)
     np.testing.assert_array_equal(value.numpy()[:, :, 3:], expected)
@@ -166,7 +156,7 @@ def test_arrays_of_any_framework_are_written(framework, count):
 @pytest.mark.parametrize("shift", [-2, 0, 3])
 @pytest.mark.parametrize("count", [1, 6])
 def test_views_of_the_cache_are_read_before_they_are_written(shift, count):
-    cache = make()
+    cache = make_static()
     key, value = cache.update(0, normal(4, 2, 12, 8), normal(4, 2, 12, 8, seed=1), 0)
     keys, values = key.numpy().copy(), value.numpy().copy()
     cache.update(0, value[:, :, 4 : 4 + count], key[:, :, 4 : 4 + count], 4 + shift)
@@ -191,7 +181,7 @@ POSITIONS = {
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
 def test_a_position_is_an_int_or_one_integer_on_the_host(position):
-    cache = make()
+    cache = make_static()
     key, _ = cache.update(0, normal(1, 2, 2, 8), normal(1, 2, 2, 8), position)
     assert key.shape == (1, 2, 5, 8)
     assert cache.length(0) == 5
@@ -202,139 +192,30 @@ def test_a_position_may_be_anything_that_says_it_is_an_index():
         def __index__(self):
             return 3
 
-    assert make().update(0, normal(1, 2, 2, 8), normal(1, 2, 2, 8), Place())[0].shape[2] == 5
-
-
-class Liar:
-    def __index__(self):
-        raise RuntimeError("no")
-
-    def __repr__(self):
-        raise RuntimeError("no")
-
-
-NO_INTEGERS = [
-    None,
-    "3",
-    1.0,
-    np.float32(3),
-    np.array([3.0]),
-    float("nan"),
-    3 + 0j,
-    np.datetime64(3, "s"),
-    np.array(["3"]),
-]
-NO_NUMBERS = [[], [1, 2], [[1], [2, 3]], np.array([1, 2]), np.array([], int), {3}, {"at": 3}, object(), Liar()]
-NO_PLACES = [-1, 15, 16, -(2**70), 2**70, np.uint64(2**64 - 1), np.iinfo(np.int64).max, np.iinfo(np.int64).min]
-BOOLS = [True, np.bool_(True), np.array([True])]
-BAD_POSITIONS = [*NO_INTEGERS, *NO_NUMBERS, *NO_PLACES, *BOOLS, as_tensor(np.float32([3])), np.ma.masked_array([3])]
-
-
-@pytest.mark.parametrize("position", BAD_POSITIONS, ids=lambda p: type(p).__name__)
-def test_a_position_that_cannot_be_is_refused_and_nothing_is_written(position):
-    cache = make()
-    with pytest.raises(ShapeError, match="position is"):
-        cache.update(0, normal(1, 2, 2, 8), normal(1, 2, 2, 8), position)
-    assert not cache.key_array.numpy().any()
-    assert cache.length(0) == 0
-
-
-def zeros(*shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "error", "says"),
-    [
-        (zeros(5, 2, 1, 8), zeros(5, 2, 1, 8), ShapeError, "raise max_batch_size"),
-        (zeros(4, 3, 1, 8), zeros(4, 3, 1, 8), ShapeError, "2 heads of 8"),
-        (zeros(4, 2, 1, 4), zeros(4, 2, 1, 8), ShapeError, "key"),
-        (zeros(4, 2, 1, 8), zeros(4, 2, 1, 4), ShapeError, "value"),
-        (zeros(4, 2, 2, 8), zeros(4, 2, 1, 8), ShapeError, "tokens"),
-        (zeros(3, 2, 1, 8), zeros(4, 2, 1, 8), ShapeError, "batch"),
-        (zeros(4, 2, 8), zeros(4, 2, 1, 8), ShapeError, "4 axes"),
-        (zeros(), zeros(), ShapeError, "4 axes"),
-        (zeros(4, 2, 17, 8), zeros(4, 2, 17, 8), ShapeError, "larger max_length"),
-        (zeros(4, 2, 1, 8, dtype=np.int32), zeros(4, 2, 1, 8), UnsupportedDtype, "key is int32"),
-        (zeros(4, 2, 1, 8), zeros(4, 2, 1, 8, dtype=np.float64), UnsupportedDtype, "value: .*float64"),
-        (None, zeros(4, 2, 1, 8), UnsupportedDtype, "key: a NoneType"),
-        (zeros(4, 2, 1, 8), [[[[0.0]]]], UnsupportedDtype, "value: a list"),
-    ],
-)
-def test_key_and_value_that_do_not_fit_are_refused_and_nothing_is_written(key, value, error, says):
-    cache = make()
-    for array in (cache.key_array, cache.value_array):
-        array[:] = 5.0
-    with pytest.raises(error, match=says):
-        cache.update(0, key, value, 0)
-    assert all((array == 5.0).all() for array in stored(cache))
-    assert cache.length(0) == 0
+    assert make_static().update(0, normal(1, 2, 2, 8), normal(1, 2, 2, 8), Place())[0].shape[2] == 5
 
 
 def test_nothing_to_write_is_no_error():
-    cache = make()
+    cache = make_static()
     key, value = cache.update(0, normal(4, 2, 5, 8), normal(4, 2, 5, 8), 0)
-    key, value = cache.update(0, zeros(4, 2, 0, 8), zeros(4, 2, 0, 8), 5)
+    key, value = cache.update(0, np.zeros((4, 2, 0, 8), np.float32), np.zeros((4, 2, 0, 8), np.float32), 5)
     assert key.shape == value.shape == (4, 2, 5, 8)
-    assert cache.update(0, zeros(0, 2, 3, 8), zeros(0, 2, 3, 8), 0)[0].shape == (0, 2, 3, 8)
-    assert cache.update(0, zeros(1, 2, 0, 8), zeros(1, 2, 0, 8), 16)[0].shape == (1, 2, 16, 8)
-
-
-@pytest.mark.parametrize("layer", [-1, 3, 2**70, "0", None, 0.0])
-def test_a_layer_that_is_not_there_is_refused(layer):
-    cache = make()
-    new = normal(1, 2, 1, 8)
-    for use in (cache.key, cache.value, cache.length, cache.spec, lambda n: cache.update(n, new, new, 0)):
-        with pytest.raises(ShapeError, match=r"layer is .*; the cache has layers 0 to 2"):
-            use(layer)
-        use(np.int64(1))
-
-
-class Other:
-    window = None
-
-    def __init__(self, *planes):
-        self.planes = planes
-
-
-KEY, VALUE = Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32")
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"max_length": None}, ShapeError),
-        ({"max_length": 0}, ShapeError),
-        ({"max_length": 2.5}, ShapeError),
-        ({"max_length": 2**62}, ShapeError),
-        ({"max_length": 2**45}, NotEnoughMemory),
-        ({"max_batch_size": 0}, ShapeError),
-        ({"num_layers": 0}, ShapeError),
-        ({"num_layers": 2**40}, ShapeError),
-        ({"device": "none"}, DeviceError),
-        ({"device": "cuda"}, DeviceError),
-        ({"parallel": 2}, UnsupportedOption),
-        ({"spec": None}, UnsupportedOption),
-        ({"spec": "llama", "num_layers": None}, UnsupportedOption),
-        ({"spec": []}, ShapeError),
-        ({"spec": [SPEC, SPEC]}, ShapeError),
-        ({"spec": [SPEC, SPEC, AttentionSpec(2, 16, dtype="float32")]}, UnsupportedOption),
-        ({"spec": [SPEC, SPEC, AttentionSpec(2, 8, dtype="float16")]}, UnsupportedOption),
-        ({"spec": Other(KEY)}, UnsupportedOption),
-        ({"spec": Other(KEY, VALUE, Plane("scale", (2,), "float32"))}, UnsupportedOption),
-        ({"spec": Other(KEY, Plane("value", (2, 8), "int8"))}, UnsupportedDtype),
-        ({"spec": Other(KEY, Plane("value", (4, 8), "float32"))}, ShapeError),
-        ({"spec": Other(KEY, Plane("value", (8,), "float32"))}, UnsupportedOption),
-        ({"spec": Other(KEY, Plane("value", (2, 8), "float32", per="block"))}, UnsupportedOption),
-    ],
-)
-def test_a_cache_that_cannot_be_is_refused(options, error):
-    with pytest.raises(error):
-        make(**options)
+    assert cache.update(0, np.zeros((0, 2, 3, 8), np.float32), np.zeros((0, 2, 3, 8), np.float32), 0)[0].shape == (
+        0,
+        2,
+        3,
+        8,
+    )
+    assert cache.update(0, np.zeros((1, 2, 0, 8), np.float32), np.zeros((1, 2, 0, 8), np.float32), 16)[0].shape == (
+        1,
+        2,
+        16,
+        8,
+    )
 
 
 def test_a_spec_of_the_users_own_may_mix_dtypes_and_order():
-    cache = make(Other(Plane("value", (2, 4), "bfloat16"), KEY))
+    cache = make_static(Planes(Plane("value", (2, 4), "bfloat16"), Plane("key", (2, 8), "float32")))
     assert (cache.key(0).dtype, cache.value(0).dtype) == ("float32", "bfloat16")
     key, value = cache.update(0, normal(1, 2, 3, 8), normal(1, 2, 3, 4), 0)
     assert (key.shape, value.shape) == ((1, 2, 3, 8), (1, 2, 3, 4))
@@ -342,7 +223,7 @@ def test_a_spec_of_the_users_own_may_mix_dtypes_and_order():
 
 def test_layers_may_differ_in_window_and_share_storage():
     windowed = AttentionSpec(2, 8, dtype="float32", window=4)
-    cache = make([SPEC, windowed, Alias(0), SPEC, Alias(1)], num_layers=None)
+    cache = make_static([SPEC, windowed, Alias(0), SPEC, Alias(1)], num_layers=None)
     assert (cache.num_layers, cache.key_array.shape[0]) == (5, 3)
     assert [cache.spec(layer).window for layer in range(5)] == [None, 4, None, None, 4]
     for layer in range(5):
@@ -355,7 +236,7 @@ def test_layers_may_differ_in_window_and_share_storage():
 
 
 def test_paged_attention_reads_a_static_cache_as_blocks_of_one_sequence_each():
-    cache = make(AttentionSpec(2, 8, dtype="float32"))
+    cache = make_static(AttentionSpec(2, 8, dtype="float32"))
     key, value, query = normal(4, 2, 9, 8), normal(4, 2, 9, 8, seed=1), normal(4, 4, 8, seed=2)
     cache.update(1, key, value, 0)
     tokens_first = [array.transpose(0, 2, 1, 3) for array in (cache.key(1), cache.value(1))]

@@ -1,3 +1,5 @@
+"""The commands: what they print, what they write, and how they end."""
+
 import functools
 import importlib.util
 import json
@@ -7,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pagecore import cli
 from pagecore.cache import PagedKVCache
 from pagecore.serving.demo import chat as demo
+from tests.cli.command_line import call, refused
 
 KEYS = {
     "requests_finished",
@@ -23,35 +25,6 @@ KEYS = {
     "fragmentation_mean",
     "wall_s",
 }
-
-
-@pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    lines = [
-        {"timestamp": 0, "input_length": 100 + number, "output_length": 9, "hash_ids": [number]} for number in range(8)
-    ]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
-    return path
-
-
-def call(capsys, *argv):
-    """Exit code, stdout and stderr of a command."""
-    try:
-        code = cli.main([str(part) for part in argv])
-    except SystemExit as ended:
-        code = ended.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def refused(capsys, *argv):
-    """The one line that a command is refused with."""
-    code, out, err = call(capsys, *argv)
-    assert (code, out) == (2, "")
-    assert err.startswith("pagecore")
-    assert err.count("\n") == 1
-    return err
 
 
 def test_replay_reports_in_a_table_and_in_json(capsys, tmp_path, trace):

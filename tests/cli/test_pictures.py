@@ -1,24 +1,17 @@
+"""`--plot` and `--live`, of the demo and of a replay."""
+
 import functools
 import importlib.util
-import json
 import sys
 
 import pytest
 
-from pagecore import cli
 from pagecore.serving.demo import chat as demo
 from tests.capabilities import require
+from tests.cli.command_line import call, refused
 
 require("matplotlib")
 PNG = b"\x89PNG\r\n"
-
-
-@pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    lines = [{"timestamp": 0, "input_length": 100 + n, "output_length": 9, "hash_ids": [n]} for n in range(8)]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
-    return path
 
 
 @pytest.fixture(params=["demo", "replay"])
@@ -27,19 +20,11 @@ def command(request, trace, monkeypatch):
     return ["demo"] if request.param == "demo" else ["replay", str(trace), "--blocks", "30"]
 
 
-def call(capsys, *argv):
-    code = cli.main([str(part) for part in argv])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def refused(capsys, monkeypatch, *argv):
+def refused_before_the_run(capsys, monkeypatch, *argv):
     """The one line that a command is refused with, before anything is run."""
     for run in ("pagecore.serving.replay.replay", "pagecore.serving.demo.demo"):
         monkeypatch.setattr(run, lambda *arguments: pytest.fail("it was run"))
-    code, out, err = call(capsys, *argv)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    return err
+    return refused(capsys, *argv)
 
 
 @pytest.mark.parametrize("name", ["run.png", "run"])
@@ -57,10 +42,14 @@ def test_a_replay_that_serves_nobody_still_has_its_picture(capsys, tmp_path, tra
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_run(capsys, monkeypatch, tmp_path, command):
-    assert "--plot" in refused(capsys, monkeypatch, *command, "--plot", tmp_path)
-    assert "is a folder" in refused(capsys, monkeypatch, *command, "--plot", tmp_path)
-    assert "there is no folder" in refused(capsys, monkeypatch, *command, "--plot", tmp_path / "no" / "run.png")
-    assert "let the name end in .png" in refused(capsys, monkeypatch, *command, "--plot", tmp_path / "run.svg")
+    assert "--plot" in refused_before_the_run(capsys, monkeypatch, *command, "--plot", tmp_path)
+    assert "is a folder" in refused_before_the_run(capsys, monkeypatch, *command, "--plot", tmp_path)
+    assert "there is no folder" in refused_before_the_run(
+        capsys, monkeypatch, *command, "--plot", tmp_path / "no" / "run.png"
+    )
+    assert "let the name end in .png" in refused_before_the_run(
+        capsys, monkeypatch, *command, "--plot", tmp_path / "run.svg"
+    )
 
 
 def test_a_disk_that_fills_up_is_no_traceback(capsys, monkeypatch, tmp_path, command):
@@ -76,7 +65,7 @@ def test_a_disk_that_fills_up_is_no_traceback(capsys, monkeypatch, tmp_path, com
 def test_without_matplotlib_the_extra_is_named(capsys, monkeypatch, tmp_path, command):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
-    message = refused(capsys, monkeypatch, *command, "--plot", tmp_path / "run.png")
+    message = refused_before_the_run(capsys, monkeypatch, *command, "--plot", tmp_path / "run.png")
     assert "--plot needs matplotlib, which is not installed: pip install 'pagecore[cli]'" in message
     assert not (tmp_path / "run.png").exists()
 

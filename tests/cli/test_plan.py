@@ -8,8 +8,8 @@ from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
+from tests.cli.command_line import call, refused, write_trace
 from tests.models.published import PUBLISHED
-from tests.cli.test_commands import call, refused
 
 GEMMA = PUBLISHED["gemma-2-9b"]
 
@@ -23,10 +23,9 @@ def config(tmp_path):
 
 @pytest.fixture
 def trace(tmp_path):
-    path = tmp_path / "trace.jsonl"
+    """Four requests that are longer than the model's window."""
     lines = [{"timestamp": n, "input_length": 6000, "output_length": 9, "hash_ids": [n] * 12} for n in range(4)]
-    path.write_text("\n".join(json.dumps(line) for line in lines))
-    return path
+    return write_trace(tmp_path / "trace.jsonl", lines)
 
 
 def test_plan_prints_its_tables_and_writes_json(capsys, tmp_path, config):

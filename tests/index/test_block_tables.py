@@ -292,36 +292,3 @@ def test_the_index_of_a_large_cache_takes_at_most_16_bytes_a_block_beside_its_ta
     pool, tables = make(num_blocks=1 << 20, block_size=16, max_sequences=256, max_blocks=8192)
     table = tables.table().nbytes
     assert pool.nbytes + tables.nbytes - table <= 16 * pool.num_blocks
-
-
-def test_the_lengths_of_all_rows_are_a_view_that_changes_with_the_tables():
-    _, tables = make(num_blocks=33, max_sequences=4)
-    lengths = tables.row_lengths
-    assert (lengths.dtype, lengths.shape, lengths.flags.c_contiguous) == (np.dtype(np.int32), (5,), True)
-    assert lengths.tolist() == [0, 0, 0, 0, 0]
-    rows = [tables.add() for _ in range(4)]
-    tables.extend(rows, [7, 3, 9, 1])
-    assert lengths.tolist() == [7, 3, 9, 1, 0]
-    buffers = StepBuffers(4, 8)
-    tables.prepare([3, 1], [2, 5], buffers)
-    assert lengths.tolist() == [7, 8, 9, 3, 0]
-    tables.truncate([0, 2], [4, 0])
-    tables.remove(3)
-    assert lengths.tolist() == [4, 8, 0, 0, 0]
-    assert tables.fork(1) == 3
-    tables.reorder([0, 1], [1, 0])
-    assert lengths.tolist() == [8, 4, 0, 8, 0]
-    assert tables.lengths([0, 1, 2, 3]).tolist() == lengths[:4].tolist()
-    assert np.shares_memory(lengths, tables.row_lengths)
-
-
-def test_the_lengths_of_all_rows_are_read_only_and_outlive_the_tables():
-    _, tables = make()
-    lengths = tables.row_lengths
-    with pytest.raises(ValueError, match="read-only"):
-        lengths[0] = 3
-    with pytest.raises(ValueError, match="WRITEABLE"):
-        lengths.flags.writeable = True
-    tables.extend(tables.add(), 5)
-    del tables
-    assert lengths.tolist() == [5, 0, 0, 0, 0]

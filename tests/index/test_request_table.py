@@ -57,7 +57,8 @@ def test_rows_that_cannot_be_had_are_refused_and_none_is_taken(requests, n, erro
     ("rows", "error"),
     [(3, InvalidSequence), (4, InvalidSequence), (-1, InvalidSequence), (2**40, InvalidSequence),
      (-(2**80), InvalidSequence), ([0, 1, 0], InvalidSequence), ([0, 3], InvalidSequence),
-     ([0, 1, 2**33], InvalidSequence), (np.array([0, 2**33]), InvalidSequence), ([[0]], ShapeError), (0.0, UnsupportedDtype), (None, UnsupportedDtype),
+     ([0, 1, 2**33], InvalidSequence), (np.array([0, 2**33]), InvalidSequence),
+     ([[0]], ShapeError), (0.0, UnsupportedDtype), (None, UnsupportedDtype),
      (True, UnsupportedDtype), ("0", UnsupportedDtype)],
 )  # fmt: skip
 def test_rows_that_are_not_in_use_are_refused_and_nothing_changes(requests, rows, error):

@@ -102,6 +102,21 @@ def test_lengths_and_slots_are_taken_from_anything_that_holds_integers(allocator
 # Sizes.
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("block_size", [1, 16, 63, 100, 1000])
+def test_long_sequences_are_numbered_right_in_blocks_of_any_size(block_size, dtype):
+    allocator = SlotAllocator(BlockPool(40_000), block_size, index_dtype=dtype)
+    first = allocator.allocate(2_345)
+    assert first.tolist() == list(range(block_size, block_size + 2_345))
+    rest = allocator.extend([2_345, 0], [9_999, 777], [first[-1], -1])
+    start = block_size + 2_345
+    assert rest[:7_654].tolist() == list(range(start, start + 7_654))
+    behind = block_size * (1 + -(-9_999 // block_size))
+    assert rest[7_654:].tolist() == list(range(behind, behind + 777))
+    assert allocator.free(np.r_[first, rest]) == -(-9_999 // block_size) + -(-777 // block_size)
+    assert allocator.pool.num_used == 0
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 3, 16, 1000, 2**20, 2**30, 2**31 - 1])
 def test_slots_far_beyond_32_bits_are_right(block_size):
     """Few blocks, high slots: all the arithmetic is 64 bits wide."""
@@ -193,3 +208,11 @@ def test_results_belong_to_the_caller(allocator):
     slots[:] = 0
     assert allocator.allocate(1).tolist() == [24]
     assert slots.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_slots_go_into_a_tensor_of_the_caller_s(allocator, torch, dtype):
+    out = torch.full((8,), -7, dtype=getattr(torch, dtype))
+    slots = allocator.allocate(6, out=out)
+    assert out.tolist() == [*slots.tolist(), -7, -7]
+    assert np.shares_memory(slots, out.numpy())

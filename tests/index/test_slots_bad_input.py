@@ -41,6 +41,8 @@ def allocator():
         (lambda a, **out: a.extend([6], [7], [1], **out), InvalidBlock),  # the null block
         (lambda a, **out: a.extend([6], [7], [-1], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], [41], **out), InvalidBlock),  # outside
+        (lambda a, **out: a.extend([5], [6], [40], **out), InvalidBlock),
+        (lambda a, **out: a.decode([1025], [1023], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], [2**63 - 1], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], [2**80], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], 2**80, **out), InvalidBlock),
@@ -210,3 +212,18 @@ def test_an_unknown_dtype_is_refused_by_name(dtype):
 def test_an_impossible_allocator_is_refused(pool, block_size, error):
     with pytest.raises(error):
         SlotAllocator(pool, block_size)
+
+
+def test_a_decode_of_no_token_says_that_lengths_count_the_new_one(allocator):
+    with pytest.raises(ShapeError, match="count the new one"):
+        allocator.decode([7, 0], [9, -1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_tensors_that_numpy_cannot_read_are_refused_as_any_dtype_is(allocator, torch, dtype):
+    tensor = torch.ones(1, dtype=getattr(torch, dtype), requires_grad=True)
+    before = snapshot(allocator)
+    for call in (lambda: allocator.extend([6], tensor, [9]), lambda: allocator.free(tensor)):
+        with pytest.raises(UnsupportedDtype, match="give integers"):
+            call()
+    assert snapshot(allocator) == before

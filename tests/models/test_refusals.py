@@ -124,6 +124,11 @@ def test_two_dtypes_that_differ_are_refused():
     assert 'dtype is "float16", but torch_dtype is "bfloat16"' in refusal("llama-3-8b", {"dtype": "float16"})
 
 
+def test_two_dtypes_that_are_the_same_may_be_written_in_two_ways():
+    same = {"dtype": "torch.bfloat16", "torch_dtype": "bfloat16"}
+    assert specs_from_config(LLAMA | same)[0].dtype == "bfloat16"
+
+
 def test_the_dtype_asked_for_replaces_the_models():
     assert {spec.dtype for spec in specs_from_config(LLAMA, dtype=np.float32)} == {"float32"}
     assert {spec.dtype for spec in specs_from_config(PUBLISHED["gemma-3-4b"] | {"torch_dtype": "float16"})} == {

@@ -11,7 +11,7 @@ tab=$(printf '\t')
 while IFS="$tab" read -r name report; do
   [ -n "$name" ] || continue
   count=$((count + 1))
-  if said=$("$@" "$driver" --plant "$name" 2>&1 </dev/null); then
+  if said=$( { "$@" "$driver" --plant "$name" </dev/null; } 2>&1); then
     echo "the planted fault $name went unnoticed" >&2
     status=1
   elif ! printf '%s\n' "$said" | grep -qF -- "$report"; then

@@ -8,8 +8,10 @@
 #include <cstdio>
 #include <functional>
 #include <iterator>
+#include <latch>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
@@ -47,6 +49,12 @@ class Random {
   template <typename T>
   T pick(std::initializer_list<T> from) {
     return *(from.begin() + below(static_cast<int64_t>(from.size())));
+  }
+  // Numbers of their own for each of several threads.
+  std::vector<uint64_t> seeds(int count) {
+    std::vector<uint64_t> numbers;
+    for (int i = 0; i < count; ++i) numbers.push_back(bits());
+    return numbers;
   }
   template <typename T>
   void shuffle(std::vector<T>& items) {
@@ -95,6 +103,26 @@ std::string shown(std::span<const T> values) {
 template <typename T>
 std::string shown(const std::vector<T>& values) {
   return shown(std::span<const T>(values));
+}
+
+// Runs body(0) ... body(count - 1), each in a thread of its own, and lets them go at the same moment.
+template <typename Body>
+void in_threads(int count, Body&& body) {
+  std::latch start(count);
+  std::vector<std::thread> threads;
+  for (int who = 0; who < count; ++who) {
+    threads.emplace_back([&, who] {
+      start.arrive_and_wait();
+      body(who);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Runs body() in a thread that has not worked yet: what the code keeps for each thread is as small as it can be.
+template <typename Body>
+void in_new_thread(Body&& body) {
+  std::thread(body).join();
 }
 
 // Memory of exactly `size` elements: the first byte behind it, and the first before it, are the sanitizer's.

@@ -1,7 +1,9 @@
 // What the sanitizers are told, whatever the environment says less: linked into every driver.
 //
 // Memory comes filled with a pattern and leaves quarantined, so that what is read before it is written, or after it is
-// freed, does not pass for zeros. Allocations that are too large fail as they do without a sanitizer.
+// freed, does not pass for zeros. Allocations that are too large fail as they do without a sanitizer. Not asked for:
+// detect_stack_use_after_return, for which GCC 12 lays out frames that its own AVX-512 code finds misaligned (PR
+// 110027).
 
 extern "C" {
 
@@ -10,7 +12,7 @@ const char* __tsan_default_options();
 const char* __ubsan_default_options();
 
 __attribute__((visibility("default"))) const char* __asan_default_options() {
-  return "allocator_may_return_null=1:detect_leaks=1:detect_stack_use_after_return=1:max_malloc_fill_size=1073741824:"
+  return "allocator_may_return_null=1:detect_leaks=1:detect_stack_use_after_return=0:max_malloc_fill_size=1073741824:"
          "malloc_fill_byte=203:strict_string_checks=1:check_initialization_order=1:strict_init_order=1";
 }
 

@@ -166,3 +166,48 @@ def test_a_result_outlives_its_inputs(framework):
     filler = [np.ones((7, 4, 64), np.float32) for _ in range(50)]
     assert_output_close(to_numpy(out), expected)
     del filler
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_gathered_sequences_belong_to_the_framework_of_their_cache(framework, dtype):
+    convert, belongs = FRAMEWORKS[framework]
+    cache = np.random.default_rng(0).standard_normal((4, 4, 2, 8)).astype(DTYPES[dtype])
+    other = np.arange(16, dtype=np.int32).reshape(4, 4)
+    table, lens = convert(np.asarray([[3, 1]], np.int32)), convert(np.asarray([6], np.int32))
+    got = ops.gather_blocks(convert(cache), table, lens)
+    assert belongs(got)
+    assert to_numpy(got).tobytes() == np.concatenate([cache[3], cache[1, :2]]).tobytes()
+    first, second = ops.gather_blocks([other, convert(cache)], table, lens)
+    assert type(first) is np.ndarray
+    assert first.tolist() == [12, 13, 14, 15, 4, 5]
+    assert belongs(second)
+    assert to_numpy(second).tobytes() == to_numpy(got).tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("framework", ["Tensor", "torch"])
+def test_scatters_and_transfers_reach_the_memory_of_the_framework(framework, dtype):
+    convert, _ = FRAMEWORKS[framework]
+    values = np.random.default_rng(0).standard_normal((6, 2, 8)).astype(DTYPES[dtype])
+    cache, other = convert(np.zeros((4, 4, 2, 8), DTYPES[dtype])), convert(np.zeros((3, 4, 2, 8), np.float32))
+    ops.scatter_blocks(convert(values), cache, [[3, 1]], [6])
+    ops.transfer_blocks(cache, other, convert(np.asarray([[3, 2]], np.int32)))
+    assert to_numpy(cache)[3].tobytes() == values[:4].tobytes()
+    np.testing.assert_array_equal(to_numpy(other)[2], values[:4].astype(np.float32))
+    out = convert(np.zeros((6, 2, 8), np.float32))
+    assert ops.gather_blocks(cache, [[3, 1]], [6], out=out) is out
+    np.testing.assert_array_equal(to_numpy(out), values.astype(np.float32))
+
+
+def test_a_cache_of_jax_is_read_and_never_written():
+    cache = to_jax(np.ones((4, 4, 2, 8), np.float32))
+    values = np.zeros((4, 2, 8), np.float32)
+    for write in (
+        lambda: ops.scatter_blocks(values, cache, [[1]], [4]),
+        lambda: ops.transfer_blocks(values.reshape(1, 4, 2, 8).repeat(4, 0), cache, [(1, 2)]),
+        lambda: ops.gather_blocks(values.reshape(1, 4, 2, 8).repeat(4, 0), [[1]], [4], out=cache[0]),
+    ):
+        with pytest.raises(errors.UnsupportedOption, match="read-only"):
+            write()
+    assert (to_numpy(cache) == 1).all()

@@ -12,8 +12,9 @@ import pytest
 
 from pagecore import errors, ops
 from pagecore.ops.cpu import _cpu
-from tests.ops.cases import DTYPES, Shape, make_case, random_mask
+from tests.ops.cases import DTYPES, Shape, empty_cache, make_case, random_mask
 from tests.reference import attention as reference
+from tests.reference import blocks
 
 ISAS = _cpu.available_isas()
 MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
@@ -64,6 +65,33 @@ def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
     ops.write_kv(new, new, *cache, slots)
     assert cache[0].tobytes() == expected.tobytes()
     assert cache[1].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [3, 124], ids=["cached", "streamed"])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dtype, cache_dtype, count, layout):
+    """Rows of 37 numbers, which start and end anywhere in a line; with 124 blocks, past the caches."""
+    rng = np.random.default_rng(0)
+    shape = (count + 1, 16, 60, 37)
+    cache = empty_cache(layout, shape, DTYPES[cache_dtype])
+    numbers = (rng.standard_normal(5000) * 10.0 ** rng.integers(-9, 5, 5000)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        cache[...] = numbers.astype(cache.dtype)[rng.integers(0, 5000, shape, dtype=np.uint16)]
+    order = rng.permutation(np.arange(1, count + 1))
+    packed = np.full((count * 16, 60, 37), np.nan, DTYPES[dtype])
+    ops.gather_blocks(cache, order[None], [count * 16], out=packed)
+    assert packed.tobytes() == blocks.cast(cache[order], packed.dtype).tobytes()
+
+    back = np.zeros(shape, cache.dtype)
+    ops.scatter_blocks(packed, back, order[None], [count * 16])
+    assert back[order].tobytes() == blocks.cast(packed, back.dtype).tobytes()
+    assert not back[0].any()
+
+    other = np.zeros(shape, DTYPES[dtype])
+    ops.transfer_blocks(cache, other, np.stack([order, np.arange(1, count + 1)], axis=1))
+    assert other[1:].tobytes() == packed.tobytes()
 
 
 def test_the_widest_instruction_set_is_the_default():

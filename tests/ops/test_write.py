@@ -9,6 +9,7 @@ import pytest
 
 from pagecore import errors, ops
 from pagecore.arrays.dtypes import as_dtype
+from tests.ops.block_cases import ANY_DTYPE
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache, snapshot
 from tests.reference import attention as reference
 
@@ -207,9 +208,6 @@ def test_what_is_written_is_what_attention_reads():
 # copy_blocks
 
 
-ANY_DTYPE = ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e5m2"]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_are_copied_whole_in_every_layout_and_nothing_else(layout):
     rng = np.random.default_rng(0)
@@ -234,6 +232,21 @@ def test_planes_of_any_dtype_and_rank_are_copied_bit_for_bit(dtype, shape):
     expected[4], expected[0] = cache[1], cache[5]
     ops.copy_blocks(cache, [(1, 4), (5, 0)])
     assert cache.tobytes() == expected.tobytes()
+
+
+def test_caches_at_odd_addresses_are_copied():
+    memory = np.random.default_rng(0).integers(0, 256, 4 * 3 * 4 + 1, dtype=np.uint8)
+    expected = memory.copy()
+    expected[1 + 36 :] = memory[1 + 12 : 1 + 24]
+    ops.copy_blocks(memory[1:].view(np.float32).reshape(4, 3), [(1, 3)])
+    assert memory.tobytes() == expected.tobytes()
+
+
+def test_pairs_that_lie_in_the_cache_itself_are_read_before_it_changes():
+    cache = np.arange(24, dtype=np.int32).reshape(6, 4)
+    cache[1:3] = [[1, 2, 3, 1], [2, 5, 4, 4]]
+    ops.copy_blocks(cache, cache[1:3].reshape(4, 2))
+    assert cache[[1, 2, 5]].tolist() == [[12, 13, 14, 15], [1, 2, 3, 1], [1, 2, 3, 1]]
 
 
 def test_pairs_are_copied_in_their_order():

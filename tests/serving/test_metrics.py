@@ -1,3 +1,5 @@
+"""Histograms, series and metrics: exact where they say so, and bounded."""
+
 from types import SimpleNamespace
 
 import numpy as np

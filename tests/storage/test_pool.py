@@ -135,7 +135,9 @@ def test_a_float_is_a_fraction_of_what_is_free():
     assert 0 < parse_memory(0.25) < parse_memory(1.0)
 
 
-@pytest.mark.parametrize("memory", [-1, "8 gigs", "-3GiB", "", 0.0, 1.5, float("nan"), None, True, [1]])
+@pytest.mark.parametrize(
+    "memory", [-1, "8 gigs", "-3GiB", "", "0.5", "8.", "9" * 5000, 0.0, 1.5, float("nan"), None, True, [1]]
+)
 def test_budgets_that_say_nothing_are_refused(memory):
     with pytest.raises(ShapeError):
         parse_memory(memory)
@@ -154,6 +156,9 @@ def test_budgets_that_say_nothing_are_refused(memory):
         ({"softcap": -1.0}, ShapeError),
         ({"softcap": float("nan")}, ShapeError),
         ({"softcap": None}, ShapeError),
+        ({"softcap": "30"}, ShapeError),
+        ({"scale": "0.5"}, ShapeError),
+        ({"sinks": "12"}, ShapeError),
         ({"scale": float("inf")}, ShapeError),
         ({"scale": "small"}, ShapeError),
         ({"sinks": 5}, ShapeError),

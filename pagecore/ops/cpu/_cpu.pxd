@@ -19,7 +19,7 @@ cdef int write_kv(
     Tensor value_scale) except -1
 
 # caches: a list or tuple of Tensors whose first axis counts blocks; pairs: [n, 2] of (source, target), done in order.
-cdef int copy_blocks(object caches, Tensor pairs) except -1
+cdef int copy_blocks(list caches, Tensor pairs) except -1
 
 # The sum of lengths, each of which `width` blocks must hold.
 cdef int64_t total_tokens(Tensor seq_lens, int64_t width, int64_t block_size) except -1

@@ -89,6 +89,12 @@ cdef void add_array(vector[BlockArray]& arrays, Tensor tensor):
     arrays.push_back(array)
 
 
+cdef int add_arrays(vector[BlockArray]& arrays, list tensors) except -1:
+    for tensor in tensors:
+        add_array(arrays, tensor)
+    return 0
+
+
 cdef int fill_per_head(PerHead* values, Tensor tensor) except -1:
     if tensor is None:
         return 0
@@ -179,13 +185,11 @@ cdef int write_kv(
     return 0
 
 
-cdef int copy_blocks(object caches, Tensor pairs) except -1:
+cdef int copy_blocks(list caches, Tensor pairs) except -1:
     """Block copies in caches of any dtype; see _cpu.pxd."""
     cdef vector[BlockArray] arrays
-    cdef Tensor cache
     cdef Indices sources, targets
-    for cache in caches:
-        add_array(arrays, cache)
+    add_arrays(arrays, caches)
     fill_indices(&sources, pairs)
     targets = sources
     targets.data += pairs.strides_[1]
@@ -222,10 +226,8 @@ cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_
     cdef PackedSequences batch
     cdef vector[BlockArray] blocks, tokens
     fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
-    for array in caches:
-        add_array(blocks, array)
-    for array in packed:
-        add_array(tokens, array)
+    add_arrays(blocks, caches)
+    add_arrays(tokens, packed)
     with nogil:
         run_gather(blocks, tokens, batch)
     return 0
@@ -238,10 +240,8 @@ cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq
     cdef PackedSequences batch
     cdef vector[BlockArray] blocks, tokens
     fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
-    for array in caches:
-        add_array(blocks, array)
-    for array in packed:
-        add_array(tokens, array)
+    add_arrays(blocks, caches)
+    add_arrays(tokens, packed)
     with nogil:
         run_scatter(tokens, blocks, batch)
     return 0
@@ -251,10 +251,8 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1:
     """Blocks of caches into others; see _cpu.pxd."""
     cdef vector[BlockArray] from_arrays, to_arrays
     cdef Indices source_ids, target_ids
-    for array in sources:
-        add_array(from_arrays, array)
-    for array in targets:
-        add_array(to_arrays, array)
+    add_arrays(from_arrays, sources)
+    add_arrays(to_arrays, targets)
     fill_indices(&source_ids, pairs)
     target_ids = source_ids
     target_ids.data += pairs.strides_[1]

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
@@ -64,11 +65,17 @@ void check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
   }
 }
 
-void check_ids(const BlockArray& array, const Indices& ids, const char* what, size_t which) {
-  for (int64_t i = 0; i < ids.size; ++i) {
-    const int64_t id = ids.at(i);
-    PC_EXPECTS(id >= 0 && id < array.num_blocks, InvalidBlock, what, " of pair ", i, " is ", id, " and cache ", which,
-               " has ", array.num_blocks, " blocks");
+// Read once: what is checked is what is used, even if the copies below change the memory that the ids came from.
+std::vector<int64_t> read_ids(const Indices& ids) {
+  std::vector<int64_t> values(static_cast<size_t>(ids.size));
+  for (int64_t i = 0; i < ids.size; ++i) values[static_cast<size_t>(i)] = ids.at(i);
+  return values;
+}
+
+void check_ids(const BlockArray& array, const std::vector<int64_t>& ids, const char* what, size_t which) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    PC_EXPECTS(ids[i] >= 0 && ids[i] < array.num_blocks, InvalidBlock, what, " of pair ", i, " is ", ids[i],
+               " and cache ", which, " has ", array.num_blocks, " blocks");
   }
 }
 
@@ -81,17 +88,17 @@ void write_kv(const WriteArgs& args) {
   table.write(args);
 }
 
-void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets) {
+void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_ids, const Indices& target_ids) {
+  const std::vector<int64_t> sources = read_ids(source_ids), targets = read_ids(target_ids);
   for (size_t i = 0; i < arrays.size(); ++i) {
     check_ids(arrays[i], sources, "the source", i);
     check_ids(arrays[i], targets, "the target", i);
   }
   for (const BlockArray& array : arrays) {
     const BlockShape shape(array);
-    for (int64_t i = 0; i < sources.size; ++i) {
-      const int64_t source = sources.at(i), target = targets.at(i);
-      if (source != target)
-        shape.copy(array.data + source * array.block_stride, array.data + target * array.block_stride);
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (sources[i] == targets[i]) continue;
+      shape.copy(array.data + sources[i] * array.block_stride, array.data + targets[i] * array.block_stride);
     }
   }
 }

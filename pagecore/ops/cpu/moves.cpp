@@ -1,8 +1,10 @@
 // Gather, scatter, transfer: how each plane is walked, whether it streams, and the call of the kernel.
 #include "pagecore/ops/cpu/moves.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <vector>
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
@@ -130,13 +132,9 @@ int64_t elements(const BlockArray& array, int first_axis) {
   return count;
 }
 
-// Of more bytes than a core's own caches hold, a few MB, the first would be driven out before the last is written.
-constexpr int64_t kStreamBytes = 4 << 20;
-
-std::vector<Run>& run_buffer() {
-  static thread_local std::vector<Run> runs;
-  return runs;
-}
+// Of more bytes than a core's own caches and its share of the last one hold, the first would be driven out before the
+// last is written.
+constexpr int64_t kStreamBytes = 8 << 20;
 
 void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written) {
   if (runs.empty()) return;
@@ -148,7 +146,7 @@ void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t wr
 
 void move_sequences(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
                     const PackedSequences& batch, Direction direction) {
-  std::vector<Run>& runs = run_buffer();
+  std::vector<Run> runs;
   const int64_t copied = list_runs(batch, direction, runs);
   std::vector<Move> moves;
   int64_t written = 0;
@@ -177,7 +175,7 @@ void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<B
   int64_t num_sources = kUnlimited, num_targets = kUnlimited;
   for (const BlockArray& source : sources) num_sources = std::min(num_sources, source.num_blocks);
   for (const BlockArray& target : targets) num_targets = std::min(num_targets, target.num_blocks);
-  std::vector<Run>& runs = run_buffer();
+  std::vector<Run> runs;
   const int64_t copied = list_pairs(source_ids, target_ids, num_sources, num_targets, runs);
   std::vector<Move> moves;
   int64_t written = 0;

@@ -9,8 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import ShapeError
-from pagecore.serving.demo.model import Array, Model, ModelConfig
+from pagecore.serving.demo.model import Array, Model, ModelSizes
 from pagecore.serving.demo.sampling import scores
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
@@ -18,6 +17,7 @@ from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.request import Request, Run
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
+from pagecore.storage.checks import at_least
 
 __all__ = ["DemoConfig", "DemoReport", "chat_requests", "demo"]
 
@@ -44,12 +44,11 @@ class DemoConfig:
     max_length: int = 448
     temperature: float = 0.8
     swap: bool = False
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelSizes = field(default_factory=ModelSizes)
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("num_requests", 1)):
-            if getattr(self, name) < least:
-                raise ShapeError(f"{name} is {getattr(self, name)}; at least {least} is needed")
+        at_least("seed", self.seed, least=0)
+        at_least("num_requests", self.num_requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagecore.storage import AttentionSpec
 
-__all__ = ["Attend", "Model", "ModelConfig", "dense_attention"]
+__all__ = ["Attend", "Model", "ModelSizes", "dense_attention"]
 
 Array = NDArray[Any]
 # Multiplications in one matrix product below which OpenBLAS stays in one thread. The model's products are so small that
@@ -27,7 +27,7 @@ Attend = Callable[[int, Array, Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelSizes:
     """The shape of a model; odd layers have the window."""
 
     vocab_size: int = 512
@@ -64,14 +64,14 @@ class Model:
 
     Parameters
     ----------
-    config : ModelConfig
+    sizes : ModelSizes
     seed : int
     dtype : numpy dtype
         What it computes in; the weights are float32 numbers in any dtype, so that models of one seed agree.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0, dtype: type[np.floating[Any]] = np.float32) -> None:
-        self.config = config
+    def __init__(self, sizes: ModelSizes, seed: int = 0, dtype: type[np.floating[Any]] = np.float32) -> None:
+        self.sizes = sizes
         self.dtype = dtype
         random = np.random.default_rng(seed)
 
@@ -79,22 +79,22 @@ class Model:
             weights = random.standard_normal((rows, columns), np.float32) * np.float32(gain / np.sqrt(rows))
             return weights.astype(dtype)
 
-        query, keys = config.num_query_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.embedding = matrix(config.vocab_size, config.width, gain=np.sqrt(config.vocab_size))
+        query, keys = sizes.num_query_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        self.embedding = matrix(sizes.vocab_size, sizes.width, gain=np.sqrt(sizes.vocab_size))
         # Scores that spread make attention choose between tokens, and the logits depend on what it chose.
         self.layers = [
             {
-                "query": matrix(config.width, query, gain=1.5),
-                "key": matrix(config.width, keys, gain=1.5),
-                "value": matrix(config.width, keys),
-                "output": matrix(query, config.width, gain=2.0),
-                "gate": matrix(config.width, config.hidden_width),
-                "up": matrix(config.width, config.hidden_width),
-                "down": matrix(config.hidden_width, config.width),
+                "query": matrix(sizes.width, query, gain=1.5),
+                "key": matrix(sizes.width, keys, gain=1.5),
+                "value": matrix(sizes.width, keys),
+                "output": matrix(query, sizes.width, gain=2.0),
+                "gate": matrix(sizes.width, sizes.hidden_width),
+                "up": matrix(sizes.width, sizes.hidden_width),
+                "down": matrix(sizes.hidden_width, sizes.width),
             }
-            for _ in range(config.num_layers)
+            for _ in range(sizes.num_layers)
         ]
-        self.head = matrix(config.width, config.vocab_size, gain=2.0)
+        self.head = matrix(sizes.width, sizes.vocab_size, gain=2.0)
 
     def forward(self, tokens: Array, positions: Array, attend: Attend) -> Array:
         """Hidden states `[T, width]` of tokens `[T]` at `positions` `[T]`, of one sequence or of many."""
@@ -118,16 +118,16 @@ class Model:
     def _normalize(self, hidden: Array) -> Array:
         """RMSNorm; its gains are 1 in a model that was never trained."""
         square = np.mean(hidden * hidden, axis=-1, keepdims=True)
-        scaled: Array = hidden / np.sqrt(square + self.dtype(self.config.epsilon))
+        scaled: Array = hidden / np.sqrt(square + self.dtype(self.sizes.epsilon))
         return scaled
 
     def _heads(self, flat: Array) -> Array:
-        return flat.reshape(len(flat), -1, self.config.head_dim)
+        return flat.reshape(len(flat), -1, self.sizes.head_dim)
 
     def _turns(self, positions: Array) -> tuple[Array, Array]:
         """Cosine and sine `[T, 1, head_dim / 2]` of the rotary embedding."""
-        half = self.config.head_dim // 2
-        rates = self.config.rope_base ** (-np.arange(half) / half)
+        half = self.sizes.head_dim // 2
+        rates = self.sizes.rope_base ** (-np.arange(half) / half)
         angles = np.asarray(positions, np.float64)[:, None, None] * rates
         return np.cos(angles).astype(self.dtype), np.sin(angles).astype(self.dtype)
 

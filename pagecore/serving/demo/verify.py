@@ -80,6 +80,6 @@ def _dense_logits(model: Model, tokens: Array) -> Array:
     """Logits after each token of one text, by attention over all of it at once."""
 
     def attend(layer: int, query: Array, key: Array, value: Array) -> Array:
-        return dense_attention(query, key, value, model.config.layer_window(layer))
+        return dense_attention(query, key, value, model.sizes.layer_window(layer))
 
     return model.logits(model.forward(tokens, np.arange(len(tokens)), attend))

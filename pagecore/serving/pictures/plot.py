@@ -65,8 +65,8 @@ def _panels(timeline: Timeline) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     maps = max(1, timeline.num_groups)
-    height_of_events = 0.8 if any(timeline.preemptions()) else 0.3
-    heights = [1.5, 1.2, height_of_events, *[max(1.5, MAP_HEIGHT_IN / maps)] * maps]
+    height_of_preemptions = 0.8 if any(timeline.preemptions()) else 0.3
+    heights = [1.5, 1.2, height_of_preemptions, *[max(1.5, MAP_HEIGHT_IN / maps)] * maps]
     height = TOP_IN + sum(heights) + GAP_IN * (len(heights) - 1) + BOTTOM_IN
     figure = Figure((WIDTH_IN, height))
     FigureCanvasAgg(figure)
@@ -190,9 +190,12 @@ def _draw_map(figure: Figure, ax: Axes, timeline: Timeline, group: int, colours:
     blocks, step = timeline.num_blocks[group] - 1, timeline.block_step(group)
     name = f"Block map of group {group}" if timeline.num_groups > 1 else "Block map"
     sampled = f", one in {step} shown" if step > 1 else ""
-    _titled(ax, f"{name}: {blocks:,} blocks of {timeline.block_size} tokens{sampled}", "block", pad=11)
+    _titled(
+        ax, f"{name}: {_counted(blocks, 'block')} of {_counted(timeline.block_size, 'token')}{sampled}", "block", pad=11
+    )
     ax.grid(visible=False)
-    ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    # A pool of one block has room for one whole number only.
+    ax.yaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     ax.yaxis.set_major_formatter("{x:,.0f}")
     cells = timeline.cells(group)
     # Cell i is drawn around its block, so that a tick stands in the middle of the block that it names.
@@ -208,6 +211,10 @@ def _draw_map(figure: Figure, ax: Axes, timeline: Timeline, group: int, colours:
         marks, [above] * len(marks), "v", color=RED, markersize=4.5, transform=ax.get_xaxis_transform()
     )
     triangles.set_clip_on(False)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _image(cells: Cells, colours: dict[int, int]) -> NDArray[np.uint8]:

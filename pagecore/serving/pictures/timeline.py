@@ -108,7 +108,7 @@ class Timeline:
         self.names: dict[int, str] = {}
         self._block_steps: list[int] = []
         self._cells: list[Cells] = []
-        self._events: list[tuple[int, int]] = []
+        self._totals: list[tuple[int, int]] = []
 
     def __call__(self, scheduler: Scheduler, metrics: Metrics) -> None:
         """Take in one step of the run."""
@@ -122,17 +122,17 @@ class Timeline:
         if self._numbers.next != unnamed:
             named = ((numbers[run.sequence.id], run) for run in scheduler.running)
             self.names |= {number: name_of(run) for number, run in named if number >= unnamed}
-        column = len(self._events)
+        column = len(self._totals)
         for group, (cells, step) in enumerate(zip(self._cells, self._block_steps, strict=True)):
             cells[column] = cells_of(scheduler.cache.block_map(group), numbers, step)
-        self._events.append(_events(scheduler))
-        if len(self._events) == self.columns:
+        self._totals.append(_totals(scheduler))
+        if len(self._totals) == self.columns:
             self._thin()
 
     @property
     def num_columns(self) -> int:
         """Columns that are kept now."""
-        return len(self._events)
+        return len(self._totals)
 
     @property
     def num_groups(self) -> int:
@@ -175,7 +175,7 @@ class Timeline:
     def _spans(self, which: int) -> list[int]:
         if self._scheduler is None:
             return [0]
-        totals = [0, *(counts[which] for counts in self._events), _events(self._scheduler)[which]]
+        totals = [0, *(counts[which] for counts in self._totals), _totals(self._scheduler)[which]]
         return [later - earlier for earlier, later in pairwise(totals)]
 
     def _begin(self, scheduler: Scheduler, metrics: Metrics) -> None:
@@ -191,11 +191,11 @@ class Timeline:
         half = self.columns // 2
         for cells in self._cells:
             cells[:half] = cells[1::2].copy()
-        self._events = self._events[1::2]
+        self._totals = self._totals[1::2]
         seen = self._numbers.known().union(*(np.unique(np.abs(cells[:half])).tolist() for cells in self._cells))
         self.names = {number: name for number, name in self.names.items() if number in seen}
 
 
-def _events(scheduler: Scheduler) -> tuple[int, int]:
+def _totals(scheduler: Scheduler) -> tuple[int, int]:
     """Preemptions and swaps so far."""
     return scheduler.num_preemptions, scheduler.num_swaps

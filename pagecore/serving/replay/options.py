@@ -11,11 +11,11 @@ from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
-from pagecore.storage.pool import blocks_within, bytes_per_block
+from pagecore.storage.checks import INT32_MAX, within
+from pagecore.storage.pool import blocks_within
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "ReplayOptions"]
 
-INT32_MAX = 2**31 - 1
 DEFAULT_MEMORY = "64GiB"
 DEFAULT_BYTES_PER_TOKEN = 131072
 
@@ -83,9 +83,8 @@ class ReplayOptions:
             )
         limits = {"blocks": 2, "bytes_per_token": 1, "block_size": 1, "max_tokens_per_step": 1, "max_running": 1}
         for name, least in {**limits, "requests": 1, "seed": 0}.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= INT32_MAX:
-                raise ShapeError(f"{name} is {value}; a number between {least} and {INT32_MAX} is needed")
+            if getattr(self, name) is not None:
+                within(name, getattr(self, name), least)
         if self.model is not None:
             self._read_model(self.model)
         sizes = (("memory", self.memory, self.num_blocks), ("swap_memory", self.swap_memory, self.num_swap_blocks))
@@ -130,5 +129,5 @@ class ReplayOptions:
         """One block of every group."""
         if self.layers is None:
             return (self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) * self.block_size
-        groups = arrange(self.layers, None, TensorParallel())[1]
-        return sum(bytes_per_block(group.spec, group.num_layers, self.block_size) for group in groups)
+        _, groups = arrange(self.layers, None, TensorParallel())
+        return sum(group.bytes_per_block(self.block_size) for group in groups)

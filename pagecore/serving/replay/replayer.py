@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import NotEnoughMemory
@@ -17,16 +18,16 @@ from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.replay.attend import SPEC, AttendCheck
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
-from pagecore.serving.request import Request, RequestError
+from pagecore.serving.request import Request, RequestError, Run
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
 from pagecore.storage import free_memory
+from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["ReplayReport", "replay"]
+__all__ = ["ReplayReport", "replay", "stand_in_ids"]
 
 # Rows as long as this where a trace cannot be scanned beforehand.
 LENGTH_UNSCANNED = 1 << 20
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +165,8 @@ class _Replay:
                 self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
 
     def _end(self, step: Step) -> None:
-        """Sample what stands for tokens, and count what has finished."""
-        # From the top of int32, where no prompt of a trace reaches, and different for each request.
-        ids = np.array([INT32_MAX - run.request.id for run in step.outputs], dtype=np.int32)
-        for run in self.scheduler.accept(step, ids):
+        """Take what stands for the sampled tokens, and count what has finished."""
+        for run in self.scheduler.accept(step, stand_in_ids(step.outputs)):
             self.finished += 1
             self.prompt_tokens += len(run.request.prompt)
             self.generated_tokens += run.num_generated
@@ -207,6 +206,14 @@ class _Replay:
             max_relative_error=check.max_relative_error if check else None,
             passed=check is None or check.passed or metrics.steps == 0,
         )
+
+
+def stand_in_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
+    """Token ids where no model samples any: from the top of int32, where no prompt of a trace reaches.
+
+    They are different for each request, so that no two continue alike.
+    """
+    return np.array([INT32_MAX - run.request.id for run in outputs], np.int32)
 
 
 def _build(options: ReplayOptions, summary: TraceSummary | None) -> tuple[PagedKVCache, Scheduler]:

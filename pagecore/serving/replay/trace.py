@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from pagecore.errors import PagecoreError
+from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["HASH_BLOCK", "TraceError", "TraceRequest", "TraceSummary", "read_trace", "scan_trace"]
 
 HASH_BLOCK = 512
-INT32_MAX = 2**31 - 1
 HASH_ID_MAX = (INT32_MAX - (HASH_BLOCK - 1)) // HASH_BLOCK
 LINE_BYTES_MAX = 1 << 26
 OFFSETS = np.arange(HASH_BLOCK, dtype=np.int32)

@@ -55,6 +55,8 @@ class TablesLife {
   void same() {
     for (size_t i = 0; i < pools_.size(); ++i) same_counts(*pools_[i], model_.pools[i]);
     PC_CHECK(tables_->num_rows() == std::ssize(model_.rows), tables_->num_rows());
+    for (RowId row = 0; row <= model_.max_sequences; ++row)
+      PC_CHECK(tables_->lengths()[row] == length_of(row), "length ", tables_->lengths()[row], " of row ", row);
     for (const auto& [name, row] : model_.rows) {
       PC_CHECK(tables_->length(name) == row.length, "row ", name, " has ", tables_->length(name), " tokens");
       PC_CHECK(tables_->capacity(name) == model_.capacity(name), name);
@@ -252,6 +254,7 @@ class TablesLife {
     }
     const Exact<RowId> names(rows);
     const Exact<TokenCount> numbers(counts);
+    refuse_short_outputs(names, numbers, out);
     std::vector<std::vector<SlotId>> slots;
     const Outcome outcome =
         model_step(rows, counts, [&] { return tables_->try_extend(names.span(), numbers.span(), out); }, slots);
@@ -261,6 +264,21 @@ class TablesLife {
       const std::vector<SlotId> expected = outcome == Outcome::Done ? slots[g] : std::vector<SlotId>(size, -9);
       PC_CHECK(written == expected, "slots ", shown(written), ", expected ", shown(expected));
     }
+  }
+
+  // One slot too few in one group, a group too few: refused before anything is taken.
+  void refuse_short_outputs(const Exact<RowId>& names, const Exact<TokenCount>& numbers, std::vector<SlotsOut> out) {
+    try {
+      tables_->check_step(names.span(), numbers.span());
+    } catch (const Error&) {
+      return;  // refused for another reason
+    }
+    SlotsOut& shorter = random_.pick(out);
+    --shorter.size;
+    PC_REFUSES(ShapeError, static_cast<void>(tables_->try_extend(names.span(), numbers.span(), out)));
+    ++shorter.size;
+    out.pop_back();
+    PC_REFUSES(ShapeError, static_cast<void>(tables_->try_extend(names.span(), numbers.span(), out)));
   }
 
   void prepare() {

@@ -11,14 +11,6 @@ using namespace pagecore::test;
 
 namespace {
 
-// Both run `body`, one after the other or not: nothing orders them.
-template <typename Body>
-void in_two_threads(Body body) {
-  std::thread one(body), two(body);
-  one.join();
-  two.join();
-}
-
 struct Table {
   std::shared_ptr<BlockPool> pool = std::make_shared<BlockPool>(9, Order::Lifo);
   BlockTables tables{{pool}, {4}, 2, 3};
@@ -72,14 +64,14 @@ PC_PLANT(leak, "LeakSanitizer: detected memory leaks") {
 
 PC_PLANT(race_on_step_buffers, "ThreadSanitizer: data race") {
   StepBuffers buffers(4, 8, 1, SlotType::Int64);
-  in_two_threads([&] {
+  in_threads(2, [&](int) {
     for (int i = 0; i < 1000; ++i) buffers.pad(i % 4, i % 8, 9);
   });
 }
 
 PC_PLANT(race_on_a_pool_that_is_not_locked, "ThreadSanitizer: data race") {
   BlockPool pool(9, Order::Lifo);
-  in_two_threads([&] {
+  in_threads(2, [&](int) {
     BlockPool::Transaction transaction(pool);
     for (int i = 0; i < 1000; ++i) transaction.drop(transaction.take());
   });

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "tests/index/native/model_pool.hpp"
 
@@ -154,11 +153,8 @@ class Worker {
 
 void hammer(Random& random, BlockId num_blocks, Order order) {
   Shared shared(num_blocks, order);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&shared, seed = random.bits()] { Worker(shared, seed).run(); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const std::vector<uint64_t> seeds = random.seeds(kThreads);
+  in_threads(kThreads, [&](int who) { Worker(shared, seeds[static_cast<size_t>(who)]).run(); });
   for (const Gift& gift : shared.mail) shared.pool.free(std::span(&gift.block, 1));
   shared.pool.reclaim(shared.step.load());
   PC_CHECK(shared.pool.num_free() == num_blocks - 1, shared.pool.num_free(), " of ", num_blocks - 1, " came back");
@@ -168,7 +164,7 @@ void hammer(Random& random, BlockId num_blocks, Order order) {
 }  // namespace
 
 PC_TEST(pool_gives_a_block_to_one_of_many_threads) {
-  rounds(4, [](Random& random) {
+  rounds(8, [](Random& random) {
     for (const Order order : {Order::Lifo, Order::Fifo, Order::Address}) {
       hammer(random, static_cast<BlockId>(random.pick({9, 40, 130, 5000})), order);
     }

@@ -247,6 +247,8 @@ PC_TEST(divider_divides_as_the_processor_does) {
       PC_CHECK(divider.floor(dividend) == dividend / divisor, dividend, " / ", divisor);
       const auto up = static_cast<int32_t>((int64_t{dividend} + divisor - 1) / divisor);
       PC_CHECK(divider.ceil(dividend) == up, dividend, " / ", divisor, ", upwards");
+      for (const int64_t wide : {int64_t{dividend}, dividend + (int64_t{1} << 31), dividend * int64_t{kMost}})
+        PC_CHECK(divider.floor_wide(wide) == wide / divisor, wide, " / ", divisor);
     }
   });
 }

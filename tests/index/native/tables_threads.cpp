@@ -4,7 +4,6 @@
 // sequence and position. Copy-on-write copies cells as an engine copies bytes. After every step the tokens of a row are
 // read back: a block that two held at once is a data race for TSan, or a number that nobody wrote.
 #include <atomic>
-#include <thread>
 
 #include "tests/index/native/model_tables.hpp"
 
@@ -15,7 +14,7 @@ namespace {
 
 constexpr TokenCount kSizes[] = {4, 3};  // of the two groups
 constexpr TokenCount kLargest = 4;
-constexpr int kSteps = 600;
+constexpr int kSteps = 1500;
 
 struct SharedPool {
   explicit SharedPool(BlockId num_blocks)
@@ -155,9 +154,9 @@ class Writer {
 };
 
 // Takes, stamps and gives back blocks of both pools until the writers are done.
-void meddle(SharedPool& a, SharedPool& b, const std::atomic<bool>& is_over, uint64_t seed) {
+void meddle(SharedPool& a, SharedPool& b, const std::atomic<int>& num_writers, uint64_t seed) {
   Random random(seed);
-  while (!is_over.load(std::memory_order_relaxed)) {
+  while (num_writers.load(std::memory_order_relaxed) > 0) {
     SharedPool& shared = random.one_in(2) ? a : b;
     Exact<BlockId> blocks(static_cast<size_t>(random.between(1, 6)));
     if (!shared.pool->try_allocate(blocks.span())) continue;
@@ -178,18 +177,18 @@ void meddle(SharedPool& a, SharedPool& b, const std::atomic<bool>& is_over, uint
 }  // namespace
 
 PC_TEST(tables_of_several_threads_share_pools_and_no_block) {
-  rounds(6, [](Random& random) {
+  rounds(10, [](Random& random) {
     SharedPool a(static_cast<BlockId>(random.pick({20, 60, 200}))), b(static_cast<BlockId>(random.pick({30, 90, 200})));
-    std::atomic<bool> is_over{false};
-    std::thread other([&, seed = random.bits()] { meddle(a, b, is_over, seed); });
+    std::atomic<int> num_writers{2};
+    const std::vector<uint64_t> seeds = random.seeds(3);
     {
-      Writer first(a, b, random.bits()), second(b, a, random.bits());
-      std::thread one([&] { first.run(); }), two([&] { second.run(); });
-      one.join();
-      two.join();
+      Writer first(a, b, seeds[0]), second(b, a, seeds[1]);
+      in_threads(3, [&](int who) {
+        if (who == 2) return meddle(a, b, num_writers, seeds[2]);
+        (who == 0 ? first : second).run();
+        --num_writers;
+      });
     }
-    is_over = true;
-    other.join();
     for (const SharedPool* each : {&a, &b}) {
       each->pool->check_invariants();
       PC_CHECK(each->pool->num_free() == each->pool->num_blocks() - 1, "blocks of dead tables are free");

@@ -99,7 +99,10 @@ class Array {
       strides_[axis] = -strides_[axis];
     }
     memory_.emplace(extent, itemsize_ * random.below(64 / itemsize_));
-    for (int64_t i = 0; i < extent; ++i) memory_->data()[i] = static_cast<char>(random.bits());
+    for (int64_t i = 0; i < extent; i += 8) {
+      const uint64_t bits = random.bits();
+      std::memcpy(memory_->data() + i, &bits, static_cast<size_t>(std::min<int64_t>(extent - i, 8)));
+    }
   }
 
   [[nodiscard]] const std::vector<int64_t>& shape() const { return shape_; }

@@ -1,6 +1,4 @@
 // Faults on purpose, in the kernels of every instruction set and in what stands around them.
-#include <thread>
-
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 #include "tests/ops/native/floats.hpp"
@@ -86,12 +84,9 @@ PC_PLANT(stray_byte_beside_an_array, "was written") {
 
 PC_PLANT(race_of_two_writes_into_one_slot, "ThreadSanitizer: data race") {
   WriteBuffers shared(33, 33);
-  const auto body = [&] {
+  in_threads(2, [&](int) {
     for (int i = 0; i < 200; ++i) shared.run();
-  };
-  std::thread one(body), two(body);
-  one.join();
-  two.join();
+  });
 }
 
 #endif

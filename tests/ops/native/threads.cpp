@@ -1,7 +1,6 @@
 // Engines call the ops from several threads at once, on caches of their own and on parts of one, while somebody
 // changes the instruction set.
 #include <atomic>
-#include <thread>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
@@ -103,26 +102,27 @@ class Engine {
   int64_t half_ = 0;
 };
 
+void switch_isas(const std::atomic<int>& num_engines) {
+  while (num_engines.load(std::memory_order_relaxed) > 0) {
+    for (const std::string& name : available_isas()) set_isa(name);
+    std::this_thread::yield();
+  }
+}
+
 }  // namespace
 
 PC_TEST(ops_of_several_threads_do_not_touch_each_other) {
   rounds(3, [](Random& random) {
-    constexpr int64_t kThreads = 4;
+    constexpr int kThreads = 4;
     const Array key(random, {kThreads * kBlocksEach, kBlockSize, kHeads, kDim}, 2);
     const Array value(random, {kThreads * kBlocksEach, kBlockSize, kHeads, kDim}, 2);
-    std::vector<std::thread> threads;
-    std::atomic<bool> is_over{false};
-    for (int64_t who = 0; who < kThreads; ++who)
-      threads.emplace_back([&, who, seed = random.bits()] { Engine(key, value, who, seed).run(); });
-    std::thread switcher([&] {
-      while (!is_over.load(std::memory_order_relaxed)) {
-        for (const std::string& name : available_isas()) set_isa(name);
-        std::this_thread::yield();
-      }
+    std::atomic<int> num_engines{kThreads};
+    const std::vector<uint64_t> seeds = random.seeds(kThreads);
+    in_threads(kThreads + 1, [&](int who) {
+      if (who == kThreads) return switch_isas(num_engines);
+      Engine(key, value, who, seeds[static_cast<size_t>(who)]).run();
+      --num_engines;
     });
-    for (std::thread& thread : threads) thread.join();
-    is_over = true;
-    switcher.join();
     set_isa("");
   });
 }

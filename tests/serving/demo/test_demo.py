@@ -1,3 +1,5 @@
+"""The demo: every token verified, and a wrong one found."""
+
 import dataclasses
 
 import numpy as np

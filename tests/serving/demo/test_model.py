@@ -1,10 +1,12 @@
+"""The demo's model: its attention, and sampling that can be repeated."""
+
 import numpy as np
 import pytest
 
-from pagecore.serving.demo.model import Model, ModelConfig, dense_attention
+from pagecore.serving.demo.model import Model, ModelSizes, dense_attention
 from pagecore.serving.demo.sampling import noise, scores
 
-SMALL = ModelConfig(vocab_size=64, width=32, num_layers=3, num_query_heads=4, num_kv_heads=2, head_dim=8, window=5)
+SMALL = ModelSizes(vocab_size=64, width=32, num_layers=3, num_query_heads=4, num_kv_heads=2, head_dim=8, window=5)
 
 
 def attend_by_loops(query, key, value, window):
@@ -32,7 +34,7 @@ def test_dense_attention_is_what_loops_say(window, heads):
 
 
 def whole(model, tokens, shift=0):
-    windows = model.config.layer_window
+    windows = model.sizes.layer_window
     positions = np.arange(len(tokens)) + shift
     return model.forward(tokens, positions, lambda layer, q, k, v: dense_attention(q, k, v, windows(layer)))
 

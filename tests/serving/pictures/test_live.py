@@ -1,3 +1,5 @@
+"""The block map in the terminal: what it shows, how often, and where it shows nothing."""
+
 import io
 
 import pytest

@@ -1,3 +1,5 @@
+"""Colours and labels of runs: different for neighbours, readable, the same in every map."""
+
 from itertools import combinations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The picture of a run: what its panels show, and that nothing in it runs into anything else."""
+
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -5,8 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pagecore.cache import PagedKVCache
+from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.palette import PALETTE
 from pagecore.serving.pictures.timeline import Timeline
+from pagecore.serving.request import Request
+from pagecore.serving.scheduler import Scheduler
 from tests.capabilities import require
 from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
@@ -200,6 +206,21 @@ def test_a_run_of_no_step_is_drawn_too(tmp_path):
     save(Timeline(), tmp_path / "none.png", "nothing")
     (text,) = draw(Timeline(), "nothing").axes[3].texts
     assert text.get_text() == "no step was run"
+
+
+@pytest.mark.parametrize(("num_blocks", "title"), [(2, "1 block of 4 tokens"), (3, "2 blocks of 4 tokens")])
+def test_each_block_of_a_tiny_pool_is_named_once(num_blocks, title):
+    timeline = Timeline()
+    cache = PagedKVCache(FULL, block_size=4, num_blocks=num_blocks, device="none")
+    scheduler, metrics = Scheduler(cache), Metrics()
+    scheduler.add(Request(0, np.arange(3), 0))
+    scheduler.commit(scheduler.schedule())
+    metrics.observe(cache.stats(), 1, 0)
+    timeline(scheduler, metrics)
+    ax = draw(timeline, "").axes[3]
+    assert ax.get_title(loc="left") == f"Block map: {title}"
+    names = [tick.get_text() for tick in ax.get_yticklabels() if 0.5 < tick.get_position()[1] < num_blocks - 0.5]
+    assert names == [str(block) for block in range(1, num_blocks)]
 
 
 def test_a_run_that_is_shorter_than_a_span_still_has_its_picture():

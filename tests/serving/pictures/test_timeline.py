@@ -1,3 +1,5 @@
+"""What a timeline keeps of a run: the maps of some steps, in bounded memory."""
+
 import tracemalloc
 
 import numpy as np
@@ -165,7 +167,7 @@ def test_a_timeline_of_no_step_is_empty():
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), step=st.integers(1, 9))
-def test_cells_are_every_so_manieth_block_from_the_first_that_can_be_had(seed, step):
+def test_cells_are_equally_spaced_blocks_from_block_1_on(seed, step):
     random = np.random.default_rng(seed)
 
     class Map:

@@ -1,3 +1,5 @@
+"""A replay: what it serves and reports, and that wrong attention does not pass."""
+
 import json
 import os
 import threading

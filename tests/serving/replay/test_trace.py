@@ -1,3 +1,5 @@
+"""Traces: what is read from them, and which line is refused for what."""
+
 import json
 import os
 import threading

@@ -74,19 +74,43 @@ PC_FORCE_INLINE void finish_streams() {
 // Collects bytes that belong to consecutive addresses, wherever they come from and whatever their number, until they
 // make lines.
 //
-//   bytes   [. . . . begin === === === end . . . . . . . . .]
-//           ^ belongs at `line`, the start of a line         kCapacity
+//   buffer  [ one line | . . . . begin === === === end . . . . . . . . .]
+//            dropped    ^ bytes: belongs at `line`, the start of a line
 class LineWriter {
  public:
   // The most that one call of reserve can ask for.
   static constexpr int64_t kRoom = 4096;
 
+  // The next `count` bytes, which belong at `to`: the lines that they fill go straight on, what is left of them waits.
+  // Lines `ahead` of those at `from` are asked for.
+  PC_FORCE_INLINE void write(char* to, const char* from, int64_t count, int64_t ahead) {
+    if (to != line_ + end_) start(to);
+    if (end_ >= kLine) drain();
+    if (count < kLine) {
+      fetch_line(from + ahead);
+      copy_bytes(bytes_ + end_, from, count);
+      end_ += count;
+      return;
+    }
+    if (end_ > 0) {
+      const int64_t missing = kLine - end_;
+      fetch_line(from + ahead);
+      copy_line(bytes_ + end_, from);
+      write_first_line();
+      from += missing;
+      count -= missing;
+    }
+    move_lines(line_, from, count, ahead, stream_line);
+    end_ = count % kLine;
+    line_ += count - end_;
+    // A whole line that ends where the row does, because nothing may be read behind it; its front is dropped.
+    if (end_ > 0) copy_line(bytes_ + end_ - kLine, from + count - kLine);
+  }
+
   // Where to put the next `count` bytes, which belong at `to`.
   PC_FORCE_INLINE char* reserve(char* to, int64_t count) {
     if (to != line_ + end_) {
-      finish();
-      begin_ = end_ = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % kLine);
-      line_ = to - begin_;
+      start(to);
     } else if (end_ + count > kCapacity) {
       drain();
     }
@@ -106,22 +130,35 @@ class LineWriter {
  private:
   static constexpr int64_t kCapacity = kRoom + kLine;
 
-  // Writes the lines that are whole, and moves the rest to the front.
-  inline void drain() {
-    if (end_ < kLine) return;
-    int64_t at = 0;
+  PC_FORCE_INLINE void start(char* to) {
+    finish();
+    begin_ = end_ = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % kLine);
+    line_ = to - begin_;
+  }
+
+  // Writes the line at the front, whose last byte is there; its first ones need not be ours.
+  PC_FORCE_INLINE void write_first_line() {
     if (begin_ > 0) {
       copy_bytes(line_ + begin_, bytes_ + begin_, kLine - begin_);
-      at = kLine;
+    } else {
+      stream_line(line_, bytes_);
     }
-    for (; at + kLine <= end_; at += kLine) stream_line(line_ + at, bytes_ + at);
-    copy_bytes(bytes_, bytes_ + at, end_ - at);
-    line_ += at;
-    end_ -= at;
+    line_ += kLine;
     begin_ = 0;
   }
 
-  alignas(kLine) char bytes_[kCapacity];
+  // Writes the lines that are whole, and moves the rest to the front.
+  inline void drain() {
+    if (end_ < kLine) return;
+    write_first_line();
+    int64_t at = kLine;
+    for (; at + kLine <= end_; at += kLine, line_ += kLine) stream_line(line_, bytes_ + at);
+    end_ -= at;
+    copy_bytes(bytes_, bytes_ + at, end_);
+  }
+
+  alignas(kLine) char buffer_[kLine + kCapacity];
+  char* const bytes_ = buffer_ + kLine;
   char* line_ = nullptr;
   int64_t begin_ = 0;
   int64_t end_ = 0;

@@ -8,7 +8,7 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// What is cast or collected goes in parts of this many elements.
+// What is cast or collected goes in parts of this many elements (or bytes, where they are all the same).
 constexpr int64_t kPart = 256;
 // While a piece is moved the next one is asked for; in a row that is longer than this, what lies this far on.
 constexpr int64_t kFarBytes = 32768;
@@ -84,18 +84,6 @@ PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, i
   copy_bytes(target + bytes - rest, source + bytes - rest, rest);
 }
 
-// Whole lines go as they are; other rows are collected into lines first.
-PC_FORCE_INLINE void stream_row(LineWriter& writer, const char* source, char* target, int64_t bytes, int64_t ahead) {
-  if ((reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % kLine == 0) {
-    move_lines(target, source, bytes, ahead, stream_line);
-    return;
-  }
-  for_each_part(bytes, [&](int64_t first, int64_t count) {
-    fetch(source + first + ahead, count);
-    copy_bytes(writer.reserve(target + first, count), source + first, count);
-  });
-}
-
 template <Float From, Float To>
 PC_FORCE_INLINE void cast_row(const char* source, char* target, int64_t row, int64_t ahead) {
   for_each_part(row, [&](int64_t first, int64_t count) {
@@ -131,7 +119,7 @@ inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Cop
       auto clear = [&](const char*, char* target) {
         __builtin_memset(target, 0, static_cast<size_t>(row * move.target_itemsize));
       };
-      for_each_row(axes, move.num_axes, nullptr, piece.target, clear);
+      for_each_row(axes, move.num_axes, piece.target, piece.target, clear);
       continue;
     }
     const bool far = row * move.source_itemsize > kFarBytes;
@@ -175,7 +163,7 @@ inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
   LineWriter writer;
   const int64_t size = move.source_itemsize;
   move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
-    stream_row(writer, source, target, row * size, ahead);
+    writer.write(target, source, row * size, ahead);
   });
   writer.finish();
   finish_streams();

@@ -1,0 +1,121 @@
+"""Key and value of one attention layer: the spec that every ordinary model is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import SupportsFloat
+
+from pagecore.arrays import DType, as_dtype
+from pagecore.errors import ShapeError, UnsupportedDtype
+from pagecore.storage.checks import as_float, at_least
+from pagecore.storage.parallel import TensorParallel
+from pagecore.storage.spec import CACHE_DTYPES, Plane
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Key and value of one attention layer, and how it attends.
+
+    Parameters
+    ----------
+    num_kv_heads, head_dim : int
+    v_head_dim : int, optional
+        Where values are narrower or wider than keys; `head_dim` by default.
+    dtype : {"bfloat16", "float16", "float32"}
+        What key and value are stored as.
+    window : int, optional
+        Sliding window: a query sees this many keys, itself included.
+    num_query_heads : int, optional
+        A multiple of `num_kv_heads`; taken from the query where it is not given.
+    scale : float, optional
+        What q.k is multiplied by; ``head_dim ** -0.5`` by default.
+    softcap : float
+        ``softcap * tanh(score / softcap)`` where it is not 0 (Gemma 2).
+    sinks : sequence of float, optional
+        One more logit a query head in the softmax's denominator (GPT-OSS).
+
+    Specs are values: equal ones compare and hash equal. A model's specs say its whole heads, whatever number of ranks
+    shares them; `TensorParallel.shard` gives a rank's.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    dtype: DType | str = "bfloat16"
+    window: int | None = None
+    num_query_heads: int | None = None
+    scale: float | None = None
+    softcap: float = 0.0
+    sinks: Iterable[SupportsFloat] | None = None
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("num_kv_heads", at_least("num_kv_heads", self.num_kv_heads))
+        put("head_dim", at_least("head_dim", self.head_dim))
+        put("v_head_dim", at_least("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
+        put("dtype", as_dtype(self.dtype))
+        if self.dtype not in CACHE_DTYPES:
+            raise UnsupportedDtype(f"a cache of {self.dtype} is not served; use one of {', '.join(CACHE_DTYPES)}")
+        if self.window is not None:
+            put("window", at_least("window", self.window))
+        if self.num_query_heads is not None:
+            put("num_query_heads", at_least("num_query_heads", self.num_query_heads))
+            if self.num_query_heads % self.num_kv_heads:
+                raise ShapeError(
+                    f"num_query_heads is {self.num_query_heads}, no multiple of num_kv_heads {self.num_kv_heads}; "
+                    "each key-value head serves the same number of query heads"
+                )
+        if self.scale is not None:
+            put("scale", as_float("scale", self.scale))
+            if not math.isfinite(self.scale):
+                raise ShapeError(f"scale is {self.scale}; give a finite number, or None for head_dim ** -0.5")
+        put("softcap", as_float("softcap", self.softcap))
+        if not (math.isfinite(self.softcap) and self.softcap >= 0):
+            raise ShapeError(f"softcap is {self.softcap}; give a finite number, 0 for none")
+        if self.sinks is not None:
+            if not isinstance(self.sinks, Iterable):
+                raise ShapeError(f"sinks is {self.sinks!r}; give one number a query head")
+            put("sinks", tuple(as_float("a sink", sink) for sink in self.sinks))
+            self._check_sinks()
+
+    def _check_sinks(self) -> None:
+        if any(math.isnan(float(sink)) for sink in self.sinks or ()):
+            raise ShapeError("a sink is nan; give numbers, -inf for a head without one")
+        count = len(tuple(self.sinks or ()))
+        heads = self.num_query_heads
+        if count == 0 or count % self.num_kv_heads or (heads is not None and count != heads):
+            expected = heads if heads is not None else f"a multiple of num_kv_heads {self.num_kv_heads}"
+            raise ShapeError(f"sinks has {count} entries; it needs one a query head, {expected}")
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """Key ``(num_kv_heads, head_dim)`` and value ``(num_kv_heads, v_head_dim)``."""
+        dtype = as_dtype(self.dtype)
+        assert self.v_head_dim is not None
+        return (
+            Plane("key", (self.num_kv_heads, self.head_dim), dtype),
+            Plane("value", (self.num_kv_heads, self.v_head_dim), dtype),
+        )
+
+    def shard(self, parallel: TensorParallel) -> AttentionSpec:
+        """What one rank has of this layer: its key-value heads, and the query heads and sinks that go with them."""
+        heads = parallel.heads(self.num_kv_heads)
+        sinks = None if self.sinks is None else tuple(self.sinks)
+        num_query_heads = self.num_query_heads if sinks is None else len(sinks)
+        if num_query_heads is None:
+            return replace(self, num_kv_heads=len(heads))
+        queries = parallel.query_heads(num_query_heads)
+        return replace(
+            self,
+            num_kv_heads=len(heads),
+            num_query_heads=None if self.num_query_heads is None else len(queries),
+            sinks=None if sinks is None else sinks[queries.start : queries.stop],
+        )
+
+    def with_dtype(self, dtype: DType | str) -> AttentionSpec:
+        """The same layer with key and value stored as `dtype`."""
+        return replace(self, dtype=dtype)

@@ -1,0 +1,54 @@
+"""What the tests of swapping do with caches over and over."""
+
+import numpy as np
+
+from pagecore import Plane
+from tests.cache.caches import advance, normal
+
+
+def fill(cache, sequences, counts, seed=0):
+    """A step that writes random key and value in every layer."""
+    batch = cache.prepare(sequences, counts)
+    for layer in range(cache.num_layers):
+        key, value = (
+            normal(batch.num_tokens, *side.shape[2:], seed=(seed, layer, part))
+            for part, side in enumerate((cache.key(layer), cache.value(layer)))
+        )
+        cache.write(layer, key, value, batch)
+    cache.commit(batch)
+
+
+def content(cache, sequence):
+    """The bytes of each block of a sequence, in each plane of each layer; None for a hole."""
+    tables = [cache.make_batch().group(layer).block_table.numpy() for layer in range(cache.num_layers)]
+    count = -(-sequence.num_computed_tokens // cache.block_size)
+    return [
+        [plane.numpy()[block].tobytes() if block else None for block in table[sequence.row, :count]]
+        for layer, table in enumerate(tables)
+        for plane in (cache.key(layer), cache.value(layer))
+    ]
+
+
+def poison(cache, number=777.0):
+    """Overwrite every block of the cache and of its swap spaces that nobody holds: none may be seen again."""
+    stores = [(space._block_pools, space._kv_pools) for space in cache._swap_spaces]
+    for pools, kv_pools in ((cache._block_pools, cache._store.pools), *stores):
+        for pool, kv_pool in zip(pools, kv_pools, strict=True):
+            free = pool.ref_counts() == 0
+            free[0] = False
+            for plane in kv_pool.planes():
+                plane.numpy()[free] = np.asarray(number).astype(plane.numpy().dtype)
+
+
+def occupied(cache):
+    """As make, with some blocks taken, so that ids are not those of a fresh pool."""
+    sequence = cache.add_sequence(range(9))
+    advance(cache, [sequence], 9)
+    return sequence
+
+
+class Latent:
+    """A spec of the user's own: one plane a token, one a block."""
+
+    planes = (Plane("latent", (6,), "int8"), Plane("scale", (3,), "float32", per="block"))
+    window = None

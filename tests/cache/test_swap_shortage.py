@@ -1,0 +1,83 @@
+"""What coming back from a swap space, and then a step, would lack."""
+
+import numpy as np
+import pytest
+
+from pagecore import (
+    AttentionSpec,
+    InvalidSequence,
+    ShapeError,
+    UnsupportedDtype,
+)
+from pagecore.cache import SwapSpace
+from tests.cache.caches import SPEC, WINDOWED, advance, make
+
+
+def test_shortage_counts_what_coming_back_and_the_step_take():
+    cache = make([SPEC, WINDOWED], num_blocks=[17, 9], max_tokens_per_sequence=64)
+    space = SwapSpace(cache, num_blocks=17)
+    out, here = (cache.add_sequence(range(40)) for _ in range(2))
+    advance(cache, [out, here], [11, 14])
+    cache.swap_out([out], space)
+    # The group of the window is the scarcest: 8 blocks, and the two that `here` still sees are taken.
+    assert cache.num_available == 6
+    before = cache.stats()
+    assert cache.shortage([out], 0) == 0
+    assert cache.shortage([out, here], [1, 2]) == 0  # two blocks come back; no more are needed
+    assert cache.shortage([out, here], [9, 10]) == 0  # two come back; two more each
+    assert cache.shortage([out, here], [10, 11]) == 2  # three more each
+    assert cache.shortage([here, out], [19, 30]) == 9
+    assert cache.stats() == before
+    cache.check_invariants()
+
+
+def test_shortage_of_nothing_that_can_be_is_refused():
+    cache = make()
+    space = SwapSpace(cache, num_blocks=17)
+    out, here = (cache.add_sequence(range(8)) for _ in range(2))
+    advance(cache, [out, here], 8)
+    cache.swap_out([out], space)
+    for sequences, counts, error in (
+        ([out, out], 1, InvalidSequence),
+        ([out, here, here], 1, InvalidSequence),
+        ([out, None], 1, InvalidSequence),
+        ([out], -1, ShapeError),
+        ([out], [1, 1], ShapeError),
+        ([out], 57, ShapeError),
+        ([out], 2**40, ShapeError),
+        ([out, here], [1, 57], ShapeError),
+        ([out], 1.5, UnsupportedDtype),
+    ):
+        with pytest.raises(error):
+            cache.shortage(sequences, counts)
+        cache.check_invariants()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shortage_is_exactly_what_coming_back_together_lacks(seed):
+    """Forks, truncated at random, so that blocks are shared in every way; then all come back and write."""
+    random = np.random.default_rng(seed)
+    cache = make([SPEC, AttentionSpec(2, 8, dtype="float32", window=500)], num_blocks=40, max_sequences=12)
+    spaces = [SwapSpace(cache, num_blocks=60) for _ in range(2)]
+    sequences = [cache.add_sequence(range(60)) for _ in range(2)]
+    advance(cache, sequences, random.integers(1, 14, 2))
+    while len(sequences) < 7:
+        child = cache.fork(sequences[random.integers(len(sequences))])
+        cache.truncate(child, random.integers(child.num_computed_tokens // 2, child.num_computed_tokens + 1))
+        cache.append_tokens([child], [list(range(60 - child.num_tokens))])
+        sequences.append(child)
+    out = random.permutation(sequences)[: random.integers(1, 7)].tolist()
+    half = len(out) // 2
+    cache.swap_out(out[:half], spaces[0])
+    cache.swap_out(out[half:], spaces[1])
+    counts = random.integers(0, 6, len(sequences))
+    filler = cache.add_sequence(range(156))
+    advance(cache, [filler], 4 * cache.num_available)
+    lacking = cache.shortage(sequences, counts)
+    given = max(0, lacking - int(random.integers(2)))
+    cache.truncate(filler, filler.num_computed_tokens - 4 * given)
+    before = cache.stats()
+    assert cache.shortage(sequences, counts) == lacking - given
+    assert cache.stats() == before
+    suffices = cache.try_swap_in(out) and cache.try_prepare(sequences, counts) is not None
+    assert suffices == (given == lacking)

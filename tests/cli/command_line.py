@@ -1,0 +1,29 @@
+"""The command as the tests of it call it."""
+
+import json
+
+from pagecore import cli
+
+
+def call(capsys, *argv):
+    """Exit code, stdout and stderr of a command."""
+    try:
+        code = cli.main([str(part) for part in argv])
+    except SystemExit as ended:
+        code = ended.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, *argv):
+    """The one line that a command is refused with."""
+    code, out, err = call(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("pagecore")
+    assert err.count("\n") == 1
+    return err
+
+
+def write_trace(path, lines):
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path

@@ -1,0 +1,63 @@
+"""The C++ drivers of the native code, without a sanitizer: that they build, pass, and find a fault where there is one.
+
+``make sanitize`` runs the same drivers under ASan, UBSan and TSan.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.capabilities import missing
+
+ROOT = Path(__file__).parent.parent.parent
+NATIVE = ROOT / "tests" / "native"
+
+
+def make(*arguments):
+    if not (shutil.which("make") and shutil.which("g++")):
+        missing("g++", "the drivers are built by make and g++")
+    command = ["make", "-f", "tests/native/sanitize.mk", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_drivers_pass_without_a_sanitizer():
+    ran = make("-j2", "plain", "SCALE=0.2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("tests passed") == 2
+
+
+def test_make_sanitize_builds_every_source_of_the_native_rooms():
+    recipe = make("--dry-run", "--always-make", "asan", "tsan")
+    assert recipe.returncode == 0, recipe.stderr
+    sources = [*ROOT.glob("pagecore/index/*.cpp"), *ROOT.glob("pagecore/ops/cpu/*.cpp")]
+    for source in sources:
+        for kind in ("asan", "tsan"):
+            assert f'echo "{kind} {source.relative_to(ROOT)}"' in recipe.stdout
+
+
+def test_every_planted_fault_must_be_reported_by_name(tmp_path):
+    driver = tmp_path / "driver"
+    script = ["sh", str(NATIVE / "expect_fault.sh"), str(driver)]
+
+    def verdict(body):
+        driver.write_text(f"#!/bin/sh\n[ $1 = --plants ] && {{ printf 'leak\\tLeak: found\\n'; exit; }}\n{body}\n")
+        driver.chmod(0o755)
+        return subprocess.run(script, capture_output=True, text=True, check=False)
+
+    assert verdict("echo Leak: found; exit 1").returncode == 0
+    assert "went unnoticed" in verdict("exit 0").stderr
+    assert "was not reported" in verdict("echo something else; exit 1").stderr
+
+
+def test_a_driver_without_planted_faults_is_taken_for_one_without_a_sanitizer(tmp_path):
+    driver = tmp_path / "driver"
+    driver.write_text("#!/bin/sh\n")
+    driver.chmod(0o755)
+    ran = subprocess.run(
+        ["sh", str(NATIVE / "expect_fault.sh"), str(driver)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert "no planted faults" in ran.stderr

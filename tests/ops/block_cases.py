@@ -1,0 +1,79 @@
+"""Caches, packed arrays and tables for the tests of gather, scatter and transfer, and the memory around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pagecore.arrays.dtypes import as_dtype
+from tests.ops.cases import DTYPES, empty_cache
+
+ANY_DTYPE = ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e5m2"]
+RANKS = [(), (3,), (2, 5), (4, 1), (1, 4), (2, 2, 3), (2, 1, 2, 2, 3)]
+
+
+def random_bytes(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    """An array whose bits are random: NaN, infinities and subnormal numbers among them."""
+    kind = as_dtype(dtype).numpy
+    count = int(np.prod(shape)) * kind.itemsize
+    return np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8).view(kind).reshape(shape)
+
+
+def random_numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(DTYPES[dtype])
+
+
+def random_cache(layout: str, shape: tuple[int, int, int, int], dtype: str, seed: int = 0) -> Any:
+    cache = empty_cache(layout, shape, DTYPES[dtype])
+    cache[...] = random_numbers(shape, dtype, seed)
+    return cache
+
+
+def batch_of(
+    lens: Any, block_size: int, num_blocks: int, *, holes: float = 0.0, seed: int = 0, ordered: bool = False
+) -> tuple[Any, Any]:
+    """A table of distinct blocks whose entries past a sequence's length are garbage, and the lengths."""
+    rng = np.random.default_rng(seed)
+    needed = [-(-n // block_size) for n in lens]
+    table = np.where(rng.random((len(lens), max(needed, default=0) + 1)) < 0.5, -7, 2**31 - 1).astype(np.int32)
+    ids = np.arange(1, num_blocks) if ordered else rng.permutation(np.arange(1, num_blocks))
+    taken = 0
+    for row, count in zip(table, needed, strict=True):
+        row[:count] = ids[taken : taken + count]
+        row[:count][rng.random(count) < holes] = 0
+        taken += count
+    return table, np.asarray(lens, np.int32)
+
+
+def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any], *, offset: int = 0) -> tuple[Any, Any]:
+    """An array inside a buffer of 0x5a bytes that starts `offset` bytes past a line, and that buffer."""
+    count = int(np.prod(shape)) * dtype.itemsize
+    buffer = np.full(count + 256 + 64, 0x5A, np.uint8)
+    start = -buffer.ctypes.data % 64 + 64 + offset
+    return buffer[start : start + count].view(dtype).reshape(shape), buffer
+
+
+def untouched_beside(array: Any, buffer: Any) -> bool:
+    start = array.ctypes.data - buffer.ctypes.data
+    return bool((buffer[:start] == 0x5A).all() and (buffer[start + array.nbytes :] == 0x5A).all())
+
+
+def twin_of(array: Any) -> tuple[Any, Any, Any]:
+    """The memory that an array is a view of, a copy of all of it, and the array as it lies in the copy."""
+    memory = array
+    while isinstance(memory.base, np.ndarray):
+        memory = memory.base
+    copy = bytearray(memory.tobytes())
+    start = array.ctypes.data - memory.ctypes.data
+    return memory, copy, np.ndarray(array.shape, array.dtype, copy, start, array.strides)
+
+
+def shuffled_axes(shape: tuple[int, ...], dtype: np.dtype[Any], draw: Any, rng: np.random.Generator) -> Any:
+    """Whole numbers in an array whose axes lie in memory in any order and direction, with gaps or without."""
+    order = draw(st.permutations(range(len(shape))))
+    gaps = [draw(st.integers(1, 2)) for _ in shape]
+    array = rng.integers(-100, 100, [shape[axis] * gaps[axis] for axis in order]).astype(dtype)
+    array = array.transpose(np.argsort(order))
+    return array[tuple(slice(None, None, gap * draw(st.sampled_from([1, -1]))) for gap in gaps)]

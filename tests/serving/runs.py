@@ -1,0 +1,46 @@
+"""Requests, and a pretended model whose every token can be told beforehand."""
+
+import numpy as np
+
+from pagecore.serving.request import Request
+
+
+def next_token(text, sample):
+    """What the pretended model says: it depends on every token before, so that a lost or doubled one shows."""
+    value = sample + 1
+    for token in text:
+        value = (value * 31 + int(token) + 7) % 1009
+    return value
+
+
+def expected(request, sample):
+    text = list(request.prompt)
+    for _ in range(request.max_new_tokens):
+        text.append(next_token(text, sample))
+    return text
+
+
+def sampled(step):
+    ids = []
+    for run, row in zip(step.outputs, step.output_rows, strict=True):
+        source = step.runs[row].sequence
+        computed = source.num_computed_tokens
+        ids.append(next_token(np.asarray(source.tokens)[:computed], run.sample))
+    return ids
+
+
+def drain(scheduler, observe=lambda step: None, steps_max=100_000):
+    """Run until nothing is left; the finished runs in order."""
+    finished = []
+    for _ in range(steps_max):
+        step = scheduler.schedule()
+        if step is None:
+            return finished
+        observe(step)
+        scheduler.commit(step)
+        finished += scheduler.accept(step, sampled(step))
+    raise AssertionError("the scheduler makes no progress")
+
+
+def request(number, prompt, new, samples=1):
+    return Request(number, np.arange(number * 100, number * 100 + prompt), new, samples)
