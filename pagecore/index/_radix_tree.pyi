@@ -1,31 +1,11 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-_Lanes = NDArray[np.int32] | tuple[NDArray[np.int32], ...]
+from pagecore.index._radix_values import Evicted, Inserted, Match
+
 _Spans = Iterable[tuple[int, int, bytes | int]]
-
-class Match:
-    num_tokens: int
-    num_full_tokens: int
-    checkpoint: int | None
-    state: int | None
-    blocks: _Lanes
-
-class Inserted:
-    num_tokens: int
-    num_old_tokens: int
-    taken: _Lanes
-    duplicates: _Lanes
-    taken_states: NDArray[np.int32]
-    duplicate_states: NDArray[np.int32]
-
-class Evicted:
-    amount: int
-    blocks: _Lanes
-    states: NDArray[np.int32]
 
 class Receipt:
     tree: RadixTree

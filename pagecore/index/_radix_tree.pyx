@@ -2,17 +2,19 @@
 
 cimport cython
 from cython.operator cimport dereference as deref
-from libc.math cimport INFINITY, NAN, isfinite
-from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libc.string cimport memcpy
+from libc.math cimport INFINITY
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._integers cimport Integers, as_int64, as_integers, new_int32
+from pagecore.index._integers cimport as_int64, new_int32
+from pagecore.index._radix_query cimport Entry, Offer, Prefix, Wish, as_number, read_entry, read_prefix, read_wish
+from pagecore.index._radix_values cimport Evicted, Inserted, Match, array_of, per_lane
+
+from collections.abc import Mapping
 
 from pagecore.errors import (
     DoubleFree,
-    InvalidBlock,
     InvalidSequence,
     PagecoreError,
     ShapeError,
@@ -21,135 +23,6 @@ from pagecore.errors import (
 )
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
-MAX_NAMESPACE_DEPTH = 16
-
-
-cdef object typed(object value, int depth):
-    """A key that is equal only for values of the same types: 1, True and 1.0 are three namespaces."""
-    if type(value) is tuple:
-        if depth == 0:
-            raise UnsupportedDtype(f"the namespace nests more than {MAX_NAMESPACE_DEPTH} tuples; use a flatter one")
-        return (tuple, *[typed(part, depth - 1) for part in value])
-    try:
-        hash(value)
-    except Exception as error:
-        raise UnsupportedDtype(f"the namespace has {type(value).__name__} in it, which has no hash; use tuples of "
-                               f"strings, bytes and ints ({error})") from None
-    if value != value:
-        raise UnsupportedDtype(f"the namespace has {value!r} in it, which is not equal to itself; use another value")
-    return type(value), value
-
-
-cdef int set_digest(object digest, Digest* out) except -1:
-    cdef bytes content
-    if isinstance(digest, (bytes, bytearray, memoryview)):
-        content = bytes(digest)
-        if not 1 <= len(content) <= 32:
-            raise ShapeError(f"a span's digest has {len(content)} bytes; give 1 to 32")
-        out.kind = len(content)
-    else:
-        try:
-            content = digest.__index__().to_bytes(32, "little", signed=True)
-        except OverflowError:
-            raise ShapeError(f"a span's digest does not fit 256 bits: {digest}; give bytes or a smaller int") from None
-        except (AttributeError, TypeError):
-            raise UnsupportedDtype(
-                f"a span's digest is {type(digest).__name__}; give bytes or an int"
-            ) from None
-        out.kind = -1
-    memcpy(out.bytes.data(), <const char*> content, len(content))
-    return 0
-
-
-cdef double as_number(object value, str what) except? -1:
-    cdef double number
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UnsupportedDtype(f"{what} is {value!r}; give a number") from None
-    if not isfinite(number):
-        raise ShapeError(f"{what} is {value!r}; give a finite number")
-    return number
-
-
-cdef object array_of(const vector[int32_t]& ids):
-    cdef int32_t* data = NULL
-    array = new_int32(<Py_ssize_t> ids.size(), &data)
-    if ids.size() > 0:
-        memcpy(data, ids.data(), ids.size() * sizeof(int32_t))
-    return array
-
-
-@cython.freelist(16)
-cdef class Prefix:
-    cdef Query query(self) noexcept:
-        cdef Query query
-        query.tokens = Int32s(self.tokens.data, <size_t> self.tokens.size)
-        query.marks = Marks(self.marks.data(), self.marks.size())
-        query.space = self.space
-        return query
-
-
-@cython.freelist(16)
-cdef class Entry:
-    pass
-
-
-@cython.freelist(16)
-cdef class Match:
-    """What the tree has of a prefix.
-
-    Attributes
-    ----------
-    num_tokens : int
-        Tokens that every component can reuse, whole blocks.
-    num_full_tokens : int
-        Tokens that the full component has.
-    checkpoint : int or None
-        Where a new state would help: tokens after which the sequence should keep one, past `num_tokens`.
-    state : int or None
-        The state after `num_tokens`.
-    blocks : numpy.ndarray or tuple of numpy.ndarray
-        int32 [num_tokens / block_size], new, one for each lane; the null block before a window.
-    """
-
-    def __repr__(self):
-        return (f"Match(num_tokens={self.num_tokens}, num_full_tokens={self.num_full_tokens}, "
-                f"checkpoint={self.checkpoint}, state={self.state})")
-
-
-@cython.freelist(16)
-cdef class Inserted:
-    """What an insertion did.
-
-    Attributes
-    ----------
-    num_tokens : int
-        Tokens of the sequence that the tree has now, whole blocks.
-    num_old_tokens : int
-        Of those, what it had before.
-    taken : numpy.ndarray or tuple of numpy.ndarray
-        Offered blocks that the tree holds from now on, by lane; the caller gives it a reference to each.
-    duplicates : numpy.ndarray or tuple of numpy.ndarray
-        Offered blocks that it has from somebody else, by lane; they stay the caller's alone.
-    taken_states, duplicate_states : numpy.ndarray
-        The same for states.
-    """
-
-
-@cython.freelist(16)
-cdef class Evicted:
-    """What an eviction gave up: the caller drops the tree's reference to each.
-
-    Attributes
-    ----------
-    amount : int
-        Of the component that was asked for.
-    blocks : numpy.ndarray or tuple of numpy.ndarray
-        int32, by lane; with the full component go the windows of the same blocks.
-    states : numpy.ndarray
-        int32.
-    """
 
 
 @cython.freelist(16)
@@ -176,7 +49,7 @@ cdef class Receipt:
         return tuple([name for i, name in enumerate(self.tree.components) if self.native.components >> i & 1])
 
     def release(self, component=None, *, time=None, rank=None):
-        """Give it back, or one component of it; see `RadixTree.release`."""
+        """Give it back, or one component of it; parameters and errors are those of `RadixTree.release`."""
         self.tree.release(self, component, time=time, rank=rank)
 
     def fork(self):
@@ -249,8 +122,10 @@ cdef class RadixTree:
     ------
     ShapeError
         A size is out of range.
+    UnsupportedDtype
+        A size is no integer, or `states` no bool.
     UnsupportedOption
-        `policy` is unknown.
+        `policy` is unknown; or `state_interval` is given and `states` is False.
 
     Examples
     --------
@@ -302,80 +177,10 @@ cdef class RadixTree:
     # What a caller gives.
 
     cdef Prefix _prefix(self, object tokens, object namespace, object spans, object max_tokens):
-        cdef Prefix prefix = Prefix.__new__(Prefix)
-        cdef int64_t most
-        prefix.tokens = as_integers(tokens, "token", ShapeError)
-        if prefix.tokens.is_scalar:
-            raise ShapeError(f"tokens are {tokens!r}; give a list or a one-dimensional array")
-        prefix.limit = prefix.tokens.size // self.block_size
-        if max_tokens is not None:
-            most = as_int64(max_tokens, "max_tokens")
-            if most < 0:
-                raise ShapeError(f"max_tokens is {max_tokens}; use 0 or more")
-            prefix.limit = min(prefix.limit, most // self.block_size)
-        if namespace is None:
-            prefix.space = 0
-        else:
-            prefix.key = typed(namespace, MAX_NAMESPACE_DEPTH)
+        cdef Prefix prefix = read_prefix(self.block_size, tokens, namespace, spans, max_tokens)
+        if namespace is not None:
             prefix.space = self.spaces.get(prefix.key, -1)
-        if spans is not None:
-            self._add_spans(prefix, spans)
         return prefix
-
-    cdef int _add_spans(self, Prefix prefix, object spans) except -1:
-        cdef Mark mark
-        cdef int64_t begin, stop, block
-        cdef int64_t before = 0
-        cdef int64_t blocks = prefix.tokens.size // self.block_size
-        checked = []
-        try:
-            for start, end, digest in spans:
-                checked.append((as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest))
-        except (TypeError, ValueError):
-            raise ShapeError("spans are not (start, end, digest) each; give a list of such tuples") from None
-        checked.sort(key=lambda one: one[0])
-        for start, end, digest in checked:
-            begin, stop = start, end
-            if begin < 0 or stop <= begin:
-                raise ShapeError(f"a span runs from {start} to {end}; use 0 <= start < end")
-            if begin < before:
-                raise ShapeError(f"a span starts at {start}, before the end of another at {before}; give disjoint ones")
-            before = stop
-            mark.digest = Digest()
-            set_digest(digest, &mark.digest)
-            for block in range(begin // self.block_size, min(blocks, (stop - 1) // self.block_size + 1)):
-                mark.block = <int32_t> block
-                mark.start = begin - block * self.block_size
-                mark.end = stop - block * self.block_size
-                prefix.marks.push_back(mark)
-        return 0
-
-    cdef int _wish(self, Wish* wish, object time, object priority, object time_to_live, object rank) except -1:
-        """Checks all of them; the clock is advanced by the caller, once nothing can fail."""
-        cdef double now
-        wish.priority = NAN
-        wish.expiry = INFINITY
-        wish.rank = NAN
-        if time is not None:
-            as_number(time, "time")
-        if priority is not None:
-            if self.policy != "priority":
-                raise UnsupportedOption(f"priority {priority} means nothing to policy {self.policy}; use \"priority\"")
-            wish.priority = as_number(priority, "priority")
-            if not 0 <= wish.priority <= 100:
-                raise ShapeError(f"priority is {priority}; use 0 to 100")
-        if time_to_live is not None:
-            if priority is None or time is None:
-                raise UnsupportedOption(f"time_to_live {time_to_live} needs a priority and the time; give both")
-            now = as_number(time_to_live, "time_to_live")
-            if now < 0:
-                raise ShapeError(f"time_to_live is {time_to_live}; use 0 or more")
-            wish.expiry = as_number(time, "time") + now
-        if rank is not None:
-            if self.policy != "rank":
-                raise UnsupportedOption(f"rank {rank} means nothing to policy {self.policy}; use \"rank\"")
-            wish.rank = as_number(rank, "rank")
-        return 0
 
     cdef int32_t _component(self, object component) except -1:
         try:
@@ -455,13 +260,23 @@ cdef class RadixTree:
     def match_and_lock(self, tokens, *, namespace=None, spans=None, max_tokens=None, time=None):
         """Find the longest prefix, count the use, and hold what was found until the receipt is given back.
 
-        Parameters are those of `match`; `time` is the caller's clock in seconds, by default the latest that was given.
+        Parameters
+        ----------
+        tokens, namespace, spans, max_tokens
+            As in `match`.
+        time : float, optional
+            The caller's clock in seconds, by default the latest that was given; it never runs backwards.
 
         Returns
         -------
         Receipt
             Its `match` says what was found. What it holds: the path, the last window before its end, the state at its
             end.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            What `match` raises; or `time` is no finite number.
         """
         if time is not None:
             time = as_number(time, "time")
@@ -487,6 +302,7 @@ cdef class RadixTree:
         ----------
         receipt : Receipt
         component : str, optional
+            One of `components`; by default all that the receipt still holds.
         time, rank : float, optional
             As in `insert`; the rank is for what nobody holds any more.
 
@@ -496,11 +312,15 @@ cdef class RadixTree:
             It was given back before, or that component of it.
         InvalidSequence
             It is another tree's.
+        UnsupportedOption
+            The tree has no such component, or uses no rank.
+        ShapeError, UnsupportedDtype
+            `time` or `rank` is no finite number.
         """
         cdef uint32_t which = self.every_component
         cdef Wish wish
         self._check_receipt(receipt)
-        self._wish(&wish, time, None, None, rank)
+        read_wish(&wish, self.policy, time, None, None, rank)
         if component is not None:
             which = 1 << self._component(component)
             if receipt.native.components & which == 0:
@@ -510,52 +330,6 @@ cdef class RadixTree:
         deref(self.native).unlock(receipt.native, which, wish)
 
     # Keeping.
-
-    cdef Entry _entry(self, object tokens, object blocks, object states, object namespace, object spans,
-                      Receipt receipt):
-        cdef Entry entry = Entry.__new__(Entry)
-        cdef State state
-        cdef Integers ids
-        entry.prefix = self._prefix(tokens, namespace, spans, None)
-        entry.lanes = []
-        if self.num_lanes == 1:
-            blocks = (blocks,)
-        elif not isinstance(blocks, (tuple, list)) or len(blocks) != self.num_lanes:
-            raise ShapeError(f"blocks are {type(blocks).__name__}; give a tuple of {self.num_lanes} arrays, one a lane")
-        for lane in blocks:
-            ids = as_integers(lane, "block", InvalidBlock)
-            if ids.is_scalar or ids.size < entry.prefix.limit:
-                raise ShapeError(f"{1 if ids.is_scalar else ids.size} blocks are given for {entry.prefix.tokens.size} "
-                                 f"tokens; give a list of at least {entry.prefix.limit}")
-            entry.lanes.append(ids)
-        if states is not None:
-            try:
-                pairs = [(as_int64(length, "a state's length"), as_int64(id, "a state")) for length, id in states]
-            except (TypeError, ValueError):
-                raise ShapeError("states are not (length, id) each; give a list of such pairs") from None
-            for length, id in pairs:
-                if length % self.block_size:
-                    raise ShapeError(f"a state stands after {length} tokens; use multiples of the block size "
-                                     f"{self.block_size}")
-                if not 0 <= id < 2**31:
-                    raise InvalidBlock(f"state {id} cannot be cached; ids run from 0 to {2**31 - 1}")
-                state.blocks = length // self.block_size
-                state.id = id
-                entry.states.push_back(state)
-        if receipt is not None:
-            self._check_receipt(receipt)
-        entry.receipt = receipt
-        return entry
-
-    cdef int _fill_offer(self, Entry entry, Offer* offer) except -1:
-        offer.query = entry.prefix.query()
-        offer.states = States(entry.states.data(), entry.states.size())
-        offer.wish = entry.wish
-        offer.time = entry.time
-        offer.lanes.clear()
-        for lane in entry.lanes:
-            offer.lanes.push_back((<Integers> lane).data)
-        return 0
 
     def insert(self, tokens, blocks, *, states=None, namespace=None, spans=None, Receipt receipt=None, time=None,
                priority=None, time_to_live=None, rank=None):
@@ -595,13 +369,17 @@ cdef class RadixTree:
             The tree has a block already, at another place; or the receipt was given back.
         ShapeError
             There are fewer blocks than the tokens fill; a state stands elsewhere; what `match` raises.
+        InvalidSequence
+            The receipt is another tree's.
         UnsupportedOption
             A state, priority or rank that this tree does not use.
+        UnsupportedDtype
+            Ids are no integers, a time, priority or rank is no number, or what `match` raises so.
         """
-        cdef Entry entry = self._entry(tokens, blocks, states, namespace, spans, receipt)
-        self._wish(&entry.wish, time, priority, time_to_live, rank)
-        entry.time = -INFINITY if time is None else as_number(time, "time")
-        return self._insert(entry)
+        return self._insert(self._entry(
+            tokens, blocks, states=states, namespace=namespace, spans=spans, receipt=receipt, time=time,
+            priority=priority, time_to_live=time_to_live, rank=rank
+        ))
 
     cdef object _insert(self, Entry entry):
         cdef Prefix prefix = entry.prefix
@@ -617,9 +395,9 @@ cdef class RadixTree:
             self.spaces[prefix.key] = prefix.space
             self.space_keys[prefix.space] = prefix.key
         try:
-            self._fill_offer(entry, &offer)
+            entry.fill(&offer)
             if entry.receipt is not None:
-                receipt = &entry.receipt.native
+                receipt = &(<Receipt> entry.receipt).native
             deref(self.native).insert(offer, receipt, self.inserted)
         finally:
             if is_new:
@@ -627,16 +405,11 @@ cdef class RadixTree:
                 self._forget_dead()
         inserted.num_tokens = self.inserted.blocks * self.block_size
         inserted.num_old_tokens = self.inserted.old_blocks * self.block_size
-        inserted.taken = self._per_lane(self.inserted.taken)
-        inserted.duplicates = self._per_lane(self.inserted.duplicates)
+        inserted.taken = per_lane(self.inserted.taken, self.num_lanes)
+        inserted.duplicates = per_lane(self.inserted.duplicates, self.num_lanes)
         inserted.taken_states = array_of(self.inserted.taken.back())
         inserted.duplicate_states = array_of(self.inserted.duplicates.back())
         return inserted
-
-    cdef object _per_lane(self, const vector[vector[int32_t]]& ids):
-        if self.num_lanes == 1:
-            return array_of(ids[0])
-        return tuple([array_of(ids[lane]) for lane in range(self.num_lanes)])
 
     cdef int _forget_dead(self) except -1:
         if deref(self.native).has_dead_namespaces():
@@ -671,7 +444,9 @@ cdef class RadixTree:
         UnsupportedOption
             The tree has no such component.
         ShapeError
-            `amount` is negative.
+            `amount` is negative, or `time` is not finite.
+        UnsupportedDtype
+            `amount` is no integer, or `time` no number.
         """
         cdef Evicted evicted = Evicted.__new__(Evicted)
         cdef vector[vector[int32_t]] gone
@@ -683,36 +458,61 @@ cdef class RadixTree:
             deref(self.native).advance(as_number(time, "time"))
         evicted.amount = deref(self.native).evict(which, wanted, gone)
         self._forget_dead()
-        evicted.blocks = self._per_lane(gone)
+        evicted.blocks = per_lane(gone, self.num_lanes)
         evicted.states = array_of(gone.back())
         return evicted
 
     def evictable(self, component="full"):
-        """Blocks (or states) of a component that can go now."""
+        """Blocks (or states) of a component that can go now, an int; UnsupportedOption where there is none such."""
         return deref(self.native).evictable(self._component(component))
 
     def protected(self, component="full"):
-        """Blocks (or states) of a component that receipts hold."""
+        """Blocks (or states) of a component that receipts hold, an int; UnsupportedOption where there is none such."""
         cdef int32_t which = self._component(component)
         return deref(self.native).held(which) - deref(self.native).evictable(which)
 
     # All sequences of a step.
 
     def match_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None):
-        """`match` for every prefix of a list; the options are lists too, or None.
+        """`match` for every prefix of a list.
+
+        Parameters
+        ----------
+        prefixes : iterable of array_like of int
+        namespaces, spans, max_tokens : iterable, optional
+            One of `match`'s for each prefix, or None.
 
         Returns
         -------
         list of Match
+
+        Raises
+        ------
+        ShapeError
+            There are more or fewer options than prefixes; or what `match` raises so.
+        UnsupportedDtype
+            As in `match`.
         """
         return [self._match(<Prefix> prefix) for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens)]
 
     def match_and_lock_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None, time=None):
         """`match_and_lock` for every prefix of a list: all, or none where one is refused.
 
+        Parameters
+        ----------
+        prefixes, namespaces, spans, max_tokens
+            As in `match_all`.
+        time : float, optional
+            The caller's clock in seconds, as in `match_and_lock`.
+
         Returns
         -------
         list of Receipt
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            As in `match_all`; or `time` is no finite number.
         """
         if time is not None:
             time = as_number(time, "time")
@@ -729,11 +529,27 @@ cdef class RadixTree:
         return receipts
 
     def release_all(self, receipts, *, time=None):
-        """`release` for every receipt of a list: all, or none where one is refused."""
+        """`release` for every receipt of a list: all, or none where one is refused.
+
+        Parameters
+        ----------
+        receipts : iterable of Receipt
+        time : float, optional
+            The caller's clock in seconds, as in `release`.
+
+        Raises
+        ------
+        DoubleFree
+            One was given back before, or stands in the list twice.
+        InvalidSequence
+            One is another tree's.
+        ShapeError, UnsupportedDtype
+            One is no receipt; or `time` is no finite number.
+        """
         cdef Wish wish
         cdef Receipt receipt
         receipts = list(receipts)
-        self._wish(&wish, time, None, None, None)
+        read_wish(&wish, self.policy, time, None, None, None)
         for each in receipts:
             if not isinstance(each, Receipt):
                 raise UnsupportedDtype(f"a receipt is {type(each).__name__}; give what match_and_lock returned")
@@ -746,42 +562,57 @@ cdef class RadixTree:
             deref(self.native).unlock(receipt.native, self.every_component, wish)
 
     def insert_all(self, entries, *, time=None):
-        """`insert` for every sequence of a step, in order.
+        """`insert` for every sequence of a step, in order: all, or none where one is refused.
 
         Parameters
         ----------
-        entries : list of dict
-            The arguments of `insert` but time, by name.
+        entries : iterable of dict
+            The arguments of `insert` but time, by name. Two may offer the same block for one prefix that they share.
         time : float, optional
+            The caller's clock in seconds, as in `insert`.
 
         Returns
         -------
         list of Inserted
+            One for each entry.
 
         Raises
         ------
         DoubleFree
-            Two entries offer one block for different prefixes; those before the second are kept. Whatever else insert
-            refuses is refused before anything changes.
+            A block or state is offered for two prefixes of the list; or what `insert` raises so.
+        InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+            As in `insert`.
+        MemoryError
+            The machine has none left; entries before the one that found none are kept.
         """
         cdef Entry entry
-        cdef Offer offer
+        cdef vector[Offer] offers
+        cdef size_t i
+        cdef dict unseen = {}
         checked = []
         for each in entries:
-            checked.append(self._checked_entry(time=time, **each))
-        for entry in checked:
-            self._fill_offer(entry, &offer)
-            if entry.prefix.space < 0:
-                offer.query.space = INT32_MAX  # of which nothing is there
-            deref(self.native).check(offer, self.inserted)
+            if not isinstance(each, Mapping):
+                raise UnsupportedDtype(f"an entry is {type(each).__name__}; give insert's arguments as a dict")
+            checked.append(self._entry(time=time, **each))
+        offers.resize(len(checked))
+        for i, entry in enumerate(checked):
+            entry.fill(&offers[i])
+            if entry.prefix.space < 0:  # nothing is there: any number does that no namespace has
+                offers[i].query.space = INT32_MAX - <int32_t> unseen.setdefault(entry.prefix.key, len(unseen))
+        deref(self.native).check_all(Offers(offers.data(), offers.size()), self.inserted)
         return [self._insert(<Entry> each) for each in checked]
 
-    def _checked_entry(self, *, tokens, blocks, states=None, namespace=None, spans=None, receipt=None, time=None,
-                       priority=None, time_to_live=None, rank=None):
-        if receipt is not None and not isinstance(receipt, Receipt):
-            raise UnsupportedDtype(f"receipt is {type(receipt).__name__}; give what match_and_lock returned")
-        cdef Entry entry = self._entry(tokens, blocks, states, namespace, spans, receipt)
-        self._wish(&entry.wish, time, priority, time_to_live, rank)
+    def _entry(self, tokens, blocks, *, states=None, namespace=None, spans=None, receipt=None, time=None,
+               priority=None, time_to_live=None, rank=None):
+        cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, states, namespace, spans)
+        if namespace is not None:
+            entry.prefix.space = self.spaces.get(entry.prefix.key, -1)
+        if receipt is not None:
+            if not isinstance(receipt, Receipt):
+                raise UnsupportedDtype(f"receipt is {type(receipt).__name__}; give what match_and_lock returned")
+            self._check_receipt(receipt)
+        entry.receipt = receipt
+        read_wish(&entry.wish, self.policy, time, priority, time_to_live, rank)
         entry.time = -INFINITY if time is None else as_number(time, "time")
         return entry
 

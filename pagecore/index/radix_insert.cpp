@@ -11,11 +11,6 @@ namespace pagecore {
 using radix::kNoNode;
 using radix::kNoState;
 
-void RadixTree::check(const Offer& offer, Inserted& out) {
-  survey(offer, out);
-  give_up_claims(out);
-}
-
 void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
   survey(offer, out);
   radix::Run run;

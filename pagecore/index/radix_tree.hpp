@@ -97,8 +97,8 @@ class RadixTree {
 
   // `receipt`, where there is one, moves to the end of what is inserted.
   void insert(const Offer& offer, Receipt* receipt, Inserted& out);
-  // Throws what insert would throw for the offer itself.
-  void check(const Offer& offer, Inserted& out);
+  // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
+  void check_all(std::span<const Offer> offers, Inserted& out);
   // Frees min(amount, evictable(component)); out has a list for each lane and one for the states.
   int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out);
   // The latest time that was given; it never runs backwards.
@@ -208,6 +208,10 @@ class RadixTree {
   void fill_window(const Offer& offer, int32_t window);
   NodeId add_rest(const Offer& offer, const Inserted& out, radix::Run&& run);
   void move_receipt(Receipt& receipt, NodeId end);
+
+  // radix_batch.cpp
+  class Places;
+  void note_places(const Offer& offer, size_t index, int64_t blocks, Places& places) const;
 
   // radix_evict.cpp
   void expire();

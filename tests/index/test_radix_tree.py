@@ -377,6 +377,61 @@ def test_batched_calls_do_what_single_calls_do():
     assert tree.protected() == 0
 
 
+ONE_BLOCK_TWO_PREFIXES = {
+    "another prefix": ({"tokens": [5, 5], "blocks": [9]}, {"tokens": [6, 6], "blocks": [9]}),
+    "another place": ({"tokens": [5, 5, 7, 7], "blocks": [9, 10]}, {"tokens": [5, 5], "blocks": [10]}),
+    "another first block": (
+        {"tokens": [5, 5, 7, 7], "blocks": [9, 10]},
+        {"tokens": [6, 6, 7, 7], "blocks": [11, 10]},
+    ),
+    "another new namespace": (
+        {"tokens": [5, 5], "blocks": [9], "namespace": "a"},
+        {"tokens": [5, 5], "blocks": [9], "namespace": "b"},
+    ),
+    "another image": (
+        {"tokens": [5, 5], "blocks": [9], "spans": [(0, 2, b"a")]},
+        {"tokens": [5, 5], "blocks": [9], "spans": [(0, 2, b"b")]},
+    ),
+    "another prefix, of a state": (
+        {"tokens": [5, 5], "blocks": [9], "states": [(2, 3)]},
+        {"tokens": [6, 6], "blocks": [10], "states": [(2, 3)]},
+    ),
+    "a duplicate first": ({"tokens": [1, 1], "blocks": [9]}, {"tokens": [6, 6], "blocks": [9]}),
+}
+
+
+@pytest.mark.parametrize("entries", ONE_BLOCK_TWO_PREFIXES.values(), ids=ONE_BLOCK_TWO_PREFIXES)
+def test_a_batch_that_offers_one_block_for_two_prefixes_changes_nothing(entries):
+    tree = RadixTree(2, states=True)
+    tree.insert([1, 1], [1])
+    before = snapshot(tree)
+    with pytest.raises(DoubleFree, match="for two prefixes at once"):
+        tree.insert_all(entries)
+    assert snapshot(tree) == before
+    tree.check_invariants()
+
+
+@pytest.mark.parametrize("namespace", [None, "new"])
+def test_a_batch_may_offer_one_block_for_one_prefix_often(namespace):
+    tree = RadixTree(2, windows=[2], states=True)
+    entries = [
+        {"tokens": [5, 5, i, i], "blocks": ([9, 10 + i], [19, 20 + i]), "states": [(2, 3)], "namespace": namespace}
+        for i in range(3)
+    ]
+    first, *others = tree.insert_all(entries)
+    assert [lane.tolist() for lane in first.taken] == [[9, 10], [19, 20]]
+    for i, done in enumerate(others, 1):
+        assert [lane.tolist() for lane in done.taken] == [[10 + i], [20 + i]]
+        assert [lane.tolist() for lane in done.duplicates] == [[], []]
+    assert tree.num_namespaces == (namespace is not None)
+    tree.check_invariants()
+
+
+def test_an_entry_of_a_batch_is_a_mapping():
+    with pytest.raises(UnsupportedDtype, match="an entry is tuple"):
+        RadixTree(2).insert_all([([1, 1], [1])])
+
+
 def test_a_chain_as_deep_as_its_tokens_needs_no_stack():
     tree = RadixTree(1)
     tokens, ids = np.zeros(20_000, np.int32), blocks(20_000)
