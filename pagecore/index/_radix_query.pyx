@@ -1,0 +1,195 @@
+"""What a caller of the prefix cache's tree gives, checked and converted: prefixes, and what is to be inserted."""
+
+cimport cython
+from libc.math cimport INFINITY, NAN, isfinite
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy
+
+from pagecore.index._integers cimport Integers, as_int64, as_integers
+
+from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
+
+MAX_NAMESPACE_DEPTH = 16
+
+
+cdef object typed(object value, int depth):
+    """A key that is equal only for values of the same types: 1, True and 1.0 are three namespaces."""
+    if type(value) is tuple:
+        if depth == 0:
+            raise UnsupportedDtype(f"the namespace nests more than {MAX_NAMESPACE_DEPTH} tuples; use a flatter one")
+        return (tuple, *[typed(part, depth - 1) for part in value])
+    try:
+        hash(value)
+    except Exception as error:
+        raise UnsupportedDtype(f"the namespace has {type(value).__name__} in it, which has no hash; use tuples of "
+                               f"strings, bytes and ints ({error})") from None
+    if value != value:
+        raise UnsupportedDtype(f"the namespace has {value!r} in it, which is not equal to itself; use another value")
+    return type(value), value
+
+
+cdef int set_digest(object digest, Digest* out) except -1:
+    cdef bytes content
+    if isinstance(digest, (bytes, bytearray, memoryview)):
+        content = bytes(digest)
+        if not 1 <= len(content) <= 32:
+            raise ShapeError(f"a span's digest has {len(content)} bytes; give 1 to 32")
+        out.kind = len(content)
+    else:
+        try:
+            content = digest.__index__().to_bytes(32, "little", signed=True)
+        except OverflowError:
+            raise ShapeError(f"a span's digest does not fit 256 bits: {digest}; give bytes or a smaller int") from None
+        except (AttributeError, TypeError):
+            raise UnsupportedDtype(
+                f"a span's digest is {type(digest).__name__}; give bytes or an int"
+            ) from None
+        out.kind = -1
+    memcpy(out.bytes.data(), <const char*> content, len(content))
+    return 0
+
+
+cdef double as_number(object value, str what) except? -1:
+    cdef double number
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UnsupportedDtype(f"{what} is {value!r}; give a number") from None
+    if not isfinite(number):
+        raise ShapeError(f"{what} is {value!r}; give a finite number")
+    return number
+
+
+@cython.freelist(16)
+cdef class Prefix:
+    cdef Query query(self) noexcept:
+        cdef Query query
+        query.tokens = Int32s(self.tokens.data, <size_t> self.tokens.size)
+        query.marks = Marks(self.marks.data(), self.marks.size())
+        query.space = self.space
+        return query
+
+
+@cython.freelist(16)
+cdef class Entry:
+    cdef int fill(self, Offer* offer) except -1:
+        offer.query = self.prefix.query()
+        offer.states = States(self.states.data(), self.states.size())
+        offer.wish = self.wish
+        offer.time = self.time
+        offer.lanes.clear()
+        for lane in self.lanes:
+            offer.lanes.push_back((<Integers> lane).data)
+        return 0
+
+
+cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, object spans, object max_tokens):
+    cdef Prefix prefix = Prefix.__new__(Prefix)
+    cdef int64_t most
+    prefix.tokens = as_integers(tokens, "token", ShapeError)
+    if prefix.tokens.is_scalar:
+        raise ShapeError(f"tokens are {tokens!r}; give a list or a one-dimensional array")
+    prefix.limit = prefix.tokens.size // block_size
+    if max_tokens is not None:
+        most = as_int64(max_tokens, "max_tokens")
+        if most < 0:
+            raise ShapeError(f"max_tokens is {max_tokens}; use 0 or more")
+        prefix.limit = min(prefix.limit, most // block_size)
+    prefix.space = 0
+    if namespace is not None:
+        prefix.key = typed(namespace, MAX_NAMESPACE_DEPTH)
+        prefix.space = -1
+    if spans is not None:
+        add_spans(prefix, spans, block_size)
+    return prefix
+
+
+cdef int add_spans(Prefix prefix, object spans, int64_t block_size) except -1:
+    cdef Mark mark
+    cdef int64_t begin, stop, block
+    cdef int64_t before = 0
+    cdef int64_t blocks = prefix.tokens.size // block_size
+    checked = []
+    try:
+        for start, end, digest in spans:
+            checked.append((as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest))
+    except (TypeError, ValueError):
+        raise ShapeError("spans are not (start, end, digest) each; give a list of such tuples") from None
+    checked.sort(key=lambda one: one[0])
+    for start, end, digest in checked:
+        begin, stop = start, end
+        if begin < 0 or stop <= begin:
+            raise ShapeError(f"a span runs from {start} to {end}; use 0 <= start < end")
+        if begin < before:
+            raise ShapeError(f"a span starts at {start}, before the end of another at {before}; give disjoint ones")
+        before = stop
+        mark.digest = Digest()
+        set_digest(digest, &mark.digest)
+        for block in range(begin // block_size, min(blocks, (stop - 1) // block_size + 1)):
+            mark.block = <int32_t> block
+            mark.start = begin - block * block_size
+            mark.end = stop - block * block_size
+            prefix.marks.push_back(mark)
+    return 0
+
+
+cdef int read_wish(Wish* wish, str policy, object time, object priority, object time_to_live,
+                   object rank) except -1:
+    cdef double seconds
+    wish.priority = NAN
+    wish.expiry = INFINITY
+    wish.rank = NAN
+    if time is not None:
+        as_number(time, "time")
+    if priority is not None:
+        if policy != "priority":
+            raise UnsupportedOption(f"priority {priority} means nothing to policy {policy}; use \"priority\"")
+        wish.priority = as_number(priority, "priority")
+        if not 0 <= wish.priority <= 100:
+            raise ShapeError(f"priority is {priority}; use 0 to 100")
+    if time_to_live is not None:
+        if priority is None or time is None:
+            raise UnsupportedOption(f"time_to_live {time_to_live} needs a priority and the time; give both")
+        seconds = as_number(time_to_live, "time_to_live")
+        if seconds < 0:
+            raise ShapeError(f"time_to_live is {time_to_live}; use 0 or more")
+        wish.expiry = as_number(time, "time") + seconds
+    if rank is not None:
+        if policy != "rank":
+            raise UnsupportedOption(f"rank {rank} means nothing to policy {policy}; use \"rank\"")
+        wish.rank = as_number(rank, "rank")
+    return 0
+
+
+cdef Entry read_entry(int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states,
+                      object namespace, object spans):
+    cdef Entry entry = Entry.__new__(Entry)
+    cdef State state
+    cdef Integers ids
+    entry.prefix = read_prefix(block_size, tokens, namespace, spans, None)
+    entry.lanes = []
+    if num_lanes == 1:
+        blocks = (blocks,)
+    elif not isinstance(blocks, (tuple, list)) or len(blocks) != num_lanes:
+        raise ShapeError(f"blocks are {type(blocks).__name__}; give a tuple of {num_lanes} arrays, one a lane")
+    for lane in blocks:
+        ids = as_integers(lane, "block", InvalidBlock)
+        if ids.is_scalar or ids.size < entry.prefix.limit:
+            raise ShapeError(f"{1 if ids.is_scalar else ids.size} blocks are given for {entry.prefix.tokens.size} "
+                             f"tokens; give a list of at least {entry.prefix.limit}")
+        entry.lanes.append(ids)
+    if states is not None:
+        try:
+            pairs = [(as_int64(length, "a state's length"), as_int64(id, "a state")) for length, id in states]
+        except (TypeError, ValueError):
+            raise ShapeError("states are not (length, id) each; give a list of such pairs") from None
+        for length, id in pairs:
+            if length % block_size:
+                raise ShapeError(f"a state stands after {length} tokens; use multiples of the block size "
+                                 f"{block_size}")
+            if not 0 <= id < 2**31:
+                raise InvalidBlock(f"state {id} cannot be cached; ids run from 0 to {2**31 - 1}")
+            state.blocks = length // block_size
+            state.id = id
+            entry.states.push_back(state)
+    return entry

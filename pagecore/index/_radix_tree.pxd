@@ -1,0 +1,100 @@
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
+from libcpp.span cimport span
+from libcpp.vector cimport vector
+
+from pagecore.index._radix_query cimport Entry, Offer, Prefix, Query, Wish
+from pagecore.index._radix_values cimport Match
+from pagecore.native.translate cimport raise_python_error
+
+cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nogil:
+    cdef enum class Policy(int):
+        pass
+
+
+cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::RadixTree" nogil:
+    cdef cppclass Options:
+        int64_t block_size
+        int64_t full_lanes
+        vector[int64_t] windows
+        cbool has_states
+        int64_t state_interval
+        Policy policy
+
+    cdef cppclass NativeMatch "pagecore::RadixTree::Match":
+        int64_t blocks
+        int64_t full_blocks
+        int64_t checkpoint
+        int32_t node
+        int32_t offset
+        int32_t state
+
+    cdef cppclass NativeInserted "pagecore::RadixTree::Inserted":
+        int64_t blocks
+        int64_t old_blocks
+        vector[vector[int32_t]] taken
+        vector[vector[int32_t]] duplicates
+
+    cdef cppclass NativeReceipt "pagecore::RadixTree::Receipt":
+        int32_t node
+        uint32_t components
+
+
+cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
+    ctypedef span[Offer] Offers "std::span<const pagecore::RadixTree::Offer>"
+
+    cdef cppclass NativeRadixTree "pagecore::RadixTree":
+        NativeRadixTree(const Options& options) except +raise_python_error
+        int32_t add_namespace() except +raise_python_error
+        bint has_dead_namespaces()
+        vector[int32_t] take_dead_namespaces() except +raise_python_error
+        void drop_namespace_if_empty(int32_t space)
+        NativeMatch match(const Query& query, int64_t limit) except +raise_python_error
+        void copy_blocks(int32_t node, int32_t offset, int32_t lane, span[int32_t] out)
+        NativeReceipt lock(NativeMatch& match, uint32_t components) except +raise_python_error
+        NativeReceipt lock_again(const NativeReceipt& receipt)
+        void unlock(NativeReceipt& receipt, uint32_t components, const Wish& wish)
+        void insert(const Offer& offer, NativeReceipt* receipt, NativeInserted& out) except +raise_python_error
+        void check_all(Offers offers, NativeInserted& out) except +raise_python_error
+        int64_t evict(int32_t component, int64_t amount, vector[vector[int32_t]]& out) except +raise_python_error
+        void advance(double time)
+        int64_t evictable(int32_t component)
+        int64_t held(int32_t component)
+        int32_t num_components()
+        int32_t num_lanes()
+        int64_t num_nodes()
+        int64_t num_receipts()
+        int64_t depth(int32_t node)
+        size_t nbytes()
+        void check_invariants() except +raise_python_error
+
+
+cdef class Receipt:
+    cdef readonly RadixTree tree
+    cdef readonly Match match
+    cdef NativeReceipt native
+
+
+cdef class RadixTree:
+    cdef unique_ptr[NativeRadixTree] native
+    cdef NativeInserted inserted  # scratch
+    cdef dict spaces              # namespace, typed -> its number
+    cdef dict space_keys          # and back
+    cdef readonly int64_t block_size
+    cdef readonly tuple components
+    cdef readonly tuple windows
+    cdef readonly str policy
+    cdef readonly object state_interval
+    cdef int32_t num_lanes
+    cdef uint32_t every_component
+    cdef bint has_states
+
+    cdef Prefix _prefix(self, object tokens, object namespace, object spans, object max_tokens)
+    cdef int32_t _component(self, object component) except -1
+    cdef Match _match(self, Prefix prefix)
+    cdef Match _found(self, const NativeMatch& found)
+    cdef Receipt _lock(self, Prefix prefix)
+    cdef object _insert(self, Entry entry)
+    cdef int _forget_dead(self) except -1
+    cdef int _check_receipt(self, Receipt receipt) except -1

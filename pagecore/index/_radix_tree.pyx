@@ -1,0 +1,662 @@
+"""The prefix cache's tree: which blocks hold a prefix that was computed before."""
+
+cimport cython
+from cython.operator cimport dereference as deref
+from libc.math cimport INFINITY
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
+from libcpp.span cimport span
+from libcpp.vector cimport vector
+
+from pagecore.index._integers cimport as_int64, new_int32
+from pagecore.index._radix_query cimport Entry, Offer, Prefix, Wish, as_number, read_entry, read_prefix, read_wish
+from pagecore.index._radix_values cimport Evicted, Inserted, Match, array_of, per_lane
+
+from collections.abc import Mapping
+
+from pagecore.errors import (
+    DoubleFree,
+    InvalidSequence,
+    PagecoreError,
+    ShapeError,
+    UnsupportedDtype,
+    UnsupportedOption,
+)
+
+POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
+
+
+@cython.freelist(16)
+cdef class Receipt:
+    """A hold on a prefix, to be given back once; a context manager that gives back what is left.
+
+    One that is forgotten holds its prefix for the tree's whole life.
+
+    Attributes
+    ----------
+    tree : RadixTree
+    match : Match
+        What was found when it was made.
+    """
+
+    @property
+    def num_tokens(self):
+        """Tokens of the prefix that it holds."""
+        return deref(self.tree.native).depth(self.native.node) * self.tree.block_size
+
+    @property
+    def components(self):
+        """Names of the components that it still holds."""
+        return tuple([name for i, name in enumerate(self.tree.components) if self.native.components >> i & 1])
+
+    def release(self, component=None, *, time=None, rank=None):
+        """Give it back, or one component of it; parameters and errors are those of `RadixTree.release`."""
+        self.tree.release(self, component, time=time, rank=rank)
+
+    def fork(self):
+        """Another receipt for what this one holds.
+
+        Returns
+        -------
+        Receipt
+
+        Raises
+        ------
+        DoubleFree
+            It was given back.
+        """
+        self.tree._check_receipt(self)
+        cdef Receipt other = Receipt.__new__(Receipt)
+        other.tree = self.tree
+        other.match = self.match
+        other.native = deref(self.tree.native).lock_again(self.native)
+        return other
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.native.components != 0:
+            self.tree.release(self)
+
+
+cdef class RadixTree:
+    """The prefixes whose keys and values are still held.
+
+    The tree decides and frees nothing: `insert` says which blocks it takes (the caller gives it a reference to each),
+    `evict` which it gives up (the caller drops them). A call that fails changes nothing. Only whole blocks are held;
+    tokens are compared one by one, so that a match is exact. Token and block ids are anything that NumPy makes a
+    one-dimensional array of integers that fit 32 bits. There is one writer. It follows SGLang's radix cache, with the
+    components of its unified tree, and TensorRT-LLM's priorities.
+
+    A **lane** is one list of block ids: the lanes of the full component come first, then one for each window. Where
+    there is one lane, blocks are an array; where there are several, a tuple of arrays.
+
+    Parameters
+    ----------
+    block_size : int
+        Tokens of a block.
+    full : int
+        Lanes of the full component: groups of layers that attend to every token; 1 to 64.
+    windows : sequence of int
+        Tokens that each sliding window sees, at most 16; a prefix is reusable if the last `window` tokens before its
+        end are there.
+    states : bool
+        A state, such as a state-space model's, may stand at the end of a prefix; then only prefixes with one are
+        reusable.
+    state_interval : int, optional
+        Tokens between the states that the caller keeps, a multiple of `block_size`; by default 64, rounded up to one.
+    policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
+        What goes first: what was used longest ago; has fewest hits; was made first; used last; made last; what was
+        never hit since it was made; has the lowest priority (0 to 100, 35 where none is given); or the lowest rank.
+
+    Attributes
+    ----------
+    block_size : int
+    components : tuple of str
+        "full", then "window" (several: "window0", "window1" ...), then "state".
+    windows : tuple of int
+    policy : str
+    state_interval : int or None
+
+    Raises
+    ------
+    ShapeError
+        A size is out of range.
+    UnsupportedDtype
+        A size is no integer, or `states` no bool.
+    UnsupportedOption
+        `policy` is unknown; or `state_interval` is given and `states` is False.
+
+    Examples
+    --------
+    >>> tree = RadixTree(block_size=2)
+    >>> tree.insert([1, 2, 3, 4, 5], [7, 8]).taken
+    array([7, 8], dtype=int32)
+    >>> with tree.match_and_lock([1, 2, 3, 9]) as receipt:
+    ...     print(receipt.match.num_tokens, receipt.match.blocks, tree.protected("full"))
+    2 [7] 1
+    >>> tree.evict("full", 9).blocks
+    array([8, 7], dtype=int32)
+    """
+
+    def __cinit__(self, block_size=16, *, full=1, windows=(), states=False, state_interval=None, policy="lru"):
+        cdef Options options
+        if not isinstance(policy, str) or policy not in POLICIES:
+            raise UnsupportedOption(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
+        if not isinstance(states, bool):
+            raise UnsupportedDtype(f"states is {states!r}; use True or False")
+        options.block_size = as_int64(block_size, "block_size")
+        options.full_lanes = as_int64(full, "full")
+        try:
+            windows = tuple(windows)
+        except TypeError:
+            windows = (windows,)
+        for window in windows:
+            options.windows.push_back(as_int64(window, "a window"))
+        options.has_states = states
+        if states and options.block_size > 0:
+            options.state_interval = (-(-64 // options.block_size) * options.block_size if state_interval is None
+                                      else as_int64(state_interval, "state_interval"))
+            self.state_interval = options.state_interval
+        elif state_interval is not None:
+            raise UnsupportedOption(f"state_interval is {state_interval} and the tree has no states; give states=True")
+        cdef int position = POLICIES.index(policy)
+        options.policy = <Policy> position
+        self.native.reset(new NativeRadixTree(options))
+        self.block_size = options.block_size
+        self.windows = tuple([int(window) for window in windows])
+        names = ["window"] if len(windows) == 1 else [f"window{i}" for i in range(len(windows))]
+        self.components = ("full", *names, *(["state"] if states else []))
+        self.policy = policy
+        self.has_states = states
+        self.num_lanes = deref(self.native).num_lanes()
+        self.every_component = (1 << len(self.components)) - 1
+        self.spaces = {}
+        self.space_keys = {}
+
+    # What a caller gives.
+
+    cdef Prefix _prefix(self, object tokens, object namespace, object spans, object max_tokens):
+        cdef Prefix prefix = read_prefix(self.block_size, tokens, namespace, spans, max_tokens)
+        if namespace is not None:
+            prefix.space = self.spaces.get(prefix.key, -1)
+        return prefix
+
+    cdef int32_t _component(self, object component) except -1:
+        try:
+            return self.components.index(component)
+        except ValueError:
+            raise UnsupportedOption(
+                f"component {component!r} is none of this tree's; use one of {', '.join(self.components)}"
+            ) from None
+
+    cdef int _check_receipt(self, Receipt receipt) except -1:
+        if receipt is None:
+            raise UnsupportedDtype("the receipt is None; give one that match_and_lock returned")
+        if receipt.tree is not self:
+            raise InvalidSequence("the receipt is another tree's; give it back there")
+        if receipt.native.components == 0:
+            raise DoubleFree("the receipt was given back already; give each back once")
+        return 0
+
+    # Looking up.
+
+    def match(self, tokens, *, namespace=None, spans=None, max_tokens=None):
+        """Find the longest prefix that the tree has; nothing changes, and nothing is held.
+
+        Parameters
+        ----------
+        tokens : array_like of int
+            [num_tokens].
+        namespace : hashable, optional
+            Prefixes of different namespaces are different. Equal means equal in type too, also within tuples.
+        spans : list of (int, int, bytes or int), optional
+            Positions [start, end) whose content is named by a digest (up to 32 bytes, or an int) and not by its tokens
+            alone: an image, audio. Blocks that a span overlaps are equal only where it is.
+        max_tokens : int, optional
+            Look no further.
+
+        Returns
+        -------
+        Match
+
+        Raises
+        ------
+        ShapeError
+            A rank, a length, a span or a token's size does not fit.
+        UnsupportedDtype
+            Tokens are no integers, or the namespace has no hash.
+        """
+        return self._match(self._prefix(tokens, namespace, spans, max_tokens))
+
+    cdef Match _match(self, Prefix prefix):
+        cdef NativeMatch found
+        if prefix.space >= 0:
+            found = deref(self.native).match(prefix.query(), prefix.limit)
+        return self._found(found)
+
+    cdef Match _found(self, const NativeMatch& found):
+        cdef Match match = Match.__new__(Match)
+        cdef int32_t* data = NULL
+        cdef int32_t lane
+        match.num_tokens = found.blocks * self.block_size
+        match.num_full_tokens = found.full_blocks * self.block_size
+        match.checkpoint = None if found.checkpoint == 0 else found.checkpoint
+        match.state = None if found.state < 0 else found.state
+        blocks = []
+        for lane in range(self.num_lanes):
+            array = new_int32(found.blocks, &data)
+            if found.blocks > 0:
+                deref(self.native).copy_blocks(
+                    found.node, found.offset, lane, span[int32_t](data, <size_t> found.blocks)
+                )
+            if self.num_lanes == 1:
+                match.blocks = array
+                return match
+            blocks.append(array)
+        match.blocks = tuple(blocks)
+        return match
+
+    def match_and_lock(self, tokens, *, namespace=None, spans=None, max_tokens=None, time=None):
+        """Find the longest prefix, count the use, and hold what was found until the receipt is given back.
+
+        Parameters
+        ----------
+        tokens, namespace, spans, max_tokens
+            As in `match`.
+        time : float, optional
+            The caller's clock in seconds, by default the latest that was given; it never runs backwards.
+
+        Returns
+        -------
+        Receipt
+            Its `match` says what was found. What it holds: the path, the last window before its end, the state at its
+            end.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            What `match` raises; or `time` is no finite number.
+        """
+        if time is not None:
+            time = as_number(time, "time")
+        cdef Receipt receipt = self._lock(self._prefix(tokens, namespace, spans, max_tokens))
+        if time is not None:
+            deref(self.native).advance(time)
+        return receipt
+
+    cdef Receipt _lock(self, Prefix prefix):
+        cdef NativeMatch found
+        cdef Receipt receipt = Receipt.__new__(Receipt)
+        if prefix.space >= 0:
+            found = deref(self.native).match(prefix.query(), prefix.limit)
+        receipt.tree = self
+        receipt.match = self._found(found)
+        receipt.native = deref(self.native).lock(found, self.every_component)
+        return receipt
+
+    def release(self, Receipt receipt, component=None, *, time=None, rank=None):
+        """Give a receipt back, or one component of it; the path is held until the last one is back.
+
+        Parameters
+        ----------
+        receipt : Receipt
+        component : str, optional
+            One of `components`; by default all that the receipt still holds.
+        time, rank : float, optional
+            As in `insert`; the rank is for what nobody holds any more.
+
+        Raises
+        ------
+        DoubleFree
+            It was given back before, or that component of it.
+        InvalidSequence
+            It is another tree's.
+        UnsupportedOption
+            The tree has no such component, or uses no rank.
+        ShapeError, UnsupportedDtype
+            `time` or `rank` is no finite number.
+        """
+        cdef uint32_t which = self.every_component
+        cdef Wish wish
+        self._check_receipt(receipt)
+        read_wish(&wish, self.policy, time, None, None, rank)
+        if component is not None:
+            which = 1 << self._component(component)
+            if receipt.native.components & which == 0:
+                raise DoubleFree(f"the receipt does not hold {component!r}; it holds {receipt.components}")
+        if time is not None:
+            deref(self.native).advance(time)
+        deref(self.native).unlock(receipt.native, which, wish)
+
+    # Keeping.
+
+    def insert(self, tokens, blocks, *, states=None, namespace=None, spans=None, Receipt receipt=None, time=None,
+               priority=None, time_to_live=None, rank=None):
+        """Keep what a sequence has computed, as far as it fills blocks.
+
+        Parameters
+        ----------
+        tokens : array_like of int
+            [num_tokens], from the sequence's start.
+        blocks : array_like of int, or one for each lane
+            [>= num_tokens // block_size]. A window's lane may have null blocks where the sequence has none left.
+        states : list of (int, int), optional
+            (length, id), by length: a state after that many tokens, a multiple of the block size.
+        namespace, spans
+            As in `match`.
+        receipt : Receipt, optional
+            Moves to the end of what is kept now, so that a running sequence holds what it has published. The state
+            that it held is given back.
+        time : float, optional
+            The caller's clock in seconds, by default the latest that was given; it never runs backwards.
+        priority : float, optional
+            0 to 100, of the whole prefix; the higher of two stays. For policy "priority".
+        time_to_live : float, optional
+            Seconds until the priority falls back to 35.
+        rank : float, optional
+            For policy "rank"; the later of two stays.
+
+        Returns
+        -------
+        Inserted
+
+        Raises
+        ------
+        InvalidBlock
+            An id is negative, or null in the full component.
+        DoubleFree
+            The tree has a block already, at another place; or the receipt was given back.
+        ShapeError
+            There are fewer blocks than the tokens fill; a state stands elsewhere; what `match` raises.
+        InvalidSequence
+            The receipt is another tree's.
+        UnsupportedOption
+            A state, priority or rank that this tree does not use.
+        UnsupportedDtype
+            Ids are no integers, a time, priority or rank is no number, or what `match` raises so.
+        """
+        return self._insert(self._entry(
+            tokens, blocks, states=states, namespace=namespace, spans=spans, receipt=receipt, time=time,
+            priority=priority, time_to_live=time_to_live, rank=rank
+        ))
+
+    cdef object _insert(self, Entry entry):
+        cdef Prefix prefix = entry.prefix
+        cdef Inserted inserted = Inserted.__new__(Inserted)
+        cdef Offer offer
+        cdef NativeReceipt* receipt = NULL
+        cdef bint is_new = prefix.space < 0
+        if is_new:
+            prefix.space = self.spaces.get(prefix.key, -1)
+            is_new = prefix.space < 0
+        if is_new:
+            prefix.space = deref(self.native).add_namespace()
+            self.spaces[prefix.key] = prefix.space
+            self.space_keys[prefix.space] = prefix.key
+        try:
+            entry.fill(&offer)
+            if entry.receipt is not None:
+                receipt = &(<Receipt> entry.receipt).native
+            deref(self.native).insert(offer, receipt, self.inserted)
+        finally:
+            if is_new:
+                deref(self.native).drop_namespace_if_empty(prefix.space)
+                self._forget_dead()
+        inserted.num_tokens = self.inserted.blocks * self.block_size
+        inserted.num_old_tokens = self.inserted.old_blocks * self.block_size
+        inserted.taken = per_lane(self.inserted.taken, self.num_lanes)
+        inserted.duplicates = per_lane(self.inserted.duplicates, self.num_lanes)
+        inserted.taken_states = array_of(self.inserted.taken.back())
+        inserted.duplicate_states = array_of(self.inserted.duplicates.back())
+        return inserted
+
+    cdef int _forget_dead(self) except -1:
+        if deref(self.native).has_dead_namespaces():
+            for space in deref(self.native).take_dead_namespaces():
+                del self.spaces[self.space_keys.pop(space)]
+        return 0
+
+    # Giving up.
+
+    def evict(self, component, amount, *, time=None):
+        """Give up the worst `amount` of a component's blocks (or states), or all that can go.
+
+        Full blocks go from the tails of leaves, with what windows and states have there; a window or a state goes
+        alone and leaves a tombstone.
+
+        Parameters
+        ----------
+        component : str
+            One of `components`.
+        amount : int
+            Blocks (of each lane) or states.
+        time : float, optional
+            The caller's clock in seconds.
+
+        Returns
+        -------
+        Evicted
+            Exactly ``min(amount, evictable(component))`` of them.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tree has no such component.
+        ShapeError
+            `amount` is negative, or `time` is not finite.
+        UnsupportedDtype
+            `amount` is no integer, or `time` no number.
+        """
+        cdef Evicted evicted = Evicted.__new__(Evicted)
+        cdef vector[vector[int32_t]] gone
+        cdef int32_t which = self._component(component)
+        cdef int64_t wanted = as_int64(amount, "amount")
+        if wanted < 0:
+            raise ShapeError(f"{amount} cannot be evicted; ask for 0 or more")
+        if time is not None:
+            deref(self.native).advance(as_number(time, "time"))
+        evicted.amount = deref(self.native).evict(which, wanted, gone)
+        self._forget_dead()
+        evicted.blocks = per_lane(gone, self.num_lanes)
+        evicted.states = array_of(gone.back())
+        return evicted
+
+    def evictable(self, component="full"):
+        """Blocks (or states) of a component that can go now, an int; UnsupportedOption where there is none such."""
+        return deref(self.native).evictable(self._component(component))
+
+    def protected(self, component="full"):
+        """Blocks (or states) of a component that receipts hold, an int; UnsupportedOption where there is none such."""
+        cdef int32_t which = self._component(component)
+        return deref(self.native).held(which) - deref(self.native).evictable(which)
+
+    # All sequences of a step.
+
+    def match_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None):
+        """`match` for every prefix of a list.
+
+        Parameters
+        ----------
+        prefixes : iterable of array_like of int
+        namespaces, spans, max_tokens : iterable, optional
+            One of `match`'s for each prefix, or None.
+
+        Returns
+        -------
+        list of Match
+
+        Raises
+        ------
+        ShapeError
+            There are more or fewer options than prefixes; or what `match` raises so.
+        UnsupportedDtype
+            As in `match`.
+        """
+        return [self._match(<Prefix> prefix) for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens)]
+
+    def match_and_lock_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None, time=None):
+        """`match_and_lock` for every prefix of a list: all, or none where one is refused.
+
+        Parameters
+        ----------
+        prefixes, namespaces, spans, max_tokens
+            As in `match_all`.
+        time : float, optional
+            The caller's clock in seconds, as in `match_and_lock`.
+
+        Returns
+        -------
+        list of Receipt
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            As in `match_all`; or `time` is no finite number.
+        """
+        if time is not None:
+            time = as_number(time, "time")
+        receipts = []
+        try:
+            for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens):
+                receipts.append(self._lock(<Prefix> prefix))
+        except BaseException:
+            for receipt in receipts:
+                self.release(receipt)
+            raise
+        if time is not None:
+            deref(self.native).advance(time)
+        return receipts
+
+    def release_all(self, receipts, *, time=None):
+        """`release` for every receipt of a list: all, or none where one is refused.
+
+        Parameters
+        ----------
+        receipts : iterable of Receipt
+        time : float, optional
+            The caller's clock in seconds, as in `release`.
+
+        Raises
+        ------
+        DoubleFree
+            One was given back before, or stands in the list twice.
+        InvalidSequence
+            One is another tree's.
+        ShapeError, UnsupportedDtype
+            One is no receipt; or `time` is no finite number.
+        """
+        cdef Wish wish
+        cdef Receipt receipt
+        receipts = list(receipts)
+        read_wish(&wish, self.policy, time, None, None, None)
+        for each in receipts:
+            if not isinstance(each, Receipt):
+                raise UnsupportedDtype(f"a receipt is {type(each).__name__}; give what match_and_lock returned")
+            self._check_receipt(each)
+        if len(set(map(id, receipts))) < len(receipts):
+            raise DoubleFree("a receipt stands in the list twice; give each back once")
+        if time is not None:
+            deref(self.native).advance(time)
+        for receipt in receipts:
+            deref(self.native).unlock(receipt.native, self.every_component, wish)
+
+    def insert_all(self, entries, *, time=None):
+        """`insert` for every sequence of a step, in order: all, or none where one is refused.
+
+        Parameters
+        ----------
+        entries : iterable of dict
+            The arguments of `insert` but time, by name. Two may offer the same block for one prefix that they share.
+        time : float, optional
+            The caller's clock in seconds, as in `insert`.
+
+        Returns
+        -------
+        list of Inserted
+            One for each entry.
+
+        Raises
+        ------
+        DoubleFree
+            A block or state is offered for two prefixes of the list; or what `insert` raises so.
+        InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+            As in `insert`.
+        MemoryError
+            The machine has none left; entries before the one that found none are kept.
+        """
+        cdef Entry entry
+        cdef vector[Offer] offers
+        cdef size_t i
+        cdef dict unseen = {}
+        checked = []
+        for each in entries:
+            if not isinstance(each, Mapping):
+                raise UnsupportedDtype(f"an entry is {type(each).__name__}; give insert's arguments as a dict")
+            checked.append(self._entry(time=time, **each))
+        offers.resize(len(checked))
+        for i, entry in enumerate(checked):
+            entry.fill(&offers[i])
+            if entry.prefix.space < 0:  # nothing is there: any number does that no namespace has
+                offers[i].query.space = INT32_MAX - <int32_t> unseen.setdefault(entry.prefix.key, len(unseen))
+        deref(self.native).check_all(Offers(offers.data(), offers.size()), self.inserted)
+        return [self._insert(<Entry> each) for each in checked]
+
+    def _entry(self, tokens, blocks, *, states=None, namespace=None, spans=None, receipt=None, time=None,
+               priority=None, time_to_live=None, rank=None):
+        cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, states, namespace, spans)
+        if namespace is not None:
+            entry.prefix.space = self.spaces.get(entry.prefix.key, -1)
+        if receipt is not None:
+            if not isinstance(receipt, Receipt):
+                raise UnsupportedDtype(f"receipt is {type(receipt).__name__}; give what match_and_lock returned")
+            self._check_receipt(receipt)
+        entry.receipt = receipt
+        read_wish(&entry.wish, self.policy, time, priority, time_to_live, rank)
+        entry.time = -INFINITY if time is None else as_number(time, "time")
+        return entry
+
+    def _prefixes(self, prefixes, namespaces, spans, max_tokens):
+        prefixes = list(prefixes)
+        columns = []
+        for what, values in (("namespaces", namespaces), ("spans", spans), ("max_tokens", max_tokens)):
+            values = [None] * len(prefixes) if values is None else list(values)
+            if len(values) != len(prefixes):
+                raise ShapeError(f"{len(values)} {what} are given for {len(prefixes)} prefixes; give one for each")
+            columns.append(values)
+        return [self._prefix(tokens, namespace, marked, most)
+                for tokens, namespace, marked, most in zip(prefixes, *columns, strict=True)]
+
+    # What it tells.
+
+    @property
+    def num_nodes(self):
+        """Nodes of the tree."""
+        return deref(self.native).num_nodes()
+
+    @property
+    def num_receipts(self):
+        """Receipts that are out."""
+        return deref(self.native).num_receipts()
+
+    @property
+    def num_namespaces(self):
+        """Namespaces with anything in them, beside the one without a name."""
+        return len(self.spaces)
+
+    @property
+    def nbytes(self):
+        """Bytes of native memory."""
+        return deref(self.native).nbytes()
+
+    def check_invariants(self):
+        """Recount everything; for tests.
+
+        Raises
+        ------
+        PagecoreError
+            The tree is inconsistent, which is a defect of pagecore.
+        """
+        deref(self.native).check_invariants()
+        if set(self.spaces.values()) != set(self.space_keys):
+            raise PagecoreError("pagecore is inconsistent: namespaces and their numbers differ")

@@ -1,0 +1,204 @@
+// Nodes come, split and go. reserve() takes all memory that the rest needs, so that nothing fails half way.
+#include <algorithm>
+#include <limits>
+
+#include "pagecore/index/radix_tree.hpp"
+
+namespace pagecore {
+
+using radix::kNoNode;
+using radix::kNoState;
+
+void RadixTree::reserve(int64_t nodes) {
+  runs_.reserve();
+  map_.reserve(nodes);
+  const int64_t missing = nodes - static_cast<int64_t>(free_nodes_.size());
+  if (missing <= 0) return;
+  const size_t wanted = nodes_.size() + static_cast<size_t>(missing);
+  PC_EXPECTS(wanted <= static_cast<size_t>(std::numeric_limits<NodeId>::max()), NotEnoughMemory, wanted,
+             " nodes do not fit the tree; evict some");
+  if (wanted <= nodes_.capacity() && wanted <= free_nodes_.capacity()) return;
+  const size_t capacity = std::max(wanted, nodes_.size() + nodes_.size() / 2 + 16);
+  for (auto& heap : heaps_) heap.reserve(capacity);
+  for (auto& heap : expiries_) heap.reserve(policy_ == radix::Policy::Priority ? capacity : 0);
+  parts_.reserve(capacity * static_cast<size_t>(num_components_));
+  slices_.reserve(capacity);
+  free_nodes_.reserve(capacity);
+  nodes_.reserve(capacity);
+}
+
+radix::NodeId RadixTree::take_node() noexcept {
+  if (free_nodes_.empty()) {
+    nodes_.emplace_back();
+    parts_.resize(parts_.size() + static_cast<size_t>(num_components_));
+    return static_cast<NodeId>(nodes_.size() - 1);
+  }
+  const NodeId node = free_nodes_.back();
+  free_nodes_.pop_back();
+  return node;
+}
+
+void RadixTree::link_after(NodeId node, NodeId previous, radix::RunId run) {
+  NodeId& next = previous == kNoNode ? runs_[run].first : at(previous).next;
+  at(node).previous = previous;
+  at(node).next = next;
+  if (next != kNoNode) at(next).previous = node;
+  next = node;
+}
+
+void RadixTree::unlink(NodeId node) {
+  const Node& it = at(node);
+  (it.previous == kNoNode ? runs_[it.run].first : at(it.previous).next) = it.next;
+  if (it.next != kNoNode) at(it.next).previous = it.previous;
+}
+
+radix::NodeId RadixTree::add_leaf(NodeId parent, const radix::Query& query, int64_t first, radix::Run&& run) {
+  const NodeId node = take_node();
+  Node& it = at(node);
+  it = Node{};
+  it.parent = parent;
+  it.size = run.live;
+  it.depth = static_cast<int32_t>(first);
+  it.run = runs_.add(std::move(run));
+  it.hash = hash_(parent, runs_.tokens(it.run, 0), block_size_, query.marks, first);
+  link_after(node, kNoNode, it.run);
+  map_.add(it.hash, node);
+  for (int32_t c = 0; c < num_components_; ++c) {
+    part(node, c) = Part{};
+    part(node, c).standing.used = part(node, c).standing.made = turn_;
+  }
+  ++(parent < 0 ? space_children_[static_cast<size_t>(-1 - parent)] : at(parent).children);
+  change_count(node, 0, it.size);
+  if (parent >= 0) refresh(parent, 0);
+  return node;
+}
+
+// The leading `blocks` become a node of their own, which is returned; the rest keeps the id.
+radix::NodeId RadixTree::split(NodeId node, int32_t blocks) {
+  const NodeId top = take_node();
+  Node& upper = at(top);
+  Node& lower = at(node);
+  upper = lower;
+  upper.size = blocks;
+  upper.children = 1;
+  upper.receipts = 0;
+  upper.path_pins = lower.path_pins > 0 ? 1 : 0;
+  upper.state = kNoState;
+  lower.parent = top;
+  lower.start += blocks;
+  lower.size -= blocks;
+  lower.depth += blocks;
+  link_after(top, lower.previous, lower.run);
+  map_.replace(lower.hash, node, top);
+  lower.hash = hash_(top, runs_.tokens(lower.run, lower.start), block_size_, runs_[lower.run].marks, lower.start);
+  map_.add(lower.hash, node);
+  for (int32_t c = 0; c < num_components_; ++c) {
+    Part& low = part(node, c);
+    Part& high = part(top, c);
+    high = low;
+    high.receipts = high.first = 0;
+    if (c == 0) {
+      high.count = blocks;
+    } else if (is_window(c)) {
+      high.count = low.count == blocks + lower.size ? blocks
+                   : low.count == 0
+                       ? 0
+                       : static_cast<int32_t>(
+                             blocks - std::count(lane(top, lane_of(c)), lane(top, lane_of(c)) + blocks, kNullBlock));
+    } else {
+      high.count = high.pins = 0;
+    }
+    low.count -= high.count;
+    low.first = 0;
+  }
+  refresh_all(node);
+  refresh_all(top);
+  return top;
+}
+
+// The node on the path to the root that ends after `depth` blocks; makes one where none does. depth > 0.
+radix::NodeId RadixTree::split_path(NodeId node, int64_t depth) {
+  while (at(node).depth >= depth) node = at(node).parent;
+  const int64_t blocks = depth - at(node).depth;
+  return blocks == at(node).size ? node : split(node, static_cast<int32_t>(blocks));
+}
+
+// It has no children, pins, ids or state any more; only its tokens are left.
+void RadixTree::remove_leaf(NodeId node) {
+  const Node it = at(node);
+  for (int32_t c = 0; c < num_components_; ++c) {
+    heaps_[static_cast<size_t>(c)].erase(node);
+    if (policy_ == radix::Policy::Priority) expiries_[static_cast<size_t>(c)].erase(node);
+  }
+  map_.erase(it.hash, node);
+  unlink(node);
+  radix::Run& run = runs_[it.run];
+  run.live -= it.size;
+  at(node) = Node{};
+  free_nodes_.push_back(node);
+  compact(it.run);
+  if (it.parent >= 0) {
+    --at(it.parent).children;
+    refresh(it.parent, 0);
+  } else {
+    const auto space = static_cast<size_t>(-1 - it.parent);
+    if (--space_children_[space] == 0 && space != 0) dead_.push_back(static_cast<radix::NamespaceId>(space));
+  }
+}
+
+// A leaf loses its last blocks, whose ids are gone already.
+void RadixTree::trim(NodeId node, int32_t blocks) {
+  at(node).size -= blocks;
+  runs_[at(node).run].live -= blocks;
+  compact(at(node).run);
+}
+
+void RadixTree::compact(radix::RunId id) {
+  const radix::Run& run = runs_[id];
+  if (run.live == 0) {
+    runs_.remove(id);
+    return;
+  }
+  if (!radix::Runs::is_sparse(run)) return;
+  slices_.clear();
+  for (NodeId node = run.first; node != kNoNode; node = at(node).next) {
+    slices_.push_back({at(node).start, at(node).size});
+  }
+  if (!runs_.compact(id, slices_)) return;
+  size_t i = 0;
+  for (NodeId node = runs_[id].first; node != kNoNode; node = at(node).next) at(node).start = slices_[i++].start;
+}
+
+// What the node holds of a component changes; sizes and heaps follow.
+void RadixTree::change_count(NodeId node, int32_t component, int32_t by) {
+  part(node, component).count += by;
+  held_[static_cast<size_t>(component)] += by;
+  if (!is_pinned(node, component)) evictable_[static_cast<size_t>(component)] += by;
+  refresh(node, component);
+}
+
+// Puts the node into the component's heap, moves it there, or takes it out.
+void RadixTree::refresh(NodeId node, int32_t component) {
+  radix::NodeHeap& heap = heaps_[static_cast<size_t>(component)];
+  radix::NodeHeap& expiries = expiries_[static_cast<size_t>(component)];
+  const Part& it = part(node, component);
+  const bool can_go = it.count > 0 && !is_pinned(node, component) && (component != 0 || at(node).children == 0);
+  if (!can_go) {
+    heap.erase(node);
+    if (policy_ == radix::Policy::Priority) expiries.erase(node);
+    return;
+  }
+  heap.put(node, key_of(policy_, it.standing, at(node).depth));
+  if (policy_ != radix::Policy::Priority) return;
+  if (it.standing.expiry < radix::kNever) {
+    expiries.put(node, {it.standing.expiry, 0, 0});
+  } else {
+    expiries.erase(node);
+  }
+}
+
+void RadixTree::refresh_all(NodeId node) {
+  for (int32_t c = 0; c < num_components_; ++c) refresh(node, c);
+}
+
+}  // namespace pagecore

@@ -1,0 +1,258 @@
+// The prefix cache: which blocks hold the keys and values of a prefix that was computed before.
+//
+//   namespace ── A [blocks 0..12) ─┬─ B [12..16)          a node is a slice of a run (radix_runs.hpp); an edge is whole
+//                                  └─ C [12..64)          blocks; children differ in their first block
+//
+// Components: "full" (every node has it), a window each (ids of its lane, null where evicted: a tombstone), and a state
+// (one id at a node's end). The tree decides and frees nothing: it answers with ids, and the caller owns the
+// references.
+//
+// I1: path_pins = receipts at the node + pinned children; what has none can be evicted, and so can all below it.
+// I2: pins of a window or state = receipts that hold it there; a receipt of a window pins the nodes that make up the
+//     last `window` tokens before its end, which are whole nodes, because locking splits at both ends.
+// I3: a heap holds what can go now: full: an unpinned leaf; window: ids there, unpinned; state: there, unpinned.
+// I4: an id is held once in its lane. I5: evictable + protected = held, for each component.
+// I6: the lower half of a split keeps the node's id, and with it its receipts, children and state.
+// All or nothing: memory is taken and everything checked before a node changes.
+// Cost: match O(tokens); lock and unlock O(nodes whose pins go 0 <-> 1); evicting O(log n) a node. No recursion.
+// Threads: one writer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "pagecore/index/radix_held.hpp"
+#include "pagecore/index/radix_map.hpp"
+#include "pagecore/index/radix_policy.hpp"
+#include "pagecore/index/radix_runs.hpp"
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore {
+
+class RadixTree {
+ public:
+  using NodeId = radix::NodeId;
+  using Ids = std::vector<int32_t>;
+
+  struct Options {
+    int64_t block_size = 16;
+    int64_t full_lanes = 1;
+    std::vector<int64_t> windows;  // in tokens
+    bool has_states = false;
+    int64_t state_interval = 0;  // tokens between the checkpoints that a caller makes
+    radix::Policy policy = radix::Policy::Lru;
+  };
+  struct Match {
+    int64_t blocks = 0;       // that all components can reuse
+    int64_t full_blocks = 0;  // that the full component has
+    int64_t checkpoint = 0;   // tokens after which a new state would serve this prefix; 0: nowhere
+    NodeId node = radix::kNoNode;
+    int32_t offset = 0;  // blocks of the node within the reusable prefix
+    int32_t state = radix::kNoState;
+  };
+  struct State {
+    int64_t blocks;  // it stands after them
+    int32_t id;
+  };
+  struct Offer {
+    radix::Query query;
+    std::vector<const int32_t*> lanes;  // whole blocks of the query, each
+    std::span<const State> states;      // in order
+    radix::Wish wish;
+    double time = -radix::kNever;  // of the caller's clock
+  };
+  // By lane; the states come last.
+  struct Inserted {
+    int64_t blocks = 0;      // whole blocks of the query: what the tree has now
+    int64_t old_blocks = 0;  // of those, what it had before
+    std::vector<Ids> taken;
+    std::vector<Ids> duplicates;
+  };
+  struct Receipt {
+    NodeId node = radix::kNoNode;
+    uint32_t components = 0;  // a bit each; 0: given back
+  };
+
+  explicit RadixTree(const Options& options);
+  RadixTree(const RadixTree&) = delete;
+  RadixTree& operator=(const RadixTree&) = delete;
+
+  [[nodiscard]] radix::NamespaceId add_namespace();
+  // Namespaces that have lost their last node since the last call; their ids may be handed out again.
+  [[nodiscard]] bool has_dead_namespaces() const { return !dead_.empty(); }
+  [[nodiscard]] std::vector<radix::NamespaceId> take_dead_namespaces();
+  void drop_namespace_if_empty(radix::NamespaceId space);
+
+  // At most `limit` blocks; changes nothing.
+  [[nodiscard]] Match match(const radix::Query& query, int64_t limit) const;
+  // The ids of a match, or of a receipt's path, from its first block on; a window's lane is null before the window.
+  void copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span<int32_t> out) const;
+
+  // Pins what match() has just found, and counts the use. The match's node may become another.
+  [[nodiscard]] Receipt lock(Match& match, uint32_t components);
+  [[nodiscard]] Receipt lock_again(const Receipt& receipt);
+  void unlock(Receipt& receipt, uint32_t components, const radix::Wish& wish);
+
+  // `receipt`, where there is one, moves to the end of what is inserted.
+  void insert(const Offer& offer, Receipt* receipt, Inserted& out);
+  // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
+  void check_all(std::span<const Offer> offers, Inserted& out);
+  // Frees min(amount, evictable(component)); out has a list for each lane and one for the states.
+  int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out);
+  // The latest time that was given; it never runs backwards.
+  void advance(double time) { now_ = std::max(now_, time); }
+
+  [[nodiscard]] int64_t evictable(int32_t component) const { return evictable_[static_cast<size_t>(component)]; }
+  [[nodiscard]] int64_t held(int32_t component) const { return held_[static_cast<size_t>(component)]; }
+  [[nodiscard]] int32_t num_components() const { return num_components_; }
+  [[nodiscard]] int32_t num_lanes() const { return full_lanes_ + num_windows(); }
+  [[nodiscard]] int64_t num_nodes() const { return map_.size(); }
+  [[nodiscard]] int64_t num_receipts() const { return num_receipts_; }
+  [[nodiscard]] int64_t depth(NodeId node) const { return node < 0 ? 0 : int64_t{at(node).depth} + at(node).size; }
+  [[nodiscard]] size_t nbytes() const;
+  void check_invariants() const;
+
+ private:
+  struct Node {
+    NodeId parent = radix::kNoNode;  // -1 - namespace at the top
+    radix::RunId run = 0;
+    int32_t start = 0;                                        // in the run, in blocks
+    int32_t size = 0;                                         // 0: not in use
+    int32_t depth = 0;                                        // blocks before it
+    NodeId previous = radix::kNoNode, next = radix::kNoNode;  // slices of its run
+    uint32_t hash = 0;
+    int32_t children = 0;
+    int32_t receipts = 0;
+    int32_t path_pins = 0;
+    int32_t state = radix::kNoState;
+  };
+  // A node's standing in one component.
+  struct Part {
+    radix::Standing standing;
+    int32_t count = 0;     // ids: blocks of the full component, those that are left of a window, 1 for a state
+    int32_t pins = 0;      // of a window or state
+    int32_t receipts = 0;  // that end here and hold it
+    int32_t first = 0;     // window: nothing is left before it
+  };
+  struct Step {
+    NodeId node;
+    int32_t matched;
+  };
+
+  [[nodiscard]] int32_t num_windows() const { return static_cast<int32_t>(windows_.size()); }
+  [[nodiscard]] bool is_window(int32_t component) const { return component >= 1 && component <= num_windows(); }
+  [[nodiscard]] int32_t state_component() const { return has_states_ ? num_components_ - 1 : -1; }
+  [[nodiscard]] int32_t lane_of(int32_t window) const { return full_lanes_ + window - 1; }
+  [[nodiscard]] Node& at(NodeId node) { return nodes_[static_cast<size_t>(node)]; }
+  [[nodiscard]] const Node& at(NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
+  [[nodiscard]] Part& part(NodeId node, int32_t component) {
+    return parts_[static_cast<size_t>(node) * static_cast<size_t>(num_components_) + static_cast<size_t>(component)];
+  }
+  [[nodiscard]] const Part& part(NodeId node, int32_t component) const {
+    return const_cast<RadixTree*>(this)->part(node, component);
+  }
+  [[nodiscard]] int32_t* lane(NodeId node, int32_t lane) {
+    radix::Run& run = runs_[at(node).run];
+    return runs_.lane(run, lane) + at(node).start;
+  }
+  [[nodiscard]] const int32_t* lane(NodeId node, int32_t lane) const {
+    return const_cast<RadixTree*>(this)->lane(node, lane);
+  }
+  [[nodiscard]] int64_t window_start(int32_t window, int64_t end) const {
+    return std::max<int64_t>(0, end - windows_[static_cast<size_t>(window - 1)]);
+  }
+  // Whether a component of the node is pinned: full by its path.
+  [[nodiscard]] bool is_pinned(NodeId node, int32_t component) const {
+    return (component == 0 ? at(node).path_pins : part(node, component).pins) > 0;
+  }
+
+  // radix_tree.cpp
+  [[nodiscard]] NodeId find_child(NodeId parent, const radix::Query& query, int64_t block) const;
+  [[nodiscard]] int32_t common_blocks(NodeId node, const radix::Query& query, int64_t block, int64_t limit) const;
+  class Reuse;
+
+  // radix_nodes.cpp: what keeps the structure whole; nothing here fails after reserve
+  void reserve(int64_t nodes);
+  NodeId take_node() noexcept;
+  NodeId split(NodeId node, int32_t at);
+  NodeId split_path(NodeId node, int64_t depth);
+  NodeId add_leaf(NodeId parent, const radix::Query& query, int64_t first, radix::Run&& run);
+  void remove_leaf(NodeId node);
+  void trim(NodeId node, int32_t blocks);
+  void compact(radix::RunId run);
+  void change_count(NodeId node, int32_t component, int32_t by);
+  void refresh(NodeId node, int32_t component);
+  void refresh_all(NodeId node);
+  void link_after(NodeId node, NodeId previous, radix::RunId run);
+  void unlink(NodeId node);
+
+  // radix_locks.cpp
+  void touch(NodeId node, int32_t component, bool is_hit);
+  void pin_path(NodeId node, int32_t by, const radix::Wish* wish);
+  void pin(NodeId node, int32_t component, int32_t by, const radix::Wish* wish);
+  Receipt lock_end(NodeId node, uint32_t components, bool is_hit);
+  void drop(Receipt& receipt, uint32_t components, const radix::Wish& wish);
+
+  // radix_insert.cpp
+  void survey(const Offer& offer, Inserted& out);
+  void give_up_claims(const Inserted& out);
+  void walk(const Offer& offer, int64_t blocks, Inserted& out);
+  void check_states(const Offer& offer, int64_t blocks) const;
+  void claim(int32_t lane, int32_t id, int32_t least, Ids& taken);
+  void claim_lane(const Offer& offer, int32_t lane, Inserted& out);
+  void claim_states(const Offer& offer, Inserted& out);
+  [[nodiscard]] int32_t state_after(int64_t blocks) const;
+  void use_path(const Offer& offer);
+  void fill_window(const Offer& offer, int32_t window);
+  NodeId add_rest(const Offer& offer, const Inserted& out, radix::Run&& run);
+  void move_receipt(Receipt& receipt, NodeId end);
+
+  // radix_batch.cpp
+  class Places;
+  void note_places(const Offer& offer, size_t index, int64_t blocks, Places& places) const;
+
+  // radix_evict.cpp
+  void expire();
+  int64_t evict_full(int64_t amount, std::vector<Ids>& out);
+  int64_t evict_window(int32_t window, int64_t amount, std::vector<Ids>& out);
+  int64_t evict_states(int64_t amount, std::vector<Ids>& out);
+  void give_up_tail(NodeId node, int32_t blocks, std::vector<Ids>& out);
+
+  // radix_check.cpp
+  void check_node(NodeId node) const;
+  void check_runs() const;
+  void check_parts() const;
+  void check_ids() const;
+
+  int64_t block_size_;
+  int32_t full_lanes_;
+  std::vector<int64_t> windows_;  // in blocks
+  bool has_states_;
+  int64_t state_interval_;
+  radix::Policy policy_;
+  int32_t num_components_;
+  radix::BlockHash hash_;
+
+  std::vector<Node> nodes_;
+  std::vector<Part> parts_;  // num_components_ for each node
+  std::vector<NodeId> free_nodes_;
+  radix::ChildMap map_;
+  radix::Runs runs_;
+  std::vector<radix::NodeHeap> heaps_;     // what can go, by component
+  std::vector<radix::NodeHeap> expiries_;  // of those, what has a time to live
+  std::vector<radix::HeldIds> held_ids_;   // by lane; the states come last
+  std::vector<int64_t> evictable_;
+  std::vector<int64_t> held_;
+  std::vector<int32_t> space_children_;  // by namespace; -1: not in use
+  std::vector<radix::NamespaceId> free_spaces_;
+  std::vector<radix::NamespaceId> dead_;
+  std::vector<Step> path_;            // scratch of insert
+  std::vector<radix::Slice> slices_;  // scratch of compact
+  int64_t num_receipts_ = 0;
+  uint64_t turn_ = 0;
+  double now_ = -radix::kNever;
+};
+
+}  // namespace pagecore

@@ -1,0 +1,235 @@
+"""RadixTree and its plain twin, driven through the same random life; every block is recounted from its holders."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pagecore.errors import PagecoreError
+from pagecore.index import BlockPool, RadixTree
+from tests.reference.radix_tree import RadixTree as TwinTree
+
+POLICIES = ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"]
+NUM_BLOCKS = 1024
+namespaces = st.sampled_from([None, None, None, "adapter", ("adapter",), 1, True, (1,), ("a", 1.0)])
+digests = st.sampled_from([b"cat", b"dog", 5, -5])
+
+
+class RadixMachine(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.integers(1, 4),
+        full=st.integers(1, 2),
+        windows=st.lists(st.integers(1, 9), max_size=2),
+        states=st.booleans(),
+        interval=st.integers(1, 3),
+        policy=st.sampled_from(POLICIES),
+    )
+    def make(self, block_size, full, windows, states, interval, policy):
+        options = {"full": full, "windows": tuple(windows), "states": states, "policy": policy}
+        if states:
+            options["state_interval"] = interval * block_size
+        self.tree = RadixTree(block_size, **options)
+        self.twin = TwinTree(block_size, **options)
+        self.pools = [BlockPool(NUM_BLOCKS, order="fifo") for _ in range(self.twin.num_lanes)]
+        self.next_state = 0
+        self.receipts = []
+        self.time = 0.0
+
+    def draw_key(self, data):
+        # One long prefix, cut somewhere, sometimes gone astray: most keys share something.
+        tokens = [int(bit) for bit in "010011010001101110100101"[: data.draw(st.integers(0, 24))]]
+        if tokens and data.draw(st.booleans()):
+            tokens[data.draw(st.integers(0, len(tokens) - 1))] = 2
+        spans = []
+        if data.draw(st.integers(0, 7)) == 0:
+            start = data.draw(st.integers(0, 12))
+            spans = [(start, start + data.draw(st.integers(1, 9)), data.draw(digests))]
+        return {
+            "tokens": tokens,
+            "spans": spans,
+            "namespace": data.draw(namespaces) if data.draw(st.integers(0, 7)) == 0 else None,
+        }
+
+    def draw_time(self, data):
+        self.time += data.draw(st.sampled_from([0.0, 1.0]))
+        return data.draw(st.sampled_from([None, self.time]))
+
+    def check_match(self, match, expected):
+        blocks = [match.blocks] if self.twin.num_lanes == 1 else match.blocks
+        assert expected == {
+            "num_tokens": match.num_tokens,
+            "num_full_tokens": match.num_full_tokens,
+            "checkpoint": match.checkpoint,
+            "state": match.state,
+            "blocks": [lane.tolist() for lane in blocks],
+        }
+
+    @rule(data=st.data(), most=st.one_of(st.none(), st.integers(0, 30)))
+    def match(self, data, most):
+        key = self.draw_key(data)
+        self.check_match(self.tree.match(**key, max_tokens=most), self.twin.match(**key, max_tokens=most)[0])
+        (found,) = self.tree.match_all(
+            [key["tokens"]], namespaces=[key["namespace"]], spans=[key["spans"]], max_tokens=[most]
+        )
+        self.check_match(found, self.twin.match(**key, max_tokens=most)[0])
+
+    @rule(data=st.data(), most=st.one_of(st.none(), st.integers(0, 30)))
+    def match_and_lock(self, data, most):
+        key, time = self.draw_key(data), self.draw_time(data)
+        receipt = self.tree.match_and_lock(**key, max_tokens=most, time=time)
+        expected, twin_receipt = self.twin.match_and_lock(**key, max_tokens=most, time=time)
+        self.check_match(receipt.match, expected)
+        assert receipt.num_tokens == expected["num_tokens"]
+        self.receipts.append((receipt, twin_receipt))
+
+    @rule(data=st.data())
+    def fork(self, data):
+        if self.receipts:
+            receipt, twin_receipt = data.draw(st.sampled_from(self.receipts))
+            self.receipts.append((receipt.fork(), self.twin.fork(twin_receipt)))
+
+    @rule(data=st.data(), is_whole=st.booleans())
+    def release(self, data, is_whole):
+        if not self.receipts:
+            return
+        pair = data.draw(st.sampled_from(self.receipts))
+        component = None if is_whole else data.draw(st.integers(0, self.twin.num_components - 1))
+        name = None if component is None else self.tree.components[component]
+        rank = data.draw(st.sampled_from([None, 1.0, -2.0])) if self.twin.policy == "rank" else None
+        self.both(
+            lambda: pair[0].release(name, time=(time := self.draw_time(data)), rank=rank) or [time],
+            lambda result: self.twin.release(pair[1], component, time=result[0], rank=rank),
+            lambda: self.twin.release(pair[1], component, rank=rank),
+        )
+        if not pair[1].components:
+            self.receipts.remove(pair)
+            with pytest.raises(PagecoreError):
+                pair[0].release()
+
+    def both(self, act, follow, refuse):
+        try:
+            result = act()
+        except PagecoreError as error:
+            with pytest.raises(type(error)):
+                refuse()
+            return None
+        follow(result)
+        return result
+
+    def draw_lanes(self, data, key):
+        """What a sequence would offer: the tree's own blocks where it matched, its own after that, some holes."""
+        size = len(key["tokens"]) // self.twin.block_size
+        lanes = []
+        reused = self.twin.match(**key)[0]["blocks"] if data.draw(st.booleans()) else [[]] * self.twin.num_lanes
+        for lane, pool in enumerate(self.pools):
+            fresh = pool.allocate(size - len(reused[lane])).tolist()
+            own = [*reused[lane], *fresh]
+            if lane >= self.twin.full:
+                holes = data.draw(st.integers(0, size))
+                own = [0 if i < holes else block for i, block in enumerate(own)]
+                pool.free([block for block in fresh if block not in own])
+            elif own and data.draw(st.integers(0, 15)) == 0:
+                held = sorted(self.twin.ids(lane))
+                wrong = data.draw(st.sampled_from([0, -1, *held]))
+                if wrong not in own:
+                    fresh = [block for block in fresh if block != own[-1]] if own[-1] in fresh else fresh
+                    if len(fresh) < size - len(reused[lane]):
+                        pool.free(own[-1])
+                    own[-1] = wrong
+            lanes.append((own, [block for block in fresh if block in own]))
+        return [own for own, _ in lanes], [fresh for _, fresh in lanes]
+
+    def draw_states(self, data, key):
+        if not self.twin.states:
+            return []
+        blocks = len(key["tokens"]) // self.twin.block_size
+        ends = data.draw(
+            st.lists(st.integers(0 if data.draw(st.integers(0, 9)) == 0 else 1, max(1, blocks)), max_size=3)
+        )
+        states = []
+        for end in sorted(set(ends)):
+            self.next_state += 1
+            states.append((end * self.twin.block_size, self.next_state))
+        return states
+
+    def draw_wish(self, data):
+        wish = {"time": self.draw_time(data)}
+        if self.twin.policy == "rank":
+            wish["rank"] = data.draw(st.sampled_from([None, 0.5, -1.0, 3.0]))
+        if self.twin.policy == "priority":
+            wish["priority"] = data.draw(st.sampled_from([None, 0, 20, 35, 80, 100]))
+            if wish["priority"] is not None and wish["time"] is not None:
+                wish["time_to_live"] = data.draw(st.sampled_from([None, 0.0, 1.0, 3.0]))
+        return wish
+
+    @rule(data=st.data(), with_receipt=st.booleans(), in_batch=st.booleans())
+    def insert(self, data, with_receipt, in_batch):
+        key = self.draw_key(data)
+        lanes, fresh = self.draw_lanes(data, key)
+        states, wish = self.draw_states(data, key), self.draw_wish(data)
+        receipt, twin_receipt = None, None
+        if with_receipt and self.receipts:
+            receipt, twin_receipt = data.draw(st.sampled_from(self.receipts))
+        blocks = lanes[0] if len(lanes) == 1 else lanes
+        sizes = self.figures()
+        try:
+            expected = self.twin.insert(lanes=lanes, states=states, receipt=twin_receipt, **key, **wish)
+        except PagecoreError as error:
+            with pytest.raises(type(error)):
+                self.tree.insert(blocks=blocks, states=states, receipt=receipt, **key, **wish)
+            assert self.figures() == sizes
+        else:
+            if in_batch:
+                time = wish.pop("time")
+                entry = {"blocks": blocks, "states": states, "receipt": receipt, **key, **wish}
+                (done,) = self.tree.insert_all([entry], time=time)
+            else:
+                done = self.tree.insert(blocks=blocks, states=states, receipt=receipt, **key, **wish)
+            assert (done.num_tokens, done.num_old_tokens) == (expected["num_tokens"], expected["num_old_tokens"])
+            taken = self.lists(done.taken, done.taken_states)
+            assert taken == expected["taken"]
+            assert self.lists(done.duplicates, done.duplicate_states) == expected["duplicates"]
+            for pool, ids in zip(self.pools, taken, strict=False):
+                pool.share(ids)
+        for pool, ids in zip(self.pools, fresh, strict=True):
+            pool.free(ids)  # the sequence is gone
+
+    def lists(self, blocks, states):
+        lanes = [blocks] if self.twin.num_lanes == 1 else list(blocks)
+        return [ids.tolist() for ids in (*lanes, states)]
+
+    @rule(data=st.data(), amount=st.one_of(st.integers(0, 6), st.just(10**12)))
+    def evict(self, data, amount):
+        component = data.draw(st.integers(0, self.twin.num_components - 1))
+        time = self.draw_time(data)
+        gone = self.tree.evict(self.tree.components[component], amount, time=time)
+        expected, ids = self.twin.evict(component, amount, time)
+        assert gone.amount == expected
+        assert self.lists(gone.blocks, gone.states) == ids
+        for pool, freed in zip(self.pools, ids, strict=False):
+            assert pool.free(freed) == len(freed)
+
+    def figures(self):
+        return [(self.tree.evictable(name), self.tree.protected(name)) for name in self.tree.components]
+
+    @invariant()
+    def is_the_same(self):
+        if not hasattr(self, "tree"):
+            return
+        self.tree.check_invariants()
+        twin = self.twin
+        evictable = [twin.evictable(c) for c in range(twin.num_components)]
+        assert self.figures() == [(free, twin.held(c) - free) for c, free in enumerate(evictable)]
+        assert self.tree.num_nodes == len(list(twin.nodes()))
+        assert self.tree.num_receipts == len(twin.receipts) == len(self.receipts)
+        for lane, pool in enumerate(self.pools):  # the tree alone holds blocks now, each once
+            held = np.zeros(NUM_BLOCKS, np.int32)
+            held[list(twin.ids(lane))] = 1
+            assert (pool.ref_counts() == held).all()
+        used = {key for key, root in twin.roots.items() if root.children} - {(type(None), None)}
+        assert self.tree.num_namespaces == len(used)
+
+
+TestRadixAgainstTwin = RadixMachine.TestCase
+TestRadixAgainstTwin.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
