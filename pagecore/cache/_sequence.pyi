@@ -5,10 +5,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagecore.cache.prefix import Hold
 from pagecore.cache.swap import SwapSpace
 
 class Sequence:
     id: object
+    _published: int
+    _hold: Hold | None
     def __init__(
         self, owner: Any, id: object, row: int, ids: NDArray[np.int32], computed: int = 0, cached: int = 0
     ) -> None: ...

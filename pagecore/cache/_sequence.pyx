@@ -39,6 +39,7 @@ cdef class Sequence:
         self.row = row
         self.computed = computed
         self.cached = cached
+        self._published = INT32_MAX
         self.pending = -1
         if ids.shape[0]:
             self.append(&ids[0], <int32_t>ids.shape[0])

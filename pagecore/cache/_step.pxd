@@ -20,3 +20,4 @@ cdef class Step:
     cdef int _check_size(self, Py_ssize_t size) except -1
     cdef int32_t _checked(self, int64_t count) except -1
     cdef int32_t _settle(self, object verdict)
+    cdef list _fuller(self, int32_t block_size)

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
-from pagecore.cache._sequence cimport Sequence, require
+from pagecore.cache._sequence cimport Sequence, num_whole, require
 from pagecore.index._block_tables cimport BlockTables, StepBuffers
 from pagecore.index._integers cimport Integers, as_int64, as_integers
 from pagecore.ops._plan cimport AttentionPlan
@@ -98,6 +98,10 @@ cdef class Step:
         self.in_flight = True
         return True
 
+    def missing(self, BlockTables tables):
+        """Blocks of each group that `prepare` lacks."""
+        return tables.shortage(self.rows_array[: self.count], self.counts_array[: self.count])
+
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""
         cdef int32_t rows = self.buffers.max_sequences
@@ -108,11 +112,12 @@ cdef class Step:
         cdef int32_t first = sum_of(self.counts, place)
         self.buffers.native.skip_slots(first, first + self.counts[place])
 
-    def commit(self, BlockTables tables, accepted=None, windows=()):
+    def commit(self, BlockTables tables, accepted=None, windows=(), publish=None):
         """Lengths advance by what was accepted, and blocks that no later query sees are given back.
 
         `windows` lists (group, window) of the groups that have one. Rejected tokens keep their capacity. A sequence
-        that was removed in flight is passed over.
+        that was removed in flight is passed over. Before anything is given back, `publish` is called with the list of
+        sequences that have full blocks which the prefix cache does not know yet, where there are any.
         """
         self._require_in_flight("committed")
         verdict = self._accepted(accepted)
@@ -120,6 +125,10 @@ cdef class Step:
         rows, lengths = self.rows_array[:live], self.lengths_array[:live]
         if verdict is not None:
             tables.truncate(rows, lengths, keep_capacity=True)
+        if publish is not None:
+            fuller = self._fuller(tables.block_sizes[0])
+            if fuller:
+                publish(fuller)
         for group, window in windows:
             # A window may be larger than any length, and than int32.
             tables.release_before(rows, group, np.maximum(lengths - (min(window, INT32_MAX) - 1), 0))
@@ -151,6 +160,15 @@ cdef class Step:
             self.lengths[live] = sequence.computed
             live += 1
         return live
+
+    cdef list _fuller(self, int32_t block_size):
+        """The sequences with blocks that are full, known and not published."""
+        cdef list fuller = []
+        cdef Sequence sequence
+        for sequence in self.sequences:
+            if sequence.owner is self.owner and num_whole(sequence, block_size) > sequence._published:
+                fuller.append(sequence)
+        return fuller
 
     def _require_in_flight(self, verb):
         if not self.in_flight:

@@ -44,7 +44,9 @@ class PagedCacheConfig:
     layout : str or KVLayout, optional
         How the pools lie in memory; "layerwise" by default.
     prefix_cache : bool
-        Refused by name where set: this version has no prefix cache.
+        Keep what sequences have computed, and let others that begin alike reuse it.
+    eviction_policy : str
+        Which cached blocks go first when blocks are short: "lru" and others, see `PagedKVCache`.
     index_dtype : {"int64", "int32"}
         Dtype of slot mappings.
     dtype : str or anything that names a dtype
@@ -60,7 +62,8 @@ class PagedCacheConfig:
     max_tokens_per_sequence: int | None = None
     device: str = "cpu"
     layout: str | KVLayout | None = None
-    prefix_cache: bool = False
+    prefix_cache: bool = True
+    eviction_policy: str = "lru"
     index_dtype: str = "int64"
     dtype: DType | str = "auto"
 
@@ -69,7 +72,7 @@ class PagedCacheConfig:
             object.__setattr__(self, name, value)
 
         put("index_dtype", str(self.index_dtype))
-        refuse_unserved(self.device, self.prefix_cache, self.index_dtype)
+        refuse_unserved(self.device, self.prefix_cache, self.eviction_policy, self.index_dtype)
         put("block_size", at_least("block_size", self.block_size))
         put("max_sequences", at_least("max_sequences", self.max_sequences))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
@@ -226,6 +229,7 @@ def make_cache(
         layout=config.layout,
         parallel=parallel,
         prefix_cache=config.prefix_cache,
+        eviction_policy=config.eviction_policy,
         index_dtype=config.index_dtype,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.cache.layers import Group
+from pagecore.cache.prefix import EVICTION_POLICIES
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, at_least
@@ -15,12 +16,14 @@ from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within
 
 
-def refuse_unserved(device: str, prefix_cache: bool, index_dtype: str) -> None:
+def refuse_unserved(device: str, prefix_cache: bool, eviction_policy: str, index_dtype: str) -> None:
     """Refuse by name what this version does not serve."""
     if device not in ("cpu", "none"):
         raise DeviceError(f"device is {device!r}; this version keeps caches on 'cpu', or without bytes on 'none'")
-    if prefix_cache:
-        raise UnsupportedOption("prefix_cache is set; this version has no prefix cache: leave it False")
+    if not isinstance(prefix_cache, bool | np.bool_):
+        raise UnsupportedOption(f"prefix_cache is {prefix_cache!r}; use True or False")
+    if eviction_policy not in EVICTION_POLICIES:
+        raise UnsupportedOption(f"eviction_policy is {eviction_policy!r}; use one of {', '.join(EVICTION_POLICIES)}")
     if index_dtype not in ("int64", "int32"):
         raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache._sequence import Sequence
+from pagecore.cache.prefix import PrefixCache
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.swap import SwapSpace
 from pagecore.errors import UnsupportedOption
@@ -20,31 +21,35 @@ def measure(
     tables: BlockTables,
     sequences: Iterable[Sequence],
     spaces: Iterable[SwapSpace],
+    prefix: PrefixCache | None,
     *,
     num_copied_blocks: int,
     nbytes: int,
 ) -> CacheStats:
-    """How full a cache is, by its tables, all of its sequences and the spaces that they are swapped out to."""
+    """How full a cache is, by its tables, all of its sequences, the spaces that they are swapped out to and what is cached."""
     pools, block_size = tables.pools, tables.block_sizes[0]
     resident: list[Sequence] = []
     swapped: list[Sequence] = []
     for sequence in sequences:
         (swapped if sequence.is_swapped else resident).append(sequence)
-    used = [pool.num_used for pool in pools]
-    held = sum(used) * block_size
+    evictable = 0 if prefix is None else sum(map(prefix.evictable, range(len(pools))))
+    used = sum(pool.num_used for pool in pools) - evictable
+    held = used * block_size
     wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(len(pools)))
     return CacheStats(
         num_sequences=len(resident) + len(swapped),
         num_tokens=sum(sequence.num_computed_tokens for sequence in resident),
         num_blocks=sum(pool.num_blocks - 1 for pool in pools),
         num_free_blocks=sum(pool.num_free for pool in pools),
-        num_used_blocks=sum(used),
+        num_used_blocks=used,
+        num_evictable_blocks=evictable,
         fragmentation=wasted / held if held else 0.0,
         num_copied_blocks=num_copied_blocks,
         nbytes=nbytes,
         num_swapped_sequences=len(swapped),
         num_swapped_tokens=sum(sequence.num_computed_tokens for sequence in swapped),
         num_swapped_blocks=sum(space.num_used_blocks for space in spaces),
+        **({} if prefix is None else prefix.figures()),
     )
 
 

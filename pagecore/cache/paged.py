@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,11 +33,12 @@ from pagecore.cache.block_map import BlockMap, map_blocks
 from pagecore.cache.layers import Group, Layer, Layers, arrange, group_number, layer_number
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, measure
+from pagecore.cache.prefix import Keep, PrefixCache, Spans, make_keep
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.store import Store
 from pagecore.cache.swap import SwapSpace
 from pagecore.cache.swapping import as_list, move_in, move_out, shortage_with_swapped
-from pagecore.errors import InvalidSequence, ShapeError
+from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.storage import AttentionSpec, KVLayout, Spec, TensorParallel
@@ -77,12 +79,16 @@ class PagedKVCache:
     parallel : TensorParallel, optional
         Which rank of how many this cache serves: its pools hold, `write` takes and `attend` reads the rank's heads.
     prefix_cache : bool
-        Refused by name where set: this version has no prefix cache.
+        Keep what sequences have computed, as far as blocks are left, and let others that begin alike reuse it.
+    eviction_policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
+        Which cached blocks go first when blocks are short; see `pagecore.RadixTree`.
+    clock : callable
+        Gives the time in seconds; asked by the policy "priority" alone, whose priorities may have a time to live.
 
     Attributes
     ----------
     block_size, max_sequences, max_tokens_per_sequence : int
-    device : str
+    device, eviction_policy : str
     index_dtype : {"int64", "int32"}
     parallel : TensorParallel
 
@@ -129,10 +135,12 @@ class PagedKVCache:
         device: str = "cpu",
         layout: str | KVLayout | None = None,
         parallel: TensorParallel | None = None,
-        prefix_cache: bool = False,
+        prefix_cache: bool = True,
+        eviction_policy: str = "lru",
         index_dtype: str = "int64",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        refuse_unserved(device, prefix_cache, str(index_dtype))
+        refuse_unserved(device, prefix_cache, eviction_policy, str(index_dtype))
         self.parallel = as_parallel(parallel)
         self.block_size = at_least("block_size", block_size)
         self.max_sequences = at_least("max_sequences", max_sequences)
@@ -154,6 +162,10 @@ class PagedKVCache:
         self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
         self._sequences: dict[object, Sequence] = {}
         self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
+        self.eviction_policy = eviction_policy
+        self._prefix = (
+            PrefixCache(self._groups, self._tables, self.block_size, eviction_policy, clock) if prefix_cache and any(g.spec.window is None for g in self._groups) else None
+        )
         self._names = count()
         self._num_copied_blocks = 0
         self._lock = threading.RLock()
@@ -177,8 +189,13 @@ class PagedKVCache:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had in the scarcest group."""
-        return min(pool.num_free for pool in self._block_pools)
+        """Blocks that can be had in the scarcest group: free ones, and cached ones that nobody uses."""
+        return min(pool.num_free + self._evictable(group) for group, pool in enumerate(self._block_pools))
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether sequences reuse what others have computed."""
+        return self._prefix is not None
 
     @property
     def num_sequences(self) -> int:
@@ -234,13 +251,40 @@ class PagedKVCache:
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
-    def add_sequence(self, tokens: ArrayLike, id: object = None) -> Sequence:
-        """A new sequence that knows `tokens` (integers, rank 1, may be empty); blocks are taken by `prepare`.
+    def add_sequence(
+        self,
+        tokens: ArrayLike,
+        id: object = None,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        priority: float | None = None,
+        time_to_live: float | None = None,
+        rank: float | None = None,
+    ) -> Sequence:
+        """A new sequence that knows `tokens`; more blocks than those it reuses are taken by `prepare`.
+
+        What the prefix cache has of its tokens is shared at once and held until the sequence is removed: whole blocks,
+        and never the last token, whose output is still to be computed. `Sequence.num_cached_tokens` says how much.
 
         Parameters
         ----------
+        tokens : array_like of int
+            ``[num_tokens]``, may be empty.
         id : hashable, optional
             The caller's name for it; a number is made up where it is None.
+        namespace : hashable, optional
+            Sequences of different namespaces (adapters, tenants) share nothing. Equal means equal in type too.
+        spans : iterable of (int, int, bytes or int), optional
+            Positions [start, end) whose content is named by a digest and not by its tokens alone: an image, audio.
+        max_tokens : int, optional
+            Reuse no more tokens than this.
+        priority, time_to_live : float, optional
+            For the policy "priority": 0 to 100 (35 where none is given) of what the sequence computes, and the seconds
+            after which that falls back to 35.
+        rank : float, optional
+            For the policy "rank": what has the lowest goes first.
 
         Raises
         ------
@@ -249,15 +293,37 @@ class PagedKVCache:
         OutOfRows
             `max_sequences` are there.
         ShapeError
-            More tokens than a row has room for.
+            More tokens than a row has room for; spans, a priority or a number that do not fit.
+        UnsupportedDtype
+            A namespace or digest that cannot be compared.
+        UnsupportedOption
+            A priority or rank that the policy does not use.
         """
         ids = token_ids(tokens)
+        keep = make_keep(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
         with self._lock:
             self._check_room(ids.shape[0])
             name = self._name(id)
-            sequence = Sequence(self, name, self._tables.add(), ids)
+            sequence = self._reusing(name, ids, keep, max_tokens)
             self._sequences[name] = sequence
             return sequence
+
+    def match_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+    ) -> int:
+        """Tokens that `add_sequence` would reuse, whole blocks; nothing is held, and nothing counts as used.
+
+        Parameters and errors are those of `add_sequence`; 0 without a prefix cache.
+        """
+        ids = token_ids(tokens)
+        keep = make_keep(self.eviction_policy, namespace, spans, None, None, None)
+        with self._lock:
+            return 0 if self._prefix is None else self._prefix.match_length(ids, keep, max_tokens)
 
     def append_tokens(self, sequences: Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
         """Make known what was sampled: one id for each sequence, or a list of ids for each.
@@ -274,7 +340,10 @@ class PagedKVCache:
         with self._lock:
             row = row_of(self, sequence)
             name = self._name(id)
+            self._publish([sequence])
             child = forked(sequence, name, self._tables.fork(row))
+            if self._prefix is not None:
+                self._prefix.fork([child], [sequence])
             self._sequences[name] = child
             return child
 
@@ -284,8 +353,11 @@ class PagedKVCache:
         with self._lock:
             rows = rows_of(self, sequences)
             parent_rows = [row_of(self, parent) for parent in parents]
+            self._publish(parents)
             self._tables.reorder(rows, parent_rows)
             states = [(parent.tokens, parent.num_computed_tokens, parent.num_cached_tokens) for parent in parents]
+            if self._prefix is not None:
+                self._prefix.fork(sequences, parents)
             for sequence, state in zip(sequences, states, strict=True):
                 become(sequence, *state)
 
@@ -306,22 +378,39 @@ class PagedKVCache:
             for group, window in self._windows if computed else ():
                 check_window(self._table_views[group].numpy(), row, computed, window, self.block_size)
             self._tables.truncate([row], [computed])
+            if self._prefix is not None:
+                self._prefix.cut(sequence, computed)
             cut(sequence, length)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence, *, rank: float | None = None) -> None:
         """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight.
 
         That step then writes nothing for it, since its blocks may be another's by then, and what it attends to for the
-        sequence is of no use. A sequence that is swapped out gives back what its swap space holds.
+        sequence is of no use. A sequence that is swapped out gives back what its swap space holds. What the prefix
+        cache knows of it stays, until blocks are short.
+
+        Parameters
+        ----------
+        rank : float, optional
+            For the policy "rank": of the blocks that nobody uses from now on.
         """
         with self._lock:
             row = row_of(self, sequence, idle=False)
+            make_keep(self.eviction_policy, None, None, None, None, rank)
             if sequence.swap_space is None:
+                self._publish([sequence])
                 self._tables.remove([row])
             else:
                 sequence.swap_space._drop(sequence)
+            if self._prefix is not None:
+                self._prefix.release(sequence, rank)
             del self._sequences[sequence.id]
             detach(sequence)
+
+    def clear_prefix_cache(self) -> int:
+        """Forget what no sequence uses of the prefix cache; returns how many blocks became free."""
+        with self._lock:
+            return 0 if self._prefix is None else self._prefix.clear()
 
     # -- swapping ------------------------------------------------------------------------------------------------
 
@@ -406,7 +495,7 @@ class PagedKVCache:
         with self._lock:
             batch = self._try_prepare(sequences, counts, out)
             if batch is None:
-                refuse(self._tables)
+                self._refuse()
             return batch
 
     def try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch | None:
@@ -423,18 +512,20 @@ class PagedKVCache:
         with self._lock:
             if any_swapped(sequences):
                 return shortage_with_swapped(self, sequences, counts)
-            rows = rows_of(self, sequences)
-            return max(self._tables.shortage(rows, counts), default=0)
+            missing = self._tables.shortage(rows_of(self, sequences), counts)
+            return max(max(0, lack - self._evictable(group)) for group, lack in enumerate(missing))
 
     def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
         """Count the tokens of a step as computed.
 
         `accepted` says how many of each sequence's tokens are kept, all by default; the rest (rejected drafts) is
-        forgotten, but its blocks stay with the sequence for what comes next. Blocks that have left every window of
-        their group are given back.
+        forgotten, but its blocks stay with the sequence for what comes next. Blocks that are full now, and whose ids
+        are known, are from now on found by others that begin alike. Blocks that have left every window of their group
+        are given back.
         """
+        publish = None if self._prefix is None else self._prefix.publish
         with self._lock:
-            self._own(batch)._step.commit(self._tables, accepted, self._windows)
+            self._own(batch)._step.commit(self._tables, accepted, self._windows, publish)
 
     def abandon(self, batch: Batch) -> None:
         """Undo a prepare whose forward pass failed.
@@ -483,6 +574,7 @@ class PagedKVCache:
                 self._tables,
                 self._sequences.values(),
                 self._swap_spaces,
+                self._prefix,
                 num_copied_blocks=self._num_copied_blocks,
                 nbytes=self.nbytes,
             )
@@ -502,7 +594,9 @@ class PagedKVCache:
     def check_invariants(self) -> None:
         """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""
         with self._lock:
-            self._tables.check_invariants(exclusive=True)
+            self._tables.check_invariants(exclusive=self._prefix is None)
+            if self._prefix is not None:
+                self._prefix.check_invariants(self._sequences.values())
             for name, sequence in self._sequences.items():
                 space = sequence.swap_space
                 room = self._tables.length(sequence.row) if space is None else space._room(sequence)
@@ -534,6 +628,37 @@ class PagedKVCache:
     def _layer(self, layer: int) -> Layer:
         return self._layers[layer_number(layer, len(self._layers))]
 
+    def _publish(self, sequences: list[Sequence]) -> None:
+        if self._prefix is not None:
+            self._prefix.publish(sequences)
+
+    def _evictable(self, group: int) -> int:
+        return 0 if self._prefix is None else self._prefix.evictable(group)
+
+    def _reusing(self, name: object, ids: Any, keep: Keep, max_tokens: int | None) -> Sequence:
+        """A sequence in a row that begins with what the prefix cache has of it."""
+        if self._prefix is None or self._tables.num_rows == self.max_sequences:
+            return Sequence(self, name, self._tables.add(), ids)
+        hold = self._prefix.find(ids, keep, max_tokens)
+        try:
+            row = self._tables.add(prefix=self._prefix.blocks_of(hold))
+        except BaseException:
+            self._prefix.give_back(hold)
+            raise
+        found = hold.num_tokens
+        sequence = Sequence(self, name, row, ids, found, found)
+        self._prefix.attach(sequence, hold)
+        return sequence
+
+    def _refuse(self) -> NoReturn:
+        """Raise OutOfBlocks with the figures of the prepare or shortage that came last."""
+        try:
+            refuse(self._tables)
+        except OutOfBlocks as refusal:
+            if self._prefix is None:
+                raise
+            raise self._prefix.counted(refusal) from None
+
     def _own(self, batch: Batch) -> Batch:
         if not isinstance(batch, Batch) or batch._groups[0].block_table is not self._table_views[0]:
             raise InvalidSequence(f"{batch!r} is no batch of this cache; make it with make_batch")
@@ -543,8 +668,9 @@ class PagedKVCache:
         """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
         step = batch._step
         step.load(self, sequences, counts)
-        if not step.prepare(self._tables):
-            return False
+        while not step.prepare(self._tables):
+            if self._prefix is None or not self._prefix.make_room(step.missing(self._tables)):
+                return False
         if self._tables.num_pending_copies:
             self._copy_on_write()
         try:
@@ -563,7 +689,7 @@ class PagedKVCache:
 
     def _fitting(self, sequences: list[Sequence], counts: ArrayLike) -> Batch | None:
         """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
-        if max(self._tables.shortage(rows_of(self, sequences), counts)) > 0:
+        if self.shortage(sequences, counts):
             return None
         each = np.asarray(counts)
         total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())

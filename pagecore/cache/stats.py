@@ -15,10 +15,12 @@ class CacheStats:
         Those that are swapped out among them.
     num_tokens : int
         Computed tokens, summed over the sequences that are not swapped out.
-    num_blocks, num_free_blocks, num_used_blocks : int
-        Blocks that can be had, are free, are held; summed over groups.
+    num_blocks : int
+        Blocks that can be had, summed over groups, as are all that follow: each is free, used or evictable.
+    num_free_blocks, num_used_blocks, num_evictable_blocks : int
+        Blocks that nobody holds; that sequences use; that the prefix cache alone holds, and gives up when asked.
     fragmentation : float
-        Share of the slots in held blocks that holds no valid token; a block that several sequences share counts once.
+        Share of the slots in used blocks that holds no valid token; a block that several sequences share counts once.
     num_copied_blocks : int
         Blocks copied on write since the cache was made.
     nbytes : int
@@ -26,7 +28,15 @@ class CacheStats:
     num_swapped_sequences, num_swapped_tokens : int
         Sequences in swap spaces, and their computed tokens.
     num_swapped_blocks : int
-        Blocks of swap spaces that hold them, summed over groups.
+        Blocks of swap spaces that hold them.
+    num_cached_blocks : int
+        Blocks that the prefix cache holds, those among them that sequences use too.
+    num_evicted_blocks : int
+        Blocks that it has given up since the cache was made.
+    prefix_hits, prefix_misses : int
+        Sequences added that reused something, and nothing.
+    prefix_query_tokens, prefix_hit_tokens : int
+        Tokens of those sequences, and how many of them were reused.
     """
 
     num_sequences: int
@@ -40,8 +50,15 @@ class CacheStats:
     num_swapped_sequences: int = 0
     num_swapped_tokens: int = 0
     num_swapped_blocks: int = 0
+    num_evictable_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_evicted_blocks: int = 0
+    prefix_hits: int = 0
+    prefix_misses: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
     @property
     def utilization(self) -> float:
-        """Share of the blocks that is held."""
+        """Share of the blocks that sequences use."""
         return self.num_used_blocks / self.num_blocks

@@ -48,6 +48,7 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
     if refusal is not None:
         return refusal
     stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools)
+    cache._publish(sequences)
     try:
         cache._tables.remove(rows)
     except BaseException:
@@ -56,6 +57,8 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
     for sequence, blocks in zip(sequences, stored, strict=True):
         space._held[sequence] = blocks
         move(sequence, -1, space)
+        if cache._prefix is not None:
+            cache._prefix.release(sequence)
     return None
 
 
@@ -65,7 +68,7 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
     tables, pools = cache._tables, cache._block_pools
     parts = [(space, some, _distinct(held, len(pools)), held) for space, some, held in _by_space(sequences)]
     needed = [np.concatenate([ids[group] for _, _, ids, _ in parts] or [NONE]) for group in range(len(pools))]
-    refusal = _rowless(cache, len(sequences)) or _short(needed, pools, "; remove a sequence or swap one out")
+    refusal = _rowless(cache, len(sequences)) or _make_room(cache, needed)
     if refusal is not None:
         return refusal
     arrived: list[Blocks] = []
@@ -85,6 +88,8 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
     for sequence, row in zip(moved, rows, strict=True):
         _space_of(sequence)._drop(sequence)
         move(sequence, row, None)
+    if cache._prefix is not None:
+        cache._prefix.come_back(moved)
     return None
 
 
@@ -106,7 +111,8 @@ def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts
     finally:
         for pool, blocks in zip(pools, held, strict=True):
             pool.free(blocks[::-1])
-    return max(count - len(blocks) + lack for count, blocks, lack in zip(needed, held, missing, strict=True))
+    lacking = [count - len(blocks) + lack for count, blocks, lack in zip(needed, held, missing, strict=True)]
+    return max(max(0, lack - cache._evictable(group)) for group, lack in enumerate(lacking))
 
 
 # -- blocks on their way ---------------------------------------------------------------------------------------------
@@ -133,6 +139,15 @@ def _short(needed: list[Ids], pools: list[BlockPool], where: str) -> OutOfBlocks
         for group, (count, available) in enumerate(zip(counts, free, strict=True))
     )
     return OutOfBlocks(text + where, *((counts, free) if len(pools) > 1 else (counts[0], free[0])))
+
+
+def _make_room(cache: PagedKVCache, needed: list[Ids]) -> OutOfBlocks | None:
+    """Have as many blocks of each pool free, by eviction where need be; returns why that cannot be."""
+    refusal = _short(needed, cache._block_pools, "; remove a sequence or swap one out")
+    if refusal is None or cache._prefix is None:
+        return refusal
+    missing = [max(0, len(ids) - pool.num_free) for ids, pool in zip(needed, cache._block_pools, strict=True)]
+    return None if cache._prefix.make_room(missing) else cache._prefix.counted(refusal)
 
 
 def _rowless(cache: PagedKVCache, count: int) -> OutOfRows | None:

@@ -1,0 +1,349 @@
+"""What a cache keeps of the sequences it has computed, for others that begin alike.
+
+The tree decides and the pools hold; this stands between the two, under the lock of the cache.
+
+P1: the tree holds one reference to every block that it knows, each sequence one to every block of its row.
+P2: a block that a row shares with the tree lies on the path that the sequence's receipt holds, so that whatever the
+    tree calls evictable is held by nobody else, and giving it up frees it.
+P3: the first `_published` blocks of a sequence are those that its receipt's path stands for, token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.errors import OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.index import BlockTables, Inserted, RadixTree, Receipt
+from pagecore.storage.checks import INT32_MAX, as_float, at_least
+
+if TYPE_CHECKING:
+    from pagecore.cache._sequence import Sequence
+    from pagecore.cache.layers import Group
+
+Ids = NDArray[np.int32]
+NONE = np.zeros(0, np.int32)
+Spans = Iterable[tuple[int, int, bytes | int]]
+EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How the prefix cache names what a sequence computes, and how long it keeps it."""
+
+    namespace: Hashable = None
+    spans: tuple[tuple[int, int, bytes | int], ...] | None = None
+    priority: float | None = None
+    time_to_live: float | None = None
+    rank: float | None = None
+
+
+@dataclass(slots=True)
+class Hold:
+    """What a sequence holds of the prefix cache; no receipt while it is swapped out."""
+
+    receipt: Receipt | None
+    keep: Keep
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prefix that is held."""
+        return 0 if self.receipt is None else self.receipt.num_tokens
+
+
+class PrefixCache:
+    """The tree of a cache, and what is done about its answers."""
+
+    def __init__(
+        self, groups: Listed[Group], tables: BlockTables, block_size: int, policy: str, clock: Callable[[], float]
+    ) -> None:
+        windows = [(i, group.spec.window) for i, group in enumerate(groups) if group.spec.window is not None]
+        full = [i for i, group in enumerate(groups) if group.spec.window is None]
+        # The next token sees one key less of the cache than its window is long: itself is the last.
+        seen = [min(max(window - 1, 1), INT32_MAX) for _, window in windows]
+        self.tree = RadixTree(block_size, full=len(full), windows=seen, policy=policy)
+        self.num_evicted_blocks = 0
+        self.num_hits = self.num_misses = 0
+        self.num_query_tokens = self.num_hit_tokens = 0
+        self._tables = tables
+        self._pools = tables.pools
+        self._block_size = block_size
+        self._lanes = [*full, *(i for i, _ in windows)]  # the group of each lane
+        self._num_full = len(full)
+        names = self.tree.components
+        self._components = ["full"] * len(groups)
+        for (group, _), name in zip(windows, names[1:], strict=True):
+            self._components[group] = name
+        # Only a priority that falls back needs the time.
+        self._clock = clock if policy == "priority" else None
+
+    # -- how much there is ---------------------------------------------------------------------------------------
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that the tree holds, of all groups."""
+        tree = self.tree
+        return sum(tree.evictable(name) + tree.protected(name) for name in self._components)
+
+    def figures(self) -> dict[str, int]:
+        """What `CacheStats` tells of the prefix cache."""
+        return {
+            "num_cached_blocks": self.num_cached_blocks,
+            "num_evicted_blocks": self.num_evicted_blocks,
+            "prefix_hits": self.num_hits,
+            "prefix_misses": self.num_misses,
+            "prefix_query_tokens": self.num_query_tokens,
+            "prefix_hit_tokens": self.num_hit_tokens,
+        }
+
+    def evictable(self, group: int) -> int:
+        """Blocks of a group that only the tree holds, and can give up."""
+        return self.tree.evictable(self._components[group])
+
+    def match_length(self, ids: Ids, keep: Keep, max_tokens: int | None) -> int:
+        """Tokens that a sequence of these ids would reuse."""
+        most = _most(len(ids), max_tokens)
+        found = self.tree.match(ids, namespace=keep.namespace, spans=keep.spans, max_tokens=most)
+        return found.num_tokens
+
+    # -- sequences come and go -----------------------------------------------------------------------------------
+
+    def find(self, ids: Ids, keep: Keep, max_tokens: int | None) -> Hold:
+        """Hold the longest prefix that a sequence of these ids can reuse."""
+        most = _most(len(ids), max_tokens)
+        receipt = self.tree.match_and_lock(
+            ids, namespace=keep.namespace, spans=keep.spans, max_tokens=most, time=self._now()
+        )
+        return Hold(receipt, keep)
+
+    def blocks_of(self, hold: Hold) -> list[Ids]:
+        """What a hold found, for each group."""
+        assert hold.receipt is not None
+        return self._by_group(hold.receipt.match.blocks)
+
+    def attach(self, sequence: Sequence, hold: Hold) -> None:
+        """Give a new sequence its hold, and count what it found."""
+        found = hold.num_tokens
+        sequence._hold = hold
+        sequence._published = found // self._block_size
+        self.num_query_tokens += sequence.num_tokens
+        self.num_hit_tokens += found
+        self.num_hits += found > 0
+        self.num_misses += found == 0
+
+    def give_back(self, hold: Hold, rank: float | None = None) -> None:
+        """Give up a hold, after the row that it stood for is gone."""
+        if hold.receipt is not None:
+            self.tree.release(hold.receipt, time=self._now(), rank=rank)
+            hold.receipt = None
+
+    def release(self, sequence: Sequence, rank: float | None = None) -> None:
+        """A sequence lost its row: so it does its hold. It may come back."""
+        assert sequence._hold is not None
+        self.give_back(sequence._hold, rank)
+        sequence._published = 0
+
+    def fork(self, children: Listed[Sequence], parents: Listed[Sequence]) -> None:
+        """The rows of children have become those of parents, which had published what they could before that."""
+        forked = [(self._second(parent), parent._published) for parent in parents]
+        for child, (hold, published) in zip(children, forked, strict=True):
+            if child._hold is not None:
+                self.give_back(child._hold)
+            child._hold, child._published = hold, published
+
+    def _second(self, sequence: Sequence) -> Hold:
+        hold = sequence._hold
+        assert hold is not None and hold.receipt is not None
+        return Hold(hold.receipt.fork(), hold.keep)
+
+    def come_back(self, sequences: Listed[Sequence]) -> None:
+        """Sequences have rows again, with blocks of their own that they may share with each other."""
+        for sequence in sequences:
+            assert sequence._hold is not None
+            sequence._hold.receipt = self._nothing(sequence._hold.keep)
+        # All who share a block get a hold on it at once, unless one has ids that are yet to come.
+        may_share = all(sequence.num_tokens >= sequence.num_computed_tokens for sequence in sequences)
+        for sequence in sequences:
+            self._publish(sequence, may_share)
+
+    def cut(self, sequence: Sequence, length: int) -> None:
+        """A row was cut to `length` tokens, the sequence will be: hold what it still shares, and no more."""
+        hold, size = sequence._hold, self._block_size
+        assert hold is not None and hold.receipt is not None
+        sequence._published = min(sequence._published, length // size)
+        end = -(-length // size)
+        if hold.receipt.num_tokens <= end * size:
+            return
+        if end:
+            self._offer(sequence, end)
+        else:
+            self.give_back(hold)
+            hold.receipt = self._nothing(hold.keep)
+
+    def _nothing(self, keep: Keep) -> Receipt:
+        return self.tree.match_and_lock(NONE, namespace=keep.namespace)
+
+    # -- keeping -------------------------------------------------------------------------------------------------
+
+    def publish(self, sequences: Iterable[Sequence]) -> None:
+        """Keep what is full, computed and known of each, and move its hold to the end of that."""
+        for sequence in sequences:
+            self._publish(sequence, False)
+
+    def _publish(self, sequence: Sequence, may_share: bool) -> None:
+        whole = min(sequence.num_tokens, sequence.num_computed_tokens) // self._block_size
+        if whole > sequence._published:
+            whole = whole if may_share else self._own(sequence, whole)
+        if whole > sequence._published:
+            self._offer(sequence, whole)
+            sequence._published = whole
+
+    def _own(self, sequence: Sequence, whole: int) -> int:
+        """How many leading blocks can be published without leaving another row with blocks that it has no hold on."""
+        first = sequence._published
+        for group, pool in enumerate(self._pools):
+            blocks = self._tables.blocks(sequence.row, group)[first:whole].tolist()
+            for i, block in enumerate(blocks):
+                if block and pool.ref_count(block) > 1:
+                    whole = min(whole, first + i)
+                    break
+        return whole
+
+    def _offer(self, sequence: Sequence, num_blocks: int) -> None:
+        hold = sequence._hold
+        assert hold is not None
+        keep, now = hold.keep, self._now()
+        lanes = [self._tables.blocks(sequence.row, group)[:num_blocks] for group in self._lanes]
+        self._take(
+            self.tree.insert(
+                sequence.tokens[: num_blocks * self._block_size],
+                lanes[0] if len(lanes) == 1 else lanes,
+                namespace=keep.namespace,
+                spans=keep.spans,
+                receipt=hold.receipt,
+                time=now,
+                priority=keep.priority,
+                time_to_live=keep.time_to_live,
+                rank=keep.rank,
+            )
+        )
+
+    def _take(self, inserted: Inserted) -> None:
+        for lane, blocks in enumerate(self._by_lane(inserted.taken)):
+            self._pools[self._lanes[lane]].share(blocks)
+
+    # -- giving up -----------------------------------------------------------------------------------------------
+
+    def make_room(self, missing: Listed[int]) -> bool:
+        """Free so many blocks of each group by eviction; False, with nothing changed, where there are fewer."""
+        if any(count > self.evictable(group) for group, count in enumerate(missing)):
+            return False
+        left = list(missing)
+        wanted = max((left[group] for group in self._lanes[: self._num_full]), default=0)
+        if wanted > 0:
+            self._evict("full", wanted, left)
+        for group in self._lanes[self._num_full :]:
+            if left[group] > 0:
+                self._evict(self._components[group], left[group], left)
+        return True
+
+    def clear(self) -> int:
+        """Give up all that nobody uses; returns how many blocks became free."""
+        before = self.num_evicted_blocks
+        for name in self.tree.components:
+            self._evict(name, self.tree.evictable(name), [0] * len(self._pools))
+        return self.num_evicted_blocks - before
+
+    def _evict(self, component: str, amount: int, left: list[int]) -> None:
+        """Evict, and note in `left` what became free of each group."""
+        gone = self.tree.evict(component, amount, time=self._now())
+        for lane, blocks in enumerate(self._by_lane(gone.blocks)):
+            group = self._lanes[lane]
+            freed = self._pools[group].free(blocks)
+            left[group] -= freed
+            self.num_evicted_blocks += freed
+
+    # -- for tests and errors ------------------------------------------------------------------------------------
+
+    def counted(self, refusal: OutOfBlocks) -> OutOfBlocks:
+        """A refusal that knows of free blocks only, with those that could be evicted."""
+        evictable = [self.evictable(group) for group in range(len(self._pools))]
+        if not any(evictable):
+            return refusal
+        wanted, free = np.atleast_1d(refusal.requested).tolist(), np.atleast_1d(refusal.available).tolist()
+        total = [count + more for count, more in zip(free, evictable, strict=True)]
+        text = ", ".join(
+            f"{count} blocks are needed and {all_} can be had" + (f" in group {group}" if len(total) > 1 else "")
+            for group, (count, all_) in enumerate(zip(wanted, total, strict=True))
+        )
+        figures: Any = (tuple(wanted), tuple(total)) if len(total) > 1 else (wanted[0], total[0])
+        return OutOfBlocks(f"{text}, cached ones included; remove a sequence or make the pool larger", *figures)
+
+    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+        """Recount every block from the rows and the tree."""
+        self.tree.check_invariants()
+        for lane, group in enumerate(self._lanes if hasattr(self.tree, 'held_blocks') else []):
+            pool = self._pools[group]
+            holders = np.bincount(self._tables.table(group).ravel(), minlength=pool.num_blocks)
+            holders[0] = 0
+            holders[self.tree.held_blocks(lane)] += 1
+            if not np.array_equal(holders, pool.ref_counts()):
+                raise PagecoreError(f"group {group} has blocks counted otherwise than rows and prefix cache hold them")
+        num_holds = 0
+        for sequence in sequences:
+            hold = sequence._hold
+            assert hold is not None
+            receipt = hold.receipt
+            num_holds += receipt is not None
+            if (receipt is None) != sequence.is_swapped:
+                raise PagecoreError(f"{sequence!r} holds {receipt} of the prefix cache")
+            if receipt is not None and receipt.num_tokens < sequence._published * self._block_size:
+                raise PagecoreError(f"{sequence!r} holds less of the prefix cache than it has published")
+        if num_holds != self.tree.num_receipts:
+            raise PagecoreError(f"{self.tree.num_receipts} receipts are out; sequences have {num_holds}")
+
+    # -- lanes and groups ----------------------------------------------------------------------------------------
+
+    def _now(self) -> float | None:
+        return None if self._clock is None else self._clock()
+
+    def _by_lane(self, blocks: Any) -> Listed[Ids]:
+        return (blocks,) if len(self._lanes) == 1 else blocks
+
+    def _by_group(self, blocks: Any) -> list[Ids]:
+        listed = self._by_lane(blocks)
+        return [listed[self._lanes.index(group)] for group in range(len(self._lanes))]
+
+
+def make_keep(
+    policy: str,
+    namespace: Hashable,
+    spans: Spans | None,
+    priority: float | None,
+    time_to_live: float | None,
+    rank: float | None,
+) -> Keep:
+    """What a user says about a sequence, as far as it can be checked without its tokens."""
+    if priority is not None and policy != "priority":
+        raise UnsupportedOption(f"priority {priority} means nothing to policy {policy!r}; use 'priority'")
+    if rank is not None and policy != "rank":
+        raise UnsupportedOption(f"rank {rank} means nothing to policy {policy!r}; use 'rank'")
+    if time_to_live is not None and priority is None:
+        raise UnsupportedOption(f"time_to_live {time_to_live} needs a priority to fall back from; give both")
+    if priority is not None and not 0 <= (priority := as_float("priority", priority)) <= 100:
+        raise ShapeError(f"priority is {priority}; use 0 to 100")
+    if time_to_live is not None and (time_to_live := as_float("time_to_live", time_to_live)) < 0:
+        raise ShapeError(f"time_to_live is {time_to_live}; use 0 seconds or more")
+    rank = None if rank is None else as_float("rank", rank)
+    return Keep(namespace, None if spans is None else tuple(spans), priority, time_to_live, rank)
+
+
+def _most(length: int, max_tokens: int | None) -> int:
+    """Tokens that may be reused: the last one must be computed, since its output is what is wanted."""
+    most = max(length - 1, 0)
+    return most if max_tokens is None else min(most, at_least("max_tokens", max_tokens, least=0))
