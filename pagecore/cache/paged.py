@@ -513,7 +513,7 @@ class PagedKVCache:
             if any_swapped(sequences):
                 return shortage_with_swapped(self, sequences, counts)
             missing = self._tables.shortage(rows_of(self, sequences), counts)
-            return max(max(0, lack - self._evictable(group)) for group, lack in enumerate(missing))
+            return max(missing if self._prefix is None else self._prefix.lacking(missing, sequences, counts))
 
     def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
         """Count the tokens of a step as computed.
@@ -668,9 +668,8 @@ class PagedKVCache:
         """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
         step = batch._step
         step.load(self, sequences, counts)
-        while not step.prepare(self._tables):
-            if self._prefix is None or not self._prefix.make_room(step.missing(self._tables)):
-                return False
+        if not (step.prepare(self._tables) if self._prefix is None else self._prefix.prepare(step)):
+            return False
         if self._tables.num_pending_copies:
             self._copy_on_write()
         try:

@@ -5,7 +5,8 @@ The tree decides and the pools hold; this stands between the two, under the lock
 P1: the tree holds one reference to every block that it knows, each sequence one to every block of its row.
 P2: a block that a row shares with the tree lies on the path that the sequence's receipt holds, so that whatever the
     tree calls evictable is held by nobody else, and giving it up frees it.
-P3: the first `_published` blocks of a sequence are those that its receipt's path stands for, token by token.
+P3: the first `_published` blocks of a sequence are those that its receipt's path stands for, token by token. The path
+    is longer where the sequence was cut inside a block, which it then shares with the tree until it writes into it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pagecore.storage.checks import INT32_MAX, as_float, at_least
 
 if TYPE_CHECKING:
     from pagecore.cache._sequence import Sequence
+    from pagecore.cache._step import Step
     from pagecore.cache.layers import Group
 
 Ids = NDArray[np.int32]
@@ -66,6 +68,7 @@ class PrefixCache:
         full = [i for i, group in enumerate(groups) if group.spec.window is None]
         # The next token sees one key less of the cache than its window is long: itself is the last.
         seen = [min(max(window - 1, 1), INT32_MAX) for _, window in windows]
+        self._cut: set[Sequence] = set()  # those whose receipt goes on past what is published
         self.tree = RadixTree(block_size, full=len(full), windows=seen, policy=policy)
         self.num_evicted_blocks = 0
         self.num_hits = self.num_misses = 0
@@ -146,6 +149,7 @@ class PrefixCache:
         """A sequence lost its row: so it does its hold. It may come back."""
         assert sequence._hold is not None
         self.give_back(sequence._hold, rank)
+        self._cut.discard(sequence)
         sequence._published = 0
 
     def fork(self, children: Listed[Sequence], parents: Listed[Sequence]) -> None:
@@ -155,6 +159,7 @@ class PrefixCache:
             if child._hold is not None:
                 self.give_back(child._hold)
             child._hold, child._published = hold, published
+            self._note_cut(child)
 
     def _second(self, sequence: Sequence) -> Hold:
         hold = sequence._hold
@@ -173,17 +178,28 @@ class PrefixCache:
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """A row was cut to `length` tokens, the sequence will be: hold what it still shares, and no more."""
-        hold, size = sequence._hold, self._block_size
-        assert hold is not None and hold.receipt is not None
-        sequence._published = min(sequence._published, length // size)
-        end = -(-length // size)
-        if hold.receipt.num_tokens <= end * size:
+        sequence._published = min(sequence._published, length // self._block_size)
+        self._shorten(sequence, -(-length // self._block_size))
+        self._note_cut(sequence)
+
+    def _shorten(self, sequence: Sequence, end: int) -> None:
+        """Hold the first `end` blocks, and no more."""
+        hold = sequence._hold
+        assert hold is not None
+        if hold.num_tokens <= end * self._block_size:
             return
         if end:
             self._offer(sequence, end)
         else:
             self.give_back(hold)
             hold.receipt = self._nothing(hold.keep)
+
+    def _note_cut(self, sequence: Sequence) -> None:
+        assert sequence._hold is not None
+        if sequence._hold.num_tokens > sequence._published * self._block_size:
+            self._cut.add(sequence)
+        else:
+            self._cut.discard(sequence)
 
     def _nothing(self, keep: Keep) -> Receipt:
         return self.tree.match_and_lock(NONE, namespace=keep.namespace)
@@ -202,6 +218,7 @@ class PrefixCache:
         if whole > sequence._published:
             self._offer(sequence, whole)
             sequence._published = whole
+            self._cut.discard(sequence)
 
     def _own(self, sequence: Sequence, whole: int) -> int:
         """How many leading blocks can be published without leaving another row with blocks that it has no hold on."""
@@ -239,10 +256,50 @@ class PrefixCache:
 
     # -- giving up -----------------------------------------------------------------------------------------------
 
+    def prepare(self, step: Step) -> bool:
+        """`Step.prepare`, by eviction where blocks are short; False, with nothing changed, where that is not enough."""
+        cut = [sequence for sequence in self._cut if step.brings_tokens(sequence)] if self._cut else []
+        while not step.prepare(self._tables):
+            missing = step.missing(self._tables)
+            if any(self._lacking(missing, cut)):
+                return False
+            self._let_go(cut)
+            cut = []
+            self._free(missing)
+        self._let_go(cut)
+        return True
+
+    def lacking(self, missing: Listed[int], sequences: Listed[Sequence], counts: ArrayLike) -> list[int]:
+        """Of the blocks of each group that a step lacks, those that eviction cannot free."""
+        if not self._cut:
+            return self._lacking(missing, [])
+        given = np.broadcast_to(counts, len(sequences)).tolist()
+        writers = {sequence for sequence, count in zip(sequences, given, strict=True) if count}
+        return self._lacking(missing, writers & self._cut)
+
     def make_room(self, missing: Listed[int]) -> bool:
         """Free so many blocks of each group by eviction; False, with nothing changed, where there are fewer."""
-        if any(count > self.evictable(group) for group, count in enumerate(missing)):
+        if any(self._lacking(missing, [])):
             return False
+        self._free(missing)
+        return True
+
+    def _lacking(self, missing: Listed[int], cut: Iterable[Sequence]) -> list[int]:
+        lacking = [count - self.evictable(group) for group, count in enumerate(missing)]
+        for sequence in cut:
+            # A block that it shares with the tree alone can be evicted, and is then not copied.
+            for group, pool in enumerate(self._pools):
+                block = int(self._tables.table(group)[sequence.row, sequence._published])
+                lacking[group] -= block != 0 and pool.ref_count(block) == 2
+        return [max(0, count) for count in lacking]
+
+    def _let_go(self, sequences: Iterable[Sequence]) -> None:
+        """They write into the block in which they were cut, and share it no more."""
+        for sequence in sequences:
+            self._shorten(sequence, sequence._published)
+            self._cut.discard(sequence)
+
+    def _free(self, missing: Listed[int]) -> None:
         left = list(missing)
         wanted = max((left[group] for group in self._lanes[: self._num_full]), default=0)
         if wanted > 0:
@@ -250,7 +307,6 @@ class PrefixCache:
         for group in self._lanes[self._num_full :]:
             if left[group] > 0:
                 self._evict(self._components[group], left[group], left)
-        return True
 
     def clear(self) -> int:
         """Give up all that nobody uses; returns how many blocks became free."""
