@@ -289,8 +289,9 @@ class PrefixCache:
             if any(self._lacking(missing, cut)):
                 return False
             self._let_go(cut)
+            if not self._free(missing) and not cut:
+                return False
             cut = []
-            self._free(missing)
         self._let_go(cut)
         return True
 
@@ -355,7 +356,8 @@ class PrefixCache:
             pool.share([own])
         return pool.free([self.tree.replace(sequence._hold.receipt, index, own, lane)])
 
-    def _free(self, missing: Listed[int]) -> None:
+    def _free(self, missing: Listed[int]) -> int:
+        """Free so many blocks of each group, as far as there are as many; returns how many became free."""
         left = list(missing)
         if any(count > self.tree.evictable(name) for count, name in zip(left, self._components, strict=True)):
             self._reclaim(left)
@@ -365,6 +367,7 @@ class PrefixCache:
         for group in self._lanes[self._num_full :]:
             if left[group] > 0:
                 self._evict(self._components[group], left[group], left)
+        return sum(missing) - sum(left)
 
     def clear(self) -> int:
         """Give up all that nobody uses; returns how many blocks became free."""
