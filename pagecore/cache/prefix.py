@@ -124,6 +124,10 @@ class PrefixCache:
             "prefix_hit_tokens": self.num_hit_tokens,
         }
 
+    def cached(self, group: int) -> Ids:
+        """Every block of a group that the tree holds, ascending."""
+        return self.tree.held_blocks(self._lanes.index(group))
+
     def evictable(self) -> list[int]:
         """Blocks of each group that only the tree holds, and that can be had."""
         counts = [self.tree.evictable(name) for name in self._components]
@@ -434,7 +438,7 @@ class PrefixCache:
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Recount every block from the rows and the tree."""
         self.tree.check_invariants()
-        for lane, group in enumerate(self._lanes if hasattr(self.tree, 'held_blocks') else []):
+        for lane, group in enumerate(self._lanes):
             pool = self._pools[group]
             holders = np.bincount(self._tables.table(group).ravel(), minlength=pool.num_blocks)
             holders[0] = 0
