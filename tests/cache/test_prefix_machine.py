@@ -240,6 +240,12 @@ class PrefixMachine(RuleBasedStateMachine):
         self.cache.check_invariants()
         stats = self.cache.stats()
         assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
+        rows = [sequence.row for sequence in self.resident()]
+        used = [len(np.unique(self.cache.block_table(g).numpy()[rows])) for g in range(self.cache.num_groups)]
+        holes = [(self.cache.block_table(g).numpy()[rows] == 0).any() for g in range(self.cache.num_groups)]
+        # Whatever no row uses can be had, as in a cache that keeps nothing.
+        left = [n - 1 - (u - hole) for n, u, hole in zip(self.cache.num_blocks, used, holes, strict=True)]
+        assert self.cache.num_available == min(left)
         for sequence, twin in self.twins.items():
             assert sequence.tokens.tolist() == twin.ids[: twin.known]
             assert sequence.num_computed_tokens == twin.computed
