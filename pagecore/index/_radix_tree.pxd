@@ -59,6 +59,7 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
         void extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out) except +raise_python_error
         void check_all(Offers offers, NativeInserted& out) except +raise_python_error
         int64_t evict(int32_t component, int64_t amount, vector[vector[int32_t]]& out) except +raise_python_error
+        void copy_tail(int32_t end, int32_t lane, span[int32_t] out) except +raise_python_error
         int32_t id_at(int32_t end, int64_t block, int32_t lane) except +raise_python_error
         int32_t replace_id(int32_t end, int64_t block, int32_t lane, int32_t id) except +raise_python_error
         void advance(double time)
@@ -109,6 +110,8 @@ cdef class RadixTree:
     cdef int extend_raw(
         self, Receipt receipt, const int32_t* tokens, int64_t num_tokens, const vector[Int32Pointer]& lanes
     ) except -1
+    # The last ids of a lane of the path that a receipt holds.
+    cdef int copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) except -1
     cdef Inserted _inserted(self)
     cdef int _forget_dead(self) except -1
     cdef int _check_receipt(self, Receipt receipt) except -1

@@ -478,6 +478,11 @@ cdef class RadixTree:
         self.offer.time = -INFINITY
         return self._extend(receipt)
 
+    cdef int copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) except -1:
+        self._check_receipt(receipt)
+        deref(self.native).copy_tail(receipt.native.node, lane, ids)
+        return 0
+
     cdef int _extend(self, Receipt receipt) except -1:
         cdef int32_t space = 0
         if receipt.key is not None and receipt.native.node < 0:

@@ -103,8 +103,9 @@ class RadixTree {
   void extend(const Offer& offer, Receipt& receipt, Inserted& out);
   // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
   void check_all(std::span<const Offer> offers, Inserted& out);
-  // One id of the path that ends with `end`, its block counted from the start of the prefix; and another in its place,
-  // the null block too in a window. Returns what stood there.
+  // The last ids of the path that ends with `end`; one of them, its block counted from the start of the prefix; and
+  // another in its place, the null block too in a window, for which what stood there is returned.
+  void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
   [[nodiscard]] int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
   int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
   // Frees min(amount, evictable(component)); out has a list for each lane and one for the states.

@@ -271,7 +271,10 @@ class RadixMachine(RuleBasedStateMachine):
         done = self.both(
             act,
             lambda old: [self.twin.replace(twin_receipt, index, block, lane)] == old or pytest.fail("another block"),
-            lambda: [self.twin.block_at(twin_receipt, index, lane), self.twin.replace(twin_receipt, index, block, lane)],
+            lambda: [
+                self.twin.block_at(twin_receipt, index, lane),
+                self.twin.replace(twin_receipt, index, block, lane),
+            ],
         )
         if done is not None and done[0] not in (NULL, block):
             self.pools[lane].free(done[0])
