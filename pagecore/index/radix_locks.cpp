@@ -79,10 +79,13 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
     return {kNoNode, components};
   }
   reserve(1 + num_windows());
+  const NodeId found = match.node;
   if (match.offset < at(match.node).size) match.node = split(match.node, match.offset);
   match.offset = at(match.node).size;
   if (has_states_ && at(match.node).state == radix::kNoState) components &= ~(1u << state_component());
-  return lock_end(match.node, components, true);
+  const Receipt receipt = lock_end(match.node, components, true);
+  prune(found);  // the lower half, if there is one
+  return receipt;
 }
 
 RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {
@@ -100,6 +103,7 @@ RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {
 void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::Wish& wish) {
   ++turn_;
   drop(receipt, components, wish);
+  prune(receipt.node);
 }
 
 // The path stays pinned until the last component is given back.
