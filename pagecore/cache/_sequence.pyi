@@ -11,7 +11,7 @@ from pagecore.cache.swap import SwapSpace
 class Sequence:
     id: object
     _published: int
-    _hold: Hold | None
+    _hold: Hold  # None in a cache without prefix cache
     def __init__(
         self, owner: Any, id: object, row: int, ids: NDArray[np.int32], computed: int = 0, cached: int = 0
     ) -> None: ...

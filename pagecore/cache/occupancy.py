@@ -26,7 +26,7 @@ def measure(
     num_copied_blocks: int,
     nbytes: int,
 ) -> CacheStats:
-    """How full a cache is, by its tables, all of its sequences, the spaces that they are swapped out to and what is cached."""
+    """How full a cache is: its tables, its sequences, the spaces that they are swapped out to, and what is cached."""
     pools, block_size = tables.pools, tables.block_sizes[0]
     resident: list[Sequence] = []
     swapped: list[Sequence] = []

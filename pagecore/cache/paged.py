@@ -162,7 +162,7 @@ class PagedKVCache:
         self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
         self._sequences: dict[object, Sequence] = {}
         self._prefix: PrefixCache | None = None
-        if prefix_cache and any(g.spec.window is None for g in self._groups):
+        if prefix_cache:
             self._prefix = PrefixCache(
                 self._groups, self._tables, self.block_size, self._sequences, eviction_policy, clock
             )
@@ -406,7 +406,7 @@ class PagedKVCache:
             else:
                 sequence.swap_space._drop(sequence)
             if self._prefix is not None:
-                self._prefix.release(sequence, rank)
+                self._prefix.remove(sequence, rank)
             del self._sequences[sequence.id]
             detach(sequence)
 
@@ -600,7 +600,7 @@ class PagedKVCache:
         with self._lock:
             self._tables.check_invariants(exclusive=self._prefix is None)
             if self._prefix is not None:
-                self._prefix.check_invariants(self._sequences.values())
+                self._prefix.check_invariants()
             for name, sequence in self._sequences.items():
                 space = sequence.swap_space
                 room = self._tables.length(sequence.row) if space is None else space._room(sequence)

@@ -55,15 +55,15 @@ class Keep:
 
 @dataclass(slots=True)
 class Hold:
-    """What a sequence holds of the prefix cache; no receipt while it is swapped out."""
+    """What a sequence holds of the prefix cache: nothing, while it is swapped out."""
 
-    receipt: Receipt | None
+    receipt: Receipt
     keep: Keep
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the prefix that is held."""
-        return 0 if self.receipt is None else self.receipt.num_tokens
+        return self.receipt.num_tokens
 
 
 class _Unused(NamedTuple):
@@ -71,7 +71,7 @@ class _Unused(NamedTuple):
 
     sequence: Sequence
     lane: int
-    index: int
+    place: int
     block: int
 
 
@@ -161,7 +161,6 @@ class PrefixCache:
 
     def blocks_of(self, hold: Hold) -> list[Ids]:
         """What a hold found, for each group."""
-        assert hold.receipt is not None
         return self._by_group(hold.receipt.match.blocks)
 
     def attach(self, sequence: Sequence, hold: Hold) -> None:
@@ -176,39 +175,34 @@ class PrefixCache:
 
     def give_back(self, hold: Hold, rank: float | None = None) -> None:
         """Give up a hold, after the row that it stood for is gone."""
-        if hold.receipt is not None:
-            self.tree.release(hold.receipt, time=self._now(), rank=rank)
-            hold.receipt = None
+        self.tree.release(hold.receipt, time=self._now(), rank=rank)
 
-    def release(self, sequence: Sequence, rank: float | None = None) -> None:
-        """A sequence lost its row: so it does its hold. It may come back."""
-        assert sequence._hold is not None
+    def remove(self, sequence: Sequence, rank: float | None = None) -> None:
+        """A sequence is gone, and so is its row."""
         self.give_back(sequence._hold, rank)
+        self._cut.discard(sequence)
+        self._doubled.discard(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence lost its row, and may come back."""
+        self._hold_nothing(sequence)
         self._cut.discard(sequence)
         self._doubled.discard(sequence)
         sequence._published = 0
 
     def fork(self, children: Listed[Sequence], parents: Listed[Sequence]) -> None:
         """The rows of children have become those of parents, which had published what they could before that."""
-        forked = [(self._second(parent), parent._published) for parent in parents]
-        for child, (hold, published) in zip(children, forked, strict=True):
-            if child._hold is not None:
+        forked = [(Hold(p._hold.receipt.fork(), p._hold.keep), p._published) for p in parents]
+        doubled = [parent in self._doubled for parent in parents]
+        for child, (hold, published), is_doubled in zip(children, forked, doubled, strict=True):
+            if child._hold is not None:  # it is not new
                 self.give_back(child._hold)
             child._hold, child._published = hold, published
             self._note_cut(child)
-            if any(parent in self._doubled for parent in parents):
-                self._doubled.add(child)
-
-    def _second(self, sequence: Sequence) -> Hold:
-        hold = sequence._hold
-        assert hold is not None and hold.receipt is not None
-        return Hold(hold.receipt.fork(), hold.keep)
+            (self._doubled.add if is_doubled else self._doubled.discard)(child)
 
     def come_back(self, sequences: Listed[Sequence]) -> None:
         """Sequences have rows again, with blocks of their own that they may share with each other."""
-        for sequence in sequences:
-            assert sequence._hold is not None
-            sequence._hold.receipt = self._nothing(sequence._hold.keep)
         # All who share a block get a hold on it at once, unless one has ids that are yet to come.
         may_share = all(sequence.num_tokens >= sequence.num_computed_tokens for sequence in sequences)
         for sequence in sequences:
@@ -222,25 +216,22 @@ class PrefixCache:
 
     def _shorten(self, sequence: Sequence, end: int) -> None:
         """Hold the first `end` blocks, and no more."""
-        hold = sequence._hold
-        assert hold is not None
-        if hold.num_tokens <= end * self._block_size:
+        if sequence._hold.num_tokens <= end * self._block_size:
             return
         if end:
             self._offer(sequence, end)
         else:
-            self.give_back(hold)
-            hold.receipt = self._nothing(hold.keep)
+            self._hold_nothing(sequence)
 
     def _note_cut(self, sequence: Sequence) -> None:
-        assert sequence._hold is not None
         if sequence._hold.num_tokens > sequence._published * self._block_size:
             self._cut.add(sequence)
         else:
             self._cut.discard(sequence)
 
-    def _nothing(self, keep: Keep) -> Receipt:
-        return self.tree.match_and_lock(NONE, namespace=keep.namespace)
+    def _hold_nothing(self, sequence: Sequence) -> None:
+        self.give_back(sequence._hold)
+        sequence._hold.receipt = self.tree.match_and_lock(NONE, namespace=sequence._hold.keep.namespace)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
@@ -257,7 +248,6 @@ class PrefixCache:
             whole = first + self._rows.num_unshared(sequence, first, whole)
         if whole <= first:
             return
-        assert hold is not None and hold.receipt is not None
         if hold.keep.is_plain and hold.receipt.num_tokens == first * self._block_size:
             if self._rows.extend(sequence, hold.receipt, whole):
                 self._doubled.add(sequence)
@@ -268,7 +258,6 @@ class PrefixCache:
 
     def _offer(self, sequence: Sequence, num_blocks: int) -> None:
         hold = sequence._hold
-        assert hold is not None
         keep, now = hold.keep, self._now()
         lanes = [self._tables.blocks(sequence.row, group)[:num_blocks] for group in self._lanes]
         inserted = self.tree.insert(
@@ -350,14 +339,12 @@ class PrefixCache:
 
     def _known(self, sequence: Sequence, index: int, lane: int) -> int:
         """The block that the path of a sequence has there; 0 past its end."""
-        hold = sequence._hold
-        if hold is None or hold.receipt is None or hold.num_tokens <= index * self._block_size:
+        if sequence._hold.num_tokens <= index * self._block_size:
             return 0
-        return self.tree.block_at(hold.receipt, index, lane)
+        return self.tree.block_at(sequence._hold.receipt, index, lane)
 
     def _exchange(self, sequence: Sequence, index: int, lane: int) -> int:
-        """Let the tree have the sequence's own block there, and none where that is none; returns how many became free."""
-        assert sequence._hold is not None and sequence._hold.receipt is not None
+        """Let the tree have what the sequence has there, its own block or none; returns how many became free."""
         group = self._lanes[lane]
         own, pool = self._block(sequence, index, group), self._pools[group]
         if own:
@@ -388,8 +375,6 @@ class PrefixCache:
         """Blocks that the tree alone has a reference to, on paths that sequences hold; some more than once."""
         for sequence in list(self._sequences.values() if self._seen else self._doubled):
             hold = sequence._hold
-            if hold is None or hold.receipt is None:
-                continue
             for lane in range(len(self._lanes)):
                 end = hold.num_tokens // self._block_size
                 first, last = self._watched(sequence, lane, end)
@@ -411,7 +396,7 @@ class PrefixCache:
         for unused in self._unused():
             group = self._lanes[unused.lane]
             if left[group] > 0:
-                left[group] -= self._exchange(unused.sequence, unused.index, unused.lane)
+                left[group] -= self._exchange(unused.sequence, unused.place, unused.lane)
 
     def _evict(self, component: str, amount: int, left: list[int]) -> None:
         """Evict, and note in `left` what became free of each group."""
@@ -438,7 +423,7 @@ class PrefixCache:
         figures: Any = (tuple(wanted), tuple(total)) if len(total) > 1 else (wanted[0], total[0])
         return OutOfBlocks(f"{text}, cached ones included; remove a sequence or make the pool larger", *figures)
 
-    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
+    def check_invariants(self) -> None:
         """Recount every block from the rows and the tree."""
         self.tree.check_invariants()
         for lane, group in enumerate(self._lanes):
@@ -448,18 +433,14 @@ class PrefixCache:
             holders[self.tree.held_blocks(lane)] += 1
             if not np.array_equal(holders, pool.ref_counts()):
                 raise PagecoreError(f"group {group} has blocks counted otherwise than rows and prefix cache hold them")
-        num_holds = 0
-        for sequence in sequences:
-            hold = sequence._hold
-            assert hold is not None
-            receipt = hold.receipt
-            num_holds += receipt is not None
-            if (receipt is None) != sequence.is_swapped:
-                raise PagecoreError(f"{sequence!r} holds {receipt} of the prefix cache")
-            if receipt is not None and receipt.num_tokens < sequence._published * self._block_size:
-                raise PagecoreError(f"{sequence!r} holds less of the prefix cache than it has published")
-        if num_holds != self.tree.num_receipts:
-            raise PagecoreError(f"{self.tree.num_receipts} receipts are out; sequences have {num_holds}")
+        for sequence in self._sequences.values():
+            more = sequence._hold.num_tokens - sequence._published * self._block_size
+            is_cut = sequence in self._cut
+            if more < 0 or (more > 0) != is_cut or (sequence.is_swapped and sequence._hold.num_tokens):
+                raise PagecoreError(f"{sequence!r} holds otherwise of the prefix cache than it has published")
+        strangers = (self._cut | self._doubled) - set(self._sequences.values())
+        if self.tree.num_receipts != len(self._sequences) or strangers:
+            raise PagecoreError(f"{self.tree.num_receipts} receipts are out for {len(self._sequences)} sequences")
 
     # -- lanes and groups ----------------------------------------------------------------------------------------
 

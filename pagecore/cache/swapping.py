@@ -58,7 +58,7 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
         space._held[sequence] = blocks
         move(sequence, -1, space)
         if cache._prefix is not None:
-            cache._prefix.release(sequence)
+            cache._prefix.leave(sequence)
     return None
 
 
