@@ -77,9 +77,10 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
   }
   reserve(1 + num_windows());
   if (match.offset < at(match.node).size) match.node = split(match.node, match.offset);
-  match.offset = at(match.node).size;
   if (has_states_ && at(match.node).state == radix::kNoState) components &= ~(1u << state_component());
-  return lock_end(match.node, components, true);
+  const Receipt receipt = lock_end(match.node, components, true);
+  match.offset = at(match.node).size;  // a window may have begun within the node, which is split there then
+  return receipt;
 }
 
 RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {

@@ -1,0 +1,440 @@
+// RadixTree again, block by block: the oracle of the drivers. A value, as the other models are.
+//
+// A cached block is a cell of a trie. A node of the tree is a chain of cells whose last one `ends_node`; what a node
+// has for all of its blocks stands in each cell of the chain, so that to split a node is to set one flag.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "pagecore/index/radix_tree.hpp"
+#include "tests/native/harness.hpp"
+
+namespace pagecore::test {
+
+using Tokens = std::vector<int32_t>;
+using Ids = std::vector<int32_t>;
+using Lanes = std::vector<Ids>;
+
+// What a block is looked up by: its tokens, and (start, end, digest) of each span that overlaps it.
+using BlockKey = std::pair<Tokens, std::vector<std::array<int64_t, 3>>>;
+using Prefix = std::vector<BlockKey>;
+
+struct ModelStanding {
+  double used = 0, made = 0, hits = 0;
+  double priority = 35, expiry = radix::kNever, rank = 0;
+};
+
+struct Cell {
+  int parent = -1;  // -1 - namespace at the top
+  BlockKey key;
+  std::map<BlockKey, int> children;
+  Ids ids;  // by lane
+  int32_t state = radix::kNoState;
+  bool ends_node = false;
+  std::vector<ModelStanding> standing;  // by component
+};
+
+struct ModelReceipt {
+  int end = -1;
+  uint32_t components = 0;
+};
+
+struct ModelOffer {
+  int32_t space = 0;
+  Prefix prefix;
+  Lanes lanes;
+  std::vector<std::pair<int64_t, int32_t>> states;
+  radix::Wish wish;
+  double time = -radix::kNever;
+};
+
+struct ModelMatch {
+  std::vector<int> path;  // all that is cached of the prefix
+  int64_t blocks = 0;     // what can be reused
+  int64_t checkpoint = 0;
+  int32_t state = radix::kNoState;
+  Lanes ids;
+};
+
+class ModelTree {
+ public:
+  explicit ModelTree(const RadixTree::Options& options)
+      : block_size(options.block_size),
+        interval(options.state_interval),
+        full(static_cast<size_t>(options.full_lanes)),
+        has_states(options.has_states),
+        policy(options.policy) {
+    for (const int64_t window : options.windows) windows.push_back((window + block_size - 1) / block_size);
+    num_lanes = full + windows.size();
+    num_components = 1 + windows.size() + (has_states ? 1 : 0);
+  }
+
+  int64_t block_size, interval;
+  size_t full;
+  bool has_states;
+  radix::Policy policy;
+  std::vector<int64_t> windows;  // in blocks
+  size_t num_lanes, num_components;
+  std::map<int, Cell> cells;
+  std::map<int32_t, std::map<BlockKey, int>> roots;  // by namespace; what is empty is not there
+  std::map<int, ModelReceipt> receipts;
+
+  // Looking up.
+
+  [[nodiscard]] bool is_window(size_t c) const { return c >= 1 && c <= windows.size(); }
+  [[nodiscard]] bool is_state(size_t c) const { return has_states && c + 1 == num_components; }
+  [[nodiscard]] static bool has(uint32_t components, size_t c) { return (components >> c & 1) != 0; }
+
+  // The cells from the top to this one.
+  [[nodiscard]] std::vector<int> path(int cell) const {
+    std::vector<int> up;
+    for (; cell >= 0; cell = cells.at(cell).parent) up.push_back(cell);
+    return {up.rbegin(), up.rend()};
+  }
+  // The cells of its node.
+  [[nodiscard]] std::vector<int> node(int cell) const {
+    while (!cells.at(cell).ends_node) cell = cells.at(cell).children.begin()->second;
+    std::vector<int> up{cell};
+    for (int above = cells.at(cell).parent; above >= 0 && !cells.at(above).ends_node; above = cells.at(above).parent)
+      up.push_back(above);
+    return {up.rbegin(), up.rend()};
+  }
+  [[nodiscard]] std::vector<int> find(int32_t space, const Prefix& prefix) const {
+    std::vector<int> found;
+    if (!roots.contains(space)) return found;
+    const std::map<BlockKey, int>* children = &roots.at(space);
+    for (const BlockKey& key : prefix) {
+      const auto child = children->find(key);
+      if (child == children->end()) break;
+      found.push_back(child->second);
+      children = &cells.at(child->second).children;
+    }
+    return found;
+  }
+  // Blocks of a prefix of `end` blocks that a component needs to be reused: [first, end).
+  [[nodiscard]] int64_t first_needed(size_t c, int64_t end) const {
+    if (c == 0) return 0;
+    return is_state(c) ? end - 1 : std::max<int64_t>(0, end - windows[c - 1]);
+  }
+  [[nodiscard]] int32_t id_at(int cell, size_t lane) const { return cells.at(cell).ids[lane]; }
+
+  [[nodiscard]] ModelMatch match(int32_t space, Prefix prefix, int64_t limit) const {
+    prefix.resize(std::min(prefix.size(), static_cast<size_t>(limit)));
+    ModelMatch match;
+    match.path = find(space, prefix);
+    for (int64_t end = 1; end <= std::ssize(match.path); ++end) {
+      bool is_whole = true;
+      for (size_t w = 1; w <= windows.size(); ++w) {
+        for (int64_t i = first_needed(w, end); i < end; ++i)
+          is_whole = is_whole && id_at(match.path[static_cast<size_t>(i)], full + w - 1) != kNullBlock;
+      }
+      const int32_t state = cells.at(match.path[static_cast<size_t>(end - 1)]).state;
+      if (!is_whole || (has_states && state == radix::kNoState)) continue;
+      match.blocks = end;
+      match.state = state;
+    }
+    for (size_t lane = 0; lane < num_lanes; ++lane) match.ids.push_back(ids_of(match.path, match.blocks, lane));
+    if (has_states) match.checkpoint = std::ssize(match.path) * block_size / interval * interval;
+    if (match.checkpoint <= match.blocks * block_size) match.checkpoint = 0;
+    return match;
+  }
+  [[nodiscard]] Ids ids_of(const std::vector<int>& path, int64_t end, size_t lane) const {
+    Ids ids(static_cast<size_t>(end), kNullBlock);
+    for (int64_t i = lane < full ? 0 : first_needed(lane - full + 1, end); i < end; ++i)
+      ids[static_cast<size_t>(i)] = id_at(path[static_cast<size_t>(i)], lane);
+    return ids;
+  }
+
+  // What is held and what can go.
+
+  [[nodiscard]] int64_t count(int cell, size_t c) const {
+    if (is_state(c)) return cells.at(cell).state != radix::kNoState;
+    return c == 0 || id_at(cell, full + c - 1) != kNullBlock;
+  }
+  [[nodiscard]] std::set<int> pinned(size_t c) const {
+    std::set<int> pinned;
+    for (const auto& [name, receipt] : receipts) {
+      if (receipt.end < 0 || (c > 0 && !has(receipt.components, c))) continue;
+      const std::vector<int> all = path(receipt.end);
+      pinned.insert(all.begin() + first_needed(c, std::ssize(all)), all.end());
+    }
+    return pinned;
+  }
+  [[nodiscard]] int64_t held(size_t c) const {
+    int64_t sum = 0;
+    for (const auto& [name, cell] : cells) sum += count(name, c);
+    return sum;
+  }
+  [[nodiscard]] int64_t evictable(size_t c) const {
+    const std::set<int> kept = pinned(c);
+    int64_t sum = 0;
+    for (const auto& [name, cell] : cells) sum += kept.contains(name) ? 0 : count(name, c);
+    return sum;
+  }
+  [[nodiscard]] int64_t num_nodes() const {
+    return std::count_if(cells.begin(), cells.end(), [](const auto& each) { return each.second.ends_node; });
+  }
+  [[nodiscard]] std::set<int32_t> held_ids(size_t lane) const {
+    std::set<int32_t> ids;
+    for (const auto& [name, cell] : cells) {
+      const int32_t id = lane == num_lanes ? cell.state : cell.ids[lane];
+      if (id != (lane == num_lanes ? radix::kNoState : kNullBlock)) ids.insert(id);
+    }
+    return ids;
+  }
+
+  // Pinning.
+
+  int lock(const ModelMatch& match) {
+    ++turn;
+    const uint32_t all = (1u << num_components) - 1;
+    if (match.blocks == 0) return new_receipt({-1, all});
+    const int end = match.path[static_cast<size_t>(match.blocks - 1)];
+    cells.at(end).ends_node = true;
+    return new_receipt(lock_end(end, all, true));
+  }
+  int fork(int receipt) { return new_receipt(receipts.at(receipt)); }
+  void unlock(int receipt, uint32_t components, const radix::Wish& wish) {
+    ++turn;
+    drop(receipts.at(receipt), components, wish);
+    if (receipts.at(receipt).components == 0) receipts.erase(receipt);
+  }
+  void advance(double time) { now = std::max(now, time); }
+
+  // Keeping: what was taken and what were duplicates, by lane, the states last.
+
+  struct Inserted {
+    int64_t old = 0;
+    Lanes taken, duplicates;
+  };
+  Inserted insert(const ModelOffer& offer, int receipt) {
+    const std::vector<int> known = find(offer.space, offer.prefix);
+    Inserted out = sort_offer(offer, known);
+    ++turn;
+    advance(offer.time);
+    const int end = add_cells(offer, known);
+    for (size_t i = 0; i < offer.states.size(); ++i) give_state(offer, i, end);
+    if (receipt < 0 || offer.prefix.empty()) return out;
+    cells.at(end).ends_node = true;
+    move(receipts.at(receipt), end);
+    return out;
+  }
+
+  // Giving up.
+
+  Lanes evict(size_t c, int64_t amount) {
+    Lanes out(num_lanes + 1);
+    for (int64_t left = std::min(amount, evictable(c)); left > 0;) {
+      const std::vector<int> worst = worst_node(c);
+      if (c == 0) {
+        left -= trim(worst, left, out);
+        continue;
+      }
+      for (const int cell : worst) {
+        if (left == 0 || count(cell, c) == 0) continue;
+        int32_t& id = is_state(c) ? cells.at(cell).state : cells.at(cell).ids[full + c - 1];
+        out[is_state(c) ? num_lanes : full + c - 1].push_back(id);
+        id = is_state(c) ? radix::kNoState : kNullBlock;
+        --left;
+      }
+    }
+    return out;
+  }
+
+ private:
+  int new_receipt(ModelReceipt receipt) {
+    receipts[next_receipt] = receipt;
+    return next_receipt++;
+  }
+  static void expect(bool condition, ErrorKind kind) {
+    if (!condition) fail(kind, "the model refuses");
+  }
+  void touch(int cell, size_t c, bool is_hit) {
+    cells.at(cell).standing[c].used = turn;
+    cells.at(cell).standing[c].hits += is_hit;
+  }
+  void apply(const radix::Wish& wish, ModelStanding& standing) const {
+    expire(standing);
+    if (wish.priority >= standing.priority) {
+      standing.priority = wish.priority;
+      standing.expiry = wish.expiry;
+    }
+    if (wish.rank == wish.rank) standing.rank = wish.rank;
+  }
+  void expire(ModelStanding& standing) const {
+    if (standing.expiry > now) return;
+    standing.priority = 35;
+    standing.expiry = radix::kNever;
+  }
+  [[nodiscard]] ModelStanding fresh(const radix::Wish& wish) const {
+    ModelStanding standing;
+    standing.used = standing.made = turn;
+    if (wish.priority == wish.priority) {
+      standing.priority = wish.priority;
+      standing.expiry = wish.expiry;
+    }
+    if (wish.rank == wish.rank) standing.rank = wish.rank;
+    return standing;
+  }
+
+  ModelReceipt lock_end(int end, uint32_t components, bool is_hit) {
+    const std::vector<int> all = path(end);
+    for (size_t c = 0; c < num_components; ++c) {
+      if (c > 0 && !has(components, c)) continue;
+      const auto first = static_cast<size_t>(first_needed(c, std::ssize(all)));
+      if (is_window(c) && first > 0) cells.at(all[first - 1]).ends_node = true;
+      for (size_t i = first; i < all.size(); ++i) touch(all[i], c, is_hit);
+    }
+    return {end, components};
+  }
+  void drop(ModelReceipt& receipt, uint32_t components, const radix::Wish& wish) {
+    std::vector<std::set<int>> before;
+    for (size_t c = 0; c < num_components; ++c) before.push_back(pinned(c));
+    receipt.components &= ~components;
+    const int end = receipt.end;
+    if (receipt.components == 0) receipt.end = -1;
+    for (size_t c = 0; c < num_components; ++c) {
+      const std::set<int> after = pinned(c);
+      for (const int cell : before[c]) {
+        if (after.contains(cell)) continue;
+        touch(cell, c, false);
+        apply(wish, cells.at(cell).standing[c]);
+      }
+    }
+    receipt.end = end;
+  }
+  void move(ModelReceipt& receipt, int end) {
+    if (receipt.end == end) return;
+    uint32_t components = receipt.components | 1;
+    if (has_states) components &= ~(1u << (num_components - 1));
+    ++turn;
+    drop(receipt, ~0u, {});
+    ++turn;
+    receipt = lock_end(end, components, false);
+  }
+
+  // Refuses what cannot be; in the order in which the tree looks.
+  Inserted sort_offer(const ModelOffer& offer, const std::vector<int>& known) const {
+    const int64_t blocks = std::ssize(offer.prefix);
+    expect(has_states || offer.states.empty(), ErrorKind::UnsupportedOption);
+    for (int64_t before = 0; const auto& [end, id] : offer.states) {
+      expect(end > before && end <= blocks, ErrorKind::ShapeError);
+      before = end;
+    }
+    Inserted out{std::ssize(known), Lanes(num_lanes + 1), Lanes(num_lanes + 1)};
+    for (size_t lane = 0; lane < num_lanes; ++lane) {
+      std::set<int32_t> held = held_ids(lane);
+      for (int64_t i = 0; i < blocks; ++i) {
+        const int32_t offered = offer.lanes[lane][static_cast<size_t>(i)];
+        const int32_t mine = i < out.old ? id_at(known[static_cast<size_t>(i)], lane) : kNullBlock;
+        if (offered == kNullBlock && (i < out.old || lane >= full)) continue;
+        if (mine != kNullBlock && mine == offered) continue;
+        expect(offered > 0, ErrorKind::InvalidBlock);
+        if (mine == kNullBlock) expect(held.insert(offered).second, ErrorKind::DoubleFree);
+        (mine == kNullBlock ? out.taken : out.duplicates)[lane].push_back(offered);
+      }
+    }
+    std::set<int32_t> held = held_ids(num_lanes);
+    for (const auto& [end, id] : offer.states) {
+      const int32_t mine = end <= out.old ? cells.at(known[static_cast<size_t>(end - 1)]).state : radix::kNoState;
+      if (mine == id && id >= 0) continue;
+      if (mine == radix::kNoState) {
+        expect(id >= 0, ErrorKind::InvalidBlock);
+        expect(held.insert(id).second, ErrorKind::DoubleFree);
+      }
+      (mine == radix::kNoState ? out.taken : out.duplicates)[num_lanes].push_back(id);
+    }
+    return out;
+  }
+  // The last cell of the prefix, -1 where it has none.
+  int add_cells(const ModelOffer& offer, const std::vector<int>& known) {
+    int end = known.empty() ? -1 - offer.space : known.back();
+    if (!known.empty() && known.size() < offer.prefix.size()) cells.at(end).ends_node = true;
+    std::set<int> used(known.begin(), known.end());
+    if (!known.empty()) used.merge(as_set(node(end)));
+    for (const int cell : used) {
+      for (size_t c = 0; c < num_components; ++c) {
+        touch(cell, c, false);
+        apply(offer.wish, cells.at(cell).standing[c]);
+      }
+    }
+    for (size_t i = 0; i < known.size(); ++i) {
+      for (size_t lane = full; lane < num_lanes; ++lane) {
+        int32_t& mine = cells.at(known[i]).ids[lane];
+        if (mine == kNullBlock) mine = offer.lanes[lane][i];
+      }
+    }
+    for (size_t i = known.size(); i < offer.prefix.size(); ++i) {
+      Cell cell{end, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), {}};
+      for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
+      cell.standing.assign(num_components, fresh(offer.wish));
+      (end < 0 ? roots[-1 - end] : cells.at(end).children)[cell.key] = next_cell;
+      cells[end = next_cell++] = cell;
+    }
+    return end;
+  }
+  static std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), values.end()}; }
+  void give_state(const ModelOffer& offer, size_t which, int end) {
+    const auto& [blocks, id] = offer.states[which];
+    Cell& cell = cells.at(path(end)[static_cast<size_t>(blocks - 1)]);
+    cell.ends_node = true;
+    if (cell.state != radix::kNoState) return;
+    cell.state = id;
+    cell.standing[num_components - 1] = fresh(offer.wish);
+  }
+
+  [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
+    ModelStanding& it = cells.at(end).standing[c];
+    expire(it);
+    const int64_t depth = std::ssize(path(end)) - std::ssize(node(end));
+    switch (policy) {
+      case radix::Policy::Lru: return {0, it.used, depth};
+      case radix::Policy::Lfu: return {it.hits, it.used, depth};
+      case radix::Policy::Fifo: return {0, it.made, depth};
+      case radix::Policy::Mru: return {0, -it.used, depth};
+      case radix::Policy::Filo: return {0, -it.made, depth};
+      case radix::Policy::Slru: return {it.hits > 0, it.used, depth};
+      case radix::Policy::Priority: return {it.priority, it.used, depth};
+      case radix::Policy::Rank: return {it.rank, it.used, depth};
+    }
+    return {};
+  }
+  std::vector<int> worst_node(size_t c) {
+    const std::set<int> kept = pinned(c);
+    std::vector<int> worst;
+    for (const auto& [name, cell] : cells) {
+      if (!cell.ends_node || kept.contains(name) || (c == 0 && !cell.children.empty())) continue;
+      const std::vector<int> here = node(name);
+      const bool has_any = std::any_of(here.begin(), here.end(), [&](int each) { return count(each, c) > 0; });
+      if (has_any && (worst.empty() || worth(name, c) < worth(worst.back(), c))) worst = here;
+    }
+    return worst;
+  }
+  // A leaf gives up its last blocks with all that they have.
+  int64_t trim(std::vector<int> leaf, int64_t most, Lanes& out) {
+    int64_t gone = 0;
+    for (; gone < most && !leaf.empty(); ++gone, leaf.pop_back()) {
+      const Cell cell = cells.at(leaf.back());
+      for (size_t lane = 0; lane < num_lanes; ++lane) {
+        if (cell.ids[lane] != kNullBlock) out[lane].push_back(cell.ids[lane]);
+      }
+      if (cell.state != radix::kNoState) out[num_lanes].push_back(cell.state);
+      auto& siblings = cell.parent < 0 ? roots[-1 - cell.parent] : cells.at(cell.parent).children;
+      siblings.erase(cell.key);
+      if (cell.parent < 0 && siblings.empty()) roots.erase(-1 - cell.parent);
+      cells.erase(leaf.back());
+    }
+    if (!leaf.empty()) cells.at(leaf.back()).ends_node = true;
+    return gone;
+  }
+
+  double turn = 0, now = -radix::kNever;
+  int next_cell = 0, next_receipt = 0;
+};
+
+}  // namespace pagecore::test
