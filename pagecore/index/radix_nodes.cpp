@@ -149,6 +149,7 @@ void RadixTree::remove_leaf(NodeId node) {
 // A leaf loses its last blocks, whose ids are gone already.
 void RadixTree::trim(NodeId node, int32_t blocks) {
   at(node).size -= blocks;
+  for (int32_t w = 1; w <= num_windows(); ++w) part(node, w).first = std::min(part(node, w).first, at(node).size);
   runs_[at(node).run].live -= blocks;
   compact(at(node).run);
 }
@@ -160,13 +161,20 @@ void RadixTree::compact(radix::RunId id) {
     return;
   }
   if (!radix::Runs::is_sparse(run)) return;
+  list_slices(run);
+  if (runs_.compact(id, slices_)) place_slices(runs_[id]);
+}
+
+void RadixTree::list_slices(const radix::Run& run) {
   slices_.clear();
   for (NodeId node = run.first; node != kNoNode; node = at(node).next) {
     slices_.push_back({at(node).start, at(node).size});
   }
-  if (!runs_.compact(id, slices_)) return;
+}
+
+void RadixTree::place_slices(const radix::Run& run) {
   size_t i = 0;
-  for (NodeId node = runs_[id].first; node != kNoNode; node = at(node).next) at(node).start = slices_[i++].start;
+  for (NodeId node = run.first; node != kNoNode; node = at(node).next) at(node).start = slices_[i++].start;
 }
 
 // What the node holds of a component changes; sizes and heaps follow.

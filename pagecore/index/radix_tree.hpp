@@ -97,6 +97,10 @@ class RadixTree {
 
   // `receipt`, where there is one, moves to the end of what is inserted.
   void insert(const Offer& offer, Receipt* receipt, Inserted& out);
+  // The same for a sequence that runs on from where its receipt ends: what lies before is what the receipt holds, and
+  // is not looked at. The query's namespace counts only where the receipt holds nothing; marks and states there are
+  // none.
+  void extend(const Offer& offer, Receipt& receipt, Inserted& out);
   // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
   void check_all(std::span<const Offer> offers, Inserted& out);
   // Frees min(amount, evictable(component)); out has a list for each lane and one for the states.
@@ -181,6 +185,8 @@ class RadixTree {
   NodeId add_leaf(NodeId parent, const radix::Query& query, int64_t first, radix::Run&& run);
   void remove_leaf(NodeId node);
   void trim(NodeId node, int32_t blocks);
+  void list_slices(const radix::Run& run);
+  void place_slices(const radix::Run& run);
   void compact(radix::RunId run);
   void change_count(NodeId node, int32_t component, int32_t by);
   void refresh(NodeId node, int32_t component);
@@ -192,13 +198,14 @@ class RadixTree {
   void touch(NodeId node, int32_t component, bool is_hit);
   void pin_path(NodeId node, int32_t by, const radix::Wish* wish);
   void pin(NodeId node, int32_t component, int32_t by, const radix::Wish* wish);
+  void pin_part(NodeId node, int32_t component, int32_t by, const radix::Wish* wish);
   Receipt lock_end(NodeId node, uint32_t components, bool is_hit);
   void drop(Receipt& receipt, uint32_t components, const radix::Wish& wish);
 
   // radix_insert.cpp
-  void survey(const Offer& offer, Inserted& out);
+  void survey(const Offer& offer, NodeId parent, Inserted& out);
   void give_up_claims(const Inserted& out);
-  void walk(const Offer& offer, int64_t blocks, Inserted& out);
+  void walk(const Offer& offer, NodeId parent, int64_t blocks, Inserted& out);
   void check_states(const Offer& offer, int64_t blocks) const;
   void claim(int32_t lane, int32_t id, int32_t least, Ids& taken);
   void claim_lane(const Offer& offer, int32_t lane, Inserted& out);
@@ -206,8 +213,18 @@ class RadixTree {
   [[nodiscard]] int32_t state_after(int64_t blocks) const;
   void use_path(const Offer& offer);
   void fill_window(const Offer& offer, int32_t window);
-  NodeId add_rest(const Offer& offer, const Inserted& out, radix::Run&& run);
+  NodeId add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::Run&& run);
   void move_receipt(Receipt& receipt, NodeId end);
+
+  // radix_extend.cpp
+  [[nodiscard]] bool can_grow(NodeId node) const;
+  void make_room(NodeId node, int64_t blocks);
+  void grow(NodeId node, const Offer& offer, int32_t blocks);
+  void inherit(NodeId node, NodeId from);
+  void move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end);
+  void move_window(const Receipt& receipt, NodeId end, int32_t window, int64_t old_end, int64_t pinned_end);
+  [[nodiscard]] bool can_join(NodeId upper, NodeId lower) const;
+  void join(NodeId upper, NodeId lower);
 
   // radix_batch.cpp
   class Places;
