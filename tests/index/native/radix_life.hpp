@@ -41,7 +41,7 @@ class TreeLife {
   }
 
   void step() {
-    switch (random_.below(16)) {
+    switch (random_.below(18)) {
       case 0:
       case 1: look_up(); break;
       case 2:
@@ -54,6 +54,8 @@ class TreeLife {
       case 9: insert_batch(); break;
       case 10:
       case 11: evict(); break;
+      case 12:
+      case 13: extend(); break;
       default: insert(); break;
     }
     same();
@@ -69,7 +71,8 @@ class TreeLife {
       PC_CHECK(tree_.evictable(component) == model_.evictable(c), tree_.evictable(component), " of component ", c,
                " can go, expected ", model_.evictable(c));
     }
-    for (const auto& [name, receipt] : receipts_) {
+    for (const auto& [name, held] : receipts_) {
+      const RadixTree::Receipt& receipt = held.receipt;
       const ModelReceipt& known = model_.receipts.at(name);
       PC_CHECK(tree_.depth(receipt.node) == std::ssize(model_.path(known.end)), "receipt ", name, " ends elsewhere");
       PC_CHECK(receipt.components == known.components, "receipt ", name, " holds ", receipt.components);
@@ -115,6 +118,11 @@ class TreeLife {
     real();
     PC_CHECK(!ShortMemory::has_failed(), "memory was asked for");
   }
+
+  struct Held {
+    RadixTree::Receipt receipt;
+    int32_t name = 0;  // of its namespace
+  };
 
   // Keys.
 
@@ -201,24 +209,26 @@ class TreeLife {
 
   void lock() {
     ModelMatch expected;
-    RadixTree::Match match = find(some_key(), expected);
+    const Key key = some_key();
+    RadixTree::Match match = find(key, expected);
     RadixTree::Receipt receipt;
     with_little_memory([&] { receipt = tree_.lock(match, (1u << model_.num_components) - 1); });
-    receipts_[model_.lock(expected)] = receipt;
+    receipts_[model_.lock(expected)] = {receipt, key.name};
     same_ids(match, expected);
   }
 
   void fork() {
     if (receipts_.empty()) return;
-    const auto& [name, receipt] = random_.pick(receipts_);
-    RadixTree::Receipt other;
-    without_memory([&] { other = tree_.lock_again(receipt); });
+    const auto& [name, held] = random_.pick(receipts_);
+    Held other = held;
+    without_memory([&] { other.receipt = tree_.lock_again(held.receipt); });
     receipts_[model_.fork(name)] = other;
   }
 
   void unlock() {
     if (receipts_.empty()) return;
-    auto& [name, receipt] = random_.pick(receipts_);
+    auto& [name, held] = random_.pick(receipts_);
+    RadixTree::Receipt& receipt = held.receipt;
     const uint32_t every = (1u << model_.num_components) - 1;
     const uint32_t some = random_.one_in(3) ? 1u << random_.below(static_cast<int64_t>(model_.num_components)) : every;
     radix::Wish wish;
@@ -314,7 +324,7 @@ class TreeLife {
     const bool is_new = space_of(name) < 0;
     if (is_new) add_space(name);
     try {
-      tree_.insert(made.offer(space_of(name)), receipt < 0 ? nullptr : &receipts_.at(receipt), out);
+      tree_.insert(made.offer(space_of(name)), receipt < 0 ? nullptr : &receipts_.at(receipt).receipt, out);
     } catch (...) {
       if (is_new) tree_.drop_namespace_if_empty(space_of(name));
       throw;
@@ -339,14 +349,71 @@ class TreeLife {
     if (agree(
             model_, "insert", [&](ModelTree& model) { expected = model.insert(made.model, receipt); },
             [&] { with_little_memory([&] { insert_into(made, receipt, out); }); })) {
-      PC_CHECK(out.blocks == std::ssize(made.model.prefix) && out.old_blocks == expected.old, out.old_blocks, " old");
-      for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
-        PC_CHECK(out.taken[lane] == expected.taken[lane], "lane ", lane, " takes ", shown(out.taken[lane]));
-        PC_CHECK(out.duplicates[lane] == expected.duplicates[lane], "lane ", lane, " had ",
-                 shown(out.duplicates[lane]));
-      }
+      same_inserted(made.model, out, expected);
+      if (receipt >= 0 && out.blocks > 0) receipts_.at(receipt).name = made.key.name;
     }
     bury();
+  }
+  void same_inserted(const ModelOffer& offer, const RadixTree::Inserted& out, const ModelTree::Inserted& expected) {
+    PC_CHECK(out.blocks == std::ssize(offer.prefix) && out.old_blocks == expected.old, out.old_blocks, " old");
+    for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
+      PC_CHECK(out.taken[lane] == expected.taken[lane], "lane ", lane, " takes ", shown(out.taken[lane]));
+      PC_CHECK(out.duplicates[lane] == expected.duplicates[lane], "lane ", lane, " had ", shown(out.duplicates[lane]));
+    }
+  }
+
+  // A sequence runs on from where its receipt ends; what it offers of the blocks before is nobody's business.
+  void extend() {
+    if (receipts_.empty()) return;
+    auto& [name, held] = random_.pick(receipts_);
+    const size_t old = model_.path(model_.receipts.at(name).end).size();
+    const Offered made = some_extension(old, held.name);
+    ModelTree::Inserted expected;
+    RadixTree::Inserted out;
+    if (agree(
+            model_, "extend", [&, which = name](ModelTree& model) { expected = model.extend(made.model, which); },
+            [&] { with_little_memory([&] { extend_into(made, held, out); }); })) {
+      same_inserted(made.model, out, expected);
+    }
+    bury();
+  }
+  Offered some_extension(size_t old, int32_t name) {
+    const auto size = static_cast<size_t>(model_.block_size);
+    size_t length = old * size + static_cast<size_t>(random_.below(random_.pick({1, 2, 5}) * model_.block_size + 1));
+    if (random_.one_in(20)) length = static_cast<size_t>(random_.below(static_cast<int64_t>(length) + 1));
+    Tokens tokens(length, -5);
+    for (size_t i = old * size; i < length; ++i)
+      tokens[i] = i < base_.size() && !random_.one_in(12) ? base_[i] : static_cast<int32_t>(random_.below(2));
+    Offered made{Key{name, Exact<int32_t>(tokens), {}, {}}, {}, {}, {}};
+    made.model.space = name;
+    made.model.prefix = prefix_of(made.key);
+    for (size_t lane = 0; lane < model_.num_lanes; ++lane) {
+      Ids ids;
+      const bool has_holes = lane >= model_.full && random_.one_in(3);
+      for (size_t i = 0; i < made.model.prefix.size(); ++i)
+        ids.push_back(i < old ? -9 : has_holes && random_.one_in(3) ? kNullBlock : fresh_id(lane));
+      if (ids.size() > old && random_.one_in(15)) {
+        Ids fresh(ids.begin() + static_cast<int64_t>(old), ids.end());
+        spoil(fresh, lane);
+        std::copy(fresh.begin(), fresh.end(), ids.begin() + static_cast<int64_t>(old));
+      }
+      made.model.lanes.push_back(ids);
+      made.lanes.emplace_back(ids);
+    }
+    if (random_.one_in(2)) made.model.time = time_;
+    return made;
+  }
+  void extend_into(const Offered& made, Held& held, RadixTree::Inserted& out) {
+    const bool is_new = held.receipt.node == radix::kNoNode && space_of(held.name) < 0;
+    if (is_new) add_space(held.name);
+    const radix::NamespaceId space = held.receipt.node == radix::kNoNode ? space_of(held.name) : 0;
+    try {
+      tree_.extend(made.offer(space), held.receipt, out);
+    } catch (...) {
+      if (is_new) tree_.drop_namespace_if_empty(space);
+      throw;
+    }
+    if (is_new) tree_.drop_namespace_if_empty(space);
   }
 
   // Several at once: what check_all lets through can be inserted; what nobody could refuse singly it lets through.
@@ -434,7 +501,7 @@ class TreeLife {
   bool is_memory_short_;
   Tokens base_;
   Ids next_id_;
-  std::map<int, RadixTree::Receipt> receipts_;  // by the model's name
+  std::map<int, Held> receipts_;  // by the model's name
   std::map<int32_t, radix::NamespaceId> spaces_;
   double time_ = 0;
 };

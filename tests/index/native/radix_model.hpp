@@ -36,6 +36,7 @@ struct Cell {
   Ids ids;  // by lane
   int32_t state = radix::kNoState;
   bool ends_node = false;
+  int run = 0;                          // what it came with, be it split since
   std::vector<ModelStanding> standing;  // by component
 };
 
@@ -106,15 +107,16 @@ class ModelTree {
   }
   [[nodiscard]] std::vector<int> find(int32_t space, const Prefix& prefix) const {
     std::vector<int> found;
-    if (!roots.contains(space)) return found;
-    const std::map<BlockKey, int>* children = &roots.at(space);
-    for (const BlockKey& key : prefix) {
-      const auto child = children->find(key);
-      if (child == children->end()) break;
-      found.push_back(child->second);
-      children = &cells.at(child->second).children;
-    }
+    for (const int* next; found.size() < prefix.size() && (next = child(space, found, prefix)) != nullptr;)
+      found.push_back(*next);
     return found;
+  }
+  // What follows the cells that were found of a prefix.
+  [[nodiscard]] const int* child(int32_t space, const std::vector<int>& found, const Prefix& prefix) const {
+    if (found.empty() && !roots.contains(space)) return nullptr;
+    const auto& children = found.empty() ? roots.at(space) : cells.at(found.back()).children;
+    const auto next = children.find(prefix[found.size()]);
+    return next == children.end() ? nullptr : &next->second;
   }
   // Blocks of a prefix of `end` blocks that a component needs to be reused: [first, end).
   [[nodiscard]] int64_t first_needed(size_t c, int64_t end) const {
@@ -165,6 +167,17 @@ class ModelTree {
     }
     return pinned;
   }
+  // Receipts that hold the window there.
+  [[nodiscard]] int64_t window_pins(int cell, size_t w) const {
+    return std::count_if(receipts.begin(), receipts.end(), [&](const auto& each) {
+      if (each.second.end < 0 || !has(each.second.components, w)) return false;
+      const std::vector<int> all = path(each.second.end);
+      return std::find(all.begin() + first_needed(w, std::ssize(all)), all.end(), cell) != all.end();
+    });
+  }
+  [[nodiscard]] int64_t receipts_at(int cell) const {
+    return std::count_if(receipts.begin(), receipts.end(), [&](const auto& each) { return each.second.end == cell; });
+  }
   [[nodiscard]] int64_t held(size_t c) const {
     int64_t sum = 0;
     for (const auto& [name, cell] : cells) sum += count(name, c);
@@ -214,14 +227,32 @@ class ModelTree {
   };
   Inserted insert(const ModelOffer& offer, int receipt) {
     const std::vector<int> known = find(offer.space, offer.prefix);
-    Inserted out = sort_offer(offer, known);
+    Inserted out = sort_offer(offer, known, 0);
     ++turn;
     advance(offer.time);
-    const int end = add_cells(offer, known);
+    const int end = add_cells(offer, known, 0);
     for (size_t i = 0; i < offer.states.size(); ++i) give_state(offer, i, end);
     if (receipt < 0 || offer.prefix.empty()) return out;
     cells.at(end).ends_node = true;
     move(receipts.at(receipt), end);
+    return out;
+  }
+
+  // What the receipt's end has before it is not looked at.
+  Inserted extend(const ModelOffer& offer, int name) {
+    ModelReceipt& receipt = receipts.at(name);
+    std::vector<int> known = path(receipt.end);
+    const size_t old_end = known.size(), end = offer.prefix.size();
+    expect(end >= old_end, ErrorKind::ShapeError);
+    for (const int* next; known.size() < end && (next = child(offer.space, known, offer.prefix)) != nullptr;)
+      known.push_back(*next);
+    const Inserted out = sort_offer(offer, known, old_end);
+    advance(offer.time);
+    if (end == old_end) return out;
+    ++turn;
+    const int last = can_grow(receipt.end) ? grow(offer, receipt.end) : add_cells(offer, known, old_end);
+    cells.at(last).ends_node = true;
+    move_on(receipt, last);
     return out;
   }
 
@@ -292,12 +323,13 @@ class ModelTree {
     }
     return {end, components};
   }
-  void drop(ModelReceipt& receipt, uint32_t components, const radix::Wish& wish) {
-    std::vector<std::set<int>> before;
-    for (size_t c = 0; c < num_components; ++c) before.push_back(pinned(c));
-    receipt.components &= ~components;
-    const int end = receipt.end;
-    if (receipt.components == 0) receipt.end = -1;
+  [[nodiscard]] std::vector<std::set<int>> all_pinned() const {
+    std::vector<std::set<int>> pinned_cells;
+    for (size_t c = 0; c < num_components; ++c) pinned_cells.push_back(pinned(c));
+    return pinned_cells;
+  }
+  // What nobody pins any more was in use until now.
+  void touch_freed(const std::vector<std::set<int>>& before, const radix::Wish& wish) {
     for (size_t c = 0; c < num_components; ++c) {
       const std::set<int> after = pinned(c);
       for (const int cell : before[c]) {
@@ -306,6 +338,13 @@ class ModelTree {
         apply(wish, cells.at(cell).standing[c]);
       }
     }
+  }
+  void drop(ModelReceipt& receipt, uint32_t components, const radix::Wish& wish) {
+    const auto before = all_pinned();
+    receipt.components &= ~components;
+    const int end = receipt.end;
+    if (receipt.components == 0) receipt.end = -1;
+    touch_freed(before, wish);
     receipt.end = end;
   }
   void move(ModelReceipt& receipt, int end) {
@@ -318,8 +357,59 @@ class ModelTree {
     receipt = lock_end(end, components, false);
   }
 
+  // A leaf that one receipt alone has as its end, and that has no state.
+  [[nodiscard]] bool can_grow(int end) const {
+    if (end < 0 || !cells.at(end).children.empty()) return false;
+    return receipts_at(end) == 1 && cells.at(end).state == radix::kNoState;
+  }
+  // Its node goes on with what the offer has beyond it.
+  int grow(const ModelOffer& offer, int end) {
+    for (const int cell : node(end)) {
+      for (size_t c = 0; c < num_components; ++c) touch(cell, c, false);
+    }
+    const Cell old = cells.at(end);
+    cells.at(end).ends_node = false;
+    for (size_t i = path(end).size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, old.run, old.standing);
+    return end;
+  }
+  void move_on(ModelReceipt& receipt, int end) {
+    const auto before = all_pinned();
+    receipt.end = end;
+    receipt.components |= 1;
+    if (has_states) receipt.components &= ~(1u << (num_components - 1));
+    const std::vector<int> all = path(end);
+    std::vector<int> starts;
+    for (size_t w = 1; w <= windows.size(); ++w) {
+      const int64_t first = has(receipt.components, w) ? first_needed(w, std::ssize(all)) : 0;
+      if (first > 0) starts.push_back(all[static_cast<size_t>(first - 1)]);
+    }
+    for (const int start : starts) cells.at(start).ends_node = true;
+    touch_freed(before, {});
+    for (const int start : starts) {
+      while (join(start)) {
+      }
+    }
+  }
+  // Undoes the split above the node, where nothing tells the two apart; whether it did.
+  bool join(int lower_end) {
+    const std::vector<int> low = node(lower_end);
+    const int upper = cells.at(low.front()).parent;
+    if (upper < 0) return false;
+    const Cell& high = cells.at(upper);
+    if (high.run != cells.at(low.front()).run || high.children.size() != 1 || receipts_at(upper) > 0) return false;
+    if (high.state != radix::kNoState) return false;
+    for (size_t w = 1; w <= windows.size(); ++w) {
+      if (window_pins(upper, w) != window_pins(lower_end, w)) return false;
+    }
+    for (const int cell : low) {
+      for (size_t c = 0; c <= windows.size(); ++c) cells.at(cell).standing[c] = high.standing[c];
+    }
+    cells.at(upper).ends_node = false;
+    return true;
+  }
+
   // Refuses what cannot be; in the order in which the tree looks.
-  Inserted sort_offer(const ModelOffer& offer, const std::vector<int>& known) const {
+  Inserted sort_offer(const ModelOffer& offer, const std::vector<int>& known, size_t from) const {
     const int64_t blocks = std::ssize(offer.prefix);
     expect(has_states || offer.states.empty(), ErrorKind::UnsupportedOption);
     for (int64_t before = 0; const auto& [end, id] : offer.states) {
@@ -329,7 +419,7 @@ class ModelTree {
     Inserted out{std::ssize(known), Lanes(num_lanes + 1), Lanes(num_lanes + 1)};
     for (size_t lane = 0; lane < num_lanes; ++lane) {
       std::set<int32_t> held = held_ids(lane);
-      for (int64_t i = 0; i < blocks; ++i) {
+      for (auto i = static_cast<int64_t>(from); i < blocks; ++i) {
         const int32_t offered = offer.lanes[lane][static_cast<size_t>(i)];
         const int32_t mine = i < out.old ? id_at(known[static_cast<size_t>(i)], lane) : kNullBlock;
         if (offered == kNullBlock && (i < out.old || lane >= full)) continue;
@@ -351,32 +441,43 @@ class ModelTree {
     }
     return out;
   }
-  // The last cell of the prefix, -1 where it has none.
-  int add_cells(const ModelOffer& offer, const std::vector<int>& known) {
+  int new_cell(const ModelOffer& offer, size_t i, int parent, int run, const std::vector<ModelStanding>& standing) {
+    Cell cell{parent, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), run, standing};
+    for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
+    (parent < 0 ? roots[-1 - parent] : cells.at(parent).children)[cell.key] = next_cell;
+    cells[next_cell] = cell;
+    return next_cell++;
+  }
+  // Uses what is known of a prefix beyond its first `from` blocks, and adds the rest. Returns the last cell, or the
+  // namespace where there is none.
+  int add_cells(const ModelOffer& offer, const std::vector<int>& known, size_t from) {
     int end = known.empty() ? -1 - offer.space : known.back();
-    if (!known.empty() && known.size() < offer.prefix.size()) cells.at(end).ends_node = true;
-    std::set<int> used(known.begin(), known.end());
-    if (!known.empty()) used.merge(as_set(node(end)));
+    const bool is_all_known = known.size() == offer.prefix.size();
+    std::vector<ModelStanding> standing(num_components, fresh(offer.wish));
+    for (size_t c = 0; from > 0 && c < num_components; ++c) inherit(standing[c], cells.at(known[from - 1]).standing[c]);
+    if (!known.empty() && !is_all_known) cells.at(end).ends_node = true;
+    std::set<int> used(known.begin() + static_cast<int64_t>(from), known.end());
+    if (!used.empty()) used.merge(as_set(node(end)));
     for (const int cell : used) {
       for (size_t c = 0; c < num_components; ++c) {
         touch(cell, c, false);
         apply(offer.wish, cells.at(cell).standing[c]);
       }
     }
-    for (size_t i = 0; i < known.size(); ++i) {
+    for (size_t i = from; i < known.size(); ++i) {
       for (size_t lane = full; lane < num_lanes; ++lane) {
         int32_t& mine = cells.at(known[i]).ids[lane];
         if (mine == kNullBlock) mine = offer.lanes[lane][i];
       }
     }
-    for (size_t i = known.size(); i < offer.prefix.size(); ++i) {
-      Cell cell{end, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), {}};
-      for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
-      cell.standing.assign(num_components, fresh(offer.wish));
-      (end < 0 ? roots[-1 - end] : cells.at(end).children)[cell.key] = next_cell;
-      cells[end = next_cell++] = cell;
-    }
+    const int run = next_cell;
+    for (size_t i = known.size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, run, standing);
     return end;
+  }
+  static void inherit(ModelStanding& standing, const ModelStanding& other) {
+    standing.priority = other.priority;
+    standing.expiry = other.expiry;
+    standing.rank = other.rank;
   }
   static std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), values.end()}; }
   void give_state(const ModelOffer& offer, size_t which, int end) {
