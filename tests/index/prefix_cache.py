@@ -6,7 +6,7 @@ written to a slot is the prefix that ends there, so that a block is never reused
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -24,8 +24,9 @@ class Sequence:
     row: int
     tokens: list[int]  # the first tables.length(row) of them are computed
     namespace: object
-    receipt: object
-    twin_receipt: object
+    receipt: object = field(repr=False)
+    twin_receipt: object = field(repr=False)
+    runs_on: bool = True  # from where its receipt ends: what lies before was never cut
 
 
 def lists(arrays):
@@ -159,12 +160,23 @@ class PrefixCache:
         return {"tokens": tokens, "blocks": blocks, "namespace": sequence.namespace}
 
     def took(self, offer, sequence, done):
-        expected = self.twin_tree.insert(
-            offer["tokens"],
-            lists(self.per_lane(offer["blocks"])),
-            namespace=sequence.namespace,
-            receipt=sequence.twin_receipt,
+        lanes = lists(self.per_lane(offer["blocks"]))
+        self.share(
+            done,
+            self.twin_tree.insert(offer["tokens"], lanes, namespace=sequence.namespace, receipt=sequence.twin_receipt),
         )
+        sequence.runs_on |= done.num_tokens > 0  # else the receipt stays where it was
+
+    def run_on(self, sequence):
+        """`publish_all` for one sequence, at the cost of what is new."""
+        offer = self.offer(sequence, None)
+        lanes = lists(self.per_lane(offer["blocks"]))
+        done = self.tree.extend(offer["tokens"], offer["blocks"], sequence.receipt)
+        self.share(done, self.twin_tree.extend(offer["tokens"], lanes, sequence.twin_receipt))
+
+    def share(self, done, expected):
+        """The tree holds what it took."""
+        assert (done.num_tokens, done.num_old_tokens) == (expected["num_tokens"], expected["num_old_tokens"])
         taken = lists(self.per_lane(done.taken))
         assert taken == expected["taken"][:-1]
         assert lists(self.per_lane(done.duplicates)) == expected["duplicates"][:-1]
@@ -181,7 +193,7 @@ class PrefixCache:
             return
         assert self.tables.fork(parent.row) == row
         receipts = parent.receipt.fork(), self.twin_tree.fork(parent.twin_receipt)
-        self.sequences.append(Sequence(row, list(parent.tokens), parent.namespace, *receipts))
+        self.sequences.append(Sequence(row, list(parent.tokens), parent.namespace, *receipts, parent.runs_on))
 
     def can_go_on_from(self, sequence, length):
         """Whether the block that holds the last of so many tokens is still there in every group."""
@@ -192,6 +204,7 @@ class PrefixCache:
         self.tables.truncate([sequence.row], [length], keep_capacity=keep_capacity)
         self.twin_tables.truncate([sequence.row], [length], keep_capacity=keep_capacity)
         del sequence.tokens[length:]
+        sequence.runs_on &= length >= sequence.receipt.num_tokens
 
     def release_before(self, sequence, group, position):
         freed = self.twin_tables.release_before([sequence.row], group, [position])

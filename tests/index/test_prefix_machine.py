@@ -74,14 +74,14 @@ class PrefixMachine(RuleBasedStateMachine):
         if sequence is not None:
             self.tidy(sequence)
             if computes:
-                self.run(sequence, length - self.cache.length(sequence))
+                self.run(data, sequence, length - self.cache.length(sequence))
 
     @precondition(has_sequences)
     @rule(data=st.data(), goes_on=st.booleans())
     def fork(self, data, goes_on):
         parent = self.one(data)
         if self.is_tidy:
-            self.publish_all([parent])
+            self.publish_all(data, [parent])
         self.cache.fork(parent)
         if goes_on:
             self.go_on(data, self.some(data))
@@ -93,14 +93,19 @@ class PrefixMachine(RuleBasedStateMachine):
 
     # Tokens.
 
-    def run(self, sequence, count):
+    def run(self, data, sequence, count):
         if self.cache.compute([sequence], [count]):
-            self.publish_all([sequence])
+            self.publish_all(data, [sequence])
 
-    def publish_all(self, sequences):
+    def publish_all(self, data, sequences):
+        """By one insert for all of them, or one by one at the cost of what is new."""
         if self.is_tidy:
             sequences = [each for each in sequences if self.cache.length(each) >= each.receipt.num_tokens]
-        self.cache.publish_all(sequences)
+        if data.draw(st.booleans()) and all(each.runs_on for each in sequences):
+            for sequence in sequences:
+                self.cache.run_on(sequence)
+        else:
+            self.cache.publish_all(sequences)
         for sequence in sequences:
             self.tidy(sequence)
 
@@ -119,12 +124,12 @@ class PrefixMachine(RuleBasedStateMachine):
             known = len(sequence.tokens) - self.cache.length(sequence)
             counts.append(data.draw(st.sampled_from([known, known // 2])))
         if self.cache.compute(sequences, counts) and data.draw(st.booleans()):
-            self.publish_all(sequences)
+            self.publish_all(data, sequences)
 
     @precondition(has_sequences)
     @rule(data=st.data())
     def publish(self, data):
-        self.publish_all([self.one(data)])
+        self.publish_all(data, [self.one(data)])
 
     @precondition(has_sequences)
     @rule(data=st.data(), goes_on=st.booleans())
