@@ -110,7 +110,9 @@ cdef class RadixTree:
     block_size : int
         Tokens of a block.
     full : int
-        Lanes of the full component: groups of layers that attend to every token; 1 to 64.
+        Lanes of the full component: groups of layers that attend to every token; at most 64. 0 is for models without
+        such layers and needs a window or states: the full component then counts blocks of tokens that hold nothing
+        themselves, and a prefix goes with the last that its windows and states have of it.
     windows : sequence of int
         Tokens that each sliding window sees, at most 16; a prefix is reusable if the last `window` tokens before its
         end are there.
@@ -343,6 +345,7 @@ cdef class RadixTree:
         if time is not None:
             deref(self.native).advance(time)
         deref(self.native).unlock(receipt.native, which, wish)
+        self._forget_dead()
 
     # Keeping.
 
@@ -400,7 +403,7 @@ cdef class RadixTree:
         cdef Prefix prefix = entry.prefix
         cdef Receipt receipt = <Receipt> entry.receipt
         cdef NativeReceipt* moved = NULL
-        prefix.space = self._space(prefix.key)
+        prefix.space = self._space(prefix.key)  # not before: a call between may have ended the namespace
         try:
             entry.fill(&self.offer)
             if receipt is not None:
@@ -525,7 +528,8 @@ cdef class RadixTree:
         Returns
         -------
         Evicted
-            Exactly ``min(amount, evictable(component))`` of them.
+            Exactly ``min(amount, evictable(component))`` of them; where `full` is 0, of the full component also what
+            is then left without anything.
 
         Raises
         ------
@@ -648,6 +652,7 @@ cdef class RadixTree:
             deref(self.native).advance(time)
         for receipt in receipts:
             deref(self.native).unlock(receipt.native, self.every_component, wish)
+        self._forget_dead()
 
     def insert_all(self, entries, *, time=None):
         """`insert` for every sequence of a step, in order: all, or none where one is refused.

@@ -42,11 +42,13 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
     move_on(receipt, old, old_end, blocks);
     return;
   }
+  const NodeId last = path_.empty() ? kNoNode : path_.back().node;
   const NodeId end = add_rest(offer, out, parent, std::move(run));
   if (fresh > 0 && old != kNoNode) inherit(end, old);
   use_path(offer);
   for (int32_t w = 1; w <= num_windows(); ++w) fill_window(offer, w);
   move_on(receipt, split_path(end, blocks), old_end, old_end);
+  for (const NodeId node : {last, end}) prune(node);  // lower halves of splits keep their ids
 }
 
 // Whether the receipt that is at the node may make it longer: it is nobody else's end, and nothing is below it.

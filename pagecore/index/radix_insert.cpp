@@ -24,6 +24,8 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
   }
   ++turn_;
   advance(offer.time);
+  const NodeId last = path_.empty() ? kNoNode : path_.back().node;
+  const NodeId released = receipt != nullptr ? receipt->node : kNoNode;
   const NodeId end = add_rest(offer, out, top, std::move(run));
   use_path(offer);
   for (int32_t w = 1; w <= num_windows(); ++w) fill_window(offer, w);
@@ -38,6 +40,7 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
     change_count(node, state_component(), 1);
   }
   if (receipt != nullptr && out.blocks > 0) move_receipt(*receipt, split_path(end, out.blocks));
+  for (const NodeId node : {last, end, released}) prune(node);  // lower halves of splits keep their ids
 }
 
 // Walks the path on from `parent`, checks the offer, and claims what the tree is to take.

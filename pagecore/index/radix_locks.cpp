@@ -79,10 +79,13 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
     return {kNoNode, components};
   }
   reserve(1 + num_windows());
+  const NodeId found = match.node;
   if (match.offset < at(match.node).size) match.node = split(match.node, match.offset);
   if (has_states_ && at(match.node).state == radix::kNoState) components &= ~(1u << state_component());
   const Receipt receipt = lock_end(match.node, components, true);
   match.offset = at(match.node).size;  // a window may have begun within the node, which is split there then
+  prune(found);                        // the lower half, if there is one
+  return receipt;
   return receipt;
 }
 
@@ -101,6 +104,7 @@ RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {
 void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::Wish& wish) {
   ++turn_;
   drop(receipt, components, wish);
+  prune(receipt.node);
 }
 
 // The path stays pinned until the last component is given back.

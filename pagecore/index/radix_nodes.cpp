@@ -154,6 +154,28 @@ void RadixTree::trim(NodeId node, int32_t blocks) {
   compact(at(node).run);
 }
 
+// Whether nothing keeps the node, in a tree whose full component holds no blocks.
+bool RadixTree::is_empty(NodeId node) const {
+  if (full_lanes_ > 0 || at(node).children > 0 || at(node).path_pins > 0) return false;
+  for (int32_t c = 1; c < num_components_; ++c) {
+    if (part(node, c).count > 0) return false;
+  }
+  return true;
+}
+
+// Removes the node if it is empty, and its parents that become so; returns how many blocks of tokens went.
+int64_t RadixTree::prune(NodeId node) {
+  int64_t gone = 0;
+  while (node >= 0 && at(node).size > 0 && is_empty(node)) {
+    const NodeId parent = at(node).parent;
+    gone += at(node).size;
+    change_count(node, 0, -at(node).size);
+    remove_leaf(node);
+    node = parent;
+  }
+  return gone;
+}
+
 void RadixTree::compact(radix::RunId id) {
   const radix::Run& run = runs_[id];
   if (run.live == 0) {

@@ -3,9 +3,9 @@
 //   namespace ── A [blocks 0..12) ─┬─ B [12..16)          a node is a slice of a run (radix_runs.hpp); an edge is whole
 //                                  └─ C [12..64)          blocks; children differ in their first block
 //
-// Components: "full" (every node has it), a window each (ids of its lane, null where evicted: a tombstone), and a state
-// (one id at a node's end). The tree decides and frees nothing: it answers with ids, and the caller owns the
-// references.
+// Components: "full" (every node has it: its blocks, or without full lanes only their tokens), a window each (ids of
+// its lane, null where evicted: a tombstone), and a state (one id at a node's end). The tree decides and frees nothing:
+// it answers with ids, and the caller owns the references.
 //
 // I1: path_pins = receipts at the node + pinned children; what has none can be evicted, and so can all below it.
 // I2: pins of a window or state = receipts that hold it there; a receipt of a window pins the nodes that make up the
@@ -13,6 +13,7 @@
 // I3: a heap holds what can go now: full: an unpinned leaf; window: ids there, unpinned; state: there, unpinned.
 // I4: an id is held once in its lane. I5: evictable + protected = held, for each component.
 // I6: the lower half of a split keeps the node's id, and with it its receipts, children and state.
+// I7: without full lanes an unpinned leaf has something in a window, or a state.
 // All or nothing: memory is taken and everything checked before a node changes.
 // Cost: match O(tokens); lock and unlock O(nodes whose pins go 0 <-> 1); evicting O(log n) a node. No recursion.
 // Threads: one writer.
@@ -38,7 +39,7 @@ class RadixTree {
 
   struct Options {
     int64_t block_size = 16;
-    int64_t full_lanes = 1;
+    int64_t full_lanes = 1;        // 0: nodes hold only tokens, for windows or states
     std::vector<int64_t> windows;  // in tokens
     bool has_states = false;
     int64_t state_interval = 0;  // tokens between the checkpoints that a caller makes
@@ -185,6 +186,8 @@ class RadixTree {
   NodeId add_leaf(NodeId parent, const radix::Query& query, int64_t first, radix::Run&& run);
   void remove_leaf(NodeId node);
   void trim(NodeId node, int32_t blocks);
+  [[nodiscard]] bool is_empty(NodeId node) const;
+  int64_t prune(NodeId node);
   void list_slices(const radix::Run& run);
   void place_slices(const radix::Run& run);
   void compact(radix::RunId run);

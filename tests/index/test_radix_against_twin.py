@@ -20,13 +20,14 @@ digests = st.sampled_from([b"cat", b"dog", 5, -5])
 class RadixMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.integers(1, 4),
-        full=st.integers(1, 2),
+        full=st.integers(0, 2),
         windows=st.lists(st.integers(1, 9), max_size=2),
         states=st.booleans(),
         interval=st.integers(1, 3),
         policy=st.sampled_from(POLICIES),
     )
     def make(self, block_size, full, windows, states, interval, policy):
+        full = full or int(not windows and not states)
         options = {"full": full, "windows": tuple(windows), "states": states, "policy": policy}
         if states:
             options["state_interval"] = interval * block_size
@@ -220,7 +221,7 @@ class RadixMachine(RuleBasedStateMachine):
                 for i in data.draw(st.sets(st.integers(done, len(lane) - 1), max_size=2)) if size else ():
                     lane[i] = 0
             tokens = data.draw(st.sampled_from([held, [-9] * len(held)])) + more
-            if is_wrong and size:
+            if is_wrong and size and lanes:
                 lanes[0][-1] = data.draw(st.sampled_from([0, -1, *sorted(self.twin.ids(0))]))
             if is_wrong and held and not size:
                 tokens = tokens[1 : len(held)]

@@ -174,11 +174,12 @@ class RadixTree:
         path = self.walk(self.root(namespace), blocks)
         best: tuple[int, Node | None, int] = (0, None, 0)
         lanes: list[list[int]] = [[] for _ in range(self.num_lanes)]
+        full = sum(matched for _, matched in path)
         for node, matched in path:
             for i in range(matched):
                 for lane, ids in zip(lanes, node.lanes, strict=True):
                     lane.append(ids[i])
-                end = len(lanes[0])
+                end = node.depth + i + 1
                 is_whole = all(
                     NULL not in lanes[self.full + w][max(0, end - window) :] for w, window in enumerate(self.windows)
                 )
@@ -186,7 +187,6 @@ class RadixTree:
                 if is_whole and has_state:
                     best = (end, node, i + 1)
         end, node, offset = best
-        full = len(lanes[0])
         checkpoint = None
         if self.states:
             checkpoint = full * self.block_size // self.state_interval * self.state_interval
@@ -254,7 +254,9 @@ class RadixTree:
             return found, self.receipts[-1]
         if offset < len(node.blocks):
             node = self.split(node, offset)
-        return found, self.lock_end(node, set(range(self.num_components)), True, namespace)
+        receipt = self.lock_end(node, set(range(self.num_components)), True, namespace)
+        self.prune()
+        return found, receipt
 
     def fork(self, receipt: Receipt) -> Receipt:
         self.receipts.append(replace(receipt, components=set(receipt.components)))
@@ -268,6 +270,7 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         self.drop(receipt, set(receipt.components) if component is None else {component}, rank)
+        self.prune()
 
     def drop(self, receipt: Receipt, components: set[int], rank: float | None) -> None:
         before = [self.pinned(c) for c in range(self.num_components)]
@@ -348,6 +351,7 @@ class RadixTree:
                 node.standing[-1] = replace(fresh)
         if receipt is not None and blocks:
             self.move(receipt, self.split_path(end, len(blocks)), namespace)
+        self.prune()
         return self.inserted(len(blocks), old, taken, duplicates)
 
     def inserted(self, blocks: int, old: int, taken: list[list[int]], duplicates: list[list[int]]):
@@ -422,6 +426,7 @@ class RadixTree:
         if rest:
             self.turn += 1
             self.run_on(receipt, top, path, rest, lanes)
+        self.prune()
         return self.inserted(len(blocks), old, taken, duplicates)
 
     def run_on(self, receipt: Receipt, top: Node, path, rest: list[Block], lanes) -> None:
@@ -503,7 +508,7 @@ class RadixTree:
         self.advance(time)
         left = amount = min(amount, self.evictable(component))
         out: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
-        while left:
+        while left > 0:
             pinned = self.pinned(component)
             can_go = [
                 node
@@ -516,7 +521,23 @@ class RadixTree:
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)
-        return amount, out
+            pruned = self.prune()
+            left -= pruned if component == 0 else 0
+        return amount - left, out
+
+    def prune(self) -> int:
+        """Without full lanes, what nothing keeps goes, leaf by leaf; returns how many blocks of tokens went."""
+        gone, pinned = 0, self.pinned(0)
+        while not self.full:
+            leaves = [node for node in self.nodes() if node not in pinned and not node.children]
+            empty = [node for node in leaves if not any(self.count(node, c) for c in range(1, self.num_components))]
+            if not empty:
+                break
+            for node in empty:
+                assert node.parent is not None
+                del node.parent.children[node.blocks[0]]
+                gone += len(node.blocks)
+        return gone
 
     def expire(self, standing: Standing) -> None:
         if standing.expiry <= self.now:

@@ -19,13 +19,16 @@ class ModelTree : public ModelCells {
     if (match.blocks == 0) return new_receipt({-1, all});
     const int end = match.path[static_cast<size_t>(match.blocks - 1)];
     cells.at(end).ends_node = true;
-    return new_receipt(lock_end(end, all, true));
+    const int receipt = new_receipt(lock_end(end, all, true));
+    prune();
+    return receipt;
   }
   int fork(int receipt) { return new_receipt(receipts.at(receipt)); }
   void unlock(int receipt, uint32_t components, const radix::Wish& wish) {
     ++turn;
     drop(receipts.at(receipt), components, wish);
     if (receipts.at(receipt).components == 0) receipts.erase(receipt);
+    prune();
   }
   void advance(double time) { now = std::max(now, time); }
 
@@ -42,9 +45,11 @@ class ModelTree : public ModelCells {
     advance(offer.time);
     const int end = add_cells(offer, known, 0);
     for (size_t i = 0; i < offer.states.size(); ++i) give_state(offer, i, end);
-    if (receipt < 0 || offer.prefix.empty()) return out;
-    cells.at(end).ends_node = true;
-    move(receipts.at(receipt), end);
+    if (receipt >= 0 && !offer.prefix.empty()) {
+      cells.at(end).ends_node = true;
+      move(receipts.at(receipt), end);
+    }
+    prune();
     return out;
   }
 
@@ -63,17 +68,20 @@ class ModelTree : public ModelCells {
     const int last = can_grow(receipt.end) ? grow(offer, receipt.end) : add_cells(offer, known, old_end);
     cells.at(last).ends_node = true;
     move_on(receipt, last);
+    prune();
     return out;
   }
 
   // Giving up.
 
+  // Of the full component it may be more than `amount`, where that holds no blocks.
   Lanes evict(size_t c, int64_t amount) {
     Lanes out(num_lanes + 1);
     for (int64_t left = std::min(amount, evictable(c)); left > 0;) {
       const std::vector<int> worst = worst_node(c);
       if (c == 0) {
         left -= trim(worst, left, out);
+        left -= prune();
         continue;
       }
       for (const int cell : worst) {
@@ -83,6 +91,7 @@ class ModelTree : public ModelCells {
         id = is_state(c) ? radix::kNoState : kNullBlock;
         --left;
       }
+      prune();
     }
     return out;
   }
@@ -326,6 +335,25 @@ class ModelTree : public ModelCells {
       if (has_any && (worst.empty() || worth(name, c) < worth(worst.back(), c))) worst = here;
     }
     return worst;
+  }
+  // Without full lanes a leaf that nobody pins goes with the last of what it has; how many blocks of tokens went.
+  int64_t prune() {
+    if (full > 0) return 0;
+    const std::set<int> kept = pinned(0);
+    Lanes nothing(num_lanes + 1);
+    for (auto& [name, cell] : cells) {
+      if (!cell.children.empty() || kept.contains(name)) continue;
+      const std::vector<int> leaf = node(name);
+      const bool is_empty = std::all_of(leaf.begin(), leaf.end(), [&](int each) {
+        const Cell& it = cells.at(each);
+        return it.state == radix::kNoState &&
+               std::count(it.ids.begin(), it.ids.end(), kNullBlock) == std::ssize(it.ids);
+      });
+      if (!is_empty) continue;
+      const int64_t gone = trim(leaf, INT64_MAX, nothing);
+      return gone + prune();
+    }
+    return 0;
   }
   // A leaf gives up its last blocks with all that they have.
   int64_t trim(std::vector<int> leaf, int64_t most, Lanes& out) {

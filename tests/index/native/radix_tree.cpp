@@ -33,10 +33,14 @@ PC_TEST(tree_refuses_sizes_without_sense) {
   options.has_states = true;
   options.state_interval = 16;
   for (const int64_t wrong : {int64_t{0}, int64_t{-1}, int64_t{1} << 31, INT64_MAX, INT64_MIN}) {
-    for (int64_t* option : {&options.block_size, &options.full_lanes, &options.windows[1], &options.state_interval})
+    for (int64_t* option : {&options.block_size, &options.windows[1], &options.state_interval})
       refused_with(*option, wrong);
+    if (wrong != 0) refused_with(options.full_lanes, wrong);
   }
   refused_with(options.state_interval, 24);
   options.windows.assign(17, 4);
   PC_REFUSES(ShapeError, RadixTree{options});
+  options.windows.clear();
+  options.has_states = false;
+  refused_with(options.full_lanes, 0);
 }
