@@ -10,7 +10,7 @@ from tests.index.test_radix_against_twin import POLICIES
 MAX_SEQUENCES = 5
 MAX_BLOCKS = 8
 namespaces = st.sampled_from([None, "tenant", ("tenant", 1), ("tenant", True)])
-groups = st.sampled_from([(1, 0), (1, 1), (2, 1), (1, 2)])  # plain ones, windows
+groups = st.sampled_from([(1, 0), (1, 1), (2, 1), (1, 2), (0, 1), (0, 2)])  # plain ones, windows
 PROMPT = "01001101000110111010010110100111"
 
 
