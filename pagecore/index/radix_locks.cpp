@@ -81,10 +81,11 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
   reserve(1 + num_windows());
   const NodeId found = match.node;
   if (match.offset < at(match.node).size) match.node = split(match.node, match.offset);
-  match.offset = at(match.node).size;
   if (has_states_ && at(match.node).state == radix::kNoState) components &= ~(1u << state_component());
   const Receipt receipt = lock_end(match.node, components, true);
-  prune(found);  // the lower half, if there is one
+  match.offset = at(match.node).size;  // a window may have begun within the node, which is split there then
+  prune(found);                        // the lower half, if there is one
+  return receipt;
   return receipt;
 }
 

@@ -112,11 +112,14 @@ class Runs {
     try {
       resize(id, slices, (*this)[id].live);
     } catch (const std::bad_alloc&) {
+      was_memory_short_ = true;
       return false;
     }
     return true;
   }
 
+  // Whether a compaction has ever failed, so that I2 may not hold.
+  [[nodiscard]] bool was_memory_short() const { return was_memory_short_; }
   [[nodiscard]] int64_t held_blocks() const { return held_blocks_; }
   [[nodiscard]] size_t size() const { return runs_.size() - free_.size(); }
   [[nodiscard]] size_t nbytes() const {
@@ -144,6 +147,7 @@ class Runs {
   int32_t lanes_;
   int64_t held_blocks_ = 0;
   size_t held_marks_ = 0;
+  bool was_memory_short_ = false;
   std::vector<Run> runs_;
   std::vector<RunId> free_;
 };

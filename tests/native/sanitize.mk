@@ -42,6 +42,9 @@ DRIVERS_tsan = $(shell grep -lE 'in_threads|std::thread' tests/$(1)/native/*.cpp
 # tests/ops/native/moves.cpp puts itself before the kernels.
 LINK_asan_ops := -Wl,--wrap=_ZN8pagecore3cpu7kernelsEv
 LINK_plain_ops := $(LINK_asan_ops)
+# tests/index/native/radix_memory.cpp puts itself before operator new and new[].
+LINK_asan_index := -Wl,--wrap=_Znwm,--wrap=_Znam
+LINK_plain_index := $(LINK_asan_index)
 
 # TSan of GCC 12 dies where the kernel places memory more randomly than it expects (vm.mmap_rnd_bits over 28).
 LAUNCH ?= $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)

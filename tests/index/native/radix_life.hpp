@@ -1,0 +1,350 @@
+// A random life of a RadixTree, step by step beside its model; all that both can tell is compared after each step.
+#pragma once
+
+#include <memory>
+
+#include "tests/index/native/model_pool.hpp"
+#include "tests/index/native/radix_memory.hpp"
+#include "tests/index/native/radix_offers.hpp"
+
+namespace pagecore::test {
+
+class TreeLife {
+ public:
+  TreeLife(Random& random, const RadixTree::Options& options, bool is_memory_short)
+      : random_(random), model_(options), tree_(options), offers_(random, model_), is_memory_short_(is_memory_short) {}
+  TreeLife(const TreeLife&) = delete;
+  TreeLife& operator=(const TreeLife&) = delete;
+
+  void step() {
+    switch (random_.below(18)) {
+      case 0:
+      case 1: look_up(); break;
+      case 2:
+      case 3:
+      case 4: lock(); break;
+      case 5: fork(); break;
+      case 6:
+      case 7:
+      case 8: unlock(); break;
+      case 9: insert_batch(); break;
+      case 10:
+      case 11: evict(); break;
+      case 12:
+      case 13: extend(); break;
+      default: insert(); break;
+    }
+    same();
+  }
+
+  void same() {
+    tree_.check_invariants();
+    PC_CHECK(tree_.num_nodes() == model_.num_nodes(), tree_.num_nodes(), " nodes, expected ", model_.num_nodes());
+    PC_CHECK(tree_.num_receipts() == std::ssize(model_.receipts), tree_.num_receipts(), " receipts");
+    for (size_t c = 0; c < model_.num_components; ++c) {
+      const auto component = static_cast<int32_t>(c);
+      PC_CHECK(tree_.held(component) == model_.held(c), "component ", c, " holds ", tree_.held(component));
+      PC_CHECK(tree_.evictable(component) == model_.evictable(c), tree_.evictable(component), " of component ", c,
+               " can go, expected ", model_.evictable(c));
+    }
+    for (const auto& [name, held] : receipts_) {
+      const RadixTree::Receipt& receipt = held.receipt;
+      const ModelReceipt& known = model_.receipts.at(name);
+      PC_CHECK(tree_.depth(receipt.node) == std::ssize(model_.path(known.end)), "receipt ", name, " ends elsewhere");
+      PC_CHECK(receipt.components == known.components, "receipt ", name, " holds ", receipt.components);
+    }
+    std::set<int32_t> used;
+    for (const auto& [name, root] : model_.roots) used.insert(name);
+    for (const auto& [name, space] : spaces_) PC_CHECK(used.contains(name), "namespace ", name, " is dead");
+    PC_CHECK(std::ssize(used) - used.contains(0) == std::ssize(spaces_), spaces_.size(), " namespaces");
+  }
+
+  // All is given back and evicted: nothing is left, and what a tree costs is small again.
+  void end() {
+    while (!receipts_.empty()) unlock();
+    for (size_t c = model_.num_components; c-- > 0;) {
+      evict_of(c, random_.one_in(2) ? random_.between(0, 5) : INT64_MAX);
+      same();
+    }
+    evict_of(0, INT64_MAX);
+    same();
+    PC_CHECK(tree_.num_nodes() == 0 && spaces_.empty(), tree_.num_nodes(), " nodes are left");
+  }
+
+ private:
+  // Runs `real`, perhaps first with memory that runs out: nothing may have changed when it does.
+  template <typename Real>
+  void with_little_memory(Real&& real) {
+    if (is_memory_short_ && random_.one_in(2)) {
+      try {
+        const ShortMemory memory(random_.below(12));
+        real();
+        return;
+      } catch (const std::bad_alloc&) {
+      }
+      bury();
+      same();
+    }
+    real();
+  }
+  // What never needs memory.
+  template <typename Real>
+  static void without_memory(Real&& real) {
+    const ShortMemory memory(0);
+    real();
+    PC_CHECK(!ShortMemory::has_failed(), "memory was asked for");
+  }
+
+  struct Held {
+    RadixTree::Receipt receipt;
+    int32_t name = 0;  // of its namespace
+  };
+
+  // Namespaces, as the binding keeps them.
+
+  [[nodiscard]] radix::NamespaceId space_of(int32_t name) const {
+    if (name == 0) return 0;
+    return spaces_.contains(name) ? spaces_.at(name) : -1;
+  }
+  void bury() {
+    if (!tree_.has_dead_namespaces()) return;
+    for (const radix::NamespaceId gone : tree_.take_dead_namespaces()) {
+      const size_t before = spaces_.size();
+      std::erase_if(spaces_, [&](const auto& each) { return each.second == gone; });
+      PC_CHECK(spaces_.size() == before - 1, "namespace ", gone, " was not in use");
+    }
+  }
+
+  // Steps.
+
+  RadixTree::Match find(const Key& key, ModelMatch& expected) {
+    const Prefix prefix = offers_.prefix_of(key);
+    const int64_t limit = random_.one_in(3) ? random_.between(0, std::ssize(prefix)) : std::ssize(prefix);
+    expected = model_.match(key.name, prefix, limit);
+    RadixTree::Match match;
+    const radix::NamespaceId space = space_of(key.name);
+    if (space >= 0) without_memory([&] { match = tree_.match(key.query(space), limit); });
+    PC_CHECK(match.blocks == expected.blocks, match.blocks, " blocks match, expected ", expected.blocks);
+    PC_CHECK(match.full_blocks == std::ssize(expected.path), match.full_blocks, " full blocks");
+    PC_CHECK(match.state == (model_.has_states ? expected.state : radix::kNoState), "state ", match.state);
+    PC_CHECK(match.checkpoint == expected.checkpoint, "checkpoint ", match.checkpoint);
+    same_ids(match, expected);
+    return match;
+  }
+  void same_ids(const RadixTree::Match& match, const ModelMatch& expected) {
+    for (size_t lane = 0; lane < model_.num_lanes && match.blocks > 0; ++lane) {
+      Exact<int32_t> ids(static_cast<size_t>(match.blocks));
+      ids.fill(-7);
+      tree_.copy_blocks(match.node, match.offset, static_cast<int32_t>(lane), ids.span());
+      PC_CHECK(ids.copy() == expected.ids[lane], "lane ", lane, ": ", shown(ids.copy()), ", expected ",
+               shown(expected.ids[lane]));
+    }
+  }
+
+  void look_up() {
+    ModelMatch expected;
+    static_cast<void>(find(offers_.some_key(), expected));
+  }
+
+  void lock() {
+    ModelMatch expected;
+    const Key key = offers_.some_key();
+    RadixTree::Match match = find(key, expected);
+    RadixTree::Receipt receipt;
+    with_little_memory([&] { receipt = tree_.lock(match, (1u << model_.num_components) - 1); });
+    receipts_[model_.lock(expected)] = {receipt, key.name};
+    same_ids(match, expected);
+  }
+
+  void fork() {
+    if (receipts_.empty()) return;
+    const auto& [name, held] = random_.pick(receipts_);
+    Held other = held;
+    without_memory([&] { other.receipt = tree_.lock_again(held.receipt); });
+    receipts_[model_.fork(name)] = other;
+  }
+
+  void unlock() {
+    if (receipts_.empty()) return;
+    auto& [name, held] = random_.pick(receipts_);
+    RadixTree::Receipt& receipt = held.receipt;
+    const uint32_t every = (1u << model_.num_components) - 1;
+    const uint32_t some = random_.one_in(3) ? 1u << random_.below(static_cast<int64_t>(model_.num_components)) : every;
+    radix::Wish wish;
+    if (random_.one_in(3)) wish.rank = static_cast<double>(random_.between(-2, 2));
+    if (model_.full > 0) {
+      without_memory([&] { tree_.unlock(receipt, some & every, wish); });
+    } else {  // a leaf may go, and its run be compacted, or not
+      tree_.unlock(receipt, some & every, wish);
+    }
+    const int gone = name;
+    const bool is_over = receipt.components == 0;
+    model_.unlock(gone, some & every, wish);
+    PC_CHECK(is_over != model_.receipts.contains(gone), "receipt ", gone, " is over: ", is_over);
+    if (is_over) receipts_.erase(gone);
+    bury();
+  }
+
+  // The receipt's place in the map, or none.
+  int some_receipt() { return receipts_.empty() || random_.one_in(2) ? -1 : random_.pick(receipts_).first; }
+
+  void insert_into(const Offered& made, int receipt, RadixTree::Inserted& out) {
+    const int32_t name = made.key.name;
+    const bool is_new = space_of(name) < 0;
+    if (is_new) add_space(name);
+    try {
+      tree_.insert(made.offer(space_of(name)), receipt < 0 ? nullptr : &receipts_.at(receipt).receipt, out);
+    } catch (...) {
+      if (is_new) tree_.drop_namespace_if_empty(space_of(name));
+      throw;
+    }
+    if (is_new) tree_.drop_namespace_if_empty(space_of(name));
+  }
+  void add_space(int32_t name) {
+    spaces_[name] = -1;
+    try {
+      spaces_[name] = tree_.add_namespace();
+    } catch (...) {
+      spaces_.erase(name);
+      throw;
+    }
+  }
+
+  void insert() {
+    const Offered made = offers_.some_offer(false);
+    const int receipt = some_receipt();
+    ModelTree::Inserted expected;
+    RadixTree::Inserted out;
+    if (agree(
+            model_, "insert", [&](ModelTree& model) { expected = model.insert(made.model, receipt); },
+            [&] { with_little_memory([&] { insert_into(made, receipt, out); }); })) {
+      same_inserted(made.model, out, expected);
+      if (receipt >= 0 && out.blocks > 0) receipts_.at(receipt).name = made.key.name;
+    }
+    bury();
+  }
+  void same_inserted(const ModelOffer& offer, const RadixTree::Inserted& out, const ModelTree::Inserted& expected) {
+    PC_CHECK(out.blocks == std::ssize(offer.prefix) && out.old_blocks == expected.old, out.old_blocks, " old");
+    for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
+      PC_CHECK(out.taken[lane] == expected.taken[lane], "lane ", lane, " takes ", shown(out.taken[lane]));
+      PC_CHECK(out.duplicates[lane] == expected.duplicates[lane], "lane ", lane, " had ", shown(out.duplicates[lane]));
+    }
+  }
+
+  // A sequence runs on from where its receipt ends; what it offers of the blocks before is nobody's business.
+  void extend() {
+    if (receipts_.empty()) return;
+    auto& [name, held] = random_.pick(receipts_);
+    const size_t old = model_.path(model_.receipts.at(name).end).size();
+    const Offered made = offers_.some_extension(old, held.name);
+    ModelTree::Inserted expected;
+    RadixTree::Inserted out;
+    if (agree(
+            model_, "extend", [&, which = name](ModelTree& model) { expected = model.extend(made.model, which); },
+            [&] { with_little_memory([&] { extend_into(made, held, out); }); })) {
+      same_inserted(made.model, out, expected);
+    }
+    bury();
+  }
+  void extend_into(const Offered& made, Held& held, RadixTree::Inserted& out) {
+    const bool is_new = held.receipt.node == radix::kNoNode && space_of(held.name) < 0;
+    if (is_new) add_space(held.name);
+    const radix::NamespaceId space = held.receipt.node == radix::kNoNode ? space_of(held.name) : 0;
+    try {
+      tree_.extend(made.offer(space), held.receipt, out);
+    } catch (...) {
+      if (is_new) tree_.drop_namespace_if_empty(space);
+      throw;
+    }
+    if (is_new) tree_.drop_namespace_if_empty(space);
+  }
+
+  // Several at once: what check_all lets through can be inserted; what nobody could refuse singly it lets through.
+  void insert_batch() {
+    std::vector<Offered> made;
+    const bool is_honest = random_.one_in(2);
+    for (int64_t left = random_.between(1, 4); left > 0; --left) {
+      made.push_back(offers_.some_offer(is_honest));
+      if (!is_honest && made.size() > 1 && random_.one_in(3)) borrow(made.front(), made.back());
+    }
+    ModelTree next = model_;
+    bool is_possible = true;
+    try {
+      for (const Offered& each : made) static_cast<void>(next.insert(each.model, -1));
+    } catch (const Error&) {
+      is_possible = false;
+    }
+    if (!check_batch(made)) {
+      PC_CHECK(!is_possible || !is_honest, "a batch was refused that could be inserted");
+      return;
+    }
+    PC_CHECK(is_possible, "a batch was let through that cannot be inserted");
+    RadixTree::Inserted out;
+    for (const Offered& each : made) {
+      with_little_memory([&] { insert_into(each, -1, out); });
+      static_cast<void>(model_.insert(each.model, -1));
+      bury();
+    }
+  }
+  // The later one offers what the earlier one does.
+  void borrow(const Offered& from, Offered& to) {
+    if (to.lanes.empty()) return;
+    const auto lane = static_cast<size_t>(random_.below(std::ssize(to.lanes)));
+    Ids& ids = to.model.lanes[lane];
+    const Ids& theirs = from.model.lanes[lane];
+    for (size_t i = 0; i < std::min(ids.size(), theirs.size()); ++i) {
+      if (ids[i] != kNullBlock && theirs[i] != kNullBlock) ids[i] = theirs[i];
+    }
+    to.lanes[lane].~Exact();
+    new (&to.lanes[lane]) Exact<int32_t>(ids);
+  }
+  bool check_batch(const std::vector<Offered>& made) {
+    std::vector<RadixTree::Offer> offers;
+    for (const Offered& each : made) {
+      const radix::NamespaceId space = space_of(each.key.name);
+      offers.push_back(each.offer(space < 0 ? INT32_MAX - each.key.name : space));
+    }
+    RadixTree::Inserted out;
+    bool is_fine = true;
+    with_little_memory([&] {
+      try {
+        tree_.check_all(offers, out);
+      } catch (const Error&) {
+        is_fine = false;
+      }
+    });
+    return is_fine;
+  }
+
+  void evict() {
+    evict_of(static_cast<size_t>(random_.below(static_cast<int64_t>(model_.num_components))),
+             random_.one_in(6) ? INT64_MAX : random_.between(0, 8));
+  }
+  void evict_of(size_t c, int64_t amount) {
+    if (random_.one_in(3)) {
+      model_.advance(offers_.later());
+      tree_.advance(offers_.time());
+    }
+    int64_t evicted = 0;
+    std::vector<Ids> out;
+    with_little_memory([&] { evicted = tree_.evict(static_cast<int32_t>(c), amount, out); });
+    const int64_t before = model_.held(c), can_go = model_.evictable(c);
+    const Lanes gone = model_.evict(c, amount);
+    PC_CHECK(evicted == before - model_.held(c), "of component ", c, " went ", evicted);
+    PC_CHECK(model_.full == 0 || evicted == std::min(amount, can_go), "of component ", c, " went ", evicted);
+    for (size_t lane = 0; lane < gone.size(); ++lane)
+      PC_CHECK(out[lane] == gone[lane], "lane ", lane, " gives up ", shown(out[lane]), ", expected ",
+               shown(gone[lane]));
+    bury();
+  }
+
+  Random& random_;
+  ModelTree model_;
+  RadixTree tree_;
+  Offers offers_;
+  bool is_memory_short_;
+  std::map<int, Held> receipts_;  // by the model's name
+  std::map<int32_t, radix::NamespaceId> spaces_;
+};
+
+}  // namespace pagecore::test

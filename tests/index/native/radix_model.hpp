@@ -1,0 +1,380 @@
+// RadixTree again, on the cells that its blocks are: the oracle of the drivers. A value, as the other models are.
+#pragma once
+
+#include <tuple>
+
+#include "tests/index/native/radix_cells.hpp"
+
+namespace pagecore::test {
+
+class ModelTree : public ModelCells {
+ public:
+  using ModelCells::ModelCells;
+
+  // Pinning.
+
+  int lock(const ModelMatch& match) {
+    ++turn;
+    const uint32_t all = (1u << num_components) - 1;
+    if (match.blocks == 0) return new_receipt({-1, all});
+    const int end = match.path[static_cast<size_t>(match.blocks - 1)];
+    cells.at(end).ends_node = true;
+    const int receipt = new_receipt(lock_end(end, all, true));
+    prune();
+    return receipt;
+  }
+  int fork(int receipt) { return new_receipt(receipts.at(receipt)); }
+  void unlock(int receipt, uint32_t components, const radix::Wish& wish) {
+    ++turn;
+    drop(receipts.at(receipt), components, wish);
+    if (receipts.at(receipt).components == 0) receipts.erase(receipt);
+    prune();
+  }
+  void advance(double time) { now = std::max(now, time); }
+
+  // Keeping: what was taken and what were duplicates, by lane, the states last.
+
+  struct Inserted {
+    int64_t old = 0;
+    Lanes taken, duplicates;
+  };
+  Inserted insert(const ModelOffer& offer, int receipt) {
+    const std::vector<int> known = find(offer.space, offer.prefix);
+    Inserted out = sort_offer(offer, known, 0);
+    ++turn;
+    advance(offer.time);
+    const int end = add_cells(offer, known, 0);
+    for (size_t i = 0; i < offer.states.size(); ++i) give_state(offer, i, end);
+    if (receipt >= 0 && !offer.prefix.empty()) {
+      cells.at(end).ends_node = true;
+      move(receipts.at(receipt), end);
+    }
+    prune();
+    return out;
+  }
+
+  // What the receipt's end has before it is not looked at.
+  Inserted extend(const ModelOffer& offer, int name) {
+    ModelReceipt& receipt = receipts.at(name);
+    std::vector<int> known = path(receipt.end);
+    const size_t old_end = known.size(), end = offer.prefix.size();
+    expect(end >= old_end, ErrorKind::ShapeError);
+    for (const int* next; known.size() < end && (next = child(offer.space, known, offer.prefix)) != nullptr;)
+      known.push_back(*next);
+    const Inserted out = sort_offer(offer, known, old_end);
+    advance(offer.time);
+    if (end == old_end) return out;
+    ++turn;
+    const int last = can_grow(receipt.end) ? grow(offer, receipt.end) : add_cells(offer, known, old_end);
+    cells.at(last).ends_node = true;
+    move_on(receipt, last);
+    prune();
+    return out;
+  }
+
+  // Giving up.
+
+  // Of the full component it may be more than `amount`, where that holds no blocks.
+  Lanes evict(size_t c, int64_t amount) {
+    Lanes out(num_lanes + 1);
+    for (int64_t left = std::min(amount, evictable(c)); left > 0;) {
+      const std::vector<int> worst = worst_node(c);
+      if (c == 0) {
+        left -= trim(worst, left, out);
+        left -= prune();
+        continue;
+      }
+      for (const int cell : worst) {
+        if (left == 0 || count(cell, c) == 0) continue;
+        int32_t& id = is_state(c) ? cells.at(cell).state : cells.at(cell).ids[full + c - 1];
+        out[is_state(c) ? num_lanes : full + c - 1].push_back(id);
+        id = is_state(c) ? radix::kNoState : kNullBlock;
+        --left;
+      }
+      prune();
+    }
+    return out;
+  }
+
+ private:
+  int new_receipt(ModelReceipt receipt) {
+    receipts[next_receipt] = receipt;
+    return next_receipt++;
+  }
+  static void expect(bool condition, ErrorKind kind) {
+    if (!condition) fail(kind, "the model refuses");
+  }
+  void touch(int cell, size_t c, bool is_hit) {
+    cells.at(cell).standing[c].used = turn;
+    cells.at(cell).standing[c].hits += is_hit;
+  }
+  void apply(const radix::Wish& wish, ModelStanding& standing) const {
+    expire(standing);
+    if (wish.priority >= standing.priority) {
+      standing.priority = wish.priority;
+      standing.expiry = wish.expiry;
+    }
+    if (wish.rank == wish.rank) standing.rank = wish.rank;
+  }
+  void expire(ModelStanding& standing) const {
+    if (standing.expiry > now) return;
+    standing.priority = 35;
+    standing.expiry = radix::kNever;
+  }
+  [[nodiscard]] ModelStanding fresh(const radix::Wish& wish) const {
+    ModelStanding standing;
+    standing.used = standing.made = turn;
+    if (wish.priority == wish.priority) {
+      standing.priority = wish.priority;
+      standing.expiry = wish.expiry;
+    }
+    if (wish.rank == wish.rank) standing.rank = wish.rank;
+    return standing;
+  }
+
+  ModelReceipt lock_end(int end, uint32_t components, bool is_hit) {
+    const std::vector<int> all = path(end);
+    for (size_t c = 0; c < num_components; ++c) {
+      if (c > 0 && !has(components, c)) continue;
+      const auto first = static_cast<size_t>(first_needed(c, std::ssize(all)));
+      if (is_window(c) && first > 0) cells.at(all[first - 1]).ends_node = true;
+      for (size_t i = first; i < all.size(); ++i) touch(all[i], c, is_hit);
+    }
+    return {end, components};
+  }
+  [[nodiscard]] std::vector<std::set<int>> all_pinned() const {
+    std::vector<std::set<int>> pinned_cells;
+    for (size_t c = 0; c < num_components; ++c) pinned_cells.push_back(pinned(c));
+    return pinned_cells;
+  }
+  // What nobody pins any more was in use until now.
+  void touch_freed(const std::vector<std::set<int>>& before, const radix::Wish& wish) {
+    for (size_t c = 0; c < num_components; ++c) {
+      const std::set<int> after = pinned(c);
+      for (const int cell : before[c]) {
+        if (after.contains(cell)) continue;
+        touch(cell, c, false);
+        apply(wish, cells.at(cell).standing[c]);
+      }
+    }
+  }
+  void drop(ModelReceipt& receipt, uint32_t components, const radix::Wish& wish) {
+    const auto before = all_pinned();
+    receipt.components &= ~components;
+    const int end = receipt.end;
+    if (receipt.components == 0) receipt.end = -1;
+    touch_freed(before, wish);
+    receipt.end = end;
+  }
+  void move(ModelReceipt& receipt, int end) {
+    if (receipt.end == end) return;
+    uint32_t components = receipt.components | 1;
+    if (has_states) components &= ~(1u << (num_components - 1));
+    ++turn;
+    drop(receipt, ~0u, {});
+    ++turn;
+    receipt = lock_end(end, components, false);
+  }
+
+  // A leaf that one receipt alone has as its end, and that has no state.
+  [[nodiscard]] bool can_grow(int end) const {
+    if (end < 0 || !cells.at(end).children.empty()) return false;
+    return receipts_at(end) == 1 && cells.at(end).state == radix::kNoState;
+  }
+  // Its node goes on with what the offer has beyond it.
+  int grow(const ModelOffer& offer, int end) {
+    for (const int cell : node(end)) {
+      for (size_t c = 0; c < num_components; ++c) touch(cell, c, false);
+    }
+    const Cell old = cells.at(end);
+    cells.at(end).ends_node = false;
+    for (size_t i = path(end).size(); i < offer.prefix.size(); ++i)
+      end = new_cell(offer, i, end, old.run, old.standing);
+    return end;
+  }
+  void move_on(ModelReceipt& receipt, int end) {
+    const auto before = all_pinned();
+    receipt.end = end;
+    receipt.components |= 1;
+    if (has_states) receipt.components &= ~(1u << (num_components - 1));
+    const std::vector<int> all = path(end);
+    std::vector<int> starts;
+    for (size_t w = 1; w <= windows.size(); ++w) {
+      const int64_t first = has(receipt.components, w) ? first_needed(w, std::ssize(all)) : 0;
+      if (first > 0) starts.push_back(all[static_cast<size_t>(first - 1)]);
+    }
+    for (const int start : starts) cells.at(start).ends_node = true;
+    touch_freed(before, {});
+    for (const int start : starts) {
+      while (join(start)) {
+      }
+    }
+  }
+  // Undoes the split above the node, where nothing tells the two apart; whether it did.
+  bool join(int lower_end) {
+    const std::vector<int> low = node(lower_end);
+    const int upper = cells.at(low.front()).parent;
+    if (upper < 0) return false;
+    const Cell& high = cells.at(upper);
+    if (high.run != cells.at(low.front()).run || high.children.size() != 1 || receipts_at(upper) > 0) return false;
+    if (high.state != radix::kNoState) return false;
+    for (size_t w = 1; w <= windows.size(); ++w) {
+      if (window_pins(upper, w) != window_pins(lower_end, w)) return false;
+    }
+    for (const int cell : low) {
+      for (size_t c = 0; c <= windows.size(); ++c) cells.at(cell).standing[c] = high.standing[c];
+    }
+    cells.at(upper).ends_node = false;
+    return true;
+  }
+
+  // Refuses what cannot be; in the order in which the tree looks.
+  Inserted sort_offer(const ModelOffer& offer, const std::vector<int>& known, size_t from) const {
+    const int64_t blocks = std::ssize(offer.prefix);
+    expect(has_states || offer.states.empty(), ErrorKind::UnsupportedOption);
+    for (int64_t before = 0; const auto& [end, id] : offer.states) {
+      expect(end > before && end <= blocks, ErrorKind::ShapeError);
+      before = end;
+    }
+    Inserted out{std::ssize(known), Lanes(num_lanes + 1), Lanes(num_lanes + 1)};
+    for (size_t lane = 0; lane < num_lanes; ++lane) {
+      std::set<int32_t> held = held_ids(lane);
+      for (auto i = static_cast<int64_t>(from); i < blocks; ++i) {
+        const int32_t offered = offer.lanes[lane][static_cast<size_t>(i)];
+        const int32_t mine = i < out.old ? id_at(known[static_cast<size_t>(i)], lane) : kNullBlock;
+        if (offered == kNullBlock && (i < out.old || lane >= full)) continue;
+        if (mine != kNullBlock && mine == offered) continue;
+        expect(offered > 0, ErrorKind::InvalidBlock);
+        if (mine == kNullBlock) expect(held.insert(offered).second, ErrorKind::DoubleFree);
+        (mine == kNullBlock ? out.taken : out.duplicates)[lane].push_back(offered);
+      }
+    }
+    std::set<int32_t> held = held_ids(num_lanes);
+    for (const auto& [end, id] : offer.states) {
+      const int32_t mine = end <= out.old ? cells.at(known[static_cast<size_t>(end - 1)]).state : radix::kNoState;
+      if (mine == id && id >= 0) continue;
+      if (mine == radix::kNoState) {
+        expect(id >= 0, ErrorKind::InvalidBlock);
+        expect(held.insert(id).second, ErrorKind::DoubleFree);
+      }
+      (mine == radix::kNoState ? out.taken : out.duplicates)[num_lanes].push_back(id);
+    }
+    return out;
+  }
+  int new_cell(const ModelOffer& offer, size_t i, int parent, int run, const std::vector<ModelStanding>& standing) {
+    Cell cell{parent, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), run, standing};
+    for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
+    (parent < 0 ? roots[-1 - parent] : cells.at(parent).children)[cell.key] = next_cell;
+    cells[next_cell] = cell;
+    return next_cell++;
+  }
+  // Uses what is known of a prefix beyond its first `from` blocks, and adds the rest. Returns the last cell, or the
+  // namespace where there is none.
+  int add_cells(const ModelOffer& offer, const std::vector<int>& known, size_t from) {
+    int end = known.empty() ? -1 - offer.space : known.back();
+    const bool is_all_known = known.size() == offer.prefix.size();
+    std::vector<ModelStanding> standing(num_components, fresh(offer.wish));
+    for (size_t c = 0; from > 0 && c < num_components; ++c) inherit(standing[c], cells.at(known[from - 1]).standing[c]);
+    if (!known.empty() && !is_all_known) cells.at(end).ends_node = true;
+    std::set<int> used(known.begin() + static_cast<int64_t>(from), known.end());
+    if (!used.empty()) used.merge(as_set(node(end)));
+    for (const int cell : used) {
+      for (size_t c = 0; c < num_components; ++c) {
+        touch(cell, c, false);
+        apply(offer.wish, cells.at(cell).standing[c]);
+      }
+    }
+    for (size_t i = from; i < known.size(); ++i) {
+      for (size_t lane = full; lane < num_lanes; ++lane) {
+        int32_t& mine = cells.at(known[i]).ids[lane];
+        if (mine == kNullBlock) mine = offer.lanes[lane][i];
+      }
+    }
+    const int run = next_cell;
+    for (size_t i = known.size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, run, standing);
+    return end;
+  }
+  static void inherit(ModelStanding& standing, const ModelStanding& other) {
+    standing.priority = other.priority;
+    standing.expiry = other.expiry;
+    standing.rank = other.rank;
+  }
+  static std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), values.end()}; }
+  void give_state(const ModelOffer& offer, size_t which, int end) {
+    const auto& [blocks, id] = offer.states[which];
+    Cell& cell = cells.at(path(end)[static_cast<size_t>(blocks - 1)]);
+    cell.ends_node = true;
+    if (cell.state != radix::kNoState) return;
+    cell.state = id;
+    cell.standing[num_components - 1] = fresh(offer.wish);
+  }
+
+  [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
+    ModelStanding& it = cells.at(end).standing[c];
+    expire(it);
+    const int64_t depth = std::ssize(path(end)) - std::ssize(node(end));
+    switch (policy) {
+      case radix::Policy::Lru: return {0, it.used, depth};
+      case radix::Policy::Lfu: return {it.hits, it.used, depth};
+      case radix::Policy::Fifo: return {0, it.made, depth};
+      case radix::Policy::Mru: return {0, -it.used, depth};
+      case radix::Policy::Filo: return {0, -it.made, depth};
+      case radix::Policy::Slru: return {it.hits > 0, it.used, depth};
+      case radix::Policy::Priority: return {it.priority, it.used, depth};
+      case radix::Policy::Rank: return {it.rank, it.used, depth};
+    }
+    return {};
+  }
+  std::vector<int> worst_node(size_t c) {
+    const std::set<int> kept = pinned(c);
+    std::vector<int> worst;
+    for (const auto& [name, cell] : cells) {
+      if (!cell.ends_node || kept.contains(name) || (c == 0 && !cell.children.empty())) continue;
+      const std::vector<int> here = node(name);
+      const bool has_any = std::any_of(here.begin(), here.end(), [&](int each) { return count(each, c) > 0; });
+      if (has_any && (worst.empty() || worth(name, c) < worth(worst.back(), c))) worst = here;
+    }
+    return worst;
+  }
+  // Without full lanes a leaf that nobody pins goes with the last of what it has; how many blocks of tokens went.
+  int64_t prune() {
+    if (full > 0) return 0;
+    const std::set<int> kept = pinned(0);
+    Lanes nothing(num_lanes + 1);
+    for (auto& [name, cell] : cells) {
+      if (!cell.children.empty() || kept.contains(name)) continue;
+      const std::vector<int> leaf = node(name);
+      const bool is_empty = std::all_of(leaf.begin(), leaf.end(), [&](int each) {
+        const Cell& it = cells.at(each);
+        return it.state == radix::kNoState &&
+               std::count(it.ids.begin(), it.ids.end(), kNullBlock) == std::ssize(it.ids);
+      });
+      if (!is_empty) continue;
+      const int64_t gone = trim(leaf, INT64_MAX, nothing);
+      return gone + prune();
+    }
+    return 0;
+  }
+  // A leaf gives up its last blocks with all that they have.
+  int64_t trim(std::vector<int> leaf, int64_t most, Lanes& out) {
+    int64_t gone = 0;
+    for (; gone < most && !leaf.empty(); ++gone, leaf.pop_back()) {
+      const Cell cell = cells.at(leaf.back());
+      for (size_t lane = 0; lane < num_lanes; ++lane) {
+        if (cell.ids[lane] != kNullBlock) out[lane].push_back(cell.ids[lane]);
+      }
+      if (cell.state != radix::kNoState) out[num_lanes].push_back(cell.state);
+      auto& siblings = cell.parent < 0 ? roots[-1 - cell.parent] : cells.at(cell.parent).children;
+      siblings.erase(cell.key);
+      if (cell.parent < 0 && siblings.empty()) roots.erase(-1 - cell.parent);
+      cells.erase(leaf.back());
+    }
+    if (!leaf.empty()) cells.at(leaf.back()).ends_node = true;
+    return gone;
+  }
+
+  double turn = 0, now = -radix::kNever;
+  int next_cell = 0, next_receipt = 0;
+};
+
+}  // namespace pagecore::test

@@ -1,0 +1,270 @@
+// The parts that the radix tree is made of, where its life does not come: long probes, page edges, ties, one word off.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "pagecore/index/radix_heap.hpp"
+#include "pagecore/index/radix_held.hpp"
+#include "pagecore/index/radix_map.hpp"
+#include "pagecore/index/radix_runs.hpp"
+#include "tests/index/native/radix_memory.hpp"
+#include "tests/native/harness.hpp"
+
+using namespace pagecore;
+using namespace pagecore::radix;
+using namespace pagecore::test;
+
+namespace {
+
+// Few hashes, some of which have their home at the end, so that probes are long and wrap around.
+uint32_t some_hash(Random& random) {
+  const uint32_t near_end = UINT32_MAX - static_cast<uint32_t>(random.below(3)) * 0x08000000u;
+  return random.pick({0u, 1u, 0x10000000u, near_end, near_end, static_cast<uint32_t>(random.bits())});
+}
+
+// Marks of `blocks` blocks, as a query has them: some have none, some have several.
+std::vector<Mark> some_marks(Random& random, int64_t blocks) {
+  std::vector<Mark> marks;
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t left = random.pick({0, 0, 0, 1, 2}); left > 0; --left) {
+      Mark mark{static_cast<int32_t>(b), random.between(-1, 1), random.between(2, 3), {}};
+      mark.digest.kind = static_cast<int32_t>(random.below(2));
+      mark.digest.bytes[31] = static_cast<uint8_t>(random.below(2));
+      marks.push_back(mark);
+    }
+  }
+  return marks;
+}
+
+std::vector<Mark> of_block(const std::vector<Mark>& marks, int64_t block) {
+  std::vector<Mark> found;
+  for (const Mark& mark : marks) {
+    if (mark.block == block) found.push_back(mark);
+  }
+  return found;
+}
+
+bool same_marks(const std::vector<Mark>& a, const std::vector<Mark>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Mark& x, const Mark& y) {
+    return x.start == y.start && x.end == y.end && x.digest.kind == y.digest.kind && x.digest.bytes == y.digest.bytes;
+  });
+}
+
+// What slices of a run have, block by block: tokens, then the ids of each lane.
+std::vector<std::vector<int32_t>> content(const Runs& runs, RunId id, const std::vector<Slice>& slices, int64_t size) {
+  std::vector<std::vector<int32_t>> blocks;
+  for (const Slice& slice : slices) {
+    for (int32_t b = slice.start; b < slice.start + slice.size; ++b) {
+      blocks.emplace_back(runs.tokens(id, b), runs.tokens(id, b) + size);
+      for (int32_t lane = 0; lane < 2; ++lane) blocks.back().push_back(runs.lane(runs[id], lane)[b]);
+      for (const Mark& mark : of_block(runs[id].marks, b)) blocks.back().push_back(static_cast<int32_t>(mark.start));
+    }
+  }
+  return blocks;
+}
+
+}  // namespace
+
+PC_TEST(child_map_finds_what_it_holds) {
+  rounds(60, [](Random& random) {
+    ChildMap map;
+    std::map<NodeId, uint32_t> model;
+    NodeId next = 0;
+    for (int i = 0; i < 400; ++i) {
+      const int64_t kind = random.below(i < 200 ? 6 : 9);
+      if (kind < 4) {
+        const auto count = static_cast<int32_t>(random.between(1, 3));
+        map.reserve(count);
+        for (int32_t k = 0; k < count; ++k) {
+          const uint32_t hash = model[next] = some_hash(random);
+          const ShortMemory none(0);
+          map.add(hash, next);
+          ++next;
+        }
+      } else if (!model.empty()) {
+        const auto [child, hash] = random.pick(model);
+        if (kind == 4) {
+          map.replace(hash, child, next);
+          model[next++] = hash;
+        } else {
+          map.erase(hash, child);
+        }
+        model.erase(child);
+        if (random.one_in(8)) map.shrink();
+      }
+      map.check_invariants();
+      PC_CHECK(map.size() == std::ssize(model), map.size(), " entries, expected ", model.size());
+      for (const auto& [child, hash] : model) {
+        if (i % 20 != 0) break;
+        PC_CHECK(map.find(hash, [&](NodeId it) { return it == child; }) == child, "child ", child, " is lost");
+      }
+      PC_CHECK(map.find(some_hash(random), [&](NodeId it) { return !model.contains(it); }) == kNoNode, "a stranger");
+    }
+    const size_t large = map.nbytes();
+    for (const auto& [child, hash] : model) map.erase(hash, child);
+    for (int i = 0; i < 20; ++i) map.shrink();
+    PC_CHECK(map.nbytes() <= large && map.nbytes() == ChildMap().nbytes(), map.nbytes(), " bytes for nothing");
+  });
+}
+
+PC_TEST(child_map_stays_as_it_is_where_it_cannot_shrink) {
+  ChildMap map;
+  map.reserve(1000);
+  map.add(7, 1);
+  const size_t before = map.nbytes();
+  {
+    const ShortMemory none(0);
+    map.shrink();
+    PC_CHECK(ShortMemory::has_failed(), "shrinking takes memory");
+  }
+  map.check_invariants();
+  PC_CHECK(map.nbytes() == before && map.find(7, [](NodeId it) { return it == 1; }) == 1, map.nbytes());
+}
+
+PC_TEST(node_heap_has_the_least_on_top) {
+  rounds(80, [](Random& random) {
+    NodeHeap heap;
+    const auto nodes = static_cast<NodeId>(random.between(1, 60));
+    heap.reserve(static_cast<size_t>(nodes));
+    using Key = std::tuple<double, uint64_t, int32_t>;
+    std::map<NodeId, Key> model;
+    for (int i = 0; i < 300; ++i) {
+      const auto node = static_cast<NodeId>(random.below(nodes));
+      if (random.one_in(3)) {
+        heap.erase(node);
+        model.erase(node);
+        continue;
+      }
+      const HeapKey key{static_cast<double>(random.below(3)), static_cast<uint64_t>(random.below(3)),
+                        static_cast<int32_t>(random.below(3))};
+      model[node] = {key.worth, key.turn, key.depth};
+      const ShortMemory none(0);
+      heap.put(node, key);
+    }
+    heap.check_invariants();
+    PC_CHECK(heap.size() == std::ssize(model), heap.size());
+    for (Key before{-1, 0, 0}; !heap.empty(); heap.erase(heap.top())) {
+      const NodeId top = heap.top();
+      const Key key = model.at(top);
+      for (const auto& [node, other] : model) PC_CHECK(key <= other, "node ", node, " should have gone before ", top);
+      PC_CHECK(before <= key && key == Key(heap.top_key().worth, heap.top_key().turn, heap.top_key().depth), top);
+      before = key;
+      model.erase(top);
+    }
+    PC_CHECK(model.empty(), model.size(), " are left");
+    heap.check_invariants();
+  });
+}
+
+PC_TEST(held_ids_know_every_id) {
+  rounds(30, [](Random& random) {
+    HeldIds held;
+    std::set<int32_t> model;
+    for (int i = 0; i < 400; ++i) {
+      const int32_t edge = random.pick({0, 64, 32768, 65536, 1 << 20, INT32_MAX - 2});
+      const auto id = static_cast<int32_t>(std::max<int64_t>(0, edge + random.between(-2, 2)));
+      PC_CHECK(held.holds(id) == model.contains(id), id);
+      if (model.contains(id) && random.one_in(2)) {
+        held.erase(id);
+        model.erase(id);
+      } else {
+        PC_CHECK(held.add(id) == model.insert(id).second, id);
+      }
+      if (i % 50 == 0) PC_CHECK(held.count() == std::ssize(model), held.count());
+    }
+    PC_CHECK(held.count() == std::ssize(model), held.count());
+  });
+}
+
+PC_TEST(common_tokens_stop_at_the_first_difference) {
+  rounds(300, [](Random& random) {
+    const int64_t count = random.pick(
+        {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{65}, int64_t{128}, random.between(0, 300)});
+    Exact<int32_t> a(static_cast<size_t>(count)), b(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i)
+      a[static_cast<size_t>(i)] = b[static_cast<size_t>(i)] = static_cast<int32_t>(random.bits());
+    PC_CHECK(common_tokens(a.data(), b.data(), count) == count, count);
+    for (int64_t left = 3; left > 0 && count > 0; --left) {
+      const auto at = static_cast<size_t>(random.below(count));
+      b[at] = static_cast<int32_t>(a[at] ^ (1u << random.below(32)));
+      const auto [end, other] = std::mismatch(a.data(), a.data() + count, b.data());
+      PC_CHECK(common_tokens(a.data(), b.data(), count) == end - a.data(), "differs at ", end - a.data());
+    }
+  });
+}
+
+PC_TEST(common_marks_stop_at_the_first_block_that_differs) {
+  rounds(3000, [](Random& random) {
+    const int64_t shift = random.below(3), blocks = random.between(0, 6);
+    std::vector<Mark> left = some_marks(random, blocks), right = left;
+    if (!right.empty() && random.one_in(2)) random.pick(right).end += random.below(2);
+    if (!right.empty() && random.one_in(3)) right.erase(right.begin() + random.below(std::ssize(right)));
+    if (random.one_in(8)) right = some_marks(random, blocks);
+    int64_t expected = 0;
+    while (expected < blocks && same_marks(of_block(left, expected), of_block(right, expected))) ++expected;
+    for (Mark& mark : right) mark.block += static_cast<int32_t>(shift);
+    if (shift > 0 && random.one_in(2)) right.insert(right.begin(), Mark{0, 5, 6, {}});  // before the range: no matter
+    const int64_t count = random.between(0, blocks);
+    PC_CHECK(common_marks(left, 0, right, shift, count) == std::min(expected, count), "expected ", expected);
+    PC_CHECK(common_marks(right, shift, left, 0, count) == std::min(expected, count), "expected ", expected);
+  });
+}
+
+PC_TEST(block_hash_looks_at_all_that_tells_blocks_apart) {
+  rounds(200, [](Random& random) {
+    const BlockHash hash(random.one_in(4) ? 0 : random.bits());
+    const int64_t count = random.pick({1, 2, 3, 4, 5, 7, 8, 16, 33});
+    Exact<int32_t> tokens(static_cast<size_t>(count));
+    for (int32_t& token : tokens.span()) token = random.pick({0, 1, -1, static_cast<int32_t>(random.bits())});
+    const std::vector<Mark> marks = some_marks(random, 2);
+    const uint32_t was = hash(3, tokens.data(), count, marks, 1);
+    PC_CHECK(hash(3, tokens.data(), count, of_block(marks, 1), 1) == was, "marks of other blocks count");
+    PC_CHECK(hash(4, tokens.data(), count, marks, 1) != was, "the parent does not count");
+    int32_t& token = tokens[static_cast<size_t>(random.below(count))];
+    token ^= static_cast<int32_t>(1u << random.below(32));
+    PC_CHECK(hash(3, tokens.data(), count, marks, 1) != was, "a token does not count");
+  });
+}
+
+PC_TEST(runs_keep_their_slices_when_they_shrink) {
+  rounds(300, [](Random& random) {
+    const int64_t size = random.pick({1, 2, 16}), blocks = random.between(1, 12), first = random.below(3);
+    Runs runs(size, 2);
+    Exact<int32_t> tokens(static_cast<size_t>((first + blocks) * size));
+    for (int32_t& token : tokens.span()) token = static_cast<int32_t>(random.bits());
+    const std::vector<Mark> marks = some_marks(random, first + blocks);
+    Run made = runs.make({tokens.span(), marks, 0}, first, blocks);
+    for (int32_t lane = 0; lane < 2; ++lane) {
+      for (int64_t b = 0; b < blocks; ++b) runs.lane(made, lane)[b] = static_cast<int32_t>(100 * lane + b);
+    }
+    runs.reserve();
+    const RunId id = runs.add(std::move(made));
+    for (int64_t b = 0; b < blocks; ++b) {
+      PC_CHECK(std::equal(runs.tokens(id, b), runs.tokens(id, b) + size, tokens.data() + (first + b) * size), b);
+      PC_CHECK(same_marks(of_block(runs[id].marks, b), of_block(marks, first + b)), "marks of block ", b);
+    }
+    std::vector<Slice> slices;
+    for (int32_t start = 0; start < blocks;) {
+      const auto length = static_cast<int32_t>(random.between(1, blocks - start));
+      if (random.one_in(2)) slices.push_back({start, length});
+      start += length;
+    }
+    int32_t live = 0;
+    for (const Slice& slice : slices) live += slice.size;
+    runs[id].live = live;
+    if (live > 0) {
+      const auto before = content(runs, id, slices, size);
+      const std::vector<Slice> places = slices;
+      {
+        const ShortMemory memory(random.below(3));
+        static_cast<void>(runs.compact(id, slices));
+        if (ShortMemory::has_failed()) slices = places;
+      }
+      PC_CHECK(content(runs, id, slices, size) == before, "blocks were lost");
+      PC_CHECK(runs.compact(id, slices) && content(runs, id, slices, size) == before, "blocks were lost");
+      PC_CHECK(runs.held_blocks() == live, runs.held_blocks());
+    }
+    runs.remove(id);
+    PC_CHECK(runs.size() == 0 && runs.held_blocks() == 0, runs.size());
+  });
+}

@@ -1,0 +1,147 @@
+// Faults inside a radix tree: its own recount must name each, or what the drivers believe is worth nothing.
+//
+// The tree's private parts are reached as the language allows it: access is not checked where a template is
+// instantiated explicitly.
+#include <vector>
+
+#include "pagecore/index/radix_tree.hpp"
+#include "tests/native/harness.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+
+using namespace pagecore;
+using namespace pagecore::test;
+
+namespace {
+
+template <typename Tag, auto Member>
+struct Reach {
+  friend auto reached(Tag) { return Member; }
+};
+#define REACH(tag, type, member) \
+  struct tag {                   \
+    friend auto reached(tag);    \
+  };                             \
+  template struct Reach<tag, &type::member>;
+
+REACH(Nodes, RadixTree, nodes_)
+REACH(Parts, RadixTree, parts_)
+REACH(Map, RadixTree, map_)
+REACH(TreeRuns, RadixTree, runs_)
+REACH(Heaps, RadixTree, heaps_)
+REACH(Expiries, RadixTree, expiries_)
+REACH(Held, RadixTree, held_ids_)
+REACH(Evictable, RadixTree, evictable_)
+REACH(HeldCounts, RadixTree, held_)
+REACH(SpaceChildren, RadixTree, space_children_)
+REACH(HeapEntries, radix::NodeHeap, entries_)
+
+// Two prefixes of six blocks that share three, a window of two blocks, a state after four blocks of the first; nodes
+// 0: the second three of the first prefix but for the state's split, and so on: whichever, every field is checked.
+class FaultyTree {
+ public:
+  FaultyTree() : tree_(options()) {
+    insert({1, 2, 3, 4, 5, 6}, 10, 4);
+    insert({1, 2, 3, 7, 8, 9}, 20, 6);
+    const std::vector<int32_t> tokens{1, 2, 3, 4};
+    RadixTree::Match match = tree_.match({tokens, {}, 0}, 4);
+    receipt = tree_.lock(match, 7);
+    tree_.check_invariants();
+  }
+
+  template <typename Tag>
+  auto& get(Tag tag) {
+    return tree_.*reached(tag);
+  }
+  // The receipt's node, which is pinned in every component; and a leaf, which is not.
+  auto& pinned_node() { return get(Nodes{})[static_cast<size_t>(receipt.node)]; }
+  auto& pinned_part(size_t component) { return get(Parts{})[static_cast<size_t>(receipt.node) * 3 + component]; }
+  radix::NodeId leaf() { return get(Heaps{})[0].top(); }
+  auto& leaf_node() { return get(Nodes{})[static_cast<size_t>(leaf())]; }
+  auto& leaf_part(size_t component) { return get(Parts{})[static_cast<size_t>(leaf()) * 3 + component]; }
+
+  void check() { tree_.check_invariants(); }
+
+  RadixTree tree_;
+  RadixTree::Receipt receipt;
+
+ private:
+  static RadixTree::Options options() {
+    RadixTree::Options options;
+    options.block_size = 1;
+    options.windows = {2};
+    options.has_states = true;
+    options.state_interval = 1;
+    options.policy = radix::Policy::Priority;
+    return options;
+  }
+  void insert(const std::vector<int32_t>& tokens, int32_t first, int64_t state_after) {
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < tokens.size(); ++i) ids.push_back(first + static_cast<int32_t>(i));
+    const RadixTree::State state{state_after, first};
+    RadixTree::Inserted out;
+    tree_.insert({{tokens, {}, 0}, {ids.data(), ids.data()}, {&state, 1}, {}, 0}, nullptr, out);
+  }
+};
+
+}  // namespace
+
+// What the process says as it dies of an exception.
+#define PLANT(name, report, fault) \
+  PC_PLANT(name, report) {         \
+    FaultyTree tree;               \
+    fault;                         \
+    tree.check();                  \
+  }
+
+PLANT(tree_wrong_pin_count, "nodes_[i].path_pins == nodes_[i].receipts", ++tree.pinned_node().path_pins)
+PLANT(tree_forgotten_receipt, "nodes_[i].path_pins == nodes_[i].receipts", --tree.pinned_node().receipts)
+PLANT(tree_wrong_window_pins, "c == 0 || it.pins == pins[i]", ++tree.leaf_part(1).pins)
+PLANT(tree_window_receipt_lost, "c == 0 || it.pins == pins[i]", tree.pinned_part(1).receipts = 0)
+PLANT(tree_state_receipt_lost, "c == 0 || it.pins == pins[i]", tree.pinned_part(2).receipts = 0)
+PLANT(tree_lost_heap_entry, "heap.holds(node) == can_go", tree.get(Heaps{})[0].erase(tree.leaf()))
+PLANT(tree_pinned_node_in_heap, "heap.holds(node) == can_go", tree.get(Heaps{})[1].put(tree.receipt.node, {}))
+PLANT(tree_stale_heap_key, "!(heap.key(node) < wanted)", tree.leaf_part(0).standing.used += 9)
+PLANT(tree_heap_out_of_order, "i == 0 || !(entries_[i].key < entries_[parent(i)].key)",
+      (tree.get(Heaps{})[0].*reached(HeapEntries{})).front().key.turn += 99)
+PLANT(tree_wrong_evictable, "evictable == evictable_", ++tree.get(Evictable{})[0])
+PLANT(tree_wrong_held, "held == held_", --tree.get(HeldCounts{})[1])
+PLANT(tree_id_not_noted, "ids.size()) == held.count()", tree.get(Held{})[0].erase(12))
+PLANT(tree_id_noted_that_is_gone, "ids.size()) == held.count()", static_cast<void>(tree.get(Held{})[2].add(99)))
+PLANT(tree_another_id_noted, "held.holds(id)", tree.get(Held{})[1].erase(12);
+      static_cast<void>(tree.get(Held{})[1].add(99)))
+PLANT(tree_wrong_count_of_children, "nodes_[i].children == children[i]", ++tree.leaf_node().children)
+PLANT(tree_wrong_depth, "it.depth == ", ++tree.leaf_node().depth)
+PLANT(tree_child_lost_in_map, "map_.find(it.hash", tree.get(Map{}).erase(tree.leaf_node().hash, tree.leaf()))
+PLANT(tree_child_under_another_hash, "it.hash == hash_", tree.leaf_node().hash ^= 1)
+PLANT(tree_wrong_tokens, "it.hash == hash_",
+      ++tree.get(TreeRuns{})[tree.leaf_node().run].data[static_cast<size_t>(tree.leaf_node().start)])
+PLANT(tree_wrong_live_blocks, "live == run.live", --tree.get(TreeRuns{})[tree.leaf_node().run].live)
+PLANT(tree_window_count, "part(node, w).count == ", --tree.leaf_part(1).count)
+PLANT(tree_holes_said_where_ids_are, "std::count(ids, ids + first, kNullBlock) == first", tree.leaf_part(1).first = 1)
+PLANT(tree_state_count, "part(node, state_component()).count == ", tree.leaf_node().state = 77)
+PLANT(tree_namespace_count, "spaces[i] == std::max(0, space_children_[i])", ++tree.get(SpaceChildren{})[0])
+PLANT(tree_expiry_not_in_its_heap, "expiries.holds(node)", tree.leaf_part(0).standing.expiry = 5)
+
+PC_PLANT(tree_reads_behind_the_tokens, "AddressSanitizer: heap-buffer-overflow") {
+  FaultyTree tree;
+  const Exact<int32_t> tokens(std::vector<int32_t>{1, 2, 3});
+  const radix::Query longer{{tokens.data(), 4}, {}, 0};
+  static_cast<void>(tree.tree_.match(longer, 4));
+}
+
+PC_PLANT(tree_reads_behind_the_ids, "AddressSanitizer: heap-buffer-overflow") {
+  FaultyTree tree;
+  const std::vector<int32_t> tokens{5, 5, 5, 5};
+  const Exact<int32_t> ids(std::vector<int32_t>{30, 31, 32});
+  RadixTree::Inserted out;
+  tree.tree_.insert({{tokens, {}, 0}, {ids.data(), ids.data()}, {}, {}, 0}, nullptr, out);
+}
+
+PC_PLANT(tree_writes_behind_the_blocks, "AddressSanitizer: heap-buffer-overflow") {
+  FaultyTree tree;
+  Exact<int32_t> blocks(3);
+  tree.tree_.copy_blocks(tree.receipt.node, 1, 0, {blocks.data(), 4});
+}
+
+#endif
