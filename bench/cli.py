@@ -15,7 +15,7 @@ from bench.machine import commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
-NAMES = ("prepare", "index", "write", "gather", "attention", "replay")
+NAMES = ("prepare", "index", "prefix", "write", "gather", "attention", "replay")
 PEERS = ("sglang", "vllm")
 REFUSED = 2
 
