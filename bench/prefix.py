@@ -2,14 +2,15 @@
 
 The load: sequences of 1,024 tokens in groups of 100 that share 512, in trees of 1,000 to 100,000 of them. A sample is a
 run of single calls, and its time that of one. "warm": the same eight keys over and over, or keys that were looked up
-just before; "cold": random keys, after the processor's caches were filled with something else.
+just before, or the leaves after those that went just before; "cold": random keys, or the oldest ones, after the
+processor's caches were filled with something else.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +33,7 @@ from bench.targets import (
 BLOCK_SIZES = (1, 16, 64)
 SEQUENCES = (1000, PREFIX_SEQUENCES, 100_000)
 # Calls of a sample: lookups, and what changes the cache.
-LOOKUPS, CHANGES = 256, 50
+LOOKUPS, CHANGES = 256, 100
 WARM_KEYS = 8
 # Sequences whose own halves are 65,536 tokens.
 MANY = 128
@@ -62,7 +63,7 @@ def run(bench: Bench, options: argparse.Namespace) -> None:
 
 def _controls(load: Load, peers: list[str]) -> list[Side]:
     sides: list[Side] = [ChainedDict(load)] if load.num_blocks <= ChainedDict.BLOCKS_MAX else []
-    for peer in peers:
+    for peer in dict.fromkeys(peers):
         sides += importlib.import_module(f"bench.peers.{peer}_prefix").sides(load)
     return sides
 
@@ -83,7 +84,8 @@ class _Figures:
         self._changes("insert, warm", self._insert_job, warm=True, at_most=INSERT_US_MAX)
         self._changes("insert, cold", self._insert_job, warm=False)
         flatness = {side.name: FLATNESS_MIN for side in self.sides[1:] if isinstance(side, Ours)}
-        self._changes("evict a leaf", self._evict_job, at_most=EVICT_US_MAX, at_least=flatness)
+        self._changes("evict a leaf, warm", self._evict_job, warm=True, at_most=EVICT_US_MAX, at_least=flatness)
+        self._changes("evict a leaf, cold", self._evict_job, warm=False)
         many = min(MANY, self.load.num_sequences // 2)
         self._compare(
             f"evict {many * self.load.leaf_blocks * self.load.block_size:,} tokens",
@@ -120,7 +122,7 @@ class _Figures:
             f"{self.title}: insert_all of {count}",
             Job(ours.insert_all, before=before, calls=count),
             {"insert, one by one": Job(ours.insert_missing, before=before, calls=count)},
-            check=partial(self._check_ring, count),
+            check=partial(self._check_ring, count, [ours]),
             each="sequence",
             sizes=self.load.sizes | {"batch": count},
         )
@@ -173,14 +175,22 @@ class _Figures:
             else:
                 self.flush()
 
-        return Job(side.insert_missing, before=before, calls=count)
+        return Job(side.insert_missing, before=before, after=side.settle, calls=count)
 
-    def _evict_job(self, side: Side) -> Job:
+    def _evict_job(self, side: Side, warm: bool) -> Job:
         count = self.changes_a_sample
-        return Job(partial(side.evict_leaves, count), after=partial(_refill, side, count), calls=count)
+
+        def before() -> None:
+            if warm:
+                side.evict_leaves(count)
+                _refill(side, count)
+            else:
+                self.flush()
+
+        return Job(partial(side.evict_leaves, count), before=before, after=partial(_refill, side, count), calls=count)
 
     def _lookup(self, name: str, kind: str, warm: bool, call: str, **about: Any) -> None:
-        def job(side: Side) -> Job:
+        def job(side: Side, call: str = call) -> Job:
             keys = _Keys(side.keys[kind], self.lookups_a_sample, warm)
 
             def before() -> None:
@@ -195,7 +205,12 @@ class _Figures:
             for side in self.sides:
                 check_found(side, kind, side.keys[kind][: self.lookups_a_sample])
 
-        self._compare(name, job, check, **about)
+        others = {}
+        if call == "match":
+            for side in self.sides:
+                if side.other_match is not None:
+                    others[side.other_match[0]] = job(side, side.other_match[1])
+        self._compare(name, job, check, others, **about)
 
     def _lock_job(self, warm: bool, side: Side) -> Job:
         keys = _Keys(side.keys["hit"], self.lookups_a_sample, warm)
@@ -224,22 +239,31 @@ class _Figures:
         ours.release(held)
         assert ours.tree.protected("full") == 0
 
-    def _check_ring(self, count: int) -> None:
-        """What was evicted is gone and nothing else, and an insert brings it back."""
-        for side in self.sides:
+    def _check_ring(self, count: int, sides: list[Side] | None = None) -> None:
+        """What was evicted is gone, and an insert brings it back; a peer's match makes what it finds the last to go."""
+        for side in self.sides if sides is None else sides:
             side.make_room(count)
             keys = side.keys["hit"]
             check_found(side, "half", [keys[number] for number in side.missing])
             side.insert_missing()
+            side.settle()
             check_found(side, "hit", [keys[number] for number in side.missing])
-            check_found(side, "hit", [keys[side.oldest], keys[side.oldest - 1]])
+            if isinstance(side, Ours):
+                assert side.tree.evictable("full") == side.load.num_blocks
 
-    def _compare(self, name: str, job: Callable[[Side], Job], check: Callable[[], None], **about: Any) -> None:
+    def _compare(
+        self,
+        name: str,
+        job: Callable[[Side], Job],
+        check: Callable[[], None],
+        others: Mapping[str, Job] | None = None,
+        **about: Any,
+    ) -> None:
         subject, *controls = self.sides
         self.bench.compare(
             f"{self.title}: {name}",
             job(subject),
-            {side.name: job(side) for side in controls},
+            {side.name: job(side) for side in controls} | dict(others or {}),
             check=check,
             sizes=self.load.sizes,
             **about,
@@ -264,6 +288,7 @@ class _Keys:
 def _refill(side: Side, count: int) -> None:
     side.note_missing(count)
     side.insert_missing()
+    side.settle()
 
 
 def _temperature(warm: bool) -> str:

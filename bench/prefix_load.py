@@ -40,7 +40,7 @@ class Load:
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(0)
-        groups = -(-self.num_sequences // self.group)
+        groups = self.num_groups
         shared = _tokens(random, 0, groups, SHARED)
         own = _tokens(random, 0, self.num_sequences, LENGTH - SHARED)
         member = np.arange(self.num_sequences) % groups
@@ -61,6 +61,10 @@ class Load:
                 first_own[:, None] + np.arange(blocks_own),
             ]
         ).astype(np.int32)
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.num_sequences // self.group)
 
     @property
     def leaf_blocks(self) -> int:

@@ -26,16 +26,20 @@ class Side(ABC):
     """
 
     name = ""
+    # Another way in which it can be asked for a match: the way's name, and the method's.
+    other_match: tuple[str, str] | None = None
 
     def __init__(self, load: Load) -> None:
         self.load = load
         self.keys = {kind: [self.key(tokens) for tokens in rows] for kind, rows in load.keys.items()}
         self.oldest = 0
         self.missing: list[int] = []
+        self.unsettled: list[Any] = []
 
     def fill(self) -> None:
         """Insert every sequence, the first one first."""
         self.insert(range(self.load.num_sequences))
+        self.settle()
         self.oldest = 0
 
     def note_missing(self, count: int) -> None:
@@ -52,13 +56,17 @@ class Side(ABC):
     def insert_missing(self) -> None:
         self.insert(self.missing)
 
+    def settle(self) -> None:
+        """Let go of what was inserted, where the cache has its users hold it."""
+        self.unsettled.clear()
+
     @abstractmethod
     def key(self, tokens: NDArray[np.int32]) -> Any:
         """What the calls take for a sequence of tokens."""
 
     @abstractmethod
     def insert(self, numbers: Iterable[int]) -> None:
-        """Insert these sequences, one call for each; nobody holds them afterwards."""
+        """Insert these sequences, one call for each; `settle` follows."""
 
     @abstractmethod
     def evict_leaves(self, count: int) -> Any:
