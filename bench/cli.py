@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -135,7 +136,7 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
 
 def _section(title: str, module: ModuleType, options: argparse.Namespace) -> dict[str, Any]:
     print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
-    bench = Bench(quick=options.quick)
+    bench = Bench(quick=options.quick, clock=getattr(module, "CLOCK", time.perf_counter))
     module.run(bench, options)
     return bench.as_json()
 

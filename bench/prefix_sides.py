@@ -48,6 +48,11 @@ class Side(ABC):
         self.missing = [number % total for number in range(self.oldest, self.oldest + count)]
         self.oldest = (self.oldest + count) % total
 
+    def glance(self, count: int) -> None:
+        """Look at the `count` that go next, which a cache can refuse whose order of use that would change."""
+        keys = self.keys["hit"]
+        self.match([keys[number % len(keys)] for number in range(self.oldest, self.oldest + count)])
+
     def make_room(self, count: int) -> None:
         """Evict the `count` oldest, and note who they are."""
         self.evict_leaves(count)

@@ -140,6 +140,9 @@ class _Tree(Side):
         super().fill()
         self.match(self.keys["hit"])
 
+    def glance(self, count: int) -> None:
+        """Nothing: a match makes what it finds the last to go."""
+
     def match(self, keys: list[Any]) -> None:
         match = self.tree.match_prefix
         for params in keys:
