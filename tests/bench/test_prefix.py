@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench import prefix
-from bench.machine import last_level_cache
+from bench import cli, machine, prefix
 from bench.prefix_load import LENGTH, SHARED, CacheFlush, Load
 from bench.prefix_sides import ChainedDict, Ours, check_found
 from bench.runner import Bench
@@ -40,6 +41,11 @@ def test_sequences_of_a_group_share_their_first_half_and_nothing_else(block_size
             assert int(np.argmin(same)) == (SHARED if same_group else 0)
             assert len(np.intersect1d(blocks[i], blocks[j])) == (half if same_group else 0)
     assert sorted(set(blocks.ravel().tolist())) == list(range(1, load.num_blocks + 1))
+
+
+def test_no_two_groups_begin_alike_by_chance():
+    load = Load(1000, 64, group=1, made_up=1)
+    assert len(np.unique(load.keys["hit"][:, 0])) == 1000
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -133,18 +139,43 @@ def test_warm_keys_come_again_and_cold_ones_only_after_all_others():
 
 
 def test_the_flush_reads_more_than_the_caches_hold():
-    assert CacheFlush()._memory.nbytes >= max(2**26, 4 * last_level_cache())
+    assert CacheFlush()._memory.nbytes >= max(2**26, 4 * machine.last_level_cache())
     CacheFlush(quick=True)()
 
 
-def test_a_figure_says_when_an_eviction_took_the_wrong_leaves():
+def test_the_last_level_cache_is_the_largest_one_that_holds_data(monkeypatch, tmp_path):
+    for index, (kind, size) in enumerate([("Data", "32K"), ("Unified", "2048K"), ("Instruction", "4096K")]):
+        folder = tmp_path / "cache" / f"index{index}"
+        folder.mkdir(parents=True)
+        for name, text in {"level": str(index), "type": kind, "size": size}.items():
+            (folder / name).write_text(text + "\n")
+    monkeypatch.setattr(machine, "CPU", tmp_path)
+    assert machine.last_level_cache() == 2 * 2**20
+    monkeypatch.setattr(machine, "CPU", tmp_path / "nothing")
+    assert machine.last_level_cache() == 0
+
+
+def figures_of(*sides):
+    bench = Bench(quick=True, write=lambda _line: None)
+    return prefix._Figures(bench, sides[0].load, list(sides), CacheFlush(quick=True))
+
+
+def test_a_figure_is_refused_where_an_eviction_takes_the_wrong_leaves():
     load = small_load()
     ours, theirs = Ours(load), ChainedDict(load)
-    figures = prefix._Figures(Bench(quick=True, write=lambda _line: None), load, [ours, theirs], CacheFlush(quick=True))
-    figures.changes()
+    figures_of(ours, theirs).changes()
     theirs.oldest += 1
     with pytest.raises(AssertionError):
-        figures.changes()
+        figures_of(ours, theirs).changes()
+
+
+@pytest.mark.parametrize("kind", ["hit", "half", "miss"])
+def test_a_figure_is_refused_where_a_lookup_finds_something_else(kind):
+    load = small_load()
+    ours, theirs = Ours(load), ChainedDict(load)
+    theirs.keys[kind] = theirs.keys["miss" if kind == "half" else "half"]
+    with pytest.raises(AssertionError, match=kind):
+        figures_of(ours, theirs).lookups()
 
 
 def test_each_load_has_every_figure_warm_and_cold(tmp_path):
@@ -174,6 +205,25 @@ def test_a_peers_prefix_cache_stands_beside_where_it_is_installed(peer, folder, 
     results = json.loads(path.read_text())["results"]
     assert list(results) == ["prefix"]
     assert any(peer in control.lower() for figure in results["prefix"]["figures"] for control in figure["controls"])
+
+
+@pytest.mark.parametrize(
+    ("names", "loaded", "sections"),
+    [
+        (["prefix"], ["vllm_prefix"], []),
+        (["prefix", "index"], ["vllm_prefix", "vllm"], ["peer vllm"]),
+        (["index"], ["vllm"], ["peer vllm"]),
+        ([], ["vllm"], ["peer vllm"]),
+    ],
+)
+def test_for_prefix_alone_a_peer_has_no_section_of_its_own(names, loaded, sections, monkeypatch):
+    seen = []
+    for name in ("vllm", "vllm_prefix"):
+        fake = SimpleNamespace(load=lambda name=name: seen.append(name))
+        monkeypatch.setitem(sys.modules, f"bench.peers.{name}", fake)
+    options = argparse.Namespace(names=names, peer=["vllm", "vllm"])
+    assert list(cli._load_peers(options)) == sections
+    assert seen == loaded
 
 
 @pytest.mark.parametrize("peer", ["sglang", "vllm"])
