@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from bench.machine import commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
-NAMES = ("prepare", "index", "write", "gather", "attention", "replay")
+NAMES = ("prepare", "index", "prefix", "write", "gather", "attention", "replay")
 PEERS = ("sglang", "vllm")
 REFUSED = 2
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.trace and not options.trace.is_file():
         parser.error(f"--trace {options.trace} is no file; leave it out to replay one that is found or made")
     try:
-        peers = {f"peer {peer}": _load_peer(peer) for peer in options.peer}
+        peers = _load_peers(options)
     except PeerMissing as missing:
         parser.exit(REFUSED, f"bench: {missing}\n")
     report = _header(options)
@@ -56,17 +57,33 @@ def about(name: str) -> str:
     return (importlib.import_module(f"bench.{name}").__doc__ or "").splitlines()[0]
 
 
-def _load_peer(peer: str) -> ModuleType:
-    """The bench of a peer, the peer itself loaded: before minutes of work, not after."""
-    module = importlib.import_module(f"bench.peers.{peer}")
-    module.load()
-    return module
+def _load_peers(options: argparse.Namespace) -> dict[str, ModuleType]:
+    """The benches of the peers that are named, the peers themselves loaded: before minutes of work, not after.
+
+    A peer's prefix cache stands among the controls of the bench "prefix"; where nothing else is named, that is all.
+    """
+    peers = list(dict.fromkeys(options.peer))
+    modules = {f"peer {peer}": importlib.import_module(f"bench.peers.{peer}") for peer in peers}
+    if "prefix" in options.names:
+        for peer in peers:
+            importlib.import_module(f"bench.peers.{peer}_prefix").load()
+        if set(options.names) == {"prefix"}:
+            return {}
+    for module in modules.values():
+        module.load()
+    return modules
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Time pagecore against named controls.")
     parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=", ".join(NAMES))
-    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="time its allocators beside ours")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        choices=PEERS,
+        default=[],
+        help="time its allocators beside ours, and for prefix its prefix cache",
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes, two rounds, nothing to quote")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, sizes and figures to FILE")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay: a Mooncake trace instead of the one found")
@@ -119,7 +136,7 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
 
 def _section(title: str, module: ModuleType, options: argparse.Namespace) -> dict[str, Any]:
     print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
-    bench = Bench(quick=options.quick)
+    bench = Bench(quick=options.quick, clock=getattr(module, "CLOCK", time.perf_counter))
     module.run(bench, options)
     return bench.as_json()
 

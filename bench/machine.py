@@ -64,6 +64,11 @@ def _caches() -> dict[str, str]:
     return found
 
 
+def last_level_cache() -> int:
+    """Bytes of the largest data cache of the first core; 0 where that cannot be read."""
+    return max((int(size.removesuffix("K")) * 2**10 for size in _caches().values()), default=0)
+
+
 def _memory_gib() -> float | None:
     try:
         return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)

@@ -71,6 +71,7 @@ class PreparedRows:
             max_sequences=batch_size,
             max_tokens_per_sequence=capacity,
             device="none",
+            prefix_cache=False,  # as the controls have none
         )
         self.sequences = [self.cache.add_sequence([]) for _ in range(batch_size)]
         self.batch = self.cache.make_batch(batch_size, max(context, batch_size))

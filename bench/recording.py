@@ -52,8 +52,8 @@ class _RecordedCache(PagedKVCache):
 
     log: Log
 
-    def add_sequence(self, tokens: Any, id: object = None) -> Any:
-        sequence = super().add_sequence(tokens, id)
+    def add_sequence(self, tokens: Any, id: object = None, **options: Any) -> Any:
+        sequence = super().add_sequence(tokens, id, **options)
         self.log.events.append(Event("add", np.array([sequence.row], np.int32)))
         return sequence
 
@@ -83,6 +83,7 @@ def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="none",
+        prefix_cache=False,  # the log's tables share nothing, and the control's cannot
     )
     cache.log = log
     scheduler = Scheduler(cache, max_running=rows, max_tokens_per_step=log.max_tokens_per_step)

@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from bench.figures import Control, Figure, Spread
@@ -26,11 +26,15 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work with parts that are not timed: `before` and `after` stand around every single call of `run`."""
+    """Work with parts that are not timed: `before` and `after` stand around every single call of `run`.
+
+    Where `run` makes several `calls` in a row, a time is that of one of them.
+    """
 
     run: Work
     before: Work = _nothing
     after: Work = _nothing
+    calls: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Bench:
         *,
         check: Work,
         at_least: Mapping[str, float] | None = None,
+        rounds: int | None = None,
         **about: Any,
     ) -> Figure:
         """Time `subject` beside its controls; print and return the figure.
@@ -120,6 +125,8 @@ class Bench:
             Runs once before the clock does, and raises where the subject's results are not the controls'.
         at_least : mapping, optional
             Control -> target of the median ratio. A smoke run has no targets.
+        rounds : int, optional
+            Exactly so many, for work that takes long to set up; a smoke run has its own number.
         **about
             Fields of `Figure`: unit, per, each, nbytes, at_most, sizes.
         """
@@ -128,7 +135,10 @@ class Bench:
         check()
         if self.quick:
             at_least, about["at_most"] = None, None
-        subject_s, *controls_s = self._rounds([subject, *controls.values()])
+        effort = self.effort
+        if rounds is not None and not self.quick:
+            effort = replace(effort, figure_s=0.0, rounds_min=rounds)
+        subject_s, *controls_s = self._rounds([subject, *controls.values()], effort)
         measured = {
             control: Control(Spread.of(times), Spread.of(_ratios(times, subject_s)), (at_least or {}).get(control))
             for control, times in zip(controls, controls_s, strict=True)
@@ -143,9 +153,9 @@ class Bench:
         """Everything that was taken, as plain values."""
         return {"figures": [figure.as_json() for figure in self.figures], "facts": self.facts, "notes": self.notes}
 
-    def _rounds(self, works: list[Work | Job]) -> list[list[float]]:
+    def _rounds(self, works: list[Work | Job], effort: Effort) -> list[list[float]]:
         """For each work the seconds of a call, round by round."""
-        effort, times = self.effort, [[] for _ in works]
+        times: list[list[float]] = [[] for _ in works]
         with _collector_at_rest():
             loops = [self._loops(work) for work in works]
             ahead = list(range(len(works)))
@@ -173,7 +183,7 @@ class Bench:
             work.run()
             seconds = self._clock() - start
             work.after()
-            return seconds
+            return seconds / work.calls
         repeat = range(loops)
         start = self._clock()
         for _ in repeat:

@@ -6,3 +6,14 @@ POOL_NS_MAX = 5.0
 EXTEND_US_MAX = 100.0
 # SlotAllocator.decode of 256 sequences.
 DECODE_US_MAX = 10.0
+# RadixTree with so many sequences of 1,024 tokens in groups that share 512.
+PREFIX_SEQUENCES = 10_000
+# match of 1,024 tokens in the caches, by block size; insert; another lock of a path and its end; eviction of one leaf.
+MATCH_US_MAX = {1: 4.0, 16: 2.5, 64: 2.5}
+INSERT_US_MAX = 8.0
+LOCK_US_MAX = 0.3
+EVICT_US_MAX = 1.0
+# Evicting one of 10,000 leaves, as a share of what one of 100,000 takes.
+FLATNESS_MIN = 0.5
+# 0.5 s for 100,000 leaves, for each of them.
+DRAIN_NS_MAX = 5000.0

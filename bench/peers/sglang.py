@@ -7,17 +7,14 @@ transformers) is replaced by empty modules. What is timed is its own code.
 from __future__ import annotations
 
 import argparse
-import sys
-import types
 from functools import cache
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.peers import add_to_path, unimportable
+from bench.peers.hollow import hollowed
 from bench.runner import Bench, Job
 from bench.slots import SlotCalls, uneven
 from bench.targets import DECODE_US_MAX, EXTEND_US_MAX
@@ -26,10 +23,12 @@ from pagecore.index import BlockPool, SlotAllocator
 VERSION, FOLDER = "0.5.23", "sglang-0.5.23"
 NAME = f"SGLang {VERSION}"
 RECIPE = f"""  mkdir -p $PAGECORE_PEERS && cd $PAGECORE_PEERS
-  pip download --no-deps -d . sglang=={VERSION} && python -m zipfile -e sglang-{VERSION}-*.whl {FOLDER}
+  for v in {VERSION} 0.5.9; do
+      pip download --no-deps -d . sglang==$v && python -m zipfile -e sglang-$v-*.whl sglang-$v
+  done
   pip install torch triton tqdm orjson psutil pybase64 requests pyzmq packaging pillow starlette prometheus-client \\
       msgspec pydantic fastapi uvloop IPython aiohttp apache-tvm-ffi
-(into the environment that runs the bench, CPython 3.11 on Linux)"""
+(into the environment that runs the bench, CPython 3.11 on Linux; 0.5.9 is for prefix alone, and can be left out)"""
 UNNEEDED = ("sglang.lang", "sglang.srt.utils.hf_transformers_patches")
 PAGE = 16
 
@@ -45,11 +44,11 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
 def load() -> tuple[Any, Any, Any]:
     """Torch, and their two allocators."""
     add_to_path(NAME, FOLDER, RECIPE)
-    sys.meta_path.insert(0, _Unneeded())
     try:
-        import torch
-        from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-        from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+        with hollowed(*UNNEEDED):
+            import torch
+            from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+            from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
     except ImportError as error:
         raise unimportable(NAME, FOLDER, error, RECIPE) from error
     torch.set_num_threads(1)
@@ -166,29 +165,3 @@ def _decodes(bench: Bench, sides: tuple[SlotCalls, SlotCalls], sizes: dict[str, 
         at_most=DECODE_US_MAX,
         sizes=sizes,
     )
-
-
-class _Unneeded(MetaPathFinder, Loader):
-    """Finds what the allocators do not need: modules whose every name is a class that does nothing."""
-
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        if any(name == unneeded or name.startswith(unneeded + ".") for unneeded in UNNEEDED):
-            return ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return _Empty(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
-
-
-class _Empty(types.ModuleType):
-    """A module that has whatever name is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = type(name, (), {"__init__": lambda _self, *_args, **_options: None})
-        setattr(self, name, found)
-        return found

@@ -94,6 +94,24 @@ def test_what_stands_around_a_job_is_not_timed_and_a_job_is_never_looped():
     assert "".join(clock.order).count("<s>") == clock.order.count("s") == 4
 
 
+def test_a_job_of_many_calls_is_told_by_the_call():
+    clock = Clock()
+    bench, _ = bench_on(clock)
+    figure = bench.compare(
+        "x", Job(clock.work("s", 6), calls=3), {"c": Job(clock.work("c", 40), calls=10)}, check=nothing
+    )
+    assert figure.subject == Spread(2, 2, 2)
+    assert figure.controls["c"].ratio == Spread(2, 2, 2)
+
+
+def test_a_figure_can_ask_for_exactly_so_many_rounds_but_not_of_a_smoke_run():
+    clock = Clock()
+    bench, _ = bench_on(clock, figure_s=1000.0, rounds_min=9)
+    assert bench.compare("x", clock.work("s", 1), {"c": clock.work("c", 1)}, check=nothing, rounds=2).rounds == 2
+    quick = Bench(quick=True, clock=clock, write=nothing_of)
+    assert quick.compare("x", clock.work("s", 1), {"c": clock.work("c", 1)}, check=nothing, rounds=5).rounds == 2
+
+
 def test_results_are_checked_before_anything_is_timed():
     clock = Clock()
     bench, lines = bench_on(clock)
