@@ -164,7 +164,10 @@ class _Demo:
             logits = self._forward(step)
             self.scheduler.commit(step)
             self.running_peak = max(self.running_peak, self.scheduler.num_running)
-            self.metrics.observe(self.cache.stats(), self.scheduler.num_running, self.scheduler.num_waiting)
+            scheduler = self.scheduler
+            self.metrics.observe(
+                self.cache.stats(), scheduler.num_running, scheduler.num_waiting, scheduler.reuse
+            )
             for watch in self.watchers:
                 watch(self.scheduler, self.metrics)
             ids = [self._sample(run, row) for run, row in zip(step.outputs, logits, strict=True)]

@@ -34,7 +34,7 @@ def serve(watchers, *, layers=FULL, num_blocks=26, max_running=6, count=14):
         scheduler.add(request)
     while (step := scheduler.schedule()) is not None:
         scheduler.commit(step)
-        metrics.observe(cache.stats(), scheduler.num_running, scheduler.num_waiting)
+        metrics.observe(cache.stats(), scheduler.num_running, scheduler.num_waiting, scheduler.reuse)
         for watch in watchers:
             watch(scheduler, metrics)
         scheduler.accept(step, np.full(len(step.outputs), 7))
