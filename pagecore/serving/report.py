@@ -46,7 +46,7 @@ def _preemptions(report: DemoReport | ReplayReport) -> str:
     return f"{report.preemptions:,}: {report.swaps:,} swapped out, {recomputed:,} recomputed"
 
 
-def _reuse_rows(report: ReplayReport) -> list[tuple[str, str]]:
+def _reuse_rows(report: DemoReport | ReplayReport) -> list[tuple[str, str]]:
     """What the prefix cache was good for."""
     if report.evict == NO_REUSE:
         return []
@@ -57,14 +57,29 @@ def _reuse_rows(report: ReplayReport) -> list[tuple[str, str]]:
             f"{report.prefix_hit_tokens:,} of {report.prefix_query_tokens:,} tokens of prompt "
             f"({report.prefix_token_hit_rate:.1%})",
         ),
+        ("prefill saved", f"{report.saved_prefill_tokens:,} tokens{recovered}"),
+        ("evicted", f"{report.evicted_blocks:,} blocks, by {report.evict}"),
+    ]
+
+
+def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
+    if report.evict == NO_REUSE:
+        return []
+    return [
         (
             "hits in blocks",
             f"{report.prefix_hit_blocks:,} of {report.prefix_query_blocks:,} ({report.prefix_block_hit_rate:.1%})",
         ),
         ("hits over time", sparkline(report.prefix_hit_series)),
-        ("prefill saved", f"{report.saved_prefill_tokens:,} tokens{recovered}"),
-        ("evicted", f"{report.evicted_blocks:,} blocks, by {report.evict}"),
     ]
+
+
+def _history(report: DemoReport) -> list[tuple[str, str]]:
+    """What the turns that went on with a chat found of it."""
+    if not report.follow_ups or report.evict == NO_REUSE:
+        return []
+    reused = f"{report.history_hit_tokens:,} of {report.history_tokens:,} tokens of history reused"
+    return [("chats that go on", f"{report.follow_ups} turns, {reused}")]
 
 
 def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
@@ -78,6 +93,8 @@ def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
         ("blocks", f"{report.num_blocks} of {report.block_size} tokens, in {report.num_groups} groups"),
         ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
         ("waste inside blocks", f"{report.fragmentation_mean:.1%} of the slots held, mean"),
+        *_reuse_rows(report),
+        *_history(report),
         ("copies on write", f"{report.copied_blocks} blocks"),
         ("preemptions", _preemptions(report)),
         ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} sequences at once"),
@@ -100,6 +117,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("tokens", f"{report.prompt_tokens:,} of prompt, {report.generated_tokens:,} generated"),
         ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} a second)"),
         *_reuse_rows(report),
+        *_reuse_over_time(report),
         ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
         ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens"),
