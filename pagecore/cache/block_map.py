@@ -38,12 +38,15 @@ class BlockMap:
     sequences: tuple[object, ...]
     owner: Int32s
     holders: Int32s
+    num_sequences: Int32s
     num_tokens: Int32s
 
     def __repr__(self) -> str:
-        held, shared = np.count_nonzero(self.holders), np.count_nonzero(self.holders > 1)
+        held, shared = np.count_nonzero(self.holders), np.count_nonzero(self.num_sequences > 1)
+        cached = held - np.count_nonzero(self.num_sequences)
+        kept = f", {cached} by the prefix cache alone" if cached else ""
         return (
-            f"BlockMap(group={self.group}, {held} of {len(self.holders) - 1} blocks held, {shared} of them shared, "
+            f"BlockMap(group={self.group}, {held} of {len(self.holders) - 1} blocks held, {shared} of them shared{kept}, "
             f"{len(self.sequences)} sequences)"
         )
 
@@ -55,9 +58,10 @@ def map_blocks(group: int, tables: BlockTables, sequences: Iterable[Sequence]) -
     # A sequence that has no row, because it is swapped out, holds no block.
     sizes = [-(-tables.capacity(sequence.row) // block_size) if sequence.row >= 0 else 0 for sequence in listed]
     holders = tables.pools[group].ref_counts()
-    owner, num_tokens = np.full(holders.shape, -1, np.int32), np.zeros(holders.shape, np.int32)
-    mark_blocks(tables.table(group), listed, sizes, block_size, owner, num_tokens)
+    owner = np.full(holders.shape, -1, np.int32)
+    num_sequences, num_tokens = np.zeros(holders.shape, np.int32), np.zeros(holders.shape, np.int32)
+    mark_blocks(tables.table(group), listed, sizes, block_size, owner, num_tokens, num_sequences)
     # The holes that windows leave are entries of the null block, which nobody holds.
-    owner[0], num_tokens[0] = -1, 0
+    owner[0], num_sequences[0], num_tokens[0] = -1, 0, 0
     names = tuple(sequence.id for sequence in listed)
-    return BlockMap(group, block_size, names, owner, holders, num_tokens)
+    return BlockMap(group, block_size, names, owner, holders, num_sequences, num_tokens)

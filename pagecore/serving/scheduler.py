@@ -116,6 +116,13 @@ class Scheduler:
         return tuple(self._running)
 
     @property
+    def holders(self) -> tuple[Run, ...]:
+        """The runs that have a place in the cache: the admitted ones, and the next if it keeps its prefix there."""
+        head = self._waiting[0] if self._waiting else None
+        keeps = head is not None and head.held is not None and not head.held.is_swapped
+        return (*self._running, head) if head is not None and keeps else self.running
+
+    @property
     def num_running(self) -> int:
         """Runs that are admitted; samples count once they are forked."""
         return len(self._running)
