@@ -173,7 +173,7 @@ def _draw_hits(ax: Axes, timeline: Timeline) -> None:
         return
     edges = _steps(metrics.prefix_hit, metrics.steps)[0]
     rates = [math.nan if rate is None else 100 * rate for rate in metrics.prefix_hit_rates()]
-    ax.stairs(rates, edges, color=GREEN, linewidth=1.3, baseline=None, label=f"tokens (all: {timeline.hit_rate:.1%})")
+    ax.stairs(rates, edges, fill=True, color=GREEN, label=f"tokens (all: {timeline.hit_rate:.1%})")
     _legend(ax)
 
 
@@ -191,6 +191,7 @@ def _draw_bars(ax: Axes, edges: list[int], parts: list[tuple[list[int], str, str
     from matplotlib.ticker import MaxNLocator
 
     ax.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    ax.yaxis.set_major_formatter("{x:,.0f}")
     base = np.zeros(len(edges) - 1)
     for counts, colour, label in parts:
         total = sum(counts)
