@@ -98,6 +98,14 @@ cdef class Step:
         self.in_flight = True
         return True
 
+    def brings_tokens(self, Sequence sequence not None):
+        """Whether the loaded step has tokens of a sequence."""
+        cdef int32_t i
+        for i in range(self.count):
+            if self.sequences[i] is sequence:
+                return self.counts[i] > 0
+        return False
+
     def missing(self, BlockTables tables):
         """Blocks of each group that `prepare` lacks."""
         return tables.shortage(self.rows_array[: self.count], self.counts_array[: self.count])

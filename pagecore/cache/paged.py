@@ -161,11 +161,13 @@ class PagedKVCache:
         self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, device)
         self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
         self._sequences: dict[object, Sequence] = {}
+        self._prefix: PrefixCache | None = None
+        if prefix_cache and any(g.spec.window is None for g in self._groups):
+            self._prefix = PrefixCache(
+                self._groups, self._tables, self.block_size, self._sequences, eviction_policy, clock
+            )
         self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
         self.eviction_policy = eviction_policy
-        self._prefix = (
-            PrefixCache(self._groups, self._tables, self.block_size, eviction_policy, clock) if prefix_cache and any(g.spec.window is None for g in self._groups) else None
-        )
         self._names = count()
         self._num_copied_blocks = 0
         self._lock = threading.RLock()
@@ -190,7 +192,8 @@ class PagedKVCache:
     @property
     def num_available(self) -> int:
         """Blocks that can be had in the scarcest group: free ones, and cached ones that nobody uses."""
-        return min(pool.num_free + self._evictable(group) for group, pool in enumerate(self._block_pools))
+        evictable = [0] * self.num_groups if self._prefix is None else self._prefix.evictable()
+        return min(pool.num_free + more for pool, more in zip(self._block_pools, evictable, strict=True))
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -513,7 +516,7 @@ class PagedKVCache:
             if any_swapped(sequences):
                 return shortage_with_swapped(self, sequences, counts)
             missing = self._tables.shortage(rows_of(self, sequences), counts)
-            return max(max(0, lack - self._evictable(group)) for group, lack in enumerate(missing))
+            return max(missing if self._prefix is None else self._prefix.lacking(missing, sequences, counts))
 
     def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
         """Count the tokens of a step as computed.
@@ -632,9 +635,6 @@ class PagedKVCache:
         if self._prefix is not None:
             self._prefix.publish(sequences)
 
-    def _evictable(self, group: int) -> int:
-        return 0 if self._prefix is None else self._prefix.evictable(group)
-
     def _reusing(self, name: object, ids: Any, keep: Keep, max_tokens: int | None) -> Sequence:
         """A sequence in a row that begins with what the prefix cache has of it."""
         if self._prefix is None or self._tables.num_rows == self.max_sequences:
@@ -668,9 +668,8 @@ class PagedKVCache:
         """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
         step = batch._step
         step.load(self, sequences, counts)
-        while not step.prepare(self._tables):
-            if self._prefix is None or not self._prefix.make_room(step.missing(self._tables)):
-                return False
+        if not (step.prepare(self._tables) if self._prefix is None else self._prefix.prepare(step)):
+            return False
         if self._tables.num_pending_copies:
             self._copy_on_write()
         try:

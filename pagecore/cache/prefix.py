@@ -4,26 +4,30 @@ The tree decides and the pools hold; this stands between the two, under the lock
 
 P1: the tree holds one reference to every block that it knows, each sequence one to every block of its row.
 P2: a block that a row shares with the tree lies on the path that the sequence's receipt holds, so that whatever the
-    tree calls evictable is held by nobody else, and giving it up frees it.
-P3: the first `_published` blocks of a sequence are those that its receipt's path stands for, token by token.
+    tree calls evictable is held by nobody else, and giving it up frees it. Not the other way round: a receipt may hold
+    blocks that no row uses, because their window has moved on, or because its sequence computed the same in blocks of
+    its own. Those can be had too.
+P3: the first `_published` blocks of a sequence are those that its receipt's path stands for, token by token. The path
+    is longer where the sequence was cut inside a block, which it then shares with the tree until it writes into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.errors import OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
-from pagecore.index import BlockTables, Inserted, RadixTree, Receipt
+from pagecore.index import BlockTables, RadixTree, Receipt
 from pagecore.storage.checks import INT32_MAX, as_float, at_least
 
 if TYPE_CHECKING:
     from pagecore.cache._sequence import Sequence
+    from pagecore.cache._step import Step
     from pagecore.cache.layers import Group
 
 Ids = NDArray[np.int32]
@@ -56,16 +60,34 @@ class Hold:
         return 0 if self.receipt is None else self.receipt.num_tokens
 
 
+class _Unused(NamedTuple):
+    """A block that a path has for its sequence, and the sequence does not use."""
+
+    sequence: Sequence
+    lane: int
+    index: int
+    block: int
+
+
 class PrefixCache:
     """The tree of a cache, and what is done about its answers."""
 
     def __init__(
-        self, groups: Listed[Group], tables: BlockTables, block_size: int, policy: str, clock: Callable[[], float]
+        self,
+        groups: Listed[Group],
+        tables: BlockTables,
+        block_size: int,
+        sequences: Mapping[object, Sequence],
+        policy: str,
+        clock: Callable[[], float],
     ) -> None:
         windows = [(i, group.spec.window) for i, group in enumerate(groups) if group.spec.window is not None]
         full = [i for i, group in enumerate(groups) if group.spec.window is None]
         # The next token sees one key less of the cache than its window is long: itself is the last.
         seen = [min(max(window - 1, 1), INT32_MAX) for _, window in windows]
+        self._sequences = sequences  # all of the cache
+        self._cut: set[Sequence] = set()  # those whose receipt goes on past what is published
+        self._doubled: set[Sequence] = set()  # those with blocks of their own for what the tree has from others
         self.tree = RadixTree(block_size, full=len(full), windows=seen, policy=policy)
         self.num_evicted_blocks = 0
         self.num_hits = self.num_misses = 0
@@ -75,6 +97,7 @@ class PrefixCache:
         self._block_size = block_size
         self._lanes = [*full, *(i for i, _ in windows)]  # the group of each lane
         self._num_full = len(full)
+        self._seen = seen  # by the windows, in tokens
         names = self.tree.components
         self._components = ["full"] * len(groups)
         for (group, _), name in zip(windows, names[1:], strict=True):
@@ -101,9 +124,13 @@ class PrefixCache:
             "prefix_hit_tokens": self.num_hit_tokens,
         }
 
-    def evictable(self, group: int) -> int:
-        """Blocks of a group that only the tree holds, and can give up."""
-        return self.tree.evictable(self._components[group])
+    def evictable(self) -> list[int]:
+        """Blocks of each group that only the tree holds, and that can be had."""
+        counts = [self.tree.evictable(name) for name in self._components]
+        if self._doubled or self._seen:
+            for group, _ in {(self._lanes[unused.lane], unused.block) for unused in self._unused()}:
+                counts[group] += 1
+        return counts
 
     def match_length(self, ids: Ids, keep: Keep, max_tokens: int | None) -> int:
         """Tokens that a sequence of these ids would reuse."""
@@ -146,6 +173,8 @@ class PrefixCache:
         """A sequence lost its row: so it does its hold. It may come back."""
         assert sequence._hold is not None
         self.give_back(sequence._hold, rank)
+        self._cut.discard(sequence)
+        self._doubled.discard(sequence)
         sequence._published = 0
 
     def fork(self, children: Listed[Sequence], parents: Listed[Sequence]) -> None:
@@ -155,6 +184,9 @@ class PrefixCache:
             if child._hold is not None:
                 self.give_back(child._hold)
             child._hold, child._published = hold, published
+            self._note_cut(child)
+            if any(parent in self._doubled for parent in parents):
+                self._doubled.add(child)
 
     def _second(self, sequence: Sequence) -> Hold:
         hold = sequence._hold
@@ -173,17 +205,28 @@ class PrefixCache:
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """A row was cut to `length` tokens, the sequence will be: hold what it still shares, and no more."""
-        hold, size = sequence._hold, self._block_size
-        assert hold is not None and hold.receipt is not None
-        sequence._published = min(sequence._published, length // size)
-        end = -(-length // size)
-        if hold.receipt.num_tokens <= end * size:
+        sequence._published = min(sequence._published, length // self._block_size)
+        self._shorten(sequence, -(-length // self._block_size))
+        self._note_cut(sequence)
+
+    def _shorten(self, sequence: Sequence, end: int) -> None:
+        """Hold the first `end` blocks, and no more."""
+        hold = sequence._hold
+        assert hold is not None
+        if hold.num_tokens <= end * self._block_size:
             return
         if end:
             self._offer(sequence, end)
         else:
             self.give_back(hold)
             hold.receipt = self._nothing(hold.keep)
+
+    def _note_cut(self, sequence: Sequence) -> None:
+        assert sequence._hold is not None
+        if sequence._hold.num_tokens > sequence._published * self._block_size:
+            self._cut.add(sequence)
+        else:
+            self._cut.discard(sequence)
 
     def _nothing(self, keep: Keep) -> Receipt:
         return self.tree.match_and_lock(NONE, namespace=keep.namespace)
@@ -202,6 +245,7 @@ class PrefixCache:
         if whole > sequence._published:
             self._offer(sequence, whole)
             sequence._published = whole
+            self._cut.discard(sequence)
 
     def _own(self, sequence: Sequence, whole: int) -> int:
         """How many leading blocks can be published without leaving another row with blocks that it has no hold on."""
@@ -219,38 +263,108 @@ class PrefixCache:
         assert hold is not None
         keep, now = hold.keep, self._now()
         lanes = [self._tables.blocks(sequence.row, group)[:num_blocks] for group in self._lanes]
-        self._take(
-            self.tree.insert(
-                sequence.tokens[: num_blocks * self._block_size],
-                lanes[0] if len(lanes) == 1 else lanes,
-                namespace=keep.namespace,
-                spans=keep.spans,
-                receipt=hold.receipt,
-                time=now,
-                priority=keep.priority,
-                time_to_live=keep.time_to_live,
-                rank=keep.rank,
-            )
+        inserted = self.tree.insert(
+            sequence.tokens[: num_blocks * self._block_size],
+            lanes[0] if len(lanes) == 1 else lanes,
+            namespace=keep.namespace,
+            spans=keep.spans,
+            receipt=hold.receipt,
+            time=now,
+            priority=keep.priority,
+            time_to_live=keep.time_to_live,
+            rank=keep.rank,
         )
-
-    def _take(self, inserted: Inserted) -> None:
         for lane, blocks in enumerate(self._by_lane(inserted.taken)):
             self._pools[self._lanes[lane]].share(blocks)
+        if any(map(len, self._by_lane(inserted.duplicates))):
+            self._doubled.add(sequence)
 
     # -- giving up -----------------------------------------------------------------------------------------------
 
+    def prepare(self, step: Step) -> bool:
+        """`Step.prepare`, by eviction where blocks are short; False, with nothing changed, where that is not enough."""
+        cut = [sequence for sequence in self._cut if step.brings_tokens(sequence)] if self._cut else []
+        while not step.prepare(self._tables):
+            missing = step.missing(self._tables)
+            if any(self._lacking(missing, cut)):
+                return False
+            self._let_go(cut)
+            cut = []
+            self._free(missing)
+        self._let_go(cut)
+        return True
+
+    def lacking(self, missing: Listed[int], sequences: Listed[Sequence], counts: ArrayLike) -> list[int]:
+        """Of the blocks of each group that a step lacks, those that eviction cannot free."""
+        if not self._cut:
+            return self._lacking(missing, [])
+        given = np.broadcast_to(counts, len(sequences)).tolist()
+        writers = {sequence for sequence, count in zip(sequences, given, strict=True) if count}
+        return self._lacking(missing, writers & self._cut)
+
     def make_room(self, missing: Listed[int]) -> bool:
         """Free so many blocks of each group by eviction; False, with nothing changed, where there are fewer."""
-        if any(count > self.evictable(group) for group, count in enumerate(missing)):
+        if any(self._lacking(missing, [])):
             return False
+        self._free(missing)
+        return True
+
+    def _lacking(self, missing: Listed[int], cut: Iterable[Sequence]) -> list[int]:
+        lacking = [count - more for count, more in zip(missing, self.evictable(), strict=True)]
+        for sequence in cut:
+            # A block that it shares with the tree alone can be evicted, and is then not copied.
+            for lane, group in enumerate(self._lanes):
+                block = self._block(sequence, sequence._published, group)
+                is_shared = block != 0 and self._pools[group].ref_count(block) == 2
+                lacking[group] -= is_shared and self._known(sequence, sequence._published, lane) == block
+        return [max(0, count) for count in lacking]
+
+    def _let_go(self, sequences: Iterable[Sequence]) -> None:
+        """They write into the block in which they were cut, and share it no more."""
+        for sequence in sequences:
+            self._shorten(sequence, sequence._published)
+            self._cut.discard(sequence)
+            self._hand_over(sequence, sequence._published)
+
+    def _hand_over(self, sequence: Sequence, index: int) -> None:
+        """Where the tree must go on with a block that a sequence writes into, give it another's copy of that."""
+        for lane, group in enumerate(self._lanes):
+            block, pool = self._block(sequence, index, group), self._pools[group]
+            for other in self._doubled if block and pool.ref_count(block) == 2 else ():
+                if self._block(other, index, group) not in (0, block) and self._known(other, index, lane) == block:
+                    self._exchange(other, index, lane)
+                    break
+
+    def _block(self, sequence: Sequence, index: int, group: int) -> int:
+        """The block that a sequence has at a place of its row."""
+        return int(self._tables.table(group)[sequence.row, index])
+
+    def _known(self, sequence: Sequence, index: int, lane: int) -> int:
+        """The block that the path of a sequence has there; 0 past its end."""
+        hold = sequence._hold
+        if hold is None or hold.receipt is None or hold.num_tokens <= index * self._block_size:
+            return 0
+        return self.tree.block_at(hold.receipt, index, lane)
+
+    def _exchange(self, sequence: Sequence, index: int, lane: int) -> int:
+        """Let the tree have the sequence's own block there, and none where that is none; returns how many became free."""
+        assert sequence._hold is not None and sequence._hold.receipt is not None
+        group = self._lanes[lane]
+        own, pool = self._block(sequence, index, group), self._pools[group]
+        if own:
+            pool.share([own])
+        return pool.free([self.tree.replace(sequence._hold.receipt, index, own, lane)])
+
+    def _free(self, missing: Listed[int]) -> None:
         left = list(missing)
+        if any(count > self.tree.evictable(name) for count, name in zip(left, self._components, strict=True)):
+            self._reclaim(left)
         wanted = max((left[group] for group in self._lanes[: self._num_full]), default=0)
         if wanted > 0:
             self._evict("full", wanted, left)
         for group in self._lanes[self._num_full :]:
             if left[group] > 0:
                 self._evict(self._components[group], left[group], left)
-        return True
 
     def clear(self) -> int:
         """Give up all that nobody uses; returns how many blocks became free."""
@@ -258,6 +372,36 @@ class PrefixCache:
         for name in self.tree.components:
             self._evict(name, self.tree.evictable(name), [0] * len(self._pools))
         return self.num_evicted_blocks - before
+
+    def _unused(self) -> Iterator[_Unused]:
+        """Blocks that the tree alone has a reference to, on paths that sequences hold; some more than once."""
+        for sequence in list(self._sequences.values() if self._seen else self._doubled):
+            hold = sequence._hold
+            if hold is None or hold.receipt is None:
+                continue
+            for lane, group in enumerate(self._lanes):
+                for index in self._watched(sequence, hold, lane):
+                    block = self.tree.block_at(hold.receipt, index, lane)
+                    if block and self._pools[group].ref_count(block) == 1:
+                        yield _Unused(sequence, lane, index, block)
+
+    def _watched(self, sequence: Sequence, hold: Hold, lane: int) -> range:
+        """Where a path can have blocks that its sequence does not use."""
+        end = hold.num_tokens // self._block_size
+        if lane < self._num_full:
+            return range(end if sequence in self._doubled else 0)
+        seen = self._seen[lane - self._num_full]
+        first = max(0, end - -(-seen // self._block_size))
+        if sequence in self._doubled:
+            return range(first, end)
+        return range(first, min(end, max(0, sequence.num_computed_tokens - seen) // self._block_size))
+
+    def _reclaim(self, left: list[int]) -> None:
+        """Take from the tree what it alone has of paths that are in use; their sequences' own blocks come instead."""
+        for unused in self._unused():
+            group = self._lanes[unused.lane]
+            if left[group] > 0:
+                left[group] -= self._exchange(unused.sequence, unused.index, unused.lane)
 
     def _evict(self, component: str, amount: int, left: list[int]) -> None:
         """Evict, and note in `left` what became free of each group."""
@@ -272,7 +416,7 @@ class PrefixCache:
 
     def counted(self, refusal: OutOfBlocks) -> OutOfBlocks:
         """A refusal that knows of free blocks only, with those that could be evicted."""
-        evictable = [self.evictable(group) for group in range(len(self._pools))]
+        evictable = self.evictable()
         if not any(evictable):
             return refusal
         wanted, free = np.atleast_1d(refusal.requested).tolist(), np.atleast_1d(refusal.available).tolist()

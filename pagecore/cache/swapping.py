@@ -112,7 +112,9 @@ def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts
         for pool, blocks in zip(pools, held, strict=True):
             pool.free(blocks[::-1])
     lacking = [count - len(blocks) + lack for count, blocks, lack in zip(needed, held, missing, strict=True)]
-    return max(max(0, lack - cache._evictable(group)) for group, lack in enumerate(lacking))
+    if cache._prefix is not None:
+        lacking = cache._prefix.lacking(lacking, sequences, each)
+    return max(0, *lacking)
 
 
 # -- blocks on their way ---------------------------------------------------------------------------------------------

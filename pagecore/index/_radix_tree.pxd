@@ -58,6 +58,8 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
         void insert(const Offer& offer, NativeReceipt* receipt, NativeInserted& out) except +raise_python_error
         void check_all(Offers offers, NativeInserted& out) except +raise_python_error
         int64_t evict(int32_t component, int64_t amount, vector[vector[int32_t]]& out) except +raise_python_error
+        int32_t id_at(int32_t end, int64_t block, int32_t lane) except +raise_python_error
+        int32_t replace_id(int32_t end, int64_t block, int32_t lane, int32_t id) except +raise_python_error
         void advance(double time)
         int64_t evictable(int32_t component)
         int64_t held(int32_t component)
@@ -98,3 +100,4 @@ cdef class RadixTree:
     cdef object _insert(self, Entry entry)
     cdef int _forget_dead(self) except -1
     cdef int _check_receipt(self, Receipt receipt) except -1
+    cdef int32_t _lane(self, object lane) except -1

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from pagecore.errors import (
     DoubleFree,
+    InvalidBlock,
     InvalidSequence,
     PagecoreError,
     ShapeError,
@@ -416,6 +417,72 @@ cdef class RadixTree:
             for space in deref(self.native).take_dead_namespaces():
                 del self.spaces[self.space_keys.pop(space)]
         return 0
+
+    # Blocks of a prefix that is held.
+
+    cdef int32_t _lane(self, object lane) except -1:
+        cdef int64_t number = as_int64(lane, "lane")
+        if not 0 <= number < self.num_lanes:
+            raise ShapeError(f"lane {lane} is none of this tree's; it has lanes 0 to {self.num_lanes - 1}")
+        return <int32_t> number
+
+    def block_at(self, Receipt receipt, index, lane=0):
+        """The block that the tree has at a place of a prefix that is held; 0 where a window has none left.
+
+        Parameters
+        ----------
+        receipt : Receipt
+            Holds the prefix.
+        index : int
+            Blocks before it in the prefix.
+        lane : int
+            Which list of block ids.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        DoubleFree, InvalidSequence, UnsupportedDtype
+            As in `release`; or a number is no integer.
+        ShapeError
+            The receipt holds no such block, or the tree has no such lane.
+        """
+        self._check_receipt(receipt)
+        return deref(self.native).id_at(receipt.native.node, as_int64(index, "index"), self._lane(lane))
+
+    def replace(self, Receipt receipt, index, block, lane=0):
+        """Let another block stand for the same tokens: a copy, such as a sequence that computed them too has.
+
+        Parameters
+        ----------
+        receipt, index, lane
+            As in `block_at`.
+        block : int
+            The tree holds it from now on, and the caller gives it a reference; 0, in a window's lane, is none.
+
+        Returns
+        -------
+        int
+            What stood there, whose reference the caller drops; 0 for none.
+
+        Raises
+        ------
+        InvalidBlock
+            The block is negative, or null in the full component.
+        DoubleFree
+            The tree has the block already, at another place; or the receipt was given back.
+        InvalidSequence, ShapeError, UnsupportedDtype
+            As in `block_at`.
+        """
+        self._check_receipt(receipt)
+        cdef int64_t number = as_int64(block, "block")
+        if number > INT32_MAX:
+            raise InvalidBlock(f"block {block} cannot be cached; ids run to {INT32_MAX}")
+        return deref(self.native).replace_id(
+            receipt.native.node, as_int64(index, "index"), self._lane(lane), <int32_t> max(number, -1)
+        )
 
     # Giving up.
 

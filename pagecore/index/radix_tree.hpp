@@ -99,6 +99,10 @@ class RadixTree {
   void insert(const Offer& offer, Receipt* receipt, Inserted& out);
   // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
   void check_all(std::span<const Offer> offers, Inserted& out);
+  // One id of the path that ends with `end`, its block counted from the start of the prefix; and another in its place,
+  // the null block too in a window. Returns what stood there.
+  [[nodiscard]] int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
+  int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
   // Frees min(amount, evictable(component)); out has a list for each lane and one for the states.
   int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out);
   // The latest time that was given; it never runs backwards.
@@ -212,6 +216,9 @@ class RadixTree {
   // radix_batch.cpp
   class Places;
   void note_places(const Offer& offer, size_t index, int64_t blocks, Places& places) const;
+
+  // radix_replace.cpp
+  [[nodiscard]] NodeId node_with(NodeId node, int64_t block) const;
 
   // radix_evict.cpp
   void expire();

@@ -250,7 +250,9 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.remove(sequence)
         stats = self.cache.stats()
         assert stats.num_used_blocks == stats.num_swapped_blocks == 0
-        assert stats.num_free_blocks == stats.num_blocks == 24
+        assert stats.num_free_blocks + stats.num_evictable_blocks == stats.num_blocks == 24
+        assert self.cache.clear_prefix_cache() == stats.num_evictable_blocks
+        assert self.cache.stats().num_free_blocks == 24
 
 
 TestCacheMachine = CacheMachine.TestCase

@@ -21,7 +21,8 @@ from tests.cache.caches import SPEC, advance, make, normal
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"prefix_cache": True}, UnsupportedOption),
+        ({"prefix_cache": "yes"}, UnsupportedOption),
+        ({"eviction_policy": "best"}, UnsupportedOption),
         ({"parallel": 2}, UnsupportedOption),
         ({"device": "cuda"}, DeviceError),
         ({"device": "tpu"}, DeviceError),

@@ -31,7 +31,7 @@ def test_what_comes_back_is_the_same_to_the_bit(layout, dtype):
     cache.swap_out(sequences, space)
     cache.check_invariants()
     poison(cache)
-    other = cache.add_sequence(range(30))
+    other = cache.add_sequence(range(100, 130))
     fill(cache, [other], 30, seed=99)
     cache.swap_in(sequences[::-1])
     poison(cache)

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pagecore.errors import PagecoreError
 from pagecore.index import BlockPool, RadixTree
+from tests.reference.radix_tree import NULL
 from tests.reference.radix_tree import RadixTree as TwinTree
 
 POLICIES = ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"]
@@ -198,6 +199,32 @@ class RadixMachine(RuleBasedStateMachine):
     def lists(self, blocks, states):
         lanes = [blocks] if self.twin.num_lanes == 1 else list(blocks)
         return [ids.tolist() for ids in (*lanes, states)]
+
+    @rule(data=st.data())
+    def replace(self, data):
+        held = [pair for pair in self.receipts if pair[1].node is not None]
+        if not held:
+            return
+        receipt, twin_receipt = data.draw(st.sampled_from(held))
+        lane = data.draw(st.integers(0, self.twin.num_lanes - 1))
+        index = data.draw(st.integers(0, twin_receipt.node.end))
+        others = [-1, NULL, *sorted(self.twin.ids(lane))[:2]]
+        fresh = int(self.pools[lane].allocate(1)[0])
+        block = data.draw(st.sampled_from([fresh, fresh, fresh, *others]))
+
+        def act():
+            assert self.tree.block_at(receipt, index, lane) == self.twin.block_at(twin_receipt, index, lane)
+            return [self.tree.replace(receipt, index, block, lane)]
+
+        done = self.both(
+            act,
+            lambda old: [self.twin.replace(twin_receipt, index, block, lane)] == old or pytest.fail("another block"),
+            lambda: self.twin.replace(twin_receipt, index, block, lane),
+        )
+        if done is not None and done[0] not in (NULL, block):
+            self.pools[lane].free(done[0])
+        if done is None or block != fresh:
+            self.pools[lane].free(fresh)
 
     @rule(data=st.data(), amount=st.one_of(st.integers(0, 6), st.just(10**12)))
     def evict(self, data, amount):

@@ -393,6 +393,28 @@ class RadixTree:
             return {node.state for node in self.nodes() if node.state is not None}
         return {block for node in self.nodes() for block in node.lanes[lane] if block != NULL}
 
+    # Single blocks.
+
+    def place(self, receipt: Receipt, index: int, lane: int) -> tuple[list[int], int]:
+        for node in receipt.node.path() if receipt.node else []:
+            if node.depth <= index < node.end:
+                return node.lanes[lane], index - node.depth
+        raise ShapeError(str(index))
+
+    def block_at(self, receipt: Receipt, index: int, lane: int = 0) -> int:
+        ids, at = self.place(receipt, index, lane)
+        return ids[at]
+
+    def replace(self, receipt: Receipt, index: int, block: int, lane: int = 0) -> int:
+        if block < 0 or (block == NULL and lane < self.full):
+            raise InvalidBlock(str(block))
+        ids, at = self.place(receipt, index, lane)
+        old = ids[at]
+        if block not in (NULL, old) and block in self.ids(lane):
+            raise DoubleFree(str(block))
+        ids[at] = block
+        return old
+
     # Giving up.
 
     def evict(self, component: int, amount: int, time: float | None = None):

@@ -1,0 +1,254 @@
+"""A cache that reuses prefixes, driven at random: what every sequence attends to is what its own tokens say.
+
+Key and value of a token are made from all ids before it, so that a block reused for another prefix shows at once.
+"""
+
+import zlib
+from functools import lru_cache
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, UnsupportedOption
+from pagecore.cache import SwapSpace
+from tests.cache.swaps import poison
+from tests.reference.dense import dense_attention
+
+FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
+WINDOWED = AttentionSpec(1, 8, 4, dtype="float32", num_query_heads=4, window=6)
+WIDE = AttentionSpec(1, 8, 8, dtype="float32", num_query_heads=2)
+MODELS = {
+    "plain": ([FULL], [14]),
+    "window": ([FULL, WINDOWED], [14, 12]),
+    "two plain and a window": ([WINDOWED, FULL, WIDE], [11, 14, 15]),
+    #"two windows": ([WINDOWED, AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=2)], [11, 12]),
+}
+BLOCK = 4
+NAMES = st.sampled_from([None, None, None, "adapter", ("adapter", 1)])
+
+
+@lru_cache(maxsize=100_000)
+def made(what, size):
+    return np.random.default_rng(zlib.crc32(repr(what).encode())).normal(size=size).astype(np.float32)
+
+
+class Twin:
+    """One sequence: the ids that it will have, how many the cache knows, and how many are computed."""
+
+    def __init__(self, namespace, ids):
+        self.namespace, self.ids = namespace, list(ids)
+        self.known, self.computed = len(ids), 0
+
+    def copy(self):
+        twin = Twin(self.namespace, self.ids)
+        twin.known, twin.computed = self.known, self.computed
+        return twin
+
+    def planned(self, length):
+        """Its first ids, as many as that; those past what was given follow from those before."""
+        while len(self.ids) < length:
+            self.ids.append(zlib.crc32(repr(self.ids).encode()) % 2)
+        return self.ids[:length]
+
+    def stored(self, layer, spec, start, end):
+        """Key and value [tokens, heads, dim] of the tokens from start to end."""
+        ids = self.planned(end)
+        rows = [(self.namespace, layer, tuple(ids[: i + 1])) for i in range(start, end)]
+        return tuple(
+            np.array([made((part, *row), (spec.num_kv_heads, size)) for row in rows], np.float32).reshape(
+                -1, spec.num_kv_heads, size
+            )
+            for part, size in enumerate((spec.head_dim, spec.v_head_dim))
+        )
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    @initialize(model=st.sampled_from(sorted(MODELS)), policy=st.sampled_from(["lru", "lfu", "fifo", "slru"]))
+    def make(self, model, policy):
+        self.layers, blocks = MODELS[model]
+        self.cache = PagedKVCache(
+            self.layers, block_size=BLOCK, num_blocks=blocks, max_sequences=6, max_tokens_per_sequence=64, eviction_policy=policy
+        )
+        self.space = SwapSpace(self.cache, num_blocks=9)
+        self.random = np.random.default_rng(0)
+        self.twins = {}
+
+    def resident(self):
+        return [sequence for sequence in self.twins if not sequence.is_swapped]
+
+    def pick(self, data, among, most=1):
+        count = data.draw(st.integers(1, min(most, len(among))))
+        return data.draw(st.permutations(among))[:count]
+
+    @precondition(lambda self: len(self.twins) < 6)
+    @rule(length=st.integers(0, 24), strays=st.integers(0, 60), namespace=NAMES, most=st.sampled_from([None, None, 5]))
+    def add(self, length, strays, namespace, most):
+        ids = [int(bit) for bit in "010011010001101110100101"[:length]]
+        if strays < length:
+            ids[strays] = 2
+        expected = self.cache.match_length(ids, namespace=namespace, max_tokens=most)
+        sequence = self.cache.add_sequence(ids, namespace=namespace, max_tokens=most)
+        twin = self.twins[sequence] = Twin(namespace, ids)
+        twin.computed = sequence.num_cached_tokens
+        assert twin.computed == expected <= max(0, length - 1)
+        assert twin.computed % BLOCK == 0
+        assert most is None or twin.computed <= most
+
+    @precondition(lambda self: self.resident())
+    @rule(data=st.data())
+    def step(self, data):
+        sequences = self.pick(data, self.resident(), most=4)
+        counts = [data.draw(st.integers(0, 9)) for _ in sequences]
+        room = self.cache.max_tokens_per_sequence
+        too_long = any(self.twins[s].computed + n > room for s, n in zip(sequences, counts, strict=True))
+        if too_long or self.cache.shortage(sequences, counts):
+            before = self.cache.stats()
+            try:
+                self.cache.prepare(sequences, counts)
+                raise AssertionError("prepared without blocks")
+            except (OutOfBlocks, ValueError):
+                assert self.cache.stats() == before
+            return
+        batch = self.cache.prepare(sequences, counts)
+        poison(self.cache, np.nan)
+        end = data.draw(st.sampled_from(["commit", "commit", "commit", "reject", "abandon"]))
+        if end == "abandon":
+            self.cache.abandon(batch)
+            return
+        self.forward(batch, sequences, counts)
+        accepted = [data.draw(st.integers(0, n)) for n in counts] if end == "reject" else counts
+        is_late = data.draw(st.booleans())
+        if not is_late:
+            self.learn(sequences, accepted)
+        self.cache.commit(batch, accepted if end == "reject" else None)
+        for sequence, count in zip(sequences, accepted, strict=True):
+            self.twins[sequence].computed += count
+
+    def forward(self, batch, sequences, counts):
+        for layer, spec in enumerate(self.layers):
+            ends = [(self.twins[s], self.twins[s].computed, n) for s, n in zip(sequences, counts, strict=True)]
+            new = [twin.stored(layer, spec, start, start + n) for twin, start, n in ends]
+            key, value = (np.concatenate(sides) for sides in zip(*new, strict=True))
+            query = self.random.normal(size=(len(key), spec.num_query_heads, spec.head_dim)).astype(np.float32)
+            self.cache.write(layer, key, value, batch)
+            found, first = self.cache.attend(layer, query, batch), 0
+            for twin, start, n in ends:
+                keys, values = twin.stored(layer, spec, 0, start + n)
+                expected = dense_attention(query[first : first + n], keys, values, window=spec.window)
+                np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=2e-5)
+                first += n
+
+    def learn(self, sequences, counts):
+        """Ids of tokens that are computed, or about to be."""
+        missing = []
+        for sequence, count in zip(sequences, counts, strict=True):
+            twin = self.twins[sequence]
+            end = max(twin.known, twin.computed + count)
+            missing.append(twin.planned(end)[twin.known :])
+            twin.known = end
+        if any(missing):
+            self.cache.append_tokens(sequences, missing)
+
+    @precondition(lambda self: self.twins)
+    @rule(data=st.data())
+    def learn_late(self, data):
+        sequences = self.pick(data, list(self.twins), most=4)
+        self.learn(sequences, [0] * len(sequences))
+
+    @precondition(lambda self: self.resident() and len(self.twins) < 6)
+    @rule(data=st.data(), goes_astray=st.booleans())
+    def fork(self, data, goes_astray):
+        (parent,) = self.pick(data, self.resident())
+        child = self.cache.fork(parent)
+        twin = self.twins[child] = self.twins[parent].copy()
+        if goes_astray and twin.computed <= twin.known:
+            twin.ids = [*twin.ids[: twin.known], 3]
+
+    @precondition(lambda self: self.resident())
+    @rule(data=st.data())
+    def reorder(self, data):
+        sequences = self.pick(data, self.resident(), most=4)
+        parents = [data.draw(st.sampled_from(self.resident())) for _ in sequences]
+        self.cache.reorder(sequences, parents)
+        copies = [self.twins[parent].copy() for parent in parents]
+        self.twins.update(zip(sequences, copies, strict=True))
+
+    @precondition(lambda self: self.resident())
+    @rule(data=st.data())
+    def truncate(self, data):
+        (sequence,) = self.pick(data, self.resident())
+        twin = self.twins[sequence]
+        length = data.draw(st.integers(0, twin.known))
+        try:
+            self.cache.truncate(sequence, length)
+        except UnsupportedOption:
+            return
+        twin.ids, twin.known, twin.computed = twin.ids[:length], length, min(length, twin.computed)
+        if data.draw(st.booleans()):
+            twin.ids.append(4)  # it goes on otherwise
+
+    @precondition(lambda self: self.resident())
+    @rule(data=st.data())
+    def swap_out(self, data):
+        self.cache.try_swap_out(self.pick(data, self.resident(), most=3), self.space)
+
+    @precondition(lambda self: len(self.resident()) < len(self.twins))
+    @rule(data=st.data())
+    def swap_in(self, data):
+        sequences = self.pick(data, [s for s in self.twins if s.is_swapped], most=3)
+        suffices = self.cache.shortage(sequences, 0) == 0
+        before = self.cache.stats()
+        assert self.cache.try_swap_in(sequences) == suffices
+        assert suffices or self.cache.stats() == before
+
+    @precondition(lambda self: self.twins)
+    @rule(data=st.data())
+    def remove(self, data):
+        (sequence,) = self.pick(data, list(self.twins))
+        self.cache.remove(sequence)
+        del self.twins[sequence]
+
+    @rule()
+    def clear(self):
+        evictable = sum(self.cache._prefix.tree.evictable(name) for name in self.cache._prefix._components)
+        assert self.cache.clear_prefix_cache() == evictable
+
+    @precondition(lambda self: len(self.twins) < 6)
+    @rule()
+    def fill(self):
+        """All that is said to be available can be had."""
+        available = self.cache.num_available
+        taker = self.cache.add_sequence([], id="taker")
+        assert self.cache.try_prepare([taker], BLOCK * (available + 1)) is None
+        batch = self.cache.try_prepare([taker], BLOCK * available)
+        assert batch is not None
+        assert self.cache.num_available == 0
+        self.cache.check_invariants()
+        self.cache.remove(taker)
+        assert self.cache.num_available == available
+
+    @invariant()
+    def holds_what_it_should(self):
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_invariants()
+        stats = self.cache.stats()
+        assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
+        for sequence, twin in self.twins.items():
+            assert sequence.tokens.tolist() == twin.ids[: twin.known]
+            assert sequence.num_computed_tokens == twin.computed
+
+    def teardown(self):
+        if hasattr(self, "cache"):
+            for sequence in self.twins:
+                self.cache.remove(sequence)
+            stats = self.cache.stats()
+            assert (stats.num_used_blocks, stats.num_cached_blocks) == (0, stats.num_evictable_blocks)
+            self.cache.clear_prefix_cache()
+            assert self.cache.stats().num_free_blocks == stats.num_blocks
+
+
+TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
