@@ -176,19 +176,14 @@ class Scheduler:
         self._admit(runs, sequences, counts)
         if not runs:
             self._refuse_to_stall()
-        begun_again = not self.cache.has_prefix_cache
         while self.cache.try_prepare(sequences, counts, out=self._batch) is None:
             if self._let_go_of_head():
                 continue
-            if len(self._running) > 1:
-                self._preempt_youngest()
-                runs, sequences, counts, num_decodes = self._select()
-            elif not begun_again:
-                begun_again = True
-                runs, sequences, counts, num_decodes = self._begin_again()
-            else:
+            if len(self._running) <= 1:
                 self.cache.prepare(sequences, counts, out=self._batch)
                 break
+            self._preempt_youngest()
+            runs, sequences, counts, num_decodes = self._select()
         index_ns = perf_counter_ns() - start
         outputs, rows = self._outputs(runs, sequences, counts, num_decodes)
         return Step(self._batch, runs, counts, num_decodes, outputs, rows, index_ns)
@@ -329,27 +324,14 @@ class Scheduler:
             available,
         )
 
-    def _begin_again(self) -> tuple[list[Run], list[Sequence], list[int], int]:
-        """Readmit the only run that is left, and select anew.
-
-        What it computed beside another run that begins alike is there twice, its own and the prefix cache's, and it
-        holds both. From now on it shares the one: no more than a block is computed again.
-        """
-        self._preempt_youngest(may_swap=False)
-        runs, sequences, counts, num_decodes = self._select()
-        self._admit(runs, sequences, counts)
-        if not runs:
-            self._refuse_to_stall()
-        return runs, sequences, counts, num_decodes
-
-    def _preempt_youngest(self, may_swap: bool = True) -> None:
+    def _preempt_youngest(self) -> None:
         """Send the youngest run back to the front of the queue: swapped out, or to be computed from its start."""
         run = self._running.pop()
         run.tokens = np.asarray(run.sequence.tokens)
         run.prefilling = True
         run.state = State.WAITING
         self._rows -= run.samples
-        if may_swap and self.swap_space is not None and self.cache.try_swap_out([run.sequence], self.swap_space):
+        if self.swap_space is not None and self.cache.try_swap_out([run.sequence], self.swap_space):
             self.num_swaps += 1
         else:
             self._leave_cache(run)

@@ -56,7 +56,8 @@ class FakeCache:
     """`num_blocks` counts the null block, as everywhere.
 
     The prefix cache is a dictionary from a prefix of whole blocks to its last block. A prefix that no sequence holds can
-    be evicted, the least recently used first, and of those used at once the longest.
+    be evicted, the least recently used first, and of those used at once the longest. One that is held, but by sequences
+    with blocks of their own alone, can be had too: the tree takes one of theirs instead.
     """
 
     def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):
@@ -80,7 +81,7 @@ class FakeCache:
 
     @property
     def evictable(self):
-        return [key for key in self.tree if not self.holds[key]]
+        return [key for key, block in self.tree.items() if self.holders[block] == 1]
 
     def lose(self):
         """Others take every block that can be had."""
@@ -205,10 +206,14 @@ class FakeCache:
 
     def _take(self):
         if not self.free:
-            key = min(self.evictable, key=lambda one: (self.used[one], -len(one[1])))
+            key = min(self.evictable, key=lambda one: (self.holds[one] > 0, self.used[one], -len(one[1])))
             block = self.tree.pop(key)
-            assert self.holders[block] == 1, "a block that a sequence uses was given up"
-            self.evicted += 1
+            for owner in (one for one in self.sequences if key in one.hold):
+                self.tree[key] = owner.blocks[len(key[1]) // self.block_size - 1]
+                self.holders[self.tree[key]] += 1
+                break
+            else:
+                self.evicted += 1
             self._drop([block])
         block = self.free.pop()
         self.holders[block] = 1
