@@ -25,7 +25,7 @@ from pagecore.storage.checks import at_least
 __all__ = ["DemoConfig", "DemoReport", "demo"]
 
 # Requests that wait before the next are asked: turns that go on are asked soon after the answer that they follow.
-QUEUE_LENGTH = 4
+QUEUE_LENGTH = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class DemoConfig:
     seed: int = 0
     num_requests: int = 24
     block_size: int = 16
-    num_blocks: tuple[int, int] = (77, 45)
+    num_blocks: tuple[int, int] = (85, 53)
     max_running: int = 12
     max_tokens_per_step: int = 96
     max_length: int = 448

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Traffic", "Turn", "chat_turns"]
 
 Ids = NDArray[np.int32]
-# Turns of a chat that goes on lie this far apart; there are two such chats.
+# Turns of a chat lie this far apart.
 TURN_STRIDE = 6
 
 
@@ -44,19 +44,20 @@ class Turn:
 def chat_turns(config: DemoConfig) -> list[Turn]:
     """The demo's traffic: chats that begin alike and end differently, short questions and long documents.
 
-    Every third turn is a short question, of one of two chats that go on; every fourth asks for two to four parallel
-    samples.
+    Every third turn is a short question, of two chats that go on and on; every third a longer one, which one more
+    follows; the others are long documents. Every fourth turn asks for two to four parallel samples.
     """
     random = np.random.default_rng((config.seed, 1))
     vocabulary = config.model.vocab_size
     system = random.integers(0, vocabulary, 24, np.int32)
     turns = []
     for number in range(config.num_requests):
-        low, high, longest = ((4, 24, 60), (40, 120, 80), (120, 320, 80))[number % 3]
+        low, high, longest = ((4, 24, 60), (40, 120, 80), (100, 220, 60))[number % 3]
         text = random.integers(0, vocabulary, random.integers(low, high), np.int32)
         new = int(random.integers(8, longest))
         samples = int(random.integers(2, 5)) if number % 4 == 1 else 1
-        goes_on = number % 3 == 0 and number >= TURN_STRIDE
+        kind, age = number % 3, number // TURN_STRIDE
+        goes_on = kind == 0 and age > 0 or kind == 1 and age % 2 == 1
         text = text if goes_on else np.concatenate([system, text])
         turns.append(Turn(number, number - TURN_STRIDE if goes_on else None, text, new, samples))
     return turns
