@@ -10,5 +10,4 @@ def mark_blocks(
     block_size: int,
     owner: NDArray[np.int32],
     tokens: NDArray[np.int32],
-    users: NDArray[np.int32],
 ) -> None: ...

@@ -33,7 +33,7 @@ from pagecore.cache.block_map import BlockMap, map_blocks
 from pagecore.cache.layers import Group, Layer, Layers, arrange, group_number, layer_number
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, measure
-from pagecore.cache.prefix import Keep, PrefixCache, Spans, make_keep
+from pagecore.cache.prefix import NONE, Keep, PrefixCache, Spans, make_keep
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.store import Store
 from pagecore.cache.swap import SwapSpace
@@ -592,7 +592,8 @@ class PagedKVCache:
         """
         number = group_number(group, self.num_groups)
         with self._lock:
-            return map_blocks(number, self._tables, self._sequences.values())
+            known = NONE if self._prefix is None else self._prefix.cached(number)
+            return map_blocks(number, self._tables, self._sequences.values(), known)
 
     def check_invariants(self) -> None:
         """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""

@@ -124,6 +124,10 @@ class PrefixCache:
             "prefix_hit_tokens": self.num_hit_tokens,
         }
 
+    def cached(self, group: int) -> Ids:
+        """Every block of a group that the tree holds, ascending."""
+        return self.tree.held_blocks(self._lanes.index(group))
+
     def evictable(self) -> list[int]:
         """Blocks of each group that only the tree holds, and that can be had."""
         counts = [self.tree.evictable(name) for name in self._components]
@@ -289,8 +293,9 @@ class PrefixCache:
             if any(self._lacking(missing, cut)):
                 return False
             self._let_go(cut)
+            if not self._free(missing) and not cut:
+                return False
             cut = []
-            self._free(missing)
         self._let_go(cut)
         return True
 
@@ -355,7 +360,8 @@ class PrefixCache:
             pool.share([own])
         return pool.free([self.tree.replace(sequence._hold.receipt, index, own, lane)])
 
-    def _free(self, missing: Listed[int]) -> None:
+    def _free(self, missing: Listed[int]) -> int:
+        """Free so many blocks of each group, as far as there are as many; returns how many became free."""
         left = list(missing)
         if any(count > self.tree.evictable(name) for count, name in zip(left, self._components, strict=True)):
             self._reclaim(left)
@@ -365,6 +371,7 @@ class PrefixCache:
         for group in self._lanes[self._num_full :]:
             if left[group] > 0:
                 self._evict(self._components[group], left[group], left)
+        return sum(missing) - sum(left)
 
     def clear(self) -> int:
         """Give up all that nobody uses; returns how many blocks became free."""
@@ -431,7 +438,7 @@ class PrefixCache:
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Recount every block from the rows and the tree."""
         self.tree.check_invariants()
-        for lane, group in enumerate(self._lanes if hasattr(self.tree, 'held_blocks') else []):
+        for lane, group in enumerate(self._lanes):
             pool = self._pools[group]
             holders = np.bincount(self._tables.table(group).ravel(), minlength=pool.num_blocks)
             holders[0] = 0

@@ -538,6 +538,25 @@ cdef class RadixTree:
         cdef int32_t which = self._component(component)
         return deref(self.native).held(which) - deref(self.native).evictable(which)
 
+    def held_blocks(self, lane=0):
+        """Every block that the tree holds in a lane, for callers that recount.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 [num_held], ascending, new.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            There is no such lane.
+        """
+        return array_of(deref(self.native).ids(self._lane(lane)))
+
+    def held_states(self):
+        """Every state that the tree holds, int32, ascending, new."""
+        return array_of(deref(self.native).ids(self.num_lanes))
+
     # All sequences of a step.
 
     def match_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None):

@@ -38,6 +38,19 @@ class HeldIds {
     }
     return held;
   }
+  // All of them, ascending.
+  [[nodiscard]] std::vector<int32_t> ids() const {
+    std::vector<int32_t> held;
+    for (size_t page = 0; page < pages_.size(); ++page) {
+      for (size_t word = 0; pages_[page] != nullptr && word < pages_[page]->size(); ++word) {
+        const auto first = static_cast<int32_t>((page << 15) + (word << 6));
+        for (uint64_t bits = (*pages_[page])[word]; bits != 0; bits &= bits - 1) {
+          held.push_back(first + std::countr_zero(bits));
+        }
+      }
+    }
+    return held;
+  }
   [[nodiscard]] size_t nbytes() const {
     size_t total = pages_.capacity() * sizeof(pages_[0]);
     for (const auto& page : pages_) total += page != nullptr ? sizeof(Page) : 0;

@@ -109,6 +109,8 @@ class RadixTree {
   void advance(double time) { now_ = std::max(now_, time); }
 
   [[nodiscard]] int64_t evictable(int32_t component) const { return evictable_[static_cast<size_t>(component)]; }
+  // Every id of a lane, ascending; the states come last.
+  [[nodiscard]] Ids ids(int32_t lane) const { return held_ids_[static_cast<size_t>(lane)].ids(); }
   [[nodiscard]] int64_t held(int32_t component) const { return held_[static_cast<size_t>(component)]; }
   [[nodiscard]] int32_t num_components() const { return num_components_; }
   [[nodiscard]] int32_t num_lanes() const { return full_lanes_ + num_windows(); }

@@ -129,6 +129,23 @@ def test_a_block_map_does_not_follow_the_cache():
     assert not cache.block_map().holders.any()
 
 
+def test_a_block_map_tells_what_the_prefix_cache_holds_too_and_what_it_alone_holds():
+    cache = make(num_blocks=8)
+    first = cache.add_sequence(range(10), id="first")
+    advance(cache, [first], 10)
+    found = cache.block_map()
+    assert found.cached.tolist() == [False, True, True, False, False, False, False, False]
+    assert found.holders.tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
+    cache.remove(first)
+    found = cache.block_map()
+    assert found.cached.tolist() == [False, True, True, False, False, False, False, False]
+    assert not found.holders.any()
+    assert (found.owner == -1).all()
+    assert repr(found) == "BlockMap(group=0, 0 of 7 blocks held, 0 of them shared, 2 more cached, 0 sequences)"
+    cache.clear_prefix_cache()
+    assert not cache.block_map().cached.any()
+
+
 @pytest.mark.parametrize("group", [-1, 2, 10**30, "0", None, 0.0, np.float32(0)])
 def test_a_group_that_is_not_there_is_refused_by_name(group):
     cache = make([SPEC, WINDOWED])

@@ -63,9 +63,9 @@ def cells_of(block_map: BlockMap, numbers: dict[object, int], step: int = 1) -> 
     # The last entry is for owner -1: nobody.
     by_place = np.array([*(numbers.get(name, FREE) for name in block_map.sequences), FREE], np.int32)
     cells = by_place[block_map.owner[1::step]]
-    np.negative(cells, out=cells, where=block_map.num_sequences[1::step] > 1)
-    # Held by no run, so by the prefix cache.
-    cells[(cells == FREE) & (block_map.holders[1::step] > 0)] = CACHED
+    np.negative(cells, out=cells, where=block_map.holders[1::step] > 1)
+    # Held by no run, so by the prefix cache or by a stranger to the scheduler.
+    cells[(cells == FREE) & (block_map.cached | (block_map.holders > 0))[1::step]] = CACHED
     return cells
 
 

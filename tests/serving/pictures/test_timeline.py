@@ -30,7 +30,7 @@ class Recorder:
             for run in sorted(scheduler.holders, key=lambda run: run.sequence.id):
                 for block in table[run.sequence.row].tolist():
                     holders[block].append(run)
-            kept = scheduler.cache.block_map(group).holders > 0
+            kept = scheduler.cache.block_map(group).cached
             groups.append([found or ["cached"] * held for found, held in zip(holders, kept.tolist(), strict=True)][1:])
         self.maps.append(groups)
         self.preemptions.append(scheduler.num_preemptions)
@@ -190,14 +190,14 @@ def test_cells_are_equally_spaced_blocks_from_block_1_on(seed, step):
 
     class Map:
         sequences = ("a", "stranger", "b")
-        num_sequences = random.integers(0, 4, 20)
-        holders = num_sequences + random.integers(0, 2, 20)
-        owner = np.where(num_sequences > 0, random.integers(0, 3, 20), -1)
+        holders = random.integers(0, 4, 20)
+        cached = random.integers(0, 2, 20).astype(bool)
+        owner = np.where(holders > 0, random.integers(0, 3, 20), -1)
 
     cells = cells_of(Map, {"a": 5, "b": 9}, step).tolist()
     for number, block in zip(cells, range(1, 20, step), strict=True):
         expected = {-1: 0, 0: 5, 1: 0, 2: 9}[Map.owner[block]]
         if not expected:
-            assert number == (CACHED if Map.holders[block] else FREE)
+            assert number == (CACHED if Map.holders[block] or Map.cached[block] else FREE)
         else:
-            assert number == (-expected if Map.num_sequences[block] > 1 else expected)
+            assert number == (-expected if Map.holders[block] > 1 else expected)
