@@ -12,10 +12,10 @@ from pagecore.cli.outcomes import REFUSED
 from pagecore.serving.replay.options import (
     DEFAULT_BYTES_PER_TOKEN,
     DEFAULT_MEMORY,
-    POLICIES,
     UNBOUNDED,
     ReplayOptions,
 )
+from pagecore.serving.reuse import POLICIES
 
 
 class _Parser(argparse.ArgumentParser):

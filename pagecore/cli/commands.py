@@ -20,7 +20,8 @@ from pagecore.cli.output import (
     write_json,
 )
 from pagecore.serving.info import info_rows
-from pagecore.serving.replay.options import POLICIES, ReplayOptions
+from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.reuse import POLICIES
 
 if TYPE_CHECKING:
     from pagecore.serving.pictures import Timeline

@@ -74,7 +74,9 @@ class Request:
         try:
             hash(self.namespace)
         except TypeError:
-            raise UnsupportedDtype(f"namespace is {self.namespace!r}, which has no hash; use a tuple of values") from None
+            raise UnsupportedDtype(
+                f"namespace is {self.namespace!r}, which has no hash; use a tuple of values"
+            ) from None
 
     @property
     def num_slots(self) -> int:

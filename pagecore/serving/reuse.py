@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pagecore.errors import UnsupportedOption
 
 if TYPE_CHECKING:
     from pagecore.serving.request import Run
 
-__all__ = ["Reuse"]
+__all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options"]
+
+# What recorded traffic can choose among: it knows of no priorities and no ranks. "none" is no prefix cache at all.
+NO_REUSE = "none"
+POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
+
+
+def cache_options(evict: str) -> dict[str, Any]:
+    """What a `PagedKVCache` is told for a policy, or for "none".
+
+    Raises
+    ------
+    UnsupportedOption
+        An unknown policy.
+    """
+    if evict not in POLICIES:
+        raise UnsupportedOption(f"evict is {evict!r}; use one of {', '.join(POLICIES)}")
+    return {"prefix_cache": False} if evict == NO_REUSE else {"eviction_policy": evict}
 
 
 @dataclass(slots=True)

@@ -55,9 +55,9 @@ class FakeBatch:
 class FakeCache:
     """`num_blocks` counts the null block, as everywhere.
 
-    The prefix cache is a dictionary from a prefix of whole blocks to its last block. A prefix that no sequence holds can
-    be evicted, the least recently used first, and of those used at once the longest. One that is held, but by sequences
-    with blocks of their own alone, can be had too: the tree takes one of theirs instead.
+    The prefix cache is a dictionary from a prefix of whole blocks to its last block. A prefix that no sequence holds
+    can be evicted, the least recently used first, and of those used at once the longest. One that is held, but by
+    sequences with blocks of their own alone, can be had too: the tree takes one of theirs instead.
     """
 
     def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):

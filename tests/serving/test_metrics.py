@@ -88,7 +88,10 @@ def test_metrics_tell_hits_and_evictions_of_each_step_from_their_sums():
 
 
 def test_a_hit_rate_of_a_span_weighs_each_token_alike():
-    steps = [(0, 0, 0, 0, 10 * n, 4 * n) for n in range(1, 257)] + [(0, 0, 0, 0, 2560 + 90, 1024), (0, 0, 0, 0, 2660, 1124)]
+    steps = [(0, 0, 0, 0, 10 * n, 4 * n) for n in range(1, 257)] + [
+        (0, 0, 0, 0, 2560 + 90, 1024),
+        (0, 0, 0, 0, 2660, 1124),
+    ]
     rates = observed(*steps).prefix_hit_rates()
     assert rates[:-1] == [pytest.approx(0.4)] * 128
     assert rates[-1] == pytest.approx(1.0)

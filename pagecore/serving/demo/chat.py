@@ -15,11 +15,10 @@ from pagecore.serving.demo.traffic import Traffic, chat_turns
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.replay.options import NO_REUSE, POLICIES
 from pagecore.serving.request import Run
+from pagecore.serving.reuse import POLICIES, cache_options
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
-from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import at_least
 
 __all__ = ["DemoConfig", "DemoReport", "demo"]
@@ -59,8 +58,7 @@ class DemoConfig:
     def __post_init__(self) -> None:
         at_least("seed", self.seed, least=0)
         at_least("num_requests", self.num_requests)
-        if self.evict not in POLICIES:
-            raise UnsupportedOption(f"evict is {self.evict!r}; use one of {', '.join(POLICIES)}")
+        cache_options(self.evict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +67,8 @@ class DemoReport:
 
     `swaps` of the preempted runs were swapped out, the others computed again; `swap_nbytes` is the memory for that.
     `static_nbytes` is what caches of `max_length` would take for as many sequences as ran at once at the peak.
-    `follow_ups` turns went on with a chat; of `history_tokens` that had been said before them, `history_hit_tokens` were
-    reused. The other figures of reuse are those of `ReplayReport`.
+    `follow_ups` turns went on with a chat; of `history_tokens` that had been said before them, `history_hit_tokens`
+    were reused. The other figures of reuse are those of `ReplayReport`.
     """
 
     requests: int
@@ -144,7 +142,7 @@ class _Demo:
             num_blocks=config.num_blocks,
             max_sequences=config.max_running,
             max_tokens_per_sequence=config.max_length,
-            **({"prefix_cache": False} if config.evict == NO_REUSE else {"eviction_policy": config.evict}),
+            **cache_options(config.evict),
         )
         self.swap_space = SwapSpace(self.cache, num_blocks=config.num_blocks) if config.swap else None
         self.scheduler = Scheduler(

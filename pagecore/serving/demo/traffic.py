@@ -57,7 +57,7 @@ def chat_turns(config: DemoConfig) -> list[Turn]:
         new = int(random.integers(8, longest))
         samples = int(random.integers(2, 5)) if number % 4 == 1 else 1
         kind, age = number % 3, number // TURN_STRIDE
-        goes_on = kind == 0 and age > 0 or kind == 1 and age % 2 == 1
+        goes_on = (kind == 0 and age > 0) or (kind == 1 and age % 2 == 1)
         text = text if goes_on else np.concatenate([system, text])
         turns.append(Turn(number, number - TURN_STRIDE if goes_on else None, text, new, samples))
     return turns

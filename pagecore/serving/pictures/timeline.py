@@ -59,7 +59,7 @@ def name_of(run: Run) -> str:
 
 
 def cells_of(block_map: BlockMap, numbers: dict[object, int], step: int = 1) -> Cells:
-    """Every `step`-th block from block 1 on: FREE, CACHED, or the number of the run that holds it, negative if shared."""
+    """Every `step`-th block from block 1 on: FREE, CACHED, or the number of its run, negative where several hold it."""
     # The last entry is for owner -1: nobody.
     by_place = np.array([*(numbers.get(name, FREE) for name in block_map.sequences), FREE], np.int32)
     cells = by_place[block_map.owner[1::step]]

@@ -10,18 +10,16 @@ from typing import Any, Literal
 from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
+from pagecore.serving.reuse import POLICIES, cache_options
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, within
 from pagecore.storage.pool import blocks_within
 
-__all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "NO_REUSE", "POLICIES", "UNBOUNDED", "ReplayOptions"]
+__all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOptions"]
 
 DEFAULT_MEMORY = "64GiB"
 DEFAULT_BYTES_PER_TOKEN = 131072
 UNBOUNDED: Literal["unbounded"] = "unbounded"
-# What a trace says nothing for, priorities and ranks, is left out; "none" is no prefix cache at all.
-NO_REUSE = "none"
-POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ class ReplayOptions:
     blocks: int | Literal["unbounded"] | None = None
     bytes_per_token: int | None = None
     model: str | os.PathLike[str] | Mapping[str, Any] | None = None
-    evict: str = "lru"
+    evict: str = POLICIES[0]
     block_size: int = 16
     max_tokens_per_step: int = 8192
     max_running: int = 256
@@ -95,8 +93,7 @@ class ReplayOptions:
             )
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
             raise UnsupportedOption(f"blocks is {self.blocks!r}; give a number, or {UNBOUNDED!r}")
-        if self.evict not in POLICIES:
-            raise UnsupportedOption(f"evict is {self.evict!r}; use one of {', '.join(POLICIES)}")
+        cache_options(self.evict)
         limits = {"blocks": 2, "bytes_per_token": 1, "block_size": 1, "max_tokens_per_step": 1, "max_running": 1}
         for name, least in {**limits, "requests": 1, "seed": 0}.items():
             if getattr(self, name) is not None and not (name == "blocks" and self.is_unbounded):

@@ -16,9 +16,10 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.replay.attend import SPEC, AttendCheck, stand_in_id
-from pagecore.serving.replay.options import NO_REUSE, UNBOUNDED, ReplayOptions
+from pagecore.serving.replay.options import UNBOUNDED, ReplayOptions
 from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.serving.request import Request, RequestError, Run
+from pagecore.serving.reuse import cache_options
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
 from pagecore.storage import free_memory
@@ -257,8 +258,8 @@ def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary 
         return options.num_blocks
     if summary is None:
         raise UnsupportedOption(
-            f"blocks is {UNBOUNDED!r}, and trace {path} is a pipe, whose end is not known beforehand; save it to a file, "
-            "or give a number of blocks"
+            f"blocks is {UNBOUNDED!r}, and trace {path} is a pipe, whose end is not known beforehand; save it to a "
+            "file, or give a number of blocks"
         )
     if summary.num_blocks >= INT32_MAX:
         raise ShapeError(
@@ -268,9 +269,7 @@ def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary 
     return summary.num_blocks + 1
 
 
-def _build(
-    options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
-) -> tuple[PagedKVCache, Scheduler]:
+def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None) -> tuple[PagedKVCache, Scheduler]:
     """A cache of so many blocks, with rows as many and as long as the trace can use."""
     if options.attend:
         _check_free_memory(options, num_blocks)
@@ -286,7 +285,7 @@ def _build(
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",
-        **({"prefix_cache": False} if options.evict == NO_REUSE else {"eviction_policy": options.evict}),
+        **cache_options(options.evict),
     )
     tokens = min(options.max_tokens_per_step, rows * length)
     space = SwapSpace(cache, num_blocks=options.num_swap_blocks) if options.num_swap_blocks else None

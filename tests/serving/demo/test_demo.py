@@ -7,13 +7,12 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption
-from pagecore.serving.demo import DemoConfig, chat_turns, demo
-from pagecore.serving.demo import chat
+from pagecore.serving.demo import DemoConfig, chat, chat_turns, demo
 from pagecore.serving.demo.model import Model
 from pagecore.serving.demo.verify import Verdict, verify
-from pagecore.serving.replay.options import POLICIES
 from pagecore.serving.report import demo_rows
 from pagecore.serving.request import Request, Run
+from pagecore.serving.reuse import POLICIES
 from pagecore.serving.scheduler import Scheduler
 
 FEW = DemoConfig(num_requests=7)
@@ -80,9 +79,8 @@ def test_the_demo_reuses_recovers_and_evicts(report):
     assert report.evicted_blocks > 50
     assert report.saved_prefill_tokens == report.prefix_hit_tokens + report.recovered_tokens
     rows = dict(demo_rows(report))
-    assert rows["chats that go on"] == (
-        f"{report.follow_ups} turns, {report.history_hit_tokens:,} of {report.history_tokens:,} tokens of history reused"
-    )
+    found = f"{report.history_hit_tokens:,} of {report.history_tokens:,} tokens of history"
+    assert rows["chats that go on"] == f"{report.follow_ups} turns, {found} reused"
     assert rows["prefix hits"].startswith(f"{report.prefix_hit_tokens:,} of {report.prompt_tokens:,} tokens of prompt")
 
 

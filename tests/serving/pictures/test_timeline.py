@@ -111,9 +111,11 @@ def test_a_run_keeps_its_number_through_a_preemption_and_no_two_share_one():
 
     def watch(scheduler, metrics):
         by_sequence = numbers.update(scheduler)
-        assert by_sequence.keys() == {run.sequence.id for run in scheduler.holders} >= {
-            run.sequence.id for run in scheduler.running
-        }
+        assert (
+            by_sequence.keys()
+            == {run.sequence.id for run in scheduler.holders}
+            >= {run.sequence.id for run in scheduler.running}
+        )
         for run in scheduler.holders:
             number = by_sequence[run.sequence.id]
             assert runs.setdefault(number, run) is run

@@ -12,10 +12,11 @@ from pagecore.cache import PagedKVCache
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.attend import ids_at, stand_in_id
-from pagecore.serving.replay.options import POLICIES, ReplayOptions
+from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import HASH_BLOCK, read_trace
 from pagecore.serving.report import replay_rows, sparkline
 from pagecore.serving.request import Request
+from pagecore.serving.reuse import POLICIES
 from tests.serving.prefixes import count_hits
 
 # A recorded trace to hold the dictionary against, such as Mooncake's.
