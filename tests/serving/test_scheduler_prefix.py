@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagecore.cache import PagedKVCache
+from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import UnsupportedDtype
 from pagecore.serving.request import Request, State
 from pagecore.serving.scheduler import Scheduler
@@ -108,11 +108,12 @@ def test_the_next_gives_up_its_prefix_before_anyone_is_preempted():
     assert scheduler.num_preemptions == 0
 
 
-def test_what_waits_is_admitted_as_soon_as_another_has_computed_what_it_lacks():
+@pytest.mark.parametrize("namespace", [None, "tenant"])
+def test_what_waits_is_admitted_as_soon_as_another_has_computed_what_it_lacks(namespace):
     cache = FakeCache(7, block_size=4)
     scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0)
-    first = scheduler.add(request(0, 16, 5, shared=16))
-    waits = scheduler.add(request(1, 20, 1, shared=16))
+    first = scheduler.add(request(0, 16, 5, shared=16, namespace=namespace))
+    waits = scheduler.add(request(1, 20, 1, shared=16, namespace=namespace))
     advance(scheduler)
     assert waits.sequence.num_cached_tokens == 0
     assert scheduler.num_waiting_tokens == 20
@@ -125,6 +126,31 @@ def test_what_waits_is_admitted_as_soon_as_another_has_computed_what_it_lacks():
     scheduler.accept(step, sampled(step))
     drain(scheduler)
     assert scheduler.reuse.prefix_query_tokens == 16 + 20
+
+
+def test_what_waits_finds_what_another_has_generated_once_that_is_finished():
+    scheduler = Scheduler(FakeCache(10, block_size=4), max_tokens_per_step=64, headroom=0.0)
+    first = request(0, 8, 5)
+    scheduler.add(first)
+    scheduler.add(request(1, 4, 5))
+    waits = scheduler.add(Request(2, np.append(expected(first, 0)[:12], np.arange(16)), 0))
+    assert len(advance(scheduler, 5)) == 2
+    assert (waits.state, waits.sequence.num_cached_tokens) == (State.WAITING, 8)
+    advance(scheduler)
+    assert (waits.state, waits.num_reused_tokens) == (State.FINISHED, 12)
+
+
+def test_what_comes_back_from_a_swap_space_is_not_recovered():
+    cache = PagedKVCache(AttentionSpec(1, 8), block_size=2, num_blocks=14, device="none")
+    space = SwapSpace(cache, num_blocks=40)
+    scheduler = Scheduler(cache, max_tokens_per_step=32, headroom=0.0, swap_space=space)
+    scheduler.add(request(0, 9, 1, shared=8))
+    drain(scheduler)
+    for number in (1, 2, 3):
+        scheduler.add(request(number, 9, 12, shared=8))
+    drain(scheduler)
+    assert scheduler.num_swaps == scheduler.num_preemptions > 0
+    assert (scheduler.reuse.prefix_hit_tokens, scheduler.reuse.num_recovered_tokens) == (24, 0)
 
 
 def test_a_longer_match_is_looked_for_in_the_requests_own_namespace():

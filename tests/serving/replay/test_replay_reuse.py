@@ -68,6 +68,7 @@ def test_prefills_one_by_one_hit_what_a_dictionary_of_block_prefixes_knows(chats
     assert report.prefix_query_tokens == report.prompt_tokens == sum(map(len, prompts(chats)))
     assert report.prefix_hit_tokens == report.saved_prefill_tokens == hits * block_size
     assert report.computed_tokens == report.prompt_tokens - report.prefix_hit_tokens
+    assert report.num_blocks == 1 + sum(-(-len(prompt) // block_size) for prompt in prompts(chats))
     assert (report.generated_tokens, report.evicted_blocks, report.preemptions) == (0, 0, 0)
     assert report.prefix_token_hit_rate == report.prefix_hit_tokens / report.prefix_query_tokens
     assert report.prefix_block_hit_rate == hits / query
