@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagecore.cache._published import Rows
 from pagecore.errors import OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.index import BlockTables, RadixTree, Receipt
 from pagecore.storage.checks import INT32_MAX, as_float, at_least
@@ -45,6 +46,11 @@ class Keep:
     priority: float | None = None
     time_to_live: float | None = None
     rank: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens and namespace say it all."""
+        return self.spans is None and self.priority is None and self.rank is None
 
 
 @dataclass(slots=True)
@@ -98,6 +104,7 @@ class PrefixCache:
         self._lanes = [*full, *(i for i, _ in windows)]  # the group of each lane
         self._num_full = len(full)
         self._seen = seen  # by the windows, in tokens
+        self._rows = Rows(self.tree, tables, self._lanes)
         names = self.tree.components
         self._components = ["full"] * len(groups)
         for (group, _), name in zip(windows, names[1:], strict=True):
@@ -244,23 +251,20 @@ class PrefixCache:
 
     def _publish(self, sequence: Sequence, may_share: bool) -> None:
         whole = min(sequence.num_tokens, sequence.num_computed_tokens) // self._block_size
-        if whole > sequence._published:
-            whole = whole if may_share else self._own(sequence, whole)
-        if whole > sequence._published:
+        first, hold = sequence._published, sequence._hold
+        if whole > first and not may_share:
+            # Not past what another row has a part in: it would have blocks of the tree that it has no hold on.
+            whole = first + self._rows.num_unshared(sequence, first, whole)
+        if whole <= first:
+            return
+        assert hold is not None and hold.receipt is not None
+        if hold.keep.is_plain and hold.receipt.num_tokens == first * self._block_size:
+            if self._rows.extend(sequence, hold.receipt, whole):
+                self._doubled.add(sequence)
+        else:
             self._offer(sequence, whole)
-            sequence._published = whole
-            self._cut.discard(sequence)
-
-    def _own(self, sequence: Sequence, whole: int) -> int:
-        """How many leading blocks can be published without leaving another row with blocks that it has no hold on."""
-        first = sequence._published
-        for group, pool in enumerate(self._pools):
-            blocks = self._tables.blocks(sequence.row, group)[first:whole].tolist()
-            for i, block in enumerate(blocks):
-                if block and pool.ref_count(block) > 1:
-                    whole = min(whole, first + i)
-                    break
-        return whole
+        sequence._published = whole
+        self._cut.discard(sequence)
 
     def _offer(self, sequence: Sequence, num_blocks: int) -> None:
         hold = sequence._hold
@@ -386,22 +390,21 @@ class PrefixCache:
             hold = sequence._hold
             if hold is None or hold.receipt is None:
                 continue
-            for lane, group in enumerate(self._lanes):
-                for index in self._watched(sequence, hold, lane):
-                    block = self.tree.block_at(hold.receipt, index, lane)
-                    if block and self._pools[group].ref_count(block) == 1:
-                        yield _Unused(sequence, lane, index, block)
+            for lane in range(len(self._lanes)):
+                end = hold.num_tokens // self._block_size
+                first, last = self._watched(sequence, lane, end)
+                for index, block in self._rows.find_unused(hold.receipt, lane, first, last, end):
+                    yield _Unused(sequence, lane, index, block)
 
-    def _watched(self, sequence: Sequence, hold: Hold, lane: int) -> range:
-        """Where a path can have blocks that its sequence does not use."""
-        end = hold.num_tokens // self._block_size
+    def _watched(self, sequence: Sequence, lane: int, end: int) -> tuple[int, int]:
+        """From where to where a path of so many blocks can have some that its sequence does not use."""
         if lane < self._num_full:
-            return range(end if sequence in self._doubled else 0)
+            return 0, end if sequence in self._doubled else 0
         seen = self._seen[lane - self._num_full]
         first = max(0, end - -(-seen // self._block_size))
         if sequence in self._doubled:
-            return range(first, end)
-        return range(first, min(end, max(0, sequence.num_computed_tokens - seen) // self._block_size))
+            return first, end
+        return first, min(end, max(0, sequence.num_computed_tokens - seen) // self._block_size)
 
     def _reclaim(self, left: list[int]) -> None:
         """Take from the tree what it alone has of paths that are in use; their sequences' own blocks come instead."""

@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.memory cimport shared_ptr
 from libcpp.span cimport span
+from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport const_int32
 from pagecore.native.translate cimport raise_python_error
@@ -23,6 +24,8 @@ cdef extern from "pagecore/index/block_pool.hpp" namespace "pagecore" nogil:
         int32_t reclaim(int64_t step) except +raise_python_error
         int32_t ref_count(int64_t block) except +raise_python_error
         void copy_ref_counts(span[int32_t] out) except +raise_python_error
+        size_t num_unshared(span[const_int32] blocks) except +raise_python_error
+        void find_single(span[const_int32] blocks, vector[int32_t]& out) except +raise_python_error
         int32_t num_blocks()
         int32_t num_free() except +raise_python_error
         int32_t num_used() except +raise_python_error
@@ -35,3 +38,8 @@ cdef class BlockPool:
     cdef shared_ptr[NativeBlockPool] native  # shared with the block tables that use it
     cdef readonly str order
     cdef readonly int32_t num_blocks
+
+    # For blocks that are known to be of this pool.
+    cdef int share_raw(self, const int32_t* blocks, size_t count) except -1
+    cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) except? 0
+    cdef int find_single_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) except -1

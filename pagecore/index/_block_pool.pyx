@@ -3,6 +3,7 @@
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
+from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_int64, as_integers, const_int32, new_int32
 
@@ -60,6 +61,17 @@ cdef class BlockPool:
         cdef int position = ORDERS.index(order)
         self.native.reset(new NativeBlockPool(as_int64(num_blocks, "num_blocks"), <Order> position))
         self.num_blocks = deref(self.native).num_blocks()
+
+    cdef int share_raw(self, const int32_t* blocks, size_t count) except -1:
+        deref(self.native).share(span[const_int32](blocks, count))
+        return 0
+
+    cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) except? 0:
+        return deref(self.native).num_unshared(span[const_int32](blocks, count))
+
+    cdef int find_single_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) except -1:
+        deref(self.native).find_single(span[const_int32](blocks, count), out)
+        return 0
 
     def allocate(self, n):
         """Take `n` blocks, each with one reference.

@@ -66,6 +66,8 @@ cdef class BlockTables:
 
     # prepare of n rows without any conversion; False when blocks are short.
     cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
+    # The blocks of a row in a group, until the row changes.
+    cdef Int32s row_raw(self, int32_t row, int64_t group)
     # Raises OutOfBlocks with the figures of the try_prepare_raw that just failed.
     cdef int fail_out_of_blocks(self) except -1
 

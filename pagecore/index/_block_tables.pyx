@@ -297,6 +297,9 @@ cdef class BlockTables:
             span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), deref(out.native)
         )
 
+    cdef Int32s row_raw(self, int32_t row, int64_t group):
+        return deref(self.native).blocks(row, group)
+
     cdef int fail_out_of_blocks(self) except -1:
         deref(self.native).fail_out_of_blocks()
 

@@ -4,8 +4,8 @@ from libcpp.memory cimport unique_ptr
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport Entry, Offer, Prefix, Query, Wish
-from pagecore.index._radix_values cimport Match
+from pagecore.index._radix_query cimport Entry, Int32Pointer, Offer, Prefix, Query, Wish
+from pagecore.index._radix_values cimport Inserted, Match
 from pagecore.native.translate cimport raise_python_error
 
 cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nogil:
@@ -56,8 +56,10 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
         NativeReceipt lock_again(const NativeReceipt& receipt)
         void unlock(NativeReceipt& receipt, uint32_t components, const Wish& wish)
         void insert(const Offer& offer, NativeReceipt* receipt, NativeInserted& out) except +raise_python_error
+        void extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out) except +raise_python_error
         void check_all(Offers offers, NativeInserted& out) except +raise_python_error
         int64_t evict(int32_t component, int64_t amount, vector[vector[int32_t]]& out) except +raise_python_error
+        void copy_tail(int32_t end, int32_t lane, span[int32_t] out) except +raise_python_error
         int32_t id_at(int32_t end, int64_t block, int32_t lane) except +raise_python_error
         int32_t replace_id(int32_t end, int64_t block, int32_t lane, int32_t id) except +raise_python_error
         void advance(double time)
@@ -77,11 +79,13 @@ cdef class Receipt:
     cdef readonly RadixTree tree
     cdef readonly Match match
     cdef NativeReceipt native
+    cdef object key  # of the namespace; None: the one without a name
 
 
 cdef class RadixTree:
     cdef unique_ptr[NativeRadixTree] native
-    cdef NativeInserted inserted  # scratch
+    cdef NativeInserted inserted  # what the last insertion did
+    cdef Offer offer              # scratch
     cdef dict spaces              # namespace, typed -> its number
     cdef dict space_keys          # and back
     cdef readonly int64_t block_size
@@ -98,7 +102,17 @@ cdef class RadixTree:
     cdef Match _match(self, Prefix prefix)
     cdef Match _found(self, const NativeMatch& found)
     cdef Receipt _lock(self, Prefix prefix)
+    cdef int32_t _space(self, object key) except -1
     cdef object _insert(self, Entry entry)
+    cdef int _extend(self, Receipt receipt) except -1
+    # `extend` without a Python object: lanes[i] has the num_tokens / block_size ids of lane i, from the sequence's
+    # start. The answer is in `inserted`, until the next insertion.
+    cdef int extend_raw(
+        self, Receipt receipt, const int32_t* tokens, int64_t num_tokens, const vector[Int32Pointer]& lanes
+    ) except -1
+    # The last ids of a lane of the path that a receipt holds.
+    cdef int copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) except -1
+    cdef Inserted _inserted(self)
     cdef int _forget_dead(self) except -1
     cdef int _check_receipt(self, Receipt receipt) except -1
     cdef int32_t _lane(self, object lane) except -1

@@ -8,7 +8,20 @@ from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64, new_int32
-from pagecore.index._radix_query cimport Entry, Offer, Prefix, Wish, as_number, read_entry, read_prefix, read_wish
+from pagecore.index._radix_query cimport (
+    Entry,
+    Int32Pointer,
+    Int32s,
+    Marks,
+    Offer,
+    Prefix,
+    States,
+    Wish,
+    as_number,
+    read_entry,
+    read_prefix,
+    read_wish,
+)
 from pagecore.index._radix_values cimport Evicted, Inserted, Match, array_of, per_lane
 
 from collections.abc import Mapping
@@ -69,6 +82,7 @@ cdef class Receipt:
         cdef Receipt other = Receipt.__new__(Receipt)
         other.tree = self.tree
         other.match = self.match
+        other.key = self.key
         other.native = deref(self.tree.native).lock_again(self.native)
         return other
 
@@ -97,7 +111,9 @@ cdef class RadixTree:
     block_size : int
         Tokens of a block.
     full : int
-        Lanes of the full component: groups of layers that attend to every token; 1 to 64.
+        Lanes of the full component: groups of layers that attend to every token; at most 64. 0 is for models without
+        such layers and needs a window or states: the full component then counts blocks of tokens that hold nothing
+        themselves, and a prefix goes with the last that its windows and states have of it.
     windows : sequence of int
         Tokens that each sliding window sees, at most 16; a prefix is reusable if the last `window` tokens before its
         end are there.
@@ -292,6 +308,7 @@ cdef class RadixTree:
         if prefix.space >= 0:
             found = deref(self.native).match(prefix.query(), prefix.limit)
         receipt.tree = self
+        receipt.key = prefix.key
         receipt.match = self._found(found)
         receipt.native = deref(self.native).lock(found, self.every_component)
         return receipt
@@ -329,6 +346,7 @@ cdef class RadixTree:
         if time is not None:
             deref(self.native).advance(time)
         deref(self.native).unlock(receipt.native, which, wish)
+        self._forget_dead()
 
     # Keeping.
 
@@ -384,26 +402,104 @@ cdef class RadixTree:
 
     cdef object _insert(self, Entry entry):
         cdef Prefix prefix = entry.prefix
-        cdef Inserted inserted = Inserted.__new__(Inserted)
-        cdef Offer offer
-        cdef NativeReceipt* receipt = NULL
-        cdef bint is_new = prefix.space < 0
-        if is_new:
-            prefix.space = self.spaces.get(prefix.key, -1)
-            is_new = prefix.space < 0
-        if is_new:
-            prefix.space = deref(self.native).add_namespace()
-            self.spaces[prefix.key] = prefix.space
-            self.space_keys[prefix.space] = prefix.key
+        cdef Receipt receipt = <Receipt> entry.receipt
+        cdef NativeReceipt* moved = NULL
+        prefix.space = self._space(prefix.key)  # not before: a call between may have ended the namespace
         try:
-            entry.fill(&offer)
-            if entry.receipt is not None:
-                receipt = &(<Receipt> entry.receipt).native
-            deref(self.native).insert(offer, receipt, self.inserted)
+            entry.fill(&self.offer)
+            if receipt is not None:
+                moved = &receipt.native
+            deref(self.native).insert(self.offer, moved, self.inserted)
         finally:
-            if is_new:
-                deref(self.native).drop_namespace_if_empty(prefix.space)
-                self._forget_dead()
+            deref(self.native).drop_namespace_if_empty(prefix.space)
+            self._forget_dead()
+        if receipt is not None and self.inserted.blocks > 0:
+            receipt.key = prefix.key
+        return self._inserted()
+
+    cdef int32_t _space(self, object key) except -1:
+        """The namespace's number; it is added where it has none, and dropped again where nothing comes of it."""
+        cdef int32_t space
+        if key is None:
+            return 0
+        space = self.spaces.get(key, -1)
+        if space < 0:
+            space = deref(self.native).add_namespace()
+            self.spaces[key] = space
+            self.space_keys[space] = key
+        return space
+
+    def extend(self, tokens, blocks, Receipt receipt, *, time=None):
+        """Keep what a sequence has computed since; the receipt says how far the tree has it, and moves to the end.
+
+        What lies before the receipt's end is not looked at, so that the cost is that of the new blocks. They lie in
+        the receipt's namespace, have no spans and no states, and are worth what the receipt's end is worth (priority
+        and rank). Where nobody else uses that end, no node is added: it grows, its age and hits included.
+
+        Parameters
+        ----------
+        tokens : array_like of int
+            [num_tokens], of the whole sequence, from its start.
+        blocks : array_like of int, or one for each lane
+            [>= num_tokens // block_size], of the whole sequence. A window's lane may have null blocks.
+        receipt : Receipt
+            Of this sequence's prefix. The state that it held is given back.
+        time : float, optional
+            The caller's clock in seconds, as in `insert`.
+
+        Returns
+        -------
+        Inserted
+            `num_old_tokens` counts what the receipt held, too.
+
+        Raises
+        ------
+        ShapeError
+            There are fewer tokens than the receipt holds, or fewer blocks than they fill; or `time` is not finite.
+        InvalidBlock, DoubleFree, InvalidSequence, UnsupportedDtype
+            As in `insert`.
+        """
+        self._check_receipt(receipt)
+        cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, None, None, None)
+        entry.time = -INFINITY if time is None else as_number(time, "time")
+        entry.fill(&self.offer)
+        self._extend(receipt)
+        return self._inserted()
+
+    cdef int extend_raw(
+        self, Receipt receipt, const int32_t* tokens, int64_t num_tokens, const vector[Int32Pointer]& lanes
+    ) except -1:
+        cdef Marks no_marks
+        cdef States no_states
+        cdef Wish no_wish
+        self._check_receipt(receipt)
+        self.offer.query.tokens = Int32s(tokens, <size_t> num_tokens)
+        self.offer.query.marks = no_marks
+        self.offer.lanes = lanes
+        self.offer.states = no_states
+        self.offer.wish = no_wish
+        self.offer.time = -INFINITY
+        return self._extend(receipt)
+
+    cdef int copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) except -1:
+        self._check_receipt(receipt)
+        deref(self.native).copy_tail(receipt.native.node, lane, ids)
+        return 0
+
+    cdef int _extend(self, Receipt receipt) except -1:
+        cdef int32_t space = 0
+        if receipt.key is not None and receipt.native.node < 0:
+            space = self._space(receipt.key)
+        self.offer.query.space = space
+        try:
+            deref(self.native).extend(self.offer, receipt.native, self.inserted)
+        finally:
+            deref(self.native).drop_namespace_if_empty(space)
+            self._forget_dead()
+        return 0
+
+    cdef Inserted _inserted(self):
+        cdef Inserted inserted = Inserted.__new__(Inserted)
         inserted.num_tokens = self.inserted.blocks * self.block_size
         inserted.num_old_tokens = self.inserted.old_blocks * self.block_size
         inserted.taken = per_lane(self.inserted.taken, self.num_lanes)
@@ -504,7 +600,8 @@ cdef class RadixTree:
         Returns
         -------
         Evicted
-            Exactly ``min(amount, evictable(component))`` of them.
+            Exactly ``min(amount, evictable(component))`` of them; where `full` is 0, of the full component also what
+            is then left without anything.
 
         Raises
         ------
@@ -646,6 +743,7 @@ cdef class RadixTree:
             deref(self.native).advance(time)
         for receipt in receipts:
             deref(self.native).unlock(receipt.native, self.every_component, wish)
+        self._forget_dead()
 
     def insert_all(self, entries, *, time=None):
         """`insert` for every sequence of a step, in order: all, or none where one is refused.

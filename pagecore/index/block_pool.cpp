@@ -178,6 +178,20 @@ void BlockPool::undo_retirements(std::span<const BlockId> blocks, Chain& chain, 
   if (chain.tail != kNullBlock) next_[static_cast<size_t>(chain.tail)] = kNullBlock;
 }
 
+size_t BlockPool::num_unshared(std::span<const BlockId> blocks) const {
+  const std::lock_guard lock(mutex_);
+  size_t count = 0;
+  while (count < blocks.size() && ref_count_[static_cast<size_t>(blocks[count])] <= 1) ++count;
+  return count;
+}
+
+void BlockPool::find_single(std::span<const BlockId> blocks, std::vector<int32_t>& out) const {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (ref_count_[static_cast<size_t>(blocks[i])] == 1) out.push_back(static_cast<int32_t>(i));
+  }
+}
+
 void BlockPool::check_invariants() const {
   const std::lock_guard lock(mutex_);
   free_.check_invariants();

@@ -17,6 +17,7 @@
 #include <map>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "pagecore/index/free_list.hpp"
 #include "pagecore/index/zeroed_array.hpp"
@@ -48,6 +49,11 @@ class BlockPool {
   [[nodiscard]] int32_t ref_count(int64_t block) const;
   // The same for every block; out.size() == num_blocks().
   void copy_ref_counts(std::span<int32_t> out) const;
+
+  // How many blocks of a list come before the first that has several holders; null blocks have none.
+  [[nodiscard]] size_t num_unshared(std::span<const BlockId> blocks) const;
+  // Of the places of a list, those whose block has one holder only.
+  void find_single(std::span<const BlockId> blocks, std::vector<int32_t>& out) const;
 
   [[nodiscard]] BlockId num_blocks() const { return num_blocks_; }
   [[nodiscard]] BlockId num_free() const;

@@ -61,7 +61,7 @@ class RadixTree::Places {
 void RadixTree::check_all(std::span<const Offer> offers, Inserted& out) {
   Places places(offers, block_size_, num_lanes());
   for (size_t i = 0; i < offers.size(); ++i) {
-    survey(offers[i], out);
+    survey(offers[i], -1 - offers[i].query.space, out);
     give_up_claims(out);
     if (offers.size() > 1) note_places(offers[i], i, out.blocks, places);
   }

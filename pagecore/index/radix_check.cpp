@@ -52,6 +52,7 @@ void RadixTree::check_node(NodeId node) const {
     PC_ASSERT(std::count(ids, ids + first, kNullBlock) == first);
   }
   if (has_states_) PC_ASSERT(part(node, state_component()).count == (it.state != kNoState));
+  PC_ASSERT(!is_empty(node));
 }
 
 void RadixTree::check_runs() const {

@@ -18,12 +18,11 @@ int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& ou
     out[static_cast<size_t>(i)].reserve(static_cast<size_t>(std::min(amount, held(of))));
   }
   expire();
-  if (component == 0) {
-    const int64_t evicted = evict_full(amount, out);
-    map_.shrink();
-    return evicted;
-  }
-  return is_window(component) ? evict_window(component, amount, out) : evict_states(amount, out);
+  const int64_t evicted = component == 0         ? evict_full(amount, out)
+                          : is_window(component) ? evict_window(component, amount, out)
+                                                 : evict_states(amount, out);
+  map_.shrink();
+  return evicted;
 }
 
 // A priority that has had its time falls back to the default.
@@ -40,6 +39,7 @@ void RadixTree::expire() {
   }
 }
 
+// More where the rest of a path is left without anything.
 int64_t RadixTree::evict_full(int64_t amount, std::vector<Ids>& out) {
   int64_t left = amount;
   while (left > 0) {
@@ -48,14 +48,16 @@ int64_t RadixTree::evict_full(int64_t amount, std::vector<Ids>& out) {
     const NodeId node = heaps_[0].top();
     const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, at(node).size));
     give_up_tail(node, blocks, out);
+    NodeId rest = node;
     if (blocks == at(node).size) {
+      rest = at(node).parent;
       remove_leaf(node);
     } else {
       trim(node, blocks);
     }
-    left -= blocks;
+    left -= blocks + prune(rest);
   }
-  return amount;
+  return amount - left;
 }
 
 // Everything that the last `blocks` of a leaf hold, in every component.
@@ -101,6 +103,7 @@ int64_t RadixTree::evict_window(int32_t window, int64_t amount, std::vector<Ids>
       ++taken;
     }
     change_count(node, window, -blocks);
+    prune(node);
     left -= blocks;
   }
   return amount;
@@ -114,6 +117,7 @@ int64_t RadixTree::evict_states(int64_t amount, std::vector<Ids>& out) {
     held_ids_.back().erase(at(node).state);
     at(node).state = kNoState;
     change_count(node, state_component(), -1);
+    prune(node);
   }
   return amount;
 }

@@ -12,7 +12,8 @@ using radix::kNoNode;
 using radix::kNoState;
 
 void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
-  survey(offer, out);
+  const NodeId top = -1 - offer.query.space;
+  survey(offer, top, out);
   radix::Run run;
   try {
     reserve(3 + static_cast<int64_t>(offer.states.size()) + num_windows());
@@ -23,7 +24,9 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
   }
   ++turn_;
   advance(offer.time);
-  const NodeId end = add_rest(offer, out, std::move(run));
+  const NodeId last = path_.empty() ? kNoNode : path_.back().node;
+  const NodeId released = receipt != nullptr ? receipt->node : kNoNode;
+  const NodeId end = add_rest(offer, out, top, std::move(run));
   use_path(offer);
   for (int32_t w = 1; w <= num_windows(); ++w) fill_window(offer, w);
   for (const State& state : offer.states) {
@@ -37,13 +40,14 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
     change_count(node, state_component(), 1);
   }
   if (receipt != nullptr && out.blocks > 0) move_receipt(*receipt, split_path(end, out.blocks));
+  for (const NodeId node : {last, end, released}) prune(node);  // lower halves of splits keep their ids
 }
 
-// Walks the path, checks the offer, and claims what the tree is to take.
-void RadixTree::survey(const Offer& offer, Inserted& out) {
+// Walks the path on from `parent`, checks the offer, and claims what the tree is to take.
+void RadixTree::survey(const Offer& offer, NodeId parent, Inserted& out) {
   const int64_t blocks = static_cast<int64_t>(offer.query.tokens.size()) / block_size_;
   check_states(offer, blocks);
-  walk(offer, blocks, out);
+  walk(offer, parent, blocks, out);
   out.taken.resize(static_cast<size_t>(num_lanes()) + 1);
   out.duplicates.resize(static_cast<size_t>(num_lanes()) + 1);
   for (Ids& ids : out.taken) ids.clear();
@@ -75,11 +79,10 @@ void RadixTree::check_states(const Offer& offer, int64_t blocks) const {
   }
 }
 
-void RadixTree::walk(const Offer& offer, int64_t blocks, Inserted& out) {
+void RadixTree::walk(const Offer& offer, NodeId parent, int64_t blocks, Inserted& out) {
   path_.clear();
   out.blocks = blocks;
-  out.old_blocks = 0;
-  NodeId parent = -1 - offer.query.space;
+  out.old_blocks = depth(parent);
   while (out.old_blocks < blocks) {
     const NodeId child = find_child(parent, offer.query, out.old_blocks);
     if (child == kNoNode) break;
@@ -106,8 +109,8 @@ void RadixTree::claim_lane(const Offer& offer, int32_t which, Inserted& out) {
   Ids& taken = out.taken[static_cast<size_t>(which)];
   Ids& duplicates = out.duplicates[static_cast<size_t>(which)];
   const bool is_window = which >= full_lanes_;
-  taken.reserve(static_cast<size_t>(is_window ? out.blocks : out.blocks - out.old_blocks));
-  int64_t block = 0;
+  int64_t block = path_.empty() ? out.old_blocks : at(path_.front().node).depth;
+  taken.reserve(static_cast<size_t>(out.blocks - (is_window ? block : out.old_blocks)));
   for (const Step& step : path_) {
     const int32_t* const held = lane(step.node, which);
     for (int32_t i = 0; i < step.matched; ++i, ++block) {
@@ -160,8 +163,8 @@ void RadixTree::use_path(const Offer& offer) {
 
 // The new leaf, or where the path ends when the tree has it all. A node that the path leaves half way is split, and its
 // upper half stands in the path.
-RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, radix::Run&& run) {
-  NodeId end = path_.empty() ? -1 - offer.query.space : path_.back().node;
+RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::Run&& run) {
+  NodeId end = path_.empty() ? parent : path_.back().node;
   if (out.old_blocks == out.blocks) return end;
   for (int32_t i = 0; i < num_lanes(); ++i) {
     std::copy_n(offer.lanes[static_cast<size_t>(i)] + out.old_blocks, run.capacity, runs_.lane(run, i));
@@ -179,8 +182,8 @@ RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, r
 
 // Puts ids where the path had holes.
 void RadixTree::fill_window(const Offer& offer, int32_t window) {
-  const int32_t* offered = offer.lanes[static_cast<size_t>(lane_of(window))];
   for (const Step& step : path_) {
+    const int32_t* const offered = offer.lanes[static_cast<size_t>(lane_of(window))] + at(step.node).depth;
     int32_t* const held = lane(step.node, lane_of(window));
     int32_t filled = 0;
     for (int32_t i = 0; i < step.matched; ++i) {
@@ -190,7 +193,6 @@ void RadixTree::fill_window(const Offer& offer, int32_t window) {
       ++filled;
     }
     if (filled > 0) change_count(step.node, window, filled);
-    offered += step.matched;
   }
 }
 

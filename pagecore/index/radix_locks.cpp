@@ -35,18 +35,21 @@ void RadixTree::pin(NodeId node, int32_t component, int32_t by, const radix::Wis
   part(node, component).receipts += by;
   const int64_t start = is_window(component) ? window_start(component, depth(node)) : depth(node) - 1;
   while (node >= 0 && depth(node) > start) {
-    Part& it = part(node, component);
-    it.pins += by;
-    if (it.pins == (by > 0 ? 1 : 0)) {
-      evictable_[static_cast<size_t>(component)] += by > 0 ? -it.count : it.count;
-      if (by < 0) {
-        touch(node, component, false);
-        wish->apply(it.standing, now_);
-      }
-      refresh(node, component);
-    }
+    pin_part(node, component, by, wish);
     node = at(node).parent;
   }
+}
+
+void RadixTree::pin_part(NodeId node, int32_t component, int32_t by, const radix::Wish* wish) {
+  Part& it = part(node, component);
+  it.pins += by;
+  if (it.pins != (by > 0 ? 1 : 0)) return;
+  evictable_[static_cast<size_t>(component)] += by > 0 ? -it.count : it.count;
+  if (by < 0) {
+    touch(node, component, false);
+    wish->apply(it.standing, now_);
+  }
+  refresh(node, component);
 }
 
 // A receipt for the path that ends with `node`, which reserve() has room to split.
@@ -76,10 +79,13 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
     return {kNoNode, components};
   }
   reserve(1 + num_windows());
+  const NodeId found = match.node;
   if (match.offset < at(match.node).size) match.node = split(match.node, match.offset);
   match.offset = at(match.node).size;
   if (has_states_ && at(match.node).state == radix::kNoState) components &= ~(1u << state_component());
-  return lock_end(match.node, components, true);
+  const Receipt receipt = lock_end(match.node, components, true);
+  prune(found);  // the lower half, if there is one
+  return receipt;
 }
 
 RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {
@@ -97,6 +103,7 @@ RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {
 void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::Wish& wish) {
   ++turn_;
   drop(receipt, components, wish);
+  prune(receipt.node);
 }
 
 // The path stays pinned until the last component is given back.

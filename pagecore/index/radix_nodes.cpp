@@ -149,8 +149,31 @@ void RadixTree::remove_leaf(NodeId node) {
 // A leaf loses its last blocks, whose ids are gone already.
 void RadixTree::trim(NodeId node, int32_t blocks) {
   at(node).size -= blocks;
+  for (int32_t w = 1; w <= num_windows(); ++w) part(node, w).first = std::min(part(node, w).first, at(node).size);
   runs_[at(node).run].live -= blocks;
   compact(at(node).run);
+}
+
+// Whether nothing keeps the node, in a tree whose full component holds no blocks.
+bool RadixTree::is_empty(NodeId node) const {
+  if (full_lanes_ > 0 || at(node).children > 0 || at(node).path_pins > 0) return false;
+  for (int32_t c = 1; c < num_components_; ++c) {
+    if (part(node, c).count > 0) return false;
+  }
+  return true;
+}
+
+// Removes the node if it is empty, and its parents that become so; returns how many blocks of tokens went.
+int64_t RadixTree::prune(NodeId node) {
+  int64_t gone = 0;
+  while (node >= 0 && at(node).size > 0 && is_empty(node)) {
+    const NodeId parent = at(node).parent;
+    gone += at(node).size;
+    change_count(node, 0, -at(node).size);
+    remove_leaf(node);
+    node = parent;
+  }
+  return gone;
 }
 
 void RadixTree::compact(radix::RunId id) {
@@ -160,13 +183,20 @@ void RadixTree::compact(radix::RunId id) {
     return;
   }
   if (!radix::Runs::is_sparse(run)) return;
+  list_slices(run);
+  if (runs_.compact(id, slices_)) place_slices(runs_[id]);
+}
+
+void RadixTree::list_slices(const radix::Run& run) {
   slices_.clear();
   for (NodeId node = run.first; node != kNoNode; node = at(node).next) {
     slices_.push_back({at(node).start, at(node).size});
   }
-  if (!runs_.compact(id, slices_)) return;
+}
+
+void RadixTree::place_slices(const radix::Run& run) {
   size_t i = 0;
-  for (NodeId node = runs_[id].first; node != kNoNode; node = at(node).next) at(node).start = slices_[i++].start;
+  for (NodeId node = run.first; node != kNoNode; node = at(node).next) at(node).start = slices_[i++].start;
 }
 
 // What the node holds of a component changes; sizes and heaps follow.

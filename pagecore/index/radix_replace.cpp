@@ -13,6 +13,17 @@ RadixTree::NodeId RadixTree::node_with(NodeId node, int64_t block) const {
   return node;
 }
 
+void RadixTree::copy_tail(NodeId node, int32_t which, std::span<int32_t> out) const {
+  PC_EXPECTS(static_cast<int64_t>(out.size()) <= depth(node), ShapeError, out.size(), " blocks are asked for; the path has ",
+             depth(node));
+  for (size_t end = out.size(); end > 0; node = at(node).parent) {
+    const auto size = static_cast<size_t>(at(node).size);
+    const size_t count = std::min(end, size);
+    std::copy_n(lane(node, which) + (size - count), count, out.begin() + static_cast<std::ptrdiff_t>(end - count));
+    end -= count;
+  }
+}
+
 int32_t RadixTree::id_at(NodeId end, int64_t block, int32_t which) const {
   const NodeId node = node_with(end, block);
   return lane(node, which)[block - at(node).depth];

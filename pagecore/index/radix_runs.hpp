@@ -5,7 +5,9 @@
 //
 // A lane is one id for each block: the lanes of the full component come first, then one lane for each window, in which
 // the null block is a hole.
-// I1: slices of one run do not overlap, and stand in the order of their list; live is the sum of their sizes.
+// I1: slices of one run do not overlap, and stand in the order of their list; live is the sum of their sizes. They lie
+// on
+//     one path, the top one first: a leaf is the last slice of its run, and may grow into the room behind it.
 // I2: 2 * capacity <= 3 * live (except where memory ran out while compacting); a run without slices is gone.
 // Memory: (block_size + lanes) * 4 bytes a block. Threads: one writer.
 #pragma once
@@ -91,20 +93,24 @@ class Runs {
   }
   [[nodiscard]] static bool is_sparse(const Run& run) { return int64_t{run.live} * 3 < int64_t{run.capacity} * 2; }
 
-  // Moves the slices, which are in order, to the front of a run of their own size, and says where they stand now.
-  // Returns false, having changed nothing, where memory is short.
-  [[nodiscard]] bool compact(RunId id, std::span<Slice> slices) noexcept {
+  // Moves the slices, which are in order, to the front of a run of `capacity` blocks, and says where they stand now.
+  void resize(RunId id, std::span<Slice> slices, int32_t capacity) {
     Run& old = (*this)[id];
+    Run run;
+    run.capacity = capacity;
+    run.live = old.live;
+    run.first = old.first;
+    run.data = std::make_unique_for_overwrite<int32_t[]>(words(capacity));
+    int32_t size = 0;
+    for (Slice& slice : slices) size += move(old, run, slice, size);
+    held_blocks_ += run.capacity - old.capacity;
+    held_marks_ += run.marks.capacity() - old.marks.capacity();
+    old = std::move(run);
+  }
+  // Leaves no room; returns false, having changed nothing, where memory is short.
+  [[nodiscard]] bool compact(RunId id, std::span<Slice> slices) noexcept {
     try {
-      Run run;
-      run.capacity = run.live = old.live;
-      run.first = old.first;
-      run.data = std::make_unique_for_overwrite<int32_t[]>(words(run.capacity));
-      int32_t size = 0;
-      for (Slice& slice : slices) size += move(old, run, slice, size);
-      held_blocks_ += run.capacity - old.capacity;
-      held_marks_ += run.marks.capacity() - old.marks.capacity();
-      old = std::move(run);
+      resize(id, slices, (*this)[id].live);
     } catch (const std::bad_alloc&) {
       return false;
     }

@@ -29,12 +29,16 @@ uint64_t draw_seed() {
 
 RadixTree::RadixTree(const Options& options)
     : block_size_(checked_size("block_size", options.block_size, int64_t{1} << 20)),
-      full_lanes_(static_cast<int32_t>(checked_size("full", options.full_lanes, 64))),
+      full_lanes_(static_cast<int32_t>(options.full_lanes)),
       has_states_(options.has_states),
       state_interval_(options.state_interval),
       policy_(options.policy),
       hash_(draw_seed()),
       runs_(block_size_, full_lanes_ + static_cast<int32_t>(options.windows.size())) {
+  PC_EXPECTS(options.full_lanes >= 0 && options.full_lanes <= 64, ShapeError, "full is ", options.full_lanes,
+             "; use 0 to 64");
+  PC_EXPECTS(options.full_lanes > 0 || !options.windows.empty() || has_states_, ShapeError,
+             "full is 0 and there are no windows and no states; give one of them");
   PC_EXPECTS(options.windows.size() <= 16, ShapeError, options.windows.size(), " windows are given; use at most 16");
   for (const int64_t window : options.windows) {
     checked_size("a window", window, kMaxInt32);
@@ -82,7 +86,8 @@ std::vector<radix::NamespaceId> RadixTree::take_dead_namespaces() {
 }
 
 void RadixTree::drop_namespace_if_empty(radix::NamespaceId space) {
-  if (space != 0 && space_children_[static_cast<size_t>(space)] == 0) dead_.push_back(space);
+  if (space == 0 || space_children_[static_cast<size_t>(space)] != 0) return;
+  if (std::find(dead_.begin(), dead_.end(), space) == dead_.end()) dead_.push_back(space);
 }
 
 radix::NodeId RadixTree::find_child(NodeId parent, const Query& query, int64_t block) const {

@@ -3,9 +3,9 @@
 //   namespace ── A [blocks 0..12) ─┬─ B [12..16)          a node is a slice of a run (radix_runs.hpp); an edge is whole
 //                                  └─ C [12..64)          blocks; children differ in their first block
 //
-// Components: "full" (every node has it), a window each (ids of its lane, null where evicted: a tombstone), and a state
-// (one id at a node's end). The tree decides and frees nothing: it answers with ids, and the caller owns the
-// references.
+// Components: "full" (every node has it: its blocks, or without full lanes only their tokens), a window each (ids of
+// its lane, null where evicted: a tombstone), and a state (one id at a node's end). The tree decides and frees nothing:
+// it answers with ids, and the caller owns the references.
 //
 // I1: path_pins = receipts at the node + pinned children; what has none can be evicted, and so can all below it.
 // I2: pins of a window or state = receipts that hold it there; a receipt of a window pins the nodes that make up the
@@ -13,6 +13,7 @@
 // I3: a heap holds what can go now: full: an unpinned leaf; window: ids there, unpinned; state: there, unpinned.
 // I4: an id is held once in its lane. I5: evictable + protected = held, for each component.
 // I6: the lower half of a split keeps the node's id, and with it its receipts, children and state.
+// I7: without full lanes an unpinned leaf has something in a window, or a state.
 // All or nothing: memory is taken and everything checked before a node changes.
 // Cost: match O(tokens); lock and unlock O(nodes whose pins go 0 <-> 1); evicting O(log n) a node. No recursion.
 // Threads: one writer.
@@ -38,7 +39,7 @@ class RadixTree {
 
   struct Options {
     int64_t block_size = 16;
-    int64_t full_lanes = 1;
+    int64_t full_lanes = 1;        // 0: nodes hold only tokens, for windows or states
     std::vector<int64_t> windows;  // in tokens
     bool has_states = false;
     int64_t state_interval = 0;  // tokens between the checkpoints that a caller makes
@@ -97,10 +98,15 @@ class RadixTree {
 
   // `receipt`, where there is one, moves to the end of what is inserted.
   void insert(const Offer& offer, Receipt* receipt, Inserted& out);
+  // The same for a sequence that runs on from where its receipt ends: what lies before is what the receipt holds, and
+  // is not looked at. The query's namespace counts only where the receipt holds nothing; marks and states there are
+  // none.
+  void extend(const Offer& offer, Receipt& receipt, Inserted& out);
   // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
   void check_all(std::span<const Offer> offers, Inserted& out);
-  // One id of the path that ends with `end`, its block counted from the start of the prefix; and another in its place,
-  // the null block too in a window. Returns what stood there.
+  // The last ids of the path that ends with `end`; one of them, its block counted from the start of the prefix; and
+  // another in its place, the null block too in a window, for which what stood there is returned.
+  void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
   [[nodiscard]] int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
   int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
   // Frees min(amount, evictable(component)); out has a list for each lane and one for the states.
@@ -187,6 +193,10 @@ class RadixTree {
   NodeId add_leaf(NodeId parent, const radix::Query& query, int64_t first, radix::Run&& run);
   void remove_leaf(NodeId node);
   void trim(NodeId node, int32_t blocks);
+  [[nodiscard]] bool is_empty(NodeId node) const;
+  int64_t prune(NodeId node);
+  void list_slices(const radix::Run& run);
+  void place_slices(const radix::Run& run);
   void compact(radix::RunId run);
   void change_count(NodeId node, int32_t component, int32_t by);
   void refresh(NodeId node, int32_t component);
@@ -198,13 +208,14 @@ class RadixTree {
   void touch(NodeId node, int32_t component, bool is_hit);
   void pin_path(NodeId node, int32_t by, const radix::Wish* wish);
   void pin(NodeId node, int32_t component, int32_t by, const radix::Wish* wish);
+  void pin_part(NodeId node, int32_t component, int32_t by, const radix::Wish* wish);
   Receipt lock_end(NodeId node, uint32_t components, bool is_hit);
   void drop(Receipt& receipt, uint32_t components, const radix::Wish& wish);
 
   // radix_insert.cpp
-  void survey(const Offer& offer, Inserted& out);
+  void survey(const Offer& offer, NodeId parent, Inserted& out);
   void give_up_claims(const Inserted& out);
-  void walk(const Offer& offer, int64_t blocks, Inserted& out);
+  void walk(const Offer& offer, NodeId parent, int64_t blocks, Inserted& out);
   void check_states(const Offer& offer, int64_t blocks) const;
   void claim(int32_t lane, int32_t id, int32_t least, Ids& taken);
   void claim_lane(const Offer& offer, int32_t lane, Inserted& out);
@@ -212,8 +223,18 @@ class RadixTree {
   [[nodiscard]] int32_t state_after(int64_t blocks) const;
   void use_path(const Offer& offer);
   void fill_window(const Offer& offer, int32_t window);
-  NodeId add_rest(const Offer& offer, const Inserted& out, radix::Run&& run);
+  NodeId add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::Run&& run);
   void move_receipt(Receipt& receipt, NodeId end);
+
+  // radix_extend.cpp
+  [[nodiscard]] bool can_grow(NodeId node) const;
+  void make_room(NodeId node, int64_t blocks);
+  void grow(NodeId node, const Offer& offer, int32_t blocks);
+  void inherit(NodeId node, NodeId from);
+  void move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end);
+  void move_window(const Receipt& receipt, NodeId end, int32_t window, int64_t old_end, int64_t pinned_end);
+  [[nodiscard]] bool can_join(NodeId upper, NodeId lower) const;
+  void join(NodeId upper, NodeId lower);
 
   // radix_batch.cpp
   class Places;

@@ -23,7 +23,7 @@ MODELS = {
     "plain": ([FULL], [9]),
     "window": ([FULL, WINDOWED], [9, 8]),
     "two plain and a window": ([WINDOWED, FULL, WIDE], [8, 9, 10]),
-    #"two windows": ([WINDOWED, AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=2)], [8, 7]),
+    # "two windows": ([WINDOWED, AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=2)], [8, 7]),
 }
 BLOCK = 4
 NAMES = st.sampled_from([None, None, None, "adapter", ("adapter", 1)])
@@ -69,7 +69,12 @@ class PrefixMachine(RuleBasedStateMachine):
     def make(self, model, policy):
         self.layers, blocks = MODELS[model]
         self.cache = PagedKVCache(
-            self.layers, block_size=BLOCK, num_blocks=blocks, max_sequences=6, max_tokens_per_sequence=64, eviction_policy=policy
+            self.layers,
+            block_size=BLOCK,
+            num_blocks=blocks,
+            max_sequences=6,
+            max_tokens_per_sequence=64,
+            eviction_policy=policy,
         )
         self.space = SwapSpace(self.cache, num_blocks=9)
         self.random = np.random.default_rng(0)

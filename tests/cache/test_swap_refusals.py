@@ -38,7 +38,9 @@ def test_a_full_cache_refuses_and_nothing_is_changed():
     cache.swap_out(sequences[:1], space)
     advance(cache, sequences[1:], 12)
     before = (cache.stats(), space.num_used_blocks)
-    with pytest.raises(OutOfBlocks, match="3 blocks are needed and 2 can be had, cached ones included; remove") as short:
+    with pytest.raises(
+        OutOfBlocks, match="3 blocks are needed and 2 can be had, cached ones included; remove"
+    ) as short:
         cache.swap_in(sequences[:1])
     assert (short.value.requested, short.value.available) == (3, 2)
     assert cache.try_swap_in(sequences[:1]) is False

@@ -13,6 +13,7 @@ from tests.reference.radix_tree import RadixTree as TwinTree
 
 POLICIES = ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"]
 NUM_BLOCKS = 1024
+PREFIX = "0100110100011011101001011100101101001110"
 namespaces = st.sampled_from([None, None, None, "adapter", ("adapter",), 1, True, (1,), ("a", 1.0)])
 digests = st.sampled_from([b"cat", b"dog", 5, -5])
 
@@ -20,13 +21,14 @@ digests = st.sampled_from([b"cat", b"dog", 5, -5])
 class RadixMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.integers(1, 4),
-        full=st.integers(1, 2),
+        full=st.integers(0, 2),
         windows=st.lists(st.integers(1, 9), max_size=2),
         states=st.booleans(),
         interval=st.integers(1, 3),
         policy=st.sampled_from(POLICIES),
     )
     def make(self, block_size, full, windows, states, interval, policy):
+        full = full or int(not windows and not states)
         options = {"full": full, "windows": tuple(windows), "states": states, "policy": policy}
         if states:
             options["state_interval"] = interval * block_size
@@ -39,7 +41,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     def draw_key(self, data):
         # One long prefix, cut somewhere, sometimes gone astray: most keys share something.
-        tokens = [int(bit) for bit in "010011010001101110100101"[: data.draw(st.integers(0, 24))]]
+        tokens = [int(bit) for bit in PREFIX[: data.draw(st.integers(0, 24))]]
         if tokens and data.draw(st.booleans()):
             tokens[data.draw(st.integers(0, len(tokens) - 1))] = 2
         spans = []
@@ -196,6 +198,57 @@ class RadixMachine(RuleBasedStateMachine):
         for pool, ids in zip(self.pools, fresh, strict=True):
             pool.free(ids)  # the sequence is gone
 
+    def draw_more(self, data, held):
+        """Tokens that come after those that a receipt holds: now where others went, now astray."""
+        count = data.draw(st.integers(0, 3 * self.twin.block_size))
+        if data.draw(st.booleans()):
+            return [int(bit) for bit in PREFIX[len(held) : len(held) + count]]
+        return data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+
+    @rule(data=st.data(), times=st.integers(1, 4), is_wrong=st.integers(0, 9).map(lambda one: one == 0))
+    def extend(self, data, times, is_wrong):
+        if not self.receipts:
+            return
+        receipt, twin_receipt = data.draw(st.sampled_from(self.receipts))
+        for _ in range(times):
+            path = reversed(twin_receipt.node.path()) if twin_receipt.node else []
+            held = [token for node in path for tokens, _ in node.blocks for token in tokens]
+            done = len(held) // self.twin.block_size
+            more = self.draw_more(data, held)
+            size = len(more) // self.twin.block_size
+            fresh = [pool.allocate(size).tolist() for pool in self.pools]
+            lanes = [[-9] * done + ids for ids in fresh]  # what the receipt holds is not looked at
+            for lane in lanes[self.twin.full :]:
+                for i in data.draw(st.sets(st.integers(done, len(lane) - 1), max_size=2)) if size else ():
+                    lane[i] = 0
+            tokens = data.draw(st.sampled_from([held, [-9] * len(held)])) + more
+            if is_wrong and size and lanes:
+                lanes[0][-1] = data.draw(st.sampled_from([0, -1, *sorted(self.twin.ids(0))]))
+            if is_wrong and held and not size:
+                tokens = tokens[1 : len(held)]
+            self.check_extension(tokens, lanes, receipt, twin_receipt, self.draw_time(data))
+            for pool, ids in zip(self.pools, fresh, strict=True):
+                pool.free(ids)
+
+    def check_extension(self, tokens, lanes, receipt, twin_receipt, time):
+        sizes = self.figures()
+        blocks = lanes[0] if len(lanes) == 1 else lanes
+        try:
+            expected = self.twin.extend(tokens, lanes, twin_receipt, time)
+        except PagecoreError as error:
+            with pytest.raises(type(error)):
+                self.tree.extend(tokens, blocks, receipt, time=time)
+            assert self.figures() == sizes
+            return
+        done = self.tree.extend(tokens, blocks, receipt, time=time)
+        assert (done.num_tokens, done.num_old_tokens) == (expected["num_tokens"], expected["num_old_tokens"])
+        assert receipt.num_tokens == done.num_tokens
+        assert receipt.components == tuple(self.tree.components[c] for c in sorted(twin_receipt.components))
+        assert self.lists(done.taken, done.taken_states) == expected["taken"]
+        assert self.lists(done.duplicates, done.duplicate_states) == expected["duplicates"]
+        for pool, ids in zip(self.pools, expected["taken"], strict=False):
+            pool.share(ids)
+
     def lists(self, blocks, states):
         lanes = [blocks] if self.twin.num_lanes == 1 else list(blocks)
         return [ids.tolist() for ids in (*lanes, states)]
@@ -219,7 +272,10 @@ class RadixMachine(RuleBasedStateMachine):
         done = self.both(
             act,
             lambda old: [self.twin.replace(twin_receipt, index, block, lane)] == old or pytest.fail("another block"),
-            lambda: self.twin.replace(twin_receipt, index, block, lane),
+            lambda: [
+                self.twin.block_at(twin_receipt, index, lane),
+                self.twin.replace(twin_receipt, index, block, lane),
+            ],
         )
         if done is not None and done[0] not in (NULL, block):
             self.pools[lane].free(done[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +41,7 @@ class Node:
     blocks: list[Block]
     lanes: list[list[int]]
     standing: list[Standing]
+    run: object  # what it was inserted with: the same for both halves of a split
     children: dict[Block, Node] = field(default_factory=dict)
     state: int | None = None
 
@@ -64,6 +66,7 @@ class Node:
 class Receipt:
     node: Node | None
     components: set[int]
+    namespace: object = None
 
 
 def typed(value: object) -> object:
@@ -107,11 +110,10 @@ class RadixTree:
             yield node
 
     def root(self, namespace: object) -> Node:
-        return self.roots.setdefault(typed(namespace), Node(None, [], [], []))
+        return self.roots.setdefault(typed(namespace), Node(None, [], [], [], None))
 
-    def walk(self, namespace: object, blocks: list[Block]) -> list[tuple[Node, int]]:
+    def walk(self, node: Node, blocks: list[Block]) -> list[tuple[Node, int]]:
         path: list[tuple[Node, int]] = []
-        node = self.root(namespace)
         while blocks and blocks[0] in node.children:
             node = node.children[blocks[0]]
             equal = 0
@@ -138,19 +140,23 @@ class RadixTree:
     def window_start(self, component: int, end: int) -> int:
         return max(0, end - self.windows[component - 1])
 
-    def pinned(self, component: int) -> set[Node]:
-        nodes: set[Node] = set()
+    def pins(self, component: int) -> Counter[Node]:
+        """How many receipts hold the component, by node."""
+        nodes: Counter[Node] = Counter()
         for receipt in self.receipts:
             if receipt.node is None:
                 continue
             if component == 0:
-                nodes |= set(receipt.node.path())
+                nodes.update(receipt.node.path())
             elif component in receipt.components:
                 start = receipt.node.end - 1
                 if self.is_window(component):
                     start = self.window_start(component, receipt.node.end)
-                nodes |= {node for node in receipt.node.path() if node.end > start}
+                nodes.update(node for node in receipt.node.path() if node.end > start)
         return nodes
+
+    def pinned(self, component: int) -> set[Node]:
+        return set(self.pins(component))
 
     def held(self, component: int) -> int:
         return sum(self.count(node, component) for node in self.nodes())
@@ -165,14 +171,15 @@ class RadixTree:
         blocks = self.blocks_of(tokens, spans)
         if max_tokens is not None:
             blocks = blocks[: max_tokens // self.block_size]
-        path = self.walk(namespace, blocks)
+        path = self.walk(self.root(namespace), blocks)
         best: tuple[int, Node | None, int] = (0, None, 0)
         lanes: list[list[int]] = [[] for _ in range(self.num_lanes)]
+        full = sum(matched for _, matched in path)
         for node, matched in path:
             for i in range(matched):
                 for lane, ids in zip(lanes, node.lanes, strict=True):
                     lane.append(ids[i])
-                end = len(lanes[0])
+                end = node.depth + i + 1
                 is_whole = all(
                     NULL not in lanes[self.full + w][max(0, end - window) :] for w, window in enumerate(self.windows)
                 )
@@ -180,7 +187,6 @@ class RadixTree:
                 if is_whole and has_state:
                     best = (end, node, i + 1)
         end, node, offset = best
-        full = len(lanes[0])
         checkpoint = None
         if self.states:
             checkpoint = full * self.block_size // self.state_interval * self.state_interval
@@ -203,6 +209,7 @@ class RadixTree:
             node.blocks[:blocks],
             [lane[:blocks] for lane in node.lanes],
             [replace(standing) for standing in node.standing],
+            node.run,
         )
         assert node.parent is not None
         node.parent.children[upper.blocks[0]] = upper
@@ -222,12 +229,12 @@ class RadixTree:
         node.standing[component].used = self.turn
         node.standing[component].hits += is_hit
 
-    def lock_end(self, node: Node, components: set[int], is_hit: bool) -> Receipt:
+    def lock_end(self, node: Node, components: set[int], is_hit: bool, namespace: object) -> Receipt:
         for c in range(1, len(self.windows) + 1):
             start = self.window_start(c, node.end)
             if start and c in components:
                 self.split_path(node, start)
-        receipt = Receipt(node, components)
+        receipt = Receipt(node, components, namespace)
         self.receipts.append(receipt)
         for above in node.path():
             self.touch(above, 0, is_hit)
@@ -243,14 +250,16 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         if node is None:
-            self.receipts.append(Receipt(None, set(range(self.num_components))))
+            self.receipts.append(Receipt(None, set(range(self.num_components)), namespace))
             return found, self.receipts[-1]
         if offset < len(node.blocks):
             node = self.split(node, offset)
-        return found, self.lock_end(node, set(range(self.num_components)), True)
+        receipt = self.lock_end(node, set(range(self.num_components)), True, namespace)
+        self.prune()
+        return found, receipt
 
     def fork(self, receipt: Receipt) -> Receipt:
-        self.receipts.append(Receipt(receipt.node, set(receipt.components)))
+        self.receipts.append(replace(receipt, components=set(receipt.components)))
         return self.receipts[-1]
 
     def release(self, receipt: Receipt, component=None, time=None, rank=None) -> None:
@@ -261,12 +270,17 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         self.drop(receipt, set(receipt.components) if component is None else {component}, rank)
+        self.prune()
 
     def drop(self, receipt: Receipt, components: set[int], rank: float | None) -> None:
         before = [self.pinned(c) for c in range(self.num_components)]
         receipt.components = receipt.components - components
         if not receipt.components:
             self.receipts.remove(receipt)
+        self.touch_freed(before, rank)
+
+    def touch_freed(self, before: list[set[Node]], rank: float | None) -> None:
+        """What is pinned no more was used until now."""
         for c in range(self.num_components):
             for node in before[c] - self.pinned(c):
                 self.touch(node, c, False)
@@ -303,32 +317,16 @@ class RadixTree:
             raise ShapeError("states")
         if receipt is not None and not receipt.components:
             raise DoubleFree("twice")
-        path = self.walk(namespace, blocks)
+        path = self.walk(self.root(namespace), blocks)
         old = sum(matched for _, matched in path)
-        taken: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
-        duplicates: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
-        for lane in range(self.num_lanes):
-            mine = [block for node, matched in path for block in node.lanes[lane][:matched]]
-            for i, offered in enumerate(lanes[lane][: len(blocks)]):
-                if offered == NULL and (i < old or lane >= self.full):
-                    continue
-                if offered <= NULL:
-                    raise InvalidBlock(str(offered))
-                if i >= old or mine[i] == NULL:
-                    taken[lane].append(offered)
-                elif mine[i] != offered:
-                    duplicates[lane].append(offered)
+        taken, duplicates = self.sort_lanes(path, [lane[: len(blocks)] for lane in lanes])
         ends = {node.end: node.state for node, matched in path if matched == len(node.blocks)}
         for length, state in states:
             mine_state = ends.get(length // self.block_size)
             if mine_state is None:
-                taken[-1].append(state)
+                self.take(self.num_lanes, state, taken)
             elif mine_state != state:
                 duplicates[-1].append(state)
-        for lane, ids in enumerate(taken):
-            held = self.ids(lane)
-            if len(set(ids)) < len(ids) or held & set(ids):
-                raise DoubleFree("held already")
         self.turn += 1
         self.advance(time)
         expiry = math.inf if time_to_live is None else time + time_to_live
@@ -337,24 +335,7 @@ class RadixTree:
             fresh.priority, fresh.expiry = priority, expiry
         if rank is not None:
             fresh.rank = rank
-        end = path[-1][0] if path else self.root(namespace)
-        done = 0
-        for node, matched in path:
-            for lane in range(self.full, self.num_lanes):
-                for i in range(matched):
-                    node.lanes[lane][i] = node.lanes[lane][i] or lanes[lane][done + i]
-            done += matched
-        if old < len(blocks):
-            if path and path[-1][1] < len(end.blocks):
-                end = self.split(end, path[-1][1])
-                path[-1] = (end, path[-1][1])
-            leaf = Node(
-                end,
-                blocks[old:],
-                [list(lane[old : len(blocks)]) for lane in lanes],
-                [replace(fresh) for _ in range(self.num_components)],
-            )
-            end.children[blocks[old]] = end = leaf
+        end = self.add_rest(path, self.root(namespace), blocks, lanes, [fresh] * self.num_components)
         for node, _ in path:
             for standing in node.standing:
                 standing.used = self.turn
@@ -369,22 +350,148 @@ class RadixTree:
                 node.state = state
                 node.standing[-1] = replace(fresh)
         if receipt is not None and blocks:
-            self.move(receipt, self.split_path(end, len(blocks)))
+            self.move(receipt, self.split_path(end, len(blocks)), namespace)
+        self.prune()
+        return self.inserted(len(blocks), old, taken, duplicates)
+
+    def inserted(self, blocks: int, old: int, taken: list[list[int]], duplicates: list[list[int]]):
+        size = self.block_size
         return {
-            "num_tokens": len(blocks) * self.block_size,
-            "num_old_tokens": old * self.block_size,
+            "num_tokens": blocks * size,
+            "num_old_tokens": old * size,
             "taken": taken,
             "duplicates": duplicates,
         }
 
-    def move(self, receipt: Receipt, end: Node) -> None:
+    def sort_lanes(self, path, lanes):
+        """Of what is offered for a path and what follows it: what the tree would take, and what it has; by lane."""
+        taken: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
+        duplicates: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
+        for lane, ids in enumerate(lanes):
+            mine = [block for node, matched in path for block in node.lanes[lane][:matched]]
+            for i, offered in enumerate(ids):
+                if offered == NULL and (i < len(mine) or lane >= self.full):
+                    continue
+                if offered <= NULL:
+                    raise InvalidBlock(str(offered))
+                if i >= len(mine) or mine[i] == NULL:
+                    self.take(lane, offered, taken)
+                elif mine[i] != offered:
+                    duplicates[lane].append(offered)
+        return taken, duplicates
+
+    def take(self, lane: int, id: int, taken: list[list[int]]) -> None:
+        if id in taken[lane] or id in self.ids(lane):
+            raise DoubleFree("held already")
+        taken[lane].append(id)
+
+    def add_rest(self, path, top: Node, blocks: list[Block], lanes, standing: list[Standing]) -> Node:
+        """Fills the holes of the path, and adds what it lacks of the blocks; returns where they end."""
+        end = path[-1][0] if path else top
+        done = 0
+        for node, matched in path:
+            for lane in range(self.full, self.num_lanes):
+                for i in range(matched):
+                    node.lanes[lane][i] = node.lanes[lane][i] or lanes[lane][done + i]
+            done += matched
+        if done == len(blocks):
+            return end
+        if path and path[-1][1] < len(end.blocks):
+            end = self.split(end, path[-1][1])
+            path[-1] = (end, path[-1][1])
+        leaf = Node(
+            end,
+            blocks[done:],
+            [list(lane[done : len(blocks)]) for lane in lanes],
+            [replace(one) for one in standing],
+            object(),
+        )
+        end.children[blocks[done]] = leaf
+        return leaf
+
+    def extend(self, tokens, lanes, receipt: Receipt, time=None):
+        blocks = self.blocks_of(tokens, [])
+        node = receipt.node
+        done = node.end if node else 0
+        if not receipt.components:
+            raise DoubleFree("twice")
+        if len(blocks) < done or any(len(lane) < len(blocks) for lane in lanes):
+            raise ShapeError("blocks")
+        top = node or self.root(receipt.namespace)
+        rest, lanes = blocks[done:], [lane[done : len(blocks)] for lane in lanes]
+        path = self.walk(top, rest)
+        old = done + sum(matched for _, matched in path)
+        taken, duplicates = self.sort_lanes(path, lanes)
+        self.advance(time)
+        if rest:
+            self.turn += 1
+            self.run_on(receipt, top, path, rest, lanes)
+        self.prune()
+        return self.inserted(len(blocks), old, taken, duplicates)
+
+    def run_on(self, receipt: Receipt, top: Node, path, rest: list[Block], lanes) -> None:
+        before = [self.pinned(c) for c in range(self.num_components)]
+        is_alone = sum(other.node is top for other in self.receipts) == 1
+        goal = top.end + len(rest)
+        if receipt.node and is_alone and not top.children and top.state is None:
+            top.blocks += rest
+            top.lanes = [mine + more for mine, more in zip(top.lanes, lanes, strict=True)]
+            for c in range(self.num_components):
+                self.touch(top, c, False)
+            end = top
+        else:
+            standing = [Standing(self.turn, self.turn) for _ in range(self.num_components)]
+            for new, old in zip(standing, top.standing, strict=False):
+                new.priority, new.expiry, new.rank = old.priority, old.expiry, old.rank
+            end = self.add_rest(path, top, rest, lanes, standing)
+            for node, _ in path:
+                for one in node.standing:
+                    one.used = self.turn
+                    self.expire(one)
+            end = self.split_path(end, goal)
+        windows = [c for c in range(1, len(self.windows) + 1) if c in receipt.components]
+        for c in windows:
+            if start := self.window_start(c, goal):
+                known = set(self.nodes())
+                upper = self.split_path(end, start)
+                for pinned in before:  # both halves were pinned, where their whole was
+                    if upper not in known and pinned & set(upper.children.values()):
+                        pinned.add(upper)
+        receipt.node = end
+        receipt.components = (receipt.components | {0}) - ({self.num_components - 1} if self.states else set())
+        self.touch_freed(before, None)
+        for c in windows:
+            if start := self.window_start(c, goal):
+                self.join(self.split_path(end, start))
+
+    def join(self, lower: Node) -> None:
+        """Makes one node of this and the one above, where they were one and the same receipts pin them."""
+        upper = lower.parent
+        if upper is None or upper.run is not lower.run or upper.state is not None or len(upper.children) != 1:
+            return
+        if any(receipt.node is upper for receipt in self.receipts):
+            return
+        for c in range(1, len(self.windows) + 1):
+            pins = self.pins(c)
+            if pins[upper] != pins[lower]:
+                return
+        assert upper.parent is not None
+        upper.parent.children[upper.blocks[0]] = lower
+        lower.parent = upper.parent
+        lower.blocks = upper.blocks + lower.blocks
+        lower.lanes = [above + below for above, below in zip(upper.lanes, lower.lanes, strict=True)]
+        lower.standing[: 1 + len(self.windows)] = upper.standing[: 1 + len(self.windows)]
+        self.join(lower)
+
+    def move(self, receipt: Receipt, end: Node, namespace: object) -> None:
+        receipt.namespace = namespace
         if receipt.node is end:
             return
         components = (receipt.components | {0}) - ({self.num_components - 1} if self.states else set())
         self.turn += 1
         self.drop(receipt, set(receipt.components), None)
         self.turn += 1
-        self.receipts.remove(self.lock_end(end, components, False))
+        self.receipts.remove(self.lock_end(end, components, False, namespace))
         receipt.node, receipt.components = end, components
         self.receipts.append(receipt)
 
@@ -423,7 +530,7 @@ class RadixTree:
         self.advance(time)
         left = amount = min(amount, self.evictable(component))
         out: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
-        while left:
+        while left > 0:
             pinned = self.pinned(component)
             can_go = [
                 node
@@ -436,7 +543,23 @@ class RadixTree:
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)
-        return amount, out
+            pruned = self.prune()
+            left -= pruned if component == 0 else 0
+        return amount - left, out
+
+    def prune(self) -> int:
+        """Without full lanes, what nothing keeps goes, leaf by leaf; returns how many blocks of tokens went."""
+        gone, pinned = 0, self.pinned(0)
+        while not self.full:
+            leaves = [node for node in self.nodes() if node not in pinned and not node.children]
+            empty = [node for node in leaves if not any(self.count(node, c) for c in range(1, self.num_components))]
+            if not empty:
+                break
+            for node in empty:
+                assert node.parent is not None
+                del node.parent.children[node.blocks[0]]
+                gone += len(node.blocks)
+        return gone
 
     def expire(self, standing: Standing) -> None:
         if standing.expiry <= self.now:

@@ -1,0 +1,65 @@
+"""Rows of the block tables beside paths of the prefix cache, without an array for either."""
+
+from libc.stdint cimport int32_t
+from libcpp.span cimport span
+
+from pagecore.cache._sequence cimport Sequence
+from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._block_tables cimport BlockTables
+from pagecore.index._radix_tree cimport RadixTree, Receipt
+
+
+cdef class Rows:
+    """What the tree is offered, lane by lane: the rows of `tables` in the groups that its lanes stand for."""
+
+    def __cinit__(self, RadixTree tree not None, BlockTables tables not None, list groups not None):
+        self.tree = tree
+        self.tables = tables
+        self.groups = groups
+        self.pools = tuple([tables.pools[group] for group in groups])
+        self.lanes.resize(len(groups))
+
+    cdef const int32_t* _blocks(self, Sequence sequence, size_t lane):
+        return self.tables.row_raw(sequence.row, self.groups[lane]).data()
+
+    def num_unshared(self, Sequence sequence not None, int32_t first, int32_t last):
+        """How many blocks from `first` on, up to `last`, come before one that another row or the tree holds too."""
+        cdef size_t lane
+        cdef size_t count = <size_t> max(0, last - first)
+        for lane in range(self.groups.size()):
+            count = (<BlockPool> self.pools[lane]).num_unshared_raw(self._blocks(sequence, lane) + first, count)
+        return count
+
+    def extend(self, Sequence sequence not None, Receipt receipt not None, int32_t num_blocks):
+        """Let the tree have the first blocks of a row, whose receipt moves to their end.
+
+        The receipt holds what the sequence has published. Returns whether the tree had some of them from others.
+        """
+        cdef size_t lane
+        cdef bint is_doubled = False
+        for lane in range(self.groups.size()):
+            self.lanes[lane] = self._blocks(sequence, lane)
+        self.tree.extend_raw(receipt, sequence.ids, num_blocks * self.tree.block_size, self.lanes)
+        for lane in range(self.groups.size()):
+            (<BlockPool> self.pools[lane]).share_raw(
+                self.tree.inserted.taken[lane].data(), self.tree.inserted.taken[lane].size()
+            )
+            is_doubled = is_doubled or self.tree.inserted.duplicates[lane].size() > 0
+        return is_doubled
+
+    def find_unused(self, Receipt receipt not None, int32_t lane, int32_t first, int32_t last, int32_t end):
+        """Where a path that ends after `end` blocks has, from `first` up to `last`, blocks that nobody but the tree holds.
+
+        Returns
+        -------
+        list of (int, int)
+            Place and block.
+        """
+        cdef int32_t place
+        if first >= last:
+            return []
+        self.ids.resize(end - first)
+        self.places.clear()
+        self.tree.copy_tail_raw(receipt, lane, span[int32_t](self.ids.data(), self.ids.size()))
+        (<BlockPool> self.pools[lane]).find_single_raw(self.ids.data(), <size_t> (last - first), self.places)
+        return [(first + place, self.ids[place]) for place in self.places]

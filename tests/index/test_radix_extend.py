@@ -1,0 +1,225 @@
+"""RadixTree.extend: a sequence that runs on grows in place, and pays for its new blocks alone."""
+
+import numpy as np
+import pytest
+
+from pagecore.errors import DoubleFree, InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype
+from pagecore.index import RadixTree
+
+
+def blocks(count, first=1):
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+def figures(tree):
+    sizes = [(tree.evictable(name), tree.protected(name)) for name in tree.components]
+    return sizes, tree.num_nodes, tree.num_receipts, tree.num_namespaces
+
+
+def test_a_decode_of_a_thousand_tokens_leaves_one_node():
+    tree = RadixTree(16)
+    receipt = tree.match_and_lock(range(3000))
+    for length in range(16, 1017, 16):
+        done = tree.extend(range(length), blocks(length // 16), receipt)
+        assert (done.num_tokens, done.num_old_tokens) == (length, length - 16)
+        assert done.taken.tolist() == [length // 16]
+        assert receipt.num_tokens == length
+    assert (tree.num_nodes, tree.protected()) == (1, 63)
+    assert tree.match(range(3000)).blocks.tolist() == list(range(1, 64))
+    receipt.release()
+    tree.check_invariants()
+    assert tree.evict("full", 2).blocks.tolist() == [63, 62]
+
+
+@pytest.mark.parametrize("step", [1, 3, 10])
+def test_windows_move_along_and_leave_no_chain_of_nodes(step):
+    tree = RadixTree(1, windows=[4, 7])
+    receipt = tree.match_and_lock([])
+    for length in range(step, 200, step):
+        lanes = (blocks(length), blocks(length), blocks(length))
+        tree.extend(range(length), lanes, receipt)
+        assert tree.protected("window0") == min(4, length)
+        assert tree.protected("window1") == min(7, length)
+        assert tree.num_nodes <= 3
+        tree.check_invariants()
+    assert tree.evict("window0", 5).blocks[1].tolist() == [1, 2, 3, 4, 5]
+    assert tree.match(range(500)).num_tokens == length
+    receipt.release()
+    assert tree.protected("window0") == tree.protected("window1") == 0
+
+
+def test_what_the_receipt_holds_is_not_looked_at():
+    tree = RadixTree(2, windows=[2])
+    receipt = tree.match_and_lock([])
+    tree.insert([1, 1, 2, 2], ([5, 6], [5, 6]), receipt=receipt)
+    done = tree.extend([-9, -9, -9, -9, 3, 3, 4], ([-1, 0, 7], [-1, -1, 7]), receipt)
+    assert [lane.tolist() for lane in done.taken] == [[7], [7]]
+    assert tree.match([1, 1, 2, 2, 3, 3]).blocks[0].tolist() == [5, 6, 7]
+    tree.check_invariants()
+
+
+def test_what_others_have_there_is_a_duplicate_and_holes_are_filled():
+    tree = RadixTree(1, windows=[2])
+    first, second = tree.match_and_lock([]), tree.match_and_lock([])
+    tree.extend([1], ([1], [1]), first)
+    tree.insert([1, 2, 3, 4], ([1, 2, 3, 4], [0, 0, 3, 4]))
+    done = tree.extend([1, 2, 3, 5], ([1, 12, 13, 15], [1, 12, 13, 15]), first)
+    assert [lane.tolist() for lane in done.taken] == [[15], [12, 15]]
+    assert [lane.tolist() for lane in done.duplicates] == [[12, 13], [13]]
+    assert done.num_old_tokens == 3
+    assert first.num_tokens == 4
+    done = tree.extend([1, 2], ([21, 22], [21, 22]), second)
+    assert [lane.tolist() for lane in done.taken] == [[], []]
+    assert (second.num_tokens, done.num_old_tokens) == (2, 2)
+    tree.check_invariants()
+    tree.release_all([first, second])
+    assert tree.protected() == 0
+
+
+def test_where_two_receipts_end_neither_grows_over_the_other():
+    tree = RadixTree(1)
+    first = tree.match_and_lock([])
+    tree.extend([1, 2], [1, 2], first)
+    second = first.fork()
+    tree.extend([1, 2, 3], [1, 2, 3], first)
+    tree.extend([1, 2, 4], [1, 2, 4], second)
+    assert (tree.num_nodes, tree.protected()) == (3, 4)
+    tree.extend([1, 2, 4, 5], [1, 2, 4, 5], second)
+    assert tree.num_nodes == 3
+    first.release()
+    assert tree.evict("full", 9).blocks.tolist() == [3]
+    tree.check_invariants()
+
+
+def test_a_node_with_a_state_does_not_grow_past_it():
+    tree = RadixTree(1, states=True)
+    receipt = tree.match_and_lock([])
+    tree.insert([1, 2], [1, 2], states=[(2, 7)])
+    receipt = tree.match_and_lock([1, 2, 3])
+    assert receipt.components == ("full", "state")
+    tree.extend([1, 2, 3], [1, 2, 3], receipt)
+    assert (tree.num_nodes, receipt.components, tree.evictable("state")) == (2, ("full",), 1)
+    assert tree.match([1, 2, 3]).state == 7
+    tree.check_invariants()
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_receipt_keeps_its_namespace_though_nothing_was_there(is_forked):
+    tree = RadixTree(1)
+    receipt = tree.match_and_lock([1, 2], namespace=("tenant", 1))
+    if is_forked:
+        receipt, _ = receipt.fork(), receipt.release()
+    assert tree.num_namespaces == 0
+    tree.extend([1, 2], [1, 2], receipt)
+    assert tree.num_namespaces == 1
+    tree.extend([1, 2, 3], [1, 2, 3], receipt)
+    assert tree.match([1, 2, 3], namespace=("tenant", 1)).num_tokens == 3
+    assert tree.match([1, 2, 3]).num_tokens == 0
+    receipt.release()
+    tree.evict("full", 9)
+    assert tree.num_namespaces == 0
+
+
+def test_a_receipt_goes_to_the_namespace_that_insert_moves_it_to():
+    tree = RadixTree(1)
+    receipt = tree.match_and_lock([1], namespace="a")
+    tree.insert([], [], namespace="b", receipt=receipt)
+    tree.insert([1], [1], namespace="c", receipt=receipt)
+    tree.extend([1, 2], [1, 2], receipt)
+    assert [tree.match([1, 2], namespace=name).num_tokens for name in "abc"] == [0, 0, 2]
+
+
+def test_new_blocks_have_no_spans_whatever_the_prefix_had():
+    tree = RadixTree(2)
+    tree.insert([1, 1], [1], spans=[(0, 2, b"cat")])
+    receipt = tree.match_and_lock([1, 1], spans=[(0, 2, b"cat")])
+    tree.extend([1, 1, 2, 2], [1, 2], receipt)
+    assert tree.match([1, 1, 2, 2], spans=[(0, 2, b"cat")]).num_tokens == 4
+    assert tree.match([1, 1, 2, 2]).num_tokens == 0
+    assert tree.match([1, 1, 2, 2], spans=[(0, 2, b"cat"), (2, 3, b"dog")]).num_tokens == 2
+
+
+def test_new_blocks_are_worth_what_the_receipt_s_end_is_worth():
+    tree = RadixTree(1, policy="priority")
+    first = tree.match_and_lock([])
+    tree.insert([1], [1], receipt=first, priority=80)
+    second = first.fork()
+    for token, receipt in ((2, first), (3, second)):
+        tree.extend([1, token], [1, token], receipt)
+    tree.insert([9], [9], priority=50)
+    tree.release_all([first, second])
+    assert tree.evict("full", 3).blocks.tolist() == [9, 2, 3]
+
+
+def test_rooms_that_grown_nodes_keep_stay_within_half_of_what_is_live():
+    tree, receipts = RadixTree(64), []
+    for sequence in range(64):
+        receipt = tree.match_and_lock([])
+        tokens = np.full(64 * 200, sequence, np.int32)
+        for length in range(1, 200):
+            tree.extend(tokens[: length * 64], blocks(length, 1 + sequence * 200), receipt)
+        receipts.append(receipt)
+    tree.check_invariants()
+    live = 64 * 199 * (64 + 1) * 4
+    assert live < tree.nbytes < 1.5 * live
+    for receipt in receipts:
+        receipt.release()
+    tree.evict("full", 64 * 150)
+    tree.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ids", "options", "error"),
+    [
+        ([1, 1, 2, 2, 3], [3, 4, 5], {}, None),
+        ([1, 1], [3], {}, ShapeError),
+        ([1, 1, 2, 2, 3, 3], [3, 4], {}, ShapeError),
+        ([1, 1, 2, 2, 3, 3], [3, 4, 0], {}, InvalidBlock),
+        ([1, 1, 2, 2, 3, 3], [3, 4, -5], {}, InvalidBlock),
+        ([1, 1, 2, 2, 3, 3], [3, 4, 3], {}, DoubleFree),
+        ([1, 1, 2, 2, 3, 3, 4, 4], [3, 4, 6, 6], {}, DoubleFree),
+        ([1, 1, 2, 2, 3, 3], [3, 4, 2**31], {}, InvalidBlock),
+        ([1, 1, 2, 2, 3, 0.5], [3, 4, 5], {}, UnsupportedDtype),
+        ([[1, 1]], [3], {}, ShapeError),
+        ([1, 1, 2, 2, 3, 3], 5, {}, ShapeError),
+        ([1, 1, 2, 2, 3, 3], [3, 4, 5], {"time": "now"}, UnsupportedDtype),
+        ([1, 1, 2, 2, 3, 3], [3, 4, 5], {"time": float("inf")}, ShapeError),
+    ],
+)
+def test_a_refused_extension_changes_nothing(tokens, ids, options, error):
+    tree = RadixTree(2)
+    receipt = tree.match_and_lock([])
+    tree.insert([1, 1, 2, 2], [3, 4], receipt=receipt)
+    before = figures(tree)
+    if error is None:
+        done = tree.extend(tokens, ids, receipt)
+        assert (done.num_tokens, done.num_old_tokens, done.taken.tolist()) == (4, 4, [])
+    else:
+        with pytest.raises(error):
+            tree.extend(tokens, ids, receipt, **options)
+    assert (figures(tree), receipt.num_tokens) == (before, 4)
+    tree.check_invariants()
+    assert tree.extend([1, 1, 2, 2, 3, 3, 4, 4], [3, 4, 5, 6], receipt).taken.tolist() == [5, 6]  # no claim is left
+
+
+def test_a_refused_extension_leaves_no_namespace_behind():
+    tree = RadixTree(1)
+    receipt = tree.match_and_lock([1], namespace="new")
+    with pytest.raises(InvalidBlock):
+        tree.extend([1], [0], receipt)
+    assert figures(tree) == ([(0, 0)], 0, 1, 0)
+    tree.check_invariants()
+
+
+def test_only_a_receipt_that_is_out_and_of_this_tree_can_be_extended():
+    tree, other = RadixTree(1), RadixTree(1)
+    receipt = tree.match_and_lock([1])
+    with pytest.raises(InvalidSequence):
+        other.extend([1], [1], receipt)
+    receipt.release()
+    with pytest.raises(DoubleFree):
+        tree.extend([1], [1], receipt)
+    for wrong in (None, 5):
+        with pytest.raises(TypeError):
+            tree.extend([1], [1], wrong)
+    assert tree.num_nodes == 0
