@@ -9,7 +9,13 @@ from typing import NoReturn
 
 from pagecore.cli import commands
 from pagecore.cli.outcomes import REFUSED
-from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, DEFAULT_MEMORY, ReplayOptions
+from pagecore.serving.replay.options import (
+    DEFAULT_BYTES_PER_TOKEN,
+    DEFAULT_MEMORY,
+    UNBOUNDED,
+    ReplayOptions,
+)
+from pagecore.serving.reuse import POLICIES
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     demo = added.add_parser("demo", help="serve two dozen chat requests and check every token")
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, prompts and sampling (0)")
     demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
+    _add_evict(demo)
     _add_pictures(demo)
     demo.set_defaults(command=commands.run_demo)
     _add_replay(added.add_parser("replay", help="run a recorded trace through the scheduler and the cache"))
@@ -40,7 +47,12 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="a Mooncake trace, one JSON object a line")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
-    size.add_argument("--blocks", type=int, metavar="N", help="blocks instead of memory, the null block counted")
+    size.add_argument(
+        "--blocks",
+        type=_blocks,
+        metavar=f"N|{UNBOUNDED}",
+        help="blocks instead of memory, the null block counted; unbounded: all that the trace can fill",
+    )
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--model", metavar="CONFIG", help="a model's config.json or its folder: its groups and bytes")
     model.add_argument(
@@ -52,6 +64,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--swap-memory", metavar="MEMORY", help="swap preempted requests out to this much memory, such as 16GiB"
     )
+    _add_evict(parser)
     numbers = {
         "block-size": "tokens a block",
         "max-tokens-per-step": "tokens of one step, prompt and decode together",
@@ -62,6 +75,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         default = defaults[name.replace("-", "_")]
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
+    parser.add_argument("--prefill-only", action="store_true", help="compute prompts, and generate nothing")
     parser.add_argument(
         "--attend", action="store_true", help="write and attend real key and value; check against float64"
     )
@@ -81,6 +95,26 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="of key and value: auto (the model's), bfloat16, float16 ...")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan to FILE too")
     parser.set_defaults(command=commands.show_plan)
+
+
+def _blocks(text: str) -> int | str:
+    """What --blocks takes."""
+    if text == UNBOUNDED:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {UNBOUNDED!r}") from None
+
+
+def _add_evict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--evict",
+        choices=POLICIES,
+        default=POLICIES[0],
+        metavar="POLICY",
+        help=f"which cached blocks go first: {', '.join(POLICIES[:-1])}; {POLICIES[-1]}: reuse nothing ({POLICIES[0]})",
+    )
 
 
 def _add_pictures(parser: argparse.ArgumentParser) -> None:

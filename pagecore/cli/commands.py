@@ -21,6 +21,7 @@ from pagecore.cli.output import (
 )
 from pagecore.serving.info import info_rows
 from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.reuse import POLICIES
 
 if TYPE_CHECKING:
     from pagecore.serving.pictures import Timeline
@@ -46,13 +47,14 @@ def run_demo(arguments: argparse.Namespace) -> int:
     with watched(arguments.live, timeline) as (bar, watchers):
         tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
         report = demo(
-            DemoConfig(seed=arguments.seed, swap=arguments.swap),
+            DemoConfig(seed=arguments.seed, swap=arguments.swap, evict=arguments.evict),
             lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
             watchers,
         )
     print_table("pagecore demo", demo_rows(report))
     swap = " --swap" if arguments.swap else ""
-    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}{swap}")
+    evict = f" --evict {arguments.evict}" if arguments.evict != POLICIES[0] else ""
+    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}{swap}{evict}")
     if not report.verdict.passed:
         wrong = report.verdict.wrong or ["nothing was generated"]
         for line in wrong[:10]:

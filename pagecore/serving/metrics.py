@@ -8,6 +8,7 @@ from pagecore.errors import ShapeError
 
 if TYPE_CHECKING:
     from pagecore.cache import CacheStats
+    from pagecore.serving.reuse import Reuse
 
 __all__ = ["Histogram", "Metrics", "Series"]
 
@@ -88,6 +89,17 @@ class Metrics:
 
     `observe` takes the cache's statistics once a step, after commit and before the finished are removed, when
     everything that the step needed is held.
+
+    Attributes
+    ----------
+    utilization, fragmentation : Series
+        Shares of the blocks in use, and of their slots without a token.
+    running, waiting : Series
+        Sequences.
+    prefix_query, prefix_hit : Series
+        Tokens of the requests admitted first in a step, and of those the ones that the prefix cache had.
+    evicted : Series
+        Blocks that it gave up in a step; `evicted_blocks` so far.
     """
 
     def __init__(self) -> None:
@@ -96,19 +108,29 @@ class Metrics:
         self.fragmentation = Series()
         self.running = Series()
         self.waiting = Series()
+        self.prefix_query = Series()
+        self.prefix_hit = Series()
+        self.evicted = Series()
+        self.evicted_blocks = 0
         self.index_ns = Histogram()
         self.utilization_peak = 0.0
         self._utilization_sum = 0.0
         self._fragmentation_sum = 0.0
+        self._query_tokens = self._hit_tokens = 0
 
-    def observe(self, stats: CacheStats, running: int, waiting: int) -> None:
-        """Take in one step."""
+    def observe(self, stats: CacheStats, running: int, waiting: int, reuse: Reuse) -> None:
+        """Take in one step; what is in `reuse` is counted from the beginning of the run."""
         used, waste = stats.utilization, stats.fragmentation
         self.steps += 1
         self.utilization.add(used)
         self.fragmentation.add(waste)
         self.running.add(running)
         self.waiting.add(waiting)
+        self.prefix_query.add(reuse.prefix_query_tokens - self._query_tokens)
+        self.prefix_hit.add(reuse.prefix_hit_tokens - self._hit_tokens)
+        self._query_tokens, self._hit_tokens = reuse.prefix_query_tokens, reuse.prefix_hit_tokens
+        self.evicted.add(stats.num_evicted_blocks - self.evicted_blocks)
+        self.evicted_blocks = stats.num_evicted_blocks
         self._utilization_sum += used
         self._fragmentation_sum += waste
         self.utilization_peak = max(self.utilization_peak, used)
@@ -122,3 +144,8 @@ class Metrics:
     def fragmentation_mean(self) -> float:
         """Mean over the steps of the share of slots in held blocks that hold no token; 0 when there was no step."""
         return self._fragmentation_sum / self.steps if self.steps else 0.0
+
+    def prefix_hit_rates(self) -> list[float | None]:
+        """Share of the tokens that was reused, for each span of the series; None where nobody was admitted first."""
+        asked, found = self.prefix_query.values(), self.prefix_hit.values()
+        return [hit / query if query else None for query, hit in zip(asked, found, strict=True)]

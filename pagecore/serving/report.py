@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from pagecore.serving.reuse import NO_REUSE
 
 if TYPE_CHECKING:
     from pagecore.serving.demo import DemoReport
@@ -22,16 +25,16 @@ def human_bytes(count: float) -> str:
     raise AssertionError("the last unit takes every count")
 
 
-def sparkline(shares: list[float], width: int = 40) -> str:
-    """Shares between 0 and 1 as a row of at most `width` bars, each the mean of what it stands for."""
+def sparkline(shares: Sequence[float | None], width: int = 40) -> str:
+    """Shares between 0 and 1 as a row of at most `width` bars, each the mean of what it stands for; None is a gap."""
     if not shares:
         return ""
     width = min(width, len(shares))
     bars = []
     for column in range(width):
         part = shares[column * len(shares) // width : (column + 1) * len(shares) // width]
-        mean = sum(part) / len(part)
-        bars.append(BARS[min(int(mean * len(BARS)), len(BARS) - 1)])
+        known = [share for share in part if share is not None]
+        bars.append(BARS[min(int(sum(known) / len(known) * len(BARS)), len(BARS) - 1)] if known else " ")
     return "".join(bars)
 
 
@@ -41,6 +44,42 @@ def _preemptions(report: DemoReport | ReplayReport) -> str:
     if not report.swaps:
         return f"{recomputed:,}, recomputed"
     return f"{report.preemptions:,}: {report.swaps:,} swapped out, {recomputed:,} recomputed"
+
+
+def _reuse_rows(report: DemoReport | ReplayReport) -> list[tuple[str, str]]:
+    """What the prefix cache was good for."""
+    if report.evict == NO_REUSE:
+        return []
+    recovered = f", {report.recovered_tokens:,} of them recovered after preemptions" if report.recovered_tokens else ""
+    return [
+        (
+            "prefix hits",
+            f"{report.prefix_hit_tokens:,} of {report.prefix_query_tokens:,} tokens of prompt "
+            f"({report.prefix_token_hit_rate:.1%})",
+        ),
+        ("prefill saved", f"{report.saved_prefill_tokens:,} tokens{recovered}"),
+        ("evicted", f"{report.evicted_blocks:,} blocks, by {report.evict}"),
+    ]
+
+
+def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
+    if report.evict == NO_REUSE:
+        return []
+    return [
+        (
+            "hits in blocks",
+            f"{report.prefix_hit_blocks:,} of {report.prefix_query_blocks:,} ({report.prefix_block_hit_rate:.1%})",
+        ),
+        ("hits over time", sparkline(report.prefix_hit_series)),
+    ]
+
+
+def _history(report: DemoReport) -> list[tuple[str, str]]:
+    """What the turns that went on with a chat found of it."""
+    if not report.follow_ups or report.evict == NO_REUSE:
+        return []
+    reused = f"{report.history_hit_tokens:,} of {report.history_tokens:,} tokens of history reused"
+    return [("chats that go on", f"{report.follow_ups} turns, {reused}")]
 
 
 def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
@@ -54,6 +93,8 @@ def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
         ("blocks", f"{report.num_blocks} of {report.block_size} tokens, in {report.num_groups} groups"),
         ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
         ("waste inside blocks", f"{report.fragmentation_mean:.1%} of the slots held, mean"),
+        *_reuse_rows(report),
+        *_history(report),
         ("copies on write", f"{report.copied_blocks} blocks"),
         ("preemptions", _preemptions(report)),
         ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} sequences at once"),
@@ -75,6 +116,8 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("requests refused", f"{report.requests_refused:,}, longer than the pool"),
         ("tokens", f"{report.prompt_tokens:,} of prompt, {report.generated_tokens:,} generated"),
         ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} a second)"),
+        *_reuse_rows(report),
+        *_reuse_over_time(report),
         ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
         ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -45,19 +46,22 @@ class Request:
         Tokens to generate for each sample; with 0 the prompt is computed and nothing is sampled.
     samples : int
         Parallel samples that share the blocks of the prompt (the cache forks them when the prompt is computed).
+    namespace : hashable, optional
+        Whose it is (an adapter, a tenant): requests of different namespaces reuse nothing of each other.
 
     Raises
     ------
     ShapeError
         A prompt that is empty, not 1-D, or with ids that int32 cannot hold; a negative count; no sample.
     UnsupportedDtype
-        A prompt that is not of integers.
+        A prompt that is not of integers; a namespace that has no hash.
     """
 
     id: int
     prompt: NDArray[np.int32]
     max_new_tokens: int
     samples: int = 1
+    namespace: Hashable = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", token_ids(self.prompt, "prompt"))
@@ -67,6 +71,12 @@ class Request:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {value!r}; an integer between {least} and {INT32_MAX} is needed")
+        try:
+            hash(self.namespace)
+        except TypeError:
+            raise UnsupportedDtype(
+                f"namespace is {self.namespace!r}, which has no hash; use a tuple of values"
+            ) from None
 
     @property
     def num_slots(self) -> int:
@@ -105,6 +115,10 @@ class Run:
         What is to be computed when it is admitted: the prompt, after a preemption with what was generated; when
         finished, the prompt and everything generated. A run that was swapped out has computed its front part already.
     num_generated : int
+    num_preemptions : int
+        How often it was preempted.
+    num_reused_tokens : int
+        Tokens of the prompt that the prefix cache had when the request was admitted first.
     held : Sequence or None
         Its place in the cache or, swapped out, in a swap space, while it has one; `sequence` is the same for those who
         know that it has.
@@ -113,7 +127,18 @@ class Run:
     state : State
     """
 
-    __slots__ = ("held", "num_generated", "prefilling", "request", "sample", "samples", "state", "tokens")
+    __slots__ = (
+        "held",
+        "num_generated",
+        "num_preemptions",
+        "num_reused_tokens",
+        "prefilling",
+        "request",
+        "sample",
+        "samples",
+        "state",
+        "tokens",
+    )
 
     def __init__(self, request: Request, sample: int = 0, samples: int = 1) -> None:
         self.request = request
@@ -121,13 +146,15 @@ class Run:
         self.samples = samples
         self.tokens = request.prompt
         self.num_generated = 0
+        self.num_preemptions = 0
+        self.num_reused_tokens = 0
         self.held: Sequence | None = None
         self.prefilling = True
         self.state = State.WAITING
 
     @property
     def sequence(self) -> Sequence:
-        """Its sequence in the cache; a run that waits has none, unless it is swapped out."""
+        """Its sequence in the cache; a run that waits has none, unless it is the next or swapped out."""
         if self.held is None:
             raise InvalidSequence(f"{self!r} has no sequence in the cache; it has one while it is running")
         return self.held

@@ -3,7 +3,7 @@
 R1: `running` followed by `waiting` is in order of arrival, so whoever is first in line is served first.
 R2: the oldest run is never preempted, and every step computes at least one of its tokens: there is no livelock.
 R3: a run in `running` has a sequence that is not swapped out. A run in `waiting` has none, or one that is swapped out,
-    or, at the head alone, one that holds nothing yet: those that wait hold no block of the cache.
+    or, at the head alone, one that holds the prefix that it will reuse and no other block.
 R4: rows promised to the runs (samples not yet forked included) never exceed `max_running`.
 R5: whatever the swap space holds is of runs in `waiting`, whose computed tokens are not computed again.
 
@@ -11,6 +11,7 @@ One step: every run that decodes gets one token; what is left of the budget goes
 then the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run
 is preempted and goes to the front of the queue: swapped out, where there is a swap space with room for it, to go on
 where it was; else its blocks are given up, and what it has so far becomes its prompt (recomputation). Both as in vLLM.
+What the prefix cache keeps of those blocks until it comes back is not computed again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 
 from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.serving.request import Request, RequestError, Run, State, token_ids
+from pagecore.serving.reuse import Reuse
 from pagecore.serving.step import Step
 from pagecore.storage.checks import as_float, at_least
 
@@ -59,8 +61,11 @@ class Scheduler:
         Slots of the longest sequence that the cache can hold, alone.
     num_preemptions, num_swaps, num_forks : int
         So far; `num_swaps` of the preempted runs were swapped out, the others are computed again.
+    reuse : Reuse
+        What the admitted found in the prefix cache.
     num_waiting_tokens : int
-        Tokens that the queue has to compute: who streams requests adds more while there is less than a step's.
+        Tokens that the queue has to compute, as far as it is known: what the prefix cache has is told when a run is the
+        next. Who streams requests adds more while there is less than a step's.
 
     Raises
     ------
@@ -95,17 +100,27 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_swaps = 0
         self.num_forks = 0
+        self.reuse = Reuse()
         self.num_waiting_tokens = 0
         self._headroom = int(self.max_length * headroom)
         self._running: list[Run] = []
         self._waiting: deque[Run] = deque()
         self._rows = 0
+        # Whether the prefix cache may have more for the head of the queue than when it was last asked.
+        self._has_news = False
         self._batch = cache.make_batch(self.max_running, max_tokens_per_step)
 
     @property
     def running(self) -> tuple[Run, ...]:
         """The admitted runs, oldest first."""
         return tuple(self._running)
+
+    @property
+    def holders(self) -> tuple[Run, ...]:
+        """The runs that have a place in the cache: the admitted ones, and the next if it keeps its prefix there."""
+        head = self._waiting[0] if self._waiting else None
+        keeps = head is not None and head.held is not None and not head.held.is_swapped
+        return (*self._running, head) if head is not None and keeps else self.running
 
     @property
     def num_running(self) -> int:
@@ -162,6 +177,8 @@ class Scheduler:
         if not runs:
             self._refuse_to_stall()
         while self.cache.try_prepare(sequences, counts, out=self._batch) is None:
+            if self._let_go_of_head():
+                continue
             if len(self._running) <= 1:
                 self.cache.prepare(sequences, counts, out=self._batch)
                 break
@@ -178,6 +195,7 @@ class Scheduler:
         step.is_committed = True
         step.index_ns += perf_counter_ns() - start
         if len(step.runs) > step.num_decodes:
+            self._has_news = True
             self._end_prefills(step)
 
     def abandon(self, step: Step) -> None:
@@ -249,8 +267,7 @@ class Scheduler:
         needs = counts.copy()
         while budget and self._waiting and self._rows + self._waiting[0].samples <= self.max_running:
             run = self._waiting[0]
-            if run.held is None:
-                run.held = self.cache.add_sequence(run.tokens)
+            self._hold(run)
             rest = run.num_tokens_left
             sequences.append(run.sequence)
             headroom = self._headroom if self._running else 0
@@ -260,6 +277,8 @@ class Scheduler:
                 return
             if run.sequence.is_swapped:
                 self.cache.swap_in([run.sequence])
+            else:
+                self.reuse.count(run, self.cache.block_size)
             needs[-1] = rest
             self._waiting.popleft()
             self.num_waiting_tokens -= rest
@@ -269,6 +288,29 @@ class Scheduler:
             runs.append(run)
             counts.append(min(rest, budget))
             budget -= counts[-1]
+
+    def _hold(self, run: Run) -> None:
+        """Give the head of the queue its place in the cache, with as much of its prefix as is there by now."""
+        if run.held is not None:
+            if run.held.is_swapped or not self._has_news:
+                return
+            found = self.cache.match_length(run.tokens, namespace=run.request.namespace)
+            self._has_news = False
+            if found <= run.held.num_cached_tokens:
+                return
+            self._let_go_of_head()
+        run.held = self.cache.add_sequence(run.tokens, namespace=run.request.namespace)
+        self.num_waiting_tokens -= run.held.num_cached_tokens
+        self._has_news = False
+
+    def _let_go_of_head(self) -> bool:
+        """Take the place in the cache from the head of the queue, if it has one: it may hold what others lack."""
+        head = self._waiting[0] if self._waiting else None
+        if head is None or head.held is None or head.held.is_swapped:
+            return False
+        self.num_waiting_tokens += head.held.num_cached_tokens
+        self._leave_cache(head)
+        return True
 
     def _refuse_to_stall(self) -> NoReturn:
         """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
@@ -284,9 +326,6 @@ class Scheduler:
 
     def _preempt_youngest(self) -> None:
         """Send the youngest run back to the front of the queue: swapped out, or to be computed from its start."""
-        if self._waiting and self._waiting[0].held is not None and not self._waiting[0].held.is_swapped:
-            # It is head of the queue no longer (R3).
-            self._leave_cache(self._waiting[0])
         run = self._running.pop()
         run.tokens = np.asarray(run.sequence.tokens)
         run.prefilling = True
@@ -298,6 +337,7 @@ class Scheduler:
             self._leave_cache(run)
         self._waiting.appendleft(run)
         self.num_waiting_tokens += run.num_tokens_left
+        run.num_preemptions += 1
         self.num_preemptions += 1
 
     def _leave_cache(self, run: Run) -> None:
@@ -359,3 +399,4 @@ class Scheduler:
         run.tokens = tokens if last is None else np.append(tokens, last)
         self._rows -= 1
         self._leave_cache(run)
+        self._has_news = True

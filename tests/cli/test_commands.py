@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.serving.demo import chat as demo
-from tests.cli.command_line import call, refused
+from tests.cli.command_line import call, refused, write_trace
 
 KEYS = {
     "requests_finished",
@@ -23,6 +24,13 @@ KEYS = {
     "utilization_mean",
     "utilization_peak",
     "fragmentation_mean",
+    "prefix_query_tokens",
+    "prefix_hit_tokens",
+    "prefix_query_blocks",
+    "prefix_hit_blocks",
+    "saved_prefill_tokens",
+    "evicted_blocks",
+    "prefix_hit_series",
     "wall_s",
 }
 
@@ -56,6 +64,37 @@ def test_every_option_reaches_the_replay(capsys, tmp_path, trace):
     assert (report["num_blocks"], report["block_size"], report["requests_total"]) == (90, 4, 5)
     assert max(report["running_series"]) <= 2
     assert report["steps"] >= report["computed_tokens"] / 32
+
+
+def test_prefixes_without_bound_evictions_and_prefills_reach_the_replay(capsys, tmp_path):
+    lines = [{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, n]} for n in range(2, 6)]
+    trace = write_trace(tmp_path / "shared.jsonl", lines)
+    options = "--blocks unbounded --block-size 512 --max-running 1 --prefill-only"
+    code, out, err = call(capsys, "replay", trace, *options.split(), "--json", tmp_path / "out.json")
+    assert (code, err) == (0, "")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (report["prefix_query_blocks"], report["prefix_hit_blocks"]) == (8, 6)
+    assert (report["prefix_query_tokens"], report["prefix_hit_tokens"]) == (4400, 3072)
+    assert (report["num_blocks"], report["generated_tokens"], report["evicted_blocks"]) == (13, 0, 0)
+    assert "6 of 8 (75.0%)" in out
+    assert "3,072 of 4,400 tokens of prompt (69.8%)" in out
+    assert "0 blocks, by lru" in out
+    code, out, _ = call(
+        capsys, "replay", trace, "--blocks", 75, "--evict", "fifo", "--max-running", 1, "--json", tmp_path / "out.json"
+    )
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (code, report["evict"]) == (0, "fifo")
+    assert report["evicted_blocks"] > 0
+    assert f"{report['evicted_blocks']} blocks, by fifo" in out
+    code, out, _ = call(capsys, "replay", trace, "--evict", "none")
+    assert code == 0
+    assert "prefix hits" not in out
+
+
+def test_a_pipe_cannot_be_replayed_without_bound(capsys, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "is a pipe, whose end is not known" in refused(capsys, "replay", pipe, "--blocks", "unbounded")
 
 
 def test_memory_to_swap_to_is_reported(capsys, tmp_path, trace):
@@ -104,7 +143,9 @@ def test_wrong_attention_is_a_failure(capsys, trace, monkeypatch):
     [
         (["--block-size", "0"], "block_size is 0"),
         (["--blocks", "-1"], "blocks is -1"),
-        (["--blocks", "many"], "invalid int value: 'many'"),
+        (["--blocks", "many"], "'many' is neither a number nor 'unbounded'"),
+        (["--blocks", "1.5"], "'1.5' is neither a number nor 'unbounded'"),
+        (["--memory", "1GiB", "--blocks", "unbounded"], "not allowed with"),
         (["--max-running", "0"], "max_running is 0"),
         (["--requests", "-5"], "requests is -5"),
         (["--memory", "1GiB", "--blocks", "5"], "not allowed with"),
@@ -113,7 +154,8 @@ def test_wrong_attention_is_a_failure(capsys, trace, monkeypatch):
         (["--swap-memory", "1"], "two blocks"),
         (["--swap-memory", "a lot"], "a lot"),
         (["--bytes-per-token", "-1"], "bytes_per_token is -1"),
-        (["--evict", "lru"], "unrecognized arguments: --evict lru"),
+        (["--evict", "random"], "invalid choice: 'random'"),
+        (["--evict", "priority"], "invalid choice: 'priority'"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(capsys, trace, options, reason):
@@ -179,6 +221,15 @@ def test_the_demo_prints_its_table_and_verdict(capsys):
     assert code == 0
     assert "preemptions" in out
     assert out.endswith("all tokens verified\n")
+
+
+@pytest.mark.parametrize("policy", ["lfu", "none"])
+def test_the_demo_gives_up_blocks_by_the_policy_that_it_is_told(capsys, policy):
+    code, out, _ = call(capsys, "demo", "--evict", policy)
+    assert code == 0
+    assert ("by lfu" in out, "chats that go on" in out) == ((policy == "lfu"),) * 2
+    assert out.endswith("all tokens verified\n")
+    assert "invalid choice: 'random'" in refused(capsys, "demo", "--evict", "random")
 
 
 def test_the_demo_swaps_when_told_to(capsys):

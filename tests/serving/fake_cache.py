@@ -1,5 +1,7 @@
 """A stand-in for PagedKVCache that counts blocks in plain Python: the scheduler's twin of a cache."""
 
+from collections import Counter
+
 import numpy as np
 
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
@@ -9,8 +11,11 @@ class FakeSequence:
     def __init__(self, tokens):
         self.ids = [int(token) for token in tokens]
         self.blocks = []
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_cached_tokens = 0
         self.space = None
+        self.namespace = None
+        # The prefixes that the tree has and this sequence keeps there.
+        self.hold = []
 
     @property
     def is_swapped(self):
@@ -48,9 +53,15 @@ class FakeBatch:
 
 
 class FakeCache:
-    """`num_blocks` counts the null block, as everywhere."""
+    """`num_blocks` counts the null block, as everywhere.
 
-    def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None):
+    The prefix cache is a dictionary from a prefix of whole blocks to its last block. A prefix that no sequence holds
+    can be evicted, the least recently used first, and of those used at once the longest. One that is held, but by
+    sequences with blocks of their own alone, can be had too: the tree takes one of theirs instead.
+    """
+
+    def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):
+        self.has_prefix_cache = prefix_cache
         self.block_size = block_size
         self.max_sequences = max_sequences
         self.max_tokens_per_sequence = max_tokens_per_sequence or (num_blocks - 1) * block_size
@@ -59,18 +70,72 @@ class FakeCache:
         self.sequences = []
         self.copies = 0
         self.prepared = []
+        self.tree = {}
+        self.used = {}
+        self.holds = Counter()
+        self.evicted = self.time = 0
 
     @property
     def num_available(self):
-        return len(self.free)
+        return len(self.free) + len(self.evictable)
+
+    @property
+    def evictable(self):
+        return [key for key, block in self.tree.items() if self.holders[block] == 1]
+
+    def lose(self):
+        """Others take every block that can be had."""
+        while self.num_available:
+            self._take()
 
     def make_batch(self, max_sequences, max_tokens):
         return FakeBatch(max_sequences, max_tokens)
 
-    def add_sequence(self, tokens, id=None):
+    def add_sequence(self, tokens, id=None, *, namespace=None):
         self._take_row()
-        self.sequences.append(FakeSequence(tokens))
-        return self.sequences[-1]
+        sequence = FakeSequence(tokens)
+        sequence.namespace = namespace
+        for count in range(1, self.match_length(tokens, namespace=namespace) // self.block_size + 1):
+            self._hold(sequence, self._key(sequence, count))
+            sequence.blocks.append(self.tree[sequence.hold[-1]])
+            self.holders[sequence.blocks[-1]] += 1
+        sequence.num_computed_tokens = sequence.num_cached_tokens = len(sequence.blocks) * self.block_size
+        self.sequences.append(sequence)
+        return sequence
+
+    def match_length(self, tokens, *, namespace=None):
+        found = FakeSequence(tokens)
+        found.namespace = namespace
+        count = 0
+        while (count + 1) * self.block_size < len(tokens) and self._key(found, count + 1) in self.tree:
+            count += 1
+        return count * self.block_size
+
+    def _key(self, sequence, num_blocks):
+        return sequence.namespace, tuple(sequence.ids[: num_blocks * self.block_size])
+
+    def _hold(self, sequence, key):
+        sequence.hold.append(key)
+        self.holds[key] += 1
+        self.time += 1
+        self.used[key] = self.time
+
+    def _publish(self, sequence):
+        """What is full and known goes to the tree; what it has already stays with the sequence alone."""
+        whole = min(sequence.num_tokens, sequence.num_computed_tokens) // self.block_size
+        for count in range(len(sequence.hold) + 1, whole + 1 if self.has_prefix_cache else 0):
+            key, block = self._key(sequence, count), sequence.blocks[count - 1]
+            if key not in self.tree:
+                self.tree[key] = block
+                self.holders[block] += 1
+            self._hold(sequence, key)
+
+    def _release(self, sequence):
+        for key in reversed(sequence.hold):
+            self.holds[key] -= 1
+            self.time += 1
+            self.used[key] = self.time
+        sequence.hold = []
 
     def _take_row(self):
         if sum(not sequence.is_swapped for sequence in self.sequences) == self.max_sequences:
@@ -109,7 +174,7 @@ class FakeCache:
 
     def shortage(self, sequences, counts):
         total = sum(new + len(copies) for new, copies in self._needs(sequences, counts))
-        return max(total - len(self.free), 0)
+        return max(total - self.num_available, 0)
 
     def try_prepare(self, sequences, counts, out):
         assert not out.pending, "the batch before was neither committed nor abandoned"
@@ -120,7 +185,7 @@ class FakeCache:
             self._known(sequence)
             assert 1 <= count <= sequence.num_tokens - sequence.num_computed_tokens, "a count past the known ids"
         needs = self._needs(sequences, counts)
-        if sum(new + len(copies) for new, copies in needs) > len(self.free):
+        if sum(new + len(copies) for new, copies in needs) > self.num_available:
             return None
         for sequence, (new, copies) in zip(sequences, needs, strict=True):
             for place in copies:
@@ -140,6 +205,16 @@ class FakeCache:
         return batch
 
     def _take(self):
+        if not self.free:
+            key = min(self.evictable, key=lambda one: (self.holds[one] > 0, self.used[one], -len(one[1])))
+            block = self.tree.pop(key)
+            for owner in (one for one in self.sequences if key in one.hold):
+                self.tree[key] = owner.blocks[len(key[1]) // self.block_size - 1]
+                self.holders[self.tree[key]] += 1
+                break
+            else:
+                self.evicted += 1
+            self._drop([block])
         block = self.free.pop()
         self.holders[block] = 1
         return block
@@ -147,6 +222,7 @@ class FakeCache:
     def commit(self, batch):
         for sequence, count in batch.pending:
             sequence.num_computed_tokens += count
+            self._publish(sequence)
         batch.pending = []
 
     def abandon(self, batch):
@@ -164,7 +240,9 @@ class FakeCache:
             return False
         space.held[sequence] = count
         sequence.space = space
+        self._publish(sequence)
         self._drop(sequence.blocks)
+        self._release(sequence)
         sequence.blocks = []
         return True
 
@@ -173,8 +251,8 @@ class FakeCache:
         self._known(sequence, swapped=True)
         count = sequence.space.held[sequence]
         self._take_row()
-        if count > len(self.free):
-            raise OutOfBlocks("out of blocks", count, len(self.free))
+        if count > self.num_available:
+            raise OutOfBlocks("out of blocks", count, self.num_available)
         del sequence.space.held[sequence]
         sequence.space = None
         sequence.blocks = [self._take() for _ in range(count)]
@@ -187,11 +265,17 @@ class FakeCache:
 
     def fork(self, sequence, id=None):
         self._known(sequence)
-        child = self.add_sequence(sequence.ids)
-        child.num_computed_tokens = sequence.num_computed_tokens
+        self._take_row()
+        child = FakeSequence(sequence.ids)
+        child.namespace = sequence.namespace
+        child.num_computed_tokens, child.num_cached_tokens = sequence.num_computed_tokens, sequence.num_cached_tokens
         child.blocks = list(sequence.blocks)
         for block in child.blocks:
             self.holders[block] += 1
+        self._publish(sequence)
+        for key in sequence.hold:
+            self._hold(child, key)
+        self.sequences.append(child)
         return child
 
     def remove(self, sequence):
@@ -199,7 +283,10 @@ class FakeCache:
         self.sequences.remove(sequence)
         if sequence.is_swapped:
             del sequence.space.held[sequence]
+        else:
+            self._publish(sequence)
         self._drop(sequence.blocks)
+        self._release(sequence)
         sequence.blocks = []
 
     def _drop(self, blocks):

@@ -42,5 +42,8 @@ def drain(scheduler, observe=lambda step: None, steps_max=100_000):
     raise AssertionError("the scheduler makes no progress")
 
 
-def request(number, prompt, new, samples=1):
-    return Request(number, np.arange(number * 100, number * 100 + prompt), new, samples)
+def request(number, prompt, new, samples=1, shared=0, namespace=None):
+    """A prompt that is its own from the first token on, or after `shared` tokens that all such prompts begin with."""
+    text = np.arange(number * 100, number * 100 + prompt)
+    text[:shared] = np.arange(5000, 5000 + prompt)[:shared]
+    return Request(number, text, new, samples, namespace)

@@ -60,12 +60,38 @@ def test_metrics_of_no_step_are_zero():
     assert metrics.utilization_mean == metrics.fragmentation_mean == metrics.utilization_peak == 0
 
 
-def test_metrics_average_over_steps_and_keep_the_peak():
+def observed(*steps):
+    """Metrics of steps, each a share used, a share wasted, runs, evictions so far, prompts asked and found so far."""
     metrics = Metrics()
-    for used, waste, running in ((0.25, 0.5, 1), (0.75, 0.0, 3), (0.5, 0.1, 2)):
-        metrics.observe(SimpleNamespace(utilization=used, fragmentation=waste), running=running, waiting=0)
+    for used, waste, running, evicted, asked, found in steps:
+        stats = SimpleNamespace(utilization=used, fragmentation=waste, num_evicted_blocks=evicted)
+        reuse = SimpleNamespace(prefix_query_tokens=asked, prefix_hit_tokens=found)
+        metrics.observe(stats, running=running, waiting=0, reuse=reuse)
+    return metrics
+
+
+def test_metrics_average_over_steps_and_keep_the_peak():
+    metrics = observed((0.25, 0.5, 1, 0, 0, 0), (0.75, 0.0, 3, 0, 0, 0), (0.5, 0.1, 2, 0, 0, 0))
     assert metrics.steps == 3
     assert metrics.utilization_mean == pytest.approx(0.5)
     assert metrics.fragmentation_mean == pytest.approx(0.2)
     assert metrics.utilization_peak == 0.75
     assert metrics.running.values() == [1, 3, 2]
+
+
+def test_metrics_tell_hits_and_evictions_of_each_step_from_their_sums():
+    metrics = observed((0, 0, 0, 3, 100, 0), (0, 0, 0, 3, 100, 0), (0, 0, 0, 10, 150, 40), (0, 0, 0, 11, 160, 50))
+    assert metrics.evicted.values() == [3, 0, 7, 1]
+    assert metrics.evicted_blocks == 11
+    assert metrics.prefix_query.values() == [100, 0, 50, 10]
+    assert metrics.prefix_hit_rates() == [0, None, 0.8, 1]
+
+
+def test_a_hit_rate_of_a_span_weighs_each_token_alike():
+    steps = [(0, 0, 0, 0, 10 * n, 4 * n) for n in range(1, 257)] + [
+        (0, 0, 0, 0, 2560 + 90, 1024),
+        (0, 0, 0, 0, 2660, 1124),
+    ]
+    rates = observed(*steps).prefix_hit_rates()
+    assert rates[:-1] == [pytest.approx(0.4)] * 128
+    assert rates[-1] == pytest.approx(1.0)

@@ -23,27 +23,36 @@ def workloads(draw):
     max_running = draw(st.integers(1, 6))
     max_tokens = draw(st.integers(1, 24))
     longest = (num_blocks - 1) * block_size
-    lengths = st.tuples(st.integers(1, longest + 2), st.integers(0, 12), st.integers(1, 4))
+    shared, namespaces = st.sampled_from([0, 0, 3, 8, longest]), st.sampled_from([None, None, "tenant"])
+    lengths = st.tuples(st.integers(1, longest + 2), st.integers(0, 12), st.integers(1, 4), shared, namespaces)
     shapes = draw(st.lists(lengths, min_size=1, max_size=12))
     return block_size, num_blocks, max_running, max_tokens, shapes
 
 
+EVICTABLE = ("lru", "lfu", "fifo", "mru", "filo", "slru")
 # Blocks of the swap space, the null block counted; None is no swap space.
 SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
 
 
 @settings(max_examples=600, deadline=None)
-@given(workload=workloads(), headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]), swap_blocks=SPACES)
-def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kept(workload, headroom, swap_blocks):
+@given(
+    workload=workloads(),
+    headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    swap_blocks=SPACES,
+    prefix_cache=st.sampled_from([True, True, False]),
+)
+def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kept(
+    workload, headroom, swap_blocks, prefix_cache
+):
     block_size, num_blocks, max_running, max_tokens, shapes = workload
-    cache = FakeCache(num_blocks, block_size, max_sequences=max_running)
+    cache = FakeCache(num_blocks, block_size, max_sequences=max_running, prefix_cache=prefix_cache)
     space = None if swap_blocks is None else FakeSpace(cache, swap_blocks)
     scheduler = Scheduler(
         cache, max_running=max_running, max_tokens_per_step=max_tokens, headroom=headroom, swap_space=space
     )
     accepted = []
-    for number, (prompt, new, samples) in enumerate(shapes):
-        one = request(number, prompt, new, samples)
+    for number, (prompt, new, samples, *rest) in enumerate(shapes):
+        one = request(number, prompt, new, samples, *rest)
         slots = prompt + max(new - 1, 0)
         if slots > (num_blocks - 1) * block_size or samples > min(max_running, max_tokens):
             with pytest.raises(RequestError):
@@ -66,11 +75,13 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         assert head in step.runs
         assert oldest.setdefault(head, head.sequence) is head.sequence
         assert not any(run.sequence.is_swapped for run in scheduler.running)
-        # Of those that wait only the head may have a place in the cache, unless they are swapped out; none holds a
-        # block, and what the space holds is theirs.
+        # Of those that wait only the head may have a place in the cache, unless they are swapped out; it holds what it
+        # will reuse and nothing else, and what the space holds is theirs.
         waiting = list(scheduler._waiting)
         assert all(run.held is None or run.held.is_swapped for run in waiting[1:])
-        assert not any(run.held and run.held.blocks for run in waiting)
+        for run in waiting[:1]:
+            if run.held and not run.held.is_swapped:
+                assert len(run.held.blocks) * block_size == run.held.num_computed_tokens == run.held.num_cached_tokens
         saved = [run for run in waiting if run.held and run.held.is_swapped]
         assert set(space.held if space else ()) == {run.held for run in saved}
         assert scheduler.num_waiting_tokens == sum(run.num_tokens_left for run in waiting)
@@ -91,20 +102,41 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         for one in accepted
     }
     assert cache.num_available == num_blocks - 1
+    assert prefix_cache or len(cache.free) == num_blocks - 1
     assert not cache.sequences
+    assert not cache.holds.total()
     assert not (space and space.held)
+    reuse = scheduler.reuse
+    assert reuse.prefix_query_tokens == sum(len(one.prompt) for one in accepted)
+    assert reuse.prefix_query_blocks == sum((len(one.prompt) - 1) // block_size for one in accepted)
+    assert reuse.prefix_hit_tokens == reuse.prefix_hit_blocks * block_size
+    assert reuse.prefix_hit_blocks <= (reuse.prefix_query_blocks if prefix_cache else 0)
+    assert reuse.num_recovered_tokens == 0 or (prefix_cache and scheduler.num_preemptions > 0)
     assert scheduler.num_running == scheduler.num_waiting == scheduler.num_waiting_tokens == 0
     assert 0 <= scheduler.num_swaps <= scheduler.num_preemptions
     if swap_blocks in (None, 1):
         assert scheduler.num_swaps == 0
 
 
-@settings(max_examples=200, deadline=None)
-@given(workload=workloads(), window=st.integers(1, 9), swap_blocks=SPACES.filter(lambda blocks: blocks != 1))
-def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back(workload, window, swap_blocks):
+@settings(max_examples=300, deadline=None)
+@given(
+    workload=workloads(),
+    window=st.integers(1, 9),
+    swap_blocks=SPACES.filter(lambda blocks: blocks != 1),
+    policy=st.sampled_from([None, *EVICTABLE]),
+)
+def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back(workload, window, swap_blocks, policy):
     block_size, num_blocks, max_running, max_tokens, shapes = workload
     specs = [AttentionSpec(1, 8), AttentionSpec(1, 8, window=window)]
-    cache = PagedKVCache(specs, block_size=block_size, num_blocks=num_blocks, max_sequences=max_running, device="none")
+    cache = PagedKVCache(
+        specs,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_sequences=max_running,
+        device="none",
+        prefix_cache=policy is not None,
+        eviction_policy=policy or "lru",
+    )
     space = None if swap_blocks is None else SwapSpace(cache, num_blocks=swap_blocks)
     scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=max_tokens, swap_space=space)
     accepted = [request(number, *shape) for number, shape in enumerate(shapes)]
@@ -123,6 +155,8 @@ def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back
     assert cache.num_available == num_blocks - 1
     assert cache.stats().num_used_blocks == cache.num_sequences == 0
     assert cache.stats().num_swapped_blocks == 0
+    cache.clear_prefix_cache()
+    assert cache.stats().num_free_blocks == 2 * (num_blocks - 1)
 
 
 def test_each_step_is_full_while_there_is_prompt_left():
@@ -224,7 +258,7 @@ def test_blocks_lost_while_running_are_an_error():
     step = scheduler.schedule()
     scheduler.commit(step)
     scheduler.accept(step, [])
-    cache.free.clear()
+    cache.lose()
     with pytest.raises(OutOfBlocks):
         scheduler.schedule()
 

@@ -87,6 +87,6 @@ def test_blocks_lost_while_a_run_is_swapped_out_are_an_error():
         step = scheduler.schedule()
         scheduler.commit(step)
         scheduler.accept(step, sampled(step))
-    cache.free.clear()
+    cache.lose()
     with pytest.raises(OutOfBlocks, match=r"request 1 needs . blocks for . tokens; 0 are available"):
         scheduler.schedule()

@@ -1,4 +1,4 @@
-"""Two dozen chat requests through one paged cache, and every token of them checked."""
+"""Two dozen turns of chats through one paged cache, and every token of them checked."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import numpy as np
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.serving.demo.model import Array, Model, ModelSizes
 from pagecore.serving.demo.sampling import scores
+from pagecore.serving.demo.traffic import Traffic, chat_turns
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.request import Request, Run
+from pagecore.serving.request import Run
+from pagecore.serving.reuse import POLICIES, cache_options
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
 from pagecore.storage.checks import at_least
 
-__all__ = ["DemoConfig", "DemoReport", "chat_requests", "demo"]
+__all__ = ["DemoConfig", "DemoReport", "demo"]
+
+# Requests that wait before the next are asked: turns that go on are asked soon after the answer that they follow.
+QUEUE_LENGTH = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +33,32 @@ class DemoConfig:
 
     `num_blocks` has one entry a group: layers with a window give back what it has left, and make do with fewer. With
     `swap`, preempted runs wait in a second memory of as many blocks, as far as they go, and are not computed again.
+    `evict` is the policy by which cached blocks are given up; with "none", nothing is kept for reuse.
 
     Raises
     ------
     ShapeError
         A negative seed, or no request.
+    UnsupportedOption
+        An unknown policy.
     """
 
     seed: int = 0
     num_requests: int = 24
     block_size: int = 16
-    num_blocks: tuple[int, int] = (65, 37)
+    num_blocks: tuple[int, int] = (85, 53)
     max_running: int = 12
     max_tokens_per_step: int = 96
     max_length: int = 448
     temperature: float = 0.8
     swap: bool = False
+    evict: str = POLICIES[0]
     model: ModelSizes = field(default_factory=ModelSizes)
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, least=0)
         at_least("num_requests", self.num_requests)
+        cache_options(self.evict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +67,24 @@ class DemoReport:
 
     `swaps` of the preempted runs were swapped out, the others computed again; `swap_nbytes` is the memory for that.
     `static_nbytes` is what caches of `max_length` would take for as many sequences as ran at once at the peak.
+    `follow_ups` turns went on with a chat; of `history_tokens` that had been said before them, `history_hit_tokens`
+    were reused. The other figures of reuse are those of `ReplayReport`.
     """
 
     requests: int
     sequences: int
     prompt_tokens: int
     generated_tokens: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    prefix_token_hit_rate: float
+    recovered_tokens: int
+    saved_prefill_tokens: int
+    evict: str
+    evicted_blocks: int
+    follow_ups: int
+    history_tokens: int
+    history_hit_tokens: int
     steps: int
     num_blocks: int
     num_groups: int
@@ -82,23 +104,6 @@ class DemoReport:
     serve_s: float
     verify_s: float
     verdict: Verdict
-
-
-def chat_requests(config: DemoConfig) -> list[Request]:
-    """The demo's traffic: prompts that begin alike and end differently, short questions and long documents.
-
-    Every fourth asks for two to four parallel samples.
-    """
-    random = np.random.default_rng((config.seed, 1))
-    vocabulary = config.model.vocab_size
-    system = random.integers(0, vocabulary, 24)
-    requests = []
-    for number in range(config.num_requests):
-        low, high = ((4, 40), (40, 120), (120, 320))[number % 3]
-        user = random.integers(0, vocabulary, random.integers(low, high))
-        samples = int(random.integers(2, 5)) if number % 4 == 1 else 1
-        requests.append(Request(number, np.concatenate([system, user]), int(random.integers(8, 80)), samples))
-    return requests
 
 
 def demo(
@@ -128,7 +133,8 @@ class _Demo:
         self.config = config
         self.progress = progress
         self.watchers = watchers
-        self.requests = chat_requests(config)
+        self.turns = chat_turns(config)
+        self.traffic = Traffic(self.turns)
         self.model = Model(config.model, config.seed)
         self.cache = PagedKVCache(
             config.model.specs(),
@@ -136,6 +142,7 @@ class _Demo:
             num_blocks=config.num_blocks,
             max_sequences=config.max_running,
             max_tokens_per_sequence=config.max_length,
+            **cache_options(config.evict),
         )
         self.swap_space = SwapSpace(self.cache, num_blocks=config.num_blocks) if config.swap else None
         self.scheduler = Scheduler(
@@ -155,23 +162,33 @@ class _Demo:
         return self._report(finished, verdict, served - start, perf_counter() - served)
 
     def _serve(self) -> list[Run]:
-        total = sum(request.samples * request.max_new_tokens for request in self.requests)
-        for request in self.requests:
-            self.scheduler.add(request)
+        total = sum(turn.samples * turn.max_new_tokens for turn in self.turns)
         finished: list[Run] = []
         generated = 0
-        while (step := self.scheduler.schedule()) is not None:
+        while (step := self._schedule()) is not None:
             logits = self._forward(step)
             self.scheduler.commit(step)
-            self.running_peak = max(self.running_peak, self.scheduler.num_running)
-            self.metrics.observe(self.cache.stats(), self.scheduler.num_running, self.scheduler.num_waiting)
-            for watch in self.watchers:
-                watch(self.scheduler, self.metrics)
+            self._observe()
             ids = [self._sample(run, row) for run, row in zip(step.outputs, logits, strict=True)]
-            finished += self.scheduler.accept(step, ids)
+            for run in self.scheduler.accept(step, ids):
+                self.traffic.answer(run)
+                finished.append(run)
             generated += len(ids)
             self.progress("serve", generated, total)
         return finished
+
+    def _schedule(self) -> Step | None:
+        """The next step, after the users have asked what they can."""
+        while self.scheduler.num_waiting < QUEUE_LENGTH and (request := self.traffic.next()) is not None:
+            self.scheduler.add(request)
+        return self.scheduler.schedule()
+
+    def _observe(self) -> None:
+        scheduler = self.scheduler
+        self.running_peak = max(self.running_peak, scheduler.num_running)
+        self.metrics.observe(self.cache.stats(), scheduler.num_running, scheduler.num_waiting, scheduler.reuse)
+        for watch in self.watchers:
+            watch(scheduler, self.metrics)
 
     def _forward(self, step: Step) -> Array:
         """Logits for each output of the step, by paged attention."""
@@ -213,13 +230,27 @@ class _Demo:
         return verify(counted(), model, self.config.seed, self.config.temperature)
 
     def _report(self, finished: list[Run], verdict: Verdict, serve_s: float, verify_s: float) -> DemoReport:
-        config, metrics, stats = self.config, self.metrics, self.cache.stats()
+        config, metrics, stats, reuse = self.config, self.metrics, self.cache.stats(), self.scheduler.reuse
+        # Samples are forked from the first, which is the one that was admitted.
+        follow_ups = [run for run in finished if run.request.id in self.traffic.histories and run.sample == 0]
         token_nbytes = sum(plane.nbytes for spec in config.model.specs() for plane in spec.planes)
         return DemoReport(
             requests=len({run.request.id for run in finished}),
             sequences=len(finished),
-            prompt_tokens=sum(len(request.prompt) for request in self.requests),
+            prompt_tokens=sum(len(run.request.prompt) for run in finished if run.sample == 0),
             generated_tokens=sum(run.num_generated for run in finished),
+            prefix_query_tokens=reuse.prefix_query_tokens,
+            prefix_hit_tokens=reuse.prefix_hit_tokens,
+            prefix_token_hit_rate=reuse.token_hit_rate,
+            recovered_tokens=reuse.num_recovered_tokens,
+            saved_prefill_tokens=reuse.saved_prefill_tokens,
+            evict=config.evict,
+            evicted_blocks=stats.num_evicted_blocks,
+            follow_ups=len(follow_ups),
+            history_tokens=sum(map(len, self.traffic.histories.values())),
+            history_hit_tokens=sum(
+                min(run.num_reused_tokens, len(self.traffic.histories[run.request.id])) for run in follow_ups
+            ),
             steps=metrics.steps,
             num_blocks=stats.num_blocks,
             num_groups=self.cache.num_groups,

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pagecore.serving.pictures.palette import PALETTE
-from pagecore.serving.pictures.timeline import FREE, RunNumbers, cells_of
+from pagecore.serving.pictures.timeline import CACHED, FREE, RunNumbers, cells_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +104,8 @@ class LiveMap(AbstractContextManager["LiveMap"]):
             f"running {scheduler.num_running}   waiting {scheduler.num_waiting}   "
             f"preemptions {scheduler.num_preemptions:,} ({scheduler.num_swaps:,} swapped out)"
         )
+        if cache.has_prefix_cache:
+            counters += f"   hits {scheduler.reuse.token_hit_rate:.0%}   evicted {metrics.evicted_blocks:,}"
         width = self._console.width
         lines = max(1, (self._console.height - OTHER_LINES) // cache.num_groups - 1)
         maps: list[RenderableType] = []
@@ -127,9 +129,11 @@ class LiveMap(AbstractContextManager["LiveMap"]):
         return text
 
     def _look(self, number: int) -> tuple[str, str]:
-        held, shared, free = "█▒·" if self._console.encoding.startswith("utf") else "#%."
+        held, shared, cached, free = "█▒░·" if self._console.encoding.startswith("utf") else "#%:."
         if number == FREE:
             return free, "dim"
+        if number == CACHED:
+            return cached, "dim"
         if number < FREE:
             return shared, "bold"
         colour = self._colours[number]
@@ -138,8 +142,10 @@ class LiveMap(AbstractContextManager["LiveMap"]):
         return held, (FEW_COLOURS if self._console.color_system in ("standard", "windows") else PALETTE)[colour]
 
     def _legend(self) -> Text:
-        (shared, style), (free, dim) = self._look(FREE - 1), self._look(FREE)
-        return _line("").append(shared, style).append(" shared by several   ").append(free, dim).append(" free")
+        legend = _line("")
+        for number, text in ((FREE - 1, " shared by several   "), (CACHED, " cached   "), (FREE, " free")):
+            legend.append(*self._look(number)).append(text)
+        return legend
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pagecore.serving.pictures.timeline import FREE, Cells
+from pagecore.serving.pictures.timeline import CACHED, FREE, Cells
 
 __all__ = ["PALETTE", "colours_of", "labels_of", "readable_on"]
 
@@ -25,7 +25,7 @@ def colours_of(maps: Iterable[Cells]) -> dict[int, int]:
     Parameters
     ----------
     maps : iterable of numpy.ndarray
-        int32 ``[rows, columns]``; what is not positive is free or shared.
+        int32 ``[rows, columns]``; what is not positive is free, cached or shared.
     """
     sizes: Counter[int] = Counter()
     contacts: dict[int, Counter[int]] = defaultdict(Counter)
@@ -63,7 +63,7 @@ def _contacts(cells: Cells) -> list[tuple[tuple[int, int], int]]:
 def labels_of(cells: Cells, height: int, width: int) -> dict[int, tuple[int, int]]:
     """Where to write what each number of a map stands for: the first cell of a box, `height` by `width`, all its own.
 
-    Of several such boxes it is one in the middle of its time. Numbers without one, and FREE, are left out.
+    Of several such boxes it is one in the middle of its time. Numbers without one, FREE and CACHED are left out.
     """
     if cells.shape[0] < height or cells.shape[1] < width:
         return {}
@@ -75,7 +75,7 @@ def labels_of(cells: Cells, height: int, width: int) -> dict[int, tuple[int, int
     numbers, firsts, counts = np.unique(boxes[order], return_index=True, return_counts=True)
     columns, rows = np.divmod(order[firsts + counts // 2], least.shape[0])
     found = zip(numbers.tolist(), rows.tolist(), columns.tolist(), strict=True)
-    return {number: (row, column) for number, row, column in found if number != FREE}
+    return {number: (row, column) for number, row, column in found if number not in (FREE, CACHED)}
 
 
 def readable_on(colour: str) -> str:

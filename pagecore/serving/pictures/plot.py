@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.serving.metrics import Series
 from pagecore.serving.pictures.palette import PALETTE, colours_of, labels_of, readable_on
-from pagecore.serving.pictures.timeline import FREE, Cells, Timeline
+from pagecore.serving.pictures.timeline import CACHED, FREE, Cells, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ __all__ = ["draw", "save"]
 
 INK, GREY, GRID = "#333333", "#767676", "#DDDDDD"
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
-FREE_COLOUR, SHARED_COLOUR = "#FFFFFF", "#222222"
+FREE_COLOUR, CACHED_COLOUR, SHARED_COLOUR = "#FFFFFF", "#CFCFCF", "#222222"
 DPI = 100
 # Margins, the gap between two panels with the title in it, and what all block maps have together.
 WIDTH_IN, LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN, GAP_IN, MAP_HEIGHT_IN = 10.0, 0.75, 0.25, 0.75, 0.9, 0.45, 5.8
@@ -41,16 +41,20 @@ def save(timeline: Timeline, path: str | Path, title: str) -> None:
 def draw(timeline: Timeline, title: str) -> Figure:
     """The picture of a run; needs matplotlib, but no display, and leaves its global state alone.
 
-    The panels share the axis of steps: use of the blocks, running and waiting sequences, preemptions, and for each
-    group of layers a block map, in which each run has one colour from its first block to its last.
+    The panels share the axis of steps: use of the blocks, running and waiting sequences, preemptions, where prefixes
+    are reused how much of the prompts was and how many cached blocks were given up, and for each group of layers a
+    block map, in which each run has one colour from its first block to its last.
     """
     figure, axes = _panels(timeline)
     figure.text(LEFT_IN / WIDTH_IN, 1 - 0.32 / figure.get_figheight(), title, fontsize=13, weight="bold", color=INK)
     _draw_use(axes[0], timeline)
     _draw_queue(axes[1], timeline)
     _draw_preemptions(axes[2], timeline)
+    if timeline.has_prefix_cache:
+        _draw_hits(axes[3], timeline)
+        _draw_evictions(axes[4], timeline)
     colours = colours_of(timeline.cells(group) for group in range(timeline.num_groups))
-    for group, ax in enumerate(axes[3:]):
+    for group, ax in enumerate(axes[-max(1, timeline.num_groups) :]):
         _draw_map(figure, ax, timeline, group, colours)
     axes[-1].set_xlabel("step", fontsize=8.5, color=INK)
     axes[-1].set_xlim(0, max(1, timeline.steps))
@@ -65,8 +69,10 @@ def _panels(timeline: Timeline) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
     maps = max(1, timeline.num_groups)
-    height_of_preemptions = 0.8 if any(timeline.preemptions()) else 0.3
-    heights = [1.5, 1.2, height_of_preemptions, *[max(1.5, MAP_HEIGHT_IN / maps)] * maps]
+    heights = [1.5, 1.2, _height_of_bars(timeline.preemptions())]
+    if timeline.has_prefix_cache:
+        heights += [0.9, _height_of_bars(timeline.evictions())]
+    heights += [max(1.5, MAP_HEIGHT_IN / maps)] * maps
     height = TOP_IN + sum(heights) + GAP_IN * (len(heights) - 1) + BOTTOM_IN
     figure = Figure((WIDTH_IN, height))
     FigureCanvasAgg(figure)
@@ -80,6 +86,11 @@ def _panels(timeline: Timeline) -> tuple[Figure, list[Axes]]:
         axes[-1].tick_params(labelbottom=len(axes) == len(heights))
         y -= GAP_IN
     return figure, axes
+
+
+def _height_of_bars(counts: list[int]) -> float:
+    """Inches; low where there is nothing to show."""
+    return 0.8 if any(counts) else 0.3
 
 
 def _plain(ax: Axes) -> None:
@@ -147,17 +158,42 @@ def _draw_queue(ax: Axes, timeline: Timeline) -> None:
 
 
 def _draw_preemptions(ax: Axes, timeline: Timeline) -> None:
+    _titled(ax, f"Preemptions {_span(timeline)}", "count")
+    parts = [(timeline.recomputed(), RED, "recomputed"), (timeline.swaps(), BLUE, "swapped out")]
+    _draw_bars(ax, _edges(timeline), parts)
+
+
+def _draw_hits(ax: Axes, timeline: Timeline) -> None:
+    """Each span's share of the prompts that was reused; a gap where nobody was admitted for the first time."""
+    _titled(ax, "Reused of the prompts admitted", "%")
+    ax.set_ylim(0, 105)
+    ax.set_yticks([0, 50, 100])
+    metrics = timeline.metrics
+    if metrics is None:
+        return
+    edges = _steps(metrics.prefix_hit, metrics.steps)[0]
+    rates = [math.nan if rate is None else 100 * rate for rate in metrics.prefix_hit_rates()]
+    ax.stairs(rates, edges, fill=True, color=GREEN, label=f"tokens (all: {timeline.hit_rate:.1%})")
+    _legend(ax)
+
+
+def _draw_evictions(ax: Axes, timeline: Timeline) -> None:
+    _titled(ax, f"Cached blocks given up {_span(timeline)}", "count")
+    _draw_bars(ax, _edges(timeline), [(timeline.evictions(), GREY, "evicted")])
+
+
+def _span(timeline: Timeline) -> str:
+    return "in each step" if timeline.stride == 1 else f"in each {timeline.stride} steps"
+
+
+def _draw_bars(ax: Axes, edges: list[int], parts: list[tuple[list[int], str, str]]) -> None:
+    """Counts of each span, one kind upon the other, with their sums in the legend; or the word that there were none."""
     from matplotlib.ticker import MaxNLocator
 
-    span = "in each step" if timeline.stride == 1 else f"in each {timeline.stride} steps"
-    _titled(ax, f"Preemptions {span}", "count")
     ax.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    edges = _edges(timeline)
+    ax.yaxis.set_major_formatter("{x:,.0f}")
     base = np.zeros(len(edges) - 1)
-    for counts, colour, label in (
-        (timeline.recomputed(), RED, "recomputed"),
-        (timeline.swaps(), BLUE, "swapped out"),
-    ):
+    for counts, colour, label in parts:
         total = sum(counts)
         if total:
             values = base + counts[: len(base)]
@@ -225,6 +261,8 @@ def _image(cells: Cells, colours: dict[int, int]) -> NDArray[np.uint8]:
 
 
 def _colour(number: int, colours: dict[int, int]) -> str:
+    if number == CACHED:
+        return CACHED_COLOUR
     if number < FREE:
         return SHARED_COLOUR
     return PALETTE[colours[number]] if number > FREE else FREE_COLOUR
@@ -260,17 +298,18 @@ def _legend_of_maps(figure: Figure) -> None:
     handles: list[Any] = [
         tuple(Patch(color=colour) for colour in PALETTE),
         Patch(color=SHARED_COLOUR),
+        Patch(color=CACHED_COLOUR),
         Patch(facecolor=FREE_COLOUR, edgecolor=GREY),
         Line2D([], [], marker="v", color=RED, linestyle="none", markersize=5),
     ]
-    labels = ["held by one sequence, named request.sample", "shared by several", "free", "preemption"]
+    labels = ["held by one sequence, named request.sample", "shared by several", "cached", "free", "preemption"]
     figure.legend(
         handles,
         labels,
         loc="lower left",
         bbox_to_anchor=(LEFT_IN / WIDTH_IN, 0.08 / figure.get_figheight()),
         borderaxespad=0.0,
-        ncols=4,
+        ncols=5,
         frameon=False,
         fontsize=8.5,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},

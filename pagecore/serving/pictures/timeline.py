@@ -11,21 +11,23 @@ from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError
 from pagecore.serving.request import Run, State
+from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from pagecore.cache import BlockMap
     from pagecore.serving.metrics import Metrics
     from pagecore.serving.scheduler import Scheduler
 
-__all__ = ["FREE", "Cells", "RunNumbers", "Timeline", "Watcher", "cells_of"]
+__all__ = ["CACHED", "FREE", "Cells", "RunNumbers", "Timeline", "Watcher", "cells_of"]
 
 # Called once a step, after commit and before the finished are removed, as `Metrics.observe` is.
 Watcher: TypeAlias = "Callable[[Scheduler, Metrics], None]"
 Cells: TypeAlias = NDArray[np.int32]
 
 # A cell of a picture says which run holds a block, by its number, which is 1 at least; the negative number of the first
-# in line where several do; or that nobody does.
+# in line where several do; or that nobody does; or that no run does, but the prefix cache.
 FREE = 0
+CACHED = -INT32_MAX
 
 
 class RunNumbers:
@@ -36,15 +38,15 @@ class RunNumbers:
         self.next = 1
 
     def update(self, scheduler: Scheduler) -> dict[object, int]:
-        """Number the runs that are new; the numbers of all that run, by the id of their sequence."""
-        numbers, running = self._numbers, scheduler.running
-        if len(numbers) > 2 * len(running) + 64:
+        """Number the runs that are new; the numbers of all with a place in the cache, by the id of their sequence."""
+        numbers, holders = self._numbers, scheduler.holders
+        if len(numbers) > 2 * len(holders) + 64:
             numbers = self._numbers = {run: n for run, n in numbers.items() if run.state is not State.FINISHED}
-        for run in running:
+        for run in holders:
             if run not in numbers:
                 numbers[run] = self.next
                 self.next += 1
-        return {run.sequence.id: numbers[run] for run in running}
+        return {run.sequence.id: numbers[run] for run in holders}
 
     def known(self) -> set[int]:
         """Numbers that `update` may still give: of runs that wait or run, and of some that have finished."""
@@ -57,11 +59,13 @@ def name_of(run: Run) -> str:
 
 
 def cells_of(block_map: BlockMap, numbers: dict[object, int], step: int = 1) -> Cells:
-    """Every `step`-th block from block 1 on: FREE, or the number of the run that holds it, negative if it is shared."""
+    """Every `step`-th block from block 1 on: FREE, CACHED, or the number of its run, negative where several hold it."""
     # The last entry is for owner -1: nobody.
     by_place = np.array([*(numbers.get(name, FREE) for name in block_map.sequences), FREE], np.int32)
     cells = by_place[block_map.owner[1::step]]
     np.negative(cells, out=cells, where=block_map.holders[1::step] > 1)
+    # Held by no run, so by the prefix cache or by a stranger to the scheduler.
+    cells[(cells == FREE) & (block_map.cached | (block_map.holders > 0))[1::step]] = CACHED
     return cells
 
 
@@ -108,7 +112,7 @@ class Timeline:
         self.names: dict[int, str] = {}
         self._block_steps: list[int] = []
         self._cells: list[Cells] = []
-        self._totals: list[tuple[int, int]] = []
+        self._totals: list[tuple[int, int, int]] = []
 
     def __call__(self, scheduler: Scheduler, metrics: Metrics) -> None:
         """Take in one step of the run."""
@@ -120,12 +124,12 @@ class Timeline:
         unnamed = self._numbers.next
         numbers = self._numbers.update(scheduler)
         if self._numbers.next != unnamed:
-            named = ((numbers[run.sequence.id], run) for run in scheduler.running)
+            named = ((numbers[run.sequence.id], run) for run in scheduler.holders)
             self.names |= {number: name_of(run) for number, run in named if number >= unnamed}
         column = len(self._totals)
         for group, (cells, step) in enumerate(zip(self._cells, self._block_steps, strict=True)):
             cells[column] = cells_of(scheduler.cache.block_map(group), numbers, step)
-        self._totals.append(_totals(scheduler))
+        self._totals.append(_totals(scheduler, metrics))
         if len(self._totals) == self.columns:
             self._thin()
 
@@ -156,9 +160,19 @@ class Timeline:
     def cells(self, group: int) -> Cells:
         """int32 ``[rows, num_columns]``: the block maps at the end of each span.
 
-        FREE, or the number of the run that holds a block; where several hold it, the first one's number, negative.
+        FREE, CACHED, or the number of the run that holds a block; where several do, the first one's number, negative.
         """
         return self._cells[group][: self.num_columns].T
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether the cache reuses prefixes; not before the first step."""
+        return self._scheduler is not None and self._scheduler.cache.has_prefix_cache
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of all prompts that was reused; 0 before the first step."""
+        return 0.0 if self._scheduler is None else self._scheduler.reuse.token_hit_rate
 
     def preemptions(self) -> list[int]:
         """Preemptions of both kinds in the span of each column, and last those since the last span ended."""
@@ -172,10 +186,14 @@ class Timeline:
         """Preemptions that swapped out what was computed, likewise."""
         return self._spans(1)
 
+    def evictions(self) -> list[int]:
+        """Blocks that the prefix cache gave up, likewise."""
+        return self._spans(2)
+
     def _spans(self, which: int) -> list[int]:
-        if self._scheduler is None:
+        if self._scheduler is None or self.metrics is None:
             return [0]
-        totals = [0, *(counts[which] for counts in self._totals), _totals(self._scheduler)[which]]
+        totals = [0, *(counts[which] for counts in self._totals), _totals(self._scheduler, self.metrics)[which]]
         return [later - earlier for earlier, later in pairwise(totals)]
 
     def _begin(self, scheduler: Scheduler, metrics: Metrics) -> None:
@@ -196,6 +214,6 @@ class Timeline:
         self.names = {number: name for number, name in self.names.items() if number in seen}
 
 
-def _totals(scheduler: Scheduler) -> tuple[int, int]:
-    """Preemptions and swaps so far."""
-    return scheduler.num_preemptions, scheduler.num_swaps
+def _totals(scheduler: Scheduler, metrics: Metrics) -> tuple[int, int, int]:
+    """Preemptions, swaps and evicted blocks so far."""
+    return scheduler.num_preemptions, scheduler.num_swaps, metrics.evicted_blocks

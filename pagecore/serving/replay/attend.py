@@ -1,7 +1,8 @@
 """Real attention during a replay: every token is written, and sampled rows are checked against float64.
 
-Key, value and query of a token are a function of (request, position) alone. What a row of attention should have been
-can thus be told without the cache, also after a preemption recomputed it somewhere else.
+Key, value and query of a token are a function of (token id, position) alone: prompts that begin alike have the same
+keys and values there, as in a model, and may share them. What a row of attention should have been can thus be told
+without the cache, also where its keys were computed by another request, or recomputed after a preemption.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import numpy as np
 
 from pagecore.ops import paged_attention
 from pagecore.storage import AttentionSpec
+from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pagecore.cache import PagedKVCache
+    from pagecore.serving.request import Request
     from pagecore.serving.step import Step
 
-__all__ = ["SPEC", "TOLERANCE", "AttendCheck", "TokenVectors"]
+__all__ = ["SPEC", "TOLERANCE", "AttendCheck", "TokenVectors", "ids_at", "stand_in_id"]
 
 SPEC = AttentionSpec(num_kv_heads=1, head_dim=64, dtype="float32", num_query_heads=4)
 # What the worst (token, head) row of float32 attention may be off by, in the Frobenius norm.
@@ -28,8 +31,23 @@ TABLE_BITS = 12
 CHECKS_BEFORE_THINNING = 128
 
 
+def stand_in_id(request: Request) -> int:
+    """The token id of all that a request generates where no model samples: from the top of int32.
+
+    No prompt of a trace reaches there, and no two requests continue alike.
+    """
+    return INT32_MAX - request.id
+
+
+def ids_at(request: Request, positions: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Token ids of a request at some positions, of its prompt and what it generates; the cache is not asked."""
+    length = len(request.prompt)
+    prompted = request.prompt[np.minimum(positions, length - 1)]
+    return np.where(positions < length, prompted, np.int32(stand_in_id(request)))
+
+
 class TokenVectors:
-    """Random-like float32 vectors of tokens, the same for the same (request, position) and seed.
+    """Random-like float32 vectors of tokens, the same for the same (token id, position) and seed.
 
     Each is the sum of two rows of fixed normal tables, which a hash picks: 2^24 different vectors for two gathers.
     """
@@ -44,18 +62,18 @@ class TokenVectors:
             name: random.standard_normal((*shape, width), np.float32) * scale for name, width in widths.items()
         }
 
-    def of(self, name: str, requests: ArrayLike, positions: ArrayLike) -> NDArray[np.float32]:
-        """The "key", "value" `[n, 1, 64]` or "query" `[n, 4, 64]` of n tokens; requests and positions broadcast."""
-        bits = self._hash(np.asarray(requests), np.asarray(positions))
+    def of(self, name: str, ids: ArrayLike, positions: ArrayLike) -> NDArray[np.float32]:
+        """The "key", "value" `[n, 1, 64]` or "query" `[n, 4, 64]` of n tokens; ids and positions broadcast."""
+        bits = self._hash(np.asarray(ids), np.asarray(positions))
         mask = np.uint64((1 << TABLE_BITS) - 1)
         first, second = self._tables[name]
         vectors: NDArray[np.float32] = first[bits & mask]
         vectors += second[(bits >> np.uint64(TABLE_BITS)) & mask]
         return vectors.reshape(len(bits), -1, 64)
 
-    def _hash(self, requests: NDArray[np.integer], positions: NDArray[np.integer]) -> NDArray[np.uint64]:
+    def _hash(self, ids: NDArray[np.integer], positions: NDArray[np.integer]) -> NDArray[np.uint64]:
         """The finaliser of splitmix64 over both numbers."""
-        bits = requests.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + positions.astype(np.uint64)
+        bits = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + positions.astype(np.uint64)
         bits = (bits ^ self._salt) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return bits ^ (bits >> np.uint64(31))
@@ -94,35 +112,36 @@ class AttendCheck:
         batch = step.batch
         count = batch.num_sequences
         lengths = np.asarray(batch.query_lens)[:count]
-        requests = np.array([run.request.id for run in step.runs], dtype=np.int64)
-        owners = np.repeat(requests, lengths)
+        requests = [run.request for run in step.runs]
         positions = np.asarray(batch.positions)[: batch.num_tokens]
-        key, value = (self.vectors.of(name, owners, positions) for name in ("key", "value"))
+        ids = _ids_of(requests, positions, lengths, step.num_decodes)
+        key, value = (self.vectors.of(name, ids, positions) for name in ("key", "value"))
         self.cache.write(0, key, value, batch)
-        seq_lens = np.asarray(batch.seq_lens)[:count].copy()
         # In a chunk of n new tokens the query stands anywhere in it; a decode row has just one.
-        seq_lens -= self._random.integers(0, lengths, dtype=np.int32)
-        out = self._attend(step, requests, seq_lens)
+        back = self._random.integers(0, lengths, dtype=np.int32)
+        seq_lens = np.asarray(batch.seq_lens)[:count] - back
+        asked = ids[np.cumsum(lengths) - 1 - back]
+        out = self._attend(step, asked, seq_lens)
         self.rows_attended += count
         if self._steps % self._stride == 0:
             self._check(out, requests, seq_lens)
         self._steps += 1
 
-    def _attend(self, step: Step, requests: NDArray[np.int64], seq_lens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def _attend(self, step: Step, ids: NDArray[np.int32], seq_lens: NDArray[np.int32]) -> NDArray[np.float32]:
         out: NDArray[np.float32] = paged_attention(
-            self.vectors.of("query", requests, seq_lens - 1),
+            self.vectors.of("query", ids, seq_lens - 1),
             self.cache.key(0),
             self.cache.value(0),
             step.batch.group(0).block_table,
             seq_lens,
-            rows=np.asarray(step.batch.rows)[: len(requests)],
+            rows=np.asarray(step.batch.rows)[: len(ids)],
         )
         return out
 
-    def _check(self, out: NDArray[np.float32], requests: NDArray[np.int64], seq_lens: NDArray[np.int32]) -> None:
+    def _check(self, out: NDArray[np.float32], requests: list[Request], seq_lens: NDArray[np.int32]) -> None:
         """Compare one row with attention in float64 over the vectors of its request, which the cache had no part in."""
         row = int(self._random.integers(len(requests)))
-        expected = self.expected(int(requests[row]), int(seq_lens[row]) - 1)
+        expected = self.expected(requests[row], int(seq_lens[row]) - 1)
         # What a fault left in memory may overflow the norm; neither that nor a NaN may pass for small.
         with np.errstate(over="ignore", invalid="ignore"):
             error = np.linalg.norm(out[row] - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
@@ -132,13 +151,27 @@ class AttendCheck:
         if self.rows_checked % CHECKS_BEFORE_THINNING == 0:
             self._stride *= 2
 
-    def expected(self, request: int, position: int) -> NDArray[np.float64]:
-        """Attention of the query at `position`, float64 `[4, 64]`, from the vectors alone."""
+    def expected(self, request: Request, position: int) -> NDArray[np.float64]:
+        """Attention of the query at `position`, float64 `[4, 64]`, from the request's ids and their vectors alone."""
         positions = np.arange(position + 1)
-        key, value = (self.vectors.of(name, request, positions)[:, 0].astype(np.float64) for name in ("key", "value"))
-        query = self.vectors.of("query", [request], [position])[0].astype(np.float64)
+        ids = ids_at(request, positions)
+        key, value = (self.vectors.of(name, ids, positions)[:, 0].astype(np.float64) for name in ("key", "value"))
+        query = self.vectors.of("query", ids[-1:], positions[-1:])[0].astype(np.float64)
         # einsum, not @: the threads of a BLAS take longer to meet on a busy machine than this takes in one.
         scores = np.einsum("hd,nd->hn", query, key) / np.sqrt(64)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         attended: NDArray[np.float64] = np.einsum("hn,nd->hd", weights / weights.sum(axis=-1, keepdims=True), value)
         return attended
+
+
+def _ids_of(
+    requests: list[Request], positions: NDArray[np.integer], lengths: NDArray[np.integer], num_decodes: int
+) -> NDArray[np.int32]:
+    """Token ids of a step's rows, one after the other; those that decode come first, with one generated token each."""
+    ids = np.empty(len(positions), np.int32)
+    ids[:num_decodes] = [stand_in_id(request) for request in requests[:num_decodes]]
+    start = num_decodes
+    for request, length in zip(requests[num_decodes:], lengths[num_decodes:].tolist(), strict=True):
+        ids[start : start + length] = ids_at(request, positions[start : start + length])
+        start += length
+    return ids

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
+from pagecore.serving.reuse import POLICIES, cache_options
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, within
 from pagecore.storage.pool import blocks_within
 
-__all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "ReplayOptions"]
+__all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOptions"]
 
 DEFAULT_MEMORY = "64GiB"
 DEFAULT_BYTES_PER_TOKEN = 131072
+UNBOUNDED: Literal["unbounded"] = "unbounded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,11 @@ class ReplayOptions:
     ----------
     memory : int or str, optional
         Bytes of KV memory of the modelled machine, such as "64GiB" (the default); exclusive with `blocks`.
-    blocks : int, optional
-        Blocks instead of bytes, the null block counted.
+    blocks : int or "unbounded", optional
+        Blocks instead of bytes, the null block counted. "unbounded" is as many as all of the trace can fill, so that
+        nothing is ever given up; of the index, memory is taken as blocks are first used.
+    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
+        Which cached blocks go first when blocks are short; with "none", nothing is kept for reuse.
     bytes_per_token : int, optional
         Key and value of one token in all layers of the modelled model; 131072, the default, is Llama 3 8B in bfloat16.
     model : path or dict, optional
@@ -43,6 +48,8 @@ class ReplayOptions:
         Bytes of a second memory of that machine, where preempted requests wait instead of being computed again.
     requests : int, optional
         Replay only this many of the trace's requests.
+    prefill_only : bool
+        Compute prompts, and generate nothing.
     attend : bool
         Write and attend real key and value in a small pool of as many blocks, and check samples against float64.
     seed : int
@@ -60,18 +67,21 @@ class ReplayOptions:
     NotEnoughMemory
         Memory for fewer than two blocks.
     UnsupportedOption
-        Both `memory` and `blocks`; a `model` together with `bytes_per_token` or `attend`, or one that is not known.
+        Both `memory` and `blocks`; a `model` together with `bytes_per_token` or `attend`, or one that is not known; an
+        unknown policy; blocks that are another word.
     """
 
     memory: int | str | None = None
-    blocks: int | None = None
+    blocks: int | Literal["unbounded"] | None = None
     bytes_per_token: int | None = None
     model: str | os.PathLike[str] | Mapping[str, Any] | None = None
+    evict: str = POLICIES[0]
     block_size: int = 16
     max_tokens_per_step: int = 8192
     max_running: int = 256
     swap_memory: int | str | None = None
     requests: int | None = None
+    prefill_only: bool = False
     attend: bool = False
     seed: int = 0
     layers: tuple[Spec, ...] | None = field(default=None, init=False)
@@ -81,9 +91,12 @@ class ReplayOptions:
             raise UnsupportedOption(
                 f"memory {self.memory!r} and blocks {self.blocks} exclude each other; leave one out"
             )
+        if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
+            raise UnsupportedOption(f"blocks is {self.blocks!r}; give a number, or {UNBOUNDED!r}")
+        cache_options(self.evict)
         limits = {"blocks": 2, "bytes_per_token": 1, "block_size": 1, "max_tokens_per_step": 1, "max_running": 1}
         for name, least in {**limits, "requests": 1, "seed": 0}.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and not (name == "blocks" and self.is_unbounded):
                 within(name, getattr(self, name), least)
         if self.model is not None:
             self._read_model(self.model)
@@ -96,14 +109,21 @@ class ReplayOptions:
                 )
 
     @property
+    def is_unbounded(self) -> bool:
+        """Whether the pool holds all that the trace can fill."""
+        return self.blocks == UNBOUNDED
+
+    @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, the null block counted.
+        """Blocks of the pool, the null block counted; 0 where the trace says how many.
 
         Raises
         ------
         NotEnoughMemory
             The memory holds fewer than two.
         """
+        if self.blocks == UNBOUNDED:
+            return 0
         if self.blocks is not None:
             return self.blocks
         return self._blocks_within(DEFAULT_MEMORY if self.memory is None else self.memory)

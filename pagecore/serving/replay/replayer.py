@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import NotEnoughMemory
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.replay.attend import SPEC, AttendCheck
-from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.attend import SPEC, AttendCheck, stand_in_id
+from pagecore.serving.replay.options import UNBOUNDED, ReplayOptions
 from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.serving.request import Request, RequestError, Run
+from pagecore.serving.reuse import cache_options
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
 from pagecore.storage import free_memory
@@ -36,8 +37,15 @@ class ReplayReport:
 
     `requests_finished` counts requests whose every token was computed; `requests_refused` those that the cache could
     never hold, of which `first_refusal` tells one. `swaps` of the preemptions were swapped out, the others computed
-    again; without a swap space `num_swap_blocks` and `swapped_blocks_peak` are None. The series hold means of
-    `steps_per_point` steps each. Without attention, `rows_attended`, `rows_checked` and `max_relative_error` are None.
+    again; without a swap space `num_swap_blocks` and `swapped_blocks_peak` are None.
+
+    Of `prefix_query_tokens` of the prompts, `prefix_hit_tokens` were reused, counted when a request is admitted first;
+    in blocks, of those that are whole and below the last token. `recovered_tokens` are what preempted requests found
+    again, `saved_prefill_tokens` both. `evict` is the policy by which `evicted_blocks` were given up.
+
+    The series hold means of `steps_per_point` steps each, `prefix_hit_series` the share of the tokens that was reused
+    in them, None where no request was admitted first. Without attention, `rows_attended`, `rows_checked` and
+    `max_relative_error` are None.
     """
 
     requests_total: int
@@ -46,6 +54,16 @@ class ReplayReport:
     prompt_tokens: int
     generated_tokens: int
     computed_tokens: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    prefix_query_blocks: int
+    prefix_hit_blocks: int
+    prefix_token_hit_rate: float
+    prefix_block_hit_rate: float
+    recovered_tokens: int
+    saved_prefill_tokens: int
+    evict: str
+    evicted_blocks: int
     preemptions: int
     swaps: int
     steps: int
@@ -62,6 +80,8 @@ class ReplayReport:
     utilization_series: list[float] = field(repr=False)
     fragmentation_series: list[float] = field(repr=False)
     running_series: list[float] = field(repr=False)
+    prefix_hit_series: list[float | None] = field(repr=False)
+    evicted_series: list[float] = field(repr=False)
     first_refusal: str | None = None
     num_swap_blocks: int | None = None
     swapped_blocks_peak: int | None = None
@@ -89,8 +109,8 @@ def replay(
         See `pagecore.serving.replay.trace`. A file is validated as a whole first; a pipe, as it is read.
     options : ReplayOptions
     progress : callable
-        Called after each step with the tokens computed so far and how many a replay without preemption computes (None
-        for a pipe).
+        Called after each step with the tokens computed or reused so far, and how many they are in the end if nobody is
+        preempted (None for a pipe).
     watchers : sequence of Watcher
         Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
 
@@ -100,6 +120,10 @@ def replay(
         An unreadable trace or a malformed line.
     NotEnoughMemory
         With `attend`, the pool would not fit in what this machine has free.
+    UnsupportedOption
+        Blocks without bound for a pipe, which cannot be read beforehand.
+    ShapeError
+        A trace that fills more blocks without bound than there are ids.
     """
     return _Replay(path, options, progress, watchers).run()
 
@@ -118,10 +142,12 @@ class _Replay:
         self.options = options
         self.progress = progress
         self.watchers = watchers
-        summary = scan_trace(path, options.requests)
+        only = options.prefill_only
+        summary = scan_trace(path, options.requests, prefill_only=only, block_size=options.block_size)
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
-        self.trace: Iterator[TraceRequest] = read_trace(path, options.requests)
-        self.cache, self.scheduler = _build(options, summary)
+        self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only)
+        self.num_blocks = _num_blocks(path, options, summary)
+        self.cache, self.scheduler = _build(options, self.num_blocks, summary)
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics()
         self.requests = self.finished = self.refused = 0
@@ -141,11 +167,12 @@ class _Replay:
             self.scheduler.commit(step)
             stats = self.cache.stats()
             self.swapped_blocks_peak = max(self.swapped_blocks_peak, stats.num_swapped_blocks)
-            self.metrics.observe(stats, self.scheduler.num_running, self.scheduler.num_waiting)
+            scheduler = self.scheduler
+            self.metrics.observe(stats, scheduler.num_running, scheduler.num_waiting, scheduler.reuse)
             for watch in self.watchers:
-                watch(self.scheduler, self.metrics)
+                watch(scheduler, self.metrics)
             self._end(step)
-            self.progress(self.computed_tokens, self.expected_tokens)
+            self.progress(self.computed_tokens + scheduler.reuse.saved_prefill_tokens, self.expected_tokens)
 
     def _feed(self) -> None:
         """Keep a step's worth of requests waiting: more could not be admitted at once, and memory stays bounded."""
@@ -173,7 +200,7 @@ class _Replay:
         self.metrics.index_ns.add(step.index_ns)
 
     def _report(self) -> ReplayReport:
-        metrics, check = self.metrics, self.check
+        metrics, check, reuse = self.metrics, self.check, self.scheduler.reuse
         index_us = {percent: metrics.index_ns.percentile(percent) / 1000 for percent in (50, 99)}
         return ReplayReport(
             requests_total=self.requests,
@@ -182,10 +209,20 @@ class _Replay:
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             computed_tokens=self.computed_tokens,
+            prefix_query_tokens=reuse.prefix_query_tokens,
+            prefix_hit_tokens=reuse.prefix_hit_tokens,
+            prefix_query_blocks=reuse.prefix_query_blocks,
+            prefix_hit_blocks=reuse.prefix_hit_blocks,
+            prefix_token_hit_rate=reuse.token_hit_rate,
+            prefix_block_hit_rate=reuse.block_hit_rate,
+            recovered_tokens=reuse.num_recovered_tokens,
+            saved_prefill_tokens=reuse.saved_prefill_tokens,
+            evict=self.options.evict,
+            evicted_blocks=metrics.evicted_blocks,
             preemptions=self.scheduler.num_preemptions,
             swaps=self.scheduler.num_swaps,
             steps=metrics.steps,
-            num_blocks=self.options.num_blocks,
+            num_blocks=self.num_blocks,
             block_size=self.options.block_size,
             index_us_p50=index_us[50],
             index_us_p99=index_us[99],
@@ -198,6 +235,8 @@ class _Replay:
             utilization_series=metrics.utilization.values(),
             fragmentation_series=metrics.fragmentation.values(),
             running_series=metrics.running.values(),
+            prefix_hit_series=metrics.prefix_hit_rates(),
+            evicted_series=metrics.evicted.values(),
             first_refusal=self.first_refusal,
             num_swap_blocks=self.options.num_swap_blocks or None,
             swapped_blocks_peak=self.swapped_blocks_peak if self.options.num_swap_blocks else None,
@@ -209,18 +248,31 @@ class _Replay:
 
 
 def stand_in_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
-    """Token ids where no model samples any: from the top of int32, where no prompt of a trace reaches.
-
-    They are different for each request, so that no two continue alike.
-    """
-    return np.array([INT32_MAX - run.request.id for run in outputs], np.int32)
+    """Token ids where no model samples any, the same for all that a request generates."""
+    return np.array([stand_in_id(run.request) for run in outputs], np.int32)
 
 
-def _build(options: ReplayOptions, summary: TraceSummary | None) -> tuple[PagedKVCache, Scheduler]:
-    """A cache of as many blocks as the memory model gives, with rows as many and as long as the trace can use."""
-    num_blocks = options.num_blocks
+def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary | None) -> int:
+    """Blocks of the pool, the null block counted: what the options say, or what the trace can fill."""
+    if not options.is_unbounded:
+        return options.num_blocks
+    if summary is None:
+        raise UnsupportedOption(
+            f"blocks is {UNBOUNDED!r}, and trace {path} is a pipe, whose end is not known beforehand; save it to a "
+            "file, or give a number of blocks"
+        )
+    if summary.num_blocks >= INT32_MAX:
+        raise ShapeError(
+            f"blocks is {UNBOUNDED!r}, and trace {path} fills {summary.num_blocks} blocks; block ids end at "
+            f"{INT32_MAX}: give a larger block_size or fewer requests"
+        )
+    return summary.num_blocks + 1
+
+
+def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None) -> tuple[PagedKVCache, Scheduler]:
+    """A cache of so many blocks, with rows as many and as long as the trace can use."""
     if options.attend:
-        _check_free_memory(options)
+        _check_free_memory(options, num_blocks)
     length = LENGTH_UNSCANNED if summary is None else summary.max_length
     length = min(length, (num_blocks - 1) * options.block_size, INT32_MAX)
     rows = min(options.max_running, options.max_tokens_per_step)
@@ -233,15 +285,16 @@ def _build(options: ReplayOptions, summary: TraceSummary | None) -> tuple[PagedK
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",
+        **cache_options(options.evict),
     )
     tokens = min(options.max_tokens_per_step, rows * length)
     space = SwapSpace(cache, num_blocks=options.num_swap_blocks) if options.num_swap_blocks else None
     return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space)
 
 
-def _check_free_memory(options: ReplayOptions) -> None:
+def _check_free_memory(options: ReplayOptions, num_blocks: int) -> None:
     """The real pools have the memory model's numbers of blocks, with a small token in each slot."""
-    blocks = options.num_blocks + options.num_swap_blocks
+    blocks = num_blocks + options.num_swap_blocks
     needed = blocks * options.block_size * sum(plane.nbytes for plane in SPEC.planes)
     free = free_memory()
     if needed > free:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -56,16 +56,22 @@ class TraceSummary:
     """What one pass over a trace tells.
 
     `num_computed_tokens` is what serving it computes when nothing is computed twice: the last token that a request
-    generates never is. `max_length` is the longest request, input and output.
+    generates never is. `max_length` is the longest request, input and output. `num_blocks` is what all that is computed
+    fills if none of it is ever given up, a partial block of each request counted as one.
     """
 
     num_requests: int
     num_computed_tokens: int
     max_length: int
+    num_blocks: int
 
 
-def scan_trace(path: str | Path, limit: int | None = None) -> TraceSummary | None:
+def scan_trace(
+    path: str | Path, limit: int | None = None, *, prefill_only: bool = False, block_size: int = 16
+) -> TraceSummary | None:
     """Validate a whole trace (or its first `limit` requests) before anything is replayed.
+
+    Parameters are those of `read_trace`, and the tokens of a block.
 
     Returns
     -------
@@ -83,15 +89,17 @@ def scan_trace(path: str | Path, limit: int | None = None) -> TraceSummary | Non
             return None
     except OSError as error:
         raise _unreadable(path, error) from error
-    requests = computed = longest = 0
-    for request in read_trace(path, limit):
+    requests = computed = longest = blocks = 0
+    for request in read_trace(path, limit, prefill_only=prefill_only):
+        length = request.input_length + max(request.output_length - 1, 0)
         requests += 1
-        computed += request.input_length + max(request.output_length - 1, 0)
+        computed += length
         longest = max(longest, request.input_length + request.output_length)
-    return TraceSummary(requests, computed, longest)
+        blocks += -(-length // block_size)
+    return TraceSummary(requests, computed, longest, blocks)
 
 
-def read_trace(path: str | Path, limit: int | None = None) -> Iterator[TraceRequest]:
+def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool = False) -> Iterator[TraceRequest]:
     """Stream the requests of a trace in the order of the file, which must be the order of arrival.
 
     Parameters
@@ -100,6 +108,8 @@ def read_trace(path: str | Path, limit: int | None = None) -> Iterator[TraceRequ
         A JSON-lines file. Lines of white space are skipped; fields that are not named above are ignored.
     limit : int, optional
         Stop after this many requests; what follows is not read.
+    prefill_only : bool
+        Leave out what the requests generated: every `output_length` is 0.
 
     Yields
     ------
@@ -131,7 +141,7 @@ def read_trace(path: str | Path, limit: int | None = None) -> Iterator[TraceRequ
                     )
                 latest = request.timestamp_ms
                 number += 1
-                yield request
+                yield replace(request, output_length=0) if prefill_only else request
     except OSError as error:
         raise _unreadable(path, error) from error
     if number == 0 and limit != 0:

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from pagecore.cache import PagedKVCache
-from pagecore.serving.demo import DemoConfig, chat_requests, demo
+from pagecore.errors import UnsupportedOption
+from pagecore.serving.demo import DemoConfig, chat, chat_turns, demo
 from pagecore.serving.demo.model import Model
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.report import demo_rows
 from pagecore.serving.request import Request, Run
+from pagecore.serving.reuse import POLICIES
+from pagecore.serving.scheduler import Scheduler
 
-FEW = DemoConfig(num_requests=6)
+FEW = DemoConfig(num_requests=7)
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +24,10 @@ def report():
 
 
 def test_every_token_of_the_demo_is_verified(report):
-    requests = chat_requests(DemoConfig())
-    assert report.requests == len(requests) == 24
-    assert report.sequences == sum(request.samples for request in requests)
-    assert report.generated_tokens == sum(request.samples * request.max_new_tokens for request in requests)
+    turns = chat_turns(DemoConfig())
+    assert report.requests == len(turns) == 24
+    assert report.sequences == sum(turn.samples for turn in turns)
+    assert report.generated_tokens == sum(turn.samples * turn.max_new_tokens for turn in turns)
     assert report.verdict.tokens == report.generated_tokens
     assert report.verdict.passed
     assert report.verdict.ties <= 3
@@ -32,11 +35,91 @@ def test_every_token_of_the_demo_is_verified(report):
 
 def test_the_demo_preempts_forks_and_copies_on_write(report):
     assert report.preemptions > 0
-    assert report.forks == sum(request.samples - 1 for request in chat_requests(DemoConfig())) > 0
+    assert report.forks == sum(turn.samples - 1 for turn in chat_turns(DemoConfig())) > 0
     assert report.copied_blocks > 0
     assert report.num_groups == 2
     assert report.utilization_peak > 0.9
     assert report.static_nbytes > 2 * report.nbytes
+
+
+@pytest.mark.parametrize(("seed", "least"), [(0, 6), (3, 2)])
+def test_turns_that_go_on_find_their_own_history(seed, least):
+    asked = []
+
+    class Noted(Scheduler):
+        def add(self, request):
+            run = super().add(request)
+            asked.append(run)
+            return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat, "Scheduler", Noted)
+        report = demo(DemoConfig(seed=seed))
+    runs = {run.request.id: run for run in asked}
+    turns = chat_turns(DemoConfig(seed=seed))
+    follow_ups = [turn for turn in turns if turn.after is not None]
+    assert len(follow_ups) == report.follow_ups == 10
+    beyond = 0
+    for turn in follow_ups:
+        before, now = runs[turn.after], runs[turn.number]
+        history = before.tokens.tolist()
+        assert len(history) == len(before.request.prompt) + before.request.max_new_tokens
+        assert now.request.prompt.tolist() == history + turn.text.tolist()
+        # The system prompt is known to everybody; the rest of the history to this chat alone.
+        beyond += now.num_reused_tokens > 24
+    assert beyond >= least
+    assert report.history_tokens == sum(len(runs[turn.after].tokens) for turn in follow_ups)
+    assert report.history_hit_tokens == sum(runs[turn.number].num_reused_tokens for turn in follow_ups) > 24 * 6
+    assert report.verdict.passed
+
+
+def test_the_demo_reuses_recovers_and_evicts(report):
+    assert report.prefix_query_tokens == report.prompt_tokens
+    assert report.prefix_hit_tokens > report.history_hit_tokens
+    assert report.evicted_blocks > 50
+    assert report.saved_prefill_tokens == report.prefix_hit_tokens + report.recovered_tokens
+    rows = dict(demo_rows(report))
+    found = f"{report.history_hit_tokens:,} of {report.history_tokens:,} tokens of history"
+    assert rows["chats that go on"] == f"{report.follow_ups} turns, {found} reused"
+    assert rows["prefix hits"].startswith(f"{report.prefix_hit_tokens:,} of {report.prompt_tokens:,} tokens of prompt")
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
+def test_every_token_is_verified_whatever_is_given_up_first(policy):
+    report = demo(DemoConfig(evict=policy, num_requests=14))
+    assert report.evict == policy
+    assert report.prefix_hit_tokens > 0
+    assert report.verdict.tokens == report.generated_tokens
+    assert report.verdict.passed
+
+
+def test_a_demo_that_reuses_nothing_says_nothing_of_it():
+    report = demo(dataclasses.replace(FEW, evict="none"))
+    assert (report.prefix_hit_tokens, report.history_hit_tokens, report.evicted_blocks) == (0, 0, 0)
+    assert report.verdict.passed
+    assert not {"prefix hits", "chats that go on", "evicted"} & dict(demo_rows(report)).keys()
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(UnsupportedOption, match="evict is 'random'; use one of lru, "):
+        DemoConfig(evict="random")
+
+
+def test_verification_fails_when_what_is_reused_is_not_what_was_said(monkeypatch):
+    """Whoever goes on with a chat is given the blocks of another history."""
+    add = PagedKVCache.add_sequence
+
+    def careless(self, tokens, **options):
+        sequence = add(self, tokens, **options)
+        if sequence.num_cached_tokens > 24:
+            table = self.block_table(0).numpy()[sequence.row]
+            for layer in (0, 2):
+                values = self.value(layer).numpy()
+                values[table[1]] = np.roll(values[table[1]], 1, axis=0)
+        return sequence
+
+    monkeypatch.setattr(PagedKVCache, "add_sequence", careless)
+    assert not demo().verdict.passed
 
 
 def test_every_token_is_verified_when_preempted_sequences_are_swapped(report):

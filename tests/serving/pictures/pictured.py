@@ -12,29 +12,34 @@ WINDOWED = AttentionSpec(1, 8, dtype="float32", window=12)
 
 
 def requests(count=14, seed=0):
-    """Prompts of all lengths; every third asks for three samples."""
+    """Prompts of all lengths, of which every second begins alike; every third asks for three samples."""
     random = np.random.default_rng(seed)
-    return [
-        Request(
-            number,
-            random.integers(0, 99, random.integers(3, 50)),
-            int(random.integers(2, 40)),
-            3 if number % 3 == 1 else 1,
-        )
-        for number in range(count)
-    ]
+    listed = []
+    for number in range(count):
+        prompt = random.integers(0, 99, random.integers(3, 50))
+        if number % 2:
+            prompt[:10] = np.arange(10)[: len(prompt)]
+        listed.append(Request(number, prompt, int(random.integers(2, 40)), 3 if number % 3 == 1 else 1))
+    return listed
 
 
-def serve(watchers, *, layers=FULL, num_blocks=26, max_running=6, count=14):
+def serve(watchers, *, layers=FULL, num_blocks=26, max_running=6, count=14, prefix_cache=True):
     """Run all requests to their end without a model; the scheduler and the metrics of the run."""
-    cache = PagedKVCache(layers, block_size=4, num_blocks=num_blocks, max_sequences=max_running, device="none")
+    cache = PagedKVCache(
+        layers,
+        block_size=4,
+        num_blocks=num_blocks,
+        max_sequences=max_running,
+        device="none",
+        prefix_cache=prefix_cache,
+    )
     scheduler = Scheduler(cache, max_running=max_running, max_tokens_per_step=40)
     metrics = Metrics()
     for request in requests(count):
         scheduler.add(request)
     while (step := scheduler.schedule()) is not None:
         scheduler.commit(step)
-        metrics.observe(cache.stats(), scheduler.num_running, scheduler.num_waiting)
+        metrics.observe(cache.stats(), scheduler.num_running, scheduler.num_waiting, scheduler.reuse)
         for watch in watchers:
             watch(scheduler, metrics)
         scheduler.accept(step, np.full(len(step.outputs), 7))

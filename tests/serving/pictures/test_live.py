@@ -49,7 +49,7 @@ def test_the_live_map_shows_each_block_of_each_group_and_the_counters():
     seen = look(terminal(color_system=None), layers=[FULL, WINDOWED], num_blocks=[46, 40])
     assert seen.lines[0].startswith(f"step 40   blocks held {seen.stats.utilization:.0%}   waste inside ")
     assert seen.lines[1] == "group 0: 45 blocks"
-    assert seen.lines[-2] == "▒ shared by several   · free"
+    assert seen.lines[-2] == "▒ shared by several   ░ cached   · free"
     titles = [number for number, line in enumerate(seen.lines) if line.startswith("group")]
     for first, end, block_map in zip(titles, [titles[1], -2], seen.maps, strict=True):
         glyphs = "".join(seen.lines[first + 1 : end])
@@ -57,11 +57,15 @@ def test_the_live_map_shows_each_block_of_each_group_and_the_counters():
         assert width == 4
         for block in range(1, len(block_map.holders)):
             (glyph,) = set(glyphs[width * (block - 1) : width * block])
-            expected = min(int(block_map.holders[block]), 2)
-            assert {"·": 0, "▒": 2}.get(glyph, 1) == expected
+            if block_map.owner[block] < 0:
+                assert glyph == ("░" if block_map.cached[block] else "·")
+            else:
+                assert (glyph == "▒") == (block_map.holders[block] > 1)
+                assert glyph not in "░·"
+        assert "░" in glyphs
         # One letter for each sequence, as long as there are as many letters.
         letters = {(glyphs[width * (block - 1)], owner) for block, owner in enumerate(block_map.owner) if owner >= 0}
-        alone = {pair for pair in letters if pair[0] not in "▒"}
+        alone = {pair for pair in letters if pair[0] != "▒"}
         assert len(alone) == len({glyph for glyph, _ in alone}) > 2
 
 
@@ -70,7 +74,7 @@ def test_a_pool_that_is_larger_than_the_terminal_is_sampled():
     assert seen.lines[1] == "group 0: 5"
     glyphs = "".join(seen.lines[2:-2])
     assert len(glyphs) == 20
-    free = [not held for held in seen.maps[0].holders[1::3]]
+    free = (~seen.maps[0].cached & (seen.maps[0].holders == 0))[1::3].tolist()
     assert [glyph == "·" for glyph in glyphs] == free
 
 

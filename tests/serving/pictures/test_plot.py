@@ -10,7 +10,7 @@ import pytest
 from pagecore.cache import PagedKVCache
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.palette import PALETTE
-from pagecore.serving.pictures.timeline import Timeline
+from pagecore.serving.pictures.timeline import CACHED, FREE, Timeline
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
 from tests.capabilities import require
@@ -20,7 +20,7 @@ require("matplotlib")
 
 from matplotlib.colors import to_hex  # noqa: E402
 
-from pagecore.serving.pictures.plot import draw, save  # noqa: E402
+from pagecore.serving.pictures.plot import CACHED_COLOUR, draw, save  # noqa: E402
 
 
 def run(layers=FULL, columns=64, rows=384, **options):
@@ -51,36 +51,41 @@ def test_a_picture_has_its_panels_with_titles_units_and_one_axis_of_steps(two_gr
         "Use of the blocks",
         "Sequences",
         f"Preemptions in each {stride} steps",
+        "Reused of the prompts admitted",
+        f"Cached blocks given up in each {stride} steps",
         "Block map of group 0: 25 blocks of 4 tokens",
         "Block map of group 1: 19 blocks of 4 tokens",
     ]
-    assert [ax.get_ylabel() for ax in figure.axes] == ["%", "count", "count", "block", "block"]
-    assert [ax.get_xlabel() for ax in figure.axes] == ["", "", "", "", "step"]
+    assert [ax.get_ylabel() for ax in figure.axes] == ["%", "count", "count", "%", "count", "block", "block"]
+    assert [ax.get_xlabel() for ax in figure.axes] == [*[""] * 6, "step"]
     assert {ax.get_xlim() for ax in figure.axes} == {(0, two_groups.timeline.steps)}
     assert any(text.get_text() == "two groups" for text in figure.texts)
 
 
-def test_the_block_map_shows_every_run_in_its_colour_shared_dark_and_free_white(two_groups):
+def test_the_block_map_shows_every_run_in_its_colour_shared_dark_cached_grey_and_free_white(two_groups):
     timeline, colours = two_groups.timeline, {}
-    for group, ax in enumerate(two_groups.figure.axes[3:]):
+    for group, ax in enumerate(two_groups.figure.axes[5:]):
         cells, (image,) = timeline.cells(group), ax.images
         shown = hexes(image)
         for row, column in np.ndindex(cells.shape):
             number, colour = int(cells[row, column]), shown[row][column]
-            if number == 0:
+            if number == FREE:
                 assert colour == "#FFFFFF"
+            elif number == CACHED:
+                assert colour == CACHED_COLOUR == "#CFCFCF"
             elif number < 0:
                 assert colour == "#222222"
             else:
                 assert colours.setdefault(number, colour) == colour
                 assert colour in PALETTE
-        assert (cells < 0).any()
-        assert (cells == 0).any()
+        assert ((cells < 0) & (cells != CACHED)).any()
+        assert (cells == FREE).any()
+        assert (cells == CACHED).any()
     assert len(set(colours.values())) == len(PALETTE)
 
 
 def test_a_cell_of_the_block_map_stands_where_its_block_and_its_steps_are(two_groups):
-    for group, ax in enumerate(two_groups.figure.axes[3:]):
+    for group, ax in enumerate(two_groups.figure.axes[5:]):
         timeline, (image,) = two_groups.timeline, ax.images
         left, right, bottom, top = image.get_extent()
         rows, columns = timeline.cells(group).shape
@@ -92,7 +97,7 @@ def test_a_cell_of_the_block_map_stands_where_its_block_and_its_steps_are(two_gr
 
 def test_a_pool_of_many_blocks_says_how_few_of_them_are_shown():
     timeline = run(rows=10).timeline
-    ax = draw(timeline, "").axes[3]
+    ax = draw(timeline, "").axes[5]
     assert ax.get_title(loc="left") == "Block map: 25 blocks of 4 tokens, one in 3 shown"
     assert ax.images[0].get_array().shape[0] == 9
     # The last row is block 25 and stands for 25 to 27, of which the middle is where the first block of each row is.
@@ -107,7 +112,7 @@ def test_preemptions_are_bars_with_their_sum_and_marks_above_each_block_map(two_
     assert sum(bars.get_data().values) == two_groups.scheduler.num_preemptions > 0
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [f"recomputed ({sum(counts)})"]
     expected = [column * stride for column, count in enumerate(counts) if count]
-    for each in two_groups.figure.axes[3:]:
+    for each in two_groups.figure.axes[5:]:
         (marks,) = each.lines
         assert marks.get_xdata().tolist() == expected
         assert not marks.get_clip_on()
@@ -152,9 +157,30 @@ def test_the_lines_are_the_metrics(two_groups):
     assert legend[0] == f"blocks held (mean {metrics.utilization_mean:.1%}, peak {metrics.utilization_peak:.1%})"
 
 
+def test_hits_are_a_line_with_gaps_and_evictions_bars_with_their_sum(two_groups):
+    timeline, metrics = two_groups.timeline, two_groups.metrics
+    (line,), (bars,) = (ax.patches for ax in two_groups.figure.axes[3:5])
+    asked, found = metrics.prefix_query.values(), metrics.prefix_hit.values()
+    assert line.get_data().edges[-1] == metrics.steps
+    for value, query, hit in zip(line.get_data().values, asked, found, strict=True):
+        assert (np.isnan(value) and query == hit == 0) or value == pytest.approx(100 * hit / query)
+    assert any(found)
+    assert 0 in asked
+    reuse = two_groups.scheduler.reuse
+    share = reuse.prefix_hit_tokens / reuse.prefix_query_tokens
+    assert two_groups.figure.axes[3].get_legend().get_texts()[0].get_text() == f"tokens (all: {share:.1%})"
+    assert bars.get_data().values.tolist() == timeline.evictions()[: len(bars.get_data().values)]
+    assert sum(bars.get_data().values) == metrics.evicted_blocks > 0
+
+
+def test_a_cache_that_reuses_nothing_has_no_panels_of_hits_and_evictions():
+    figure = draw(run(prefix_cache=False).timeline, "")
+    assert [title.split()[0] for title in titles(figure)] == ["Use", "Sequences", "Preemptions", "Block"]
+
+
 def test_runs_bear_their_names_inside_their_own_cells(two_groups):
     labelled = 0
-    for group, ax in enumerate(two_groups.figure.axes[3:]):
+    for group, ax in enumerate(two_groups.figure.axes[5:]):
         cells = two_groups.timeline.cells(group)
         for text in ax.texts:
             step, block = text.get_position()
@@ -215,9 +241,9 @@ def test_each_block_of_a_tiny_pool_is_named_once(num_blocks, title):
     scheduler, metrics = Scheduler(cache), Metrics()
     scheduler.add(Request(0, np.arange(3), 0))
     scheduler.commit(scheduler.schedule())
-    metrics.observe(cache.stats(), 1, 0)
+    metrics.observe(cache.stats(), 1, 0, scheduler.reuse)
     timeline(scheduler, metrics)
-    ax = draw(timeline, "").axes[3]
+    ax = draw(timeline, "").axes[5]
     assert ax.get_title(loc="left") == f"Block map: {title}"
     names = [tick.get_text() for tick in ax.get_yticklabels() if 0.5 < tick.get_position()[1] < num_blocks - 0.5]
     assert names == [str(block) for block in range(1, num_blocks)]
@@ -232,7 +258,7 @@ def test_a_run_that_is_shorter_than_a_span_still_has_its_picture():
     timeline = OneStep()
     serve([timeline])
     figure = draw(timeline, "")
-    assert figure.axes[3].images[0].get_array().shape[1] == 1
+    assert figure.axes[5].images[0].get_array().shape[1] == 1
 
 
 def test_the_file_is_a_png_whatever_its_name(tmp_path, two_groups):

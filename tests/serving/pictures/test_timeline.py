@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.errors import ShapeError
-from pagecore.serving.pictures.timeline import FREE, RunNumbers, Timeline, cells_of, name_of
+from pagecore.serving.pictures.timeline import CACHED, FREE, RunNumbers, Timeline, cells_of, name_of
 from pagecore.serving.request import State
 from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
@@ -26,10 +26,12 @@ class Recorder:
         for group, blocks in enumerate(scheduler.cache.num_blocks):
             table = np.asarray(scheduler.cache.block_table(group))
             holders = [[] for _ in range(blocks)]
-            for run in scheduler.running:
+            # In the order in which their sequences were made, as the block map lists them.
+            for run in sorted(scheduler.holders, key=lambda run: run.sequence.id):
                 for block in table[run.sequence.row].tolist():
                     holders[block].append(run)
-            groups.append(holders[1:])
+            kept = scheduler.cache.block_map(group).cached
+            groups.append([found or ["cached"] * held for found, held in zip(holders, kept.tolist(), strict=True)][1:])
         self.maps.append(groups)
         self.preemptions.append(scheduler.num_preemptions)
 
@@ -38,13 +40,15 @@ def named(holders):
     """A block as people would say it."""
     if not holders:
         return "free"
+    if holders == ["cached"]:
+        return "cached"
     return ("shared " if len(holders) > 1 else "") + name_of(holders[0])
 
 
 def said(timeline, number):
     """A cell as people would say it."""
-    if number == FREE:
-        return "free"
+    if number in (FREE, CACHED):
+        return "free" if number == FREE else "cached"
     return ("shared " if number < 0 else "") + timeline.names[abs(number)]
 
 
@@ -62,6 +66,17 @@ def test_a_timeline_holds_the_block_maps_at_the_ends_of_equal_spans(columns, row
             expected = recorder.maps[(column + 1) * timeline.stride - 1][group][::step]
             assert [said(timeline, number) for number in cells[:, column].tolist()] == [*map(named, expected)]
         assert len(cells) <= rows
+
+
+@pytest.mark.parametrize("columns", [2, 8, 1000])
+def test_every_evicted_block_is_in_the_span_in_which_it_went(columns):
+    evicted, timeline = [], Timeline(columns)
+    scheduler, _ = serve([lambda scheduler, _: evicted.append(scheduler.cache.stats().num_evicted_blocks), timeline])
+    assert timeline.has_prefix_cache
+    each = np.diff([0, *evicted])
+    spans = [each[start : start + timeline.stride].sum() for start in range(0, timeline.steps, timeline.stride)]
+    assert timeline.evictions()[: len(spans)] == spans
+    assert sum(timeline.evictions()) == scheduler.cache.stats().num_evicted_blocks > 10
 
 
 @pytest.mark.parametrize("columns", [2, 8, 1000])
@@ -96,8 +111,12 @@ def test_a_run_keeps_its_number_through_a_preemption_and_no_two_share_one():
 
     def watch(scheduler, metrics):
         by_sequence = numbers.update(scheduler)
-        assert by_sequence.keys() == {run.sequence.id for run in scheduler.running}
-        for run in scheduler.running:
+        assert (
+            by_sequence.keys()
+            == {run.sequence.id for run in scheduler.holders}
+            >= {run.sequence.id for run in scheduler.running}
+        )
+        for run in scheduler.holders:
             number = by_sequence[run.sequence.id]
             assert runs.setdefault(number, run) is run
         preempted.update(run for run in runs.values() if run.state is State.WAITING)
@@ -127,7 +146,7 @@ def test_a_timeline_names_every_run_that_it_shows_also_those_that_only_share(row
     timeline = Timeline(64, rows)
 
     def watch(scheduler, metrics):
-        assert {abs(number) for number in timeline.cells(0).ravel().tolist()} - {FREE} <= timeline.names.keys()
+        assert {abs(number) for number in timeline.cells(0).ravel().tolist()} - {FREE, -CACHED} <= timeline.names.keys()
 
     serve([timeline, watch], count=200)
 
@@ -162,7 +181,8 @@ def test_a_timeline_without_rows_is_refused():
 def test_a_timeline_of_no_step_is_empty():
     timeline = Timeline()
     assert (timeline.steps, timeline.num_columns, timeline.num_groups, timeline.num_blocks) == (0, 0, 0, ())
-    assert timeline.preemptions() == timeline.swaps() == [0]
+    assert timeline.preemptions() == timeline.swaps() == timeline.evictions() == [0]
+    assert (timeline.has_prefix_cache, timeline.hit_rate) == (False, 0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -173,9 +193,13 @@ def test_cells_are_equally_spaced_blocks_from_block_1_on(seed, step):
     class Map:
         sequences = ("a", "stranger", "b")
         holders = random.integers(0, 4, 20)
+        cached = random.integers(0, 2, 20).astype(bool)
         owner = np.where(holders > 0, random.integers(0, 3, 20), -1)
 
     cells = cells_of(Map, {"a": 5, "b": 9}, step).tolist()
     for number, block in zip(cells, range(1, 20, step), strict=True):
         expected = {-1: 0, 0: 5, 1: 0, 2: 9}[Map.owner[block]]
-        assert number == (-expected if Map.holders[block] > 1 else expected)
+        if not expected:
+            assert number == (CACHED if Map.holders[block] or Map.cached[block] else FREE)
+        else:
+            assert number == (-expected if Map.holders[block] > 1 else expected)
