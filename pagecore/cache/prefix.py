@@ -90,11 +90,11 @@ class PrefixCache:
         windows = [(i, group.spec.window) for i, group in enumerate(groups) if group.spec.window is not None]
         full = [i for i, group in enumerate(groups) if group.spec.window is None]
         # The next token sees one key less of the cache than its window is long: itself is the last.
-        seen = [min(max(window - 1, 1), INT32_MAX) for _, window in windows]
+        seen = [min(window - 1, INT32_MAX) for _, window in windows]
         self._sequences = sequences  # all of the cache
         self._cut: set[Sequence] = set()  # those whose receipt goes on past what is published
         self._doubled: set[Sequence] = set()  # those with blocks of their own for what the tree has from others
-        self.tree = RadixTree(block_size, full=len(full), windows=seen, policy=policy)
+        self.tree = RadixTree(block_size, full=len(full), windows=[max(tokens, 1) for tokens in seen], policy=policy)
         self.num_evicted_blocks = 0
         self.num_hits = self.num_misses = 0
         self.num_query_tokens = self.num_hit_tokens = 0
@@ -386,7 +386,7 @@ class PrefixCache:
         if lane < self._num_full:
             return 0, end if sequence in self._doubled else 0
         seen = self._seen[lane - self._num_full]
-        first = max(0, end - -(-seen // self._block_size))
+        first = max(0, end - -(-max(seen, 1) // self._block_size))
         if sequence in self._doubled:
             return first, end
         return first, min(end, max(0, sequence.num_computed_tokens - seen) // self._block_size)
