@@ -248,7 +248,7 @@ class PrefixCache:
             whole = first + self._rows.num_unshared(sequence, first, whole)
         if whole <= first:
             return
-        if hold.keep.is_plain and hold.receipt.num_tokens == first * self._block_size:
+        if hold.keep.is_plain:
             if self._rows.extend(sequence, hold.receipt, whole):
                 self._doubled.add(sequence)
         else:

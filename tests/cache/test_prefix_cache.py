@@ -449,3 +449,88 @@ def test_every_prefix_that_was_computed_and_not_given_up_is_found(block_size, se
         chats.append(tokens)
     assert cache.stats().num_evicted_blocks == 0
     cache.check_invariants()
+
+
+def used_by_rows(cache, sequences):
+    rows = cache.block_table().numpy()[[sequence.row for sequence in sequences]]
+    return len(set(rows.ravel().tolist()) - {0})
+
+
+def test_what_a_cut_sequence_has_copied_is_not_held_any_longer():
+    cache = make()
+    sequence = computed(cache, ALIKE[:12])
+    cache.truncate(sequence, 6)
+    cache.append_tokens([sequence], [[98]])
+    assert cache.num_available == 16 - 2
+    fill(cache, [sequence], 1)
+    assert cache.stats().num_copied_blocks == 1
+    assert cache.num_available == 16 - used_by_rows(cache, [sequence]) == 14
+    cache.check_invariants()
+
+
+def test_the_fork_of_a_duplicate_is_a_duplicate():
+    cache = make()
+    twins = [cache.add_sequence(ALIKE[:12]) for _ in range(2)]
+    fill(cache, twins, 12)
+    child = cache.fork(twins[1])
+    for twin in twins:
+        cache.remove(twin)
+    assert cache.num_available == 16 - used_by_rows(cache, [child]) == 13
+    taker = cache.add_sequence([])
+    assert cache.try_prepare([taker], 4 * 13) is not None
+    cache.check_invariants()
+
+
+def test_beams_share_what_they_learned_late():
+    cache = make()
+    beams = [cache.add_sequence(ALIKE[:4]) for _ in range(2)]
+    advance(cache, beams, [8, 4])
+    cache.append_tokens([beams[0]], [ALIKE[4:8]])
+    cache.reorder(beams, [beams[0]] * 2)
+    assert cache.match_length(ALIKE) == 8
+    for beam in beams:
+        cache.append_tokens([beam], [[90]])
+    advance(cache, beams, 1)
+    cache.check_invariants()
+    cache.remove(beams[0])
+    assert cache.num_available == 16 - used_by_rows(cache, [beams[1]])
+
+
+def test_a_window_needs_no_more_than_the_next_token_sees():
+    cache = make([SPEC, AttentionSpec(2, 8, dtype="float32", window=5)], num_blocks=[40, 9], device="none")
+    kept(cache, ALIKE[:16])
+    kept(cache, range(100, 128))  # takes all but the last of four blocks of the window's group
+    assert np.count_nonzero(cache.block_map(1).cached) == 8
+    assert cache.match_length(ALIKE[:17]) == 16
+    kept(cache, range(200, 204))
+    assert cache.match_length(ALIKE[:17]) == 0
+
+
+def test_those_that_share_blocks_and_come_back_together_publish_them_again():
+    cache = make()
+    space = SwapSpace(cache, num_blocks=9)
+    parent = computed(cache, ALIKE[:12])
+    pair = [parent, cache.fork(parent)]
+    cache.swap_out(pair, space)
+    cache.clear_prefix_cache()
+    assert cache.match_length(ALIKE) == 0
+    cache.swap_in(pair)
+    assert cache.match_length(ALIKE) == 12
+    cache.remove(parent)
+    assert cache.num_available == 13
+    cache.check_invariants()
+
+
+def test_those_that_come_back_do_not_publish_what_one_of_them_cannot_name():
+    cache = make()
+    space = SwapSpace(cache, num_blocks=9)
+    parent = cache.add_sequence(ALIKE[:4])
+    advance(cache, [parent], 8)
+    pair = [parent, cache.fork(parent)]
+    cache.append_tokens([parent], [ALIKE[4:8]])
+    cache.swap_out(pair, space)
+    cache.clear_prefix_cache()
+    cache.swap_in(pair)
+    cache.remove(parent)
+    assert cache.num_available == 16 - used_by_rows(cache, pair[1:]) == 14
+    cache.check_invariants()
