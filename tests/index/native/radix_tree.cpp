@@ -1,12 +1,81 @@
 // RadixTree against its model: every component and policy, namespaces, marks, batches, wrong offers, and memory that
 // runs out in the middle.
+#include <numeric>
+
 #include "tests/index/native/radix_life.hpp"
 
 using namespace pagecore;
 using namespace pagecore::test;
 
+namespace {
+
+Ids count_from(int32_t first, size_t count) {
+  Ids ids(count);
+  std::iota(ids.begin(), ids.end(), first);
+  return ids;
+}
+
+// Three windows; one long prefix beside `leaves` short ones, so that every fill of nodes and of their map comes by.
+class CrowdedTree {
+ public:
+  CrowdedTree(int32_t leaves, bool has_states) : tree_(options(has_states)) {
+    for (int32_t leaf = 0; leaf < leaves; ++leaf) insert({1000 + leaf}, 1000 + leaf, {}, nullptr);
+    insert(count_from(0, 30), 1, {}, nullptr);
+  }
+
+  RadixTree::Receipt lock(const Tokens& tokens) {
+    RadixTree::Match match = tree_.match({tokens, {}, 0}, std::ssize(tokens));
+    return tree_.lock(match, 15);
+  }
+  void insert(const Tokens& tokens, int32_t first, const std::vector<RadixTree::State>& states,
+              RadixTree::Receipt* receipt) {
+    const Ids ids = count_from(first, tokens.size());
+    RadixTree::Inserted out;
+    tree_.insert({{tokens, {}, 0}, {ids.data(), ids.data(), ids.data(), ids.data()}, states, {}, 0}, receipt, out);
+  }
+  void extend(const Tokens& tokens, RadixTree::Receipt& receipt) {
+    const Ids ids = count_from(500, tokens.size());
+    RadixTree::Inserted out;
+    tree_.extend({{tokens, {}, 0}, {ids.data(), ids.data(), ids.data(), ids.data()}, {}, {}, 0}, receipt, out);
+  }
+
+  RadixTree tree_;
+
+ private:
+  static RadixTree::Options options(bool has_states) {
+    RadixTree::Options options;
+    options.block_size = 1;
+    options.windows = {3, 7, 11};
+    options.has_states = has_states;
+    options.state_interval = 1;
+    return options;
+  }
+};
+
+// However many nodes there are: `act` has the memory that it needs, or fails before anything changes.
+template <typename Act>
+void with_any_memory(bool has_states, Act&& act) {
+  for (int32_t leaves = 0; leaves < 90; ++leaves) {
+    bool is_done = false;
+    for (int64_t allocations = 0; !is_done; ++allocations) {
+      CrowdedTree crowded(leaves, has_states);
+      RadixTree::Receipt receipt = crowded.lock({});
+      try {
+        const ShortMemory memory(allocations);
+        act(crowded, receipt);
+        is_done = true;
+      } catch (const std::bad_alloc&) {
+        PC_CHECK(crowded.tree_.num_nodes() == leaves + 1, crowded.tree_.num_nodes(), " nodes");
+      }
+      crowded.tree_.check_invariants();
+    }
+  }
+}
+
+}  // namespace
+
 PC_TEST(tree_lives_as_its_model_does) {
-  rounds(500, [](Random& random) {
+  rounds(300, [](Random& random) {
     TreeLife life(random, some_options(random), false);
     for (int i = 0; i < 70; ++i) life.step();
     life.end();
@@ -14,11 +83,22 @@ PC_TEST(tree_lives_as_its_model_does) {
 }
 
 PC_TEST(tree_changes_nothing_when_memory_runs_out) {
-  rounds(250, [](Random& random) {
+  rounds(150, [](Random& random) {
     TreeLife life(random, some_options(random), true);
     for (int i = 0; i < 70; ++i) life.step();
     life.end();
   });
+}
+
+PC_TEST(tree_takes_all_memory_before_it_splits) {
+  const Tokens tokens = count_from(0, 20);
+  Tokens astray = count_from(0, 26);
+  std::fill(astray.begin() + 20, astray.end(), -1);
+  with_any_memory(false, [&](CrowdedTree& tree, RadixTree::Receipt&) { tree.lock(tokens); });
+  with_any_memory(true, [&](CrowdedTree& tree, RadixTree::Receipt& receipt) {
+    tree.insert(astray, 500, {{2, 1}, {4, 2}, {6, 3}, {8, 4}}, &receipt);
+  });
+  with_any_memory(false, [&](CrowdedTree& tree, RadixTree::Receipt& receipt) { tree.extend(astray, receipt); });
 }
 
 PC_TEST(tree_refuses_sizes_without_sense) {
