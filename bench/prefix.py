@@ -2,7 +2,8 @@
 
 The load: sequences of 1,024 tokens in groups of 100 that share 512, in trees of 1,000 to 100,000 of them. A sample is a
 run of single calls, and its time that of one. "warm": the same eight keys over and over, or keys that were looked up
-just before; "cold": random keys, or the oldest ones, after the processor's caches were filled with something else.
+just before, or leaves after others have gone; "cold": random keys, or the oldest leaves, after the processor's caches
+were filled with something else.
 Times are of the processor, not of the wall: one thread does everything, and what others take is not its own.
 """
 
@@ -164,7 +165,7 @@ class _Figures:
         self.bench.fact(f"{self.title}: memory", tree.nbytes / tokens, "bytes a token")
 
     def _changes(self, name: str, job: Callable[..., Job], at_most: float | None = None, **options: Any) -> None:
-        about = {"at_least": options.pop("at_least", None), "at_most": at_most if self.is_target else None}
+        about = {"at_least": options.pop("at_least", {}), "at_most": at_most if self.is_target else None}
         self._compare(name, partial(job, **options), partial(self._check_ring, self.changes_a_sample), **about)
 
     def _insert_job(self, side: Side, warm: bool) -> Job:
@@ -184,6 +185,8 @@ class _Figures:
 
         def before() -> None:
             if warm:
+                side.evict_leaves(count)
+                _refill(side, count)
                 side.glance(count)
             else:
                 self.flush()
@@ -261,11 +264,13 @@ class _Figures:
         **about: Any,
     ) -> None:
         subject, *controls = self.sides
+        at_least = {side.name: side.targets[name] for side in controls if self.is_target and name in side.targets}
         self.bench.compare(
             f"{self.title}: {name}",
             job(subject),
             {side.name: job(side) for side in controls} | dict(others or {}),
             check=check,
+            at_least=at_least | about.pop("at_least", {}),
             sizes=self.load.sizes,
             **about,
         )

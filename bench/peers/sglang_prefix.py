@@ -23,6 +23,7 @@ from bench.peers.sglang import FOLDER, NAME, RECIPE, UNNEEDED
 from bench.peers.sglang import load as load_allocators
 from bench.prefix_load import Load
 from bench.prefix_sides import Side
+from bench.targets import SGLANG_RATIO_MIN
 
 OLD_VERSION, OLD_FOLDER = "0.5.9", "sglang-0.5.9"
 # What the trees' modules import and trees never call.
@@ -193,6 +194,7 @@ class Native(_Tree):
 
     name = NAME
     other_match = f"{NAME}, the slots too", "match_slots"
+    targets = SGLANG_RATIO_MIN
 
     def __init__(self, load_: Load) -> None:
         theirs = load()
