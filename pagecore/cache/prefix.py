@@ -137,10 +137,14 @@ class PrefixCache:
 
     def evictable(self) -> list[int]:
         """Blocks of each group that only the tree holds, and that can be had."""
-        counts = [self.tree.evictable(name) for name in self._components]
+        known = [self.tree.evictable(name) for name in self._components]
+        return [count + more for count, more in zip(known, self._num_unused(), strict=True)]
+
+    def _num_unused(self) -> list[int]:
+        counts = [0] * len(self._lanes)
         if self._doubled or self._seen:
-            for group, _ in {(self._lanes[unused.lane], unused.block) for unused in self._unused()}:
-                counts[group] += 1
+            for lane, _ in {(unused.lane, unused.block) for unused in self._unused()}:
+                counts[self._lanes[lane]] += 1
         return counts
 
     def match_length(self, ids: Ids, keep: Keep, max_tokens: int | None) -> int:
@@ -308,7 +312,11 @@ class PrefixCache:
         return True
 
     def _lacking(self, missing: Listed[int], cut: Iterable[Sequence]) -> list[int]:
-        lacking = [count - more for count, more in zip(missing, self.evictable(), strict=True)]
+        lacking = [count - self.tree.evictable(name) for count, name in zip(missing, self._components, strict=True)]
+        if max(lacking) <= 0:
+            return [0] * len(lacking)
+        for group, more in enumerate(self._num_unused()):
+            lacking[group] -= more
         for sequence in cut:
             # A block that it shares with the tree alone can be evicted, and is then not copied.
             for lane, group in enumerate(self._lanes):
