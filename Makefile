@@ -31,7 +31,7 @@ lint: $(VENV)/.lint
 
 # make bench BENCH="index --quick": any names and options of `python -m bench`. Where torch (the extra "bench") is not in
 # .venv, its controls are left out.
-BENCH ?= index write gather attention replay
+BENCH ?= index prefix write gather attention replay
 bench: $(VENV)/.cli build
 	$(BIN)/python -m bench $(BENCH)
 

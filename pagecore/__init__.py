@@ -3,7 +3,7 @@
 Tokens become blocks, blocks become slots; key and value are written to slots, and attention reads them through block
 tables. `PagedKVCache` conducts; `BlockPool` and `BlockTables` decide which memory a token gets; `write_kv` and
 `paged_attention` work on any arrays that speak DLPack. Engines with tables of their own take `SlotAllocator` and
-`RequestTable`; `StaticKVCache` is the cache without blocks.
+`RequestTable`, and `RadixTree` to reuse prefixes as `PagedKVCache` does; `StaticKVCache` is the cache without blocks.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -38,7 +38,7 @@ from pagecore.errors import (
     UnsupportedDtype,
     UnsupportedOption,
 )
-from pagecore.index import BlockPool, BlockTables, RequestTable, SlotAllocator, StepBuffers
+from pagecore.index import BlockPool, BlockTables, RadixTree, RequestTable, SlotAllocator, StepBuffers
 from pagecore.models import ConfigError, specs_from_config
 from pagecore.ops import (
     AttentionPlan,
@@ -85,6 +85,7 @@ __all__ = [
     "PagedCacheConfig",
     "PagedKVCache",
     "Plane",
+    "RadixTree",
     "RequestTable",
     "Sequence",
     "ShapeError",

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_the_code_runs_and_prints_what_it_says():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     code = "\n".join(blocks)
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

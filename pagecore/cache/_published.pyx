@@ -48,7 +48,7 @@ cdef class Rows:
         return is_doubled
 
     def find_unused(self, Receipt receipt not None, int32_t lane, int32_t first, int32_t last, int32_t end):
-        """Where a path that ends after `end` blocks has, from `first` up to `last`, blocks that nobody but the tree holds.
+        """Where a path of `end` blocks has, from `first` up to `last`, blocks that nobody but the tree holds.
 
         Returns
         -------

@@ -14,8 +14,8 @@ RadixTree::NodeId RadixTree::node_with(NodeId node, int64_t block) const {
 }
 
 void RadixTree::copy_tail(NodeId node, int32_t which, std::span<int32_t> out) const {
-  PC_EXPECTS(static_cast<int64_t>(out.size()) <= depth(node), ShapeError, out.size(), " blocks are asked for; the path has ",
-             depth(node));
+  PC_EXPECTS(static_cast<int64_t>(out.size()) <= depth(node), ShapeError, out.size(),
+             " blocks are asked for; the path has ", depth(node));
   for (size_t end = out.size(); end > 0; node = at(node).parent) {
     const auto size = static_cast<size_t>(at(node).size);
     const size_t count = std::min(end, size);
