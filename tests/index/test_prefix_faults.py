@@ -2,6 +2,7 @@
 
 import pytest
 
+from pagecore.errors import DoubleFree
 from pagecore.index import RadixTree
 
 
@@ -75,3 +76,108 @@ def test_a_window_filled_again_below_a_split_is_found_when_the_split_is_undone()
     tree.check_invariants()
     assert tree.num_nodes == 2
     assert tree.evict("window", 1).blocks[1].tolist() == [25]
+
+
+def test_a_split_where_a_receipt_ends_is_not_undone():
+    tree = RadixTree(1, windows=[2])
+    receipt = tree.match_and_lock([])
+    tree.insert([1, 2, 3, 4], [[11, 12, 13, 14], [1, 2, 3, 4]], receipt=receipt)
+    other = tree.match_and_lock([1, 2])
+    other.release("window")
+    tree.extend([1, 2, 3, 4, 5], [[11, 12, 13, 14, 15], [1, 2, 3, 4, 5]], receipt)
+    tree.check_invariants()
+    assert (other.num_tokens, receipt.num_tokens) == (2, 5)
+
+
+def test_what_a_window_lost_stands_elsewhere_in_a_node_that_was_joined():
+    tree = RadixTree(1, windows=[4])
+    full, window = list(range(11, 20)), list(range(1, 10))
+    tree.insert(full[:6], [full[:6], window[:6]])
+    used(tree, full[:2], full[:5], full[:6], full[:2])  # nodes end after 1, 2, 5 and 6 blocks
+    assert tree.evict("window", 1).blocks[1].tolist() == [3]
+    receipt = tree.match_and_lock([])
+    tree.insert(full[:6], [full[:6], [0] * 6], receipt=receipt)
+    tree.extend(full, [full, [0] * 6 + window[6:]], receipt)
+    tree.check_invariants()
+    assert tree.evict("window", 9).blocks[1].tolist() == [1, 2, 4, 5]
+
+
+def test_a_leaf_that_lost_its_tail_and_its_window_takes_new_blocks():
+    tree = RadixTree(1, windows=[1])
+    tree.insert([1, 2, 3, 4], [[11, 12, 13, 14], [1, 2, 3, 4]])
+    tree.evict("window", 3)
+    tree.evict("full", 2)
+    receipt = tree.match_and_lock([])
+    tree.insert([1, 2], [[11, 12], [0, 0]], receipt=receipt)
+    tree.extend([1, 2, 7], [[11, 12, 17], [0, 0, 7]], receipt)
+    tree.check_invariants()
+    receipt.release()
+    assert tree.evict("window", 1).blocks[1].tolist() == [7]
+
+
+def test_a_state_keeps_its_own_age_when_nodes_are_joined():
+    tree = RadixTree(1, windows=[3], states=True, state_interval=1)
+    tokens, full, window = list(range(8)), list(range(11, 19)), list(range(1, 9))
+    tree.insert(tokens[:6], [full[:6], window[:6]], states=[(5, 1)])
+    tree.insert([9], [[29], [9]], states=[(1, 2)])
+    receipt = tree.match_and_lock([])
+    tree.insert(tokens[:6], [full[:6], window[:6]], receipt=receipt)  # splits before block 3
+    used(tree, [9], tokens[:5])
+    tree.extend(tokens, [full, window], receipt)  # nothing tells blocks 3 and 4 apart any more
+    tree.check_invariants()
+    assert tree.evict("state", 1).states.tolist() == [2]
+
+
+def test_what_runs_on_from_a_shared_end_inherits_its_priority_and_when_that_ends():
+    tree = RadixTree(1, policy="priority")
+    receipt = tree.match_and_lock([])
+    tree.insert([1], [11], receipt=receipt, priority=80, time_to_live=5, time=0)
+    tree.insert([9], [19], priority=50)
+    other = receipt.fork()
+    tree.extend([1, 2], [11, 12], receipt)
+    receipt.release()
+    other.release()
+    assert tree.evict("full", 0, time=4).amount == 0
+    tree.insert([8], [18], priority=60)
+    assert tree.evict("full", 1).blocks.tolist() == [19]
+    assert tree.evict("full", 1, time=5).blocks.tolist() == [12]
+
+
+def test_time_passes_with_what_runs_on():
+    tree = RadixTree(1, policy="priority")
+    tree.insert([1], [11], priority=80, time_to_live=5, time=0)
+    tree.insert([9], [19], priority=50)
+    receipt = tree.match_and_lock([7])
+    tree.extend([7], [17], receipt, time=5)
+    assert tree.evict("full", 1).blocks.tolist() == [11]
+
+
+def tail_without_anything():
+    tree = RadixTree(1, full=0, windows=[1])
+    tree.insert([1, 2, 3, 4], [11, 12, 0, 0])
+    return tree
+
+
+def test_a_tail_without_anything_goes_when_a_sequence_leaves_its_node():
+    tree = tail_without_anything()
+    tree.extend([1, 2, 9], [0, 0, 19], tree.match_and_lock([]))
+    assert tree.num_nodes == 2
+    tree = tail_without_anything()
+    tree.insert([1, 2, 9], [0, 0, 19])
+    assert tree.num_nodes == 2
+
+
+def test_a_tail_without_anything_goes_when_what_is_before_it_is_locked():
+    tree = tail_without_anything()
+    receipt = tree.match_and_lock([1, 2, 3, 4])
+    assert receipt.num_tokens == 2
+    assert tree.match([1, 2, 3, 4]).num_full_tokens == 2
+
+
+def test_a_batch_may_offer_one_state_for_one_prefix_and_no_block_for_two_places():
+    tree = RadixTree(1, states=True, state_interval=1)
+    entry = {"tokens": [1, 2], "blocks": [11, 12], "states": [(2, 1)]}
+    assert tree.insert_all([entry, entry])[1].taken_states.tolist() == []
+    with pytest.raises(DoubleFree):
+        tree.insert_all([{"tokens": [5, 6], "blocks": [21, 22]}, {"tokens": [5, 6], "blocks": [23, 21]}])
+    assert tree.protected() + tree.evictable() == 2

@@ -13,6 +13,7 @@ class TreeLife {
  public:
   TreeLife(Random& random, const RadixTree::Options& options, bool is_memory_short)
       : random_(random), model_(options), tree_(options), offers_(random, model_), is_memory_short_(is_memory_short) {}
+  [[nodiscard]] RadixTree& tree() { return tree_; }
   TreeLife(const TreeLife&) = delete;
   TreeLife& operator=(const TreeLife&) = delete;
 

@@ -101,8 +101,11 @@ PC_TEST(child_map_finds_what_it_holds) {
       PC_CHECK(map.find(some_hash(random), [&](NodeId it) { return !model.contains(it); }) == kNoNode, "a stranger");
     }
     const size_t large = map.nbytes();
-    for (const auto& [child, hash] : model) map.erase(hash, child);
-    for (int i = 0; i < 20; ++i) map.shrink();
+    for (const auto& [child, hash] : model) {
+      map.erase(hash, child);
+      map.shrink();
+      map.check_invariants();
+    }
     PC_CHECK(map.nbytes() <= large && map.nbytes() == ChildMap().nbytes(), map.nbytes(), " bytes for nothing");
   });
 }

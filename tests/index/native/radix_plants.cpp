@@ -1,10 +1,8 @@
 // Faults inside a radix tree: its own recount must name each, or what the drivers believe is worth nothing.
-//
-// The tree's private parts are reached as the language allows it: access is not checked where a template is
-// instantiated explicitly.
 #include <vector>
 
 #include "pagecore/index/radix_tree.hpp"
+#include "tests/index/native/radix_reach.hpp"
 #include "tests/native/harness.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -13,16 +11,6 @@ using namespace pagecore;
 using namespace pagecore::test;
 
 namespace {
-
-template <typename Tag, auto Member>
-struct Reach {
-  friend auto reached(Tag) { return Member; }
-};
-#define REACH(tag, type, member) \
-  struct tag {                   \
-    friend auto reached(tag);    \
-  };                             \
-  template struct Reach<tag, &type::member>;
 
 REACH(Nodes, RadixTree, nodes_)
 REACH(Parts, RadixTree, parts_)

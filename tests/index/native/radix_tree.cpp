@@ -3,11 +3,17 @@
 #include <numeric>
 
 #include "tests/index/native/radix_life.hpp"
+#include "tests/index/native/radix_reach.hpp"
 
 using namespace pagecore;
 using namespace pagecore::test;
 
 namespace {
+
+REACH(Hash, RadixTree, hash_)
+
+// A seed for which the hash of a block does not depend on its parent, and is the same for many.
+constexpr uint64_t kWeakSeed = 0x9E3779B97F4A7C15u;
 
 Ids count_from(int32_t first, size_t count) {
   Ids ids(count);
@@ -77,6 +83,18 @@ void with_any_memory(bool has_states, Act&& act) {
 PC_TEST(tree_lives_as_its_model_does) {
   rounds(300, [](Random& random) {
     TreeLife life(random, some_options(random), false);
+    for (int i = 0; i < 70; ++i) life.step();
+    life.end();
+  });
+}
+
+PC_TEST(tree_tells_prefixes_apart_whose_hashes_are_equal) {
+  const Tokens tokens{1, 2, 3, 4};
+  const radix::BlockHash weak(kWeakSeed);
+  PC_CHECK(weak(1, tokens.data(), 4, {}, 0) == weak(2, tokens.data(), 4, {}, 0), "the seed is not weak any more");
+  rounds(100, [&](Random& random) {
+    TreeLife life(random, some_options(random), false);
+    life.tree().*reached(Hash{}) = weak;
     for (int i = 0; i < 70; ++i) life.step();
     life.end();
   });
