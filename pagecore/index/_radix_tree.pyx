@@ -636,23 +636,30 @@ cdef class RadixTree:
         return deref(self.native).held(which) - deref(self.native).evictable(which)
 
     def held_blocks(self, lane=0):
-        """Every block that the tree holds in a lane, for callers that recount.
+        """Every block that the tree holds in one lane, for callers that recount.
+
+        Parameters
+        ----------
+        lane : int
+            The full component's lanes come first, then one for each window.
 
         Returns
         -------
         numpy.ndarray
-            int32 [num_held], ascending, new.
+            int32 [num_held], new, ascending.
 
         Raises
         ------
-        ShapeError, UnsupportedDtype
+        ShapeError
             There is no such lane.
+        UnsupportedDtype
+            `lane` is no integer.
         """
-        return array_of(deref(self.native).ids(self._lane(lane)))
+        return array_of(deref(self.native).held_ids(self._lane(lane)))
 
     def held_states(self):
-        """Every state that the tree holds, int32, ascending, new."""
-        return array_of(deref(self.native).ids(self.num_lanes))
+        """Every state that the tree holds: int32 [num_held], new, ascending; none where it has no states."""
+        return array_of(deref(self.native).held_ids(self.num_lanes))
 
     # All sequences of a step.
 
