@@ -256,7 +256,7 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def replace(self, data):
         held = [pair for pair in self.receipts if pair[1].node is not None]
-        if not held:
+        if not held or not self.twin.num_lanes:
             return
         receipt, twin_receipt = data.draw(st.sampled_from(held))
         lane = data.draw(st.integers(0, self.twin.num_lanes - 1))
