@@ -5,7 +5,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache.prefix import Hold
+from pagecore.cache.keep import Hold
 from pagecore.cache.swap import SwapSpace
 
 class Sequence:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pagecore.cache.keep import EVICTION_POLICIES
 from pagecore.cache.layers import Group
-from pagecore.cache.prefix import EVICTION_POLICIES
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, at_least

@@ -32,7 +32,7 @@ def measure(
     swapped: list[Sequence] = []
     for sequence in sequences:
         (swapped if sequence.is_swapped else resident).append(sequence)
-    evictable = 0 if prefix is None else sum(prefix.evictable())
+    evictable = 0 if prefix is None else sum(prefix.eviction.evictable())
     used = sum(pool.num_used for pool in pools) - evictable
     held = used * block_size
     wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(len(pools)))

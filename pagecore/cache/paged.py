@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from itertools import count
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,22 +27,22 @@ from pagecore.cache._sequence import (
     rows_of,
     token_ids,
 )
-from pagecore.cache._step import Step, refuse
 from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
-from pagecore.cache.layers import Group, Layer, Layers, arrange, group_number, layer_number
+from pagecore.cache.keep import Keep, Spans, make_keep
+from pagecore.cache.layers import Layer, Layers, arrange, group_number, layer_number
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, measure
-from pagecore.cache.prefix import NONE, Keep, PrefixCache, Spans, make_keep
+from pagecore.cache.prefix import PrefixCache
 from pagecore.cache.stats import CacheStats
+from pagecore.cache.stepping import new_batch, refusal, take_step
 from pagecore.cache.store import Store
-from pagecore.cache.swap import SwapSpace
+from pagecore.cache.swap import NONE, SwapSpace
 from pagecore.cache.swapping import as_list, move_in, move_out, shortage_with_swapped
-from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError
-from pagecore.index import BlockPool, BlockTables, StepBuffers
-from pagecore.ops import AttentionPlan
-from pagecore.storage import AttentionSpec, KVLayout, Spec, TensorParallel
-from pagecore.storage.checks import INT32_MAX, at_least
+from pagecore.errors import InvalidSequence, ShapeError
+from pagecore.index import BlockPool, BlockTables
+from pagecore.storage import KVLayout, Spec, TensorParallel
+from pagecore.storage.checks import at_least
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 
@@ -192,7 +192,7 @@ class PagedKVCache:
     @property
     def num_available(self) -> int:
         """Blocks that can be had in the scarcest group: free ones, and cached ones that nobody uses."""
-        evictable = [0] * self.num_groups if self._prefix is None else self._prefix.evictable()
+        evictable = [0] * self.num_groups if self._prefix is None else self._prefix.eviction.evictable()
         return min(pool.num_free + more for pool, more in zip(self._block_pools, evictable, strict=True))
 
     @property
@@ -413,7 +413,7 @@ class PagedKVCache:
     def clear_prefix_cache(self) -> int:
         """Forget what no sequence uses of the prefix cache; returns how many blocks became free."""
         with self._lock:
-            return 0 if self._prefix is None else self._prefix.clear()
+            return 0 if self._prefix is None else self._prefix.eviction.clear()
 
     # -- swapping ------------------------------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ class PagedKVCache:
         """
         sequences = self.max_sequences if max_sequences is None else at_least("max_sequences", max_sequences)
         tokens = sequences if max_tokens is None else at_least("max_tokens", max_tokens)
-        return self._batch(sequences, tokens)
+        return new_batch(self, sequences, tokens)
 
     def prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch:
         """Take the blocks of the next `counts` tokens of each sequence and fill a batch; all or nothing.
@@ -496,15 +496,15 @@ class PagedKVCache:
             A sequence that is not of this cache, listed twice or in flight; counts that do not fit.
         """
         with self._lock:
-            batch = self._try_prepare(sequences, counts, out)
+            batch = take_step(self, sequences, counts, out)
             if batch is None:
-                self._refuse()
+                raise refusal(self)
             return batch
 
     def try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
         with self._lock:
-            return self._try_prepare(sequences, counts, out)
+            return take_step(self, sequences, counts, out)
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
         """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
@@ -516,7 +516,7 @@ class PagedKVCache:
             if any_swapped(sequences):
                 return shortage_with_swapped(self, sequences, counts)
             missing = self._tables.shortage(rows_of(self, sequences), counts)
-            return max(missing if self._prefix is None else self._prefix.lacking(missing, sequences, counts))
+            return max(missing if self._prefix is None else self._prefix.eviction.lacking(missing, sequences, counts))
 
     def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
         """Count the tokens of a step as computed.
@@ -640,76 +640,12 @@ class PagedKVCache:
         """A sequence in a row that begins with what the prefix cache has of it."""
         if self._prefix is None or self._tables.num_rows == self.max_sequences:
             return Sequence(self, name, self._tables.add(), ids)
-        hold = self._prefix.find(ids, keep, max_tokens)
-        try:
-            row = self._tables.add(prefix=self._prefix.blocks_of(hold))
-        except BaseException:
-            self._prefix.give_back(hold)
-            raise
-        found = hold.num_tokens
-        sequence = Sequence(self, name, row, ids, found, found)
+        row, hold = self._prefix.find(ids, keep, max_tokens)
+        sequence = Sequence(self, name, row, ids, hold.num_tokens, hold.num_tokens)
         self._prefix.attach(sequence, hold)
         return sequence
-
-    def _refuse(self) -> NoReturn:
-        """Raise OutOfBlocks with the figures of the prepare or shortage that came last."""
-        try:
-            refuse(self._tables)
-        except OutOfBlocks as refusal:
-            if self._prefix is None:
-                raise
-            raise self._prefix.counted(refusal) from None
 
     def _own(self, batch: Batch) -> Batch:
         if not isinstance(batch, Batch) or batch._groups[0].block_table is not self._table_views[0]:
             raise InvalidSequence(f"{batch!r} is no batch of this cache; make it with make_batch")
         return batch
-
-    def _load(self, batch: Batch, sequences: Listed[Sequence], counts: ArrayLike) -> bool:
-        """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
-        step = batch._step
-        step.load(self, sequences, counts)
-        if not (step.prepare(self._tables) if self._prefix is None else self._prefix.prepare(step)):
-            return False
-        if self._tables.num_pending_copies:
-            self._copy_on_write()
-        try:
-            for group in batch._groups:
-                if group.plan is not None:
-                    step.replan(group.plan)
-        except BaseException:
-            step.abandon(self._tables)
-            raise
-        return True
-
-    def _try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch | None:
-        sequences = list(sequences)
-        batch = self._fitting(sequences, counts) if out is None else self._own(out)
-        return batch if batch is not None and self._load(batch, sequences, counts) else None
-
-    def _fitting(self, sequences: list[Sequence], counts: ArrayLike) -> Batch | None:
-        """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
-        if self.shortage(sequences, counts):
-            return None
-        each = np.asarray(counts)
-        total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
-        return self._batch(max(1, len(sequences)), min(max(1, total), INT32_MAX))
-
-    def _batch(self, max_sequences: int, max_tokens: int) -> Batch:
-        buffers = StepBuffers(max_sequences, max_tokens, self.num_groups, self.index_dtype)
-        plans = [_plan(group) for group in self._groups]
-        return Batch(Step(buffers), [layer.group for layer in self._layers], self._table_views, plans)
-
-    def _copy_on_write(self) -> None:
-        for group, pairs in enumerate(self._tables.take_copies()):
-            self._num_copied_blocks += len(pairs)
-            if len(pairs):
-                self._store.copy(group, pairs)
-
-
-def _plan(group: Group) -> AttentionPlan | None:
-    """An empty plan for the layers of a group; None where their query heads are not known beforehand."""
-    spec = group.spec
-    if not isinstance(spec, AttentionSpec) or spec.num_query_heads is None:
-        return None
-    return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, window=spec.window)

@@ -113,7 +113,7 @@ def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts
             pool.free(blocks[::-1])
     lacking = [count - len(blocks) + lack for count, blocks, lack in zip(needed, held, missing, strict=True)]
     if cache._prefix is not None:
-        lacking = cache._prefix.lacking(lacking, sequences, each)
+        lacking = cache._prefix.eviction.lacking(lacking, sequences, each)
     return max(0, *lacking)
 
 
@@ -149,7 +149,7 @@ def _make_room(cache: PagedKVCache, needed: list[Ids]) -> OutOfBlocks | None:
     if refusal is None or cache._prefix is None:
         return refusal
     missing = [max(0, len(ids) - pool.num_free) for ids, pool in zip(needed, cache._block_pools, strict=True)]
-    return None if cache._prefix.make_room(missing) else cache._prefix.counted(refusal)
+    return None if cache._prefix.eviction.make_room(missing) else cache._prefix.eviction.counted(refusal)
 
 
 def _rowless(cache: PagedKVCache, count: int) -> OutOfRows | None:

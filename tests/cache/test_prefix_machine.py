@@ -221,8 +221,9 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self):
-        evictable = sum(self.cache._prefix.tree.evictable(name) for name in self.cache._prefix._components)
+        evictable = self.cache.stats().num_evictable_blocks
         assert self.cache.clear_prefix_cache() == evictable
+        assert self.cache.stats().num_evictable_blocks == 0
 
     @precondition(lambda self: len(self.twins) < 6)
     @rule()

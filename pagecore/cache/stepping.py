@@ -1,0 +1,85 @@
+"""What it takes to make a step ready: its batch, its blocks, the copies that it needs and the plan of its attention.
+
+Everything here runs under the lock of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pagecore.cache._step import Step, refuse
+from pagecore.cache.batch import Batch
+from pagecore.cache.layers import Group
+from pagecore.errors import OutOfBlocks
+from pagecore.index import StepBuffers
+from pagecore.ops import AttentionPlan
+from pagecore.storage import AttentionSpec
+from pagecore.storage.checks import INT32_MAX
+
+if TYPE_CHECKING:
+    from pagecore.cache._sequence import Sequence
+    from pagecore.cache.paged import PagedKVCache
+
+
+def take_step(cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch | None:
+    """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
+    sequences = list(sequences)
+    batch = _fitting(cache, sequences, counts) if out is None else cache._own(out)
+    return batch if batch is not None and _load(cache, batch, sequences, counts) else None
+
+
+def refusal(cache: PagedKVCache) -> OutOfBlocks:
+    """Why the last step could not be taken."""
+    try:
+        refuse(cache._tables)
+    except OutOfBlocks as error:
+        return error if cache._prefix is None else cache._prefix.eviction.counted(error)
+
+
+def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int) -> Batch:
+    """An empty batch of a cache."""
+    buffers = StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype)
+    plans = [_plan(group) for group in cache._groups]
+    return Batch(Step(buffers), [layer.group for layer in cache._layers], cache._table_views, plans)
+
+
+def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike) -> bool:
+    """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
+    step, tables = batch._step, cache._tables
+    step.load(cache, sequences, counts)
+    if not (step.prepare(tables) if cache._prefix is None else cache._prefix.eviction.prepare(step)):
+        return False
+    if tables.num_pending_copies:
+        for group, pairs in enumerate(tables.take_copies()):
+            cache._num_copied_blocks += len(pairs)
+            if len(pairs):
+                cache._store.copy(group, pairs)
+    try:
+        for batch_group in batch._groups:
+            if batch_group.plan is not None:
+                step.replan(batch_group.plan)
+    except BaseException:
+        step.abandon(tables)
+        raise
+    return True
+
+
+def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) -> Batch | None:
+    """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
+    if cache.shortage(sequences, counts):
+        return None
+    each = np.asarray(counts)
+    total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
+    return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX))
+
+
+def _plan(group: Group) -> AttentionPlan | None:
+    """An empty plan for the layers of a group; None where their query heads are not known beforehand."""
+    spec = group.spec
+    if not isinstance(spec, AttentionSpec) or spec.num_query_heads is None:
+        return None
+    return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, window=spec.window)
