@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pagecore.cache._sequence import rows_of
 from pagecore.cache._step import Step, refuse
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group
@@ -70,6 +71,7 @@ def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
 
 def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) -> Batch | None:
     """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
+    rows_of(cache, sequences)  # refuses those that are swapped out, which `shortage` counts
     if cache.shortage(sequences, counts):
         return None
     each = np.asarray(counts)
