@@ -62,6 +62,7 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
         void advance(double time)
         int64_t evictable(int32_t component)
         int64_t held(int32_t component)
+        vector[int32_t] held_ids(int32_t lane) except +raise_python_error
         int32_t num_components()
         int32_t num_lanes()
         int64_t num_nodes()

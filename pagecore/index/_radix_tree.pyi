@@ -1,7 +1,8 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from pagecore.index._radix_values import Evicted, Inserted, Match
 
@@ -87,6 +88,8 @@ class RadixTree:
     def evict(self, component: str, amount: int, *, time: float | None = None) -> Evicted: ...
     def evictable(self, component: str = "full") -> int: ...
     def protected(self, component: str = "full") -> int: ...
+    def held_blocks(self, lane: int = 0) -> NDArray[np.int32]: ...
+    def held_states(self) -> NDArray[np.int32]: ...
     def match_all(
         self,
         prefixes: Iterable[ArrayLike],

@@ -563,6 +563,35 @@ cdef class RadixTree:
         cdef int32_t which = self._component(component)
         return deref(self.native).held(which) - deref(self.native).evictable(which)
 
+    def held_blocks(self, lane=0):
+        """Every block that the tree holds in one lane, for callers that recount.
+
+        Parameters
+        ----------
+        lane : int
+            The full component's lanes come first, then one for each window.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 [num_held], new, ascending.
+
+        Raises
+        ------
+        ShapeError
+            There is no such lane.
+        UnsupportedDtype
+            `lane` is no integer.
+        """
+        cdef int64_t which = as_int64(lane, "lane")
+        if not 0 <= which < self.num_lanes:
+            raise ShapeError(f"lane is {lane} and the tree has {self.num_lanes}; count them from 0")
+        return array_of(deref(self.native).held_ids(<int32_t> which))
+
+    def held_states(self):
+        """Every state that the tree holds: int32 [num_held], new, ascending; none where it has no states."""
+        return array_of(deref(self.native).held_ids(self.num_lanes))
+
     # All sequences of a step.
 
     def match_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None):

@@ -21,7 +21,7 @@ int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& ou
   const int64_t evicted = component == 0         ? evict_full(amount, out)
                           : is_window(component) ? evict_window(component, amount, out)
                                                  : evict_states(amount, out);
-  map_.shrink();
+  shrink();
   return evicted;
 }
 

@@ -186,8 +186,7 @@ void RadixTree::join(NodeId upper, NodeId lower) {
     part(lower, c).standing = part(upper, c).standing;
   }
   refresh_all(lower);  // its depth counts, too
-  at(upper) = Node{};
-  free_nodes_.push_back(upper);
+  free_node(upper);
 }
 
 }  // namespace pagecore

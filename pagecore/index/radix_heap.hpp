@@ -34,6 +34,17 @@ class NodeHeap {
     if (nodes > position_.size()) position_.resize(nodes, kAbsent);
   }
 
+  // Leaves room for so many nodes: every node that is in it has a lower id.
+  void shrink(size_t nodes) {
+    std::vector<Entry> entries;
+    entries.reserve(nodes);
+    entries.assign(entries_.begin(), entries_.end());
+    std::vector<int32_t> position(nodes, kAbsent);
+    std::copy_n(position_.begin(), std::min(nodes, position_.size()), position.begin());
+    entries_.swap(entries);
+    position_.swap(position);
+  }
+
   [[nodiscard]] bool empty() const { return entries_.empty(); }
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(entries_.size()); }
   [[nodiscard]] NodeId top() const { return entries_.front().node; }

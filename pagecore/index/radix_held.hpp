@@ -1,8 +1,9 @@
 // The ids that a lane of the tree holds: one bit each, in pages that come as they are needed.
 //
-// Cost: O(1). Memory: 4 KiB for each 32,768 ids around one that is or was held. Threads: one writer.
+// Cost: O(1). Memory: 4 KiB for each 32,768 ids around one that is held, or was until shrink. Threads: one writer.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -30,6 +31,15 @@ class HeldIds {
   // The id is held.
   void erase(int32_t id) { (*pages_[page_of(id)])[word_of(id)] &= ~bit_of(id); }
 
+  // Gives back pages without an id.
+  void shrink() noexcept {
+    for (auto& page : pages_) {
+      if (page != nullptr && std::all_of(page->begin(), page->end(), [](uint64_t word) { return word == 0; })) {
+        page.reset();
+      }
+    }
+  }
+
   [[nodiscard]] int64_t count() const {
     int64_t held = 0;
     for (const auto& page : pages_) {
@@ -37,6 +47,17 @@ class HeldIds {
       for (const uint64_t word : *page) held += std::popcount(word);
     }
     return held;
+  }
+  // Every id, ascending; `out` has room for count() more.
+  void list(std::vector<int32_t>& out) const {
+    for (size_t page = 0; page < pages_.size(); ++page) {
+      if (pages_[page] == nullptr) continue;
+      for (size_t i = 0; i < pages_[page]->size(); ++i) {
+        for (uint64_t word = (*pages_[page])[i]; word != 0; word &= word - 1) {
+          out.push_back(static_cast<int32_t>(page << 15 | i << 6 | static_cast<size_t>(std::countr_zero(word))));
+        }
+      }
+    }
   }
   [[nodiscard]] size_t nbytes() const {
     size_t total = pages_.capacity() * sizeof(pages_[0]);

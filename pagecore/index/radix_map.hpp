@@ -61,7 +61,7 @@ class ChildMap {
   void shrink() noexcept {
     if (entries_.size() <= kLeast || static_cast<size_t>(size_) * 8 >= entries_.size()) return;
     try {
-      rebuild(std::max(kLeast, entries_.size() / 4));
+      rebuild(std::bit_ceil(static_cast<size_t>(size_) * 2 + 1));
     } catch (const std::bad_alloc&) {
     }
   }

@@ -1,6 +1,5 @@
-// Nodes come, split and go. reserve() takes all memory that the rest needs, so that nothing fails half way.
+// Nodes come, split and go. Nothing here fails after reserve().
 #include <algorithm>
-#include <limits>
 
 #include "pagecore/index/radix_tree.hpp"
 
@@ -8,35 +7,6 @@ namespace pagecore {
 
 using radix::kNoNode;
 using radix::kNoState;
-
-void RadixTree::reserve(int64_t nodes) {
-  runs_.reserve();
-  map_.reserve(nodes);
-  const int64_t missing = nodes - static_cast<int64_t>(free_nodes_.size());
-  if (missing <= 0) return;
-  const size_t wanted = nodes_.size() + static_cast<size_t>(missing);
-  PC_EXPECTS(wanted <= static_cast<size_t>(std::numeric_limits<NodeId>::max()), NotEnoughMemory, wanted,
-             " nodes do not fit the tree; evict some");
-  if (wanted <= nodes_.capacity() && wanted <= free_nodes_.capacity()) return;
-  const size_t capacity = std::max(wanted, nodes_.size() + nodes_.size() / 2 + 16);
-  for (auto& heap : heaps_) heap.reserve(capacity);
-  for (auto& heap : expiries_) heap.reserve(policy_ == radix::Policy::Priority ? capacity : 0);
-  parts_.reserve(capacity * static_cast<size_t>(num_components_));
-  slices_.reserve(capacity);
-  free_nodes_.reserve(capacity);
-  nodes_.reserve(capacity);
-}
-
-radix::NodeId RadixTree::take_node() noexcept {
-  if (free_nodes_.empty()) {
-    nodes_.emplace_back();
-    parts_.resize(parts_.size() + static_cast<size_t>(num_components_));
-    return static_cast<NodeId>(nodes_.size() - 1);
-  }
-  const NodeId node = free_nodes_.back();
-  free_nodes_.pop_back();
-  return node;
-}
 
 void RadixTree::link_after(NodeId node, NodeId previous, radix::RunId run) {
   NodeId& next = previous == kNoNode ? runs_[run].first : at(previous).next;
@@ -134,8 +104,7 @@ void RadixTree::remove_leaf(NodeId node) {
   unlink(node);
   radix::Run& run = runs_[it.run];
   run.live -= it.size;
-  at(node) = Node{};
-  free_nodes_.push_back(node);
+  free_node(node);
   compact(it.run);
   if (it.parent >= 0) {
     --at(it.parent).children;
@@ -174,29 +143,6 @@ int64_t RadixTree::prune(NodeId node) {
     node = parent;
   }
   return gone;
-}
-
-void RadixTree::compact(radix::RunId id) {
-  const radix::Run& run = runs_[id];
-  if (run.live == 0) {
-    runs_.remove(id);
-    return;
-  }
-  if (!radix::Runs::is_sparse(run)) return;
-  list_slices(run);
-  if (runs_.compact(id, slices_)) place_slices(runs_[id]);
-}
-
-void RadixTree::list_slices(const radix::Run& run) {
-  slices_.clear();
-  for (NodeId node = run.first; node != kNoNode; node = at(node).next) {
-    slices_.push_back({at(node).start, at(node).size});
-  }
-}
-
-void RadixTree::place_slices(const radix::Run& run) {
-  size_t i = 0;
-  for (NodeId node = run.first; node != kNoNode; node = at(node).next) at(node).start = slices_[i++].start;
 }
 
 // What the node holds of a component changes; sizes and heaps follow.

@@ -118,6 +118,22 @@ class Runs {
     return true;
   }
 
+  // Gives the runs the lowest ids, and says which: `renumber(first slice, id)`.
+  template <typename Renumber>
+  void pack(Renumber&& renumber) {
+    std::vector<Run> runs;
+    runs.reserve(size() + size() / 2 + 16);
+    std::vector<RunId> free;
+    free.reserve(runs.capacity());
+    for (Run& run : runs_) {
+      if (run.live == 0) continue;
+      renumber(run.first, static_cast<RunId>(runs.size()));
+      runs.push_back(std::move(run));
+    }
+    runs_.swap(runs);
+    free_.swap(free);
+  }
+
   // Whether a compaction has ever failed, so that I2 may not hold.
   [[nodiscard]] bool was_memory_short() const { return was_memory_short_; }
   [[nodiscard]] int64_t held_blocks() const { return held_blocks_; }

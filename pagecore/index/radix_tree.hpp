@@ -111,6 +111,13 @@ class RadixTree {
 
   [[nodiscard]] int64_t evictable(int32_t component) const { return evictable_[static_cast<size_t>(component)]; }
   [[nodiscard]] int64_t held(int32_t component) const { return held_[static_cast<size_t>(component)]; }
+  // Every id that a lane holds, ascending; the states stand after the last lane.
+  [[nodiscard]] Ids held_ids(int32_t lane) const {
+    Ids ids;
+    ids.reserve(static_cast<size_t>(held_ids_[static_cast<size_t>(lane)].count()));
+    held_ids_[static_cast<size_t>(lane)].list(ids);
+    return ids;
+  }
   [[nodiscard]] int32_t num_components() const { return num_components_; }
   [[nodiscard]] int32_t num_lanes() const { return full_lanes_ + num_windows(); }
   [[nodiscard]] int64_t num_nodes() const { return map_.size(); }
@@ -178,9 +185,17 @@ class RadixTree {
   [[nodiscard]] int32_t common_blocks(NodeId node, const radix::Query& query, int64_t block, int64_t limit) const;
   class Reuse;
 
-  // radix_nodes.cpp: what keeps the structure whole; nothing here fails after reserve
+  // radix_memory.cpp
   void reserve(int64_t nodes);
   NodeId take_node() noexcept;
+  void free_node(NodeId node) noexcept;
+  void list_slices(const radix::Run& run);
+  void place_slices(const radix::Run& run);
+  void compact(radix::RunId run);
+  void shrink() noexcept;
+  void refit_nodes(size_t used);
+
+  // radix_nodes.cpp: what keeps the structure whole; nothing here fails after reserve
   NodeId split(NodeId node, int32_t at);
   NodeId split_path(NodeId node, int64_t depth);
   NodeId add_leaf(NodeId parent, const radix::Query& query, int64_t first, radix::Run&& run);
@@ -188,9 +203,6 @@ class RadixTree {
   void trim(NodeId node, int32_t blocks);
   [[nodiscard]] bool is_empty(NodeId node) const;
   int64_t prune(NodeId node);
-  void list_slices(const radix::Run& run);
-  void place_slices(const radix::Run& run);
-  void compact(radix::RunId run);
   void change_count(NodeId node, int32_t component, int32_t by);
   void refresh(NodeId node, int32_t component);
   void refresh_all(NodeId node);
@@ -231,7 +243,8 @@ class RadixTree {
 
   // radix_batch.cpp
   class Places;
-  void note_places(const Offer& offer, size_t index, int64_t blocks, Places& places) const;
+  template <typename See>
+  void see_places(const Offer& offer, int64_t blocks, See&& see) const;
 
   // radix_evict.cpp
   void expire();
@@ -258,6 +271,7 @@ class RadixTree {
   std::vector<Node> nodes_;
   std::vector<Part> parts_;  // num_components_ for each node
   std::vector<NodeId> free_nodes_;
+  size_t paid_looks_ = 0;  // at nodes, for shrink()
   radix::ChildMap map_;
   radix::Runs runs_;
   std::vector<radix::NodeHeap> heaps_;     // what can go, by component

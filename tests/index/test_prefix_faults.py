@@ -184,3 +184,14 @@ def test_a_batch_may_offer_one_state_for_one_prefix_and_no_block_for_two_places(
     with pytest.raises(DoubleFree):
         tree.insert_all([{"tokens": [5, 6], "blocks": [21, 22]}, {"tokens": [5, 6], "blocks": [23, 21]}])
     assert tree.protected() + tree.evictable() == 2
+
+
+def test_a_receipt_that_was_given_back_holds_nothing_whatever_became_of_its_node():
+    tree = RadixTree(1)
+    for i in range(1, 100):
+        tree.insert([i], [i])
+    receipt = tree.match_and_lock([99])
+    receipt.release()
+    assert (receipt.num_tokens, receipt.components) == (0, ())
+    tree.evict("full", 99)  # and the memory of the nodes is given back
+    assert receipt.num_tokens == 0

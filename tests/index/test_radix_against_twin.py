@@ -280,6 +280,8 @@ class RadixMachine(RuleBasedStateMachine):
             held = np.zeros(NUM_BLOCKS, np.int32)
             held[list(twin.ids(lane))] = 1
             assert (pool.ref_counts() == held).all()
+            assert self.tree.held_blocks(lane).tolist() == sorted(twin.ids(lane))
+        assert self.tree.held_states().tolist() == sorted(twin.ids(twin.num_lanes))
         used = {key for key, root in twin.roots.items() if root.children} - {(type(None), None)}
         assert self.tree.num_namespaces == len(used)
 

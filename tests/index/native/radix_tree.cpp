@@ -80,13 +80,20 @@ void with_any_memory(bool has_states, Act&& act) {
   }
 }
 
+// The second time in memory that was given back.
+void live_twice(TreeLife& life) {
+  for (const int steps : {70, 20}) {
+    for (int i = 0; i < steps; ++i) life.step();
+    life.end();
+  }
+}
+
 }  // namespace
 
 PC_TEST(tree_lives_as_its_model_does) {
   rounds(300, [](Random& random) {
     TreeLife life(random, some_options(random), false);
-    for (int i = 0; i < 70; ++i) life.step();
-    life.end();
+    live_twice(life);
   });
 }
 
@@ -97,16 +104,14 @@ PC_TEST(tree_tells_prefixes_apart_whose_hashes_are_equal) {
   rounds(100, [&](Random& random) {
     TreeLife life(random, some_options(random), false);
     life.tree().*reached(Hash{}) = weak;
-    for (int i = 0; i < 70; ++i) life.step();
-    life.end();
+    live_twice(life);
   });
 }
 
 PC_TEST(tree_changes_nothing_when_memory_runs_out) {
   rounds(150, [](Random& random) {
     TreeLife life(random, some_options(random), true);
-    for (int i = 0; i < 70; ++i) life.step();
-    life.end();
+    live_twice(life);
   });
 }
 
