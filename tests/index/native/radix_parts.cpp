@@ -232,12 +232,12 @@ PC_TEST(block_hash_looks_at_all_that_tells_blocks_apart) {
 
 PC_TEST(a_run_is_sparse_when_under_two_thirds_of_it_are_live) {
   Run run;
-  for (const auto [live, capacity, is_sparse] : {std::tuple{2, 3, false},
-                                                 {1, 3, true},
-                                                 {200, 300, false},
-                                                 {199, 300, true},
-                                                 {1 << 30, INT32_MAX, true},
-                                                 {1, 1, false}}) {
+  for (const auto& [live, capacity, is_sparse] : {std::tuple{2, 3, false},
+                                                  {1, 3, true},
+                                                  {200, 300, false},
+                                                  {199, 300, true},
+                                                  {1 << 30, INT32_MAX, true},
+                                                  {1, 1, false}}) {
     run.live = live;
     run.capacity = capacity;
     PC_CHECK(Runs::is_sparse(run) == is_sparse, live, " of ", capacity);
