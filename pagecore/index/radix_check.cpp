@@ -94,15 +94,15 @@ void RadixTree::check_parts() const {
       }
     }
     const auto& heap = heaps_[static_cast<size_t>(c)];
-    const auto& expiries = expiries_[static_cast<size_t>(c)];
     heap.check_invariants();
+    const auto& expiries = expiries_[static_cast<size_t>(c)];
+    const bool expires = policy_ == radix::Policy::Priority;
     expiries.check_invariants();
     int64_t held = 0, evictable = 0;
     for (size_t i = 0; i < nodes_.size(); ++i) {
       const auto node = static_cast<NodeId>(i);
       if (at(node).size == 0) {
-        PC_ASSERT(!heap.holds(node));
-        PC_ASSERT(expiries.empty() || !expiries.holds(node));
+        PC_ASSERT(!heap.holds(node) && !(expires && expiries.holds(node)));
         continue;
       }
       const Part& it = part(node, c);
@@ -112,11 +112,8 @@ void RadixTree::check_parts() const {
       evictable += is_pinned(node, c) ? 0 : it.count;
       const bool can_go = it.count > 0 && !is_pinned(node, c) && (c > 0 || at(node).children == 0);
       PC_ASSERT(heap.holds(node) == can_go);
-      if (policy_ == radix::Policy::Priority) {
-        const bool expires = can_go && it.standing.expiry < radix::kNever;
-        PC_ASSERT(expiries.holds(node) == expires);
-        PC_ASSERT(!expires || expiries.key(node).worth == it.standing.expiry);
-      }
+      PC_ASSERT(!expires || expiries.holds(node) == (can_go && it.standing.expiry < radix::kNever));
+      if (expires && expiries.holds(node)) PC_ASSERT(expiries.key(node).worth == it.standing.expiry);
       if (!can_go) continue;
       const radix::HeapKey wanted = key_of(policy_, it.standing, at(node).depth);
       PC_ASSERT(!(heap.key(node) < wanted) && !(wanted < heap.key(node)));

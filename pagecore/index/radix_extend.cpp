@@ -48,7 +48,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
   use_path(offer);
   for (int32_t w = 1; w <= num_windows(); ++w) fill_window(offer, w);
   move_on(receipt, split_path(end, blocks), old_end, old_end);
-  for (const NodeId node : {last, end}) prune(node);  // lower halves of splits keep their ids
+  prune(last);  // the lower half of what was split keeps its id
 }
 
 // Whether the receipt that is at the node may make it longer: it is nobody else's end, and nothing is below it.

@@ -105,6 +105,7 @@ void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::Wish&
   ++turn_;
   drop(receipt, components, wish);
   prune(receipt.node);
+  if (receipt.components == 0) receipt.node = kNoNode;  // nothing keeps it: nobody may ask for its depth
 }
 
 // The path stays pinned until the last component is given back.

@@ -118,8 +118,6 @@ class Runs {
     return true;
   }
 
-  // Whether a compaction has ever failed, so that I2 may not hold.
-  [[nodiscard]] bool was_memory_short() const { return was_memory_short_; }
   // Gives the runs the lowest ids, and says which: `renumber(first slice, id)`.
   template <typename Renumber>
   void pack(Renumber&& renumber) {
@@ -136,6 +134,8 @@ class Runs {
     free_.swap(free);
   }
 
+  // Whether a compaction has ever failed, so that I2 may not hold.
+  [[nodiscard]] bool was_memory_short() const { return was_memory_short_; }
   [[nodiscard]] int64_t held_blocks() const { return held_blocks_; }
   [[nodiscard]] size_t size() const { return runs_.size() - free_.size(); }
   [[nodiscard]] size_t nbytes() const {

@@ -56,12 +56,15 @@ def test_a_component_is_in_use_until_it_is_given_back(component):
     assert evict_one(tree, component) == [2]
 
 
-@pytest.mark.parametrize("component", ["window", "state"])
+@pytest.mark.parametrize("component", ["full", "window", "state"])
 def test_the_rank_of_a_release_is_every_components(component):
-    tree = two_prefixes(component, policy="rank")
-    tree.match_and_lock([2]).release(rank=-1.0)
+    tree = two_prefixes("state" if component == "state" else "window", policy="rank")
     tree.match_and_lock([1]).release(rank=1.0)
-    assert evict_one(tree, component) == [2]
+    tree.match_and_lock([2]).release(rank=-1.0)
+    if component == "full":
+        assert tree.evict("full", 1).blocks[0].tolist() == [12]
+    else:
+        assert evict_one(tree, component) == [2]
 
 
 def test_a_window_filled_again_below_a_split_is_found_when_the_split_is_undone():
@@ -103,7 +106,7 @@ def test_what_a_window_lost_stands_elsewhere_in_a_node_that_was_joined():
 
 
 def test_a_leaf_that_lost_its_tail_and_its_window_takes_new_blocks():
-    tree = RadixTree(1, windows=[1])
+    tree = RadixTree(1, windows=[3])
     tree.insert([1, 2, 3, 4], [[11, 12, 13, 14], [1, 2, 3, 4]])
     tree.evict("window", 3)
     tree.evict("full", 2)
@@ -181,3 +184,14 @@ def test_a_batch_may_offer_one_state_for_one_prefix_and_no_block_for_two_places(
     with pytest.raises(DoubleFree):
         tree.insert_all([{"tokens": [5, 6], "blocks": [21, 22]}, {"tokens": [5, 6], "blocks": [23, 21]}])
     assert tree.protected() + tree.evictable() == 2
+
+
+def test_a_receipt_that_was_given_back_holds_nothing_whatever_became_of_its_node():
+    tree = RadixTree(1)
+    for i in range(1, 100):
+        tree.insert([i], [i])
+    receipt = tree.match_and_lock([99])
+    receipt.release()
+    assert (receipt.num_tokens, receipt.components) == (0, ())
+    tree.evict("full", 99)  # and the memory of the nodes is given back
+    assert receipt.num_tokens == 0

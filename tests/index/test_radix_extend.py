@@ -103,6 +103,113 @@ def test_a_node_with_a_state_does_not_grow_past_it():
     tree.check_invariants()
 
 
+def running(length, **options):
+    """A tree with a window of 2, and the receipt of a sequence that has run to `length` blocks of one token."""
+    tree = RadixTree(1, windows=[2], **options)
+    receipt = tree.match_and_lock([])
+    for end in range(1, length + 1):
+        run_on(tree, receipt, end)
+    return tree, receipt
+
+
+def run_on(tree, receipt, end):
+    tree.extend(range(end), (blocks(end), blocks(end)), receipt)
+    tree.check_invariants()
+
+
+def test_a_node_that_somebody_branches_from_is_not_joined():
+    tree, receipt = running(4)
+    tree.insert([0, 1, 9], ([1, 2, 50], [0, 0, 50]))
+    run_on(tree, receipt, 5)
+    assert tree.match([0, 1, 9]).blocks[0].tolist() == [1, 2, 50]
+    assert tree.num_nodes == 4
+
+
+def test_a_node_that_another_receipt_ends_at_is_not_joined():
+    tree, receipt = running(4)
+    other = tree.match_and_lock([0, 1])
+    other.release("window")
+    run_on(tree, receipt, 5)
+    run_on(tree, receipt, 6)
+    assert (other.num_tokens, receipt.num_tokens) == (2, 6)
+    other.release()
+    tree.check_invariants()
+
+
+def test_a_node_with_a_state_is_not_joined_to_what_follows():
+    tree, receipt = running(4, states=True)
+    tree.insert([0, 1], (blocks(2), blocks(2)), states=[(2, 7)])
+    run_on(tree, receipt, 6)
+    assert tree.match(range(6)).state == 7
+
+
+def test_a_state_keeps_its_age_when_its_node_is_joined_to_the_one_above():
+    tree, receipt = running(4, states=True, policy="fifo")
+    tree.insert([9], ([90], [90]), states=[(1, 5)])
+    tree.insert(range(3), (blocks(3), blocks(3)), states=[(3, 7)])
+    before = tree.num_nodes
+    run_on(tree, receipt, 5)
+    assert tree.num_nodes == before - 1
+    assert [tree.evict("state", 1).states.tolist() for _ in range(2)] == [[5], [7]]
+
+
+def test_what_a_window_has_left_is_as_old_as_what_it_left_first():
+    tree, receipt = running(4)
+    tree.insert([9], ([90], [90]))
+    run_on(tree, receipt, 5)
+    assert tree.evict("window", 4).blocks[1].tolist() == [1, 2, 3, 90]
+
+
+def test_what_grows_is_used_though_its_window_is_not_held():
+    tree, receipt = running(2)
+    receipt.release("window")
+    tree.insert([9], ([90], [90]))
+    run_on(tree, receipt, 3)
+    assert tree.evict("window", 4).blocks[1].tolist() == [90, 1, 2, 3]
+
+
+def test_a_joined_node_gives_up_every_block_of_its_window():
+    tree = RadixTree(1, windows=[2])
+    tree.insert(range(6), (blocks(6), blocks(6)))
+    tree.match_and_lock(range(4)).release()  # cuts at 2 and 4
+    tree.match_and_lock(range(6)).release()
+    assert tree.evict("window", 3).blocks[1].tolist() == [1, 2, 3]
+    tree.insert(range(2), (blocks(2), blocks(2, 11)))
+    receipt = tree.match_and_lock([])
+    tree.insert(range(4), (blocks(4), [0, 0, 0, 0]), receipt=receipt)
+    tree.extend(range(6), (blocks(6), [0] * 6), receipt)
+    assert tree.num_nodes == 2
+    tree.check_invariants()
+    assert tree.evict("window", 9).blocks[1].tolist() == [11, 12, 4]
+
+
+def test_a_leaf_that_lost_its_window_and_its_tail_grows_with_a_new_one():
+    tree, receipt = running(5)
+    receipt.release()
+    assert tree.evict("window", 9).amount == 5
+    tree.evict("full", 1)
+    receipt = tree.match_and_lock([])
+    receipt.release("window")
+    tree.insert(range(4), (blocks(4), [0] * 4), receipt=receipt)
+    tree.extend(range(8), (blocks(8), blocks(8)), receipt)
+    tree.check_invariants()
+    assert tree.evict("window", 9).blocks[1].tolist() == [5, 6, 7, 8]
+
+
+def test_priorities_of_joined_nodes_expire():
+    tree = RadixTree(1, windows=[2], policy="priority")
+    receipt = tree.match_and_lock([])
+    tree.insert(range(4), (blocks(4), blocks(4)), receipt=receipt, time=0.0, priority=90, time_to_live=10)
+    for end in range(5, 9):
+        run_on(tree, receipt, end)
+    tree.insert([9], ([90], [90]), priority=50)
+    assert tree.evict("window", 1).blocks[1].tolist() == [90]
+    tree.extend(range(9), (blocks(9), blocks(9)), receipt, time=10.0)
+    tree.insert([9], ([90], [90]), priority=50)
+    assert tree.evict("window", 1).blocks[1].tolist() == [1]
+    tree.check_invariants()
+
+
 @pytest.mark.parametrize("is_forked", [False, True])
 def test_a_receipt_keeps_its_namespace_though_nothing_was_there(is_forked):
     tree = RadixTree(1)

@@ -84,6 +84,17 @@ def test_what_is_left_of_a_large_tree_can_be_used_and_grow_again(held):
     tree.check_invariants()
 
 
+def test_ids_far_apart_take_no_memory_once_they_are_gone():
+    tree = RadixTree(1)
+    for i in range(100):
+        tree.insert([i], [1 + i * 10**6])
+    assert tree.nbytes > 100 * 4096
+    tree.evict("full", 100)
+    assert tree.nbytes < 3 * SMALL
+    tree.insert([5], [1 + 10**6])
+    assert tree.held_blocks().tolist() == [1 + 10**6]
+
+
 def test_a_batch_whose_offers_never_meet_and_one_whose_do_are_checked_alike():
     rng = np.random.default_rng(3)
     for share in (0, 8):

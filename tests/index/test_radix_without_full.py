@@ -83,7 +83,9 @@ def test_an_insertion_of_holes_that_nobody_holds_leaves_nothing(namespace):
 def test_a_receipt_that_moves_away_leaves_nothing_behind():
     tree = RadixTree(1, full=0, windows=[2])
     receipt = tree.match_and_lock([])
+    tree.insert([1, 2], [0, 0], receipt=receipt, namespace="b")
     tree.insert([1, 2], [0, 0], receipt=receipt, namespace="a")
+    assert (tree.num_nodes, tree.num_namespaces) == (1, 1)
     entries = [
         {"tokens": [7], "blocks": [7], "receipt": receipt, "namespace": "b"},
         {"tokens": [1], "blocks": [8], "namespace": "a"},  # which the first has ended
@@ -104,6 +106,20 @@ def test_locking_the_half_of_a_prefix_that_has_something_drops_the_other():
         tree.check_invariants()
 
 
+@pytest.mark.parametrize("end", [[], [9]])
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_what_a_path_cuts_off_goes_where_nothing_keeps_it(is_extended, end):
+    tree = RadixTree(1, full=0, windows=[9])
+    tree.insert([1, 2, 3, 4], [0, 12, 0, 0])
+    receipt = tree.match_and_lock([])
+    if is_extended:
+        tree.extend([1, 2, *end], [0, 0, 13], receipt)
+    else:
+        tree.insert([1, 2, *end], [0, 0, 13], receipt=receipt)
+    tree.check_invariants()
+    assert (tree.num_nodes, tree.protected("full"), tree.evictable("full")) == (1 + len(end), 2 + len(end), 0)
+
+
 def test_evicting_tokens_takes_along_what_it_leaves_without_anything():
     tree = RadixTree(1, full=0, windows=[2])
     tree.insert([1, 2, 3, 4, 5, 6], [0, 0, 13, 0, 0, 16])
@@ -112,6 +128,11 @@ def test_evicting_tokens_takes_along_what_it_leaves_without_anything():
     gone = tree.evict("full", 3)
     assert (gone.amount, gone.blocks.tolist()) == (5, [13])
     assert tree.num_nodes == 0
+    tree.insert([1, 2, 3], [0, 0, 13])
+    tree.insert([1, 2, 4], [0, 0, 14])
+    assert tree.evict("window", 1).blocks.tolist() == [13]
+    assert tree.num_nodes == 2
+    assert (tree.evict("full", 1).amount, tree.num_nodes) == (3, 0)
     tree.check_invariants()
 
 

@@ -54,6 +54,10 @@ class TreeLife {
       PC_CHECK(tree_.depth(receipt.node) == std::ssize(model_.path(known.end)), "receipt ", name, " ends elsewhere");
       PC_CHECK(receipt.components == known.components, "receipt ", name, " holds ", receipt.components);
     }
+    for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
+      const std::set<int32_t> ids = model_.held_ids(lane);
+      PC_CHECK(tree_.held_ids(static_cast<int32_t>(lane)) == Ids(ids.begin(), ids.end()), "lane ", lane);
+    }
     std::set<int32_t> used;
     for (const auto& [name, root] : model_.roots) used.insert(name);
     for (const auto& [name, space] : spaces_) PC_CHECK(used.contains(name), "namespace ", name, " is dead");

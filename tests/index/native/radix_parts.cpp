@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "pagecore/index/radix_heap.hpp"
 #include "pagecore/index/radix_held.hpp"
@@ -229,13 +230,28 @@ PC_TEST(block_hash_looks_at_all_that_tells_blocks_apart) {
   });
 }
 
+PC_TEST(a_run_is_sparse_when_under_two_thirds_of_it_are_live) {
+  Run run;
+  for (const auto& [live, capacity, is_sparse] : {std::tuple{2, 3, false},
+                                                  {1, 3, true},
+                                                  {200, 300, false},
+                                                  {199, 300, true},
+                                                  {1 << 30, INT32_MAX, true},
+                                                  {1, 1, false}}) {
+    run.live = live;
+    run.capacity = capacity;
+    PC_CHECK(Runs::is_sparse(run) == is_sparse, live, " of ", capacity);
+  }
+}
+
 PC_TEST(runs_keep_their_slices_when_they_shrink) {
   rounds(300, [](Random& random) {
     const int64_t size = random.pick({1, 2, 16}), blocks = random.between(1, 12), first = random.below(3);
     Runs runs(size, 2);
-    Exact<int32_t> tokens(static_cast<size_t>((first + blocks) * size));
+    const int64_t more = random.below(2);
+    Exact<int32_t> tokens(static_cast<size_t>((first + blocks + more) * size));
     for (int32_t& token : tokens.span()) token = static_cast<int32_t>(random.bits());
-    const std::vector<Mark> marks = some_marks(random, first + blocks);
+    const std::vector<Mark> marks = some_marks(random, first + blocks + more);
     Run made = runs.make({tokens.span(), marks, 0}, first, blocks);
     for (int32_t lane = 0; lane < 2; ++lane) {
       for (int64_t b = 0; b < blocks; ++b) runs.lane(made, lane)[b] = static_cast<int32_t>(100 * lane + b);
@@ -246,6 +262,7 @@ PC_TEST(runs_keep_their_slices_when_they_shrink) {
       PC_CHECK(std::equal(runs.tokens(id, b), runs.tokens(id, b) + size, tokens.data() + (first + b) * size), b);
       PC_CHECK(same_marks(of_block(runs[id].marks, b), of_block(marks, first + b)), "marks of block ", b);
     }
+    PC_CHECK(of_block(runs[id].marks, blocks).empty(), "marks of blocks that the run has not");
     std::vector<Slice> slices;
     for (int32_t start = 0; start < blocks;) {
       const auto length = static_cast<int32_t>(random.between(1, blocks - start));
