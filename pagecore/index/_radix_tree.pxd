@@ -86,6 +86,7 @@ cdef class RadixTree:
     cdef unique_ptr[NativeRadixTree] native
     cdef NativeInserted inserted  # what the last insertion did
     cdef Offer offer              # scratch
+    cdef vector[vector[int32_t]] gone  # scratch
     cdef dict spaces              # namespace, typed -> its number
     cdef dict space_keys          # and back
     cdef readonly int64_t block_size

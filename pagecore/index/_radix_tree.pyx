@@ -36,6 +36,9 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 
+# Room for so many evicted ids is kept for the next call.
+cdef enum: MAX_KEPT_IDS = 1 << 14
+
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
 
@@ -613,17 +616,18 @@ cdef class RadixTree:
             `amount` is no integer, or `time` no number.
         """
         cdef Evicted evicted = Evicted.__new__(Evicted)
-        cdef vector[vector[int32_t]] gone
         cdef int32_t which = self._component(component)
         cdef int64_t wanted = as_int64(amount, "amount")
         if wanted < 0:
             raise ShapeError(f"{amount} cannot be evicted; ask for 0 or more")
         if time is not None:
             deref(self.native).advance(as_number(time, "time"))
-        evicted.amount = deref(self.native).evict(which, wanted, gone)
+        evicted.amount = deref(self.native).evict(which, wanted, self.gone)
         self._forget_dead()
-        evicted.blocks = per_lane(gone, self.num_lanes)
-        evicted.states = array_of(gone.back())
+        evicted.blocks = per_lane(self.gone, self.num_lanes)
+        evicted.states = array_of(self.gone.back())
+        if evicted.amount > MAX_KEPT_IDS:
+            self.gone = vector[vector[int32_t]]()
         return evicted
 
     def evictable(self, component="full"):

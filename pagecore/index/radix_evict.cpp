@@ -9,7 +9,8 @@ using radix::kNoState;
 
 int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& out) {
   amount = std::min(amount, evictable(component));
-  out.assign(static_cast<size_t>(num_lanes()) + 1, {});
+  out.resize(static_cast<size_t>(num_lanes()) + 1);
+  for (Ids& ids : out) ids.clear();
   if (amount <= 0) return 0;
   for (int32_t i = 0; i <= num_lanes(); ++i) {
     const bool is_state = i == num_lanes();
@@ -66,14 +67,12 @@ void RadixTree::give_up_tail(NodeId node, int32_t blocks, std::vector<Ids>& out)
   for (int32_t i = 0; i < num_lanes(); ++i) {
     Ids& ids = out[static_cast<size_t>(i)];
     const int32_t* const held = lane(node, i);
-    int32_t gone = 0;
+    const size_t before = ids.size();
     for (int32_t j = at(node).size - 1; j >= first; --j) {
-      if (held[j] == kNullBlock) continue;
-      ids.push_back(held[j]);
-      held_ids_[static_cast<size_t>(i)].erase(held[j]);
-      ++gone;
+      if (held[j] != kNullBlock) ids.push_back(held[j]);
     }
-    if (i >= full_lanes_) change_count(node, i - full_lanes_ + 1, -gone);
+    held_ids_[static_cast<size_t>(i)].erase(std::span(ids).subspan(before));
+    if (i >= full_lanes_) change_count(node, i - full_lanes_ + 1, -static_cast<int32_t>(ids.size() - before));
   }
   change_count(node, 0, -blocks);
   if (at(node).state == kNoState) return;
