@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t
 from libcpp.span cimport span
 
-from pagecore.cache._sequence cimport Sequence
+from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._radix_tree cimport RadixTree, Receipt
@@ -22,6 +22,10 @@ cdef class Rows:
     cdef const int32_t* _blocks(self, Sequence sequence, size_t lane):
         return self.tables.row_raw(sequence.row, self.groups[lane]).data()
 
+    def num_whole(self, Sequence sequence not None):
+        """Leading blocks of a sequence that are full of computed tokens whose ids are known."""
+        return num_whole(sequence, <int32_t> self.tree.block_size)
+
     def num_unshared(self, Sequence sequence not None, int32_t first, int32_t last):
         """How many blocks from `first` on, up to `last`, come before one that another row or the tree holds too."""
         cdef size_t lane
@@ -31,9 +35,10 @@ cdef class Rows:
         return count
 
     def extend(self, Sequence sequence not None, Receipt receipt not None, int32_t num_blocks):
-        """Let the tree have the first blocks of a row, whose receipt moves to their end.
+        """Let the tree have the first blocks of a row, with a reference to each that it takes.
 
-        The receipt holds what the sequence has published. Returns whether the tree had some of them from others.
+        The receipt, which holds what the sequence has published, moves to their end. Returns whether the tree keeps
+        blocks of others for some of them.
         """
         cdef size_t lane
         cdef bint is_doubled = False
@@ -61,5 +66,5 @@ cdef class Rows:
         self.ids.resize(end - first)
         self.places.clear()
         self.tree.copy_tail_raw(receipt, lane, span[int32_t](self.ids.data(), self.ids.size()))
-        (<BlockPool> self.pools[lane]).find_single_raw(self.ids.data(), <size_t> (last - first), self.places)
+        (<BlockPool> self.pools[lane]).find_held_once_raw(self.ids.data(), <size_t> (last - first), self.places)
         return [(first + place, self.ids[place]) for place in self.places]

@@ -11,7 +11,8 @@ cdef class Sequence:
     cdef int32_t known          # how many ids are known
     cdef int32_t computed       # how many tokens have their key and value written
     cdef int32_t cached         # of those, taken from the prefix cache
-    cdef public int32_t _published  # its leading blocks that the prefix cache knows, and that `_hold` holds
+    # Its leading blocks that the prefix cache knows and that `_hold` holds; INT32_MAX without one: nothing is ever due.
+    cdef public int32_t _published
     cdef public object _hold    # what it holds of the prefix cache; None in a cache without one
     cdef int32_t pending        # tokens of the step in flight; -1 for none
     cdef object flight          # the Step in flight; None for none

@@ -26,7 +26,7 @@ DEFAULT_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class PagedCacheConfig:
-    """Everything about a `PagedKVCache` but the model.
+    """Everything about a `PagedKVCache` but the model and the clock.
 
     Parameters
     ----------

@@ -1,15 +1,16 @@
-"""Blocks that can be had of a prefix cache, and how they are."""
+"""Which blocks of a prefix cache can be freed, and freeing them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Listed
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pagecore.cache.lanes import Lanes
+from pagecore.cache.limits import out_of_blocks
 from pagecore.cache.publishing import Publisher
 from pagecore.errors import OutOfBlocks
 
@@ -56,19 +57,16 @@ class Eviction:
         writers = {sequence for sequence, count in zip(sequences, given, strict=True) if count}
         return self._lacking(missing, writers & cut)
 
-    def counted(self, refusal: OutOfBlocks) -> OutOfBlocks:
+    def with_evictable(self, refusal: OutOfBlocks) -> OutOfBlocks:
         """A refusal that knows of free blocks only, with those that could be evicted."""
         evictable = self.evictable()
         if not any(evictable):
             return refusal
         wanted, free = np.atleast_1d(refusal.requested).tolist(), np.atleast_1d(refusal.available).tolist()
         total = [count + more for count, more in zip(free, evictable, strict=True)]
-        text = ", ".join(
-            f"{count} blocks are needed and {available} can be had" + (f" in group {group}" if len(total) > 1 else "")
-            for group, (count, available) in enumerate(zip(wanted, total, strict=True))
+        return out_of_blocks(
+            wanted, total, "can be had", ", cached ones included; remove a sequence or make the pool larger"
         )
-        figures: Any = (tuple(wanted), tuple(total)) if len(total) > 1 else (wanted[0], total[0])
-        return OutOfBlocks(f"{text}, cached ones included; remove a sequence or make the pool larger", *figures)
 
     def _unheld(self) -> list[int]:
         """Blocks of each group that no receipt holds."""
@@ -77,7 +75,7 @@ class Eviction:
     def _num_unused(self) -> list[int]:
         """Blocks of each group that receipts hold, and no row."""
         counts = [0] * len(self._lanes.groups)
-        if self._publisher.doubled or self._lanes.seen:
+        if self._publisher.doubled or self._lanes.num_seen:
             for lane, _ in {(unused.lane, unused.block) for unused in self._unused()}:
                 counts[self._lanes.groups[lane]] += 1
         return counts
@@ -98,7 +96,7 @@ class Eviction:
 
     def _unused(self) -> Iterator[_Unused]:
         """Blocks that the tree alone has a reference to, on paths that sequences hold; some more than once."""
-        for sequence in list(self._sequences.values() if self._lanes.seen else self._publisher.doubled):
+        for sequence in list(self._sequences.values() if self._lanes.num_seen else self._publisher.doubled):
             receipt = sequence._hold.receipt
             end = sequence._hold.num_tokens // self._lanes.block_size
             for lane in range(len(self._lanes.groups)):
@@ -111,7 +109,7 @@ class Eviction:
         lanes, is_doubled = self._lanes, sequence in self._publisher.doubled
         if lane < lanes.num_full:
             return 0, end if is_doubled else 0
-        seen = lanes.seen[lane - lanes.num_full]
+        seen = lanes.num_seen[lane - lanes.num_full]
         first = max(0, end - -(-max(seen, 1) // lanes.block_size))
         if is_doubled:
             return first, end
@@ -176,13 +174,14 @@ class Eviction:
         for unused in self._unused():
             group = self._lanes.groups[unused.lane]
             if left[group] > 0:
-                left[group] -= self._lanes.exchange(unused.sequence, unused.place, unused.lane)
+                freed = self._lanes.exchange(unused.sequence, unused.place, unused.lane)
+                left[group] -= freed
+                self.num_evicted_blocks += freed
 
     def _let_go(self, sequences: Iterable[Sequence]) -> None:
         """They write into the block in which they were cut, and share it no more."""
         for sequence in sequences:
             self._publisher.shorten(sequence, sequence._published)
-            self._publisher.cut.discard(sequence)
             for lane in range(len(self._lanes.groups)):
                 self._hand_over(sequence, sequence._published, lane)
 

@@ -10,7 +10,6 @@ from pagecore.index import Receipt
 from pagecore.storage.checks import as_float, at_least
 
 Spans = Iterable[tuple[int, int, bytes | int]]
-EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Keep:
 
 @dataclass(slots=True)
 class Hold:
-    """What a sequence holds of the prefix cache: nothing, while it is swapped out."""
+    """What a sequence holds of the prefix cache; an empty prefix, while it is swapped out."""
 
     receipt: Receipt
     keep: Keep
@@ -46,23 +45,32 @@ def make_keep(
     policy: str,
     namespace: Hashable,
     spans: Spans | None,
-    priority: float | None,
-    time_to_live: float | None,
-    rank: float | None,
+    priority: float | None = None,
+    time_to_live: float | None = None,
+    rank: float | None = None,
 ) -> Keep:
     """What a user says about a sequence, as far as it can be checked without its tokens."""
     if priority is not None and policy != "priority":
         raise UnsupportedOption(f"priority {priority} means nothing to policy {policy!r}; use 'priority'")
-    if rank is not None and policy != "rank":
-        raise UnsupportedOption(f"rank {rank} means nothing to policy {policy!r}; use 'rank'")
     if time_to_live is not None and priority is None:
         raise UnsupportedOption(f"time_to_live {time_to_live} needs a priority to fall back from; give both")
     if priority is not None and not 0 <= (priority := as_float("priority", priority)) <= 100:
         raise ShapeError(f"priority is {priority}; use 0 to 100")
     if time_to_live is not None and (time_to_live := as_float("time_to_live", time_to_live)) < 0:
         raise ShapeError(f"time_to_live is {time_to_live}; use 0 seconds or more")
-    rank = None if rank is None else as_float("rank", rank)
-    return Keep(namespace, None if spans is None else tuple(spans), priority, time_to_live, rank)
+    rank = checked_rank(policy, rank)
+    try:
+        listed = None if spans is None else tuple(spans)
+    except TypeError:
+        raise ShapeError(f"spans is {spans!r}; give a list of (start, end, digest)") from None
+    return Keep(namespace, listed, priority, time_to_live, rank)
+
+
+def checked_rank(policy: str, rank: float | None) -> float | None:
+    """A rank as a float, refused where the policy has no use for it."""
+    if rank is not None and policy != "rank":
+        raise UnsupportedOption(f"rank {rank} means nothing to policy {policy!r}; use 'rank'")
+    return None if rank is None else as_float("rank", rank)
 
 
 def reusable(length: int, max_tokens: int | None) -> int:

@@ -23,16 +23,20 @@ Ids = NDArray[np.int32]
 class Lanes:
     """A tree beside the block tables whose rows it is offered.
 
-    Groups without a window are the lanes of the full component, each with a window is a component of its own.
+    Groups without a window are the lanes of the full component; each group with a window is a component of its own.
 
     Attributes
     ----------
+    tree, tables, pools, block_size
+        What is brought together; the pools are those of the tables.
+    rows : Rows
+        The same for native calls.
     groups : list of int
         The group of each lane: those without a window come first, `num_full` of them.
     components : list of str
         The component of each group.
-    seen : list of int
-        Tokens before the next one that it sees through each window: one less than the window, whose last is itself.
+    num_seen : list of int
+        For each window, how many earlier tokens the next one sees: the window less one, since a token sees itself.
     """
 
     def __init__(
@@ -40,8 +44,8 @@ class Lanes:
     ) -> None:
         windows = [(i, group.spec.window) for i, group in enumerate(groups) if group.spec.window is not None]
         full = [i for i, group in enumerate(groups) if group.spec.window is None]
-        self.seen = [min(window - 1, INT32_MAX) for _, window in windows]
-        needed = [max(tokens, 1) for tokens in self.seen]
+        self.num_seen = [min(window - 1, INT32_MAX) for _, window in windows]
+        needed = [max(tokens, 1) for tokens in self.num_seen]
         self.tree = RadixTree(block_size, full=len(full), windows=needed, policy=policy)
         self.tables = tables
         self.pools = tables.pools

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pagecore.cache.keep import EVICTION_POLICIES
 from pagecore.cache.layers import Group
-from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
+from pagecore.index import POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
@@ -22,8 +22,8 @@ def refuse_unserved(device: str, prefix_cache: bool, eviction_policy: str, index
         raise DeviceError(f"device is {device!r}; this version keeps caches on 'cpu', or without bytes on 'none'")
     if not isinstance(prefix_cache, bool | np.bool_):
         raise UnsupportedOption(f"prefix_cache is {prefix_cache!r}; use True or False")
-    if eviction_policy not in EVICTION_POLICIES:
-        raise UnsupportedOption(f"eviction_policy is {eviction_policy!r}; use one of {', '.join(EVICTION_POLICIES)}")
+    if eviction_policy not in POLICIES:
+        raise UnsupportedOption(f"eviction_policy is {eviction_policy!r}; use one of {', '.join(POLICIES)}")
     if index_dtype not in ("int64", "int32"):
         raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
 
@@ -32,6 +32,16 @@ def check_static_device(device: str) -> None:
     """Refuse a device that this version keeps no static cache on."""
     if device != "cpu":
         raise DeviceError(f"device is {device!r}; this version keeps static caches on 'cpu'")
+
+
+def out_of_blocks(needed: Listed[int], available: Listed[int], can: str, advice: str) -> OutOfBlocks:
+    """The refusal to take blocks of each group where fewer "are free" or "can be had"."""
+    text = ", ".join(
+        f"{count} blocks are needed and {left} {can}" + (f" in group {group}" if len(needed) > 1 else "")
+        for group, (count, left) in enumerate(zip(needed, available, strict=True))
+    )
+    figures: Any = (tuple(needed), tuple(available)) if len(needed) > 1 else (needed[0], available[0])
+    return OutOfBlocks(text + advice, *figures)
 
 
 def count_blocks(

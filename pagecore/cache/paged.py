@@ -29,7 +29,7 @@ from pagecore.cache._sequence import (
 )
 from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
-from pagecore.cache.keep import Keep, Spans, make_keep
+from pagecore.cache.keep import Keep, Spans, checked_rank, make_keep, reusable
 from pagecore.cache.layers import Layer, Layers, arrange, group_number, layer_number
 from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, measure
@@ -79,7 +79,8 @@ class PagedKVCache:
     parallel : TensorParallel, optional
         Which rank of how many this cache serves: its pools hold, `write` takes and `attend` reads the rank's heads.
     prefix_cache : bool
-        Keep what sequences have computed, as far as blocks are left, and let others that begin alike reuse it.
+        Keep what sequences have computed, as far as blocks are left, and let others that begin alike reuse it. Where
+        it is False, the next two have no effect.
     eviction_policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
         Which cached blocks go first when blocks are short; see `pagecore.RadixTree`.
     clock : callable
@@ -192,8 +193,9 @@ class PagedKVCache:
     @property
     def num_available(self) -> int:
         """Blocks that can be had in the scarcest group: free ones, and cached ones that nobody uses."""
-        evictable = [0] * self.num_groups if self._prefix is None else self._prefix.eviction.evictable()
-        return min(pool.num_free + more for pool, more in zip(self._block_pools, evictable, strict=True))
+        with self._lock:
+            evictable = [0] * self.num_groups if self._prefix is None else self._prefix.eviction.evictable()
+            return min(pool.num_free + more for pool, more in zip(self._block_pools, evictable, strict=True))
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -300,14 +302,17 @@ class PagedKVCache:
         UnsupportedDtype
             A namespace or digest that cannot be compared.
         UnsupportedOption
-            A priority or rank that the policy does not use.
+            A priority or rank that the policy does not use; a time_to_live without a priority.
+
+        Without a prefix cache nothing is looked up, and namespace and digests are not looked at.
         """
         ids = token_ids(tokens)
         keep = make_keep(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
+        most = reusable(len(ids), max_tokens)
         with self._lock:
             self._check_room(ids.shape[0])
             name = self._name(id)
-            sequence = self._reusing(name, ids, keep, max_tokens)
+            sequence = self._reusing(name, ids, keep, most)
             self._sequences[name] = sequence
             return sequence
 
@@ -321,12 +326,14 @@ class PagedKVCache:
     ) -> int:
         """Tokens that `add_sequence` would reuse, whole blocks; nothing is held, and nothing counts as used.
 
-        Parameters and errors are those of `add_sequence`; 0 without a prefix cache.
+        `tokens`, `namespace`, `spans` and `max_tokens` are those of `add_sequence`, as are ShapeError and
+        UnsupportedDtype; 0 without a prefix cache.
         """
         ids = token_ids(tokens)
-        keep = make_keep(self.eviction_policy, namespace, spans, None, None, None)
+        keep = make_keep(self.eviction_policy, namespace, spans)
+        most = reusable(len(ids), max_tokens)
         with self._lock:
-            return 0 if self._prefix is None else self._prefix.match_length(ids, keep, max_tokens)
+            return 0 if self._prefix is None else self._prefix.match_length(ids, keep, most)
 
     def append_tokens(self, sequences: Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
         """Make known what was sampled: one id for each sequence, or a list of ids for each.
@@ -396,10 +403,17 @@ class PagedKVCache:
         ----------
         rank : float, optional
             For the policy "rank": of the blocks that nobody uses from now on.
+
+        Raises
+        ------
+        InvalidSequence
+            No sequence of this cache.
+        UnsupportedOption
+            A rank that the policy does not use.
         """
         with self._lock:
             row = row_of(self, sequence, idle=False)
-            make_keep(self.eviction_policy, None, None, None, None, rank)
+            rank = checked_rank(self.eviction_policy, rank)
             if sequence.swap_space is None:
                 self._publish([sequence])
                 self._tables.remove([row])
@@ -523,8 +537,8 @@ class PagedKVCache:
 
         `accepted` says how many of each sequence's tokens are kept, all by default; the rest (rejected drafts) is
         forgotten, but its blocks stay with the sequence for what comes next. Blocks that are full now, and whose ids
-        are known, are from now on found by others that begin alike. Blocks that have left every window of their group
-        are given back.
+        are known, are from now on found by others that begin alike, up to the first that another sequence shares.
+        Blocks that have left every window of their group are given back.
         """
         publish = None if self._prefix is None else self._prefix.publish
         with self._lock:
@@ -636,11 +650,11 @@ class PagedKVCache:
         if self._prefix is not None:
             self._prefix.publish(sequences)
 
-    def _reusing(self, name: object, ids: Any, keep: Keep, max_tokens: int | None) -> Sequence:
+    def _reusing(self, name: object, ids: Any, keep: Keep, most: int) -> Sequence:
         """A sequence in a row that begins with what the prefix cache has of it."""
         if self._prefix is None or self._tables.num_rows == self.max_sequences:
             return Sequence(self, name, self._tables.add(), ids)
-        row, hold = self._prefix.find(ids, keep, max_tokens)
+        row, hold = self._prefix.find(ids, keep, most)
         sequence = Sequence(self, name, row, ids, hold.num_tokens, hold.num_tokens)
         self._prefix.attach(sequence, hold)
         return sequence

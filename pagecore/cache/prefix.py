@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.cache.eviction import Eviction
-from pagecore.cache.keep import Hold, Keep, reusable
+from pagecore.cache.keep import Hold, Keep
 from pagecore.cache.lanes import Ids, Lanes
 from pagecore.cache.publishing import Publisher
 from pagecore.errors import PagecoreError
@@ -73,15 +73,13 @@ class PrefixCache:
         """Every block of a group that the tree holds, ascending."""
         return self.tree.held_blocks(self._lanes.groups.index(group))
 
-    def match_length(self, ids: Ids, keep: Keep, max_tokens: int | None) -> int:
-        """Tokens that a sequence of these ids would reuse."""
-        most = reusable(len(ids), max_tokens)
+    def match_length(self, ids: Ids, keep: Keep, most: int) -> int:
+        """Tokens, at most so many, that a sequence of these ids would reuse."""
         found = self.tree.match(ids, namespace=keep.namespace, spans=keep.spans, max_tokens=most)
         return found.num_tokens
 
-    def find(self, ids: Ids, keep: Keep, max_tokens: int | None) -> tuple[int, Hold]:
-        """A row that begins with the longest prefix that a sequence of these ids can reuse, and the hold on that."""
-        most = reusable(len(ids), max_tokens)
+    def find(self, ids: Ids, keep: Keep, most: int) -> tuple[int, Hold]:
+        """A row that begins with what a sequence of these ids can reuse, at most so many tokens, and the hold on it."""
         receipt = self.tree.match_and_lock(
             ids, namespace=keep.namespace, spans=keep.spans, max_tokens=most, time=self._lanes.now()
         )
@@ -104,14 +102,12 @@ class PrefixCache:
     def remove(self, sequence: Sequence, rank: float | None = None) -> None:
         """A sequence is gone, and so is its row."""
         self._publisher.give_back(sequence._hold, rank)
-        self._publisher.cut.discard(sequence)
-        self._publisher.doubled.discard(sequence)
+        self._publisher.forget(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence lost its row, and may come back."""
         self._publisher.hold_nothing(sequence)
-        self._publisher.cut.discard(sequence)
-        self._publisher.doubled.discard(sequence)
+        self._publisher.forget(sequence)
         sequence._published = 0
 
     def fork(self, children: Listed[Sequence], parents: Listed[Sequence]) -> None:
@@ -123,23 +119,25 @@ class PrefixCache:
                 self._publisher.give_back(child._hold)
             child._hold, child._published = hold, published
             self._publisher.note_cut(child)
-            (self._publisher.doubled.add if is_doubled else self._publisher.doubled.discard)(child)
+            if is_doubled:
+                self._publisher.doubled.add(child)
+            else:
+                self._publisher.doubled.discard(child)
 
     def come_back(self, sequences: Listed[Sequence]) -> None:
         """Sequences have rows again, with blocks of their own that they may share with each other."""
         # All who share a block get a hold on it at once, unless one has ids that are yet to come.
         may_share = all(sequence.num_tokens >= sequence.num_computed_tokens for sequence in sequences)
         for sequence in sequences:
-            self._publisher.publish_one(sequence, may_share)
+            self._publisher.publish_one(sequence, may_share=may_share)
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """A row was cut to `length` tokens, the sequence will be: hold what it still shares, and no more."""
         sequence._published = min(sequence._published, length // self._lanes.block_size)
         self._publisher.shorten(sequence, -(-length // self._lanes.block_size))
-        self._publisher.note_cut(sequence)
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
-        """Keep what is full, computed and known of each, and move its hold to the end of that."""
+        """`Publisher.publish`."""
         self._publisher.publish(sequences)
 
     def check_invariants(self) -> None:

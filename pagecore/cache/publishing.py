@@ -35,11 +35,11 @@ class Publisher:
     def publish(self, sequences: Iterable[Sequence]) -> None:
         """Keep what is full, computed and known of each, and move its hold to the end of that."""
         for sequence in sequences:
-            self.publish_one(sequence, False)
+            self.publish_one(sequence, may_share=False)
 
-    def publish_one(self, sequence: Sequence, may_share: bool) -> None:
+    def publish_one(self, sequence: Sequence, *, may_share: bool) -> None:
         """The same for one; what other rows have a part in is kept only if they are offered it too."""
-        whole = min(sequence.num_tokens, sequence.num_computed_tokens) // self._lanes.block_size
+        whole = self._lanes.rows.num_whole(sequence)
         first, hold = sequence._published, sequence._hold
         if whole > first and not may_share:
             # Not past what another row has a part in: it would have blocks of the tree that it has no hold on.
@@ -76,12 +76,12 @@ class Publisher:
 
     def shorten(self, sequence: Sequence, end: int) -> None:
         """Hold the first `end` blocks, and no more."""
-        if sequence._hold.num_tokens <= end * self._lanes.block_size:
-            return
-        if end:
-            self._offer(sequence, end)
-        else:
-            self.hold_nothing(sequence)
+        if sequence._hold.num_tokens > end * self._lanes.block_size:
+            if end:
+                self._offer(sequence, end)
+            else:
+                self.hold_nothing(sequence)
+        self.note_cut(sequence)
 
     def note_cut(self, sequence: Sequence) -> None:
         """Remember whether a sequence shares a block with the tree in which it was cut."""
@@ -89,6 +89,11 @@ class Publisher:
             self.cut.add(sequence)
         else:
             self.cut.discard(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has no row any more."""
+        self.cut.discard(sequence)
+        self.doubled.discard(sequence)
 
     def hold_nothing(self, sequence: Sequence) -> None:
         """Give up what a sequence holds, for a hold on nothing."""

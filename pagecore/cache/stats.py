@@ -16,7 +16,7 @@ class CacheStats:
     num_tokens : int
         Computed tokens, summed over the sequences that are not swapped out.
     num_blocks : int
-        Blocks that can be had, summed over groups, as are all that follow: each is free, used or evictable.
+        Blocks of all groups, as every count of blocks below: each is free, used or evictable.
     num_free_blocks, num_used_blocks, num_evictable_blocks : int
         Blocks that nobody holds; that sequences use; that the prefix cache alone holds, and gives up when asked.
     fragmentation : float
@@ -34,7 +34,7 @@ class CacheStats:
     num_evicted_blocks : int
         Blocks that it has given up since the cache was made.
     prefix_hits, prefix_misses : int
-        Sequences added that reused something, and nothing.
+        Sequences that `add_sequence` made which reused something, and which reused nothing.
     prefix_query_tokens, prefix_hit_tokens : int
         Tokens of those sequences, and how many of them were reused.
     """

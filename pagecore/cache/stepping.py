@@ -38,7 +38,7 @@ def refusal(cache: PagedKVCache) -> OutOfBlocks:
     try:
         refuse(cache._tables)
     except OutOfBlocks as error:
-        return error if cache._prefix is None else cache._prefix.eviction.counted(error)
+        return error if cache._prefix is None else cache._prefix.eviction.with_evictable(error)
 
 
 def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int) -> Batch:

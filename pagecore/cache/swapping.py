@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._sequence import Sequence, move, require_swapped, rows_of
+from pagecore.cache.limits import out_of_blocks
 from pagecore.cache.swap import NONE, Blocks, SwapSpace, entries_of, give_back
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
 from pagecore.index import BlockPool
@@ -136,11 +137,7 @@ def _short(needed: list[Ids], pools: list[BlockPool], where: str) -> OutOfBlocks
     counts, free = tuple(map(len, needed)), tuple(pool.num_free for pool in pools)
     if all(count <= available for count, available in zip(counts, free, strict=True)):
         return None
-    text = ", ".join(
-        f"{count} blocks are needed and {available} are free" + (f" in group {group}" if len(pools) > 1 else "")
-        for group, (count, available) in enumerate(zip(counts, free, strict=True))
-    )
-    return OutOfBlocks(text + where, *((counts, free) if len(pools) > 1 else (counts[0], free[0])))
+    return out_of_blocks(counts, free, "are free", where)
 
 
 def _make_room(cache: PagedKVCache, needed: list[Ids]) -> OutOfBlocks | None:
@@ -149,7 +146,7 @@ def _make_room(cache: PagedKVCache, needed: list[Ids]) -> OutOfBlocks | None:
     if refusal is None or cache._prefix is None:
         return refusal
     missing = [max(0, len(ids) - pool.num_free) for ids, pool in zip(needed, cache._block_pools, strict=True)]
-    return None if cache._prefix.eviction.make_room(missing) else cache._prefix.eviction.counted(refusal)
+    return None if cache._prefix.eviction.make_room(missing) else cache._prefix.eviction.with_evictable(refusal)
 
 
 def _rowless(cache: PagedKVCache, count: int) -> OutOfRows | None:

@@ -2,13 +2,14 @@
 
 from pagecore.index._block_pool import BlockPool
 from pagecore.index._block_tables import BlockTables
-from pagecore.index._radix_tree import RadixTree, Receipt
+from pagecore.index._radix_tree import POLICIES, RadixTree, Receipt
 from pagecore.index._radix_values import Evicted, Inserted, Match
 from pagecore.index._request_table import RequestTable
 from pagecore.index._slot_allocator import SlotAllocator
 from pagecore.index._step_buffers import StepBuffers
 
 __all__ = [
+    "POLICIES",
     "BlockPool",
     "BlockTables",
     "Evicted",

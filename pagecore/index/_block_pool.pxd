@@ -25,7 +25,7 @@ cdef extern from "pagecore/index/block_pool.hpp" namespace "pagecore" nogil:
         int32_t ref_count(int64_t block) except +raise_python_error
         void copy_ref_counts(span[int32_t] out) except +raise_python_error
         size_t num_unshared(span[const_int32] blocks) except +raise_python_error
-        void find_single(span[const_int32] blocks, vector[int32_t]& out) except +raise_python_error
+        void find_held_once(span[const_int32] blocks, vector[int32_t]& out) except +raise_python_error
         int32_t num_blocks()
         int32_t num_free() except +raise_python_error
         int32_t num_used() except +raise_python_error
@@ -42,4 +42,4 @@ cdef class BlockPool:
     # For blocks that are known to be of this pool.
     cdef int share_raw(self, const int32_t* blocks, size_t count) except -1
     cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) except? 0
-    cdef int find_single_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) except -1
+    cdef int find_held_once_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) except -1

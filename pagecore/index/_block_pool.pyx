@@ -69,8 +69,8 @@ cdef class BlockPool:
     cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) except? 0:
         return deref(self.native).num_unshared(span[const_int32](blocks, count))
 
-    cdef int find_single_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) except -1:
-        deref(self.native).find_single(span[const_int32](blocks, count), out)
+    cdef int find_held_once_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) except -1:
+        deref(self.native).find_held_once(span[const_int32](blocks, count), out)
         return 0
 
     def allocate(self, n):

@@ -8,6 +8,8 @@ from pagecore.index._radix_values import Evicted, Inserted, Match
 
 _Spans = Iterable[tuple[int, int, bytes | int]]
 
+POLICIES: tuple[str, ...]
+
 class Receipt:
     tree: RadixTree
     match: Match

@@ -185,7 +185,7 @@ size_t BlockPool::num_unshared(std::span<const BlockId> blocks) const {
   return count;
 }
 
-void BlockPool::find_single(std::span<const BlockId> blocks, std::vector<int32_t>& out) const {
+void BlockPool::find_held_once(std::span<const BlockId> blocks, std::vector<int32_t>& out) const {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (ref_count_[static_cast<size_t>(blocks[i])] == 1) out.push_back(static_cast<int32_t>(i));

@@ -50,10 +50,11 @@ class BlockPool {
   // The same for every block; out.size() == num_blocks().
   void copy_ref_counts(std::span<int32_t> out) const;
 
-  // How many blocks of a list come before the first that has several holders; null blocks have none.
+  // How many blocks of a list come before the first that has several holders; null blocks have none. Ids are not
+  // checked.
   [[nodiscard]] size_t num_unshared(std::span<const BlockId> blocks) const;
-  // Of the places of a list, those whose block has one holder only.
-  void find_single(std::span<const BlockId> blocks, std::vector<int32_t>& out) const;
+  // Appends the places of a list whose block has one holder only, ascending. Ids are not checked.
+  void find_held_once(std::span<const BlockId> blocks, std::vector<int32_t>& out) const;
 
   [[nodiscard]] BlockId num_blocks() const { return num_blocks_; }
   [[nodiscard]] BlockId num_free() const;

@@ -86,7 +86,6 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
   match.offset = at(match.node).size;  // a window may have begun within the node, which is split there then
   prune(found);                        // the lower half, if there is one
   return receipt;
-  return receipt;
 }
 
 RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {

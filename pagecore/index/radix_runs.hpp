@@ -1,13 +1,13 @@
 // Runs: the tokens, block ids and marks of nodes. A node is a slice of a run; a split makes two slices and copies none.
 //
-//   run   [ tokens of every block | ids of lane 0 | ids of lane 1 | ... ]      capacity blocks, `live` of them in
-//   slices
+//   run   [ tokens of every block | ids of lane 0 | ids of lane 1 | ... ]
+//
+// It has room for `capacity` blocks, of which `live` are in slices.
 //
 // A lane is one id for each block: the lanes of the full component come first, then one lane for each window, in which
 // the null block is a hole.
-// I1: slices of one run do not overlap, and stand in the order of their list; live is the sum of their sizes. They lie
-// on
-//     one path, the top one first: a leaf is the last slice of its run, and may grow into the room behind it.
+// I1: slices of one run do not overlap, and stand in the order of their list; live is the sum of their sizes.
+//     They lie on one path, the top one first: a leaf is the last slice, and may grow into the room behind it.
 // I2: 2 * capacity <= 3 * live (except where memory ran out while compacting); a run without slices is gone.
 // Memory: (block_size + lanes) * 4 bytes a block. Threads: one writer.
 #pragma once

@@ -104,12 +104,14 @@ class RadixTree {
   void extend(const Offer& offer, Receipt& receipt, Inserted& out);
   // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
   void check_all(std::span<const Offer> offers, Inserted& out);
-  // The last ids of the path that ends with `end`; one of them, its block counted from the start of the prefix; and
-  // another in its place, the null block too in a window, for which what stood there is returned.
+  // The last out.size() ids of the path that ends with `end`.
   void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
+  // The id of one block of it, counted from the start of the prefix.
   [[nodiscard]] int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
+  // Puts `id` there, the null block in a window only, and returns what stood there.
   int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
-  // Frees min(amount, evictable(component)); out has a list for each lane and one for the states.
+  // Gives up min(amount, evictable(component)), and returns how many; without full lanes, of component 0 also what is
+  // left empty then. out has a list for each lane and one for the states.
   int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out);
   // The latest time that was given; it never runs backwards.
   void advance(double time) { now_ = std::max(now_, time); }

@@ -1,4 +1,4 @@
-"""How much of what was asked for the prefix cache had."""
+"""What a run asks of the prefix cache, and how much of it the cache had."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pagecore.errors import UnsupportedOption
 if TYPE_CHECKING:
     from pagecore.serving.request import Run
 
-__all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options"]
+__all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options", "check_policy"]
 
 # What recorded traffic can choose among: it knows of no priorities and no ranks. "none" is no prefix cache at all.
 NO_REUSE = "none"
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
+
+
+def check_policy(evict: str) -> None:
+    """Refuse a policy that recorded traffic cannot have."""
+    if evict not in POLICIES:
+        raise UnsupportedOption(f"evict is {evict!r}; use one of {', '.join(POLICIES)}")
 
 
 def cache_options(evict: str) -> dict[str, Any]:
@@ -25,8 +31,7 @@ def cache_options(evict: str) -> dict[str, Any]:
     UnsupportedOption
         An unknown policy.
     """
-    if evict not in POLICIES:
-        raise UnsupportedOption(f"evict is {evict!r}; use one of {', '.join(POLICIES)}")
+    check_policy(evict)
     return {"prefix_cache": False} if evict == NO_REUSE else {"eviction_policy": evict}
 
 

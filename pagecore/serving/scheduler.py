@@ -118,9 +118,8 @@ class Scheduler:
     @property
     def holders(self) -> tuple[Run, ...]:
         """The runs that have a place in the cache: the admitted ones, and the next if it keeps its prefix there."""
-        head = self._waiting[0] if self._waiting else None
-        keeps = head is not None and head.held is not None and not head.held.is_swapped
-        return (*self._running, head) if head is not None and keeps else self.running
+        head = self._head_with_prefix()
+        return self.running if head is None else (*self._running, head)
 
     @property
     def num_running(self) -> int:
@@ -214,7 +213,8 @@ class Scheduler:
         Returns
         -------
         list of Run
-            Those that are finished; their `tokens` are complete and their blocks are free again.
+            Those that are finished; their `tokens` are complete. They hold nothing of the cache any more, but it may
+            keep their blocks until others need them.
 
         Raises
         ------
@@ -305,12 +305,17 @@ class Scheduler:
 
     def _let_go_of_head(self) -> bool:
         """Take the place in the cache from the head of the queue, if it has one: it may hold what others lack."""
-        head = self._waiting[0] if self._waiting else None
-        if head is None or head.held is None or head.held.is_swapped:
+        head = self._head_with_prefix()
+        if head is None:
             return False
-        self.num_waiting_tokens += head.held.num_cached_tokens
+        self.num_waiting_tokens += head.sequence.num_cached_tokens
         self._leave_cache(head)
         return True
+
+    def _head_with_prefix(self) -> Run | None:
+        """The head of the queue, where it holds its prefix in the cache."""
+        head = self._waiting[0] if self._waiting else None
+        return None if head is None or head.held is None or head.held.is_swapped else head
 
     def _refuse_to_stall(self) -> NoReturn:
         """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
@@ -394,7 +399,7 @@ class Scheduler:
             step.index_ns += perf_counter_ns() - start
 
     def _finish(self, run: Run, last: np.int32 | None) -> None:
-        """Free what a finished run holds; its last token never enters the cache, where no step would compute it."""
+        """Give up what a finished run holds; its last token never enters the cache, where no step would compute it."""
         tokens = np.asarray(run.sequence.tokens)
         run.tokens = tokens if last is None else np.append(tokens, last)
         self._rows -= 1

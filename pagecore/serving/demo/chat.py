@@ -16,7 +16,7 @@ from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.request import Run
-from pagecore.serving.reuse import POLICIES, cache_options
+from pagecore.serving.reuse import POLICIES, cache_options, check_policy
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
 from pagecore.storage.checks import at_least
@@ -58,7 +58,7 @@ class DemoConfig:
     def __post_init__(self) -> None:
         at_least("seed", self.seed, least=0)
         at_least("num_requests", self.num_requests)
-        cache_options(self.evict)
+        check_policy(self.evict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,9 +41,9 @@ def save(timeline: Timeline, path: str | Path, title: str) -> None:
 def draw(timeline: Timeline, title: str) -> Figure:
     """The picture of a run; needs matplotlib, but no display, and leaves its global state alone.
 
-    The panels share the axis of steps: use of the blocks, running and waiting sequences, preemptions, where prefixes
-    are reused how much of the prompts was and how many cached blocks were given up, and for each group of layers a
-    block map, in which each run has one colour from its first block to its last.
+    The panels share the axis of steps: use of the blocks; running and waiting sequences; preemptions; with a prefix
+    cache, the share of the prompts that was reused, and evictions; and a block map for each group of layers, in which
+    each run has one colour from its first block to its last.
     """
     figure, axes = _panels(timeline)
     figure.text(LEFT_IN / WIDTH_IN, 1 - 0.32 / figure.get_figheight(), title, fontsize=13, weight="bold", color=INK)

@@ -25,7 +25,7 @@ Watcher: TypeAlias = "Callable[[Scheduler, Metrics], None]"
 Cells: TypeAlias = NDArray[np.int32]
 
 # A cell of a picture says which run holds a block, by its number, which is 1 at least; the negative number of the first
-# in line where several do; or that nobody does; or that no run does, but the prefix cache.
+# in line where several do; or that nobody does; or that the prefix cache does, or a sequence of no run.
 FREE = 0
 CACHED = -INT32_MAX
 

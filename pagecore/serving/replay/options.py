@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
-from pagecore.serving.reuse import POLICIES, cache_options
+from pagecore.serving.reuse import POLICIES, check_policy
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, within
 from pagecore.storage.pool import blocks_within
@@ -93,7 +93,7 @@ class ReplayOptions:
             )
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
             raise UnsupportedOption(f"blocks is {self.blocks!r}; give a number, or {UNBOUNDED!r}")
-        cache_options(self.evict)
+        check_policy(self.evict)
         limits = {"blocks": 2, "bytes_per_token": 1, "block_size": 1, "max_tokens_per_step": 1, "max_running": 1}
         for name, least in {**limits, "requests": 1, "seed": 0}.items():
             if getattr(self, name) is not None and not (name == "blocks" and self.is_unbounded):
