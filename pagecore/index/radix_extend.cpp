@@ -77,6 +77,8 @@ void RadixTree::grow(NodeId leaf, const Offer& offer, int32_t blocks) {
   radix::Run& run = runs_[it.run];
   const int64_t first = depth(leaf);
   const int64_t end = int64_t{it.start} + it.size;
+  // What was evicted behind it may have had marks; the new blocks have none.
+  run.marks.erase(run.marks.begin() + (radix::first_mark_from(run.marks, end) - run.marks.data()), run.marks.end());
   std::copy_n(offer.query.tokens.data() + first * block_size_, blocks * block_size_,
               run.data.get() + end * block_size_);
   for (int32_t i = 0; i < num_lanes(); ++i) {

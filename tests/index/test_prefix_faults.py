@@ -195,3 +195,14 @@ def test_a_receipt_that_was_given_back_holds_nothing_whatever_became_of_its_node
     assert (receipt.num_tokens, receipt.components) == (0, ())
     tree.evict("full", 99)  # and the memory of the nodes is given back
     assert receipt.num_tokens == 0
+
+
+def test_a_block_that_takes_the_place_of_one_with_an_image_has_no_image():
+    tree = RadixTree(1)
+    image = [(2, 3, b"cat")]
+    tree.insert([1, 2, 3], [11, 12, 13], spans=image)
+    assert tree.evict("full", 1).blocks.tolist() == [13]
+    receipt = tree.match_and_lock([1, 2])
+    tree.extend([1, 2, 3], [11, 12, 14], receipt)
+    assert tree.match([1, 2, 3]).blocks.tolist() == [11, 12, 14]
+    assert tree.match([1, 2, 3], spans=image).blocks.tolist() == [11, 12]
