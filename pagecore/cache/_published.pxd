@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
@@ -15,5 +15,7 @@ cdef class Rows:
     cdef vector[Int32Pointer] lanes  # scratch
     cdef vector[int32_t] ids         # scratch
     cdef vector[int32_t] places      # scratch
+    cdef vector[vector[uint64_t]] met      # by lane: a bit for each block that the search has met
+    cdef vector[vector[int32_t]] meetings  # the same, listed
 
     cdef const int32_t* _blocks(self, Sequence sequence, size_t lane)

@@ -1,6 +1,6 @@
 """Rows of the block tables beside paths of the prefix cache, without an array for either."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 from libcpp.span cimport span
 
 from pagecore.cache._sequence cimport Sequence, num_whole
@@ -18,6 +18,8 @@ cdef class Rows:
         self.groups = groups
         self.pools = tuple([tables.pools[group] for group in groups])
         self.lanes.resize(len(groups))
+        self.met.resize(len(groups))
+        self.meetings.resize(len(groups))
 
     cdef const int32_t* _blocks(self, Sequence sequence, size_t lane):
         return self.tables.row_raw(sequence.row, self.groups[lane]).data()
@@ -52,19 +54,38 @@ cdef class Rows:
             is_doubled = is_doubled or self.tree.inserted.duplicates[lane].size() > 0
         return is_doubled
 
+    def search(self):
+        """Begin a search by `find_unused`, which meets each block once."""
+        cdef size_t lane
+        cdef int32_t block
+        for lane in range(self.met.size()):
+            for block in self.meetings[lane]:
+                self.met[lane][block >> 6] = 0
+            self.meetings[lane].clear()
+            self.met[lane].resize((<size_t> (<BlockPool> self.pools[lane]).num_blocks >> 6) + 1)
+
     def find_unused(self, Receipt receipt not None, int32_t lane, int32_t first, int32_t last, int32_t end):
         """Where a path of `end` blocks has, from `first` up to `last`, blocks that nobody but the tree holds.
 
         Returns
         -------
-        list of (int, int)
-            Place and block.
+        list of int
+            Their places.
         """
-        cdef int32_t place
+        cdef int32_t place, block
+        cdef uint64_t bit
         if first >= last:
             return []
         self.ids.resize(end - first)
         self.places.clear()
         self.tree.copy_tail_raw(receipt, lane, span[int32_t](self.ids.data(), self.ids.size()))
         (<BlockPool> self.pools[lane]).find_held_once_raw(self.ids.data(), <size_t> (last - first), self.places)
-        return [(first + place, self.ids[place]) for place in self.places]
+        found = []
+        for place in self.places:
+            block = self.ids[place]
+            bit = (<uint64_t> 1) << (block & 63)
+            if self.met[lane][block >> 6] & bit == 0:
+                self.met[lane][block >> 6] |= bit
+                self.meetings[lane].push_back(block)
+                found.append(first + place)
+        return found

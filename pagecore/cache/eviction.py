@@ -25,7 +25,6 @@ class _Unused(NamedTuple):
     sequence: Sequence
     lane: int
     place: int
-    block: int
 
 
 class Eviction:
@@ -76,8 +75,8 @@ class Eviction:
         """Blocks of each group that receipts hold, and no row."""
         counts = [0] * len(self._lanes.groups)
         if self._publisher.doubled or self._lanes.num_seen:
-            for lane, _ in {(unused.lane, unused.block) for unused in self._unused()}:
-                counts[self._lanes.groups[lane]] += 1
+            for unused in self._unused():
+                counts[self._lanes.groups[unused.lane]] += 1
         return counts
 
     def _lacking(self, missing: Listed[int], cut: Iterable[Sequence]) -> list[int]:
@@ -95,14 +94,15 @@ class Eviction:
         return [max(0, count) for count in lacking]
 
     def _unused(self) -> Iterator[_Unused]:
-        """Blocks that the tree alone has a reference to, on paths that sequences hold; some more than once."""
+        """Blocks that the tree alone has a reference to, on paths that sequences hold; each once."""
+        self._lanes.rows.search()
         for sequence in list(self._sequences.values() if self._lanes.num_seen else self._publisher.doubled):
             receipt = sequence._hold.receipt
             end = sequence._hold.num_tokens // self._lanes.block_size
             for lane in range(len(self._lanes.groups)):
                 first, last = self._watched(sequence, lane, end)
-                for place, block in self._lanes.rows.find_unused(receipt, lane, first, last, end):
-                    yield _Unused(sequence, lane, place, block)
+                for place in self._lanes.rows.find_unused(receipt, lane, first, last, end):
+                    yield _Unused(sequence, lane, place)
 
     def _watched(self, sequence: Sequence, lane: int, end: int) -> tuple[int, int]:
         """From where to where a path of so many blocks can have some that its sequence does not use."""
@@ -162,7 +162,7 @@ class Eviction:
 
     def _evict(self, component: str, amount: int, left: list[int]) -> None:
         """Evict, and take what became free of each group from `left`."""
-        gone = self._tree.evict(component, amount, time=self._lanes.now())
+        gone = self._tree.evict(component, amount, time=self._lanes.now)
         for lane, blocks in enumerate(self._lanes.by_lane(gone.blocks)):
             group = self._lanes.groups[lane]
             freed = self._lanes.pools[group].free(blocks)
@@ -172,6 +172,8 @@ class Eviction:
     def _reclaim(self, left: list[int]) -> None:
         """Take from the tree what it alone has of paths that are in use; their sequences' own blocks come instead."""
         for unused in self._unused():
+            if max(left) <= 0:
+                return
             group = self._lanes.groups[unused.lane]
             if left[group] > 0:
                 freed = self._lanes.exchange(unused.sequence, unused.place, unused.lane)

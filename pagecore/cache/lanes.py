@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache._published import Rows
+from pagecore.cache.keep import as_finite
+from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockTables, RadixTree
 from pagecore.storage.checks import INT32_MAX
 
@@ -35,6 +37,8 @@ class Lanes:
         The group of each lane: those without a window come first, `num_full` of them.
     components : list of str
         The component of each group.
+    now : float or None
+        The time of this call; None where the policy needs none.
     num_seen : list of int
         For each window, how many earlier tokens the next one sees: the window less one, since a token sees itself.
     """
@@ -56,12 +60,19 @@ class Lanes:
         for (group, _), name in zip(windows, self.tree.components[1:], strict=True):
             self.components[group] = name
         self.rows = Rows(self.tree, tables, self.groups)
+        # Where every prefix has a worth of its own, a sequence that runs on must say its own again.
+        self.has_worth = policy in ("priority", "rank")
+        given: object = clock
+        if not callable(given):
+            raise UnsupportedOption(f"clock is {given!r}; give a function that returns seconds")
         # Only a priority that falls back needs the time.
         self._clock = clock if policy == "priority" else None
+        self.now: float | None = None
 
-    def now(self) -> float | None:
-        """The time that the policy asks for."""
-        return None if self._clock is None else self._clock()
+    def tick(self) -> None:
+        """Ask the clock, before anything changes: what it says holds for the whole of a call."""
+        if self._clock is not None:
+            self.now = as_finite("the clock's time", self._clock())
 
     def by_lane(self, blocks: Any) -> Listed[Ids]:
         """What the tree answers, lane by lane."""

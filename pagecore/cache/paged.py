@@ -143,6 +143,7 @@ class PagedKVCache:
     ) -> None:
         refuse_unserved(device, prefix_cache, eviction_policy, str(index_dtype))
         self.parallel = as_parallel(parallel)
+        self.eviction_policy = str(eviction_policy)
         self.block_size = at_least("block_size", block_size)
         self.max_sequences = at_least("max_sequences", max_sequences)
         self.device = device
@@ -165,10 +166,9 @@ class PagedKVCache:
         self._prefix: PrefixCache | None = None
         if prefix_cache:
             self._prefix = PrefixCache(
-                self._groups, self._tables, self.block_size, self._sequences, eviction_policy, clock
+                self._groups, self._tables, self.block_size, self._sequences, self.eviction_policy, clock
             )
         self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
-        self.eviction_policy = eviction_policy
         self._names = count()
         self._num_copied_blocks = 0
         self._lock = threading.RLock()
@@ -280,7 +280,8 @@ class PagedKVCache:
         id : hashable, optional
             The caller's name for it; a number is made up where it is None.
         namespace : hashable, optional
-            Sequences of different namespaces (adapters, tenants) share nothing. Equal means equal in type too.
+            Sequences of different namespaces (adapters, tenants) share nothing. Equal means equal in type too,
+            also within tuples.
         spans : iterable of (int, int, bytes or int), optional
             Positions [start, end) whose content is named by a digest and not by its tokens alone: an image, audio.
         max_tokens : int, optional
@@ -310,6 +311,7 @@ class PagedKVCache:
         keep = make_keep(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
         most = reusable(len(ids), max_tokens)
         with self._lock:
+            self._tick()
             self._check_room(ids.shape[0])
             name = self._name(id)
             sequence = self._reusing(name, ids, keep, most)
@@ -348,9 +350,11 @@ class PagedKVCache:
     def fork(self, sequence: Sequence, id: object = None) -> Sequence:
         """A second sequence with the same tokens, sharing every block until one of the two writes into it."""
         with self._lock:
+            self._tick()
             row = row_of(self, sequence)
             name = self._name(id)
-            self._publish([sequence])
+            if self._tables.num_rows < self.max_sequences:
+                self._publish([sequence])
             child = forked(sequence, name, self._tables.fork(row))
             if self._prefix is not None:
                 self._prefix.fork([child], [sequence])
@@ -363,7 +367,9 @@ class PagedKVCache:
         with self._lock:
             rows = rows_of(self, sequences)
             parent_rows = [row_of(self, parent) for parent in parents]
-            self._publish(parents)
+            self._tick()
+            if len(rows) == len(parent_rows):
+                self._publish(parents)
             self._tables.reorder(rows, parent_rows)
             states = [(parent.tokens, parent.num_computed_tokens, parent.num_cached_tokens) for parent in parents]
             if self._prefix is not None:
@@ -380,6 +386,7 @@ class PagedKVCache:
             A group with a window has released keys that the next token would see; truncate to 0 and compute again.
         """
         with self._lock:
+            self._tick()
             row = row_of(self, sequence)
             length = at_least("length", length, least=0)
             if length > sequence.num_tokens:
@@ -413,6 +420,7 @@ class PagedKVCache:
         """
         with self._lock:
             row = row_of(self, sequence, idle=False)
+            self._tick()
             rank = checked_rank(self.eviction_policy, rank)
             if sequence.swap_space is None:
                 self._publish([sequence])
@@ -427,6 +435,7 @@ class PagedKVCache:
     def clear_prefix_cache(self) -> int:
         """Forget what no sequence uses of the prefix cache; returns how many blocks became free."""
         with self._lock:
+            self._tick()
             return 0 if self._prefix is None else self._prefix.eviction.clear()
 
     # -- swapping ------------------------------------------------------------------------------------------------
@@ -452,6 +461,7 @@ class PagedKVCache:
             A sequence that is not of this cache, listed twice, in flight or swapped out; a space of another cache.
         """
         with self._lock:
+            self._tick()
             refusal = move_out(self, as_list(sequences), space)
             if refusal is not None:
                 raise refusal
@@ -459,6 +469,7 @@ class PagedKVCache:
     def try_swap_out(self, sequences: Sequence | Iterable[Sequence], space: SwapSpace) -> bool:
         """`swap_out`, with False instead of `OutOfBlocks`."""
         with self._lock:
+            self._tick()
             return move_out(self, as_list(sequences), space) is None
 
     def swap_in(self, sequences: Sequence | Iterable[Sequence]) -> None:
@@ -472,6 +483,7 @@ class PagedKVCache:
             A sequence that is not of this cache, listed twice, or not swapped out.
         """
         with self._lock:
+            self._tick()
             refusal = move_in(self, as_list(sequences))
             if refusal is not None:
                 raise refusal
@@ -479,6 +491,7 @@ class PagedKVCache:
     def try_swap_in(self, sequences: Sequence | Iterable[Sequence]) -> bool:
         """`swap_in`, with False instead of `OutOfBlocks` and `OutOfRows`."""
         with self._lock:
+            self._tick()
             return move_in(self, as_list(sequences)) is None
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -542,6 +555,7 @@ class PagedKVCache:
         """
         publish = None if self._prefix is None else self._prefix.publish
         with self._lock:
+            self._tick()
             self._own(batch)._step.commit(self._tables, accepted, self._windows, publish)
 
     def abandon(self, batch: Batch) -> None:
@@ -645,6 +659,10 @@ class PagedKVCache:
 
     def _layer(self, layer: int) -> Layer:
         return self._layers[layer_number(layer, len(self._layers))]
+
+    def _tick(self) -> None:
+        if self._prefix is not None:
+            self._prefix.tick()
 
     def _publish(self, sequences: list[Sequence]) -> None:
         if self._prefix is not None:

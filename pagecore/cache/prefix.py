@@ -25,10 +25,14 @@ from pagecore.cache.lanes import Ids, Lanes
 from pagecore.cache.publishing import Publisher
 from pagecore.errors import PagecoreError
 from pagecore.index import BlockTables
+from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from pagecore.cache._sequence import Sequence
     from pagecore.cache.layers import Group
+
+# Published by a sequence that has nothing to offer: no number of full blocks is more.
+NEVER = INT32_MAX
 
 
 class PrefixCache:
@@ -57,6 +61,10 @@ class PrefixCache:
         self.num_hits = self.num_misses = 0
         self.num_query_tokens = self.num_hit_tokens = 0
 
+    def tick(self) -> None:
+        """`Lanes.tick`."""
+        self._lanes.tick()
+
     def figures(self) -> dict[str, int]:
         """What `CacheStats` tells of the prefix cache."""
         tree = self.tree
@@ -81,7 +89,7 @@ class PrefixCache:
     def find(self, ids: Ids, keep: Keep, most: int) -> tuple[int, Hold]:
         """A row that begins with what a sequence of these ids can reuse, at most so many tokens, and the hold on it."""
         receipt = self.tree.match_and_lock(
-            ids, namespace=keep.namespace, spans=keep.spans, max_tokens=most, time=self._lanes.now()
+            ids, namespace=keep.namespace, spans=keep.spans, max_tokens=most, time=self._lanes.now
         )
         try:
             return self._lanes.tables.add(prefix=self._lanes.by_group(receipt.match.blocks)), Hold(receipt, keep)
@@ -108,7 +116,7 @@ class PrefixCache:
         """A sequence lost its row, and may come back."""
         self._publisher.hold_nothing(sequence)
         self._publisher.forget(sequence)
-        sequence._published = 0
+        sequence._published = NEVER if sequence._published == NEVER else 0
 
     def fork(self, children: Listed[Sequence], parents: Listed[Sequence]) -> None:
         """The rows of children have become those of parents, which had published what they could before that."""
@@ -124,8 +132,13 @@ class PrefixCache:
             else:
                 self._publisher.doubled.discard(child)
 
-    def come_back(self, sequences: Listed[Sequence]) -> None:
-        """Sequences have rows again, with blocks of their own that they may share with each other."""
+    def come_back(self, sequences: Listed[Sequence], rounded: Iterable[Sequence]) -> None:
+        """Sequences have rows again, with blocks of their own that they may share with each other.
+
+        What was rounded meanwhile is not what its tokens say, and serves nobody else.
+        """
+        for sequence in rounded:
+            sequence._published = NEVER
         # All who share a block get a hold on it at once, unless one has ids that are yet to come.
         may_share = all(sequence.num_tokens >= sequence.num_computed_tokens for sequence in sequences)
         for sequence in sequences:
@@ -133,7 +146,8 @@ class PrefixCache:
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """A row was cut to `length` tokens, the sequence will be: hold what it still shares, and no more."""
-        sequence._published = min(sequence._published, length // self._lanes.block_size)
+        if sequence._published != NEVER or length == 0:
+            sequence._published = min(sequence._published, length // self._lanes.block_size)
         self._publisher.shorten(sequence, -(-length // self._lanes.block_size))
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
@@ -151,7 +165,8 @@ class PrefixCache:
             if not np.array_equal(holders, pool.ref_counts()):
                 raise PagecoreError(f"group {group} has blocks counted otherwise than rows and prefix cache hold them")
         for sequence in self._sequences.values():
-            more = sequence._hold.num_tokens - sequence._published * self._lanes.block_size
+            published = 0 if sequence._published == NEVER else sequence._published
+            more = sequence._hold.num_tokens - published * self._lanes.block_size
             is_cut = sequence in self._publisher.cut
             if more < 0 or (more > 0) != is_cut or (sequence.is_swapped and sequence._hold.num_tokens):
                 raise PagecoreError(f"{sequence!r} holds otherwise of the prefix cache than it has published")

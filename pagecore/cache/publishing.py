@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pagecore.cache.keep import Hold
+from pagecore.cache.keep import NONE, Hold
 from pagecore.cache.lanes import Lanes
 
 if TYPE_CHECKING:
     from pagecore.cache._sequence import Sequence
-
-NONE = np.zeros(0, np.int32)
 
 
 class Publisher:
@@ -46,7 +42,7 @@ class Publisher:
             whole = first + self._lanes.rows.num_unshared(sequence, first, whole)
         if whole <= first:
             return
-        if hold.keep.is_plain:
+        if hold.keep.spans is None and not self._lanes.has_worth:
             if self._lanes.rows.extend(sequence, hold.receipt, whole):
                 self.doubled.add(sequence)
         else:
@@ -56,7 +52,7 @@ class Publisher:
 
     def _offer(self, sequence: Sequence, num_blocks: int) -> None:
         hold = sequence._hold
-        keep, now = hold.keep, self._lanes.now()
+        keep, now = hold.keep, self._lanes.now
         lanes = [self._lanes.tables.blocks(sequence.row, group)[:num_blocks] for group in self._lanes.groups]
         inserted = self._lanes.tree.insert(
             sequence.tokens[: num_blocks * self._lanes.block_size],
@@ -102,4 +98,4 @@ class Publisher:
 
     def give_back(self, hold: Hold, rank: float | None = None) -> None:
         """Give up a hold, after the row that it stood for is gone."""
-        self._lanes.tree.release(hold.receipt, time=self._lanes.now(), rank=rank)
+        self._lanes.tree.release(hold.receipt, time=self._lanes.now, rank=rank)

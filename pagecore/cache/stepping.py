@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 def take_step(cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch | None:
     """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
+    cache._tick()
     sequences = list(sequences)
     batch = _fitting(cache, sequences, counts) if out is None else cache._own(out)
     return batch if batch is not None and _load(cache, batch, sequences, counts) else None

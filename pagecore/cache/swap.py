@@ -87,6 +87,10 @@ class SwapSpace:
         blocks = count_blocks(groups, cache.block_size, num_blocks, memory)
         order = None if layout is None else as_layout(layout)
         self.cache = cache
+        # Whether what comes back is what went.
+        self.is_exact = all(
+            one.spec.planes == other.spec.planes for one, other in zip(groups, cache._groups, strict=True)
+        )
         self._block_pools = [BlockPool(n, order="address") for n in blocks]
         # Zipped with the cache's pools: there are none where the cache has no bytes.
         self._kv_pools = [

@@ -48,8 +48,8 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
     refusal = _short(distinct, space._block_pools, " of the swap space; swap something in, or make the space larger")
     if refusal is not None:
         return refusal
-    stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools)
     cache._publish(sequences)
+    stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools)
     try:
         cache._tables.remove(rows)
     except BaseException:
@@ -79,6 +79,7 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
             arrived += _copied(held, distinct, space._kv_pools, pools, cache._store.pools)
         rows += (tables.add(prefix=blocks) for blocks in arrived)
         moved = [sequence for _, some, _, _ in parts for sequence in some]
+        rounded = [sequence for space, some, _, _ in parts if not space.is_exact for sequence in some]
         tables.truncate(rows, [sequence.num_computed_tokens for sequence in moved])
     except BaseException:
         tables.remove(rows)
@@ -90,7 +91,7 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
         _space_of(sequence)._drop(sequence)
         move(sequence, row, None)
     if cache._prefix is not None:
-        cache._prefix.come_back(moved)
+        cache._prefix.come_back(moved, rounded)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pagecore.cache.keep import check_namespace
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
 from pagecore.storage.checks import INT32_MAX
 
@@ -54,7 +55,7 @@ class Request:
     ShapeError
         A prompt that is empty, not 1-D, or with ids that int32 cannot hold; a negative count; no sample.
     UnsupportedDtype
-        A prompt that is not of integers; a namespace that has no hash.
+        A prompt that is not of integers; a namespace that cannot be compared.
     """
 
     id: int
@@ -71,12 +72,7 @@ class Request:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {value!r}; an integer between {least} and {INT32_MAX} is needed")
-        try:
-            hash(self.namespace)
-        except TypeError:
-            raise UnsupportedDtype(
-                f"namespace is {self.namespace!r}, which has no hash; use a tuple of values"
-            ) from None
+        check_namespace(self.namespace)
 
     @property
     def num_slots(self) -> int:

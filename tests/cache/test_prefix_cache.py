@@ -534,3 +534,127 @@ def test_those_that_come_back_do_not_publish_what_one_of_them_cannot_name():
     cache.remove(parent)
     assert cache.num_available == 16 - used_by_rows(cache, pair[1:]) == 14
     cache.check_invariants()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_rank_or_time_that_is_not_finite_is_refused_before_anything_changes(number):
+    cache = make(eviction_policy="rank")
+    with pytest.raises(ShapeError, match="rank"):
+        cache.add_sequence(ALIKE, rank=number)
+    sequence = computed(cache, ALIKE[:9])
+    with pytest.raises(ShapeError, match="rank"):
+        cache.remove(sequence, rank=number)
+    cache.check_invariants()
+    cache.remove(sequence)
+    with pytest.raises(ShapeError, match="time_to_live"):
+        make(eviction_policy="priority").add_sequence(ALIKE, priority=5, time_to_live=number)
+
+
+@pytest.mark.parametrize("time", [float("nan"), "late", 10**400, RuntimeError("stopped")])
+def test_a_clock_that_fails_leaves_everything_as_it_was(time):
+    answers = [0.0]
+
+    def clock():
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
+
+    cache = make(eviction_policy="priority", clock=clock)
+    space = SwapSpace(cache, num_blocks=9)
+    sequence, other = (computed(cache, ALIKE[:9], priority=50), cache.add_sequence(ALIKE[20:24]))
+    batch = cache.prepare([other], 4)
+    before = cache.stats()
+    answers[0] = time
+    for call in (
+        lambda: cache.remove(sequence),
+        lambda: cache.truncate(sequence, 2),
+        lambda: cache.fork(sequence),
+        lambda: cache.reorder([sequence], [sequence]),
+        lambda: cache.swap_out(sequence, space),
+        lambda: cache.prepare([sequence], 1),
+        lambda: cache.commit(batch),
+        lambda: cache.add_sequence(ALIKE),
+        cache.clear_prefix_cache,
+    ):
+        with pytest.raises((ShapeError, UnsupportedDtype, RuntimeError)):
+            call()
+        assert cache.stats() == before
+        cache.check_invariants()
+    answers[0] = 1.0
+    cache.commit(batch)
+    cache.remove(sequence)
+
+
+def test_a_clock_is_a_function():
+    with pytest.raises(UnsupportedOption, match="clock"):
+        make(clock=5)
+
+
+def test_what_goes_on_from_a_worthy_prefix_is_worth_what_its_own_sequence_says():
+    cache = make(num_blocks=7, block_size=4, eviction_policy="priority", device="none")
+    kept(cache, ALIKE[:8], priority=90)
+    kept(cache, ALIKE[:12])
+    kept(cache, range(100, 108), priority=60)
+    kept(cache, range(200, 208))  # two blocks, of which one is free
+    assert (cache.match_length(ALIKE), cache.match_length(range(100, 109))) == (8, 8)
+
+
+def test_what_a_swap_space_has_rounded_serves_nobody_else():
+    cache = make()
+    space = SwapSpace(cache, num_blocks=9, dtype="bfloat16")
+    sequence = computed(cache, ALIKE[:12])
+    cache.swap_out(sequence, space)
+    cache.clear_prefix_cache()
+    cache.swap_in(sequence)
+    cache.append_tokens([sequence], [ALIKE[12:16]])
+    fill(cache, [sequence], 4)
+    assert cache.match_length(ALIKE) == 0
+    cache.truncate(sequence, 6)
+    child = cache.fork(sequence)
+    cache.append_tokens([child], [ALIKE[6:12]])
+    fill(cache, [child], 6)
+    assert cache.match_length(ALIKE) == 0
+    cache.truncate(child, 0)
+    cache.append_tokens([child], [ALIKE[:8]])
+    fill(cache, [child], 8)
+    assert cache.match_length(ALIKE) == 8
+    cache.check_invariants()
+
+
+def test_spans_do_not_change_with_what_the_caller_gave():
+    digest = bytearray(b"cat")
+    span = [0, 4, digest]
+    cache = make()
+    sequence = cache.add_sequence(ALIKE[:8], spans=[span])
+    digest[:], span[1] = b"dog", -5
+    advance(cache, [sequence], 8)
+    assert cache.match_length(ALIKE, spans=[(0, 4, b"cat")]) == 8
+
+
+@pytest.mark.parametrize("spans", [5, [5], [(0, 4)], [(0, 4, None)], [(4, 0, 1)]])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_spans_that_are_none_are_refused_with_and_without_a_prefix_cache(spans, prefix_cache):
+    cache = make(prefix_cache=prefix_cache)
+    for call in (cache.add_sequence, cache.match_length):
+        with pytest.raises((ShapeError, UnsupportedDtype), match="span"):
+            call(ALIKE, spans=spans)
+
+
+def test_a_fork_for_which_there_is_no_row_publishes_nothing():
+    cache = make(max_sequences=1)
+    sequence = cache.add_sequence([])
+    advance(cache, [sequence], 8)
+    cache.append_tokens([sequence], [ALIKE[:8]])
+    with pytest.raises(OutOfRows):
+        cache.fork(sequence)
+    assert cache.match_length(ALIKE) == 0
+
+
+def test_copies_that_are_taken_back_count_as_evicted():
+    cache = make()
+    twins = [cache.add_sequence(ALIKE[:8]) for _ in range(2)]
+    fill(cache, twins, 8)
+    cache.remove(twins[0])
+    assert cache.stats().num_evictable_blocks == 2
+    assert cache.clear_prefix_cache() == cache.stats().num_evicted_blocks == 2
+    assert cache.match_length(ALIKE) == 8

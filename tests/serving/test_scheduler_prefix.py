@@ -234,3 +234,9 @@ def test_a_budget_goes_to_what_is_left_after_the_hit():
         scheduler.add(request(number, 20, 0, shared=16))
     step = scheduler.schedule()
     assert step.counts == [4, 4, 4]
+
+
+@pytest.mark.parametrize("namespace", [[], float("nan"), ("a", float("nan"))])
+def test_a_namespace_that_cannot_be_compared_is_refused_with_its_request(namespace):
+    with pytest.raises(UnsupportedDtype, match="namespace"):
+        Request(1, [1, 2, 3], 2, namespace=namespace)
