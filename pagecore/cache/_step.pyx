@@ -133,14 +133,15 @@ cdef class Step:
         rows, lengths = self.rows_array[:live], self.lengths_array[:live]
         if verdict is not None:
             tables.truncate(rows, lengths, keep_capacity=True)
-        if publish is not None:
-            fuller = self._fuller(tables.block_sizes[0])
+        fuller = self._fuller(tables.block_sizes[0]) if publish is not None else None
+        try:
             if fuller:
                 publish(fuller)
-        for group, window in windows:
-            # A window may be larger than any length, and than int32.
-            tables.release_before(rows, group, np.maximum(lengths - (min(window, INT32_MAX) - 1), 0))
-        self.in_flight = False
+        finally:
+            for group, window in windows:
+                # A window may be larger than any length, and than int32.
+                tables.release_before(rows, group, np.maximum(lengths - (min(window, INT32_MAX) - 1), 0))
+            self.in_flight = False
 
     def abandon(self, BlockTables tables):
         """Give back what prepare took, as if it had not been; spare capacity of the sequences goes too.

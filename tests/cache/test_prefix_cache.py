@@ -658,3 +658,23 @@ def test_copies_that_are_taken_back_count_as_evicted():
     assert cache.stats().num_evictable_blocks == 2
     assert cache.clear_prefix_cache() == cache.stats().num_evicted_blocks == 2
     assert cache.match_length(ALIKE) == 8
+
+
+def test_a_step_whose_blocks_cannot_be_kept_is_committed_all_the_same(monkeypatch):
+    cache = make([SPEC, WINDOWED], num_blocks=[17, 17], device="none")
+    sequence = cache.add_sequence(ALIKE[:20])
+    batch = cache.prepare([sequence], 20)
+
+    def fail(_sequences):
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._prefix, "publish", fail)
+        with pytest.raises(MemoryError):
+            cache.commit(batch)
+    assert sequence.num_computed_tokens == 20
+    cache.check_invariants()
+    with pytest.raises(InvalidSequence):
+        cache.commit(batch)
+    cache.remove(sequence)
+    assert cache.num_available == 16
