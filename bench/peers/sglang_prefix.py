@@ -7,6 +7,7 @@ call. 0.5.9's tree is written in Python.
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable
@@ -175,8 +176,8 @@ class _Tree(Side):
     def leaf_tokens(self) -> int:
         return self.load.leaf_blocks * self.load.block_size
 
-    def _evict(self, tokens: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _evict(self, tokens: int) -> None: ...
 
     def evict_leaves(self, count: int) -> None:
         for _ in range(count):

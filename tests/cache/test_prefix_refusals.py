@@ -1,0 +1,77 @@
+"""What a cache that reuses prefixes refuses, and that nothing has changed then."""
+
+import pytest
+
+from pagecore import (
+    InvalidSequence,
+    OutOfRows,
+    ShapeError,
+    UnsupportedDtype,
+    UnsupportedOption,
+)
+from tests.cache.caches import SPEC, WINDOWED, make
+from tests.cache.prefixes import ALIKE, computed, kept
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"namespace": []}, UnsupportedDtype, "no hash"),
+        ({"namespace": float("nan")}, UnsupportedDtype, "not equal to itself"),
+        ({"spans": [(0, 4, b"a"), (3, 5, b"b")]}, ShapeError, "before the end"),
+        ({"spans": [(0, 4, None)]}, UnsupportedDtype, "digest"),
+        ({"max_tokens": -1}, ShapeError, "max_tokens"),
+        ({"max_tokens": "4"}, (ShapeError, UnsupportedDtype), "max_tokens"),
+        ({"priority": 50}, UnsupportedOption, "'priority'"),
+        ({"rank": 1.0}, UnsupportedOption, "'rank'"),
+        ({"time_to_live": 5}, UnsupportedOption, "time_to_live"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_changes(options, error, match):
+    cache = make()
+    kept(cache, ALIKE[:12])
+    before = cache.stats()
+    with pytest.raises(error, match=match):
+        cache.add_sequence(ALIKE, id="new", **options)
+    assert cache.stats() == before
+    cache.check_invariants()
+    cache.add_sequence(ALIKE, id="new")
+
+
+def test_a_row_that_is_not_there_is_refused_before_anything_counts_as_used():
+    cache = make(max_sequences=1)
+    computed(cache, ALIKE[:9])
+    before = cache.stats()
+    with pytest.raises(OutOfRows):
+        cache.add_sequence(ALIKE)
+    assert cache.stats() == before
+    cache.check_invariants()
+
+
+@pytest.mark.parametrize("spans", [5, [5], [(0, 4)], [(0, 4, None)], [(4, 0, 1)]])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_spans_that_are_none_are_refused_with_and_without_a_prefix_cache(spans, prefix_cache):
+    cache = make(prefix_cache=prefix_cache)
+    for call in (cache.add_sequence, cache.match_length):
+        with pytest.raises((ShapeError, UnsupportedDtype), match="span"):
+            call(ALIKE, spans=spans)
+
+
+def test_a_step_whose_blocks_cannot_be_kept_is_committed_all_the_same(monkeypatch):
+    cache = make([SPEC, WINDOWED], num_blocks=[17, 17], device="none")
+    sequence = cache.add_sequence(ALIKE[:20])
+    batch = cache.prepare([sequence], 20)
+
+    def fail(_sequences):
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache._prefix, "publish", fail)
+        with pytest.raises(MemoryError):
+            cache.commit(batch)
+    assert sequence.num_computed_tokens == 20
+    cache.check_invariants()
+    with pytest.raises(InvalidSequence):
+        cache.commit(batch)
+    cache.remove(sequence)
+    assert cache.num_available == 16
