@@ -16,8 +16,15 @@ CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
 # Generated C++ is not ours to warn about.
 GENERATED = ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
 
-X86_LEVELS = {"v2": "-march=x86-64-v2", "v3": "-march=x86-64-v3", "v4": "-march=x86-64-v4"}
-ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": "-march=armv8-a"}
+# As in tests/native/sanitize.mk.
+X86_LEVELS = {
+    "v2": ["-march=x86-64-v2"],
+    "v3": ["-march=x86-64-v3"],
+    "v4": ["-march=x86-64-v4"],
+    "v4_bf16": ["-march=x86-64-v4", "-mavx512bf16"],
+    "v4_amx": ["-march=x86-64-v4", "-mavx512bf16"],
+}
+ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": ["-march=armv8-a"]}
 
 # The rooms whose headers a room's native code reaches, beside its own and native's; tests/test_house.py compares.
 BELOW = {"arrays": (), "index": (), "ops": ("arrays",), "cache": ("arrays", "index", "ops")}
@@ -45,7 +52,7 @@ def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
     built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
     for isa, march in ISA_FLAGS.items():
-        flags = [*CXX, march, "-ffp-contract=fast"]
+        flags = [*CXX, *march, "-ffp-contract=fast"]
         built.append(library("ops", f"cpu_{isa}", [f"pagecore/ops/cpu/isa/{isa}.cpp"], flags))
     return [(name, info) for name, info in built if info["sources"]]
 

@@ -15,6 +15,8 @@ MACHINE := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 OUT := $(BUILD)/$(MACHINE)
 
 FLAGS := -std=c++20 -g1 -fno-omit-frame-pointer -fno-math-errno -Wall -Wextra -Werror -Wno-psabi -I. -Ithird_party -pthread
+# Tiles are emulated wherever the rest of x86-64-v4-amx runs: the drivers check it on any such machine.
+FLAGS += -DPC_AMX_EMULATED
 # Assertions of the standard library, and locals that hold no zeros by luck. Vectors tell ASan what of them is in use.
 ASAN := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -ftrivial-auto-var-init=pattern \
         -D_GLIBCXX_ASSERTIONS -D_GLIBCXX_SANITIZE_VECTOR
@@ -24,11 +26,13 @@ FLAGS_tsan := -Og $(TSAN)
 FLAGS_plain := -O2
 
 # As in setup.py.
-ISAS_x86_64 := v2 v3 v4
+ISAS_x86_64 := v2 v3 v4 v4_bf16 v4_amx
 ISAS_aarch64 := neon
 MARCH_v2 := -march=x86-64-v2
 MARCH_v3 := -march=x86-64-v3
 MARCH_v4 := -march=x86-64-v4
+MARCH_v4_bf16 := -march=x86-64-v4 -mavx512bf16
+MARCH_v4_amx := -march=x86-64-v4 -mavx512bf16
 MARCH_neon := -march=armv8-a
 
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp

@@ -3,6 +3,11 @@
 #include <atomic>
 #include <cstdlib>
 
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "pagecore/native/checks.hpp"
 
 namespace pagecore::cpu {
@@ -25,8 +30,28 @@ bool has_v3() {
          __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"); }
-constexpr Level kLevels[] = {
-    {"x86-64-v4", has_v4, &v4::kTable}, {"x86-64-v3", has_v3, &v3::kTable}, {"x86-64-v2", has_v2, &v2::kTable}};
+bool has_v4_bf16() { return has_v4() && __builtin_cpu_supports("avx512bf16"); }
+
+// Linux gives a process the tiles' state only when it asks: once, for all of its threads and what they fork.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
+bool has_v4_amx() {
+#if defined(PC_AMX_EMULATED)
+  return has_v4_bf16();
+#else
+  return has_v4_bf16() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && may_use_tiles();
+#endif
+}
+
+constexpr Level kLevels[] = {{"x86-64-v4-amx", has_v4_amx, &v4_amx::kTable},
+                             {"x86-64-v4-bf16", has_v4_bf16, &v4_bf16::kTable},
+                             {"x86-64-v4", has_v4, &v4::kTable},
+                             {"x86-64-v3", has_v3, &v3::kTable},
+                             {"x86-64-v2", has_v2, &v2::kTable}};
 #elif defined(__aarch64__)
 constexpr Level kLevels[] = {{"neon", [] { return true; }, &neon::kTable}};
 #else

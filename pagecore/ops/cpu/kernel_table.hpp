@@ -109,6 +109,12 @@ extern const KernelTable kTable;
 namespace v4 {
 extern const KernelTable kTable;
 }
+namespace v4_bf16 {
+extern const KernelTable kTable;
+}
+namespace v4_amx {
+extern const KernelTable kTable;
+}
 namespace neon {
 extern const KernelTable kTable;
 }
