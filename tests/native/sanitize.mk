@@ -38,9 +38,11 @@ MARCH_neon := -march=armv8-a
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
 CODE_index := $(wildcard pagecore/index/*.cpp) $(HARNESS)
 CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) $(HARNESS)
+# The kernels themselves, for tests/ops/native/panels.cpp.
+LEVELS_ops := $(ISAS_$(MACHINE):%=tests/ops/native/levels/%.cpp)
 # TSan has nothing to see in a driver of one thread.
-DRIVERS_asan = $(wildcard tests/$(1)/native/*.cpp)
-DRIVERS_plain = $(wildcard tests/$(1)/native/*.cpp)
+DRIVERS_asan = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
+DRIVERS_plain = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
 DRIVERS_tsan = $(shell grep -lE 'in_threads|std::thread' tests/$(1)/native/*.cpp)
 
 # tests/ops/native/moves.cpp puts itself before the kernels.
@@ -77,7 +79,10 @@ endef
 $(foreach kind,asan tsan plain,$(foreach room,index ops,$(eval $(call driver,$(kind),$(room)))))
 
 # What a file needs beside the flags of all.
-$(foreach isa,$(ISAS_$(MACHINE)),$(eval %/pagecore/ops/cpu/isa/$(isa).o: EXTRA = $(MARCH_$(isa)) -ffp-contract=fast))
+define level # isa
+%/pagecore/ops/cpu/isa/$(1).o %/tests/ops/native/levels/$(1).o: EXTRA = $(MARCH_$(1)) -ffp-contract=fast
+endef
+$(foreach isa,$(ISAS_$(MACHINE)),$(eval $(call level,$(isa))))
 
 define compile # kind
 $(OUT)/$(1)/%.o: %.cpp tests/native/sanitize.mk

@@ -1,0 +1,169 @@
+// Tiles of keys and values as the right sides of matrix products.
+//
+//   product                  right side   float panel                pairs of bfloat16, a dword each
+//   scores = query . key^T   keys         [padded dim][64 tokens]    [pair_padded(dim) / 2][64]: numbers 2k, 2k + 1
+//   sums = weights . value   values       [64][padded dim]           [32][padded dim]: tokens 2p, 2p + 1
+//
+// Tokens that are not used, and what lies behind the last number of a row, become zeros, and are not read.
+#pragma once
+
+#include "pagecore/ops/cpu/kernel_table.hpp"
+#include "pagecore/ops/cpu/kernels/pack.hpp"
+#include "pagecore/ops/cpu/kernels/transpose.hpp"
+#include "pagecore/ops/cpu/panel_sizes.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+typedef uint16_t Halves __attribute__((vector_size(4 * kLanes)));
+using TwiceLanes = std::make_integer_sequence<int, 2 * kLanes>;
+
+PC_FORCE_INLINE Halves max(Halves a, Halves b) { return a > b ? a : b; }
+
+// {a0, b0, a1, b1 ...} from the kFrom-th of each on.
+template <int kFrom, int... I>
+PC_FORCE_INLINE Halves zip(Halves a, Halves b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (kFrom + I / 2 + (I & 1) * 2 * kLanes)...);
+}
+
+// Where each token's row begins; null where it must not be read.
+PC_FORCE_INLINE void used_rows(const Tokens& tokens, const TileUse& use, const char* (&rows)[kTileTokens]) {
+  for (int t = 0; t < kTileTokens; ++t) {
+    const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
+    rows[t] = used ? tokens.base + tokens.offsets[t] : nullptr;
+  }
+}
+
+// kLanes numbers from `row + at` on, of which those before `end` are there; all are bytes.
+template <Float T>
+PC_FORCE_INLINE Vec load_inside(const char* row, int64_t at, int64_t end) {
+  if (row == nullptr || at >= end) return Vec{};
+  if (at + kLanes * kSize<T> <= end) return load_as_float<T>(row + at);
+  alignas(64) char bytes[kLanes * kSize<T>] = {};
+  __builtin_memcpy(bytes, row + at, static_cast<size_t>(end - at));
+  return load_as_float<T>(bytes);
+}
+
+// put(i, vector of tokens first .. first + kLanes, first) for each number i < depth of rows of `bytes`.
+template <Float T, typename Put>
+PC_FORCE_INLINE void for_each_column(const Tokens& tokens, const TileUse& use, int64_t bytes, int64_t depth,
+                                     Put&& put) {
+  const char* rows[kTileTokens];
+  used_rows(tokens, use, rows);
+  for (int64_t d = 0; d < depth; d += kLanes) {
+    const int64_t at = d * kSize<T>;
+    for (int t = 0; t < kTileTokens; t += kLanes) {
+      bool whole = at + kLanes * kSize<T> <= bytes;
+      for (int i = 0; i < kLanes; ++i) whole = whole && rows[t + i] != nullptr;
+      Vec square[kLanes];
+      if (whole) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) square[i] = load_as_float<T>(rows[t + i] + at);
+      } else {
+        for (int i = 0; i < kLanes; ++i) square[i] = load_inside<T>(rows[t + i], at, bytes);
+      }
+      transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        if (d + i < depth) put(d + i, square[i], t);
+      }
+    }
+  }
+}
+
+// Of bfloat16. A pair is moved as if it were one float32.
+inline void pack_key_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel) {
+  const auto put = [panel](int64_t pair, Vec v, int first) __attribute__((always_inline)) {
+    store(reinterpret_cast<float*>(panel) + pair * kTileTokens + first, v);
+  };
+  for_each_column<Float::F32>(tokens, use, dim * kSize<Float::BF16>, pair_padded(dim) / 2, put);
+}
+
+template <Float T>
+void pack_keys(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel) {
+  if constexpr (T == Float::BF16) {
+    // Moved as pairs, and taken apart behind that: half the moves.
+    const auto put = [panel](int64_t pair, Vec v, int first) __attribute__((always_inline)) {
+      store(panel + 2 * pair * kTileTokens + first, (Vec)((BitVec)v << 16));
+      store(panel + (2 * pair + 1) * kTileTokens + first, (Vec)((BitVec)v & 0xffff0000));
+    };
+    for_each_column<Float::F32>(tokens, use, dim * kSize<T>, padded(dim) / 2, put);
+  } else {
+    const auto put = [panel](int64_t number, Vec v, int first)
+                         __attribute__((always_inline)) { store(panel + number * kTileTokens + first, v); };
+    for_each_column<T>(tokens, use, dim * kSize<T>, padded(dim), put);
+  }
+}
+
+// Whether numbers are finite: all that it keeps of them is the largest exponent.
+class Finite {
+ public:
+  PC_FORCE_INLINE void see(Vec v) {
+    const IntVec exponents = (IntVec)v & 0x7f800000;
+    top_ = top_ > exponents ? top_ : exponents;  // of integers, because that is one instruction everywhere
+  }
+  [[nodiscard]] PC_FORCE_INLINE bool all() const { return max_lane((Vec)top_) < __builtin_inff(); }
+
+ private:
+  IntVec top_ = {};
+};
+
+// Returns whether all numbers that it read are finite: where they are not, a weight of 0 does not keep them out of a
+// product.
+template <Float T>
+bool pack_values(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel) {
+  const char* rows[kTileTokens];
+  used_rows(tokens, use, rows);
+  const int64_t bytes = dim * kSize<T>, whole = dim / kLanes * kLanes, width = padded(dim);
+  Finite finite;
+  for (int t = 0; t < kTileTokens; ++t) {
+    float* to = panel + t * width;
+    int64_t d = 0;
+    for (; d < whole && rows[t] != nullptr; d += kLanes) {
+      const Vec v = load_as_float<T>(rows[t] + d * kSize<T>);
+      finite.see(v);
+      store(to + d, v);
+    }
+    for (; d < width; d += kLanes) {
+      const Vec v = load_inside<T>(rows[t], d * kSize<T>, bytes);
+      finite.see(v);
+      store(to + d, v);
+    }
+  }
+  return finite.all();
+}
+
+// The same of bfloat16, two tokens side by side.
+inline bool pack_value_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel) {
+  const char* rows[kTileTokens];
+  used_rows(tokens, use, rows);
+  const int64_t whole = dim / (2 * kLanes) * (2 * kLanes), width = padded(dim);
+  Halves top = {};  // exponents
+  for (int t = 0; t < kTileTokens; t += 2) {
+    const char *first = rows[t], *second = rows[t + 1];
+    auto* to = reinterpret_cast<float*>(panel + t / 2 * width);
+    int64_t d = 0;
+    for (; d < whole && first != nullptr && second != nullptr; d += 2 * kLanes) {
+      const auto a = (Halves)load_as_float<Float::F32>(first + 2 * d);
+      const auto b = (Halves)load_as_float<Float::F32>(second + 2 * d);
+      top = max(top, a & 0x7f80);
+      top = max(top, b & 0x7f80);
+      store(to + d, (Vec)zip<0>(a, b, TwiceLanes{}));
+      store(to + d + kLanes, (Vec)zip<kLanes>(a, b, TwiceLanes{}));
+    }
+    for (; d < width; d += kLanes) {
+      const auto a = (BitVec)load_inside<Float::BF16>(first, 2 * d, 2 * dim);
+      const auto b = (BitVec)load_inside<Float::BF16>(second, 2 * d, 2 * dim);
+      const BitVec pairs = (a >> 16) | b;
+      top = max(top, (Halves)pairs & 0x7f80);
+      store(to + d, (Vec)pairs);
+    }
+  }
+  Finite finite;
+  finite.see((Vec)(BitVec)top);
+  finite.see((Vec)((BitVec)top << 16));
+  return finite.all();
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,2 @@
+#define PC_ISA neon
+#include "tests/ops/native/levels/level.hpp"

@@ -1,0 +1,2 @@
+#define PC_ISA v3
+#include "tests/ops/native/levels/level.hpp"
