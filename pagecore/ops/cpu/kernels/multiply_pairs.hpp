@@ -1,35 +1,55 @@
-// multiply.hpp of bfloat16 in pairs, for the levels that have kHasPairs.
+// multiply.hpp of bfloat16 in pairs, by the levels that have kHasPairs.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/multiply.hpp"
+#if defined(PC_AMX)
+#include "pagecore/ops/cpu/kernels/multiply_tiles.hpp"
+#endif
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
 #if defined(__AVX512BF16__)
 constexpr bool kHasPairs = true;
+#else
+constexpr bool kHasPairs = false;
+#endif
 
+#if !defined(PC_AMX)
+// What a product of pairs must be lent; only AMX needs something.
+class Tiles {
+ public:
+  Tiles() {}
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+#endif
+
+#if defined(__AVX512BF16__) && !defined(PC_AMX)
 struct OfPairs {
   using Left = uint32_t;
   PC_FORCE_INLINE static Vec add(Vec sum, Left left, Vec right) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(BitVec{} + left), (__m512bh)right);
   }
 };
+#endif
 
-inline void multiply_pairs(const uint16_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc,
-                           const float* factor, int64_t rows, int64_t depth, int64_t columns) {
+// a [rows, depth] of bfloat16, b [depth / 2, columns] of pairs, c [rows, columns]; strides in numbers of each. `depth`
+// is a multiple of kPairDepth, `columns` of kPadding. Denormals are zeros. Traps where there is no kHasPairs.
+inline void multiply_pairs([[maybe_unused]] Tiles& tiles, [[maybe_unused]] const uint16_t* a,
+                           [[maybe_unused]] int64_t lda, [[maybe_unused]] const uint32_t* b,
+                           [[maybe_unused]] int64_t ldb, [[maybe_unused]] float* c, [[maybe_unused]] int64_t ldc,
+                           [[maybe_unused]] const float* factor, [[maybe_unused]] int64_t rows,
+                           [[maybe_unused]] int64_t depth, [[maybe_unused]] int64_t columns) {
+#if defined(PC_AMX)
+  multiply_tiles(tiles, {a, lda, b, ldb, c, ldc, factor, depth, columns}, rows);
+#elif defined(__AVX512BF16__)
   multiply<OfPairs>({reinterpret_cast<const char*>(a), 2 * lda, reinterpret_cast<const float*>(b), ldb, c, ldc, factor,
                      rows, depth / 2, columns});
-}
 #else
-constexpr bool kHasPairs = false;
-
-// So that code that asks kHasPairs first compiles.
-inline void multiply_pairs(const uint16_t*, int64_t, const uint32_t*, int64_t, float*, int64_t, const float*, int64_t,
-                           int64_t, int64_t) {
   __builtin_trap();
-}
 #endif
+}
 
 }  // namespace
 }  // namespace pagecore::cpu::PC_ISA

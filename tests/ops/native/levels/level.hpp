@@ -3,6 +3,9 @@
 
 #include "pagecore/ops/cpu/kernels/multiply_pairs.hpp"
 #include "pagecore/ops/cpu/kernels/panels.hpp"
+#if defined(PC_AMX)
+#include "pagecore/ops/cpu/kernels/decode_tiles.hpp"
+#endif
 #include "tests/ops/native/levels/products.hpp"
 
 namespace pagecore::test::PC_ISA {
@@ -21,6 +24,34 @@ bool pack_any_values(Float type, const TileView& tile, int64_t dim, float* panel
   return with_float(type, [&]<Float T>() { return pack_values<T>(tokens_of(tile), use_of(tile), dim, panel); });
 }
 
+void multiply_in_parts(int64_t first_rows, const uint16_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c,
+                       int64_t ldc, const float* factor, int64_t rows, int64_t depth, int64_t columns) {
+  Tiles tiles;
+  multiply_pairs(tiles, a, lda, b, ldb, c, ldc, factor, first_rows, depth, columns);
+  const float* rest = factor == nullptr ? nullptr : factor + first_rows;
+  multiply_pairs(tiles, a + first_rows * lda, lda, b, ldb, c + first_rows * ldc, ldc, rest, rows - first_rows, depth,
+                 columns);
+}
+
+#if defined(PC_AMX)
+void score_keys(const TileView& keys, int64_t dim, const uint16_t* query, int64_t stride, int64_t rows, uint32_t* panel,
+                uint16_t* copy, float* scores) {
+  pack_query_pairs(query, stride, rows, dim, panel);
+  Tiles tiles;
+  const Ahead ahead{tokens_of(keys), 2 * dim};
+  score_tile_amx(tiles, tokens_of(keys), use_of(keys), ahead, dim, panel, rows, scores, copy);
+}
+
+void weigh_values(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
+                  const float* factor, int64_t rows) {
+  Tiles tiles;
+  value_tile_amx(tiles, weights, values, columns, acc, stride, factor, rows);
+}
+#else
+constexpr decltype(Products::score_tile) score_keys = nullptr;
+constexpr decltype(Products::value_tile) weigh_values = nullptr;
+#endif
+
 }  // namespace
 
 #define PC_NAME_OF(level) #level
@@ -38,7 +69,9 @@ const Products kProducts = {
       return pack_value_pairs(tokens_of(tile), use_of(tile), dim, panel);
     },
     multiply_floats,
-    multiply_pairs,
+    multiply_in_parts,
+    score_keys,
+    weigh_values,
 };
 
 }  // namespace pagecore::test::PC_ISA

@@ -1,0 +1,118 @@
+// AMX in memory, as Intel's manual has it; what would fault there ends the process here, with a reason.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "pagecore/ops/cpu/kernels/amx.hpp"
+#include "pagecore/ops/cpu/kernels/vec.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+struct TileFile {
+  TileConfig config;  // palette 0: not configured
+  alignas(64) uint8_t bytes[8][kTileRows][kTileBytes] = {};
+};
+
+thread_local TileFile tile_file;
+
+class EmulatedTiles {
+ public:
+  static void configure(const TileConfig& config) {
+    tile_file = {};
+    if (config.palette == 0) return;
+    expects(config.palette == 1, "the palette is 0 or 1");
+    for (const uint8_t each : config.reserved) expects(each == 0, "what is reserved in a configuration is 0");
+    expects(config.start_row == 0, "only an interrupted instruction starts behind row 0");
+    for (int tile = 0; tile < 16; ++tile) {
+      const int rows = config.rows[tile], row_bytes = config.row_bytes[tile];
+      expects(tile < 8 || (rows == 0 && row_bytes == 0), "palette 1 has eight tiles");
+      expects(rows <= kTileRows && row_bytes <= kTileBytes, "a tile has at most 16 rows of 64 bytes");
+      expects((rows == 0) == (row_bytes == 0), "a tile has rows and columns, or neither");
+    }
+    tile_file.config = config;
+  }
+  static void release() { tile_file = {}; }
+  template <int T>
+  static void zero() {
+    shape_of(T);
+    __builtin_memset(tile_file.bytes[T], 0, sizeof(tile_file.bytes[T]));
+  }
+  template <int T>
+  static void load(const void* from, int64_t stride) {
+    const Shape shape = shape_of(T);
+    zero<T>();
+    for (int row = 0; row < shape.rows; ++row) {
+      __builtin_memcpy(tile_file.bytes[T][row], static_cast<const char*>(from) + row * stride, shape.row_bytes);
+    }
+  }
+  template <int T>
+  static void load_once(const void* from, int64_t stride) {
+    load<T>(from, stride);
+  }
+  template <int T>
+  static void store(void* to, int64_t stride) {
+    const Shape shape = shape_of(T);
+    for (int row = 0; row < shape.rows; ++row) {
+      __builtin_memcpy(static_cast<char*>(to) + row * stride, tile_file.bytes[T][row], shape.row_bytes);
+    }
+  }
+  // The even products in one sum and the odd ones in another, then both to what was there.
+  template <int kSum, int kLeft, int kRight>
+  static void multiply() {
+    static_assert(kSum != kLeft && kSum != kRight && kLeft != kRight);
+    const Shape sum = shape_of(kSum), left = shape_of(kLeft), right = shape_of(kRight);
+    expects(sum.row_bytes % 4 == 0 && left.row_bytes % 4 == 0 && right.row_bytes % 4 == 0, "rows are whole pairs");
+    expects(sum.rows == left.rows, "the sum and its left side have the same rows");
+    expects(sum.row_bytes == right.row_bytes, "the sum and its right side have the same columns");
+    expects(left.row_bytes / 4 == right.rows, "the left side's columns meet the right side's rows");
+    for (int m = 0; m < sum.rows; ++m) {
+      Vec even = {}, odd = {};
+      for (int k = 0; k < right.rows; ++k) {
+        uint32_t pair;
+        __builtin_memcpy(&pair, tile_file.bytes[kLeft][m] + 4 * k, sizeof(pair));
+        const auto pairs = (BitVec)load_row(kRight, k);
+        even = without_denormals(fma(low(BitVec{} + pair), low(pairs), even));
+        odd = without_denormals(fma(high(BitVec{} + pair), high(pairs), odd));
+      }
+      const Vec was = without_denormals(load_row(kSum, m));
+      const Vec is = without_denormals(was + without_denormals(even + odd));
+      const auto size = static_cast<size_t>(sum.row_bytes);
+      __builtin_memset(tile_file.bytes[kSum][m], 0, kTileBytes);
+      __builtin_memcpy(tile_file.bytes[kSum][m], &is, size);
+    }
+    for (int m = sum.rows; m < kTileRows; ++m) __builtin_memset(tile_file.bytes[kSum][m], 0, kTileBytes);
+  }
+
+ private:
+  struct Shape {
+    int rows;
+    int row_bytes;
+  };
+
+  static void expects(bool condition, const char* rule) {
+    if (condition) return;
+    std::fprintf(stderr, "AMX, emulated: %s\n", rule);
+    std::abort();
+  }
+  static Shape shape_of(int tile) {
+    const TileConfig& config = tile_file.config;
+    expects(config.palette == 1, "tiles are configured before they are used");
+    expects(config.rows[tile] != 0, "a tile that is used has rows");
+    return {config.rows[tile], config.row_bytes[tile]};
+  }
+
+  PC_FORCE_INLINE static Vec load_row(int tile, int row) {
+    return pagecore::cpu::PC_ISA::load(reinterpret_cast<const float*>(tile_file.bytes[tile][row]));
+  }
+  PC_FORCE_INLINE static Vec without_denormals(Vec v) {
+    const BitVec bits = (BitVec)v;
+    return (Vec)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
+  }
+  PC_FORCE_INLINE static Vec low(BitVec pairs) { return without_denormals((Vec)(pairs << 16)); }
+  PC_FORCE_INLINE static Vec high(BitVec pairs) { return without_denormals((Vec)(pairs & 0xffff0000)); }
+};
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA
