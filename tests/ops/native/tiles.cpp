@@ -47,6 +47,21 @@ Numbers<uint16_t> random_bf16(Random& random, int64_t rows, int64_t stride, int6
   return numbers;
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+// What emulated tiles refuse, where the machine has the rest of the level.
+struct Misuse {
+  Misuse() {
+    const Products* level = level_with_tiles();
+    if (level == nullptr) return;
+    planted_.emplace_back("tiles_that_are_not_configured", "tiles are configured before", level->load_without_tiles);
+    planted_.emplace_back("tiles_of_other_shapes", "the same rows", level->multiply_misfits);
+  }
+  std::vector<Planted> planted_;
+};
+
+const Misuse misuse;
+#endif
+
 }  // namespace
 
 // Intel 64 manual, volume 2. VEX.128, map 0F38, W0: C4 E2, then vvvv (inverted), L and the prefix in one byte; SIB 37

@@ -47,9 +47,27 @@ void weigh_values(const uint16_t* weights, const uint32_t* values, int64_t colum
   Tiles tiles;
   value_tile_amx(tiles, weights, values, columns, acc, stride, factor, rows);
 }
+
+void load_without_tiles() {
+  const float row[kTileColumns] = {};
+  Amx::load<0>(row, 0);
+}
+
+void multiply_misfits() {
+  TileConfig config;
+  config.palette = 1;
+  for (int tile = 0; tile < 3; ++tile) {
+    config.row_bytes[tile] = kTileBytes;
+    config.rows[tile] = static_cast<uint8_t>(kTileRows - tile);
+  }
+  Amx::configure(config);
+  Amx::multiply<0, 1, 2>();
+}
 #else
 constexpr decltype(Products::score_tile) score_keys = nullptr;
 constexpr decltype(Products::value_tile) weigh_values = nullptr;
+constexpr decltype(Products::load_without_tiles) load_without_tiles = nullptr;
+constexpr decltype(Products::multiply_misfits) multiply_misfits = nullptr;
 #endif
 
 }  // namespace
@@ -72,6 +90,8 @@ const Products kProducts = {
     multiply_in_parts,
     score_keys,
     weigh_values,
+    load_without_tiles,
+    multiply_misfits,
 };
 
 }  // namespace pagecore::test::PC_ISA

@@ -32,6 +32,9 @@ struct Products {
                      uint32_t* panel, uint16_t* copy, float* scores);
   void (*value_tile)(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
                      const float* factor, int64_t rows);
+  // Uses them as the machine would refuse.
+  void (*load_without_tiles)();
+  void (*multiply_misfits)();
 };
 
 namespace v2 {
