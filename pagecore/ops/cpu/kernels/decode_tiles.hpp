@@ -96,7 +96,8 @@ inline void value_tile_amx(Tiles& tiles, const uint16_t* weights, const uint32_t
                            int64_t stride, const float* factor, int64_t rows) {
   tiles.set_rows(kTileRows);
   const TileRows all{0, 0, rows};
-  multiply_tile_rows<1>({weights, kTileTokens, values, columns, acc, stride, factor, kTileTokens, columns}, &all);
+  multiply_tile_rows<1>({weights, kTileTokens, values, columns, acc, stride, factor, kTileTokens, columns, kTileRows},
+                        &all);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ inline void multiply_pairs([[maybe_unused]] Tiles& tiles, [[maybe_unused]] const
                            [[maybe_unused]] const float* factor, [[maybe_unused]] int64_t rows,
                            [[maybe_unused]] int64_t depth, [[maybe_unused]] int64_t columns) {
 #if defined(PC_AMX)
-  multiply_tiles(tiles, {a, lda, b, ldb, c, ldc, factor, depth, columns}, rows);
+  multiply_tiles(tiles, {a, lda, b, ldb, c, ldc, factor, depth, columns, rows < kTileRows ? rows : kTileRows}, rows);
 #elif defined(__AVX512BF16__)
   multiply<OfPairs>({reinterpret_cast<const char*>(a), 2 * lda, reinterpret_cast<const float*>(b), ldb, c, ldc, factor,
                      rows, depth / 2, columns});

@@ -4,7 +4,7 @@
 //   left: tmm4  tmm0  tmm1          R tile rows x N tile columns of sums, R * N <= 4
 //         tmm5  tmm2  tmm3
 //
-// Every sum starts from zero and meets what was there as a whole, outside of the tiles. Where the rows are no multiple
+// Every sum starts from zero, and meets what was there as a whole, outside of the tiles. Where the rows are no multiple
 // of 16, the last tile begins early: it works once more on rows that were done, to the same bits, and keeps its own.
 #pragma once
 
@@ -30,6 +30,7 @@ struct TileProduct {
   const float* factor;
   int64_t depth;
   int64_t columns;
+  int64_t height;  // of a tile of rows
 };
 
 // A tile holds the rows from `begin` on; of them, first .. last are wanted.
@@ -58,6 +59,14 @@ void multiply_tile_block(const TileProduct& p, const TileRows* rows, int64_t col
       for_each_constant<R>([]<int r>()
                                __attribute__((always_inline)) { Amx::multiply<r * N + n, kLeftTile + r, kRight>(); });
     });
+  }
+  bool whole = p.factor == nullptr;
+  for (int r = 0; r < R; ++r) whole = whole && rows[r].last == rows[r].begin + p.height;
+  if (whole) {
+    for_each_constant<R * N>([&]<int T>() __attribute__((always_inline)) {
+      Amx::store<T>(p.c + rows[T / N].begin * p.ldc + column + T % N * kTileColumns, 4 * p.ldc);
+    });
+    return;
   }
   alignas(64) float sums[R][kTileRows][N * kTileColumns];
   for_each_constant<R * N>([&]<int T>() __attribute__((always_inline)) {
@@ -94,15 +103,14 @@ void multiply_tile_rows(const TileProduct& p, const TileRows* rows) {
 }
 
 inline void multiply_tiles(Tiles& tiles, const TileProduct& p, int64_t rows) {
-  const int64_t height = rows < kTileRows ? rows : kTileRows;
   if (rows == 0) return;
-  tiles.set_rows(static_cast<int>(height));
+  tiles.set_rows(static_cast<int>(p.height));
   for (int64_t row = 0; row < rows; row += 2 * kTileRows) {
     TileRows both[2];
     for (int r = 0; r < 2; ++r) {
       const int64_t first = row + r * kTileRows;
-      const int64_t begin = first < rows - height ? first : rows - height;
-      both[r] = {begin, first, begin + height};
+      const int64_t begin = first < rows - p.height ? first : rows - p.height;
+      both[r] = {begin, first, begin + p.height};
     }
     if (both[1].first < rows) {
       multiply_tile_rows<2>(p, both);

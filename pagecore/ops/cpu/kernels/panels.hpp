@@ -4,7 +4,8 @@
 //   scores = query . key^T   keys         [padded dim][64 tokens]    [pair_padded(dim) / 2][64]: numbers 2k, 2k + 1
 //   sums = weights . value   values       [64][padded dim]           [32][padded dim]: tokens 2p, 2p + 1
 //
-// Tokens that are not used, and what lies behind the last number of a row, become zeros, and are not read.
+// Tokens that are not used, and what lies behind the last number of a row, become zeros, and are not read. What is
+// `ahead` is fetched meanwhile.
 #pragma once
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
@@ -34,6 +35,10 @@ PC_FORCE_INLINE void used_rows(const Tokens& tokens, const TileUse& use, const c
   }
 }
 
+PC_FORCE_INLINE void prefetch_row(const Ahead& ahead, int token) {
+  if (ahead.row_bytes != 0) prefetch(ahead.tokens.base + ahead.tokens.offsets[token], ahead.row_bytes);
+}
+
 // kLanes numbers from `row + at` on, of which those before `end` are there; all are bytes.
 template <Float T>
 PC_FORCE_INLINE Vec load_inside(const char* row, int64_t at, int64_t end) {
@@ -46,13 +51,18 @@ PC_FORCE_INLINE Vec load_inside(const char* row, int64_t at, int64_t end) {
 
 // put(i, vector of tokens first .. first + kLanes, first) for each number i < depth of rows of `bytes`.
 template <Float T, typename Put>
-PC_FORCE_INLINE void for_each_column(const Tokens& tokens, const TileUse& use, int64_t bytes, int64_t depth,
-                                     Put&& put) {
+PC_FORCE_INLINE void for_each_column(const Tokens& tokens, const TileUse& use, const Ahead& ahead, int64_t bytes,
+                                     int64_t depth, Put&& put) {
   const char* rows[kTileTokens];
   used_rows(tokens, use, rows);
   for (int64_t d = 0; d < depth; d += kLanes) {
     const int64_t at = d * kSize<T>;
     for (int t = 0; t < kTileTokens; t += kLanes) {
+      if (at < ahead.row_bytes) {
+        for (int i = 0; i < kLanes; ++i) {
+          prefetch(ahead.tokens.base + ahead.tokens.offsets[t + i] + at, kLanes * kSize<T>);
+        }
+      }
       bool whole = at + kLanes * kSize<T> <= bytes;
       for (int i = 0; i < kLanes; ++i) whole = whole && rows[t + i] != nullptr;
       Vec square[kLanes];
@@ -72,26 +82,27 @@ PC_FORCE_INLINE void for_each_column(const Tokens& tokens, const TileUse& use, i
 }
 
 // Of bfloat16. A pair is moved as if it were one float32.
-inline void pack_key_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel) {
+inline void pack_key_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel,
+                           const Ahead& ahead = {}) {
   const auto put = [panel](int64_t pair, Vec v, int first) __attribute__((always_inline)) {
     store(reinterpret_cast<float*>(panel) + pair * kTileTokens + first, v);
   };
-  for_each_column<Float::F32>(tokens, use, dim * kSize<Float::BF16>, pair_padded(dim) / 2, put);
+  for_each_column<Float::F32>(tokens, use, ahead, dim * kSize<Float::BF16>, pair_padded(dim) / 2, put);
 }
 
 template <Float T>
-void pack_keys(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel) {
+void pack_keys(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel, const Ahead& ahead = {}) {
   if constexpr (T == Float::BF16) {
     // Moved as pairs, and taken apart behind that: half the moves.
     const auto put = [panel](int64_t pair, Vec v, int first) __attribute__((always_inline)) {
       store(panel + 2 * pair * kTileTokens + first, (Vec)((BitVec)v << 16));
       store(panel + (2 * pair + 1) * kTileTokens + first, (Vec)((BitVec)v & 0xffff0000));
     };
-    for_each_column<Float::F32>(tokens, use, dim * kSize<T>, padded(dim) / 2, put);
+    for_each_column<Float::F32>(tokens, use, ahead, dim * kSize<T>, padded(dim) / 2, put);
   } else {
     const auto put = [panel](int64_t number, Vec v, int first)
                          __attribute__((always_inline)) { store(panel + number * kTileTokens + first, v); };
-    for_each_column<T>(tokens, use, dim * kSize<T>, padded(dim), put);
+    for_each_column<T>(tokens, use, ahead, dim * kSize<T>, padded(dim), put);
   }
 }
 
@@ -111,12 +122,13 @@ class Finite {
 // Returns whether all numbers that it read are finite: where they are not, a weight of 0 does not keep them out of a
 // product.
 template <Float T>
-bool pack_values(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel) {
+bool pack_values(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel, const Ahead& ahead = {}) {
   const char* rows[kTileTokens];
   used_rows(tokens, use, rows);
   const int64_t bytes = dim * kSize<T>, whole = dim / kLanes * kLanes, width = padded(dim);
   Finite finite;
   for (int t = 0; t < kTileTokens; ++t) {
+    prefetch_row(ahead, t);
     float* to = panel + t * width;
     int64_t d = 0;
     for (; d < whole && rows[t] != nullptr; d += kLanes) {
@@ -134,12 +146,15 @@ bool pack_values(const Tokens& tokens, const TileUse& use, int64_t dim, float* p
 }
 
 // The same of bfloat16, two tokens side by side.
-inline bool pack_value_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel) {
+inline bool pack_value_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel,
+                             const Ahead& ahead = {}) {
   const char* rows[kTileTokens];
   used_rows(tokens, use, rows);
   const int64_t whole = dim / (2 * kLanes) * (2 * kLanes), width = padded(dim);
   Halves top = {};  // exponents
   for (int t = 0; t < kTileTokens; t += 2) {
+    prefetch_row(ahead, t);
+    prefetch_row(ahead, t + 1);
     const char *first = rows[t], *second = rows[t + 1];
     auto* to = reinterpret_cast<float*>(panel + t / 2 * width);
     int64_t d = 0;

@@ -16,12 +16,18 @@ using cpu::Float;
 
 Tokens tokens_of(const TileView& tile) { return {tile.base, tile.offsets}; }
 TileUse use_of(const TileView& tile) { return {tile.first, tile.last, tile.used}; }
+// Fetching changes nothing, wherever it is.
+Ahead ahead_of(const TileView& tile, int64_t row_bytes) { return {tokens_of(tile), row_bytes}; }
 
 void pack_any_keys(Float type, const TileView& tile, int64_t dim, float* panel) {
-  with_float(type, [&]<Float T>() { pack_keys<T>(tokens_of(tile), use_of(tile), dim, panel); });
+  with_float(type, [&]<Float T>() {
+    pack_keys<T>(tokens_of(tile), use_of(tile), dim, panel, ahead_of(tile, dim * kSize<T>));
+  });
 }
 bool pack_any_values(Float type, const TileView& tile, int64_t dim, float* panel) {
-  return with_float(type, [&]<Float T>() { return pack_values<T>(tokens_of(tile), use_of(tile), dim, panel); });
+  return with_float(type, [&]<Float T>() {
+    return pack_values<T>(tokens_of(tile), use_of(tile), dim, panel, ahead_of(tile, dim * kSize<T>));
+  });
 }
 
 void multiply_in_parts(int64_t first_rows, const uint16_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c,
@@ -38,8 +44,7 @@ void score_keys(const TileView& keys, int64_t dim, const uint16_t* query, int64_
                 uint16_t* copy, float* scores) {
   pack_query_pairs(query, stride, rows, dim, panel);
   Tiles tiles;
-  const Ahead ahead{tokens_of(keys), 2 * dim};
-  score_tile_amx(tiles, tokens_of(keys), use_of(keys), ahead, dim, panel, rows, scores, copy);
+  score_tile_amx(tiles, tokens_of(keys), use_of(keys), ahead_of(keys, 2 * dim), dim, panel, rows, scores, copy);
 }
 
 void weigh_values(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
