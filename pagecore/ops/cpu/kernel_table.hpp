@@ -24,6 +24,19 @@ inline constexpr int64_t kPadding = 16;
 
 PC_FORCE_INLINE int64_t padded(int64_t dim) { return (dim + kPadding - 1) / kPadding * kPadding; }
 
+// Packed tiles (kernels/panels.hpp), in numbers of four bytes.
+//
+// Pairs of bfloat16 are multiplied 32 numbers at a time: a row of one of AMX's tiles.
+inline constexpr int64_t kPairDepth = 32;
+
+// What a row of bfloat16 that meets a panel of pairs is padded to, with zeros.
+PC_FORCE_INLINE int64_t pair_padded(int64_t dim) { return (dim + kPairDepth - 1) / kPairDepth * kPairDepth; }
+
+PC_FORCE_INLINE int64_t key_panel_size(int64_t dim) { return padded(dim) * kTileTokens; }
+PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 2 * kTileTokens; }
+PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
+PC_FORCE_INLINE int64_t value_pairs_size(int64_t dim) { return kTileTokens / 2 * padded(dim); }
+
 // A batch whose contents have been checked, in plain int32.
 struct AttentionBatch {
   const int32_t* cu_query_lens = nullptr;
@@ -36,17 +49,20 @@ struct AttentionBatch {
 
 // The working memory of one pass: `heads` key heads with `rows` query rows each.
 struct Scratch {
-  float* query;   // [heads, rows, padded dim], scaled
-  float* key;     // [64, padded dim], a tile widened
-  float* value;   // [64, padded value dim]
-  float* scores;  // [rows, 64], then the weights
-  float* acc;     // [heads, rows, padded value dim], of the keys since the last fold
-  float* max;     // [heads, rows]
+  float* query;  // [heads, rows, padded dim], scaled; or of bfloat16, [heads, rows, pair_padded dim]
+  float* key;    // a packed tile
+  float* value;
+  float* scores;      // [heads, rows, 64], then the weights
+  uint16_t* weights;  // [heads, rows, 64], bfloat16
+  float* scale;       // [heads], what scores are multiplied by
+  float* zeros;       // [padded value dim]
+  float* acc;         // [heads, rows, padded value dim], of the keys since the last fold
+  float* max;         // [heads, rows]
   float* sum;
   float* total_acc;  // of the keys before
   float* total_max;
   float* total_sum;
-  float* factor;  // [rows], what a tile's new maximum multiplies older sums by
+  float* factor;  // [heads, rows], what a tile's new maximum multiplies older sums by
   int32_t* low;   // [rows], the keys of the tile that a row attends to
   int32_t* high;
   uint8_t* keep;  // [queries, 64], the mask within the tile
@@ -62,17 +78,20 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
     next += static_cast<uintptr_t>(padded(floats)) * sizeof(float);
     return taken;
   };
-  scratch.query = take(all * d);
-  scratch.key = take(kTileTokens * d);
-  scratch.value = take(kTileTokens * dv);
-  scratch.scores = take(rows * kTileTokens);
+  scratch.query = take(all * (d > pair_padded(dim) / 2 ? d : pair_padded(dim) / 2));
+  scratch.key = take(key_panel_size(dim) > key_pairs_size(dim) ? key_panel_size(dim) : key_pairs_size(dim));
+  scratch.value = take(value_panel_size(value_dim));
+  scratch.scores = take(all * kTileTokens);
+  scratch.weights = reinterpret_cast<uint16_t*>(take(all * kTileTokens / 2));
+  scratch.scale = take(heads);
+  scratch.zeros = take(dv);
   scratch.acc = take(all * dv);
   scratch.max = take(all);
   scratch.sum = take(all);
   scratch.total_acc = take(all * dv);
   scratch.total_max = take(all);
   scratch.total_sum = take(all);
-  scratch.factor = take(rows);
+  scratch.factor = take(all);
   scratch.low = reinterpret_cast<int32_t*>(take(rows));
   scratch.high = reinterpret_cast<int32_t*>(take(rows));
   scratch.keep = reinterpret_cast<uint8_t*>(take(rows * kTileTokens / 4));

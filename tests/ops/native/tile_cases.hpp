@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
-#include "pagecore/ops/cpu/panel_sizes.hpp"
 #include "tests/ops/native/floats.hpp"
 #include "tests/ops/native/levels/products.hpp"
 

@@ -1,25 +1,28 @@
 // Attention of one item: the queries of one tile, all heads of one pass, over the item's keys.
 //
 //   for each tile of 64 keys                     offsets once, from the block table
-//     for each key head                          so that the cache is read as it lies in memory
-//       scores    rows x 64                      straight from the cache, or from a widened copy of the tile
-//       weights   one softmax step for each row
-//       values    rows x value dim
+//     for each key head
+//       scores    rows x 64
+//       weights                                  one softmax step for each row
+//     for each key head
+//       values    rows x dim
 //
-// A row is one (query, head of the group), queries outermost. Copies are taken where many rows make them pay, where
-// dims are no whole vectors, and where a tile holds tokens that some row must not see.
+// All heads of the keys before the values, so that whole blocks are read as they lie in memory. A row is one (query,
+// head of the group), queries outermost. Few rows meet keys and values where they lie in the cache; many rows, masks
+// and dims that are no whole vectors meet a packed copy, as does a tile of which rows attend to different parts.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/direct.hpp"
 #include "pagecore/ops/cpu/kernels/finish.hpp"
-#include "pagecore/ops/cpu/kernels/pack.hpp"
-#include "pagecore/ops/cpu/kernels/tile.hpp"
-#include "pagecore/ops/cpu/kernels/values.hpp"
+#include "pagecore/ops/cpu/kernels/packed.hpp"
+#include "pagecore/ops/cpu/kernels/sight.hpp"
+#include "pagecore/ops/cpu/kernels/softmax.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// Rows from which on a widened copy of the tile costs less than widening it for each block of rows.
-constexpr int64_t kPackRows = 4 * kBlockRows;
+// Rows from which on a packed copy of the tile costs less than it saves.
+constexpr int64_t kPackRows = 16;
 
 class Pass {
  public:
@@ -28,44 +31,39 @@ class Pass {
       : args_(args),
         batch_(batch),
         item_(item),
-        window_(make_window(args.causal, args.window_left, args.window_right)),
         blocks_(args.table.row(batch.rows[item.sequence])),
         head_begin_(head_begin),
         head_count_(head_count),
         group_(args.query.num_heads / args.key.num_heads),
         rows_(item.query_count * group_),
-        length_(batch.seq_lens[item.sequence]),
-        position_(length_ - (batch.cu_query_lens[item.sequence + 1] - item.query_begin)),
-        key_stride_(padded(args.key.dim)),
-        value_stride_(padded(args.value.dim)) {
+        value_stride_(padded(args.value.dim)),
+        sight_(args, batch, item, group_),
+        pairs_(meets_pairs(args)),
+        packed_(rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
+        query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 
   void run() {
     start();
-    Tile tiles[2];
-    int current = 0;
-    int64_t position = item_.key_begin;
-    if (position < item_.key_end) locate(args_, blocks_, item_, position, tiles[0]);
-    while (position < item_.key_end) {
-      const Tile& tile = tiles[current];
-      const int64_t next = tile.start + kTileTokens;
-      const bool more = next < item_.key_end;
-      if (more) locate(args_, blocks_, item_, next, tiles[1 - current]);
-      rows_of_tile(tile);
-      for (int64_t head = 0; head < head_count_; ++head) {
-        const bool last_head = head + 1 == head_count_;
-        const Tile* ahead = !last_head ? &tile : more ? &tiles[1 - current] : nullptr;
-        attend(tile, head, ahead, last_head ? 0 : head + 1);
-      }
-      position = next;
-      current = 1 - current;
-      if (more && next % kFoldTokens == 0) fold();
+    if (pairs_) {
+      Tiles tiles;
+      tiles_ = &tiles;
+      visit_tiles();
+    } else {
+      visit_tiles();
     }
     finish();
   }
 
  private:
+  static bool meets_pairs(const AttentionArgs& args) {
+    return kHasPairs && args.query.type == Float::BF16 && args.key.type == Float::BF16 &&
+           args.value.type == Float::BF16;
+  }
+
+  [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
+
   // ---- before the first tile
 
   void start() {
@@ -75,148 +73,178 @@ class Pass {
       scratch_.sum[i] = scratch_.total_sum[i] = 0.0f;
     }
     for (int64_t i = 0; i < all * value_stride_; i += kLanes) store(scratch_.acc + i, Vec{});
+    for (int64_t i = 0; i < value_stride_; i += kLanes) store(scratch_.zeros + i, Vec{});
     for (int64_t head = 0; head < head_count_; ++head) {
       // The product of the scales is rounded once for each number, not once for all of them.
       double factor = args_.scale * static_cast<double>(head_value(args_.key_scale, head_begin_ + head, 1.0f));
       if (args_.softcap != 0.0) factor /= args_.softcap;
-      for (int64_t row = 0; row < rows_; ++row) scale_query(head, row, factor);
+      scratch_.scale[head] = pairs_ ? static_cast<float>(factor) : 1.0f;
+      for (int64_t row = 0; row < rows_; ++row) take_query(head, row, factor);
     }
   }
 
-  void scale_query(int64_t head, int64_t row, double factor) {
+  // The row in float32, multiplied by what its scores are multiplied by; for pairs as it is. Zeros behind it.
+  void take_query(int64_t head, int64_t row, double factor) {
     const Rows& query = args_.query;
     const int64_t token = item_.query_begin + row / group_;
     const int64_t query_head = (head_begin_ + head) * group_ + row % group_;
     const char* source = query.data + token * query.token_stride + query_head * query.head_stride;
-    float* target = scratch_.query + (head * rows_ + row) * key_stride_;
+    const int64_t at = (head * rows_ + row) * query_stride_;
+    if (pairs_) {
+      uint16_t* target = query_pairs() + at;
+      __builtin_memcpy(target, source, static_cast<size_t>(2 * query.dim));
+      for (int64_t d = query.dim; d < query_stride_; ++d) target[d] = 0;
+      return;
+    }
+    float* target = scratch_.query + at;
     with_float(query.type, [&]<Float T>() {
       for_each_vector<T>(source, query.dim, [&](int64_t d, Vec v, int64_t) { store(target + d, v); });
     });
     for (int64_t d = 0; d < query.dim; ++d) target[d] = static_cast<float>(static_cast<double>(target[d]) * factor);
-    for (int64_t d = query.dim; d < key_stride_; ++d) target[d] = 0.0f;
+    for (int64_t d = query.dim; d < query_stride_; ++d) target[d] = 0.0f;
   }
 
-  // ---- who attends to what
+  [[nodiscard]] uint16_t* query_pairs() const { return reinterpret_cast<uint16_t*>(scratch_.query); }
 
-  // low, high and keep of each row; the same for every head.
-  void rows_of_tile(const Tile& tile) {
-    uniform_ = args_.mask == nullptr;
-    use_ = {static_cast<int>(kTileTokens), 0, nullptr};
-    for (int64_t query = 0; query < item_.query_count; ++query) {
-      const int64_t position = position_ + query;
-      const KeyRange keys = attended_keys(window_, position, position, length_);
-      const int low = within_tile(keys.begin, tile);
-      const int high = within_tile(keys.end, tile);
-      for (int64_t g = 0; g < group_; ++g) {
-        scratch_.low[query * group_ + g] = low;
-        scratch_.high[query * group_ + g] = high;
-      }
-      uniform_ = uniform_ && low == scratch_.low[0] && high == scratch_.high[0];
-      if (low >= high) continue;
-      use_.first = low < use_.first ? low : use_.first;
-      use_.last = high > use_.last ? high : use_.last;
-    }
-    if (args_.mask != nullptr && use_.first < use_.last) mask_of_tile(tile);
-  }
+  // ---- tiles
 
-  [[nodiscard]] static int within_tile(int64_t position, const Tile& tile) {
-    const int64_t t = position - tile.start;
-    return static_cast<int>(t < tile.first ? tile.first : t > tile.last ? tile.last : t);
-  }
-
-  void mask_of_tile(const Tile& tile) {
-    for (int64_t t = 0; t < kTileTokens; ++t) used_[t] = 0;
-    use_.used = used_;
-    const int64_t first_query = item_.query_begin - batch_.cu_query_lens[item_.sequence];
-    for (int64_t query = 0; query < item_.query_count; ++query) {
-      const uint8_t* mask =
-          args_.mask + batch_.mask_starts[item_.sequence] + (first_query + query) * length_ + tile.start;
-      uint8_t* keep = scratch_.keep + query * kTileTokens;
-      for (int t = 0; t < kTileTokens; ++t) {
-        const bool attended = t >= scratch_.low[query * group_] && t < scratch_.high[query * group_] && mask[t] != 0;
-        keep[t] = attended ? 1 : 0;
-        used_[t] |= keep[t];
-      }
+  void visit_tiles() {
+    Tile tiles[2];
+    int current = 0;
+    int64_t position = item_.key_begin;
+    if (position < item_.key_end) locate_tile(position, tiles[0]);
+    while (position < item_.key_end) {
+      const int64_t next = tiles[current].start + kTileTokens;
+      const bool more = next < item_.key_end;
+      if (more) locate_tile(next, tiles[1 - current]);
+      attend(tiles[current], more ? &tiles[1 - current] : nullptr);
+      position = next;
+      current = 1 - current;
+      if (more && next % kFoldTokens == 0) fold();
     }
   }
 
-  // ---- one tile, one head
+  // In the order in which it will most likely be visited.
+  void locate_tile(int64_t position, Tile& tile) {
+    locate(args_, blocks_, item_, position, tile);
+    if (!packed_ && tile.first == 0 && tile.last == kTileTokens) set_order(tile, Order::Interleaved);
+  }
 
-  void attend(const Tile& tile, int64_t head, const Tile* ahead_tile, int64_t ahead_head) {
-    if (use_.first >= use_.last) return;
-    const int64_t first_row = head * rows_;
-    const Tokens keys{head_base(args_.key, head), tile.key_offsets};
-    const Tokens values{head_base(args_.value, head), tile.value_offsets};
-    Ahead key_ahead{}, value_ahead{};
-    if (ahead_tile != nullptr && args_.mask == nullptr) {
-      key_ahead = {{head_base(args_.key, ahead_head), ahead_tile->key_offsets},
-                   args_.key.dim * size_of(args_.key.type)};
-      value_ahead = {{head_base(args_.value, ahead_head), ahead_tile->value_offsets},
-                     args_.value.dim * size_of(args_.value.type)};
+  void attend(Tile& tile, const Tile* next) {
+    sight_.look_at(tile, scratch_);
+    if (sight_.empty()) return;
+    set_order(tile, sight_.whole() && !packed_ ? Order::Interleaved : Order::Natural);
+    for (int64_t head = 0; head < head_count_; ++head) {
+      score(tile, head);
+      soften(tile, head);
     }
-    score(keys, key_ahead, scratch_.query + first_row * key_stride_);
-    soften(tile, head);
-    const RowSums rows{scratch_.scores, scratch_.acc + first_row * value_stride_, value_stride_, scratch_.factor};
-    weigh(values, value_ahead, rows);
+    for (int64_t head = 0; head < head_count_; ++head) weigh(tile, head, next);
+  }
+
+  [[nodiscard]] bool last(int64_t head) const { return head + 1 == head_count_; }
+
+  // With a mask, what comes next need not be there.
+  [[nodiscard]] Ahead next_head(const Cache& cache) const {
+    return args_.mask != nullptr ? Ahead{} : Ahead{cache.head_stride, {}, 0};
+  }
+
+  [[nodiscard]] Ahead elsewhere(const Cache& cache, const int64_t* offsets, int64_t head) const {
+    if (args_.mask != nullptr) return {};
+    return {0, {head_base(cache, head), offsets}, cache.dim * size_of(cache.type)};
   }
 
   [[nodiscard]] char* head_base(const Cache& cache, int64_t head) const {
     return cache.data + (head_begin_ + head) * cache.head_stride;
   }
 
-  void score(Tokens keys, const Ahead& ahead, const float* query) {
+  // The rows of a head that attend to the tile, with all that they have; before and behind them nothing changes.
+  [[nodiscard]] HeadRows rows_of(int64_t head) const {
+    const RowRange& rows = sight_.rows();
+    const int64_t first = packed_ ? rows.first : 0, at = head * rows_ + first;
+    return {packed_ ? rows.last - rows.first : rows_,
+            scratch_.low + first,
+            scratch_.high + first,
+            scratch_.query + at * query_stride_,
+            query_pairs() + at * query_stride_,
+            query_stride_,
+            scratch_.scores + at * kTileTokens,
+            scratch_.weights + at * kTileTokens,
+            scratch_.acc + at * value_stride_,
+            value_stride_,
+            scratch_.factor + at};
+  }
+
+  void score(const Tile& tile, int64_t head) {
+    const Tokens keys{head_base(args_.key, head), tile.key_offsets};
+    const HeadRows rows = rows_of(head);
+    const Ahead values = elsewhere(args_.value, tile.value_offsets, packed_ ? head : 0);
     const int64_t dim = args_.key.dim;
-    const bool packed = rows_ >= kPackRows || dim % kLanes != 0 || args_.mask != nullptr;
-    if (!packed) {
-      with_float(args_.key.type,
-                 [&]<Float K>() { score_tile<K>(query, key_stride_, rows_, keys, ahead, dim, scratch_); });
+    if (packed_) {
+      with_float(args_.key.type, [&]<Float K>() {
+        if constexpr (K == Float::BF16 && kHasPairs) {
+          if (pairs_) return score_packed_pairs(*tiles_, rows, keys, sight_.use(), values, dim, scratch_);
+        }
+        score_packed<K>(rows, keys, sight_.use(), values, dim, scratch_);
+      });
       return;
     }
-    with_float(args_.key.type, [&]<Float K>() { pack_tile<K>(keys, use_, dim, scratch_.key); });
-    int64_t offsets[kTileTokens];
-    keys = packed_tokens(scratch_.key, key_stride_, offsets);
-    score_tile<Float::F32>(query, key_stride_, rows_, keys, ahead, (dim + kLanes - 1) / kLanes * kLanes, scratch_);
+    const Ahead ahead = last(head) ? values : next_head(args_.key);
+    if constexpr (kHasPairs) {
+      if (pairs_) return score_pairs(rows, keys, ahead, dim);
+    }
+    with_float(args_.key.type, [&]<Float K>() { score_rows<K>(rows, keys, ahead, dim); });
   }
 
   // Scores to weights.
   void soften(const Tile& tile, int64_t head) {
-    for (int64_t row = 0; row < rows_; ++row) {
-      const int64_t query = row / group_;
-      RowScores scores{scratch_.low[row], scratch_.high[row], nullptr, static_cast<float>(args_.softcap), 0.0f, 0};
+    // Memory would rest meanwhile: a part of the values that are wanted later.
+    Errand errand(packed_ ? Ahead{} : elsewhere(args_.value, tile.value_offsets, head), kTileTokens / 2);
+    const int64_t first = packed_ ? sight_.rows().first : 0, end = packed_ ? sight_.rows().last : rows_;
+    for (int64_t row = first; row < end; ++row) {
+      const int64_t query = row / group_, at = head * rows_ + row;
+      RowScores scores{scratch_.low[row],
+                       scratch_.high[row],
+                       tile.order,
+                       nullptr,
+                       scratch_.scale[head],
+                       static_cast<float>(args_.softcap),
+                       0.0f,
+                       0};
       if (args_.mask != nullptr) scores.keep = scratch_.keep + query * kTileTokens;
       if (args_.alibi_slopes.data != nullptr) {
         scores.slope = head_value(args_.alibi_slopes, (head_begin_ + head) * group_ + row % group_, 0.0f);
-        const int64_t anchor = bias_anchor(window_, position_ + query, length_, scores.slope);
+        const int64_t anchor = bias_anchor(sight_.window(), sight_.position(query), sight_.length(), scores.slope);
         scores.bias_begin = static_cast<int32_t>(tile.start - anchor);
       }
-      const int64_t at = head * rows_ + row;
-      scratch_.factor[row] =
-          softmax_row(scores, scratch_.scores + row * kTileTokens, scratch_.max[at], scratch_.sum[at]);
+      float* row_scores = scratch_.scores + at * kTileTokens;
+      scratch_.factor[at] = softmax_row(scores, row_scores, scratch_.max[at], scratch_.sum[at], errand);
+      if (!pairs_) continue;
+      for (int t = 0; t < kTileTokens; t += kLanes) {
+        store_from_float<Float::BF16>(scratch_.weights + at * kTileTokens + t, load(row_scores + t));
+      }
     }
   }
 
-  void weigh(Tokens values, const Ahead& ahead, const RowSums& rows) {
+  void weigh(const Tile& tile, int64_t head, const Tile* next) {
+    const Tokens values{head_base(args_.value, head), tile.value_offsets};
+    const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
-    const int64_t vectors = (dim + kLanes - 1) / kLanes;
-    const bool packed = rows_ >= kPackRows || dim % kLanes != 0 || !uniform_;
-    if (!packed) {
-      with_float(args_.value.type, [&]<Float V>() { value_tile<V>(rows, rows_, values, ahead, vectors, scratch_); });
+    const Ahead next_keys = next == nullptr ? Ahead{} : elsewhere(args_.key, next->key_offsets, packed_ ? head : 0);
+    if (packed_ || !sight_.uniform()) {
+      with_float(args_.value.type, [&]<Float V>() {
+        if constexpr (V == Float::BF16 && kHasPairs) {
+          if (pairs_ && weigh_packed_pairs(*tiles_, rows, values, sight_, next_keys, dim, scratch_)) return;
+        }
+        weigh_packed<V>(rows, values, sight_, next_keys, dim, group_, scratch_);
+      });
       return;
     }
-    const bool finite =
-        with_float(args_.value.type, [&]<Float V>() { return pack_tile<V>(values, use_, dim, scratch_.value); });
-    int64_t offsets[kTileTokens];
-    values = packed_tokens(scratch_.value, value_stride_, offsets);
-    if (finite || uniform_) {
-      value_tile<Float::F32>(rows, rows_, values, ahead, vectors, scratch_);
-    } else {
-      value_tile_by_token(rows, rows_, item_.query_count, values, vectors, args_.mask != nullptr, scratch_);
+    const Ahead ahead = last(head) ? next_keys : next_head(args_.value);
+    const Span span{sight_.use().first, sight_.use().last};
+    if constexpr (kHasPairs) {
+      if (pairs_) return weigh_pairs(rows, values, ahead, span, dim, scratch_.zeros);
     }
-  }
-
-  static Tokens packed_tokens(const float* packed, int64_t stride, int64_t (&offsets)[kTileTokens]) {
-    for (int t = 0; t < kTileTokens; ++t) offsets[t] = t * stride * static_cast<int64_t>(sizeof(float));
-    return {reinterpret_cast<const char*>(packed), offsets};
+    with_float(args_.value.type, [&]<Float V>() { weigh_rows<V>(rows, values, ahead, span, dim); });
   }
 
   // ---- sums
@@ -248,8 +276,8 @@ class Pass {
       const int64_t head = kv_head * group_ + i % rows_ % group_;
       const float* row = acc + i * value_stride_;
       if (item_.num_splits == 1) {
-        finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, position_ + query,
-                   length_, row_max[i], row_sum[i], row);
+        finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, sight_.position(query),
+                   sight_.length(), row_max[i], row_sum[i], row);
         continue;
       }
       const int64_t at = (item_.partial + query) * args_.query.num_heads + head;
@@ -263,19 +291,18 @@ class Pass {
   const AttentionArgs& args_;
   const AttentionBatch& batch_;
   const PcWorkItem& item_;
-  Window window_;
   Indices blocks_;
   int64_t head_begin_, head_count_;
   int64_t group_;
   int64_t rows_;  // of one head
-  int64_t length_;
-  int64_t position_;  // of the item's first query
-  int64_t key_stride_, value_stride_;
+  int64_t value_stride_;
+  Sight sight_;
+  bool pairs_;   // all of bfloat16, and multiplied in pairs
+  bool packed_;  // every tile is copied first
+  int64_t query_stride_;
   Scratch scratch_;
+  Tiles* tiles_ = nullptr;
   bool folded_ = false;
-  bool uniform_ = true;  // of the tile at hand: every row attends to the same keys
-  TileUse use_{};        // of the tile at hand
-  uint8_t used_[kTileTokens];
 };
 
 inline void attend_item(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item,

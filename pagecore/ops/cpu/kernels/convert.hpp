@@ -19,11 +19,6 @@ PC_FORCE_INLINE HalfVec narrow_bf16(Vec v) {
   return __builtin_convertvector((v == v ? rounded : quiet) >> 16, HalfVec);
 }
 
-#if defined(__AVX512F__)
-// The unmasked intrinsics start from an undefined vector, which GCC 12 warns of.
-constexpr __mmask16 kAllLanes = 0xffff;
-#endif
-
 PC_FORCE_INLINE Vec widen_f16(HalfVec h) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_cvtph_ps(kAllLanes, (__m256i)h);

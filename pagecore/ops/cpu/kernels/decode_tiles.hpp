@@ -70,11 +70,7 @@ inline void score_tile_amx(Tiles& tiles, const Tokens& keys, const TileUse& use,
     Amx::load<kRightTile>(query + k / 2 * kDecodeRows, 4 * kDecodeRows);
     for_each_constant<kGroups>([&]<int g>() __attribute__((always_inline)) {
       constexpr int kLeft = kLeftTile + g % 2;
-      if (2 * k < ahead.row_bytes) {
-        for (int t = g * kTileRows; t < (g + 1) * kTileRows; ++t) {
-          prefetch(ahead.tokens.base + ahead.tokens.offsets[t] + 2 * k, kTileBytes);
-        }
-      }
+      for (int t = g * kTileRows; t < (g + 1) * kTileRows; ++t) ask_elsewhere(ahead, t, 2 * k, kTileBytes);
       Amx::load<kLeft>(groups[g].first + 2 * k, groups[g].stride);
       Amx::multiply<g, kLeft, kRightTile>();
     });

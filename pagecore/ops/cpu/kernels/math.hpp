@@ -8,9 +8,28 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
+// e^r for |r| <= ln 2 / 2.
+PC_FORCE_INLINE Vec exp_near_zero(Vec r) {
+  Vec p = splat(1.3950632620e-03f);
+  p = fma(p, r, splat(8.3689720107e-03f));
+  p = fma(p, r, splat(4.1666203681e-02f));
+  p = fma(p, r, splat(1.6666518152e-01f));
+  p = fma(p, r, splat(5.0000000958e-01f));
+  return fma(p, r * r, r) + 1.0f;
+}
+
 // For x <= 88: exactly 1 at 0; exactly 0 below -86, -inf included; NaN stays NaN.
 PC_FORCE_INLINE Vec exp(Vec x) {
   const Vec lowest = splat(-86.0f);
+#if defined(__AVX512F__)
+  // One instruction rounds, and one multiplies by a power of two; NaN goes through the second operand.
+  const Vec bounded = max(lowest, x);
+  const Vec n = (Vec)_mm512_maskz_roundscale_ps(kAllLanes, (__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+  Vec r = fma(n, splat(-0.693359375f), bounded);
+  r = fma(n, splat(2.12194440e-4f), r);
+  const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)lowest, _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(counts, (__m512)exp_near_zero(r), (__m512)n);
+#else
   const Vec bounded = x < lowest ? lowest : x;
   // n = round(x / ln 2): adding 1.5 * 2^23 leaves it in the low bits of the sum.
   const Vec magic = splat(12582912.0f);
@@ -19,14 +38,10 @@ PC_FORCE_INLINE Vec exp(Vec x) {
   // ln 2 in two parts, the first of few bits, so that r is exact.
   Vec r = fma(n, splat(-0.693359375f), bounded);
   r = fma(n, splat(2.12194440e-4f), r);
-  Vec p = splat(1.3950632620e-03f);
-  p = fma(p, r, splat(8.3689720107e-03f));
-  p = fma(p, r, splat(4.1666203681e-02f));
-  p = fma(p, r, splat(1.6666518152e-01f));
-  p = fma(p, r, splat(5.0000000958e-01f));
-  p = fma(p, r * r, r) + 1.0f;
+  const Vec p = exp_near_zero(r);
   const Vec two_to_n = (Vec)(((IntVec)shifted << 23) + 0x3f800000);
   return x < lowest ? Vec{} : p * two_to_n;
+#endif
 }
 
 PC_FORCE_INLINE float exp1(float x) { return exp(splat(x))[0]; }

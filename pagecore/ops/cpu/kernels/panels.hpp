@@ -8,10 +8,9 @@
 // `ahead` is fetched meanwhile.
 #pragma once
 
-#include "pagecore/ops/cpu/kernel_table.hpp"
-#include "pagecore/ops/cpu/kernels/pack.hpp"
+#include "pagecore/ops/cpu/kernels/ahead.hpp"
+#include "pagecore/ops/cpu/kernels/tile.hpp"
 #include "pagecore/ops/cpu/kernels/transpose.hpp"
-#include "pagecore/ops/cpu/panel_sizes.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -35,10 +34,6 @@ PC_FORCE_INLINE void used_rows(const Tokens& tokens, const TileUse& use, const c
   }
 }
 
-PC_FORCE_INLINE void prefetch_row(const Ahead& ahead, int token) {
-  if (ahead.row_bytes != 0) prefetch(ahead.tokens.base + ahead.tokens.offsets[token], ahead.row_bytes);
-}
-
 // kLanes numbers from `row + at` on, of which those before `end` are there; all are bytes.
 template <Float T>
 PC_FORCE_INLINE Vec load_inside(const char* row, int64_t at, int64_t end) {
@@ -58,11 +53,7 @@ PC_FORCE_INLINE void for_each_column(const Tokens& tokens, const TileUse& use, c
   for (int64_t d = 0; d < depth; d += kLanes) {
     const int64_t at = d * kSize<T>;
     for (int t = 0; t < kTileTokens; t += kLanes) {
-      if (at < ahead.row_bytes) {
-        for (int i = 0; i < kLanes; ++i) {
-          prefetch(ahead.tokens.base + ahead.tokens.offsets[t + i] + at, kLanes * kSize<T>);
-        }
-      }
+      for (int i = 0; i < kLanes; ++i) ask_elsewhere(ahead, t + i, at, kLanes * kSize<T>);
       bool whole = at + kLanes * kSize<T> <= bytes;
       for (int i = 0; i < kLanes; ++i) whole = whole && rows[t + i] != nullptr;
       Vec square[kLanes];
@@ -128,7 +119,7 @@ bool pack_values(const Tokens& tokens, const TileUse& use, int64_t dim, float* p
   const int64_t bytes = dim * kSize<T>, whole = dim / kLanes * kLanes, width = padded(dim);
   Finite finite;
   for (int t = 0; t < kTileTokens; ++t) {
-    prefetch_row(ahead, t);
+    ask_elsewhere(ahead, t, 1);
     float* to = panel + t * width;
     int64_t d = 0;
     for (; d < whole && rows[t] != nullptr; d += kLanes) {
@@ -153,8 +144,7 @@ inline bool pack_value_pairs(const Tokens& tokens, const TileUse& use, int64_t d
   const int64_t whole = dim / (2 * kLanes) * (2 * kLanes), width = padded(dim);
   Halves top = {};  // exponents
   for (int t = 0; t < kTileTokens; t += 2) {
-    prefetch_row(ahead, t);
-    prefetch_row(ahead, t + 1);
+    ask_elsewhere(ahead, t, 2);
     const char *first = rows[t], *second = rows[t + 1];
     auto* to = reinterpret_cast<float*>(panel + t / 2 * width);
     int64_t d = 0;

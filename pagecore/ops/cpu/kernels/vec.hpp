@@ -51,7 +51,20 @@ PC_FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
 PC_FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 PC_FORCE_INLINE void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
 PC_FORCE_INLINE void store_four(float* p, Vec4 v) { *reinterpret_cast<LooseVec4*>(p) = v; }
-PC_FORCE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+#if defined(__AVX512F__)
+// Intrinsics without a mask start from an undefined vector, which GCC 12 warns of.
+constexpr __mmask16 kAllLanes = 0xffff;
+#endif
+
+// a where it is greater, else b, NaN included. Of the comparison GCC makes two instructions.
+PC_FORCE_INLINE Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_max_ps(kAllLanes, (__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 // a * b + c, rounded once where the machine can. Explicit, because the compiler's choice of which product of two it
 // fuses could differ between instances, and a row's bits must not.
@@ -134,32 +147,40 @@ PC_FORCE_INLINE Vec4 sum_each(Vec a, Vec b, Vec c, Vec d) {
 // out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the adds, the same order of
 // adding.
 #if defined(__AVX512F__)
-// {a0 + a2, a1 + a3, b0 + b2, b1 + b3} in lanes of four floats.
-PC_FORCE_INLINE Vec pair_halves(Vec a, Vec b) {
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-         __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+// Each step adds halves of two vectors with one shuffle and blends, of which a machine does more at a time. Intrinsics,
+// because GCC makes shuffles of blends.
+PC_FORCE_INLINE Vec blend(Vec a, Vec b, __mmask16 from_b) {
+  return (Vec)_mm512_mask_blend_ps(from_b, (__m512)a, (__m512)b);
 }
-PC_FORCE_INLINE Vec pair_quarters(Vec a, Vec b) {
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-         __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+PC_FORCE_INLINE Vec add_eights(Vec a, Vec b) {  // {a0 + a8 ... a7 + a15, b0 + b8 ...}
+  return blend(a, b, 0xff00) +
+         __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
+}
+PC_FORCE_INLINE Vec add_fours(Vec a, Vec b) {  // {a0 + a4 .., b0 + b4 .., a8 + a12 .., b8 + b12 ..}
+  const Vec others = blend(a, b, 0x0f0f);
+  return blend(a, b, 0xf0f0) +
+         __builtin_shufflevector(others, others, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+}
+PC_FORCE_INLINE Vec add_twos(Vec a, Vec b) {  // in each four: {a0 + a2, a1 + a3, b0 + b2, b1 + b3}
+  return blend(a, b, 0xcccc) +
+         __builtin_shufflevector(a, b, 2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29);
+}
+PC_FORCE_INLINE Vec add_ones(Vec a, Vec b) {  // in each four: {a0 + a1, b0 + b1, a2 + a3, b2 + b3}
+  const Vec others = blend(a, b, 0x5555);
+  return blend(a, b, 0xaaaa) +
+         __builtin_shufflevector(others, others, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
 }
 PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], float* out, int64_t stride) {
-  Vec t[kBlockTokens];  // four floats for each row, still to be added
+  Vec t[kBlockTokens];  // a four for each of the rows 0, 2, 1, 3, still to be added
 #pragma GCC unroll 4
   for (int i = 0; i < kBlockTokens; ++i) {
-    t[i] = pair_quarters(pair_halves(sums[0][i], sums[1][i]), pair_halves(sums[2][i], sums[3][i]));
+    t[i] = add_fours(add_eights(sums[0][i], sums[1][i]), add_eights(sums[2][i], sums[3][i]));
   }
-  // Within each lane of four: {p0 p1 q0 q1} + {p2 p3 q2 q3}, then {0 2 4 6} + {1 3 5 7}, as in sum_each.
-  const Vec pq = __builtin_shufflevector(t[0], t[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-                 __builtin_shufflevector(t[0], t[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  const Vec rs = __builtin_shufflevector(t[2], t[3], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-                 __builtin_shufflevector(t[2], t[3], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  const Vec rows = __builtin_shufflevector(pq, rs, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-                   __builtin_shufflevector(pq, rs, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
-  store_four(out, low(low(rows)));
-  store_four(out + stride, high(low(rows)));
-  store_four(out + 2 * stride, low(high(rows)));
-  store_four(out + 3 * stride, high(high(rows)));
+  const Vec rows = add_ones(add_twos(t[0], t[2]), add_twos(t[1], t[3]));
+  _mm_storeu_ps(out, _mm512_castps512_ps128((__m512)rows));
+  _mm_storeu_ps(out + 2 * stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 1));
+  _mm_storeu_ps(out + stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 2));
+  _mm_storeu_ps(out + 3 * stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 3));
 }
 #elif defined(__AVX2__)
 PC_FORCE_INLINE Vec pair_halves(Vec a, Vec b) {
