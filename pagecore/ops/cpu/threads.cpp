@@ -103,11 +103,13 @@ class Pool {
     sigset_t all, before;  // a new thread blocks what its maker does: signals are for the program's own threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (num_threads_ < count && !refused_) {
+    while (num_threads_ < count) {
       pthread_t thread;
-      void* number = reinterpret_cast<void*>(static_cast<uintptr_t>(num_threads_ + 1));
-      refused_ = pthread_create(&thread, &detached, serve, number) != 0;  // then those that run do all the work
-      if (!refused_) ++num_threads_;
+      refused_ = pthread_create(&thread, &detached, serve, nullptr) != 0;  // then those that run do all the work
+      if (refused_) break;
+      char name[16];
+      std::snprintf(name, sizeof name, "pagecore-%u", ++num_threads_);
+      pthread_setname_np(thread, name);
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&detached);
@@ -127,7 +129,7 @@ class Pool {
 
   // ---- the threads
 
-  static void* serve(void* number);
+  static void* serve(void*);
 
   [[noreturn]] void serve() {
     for (;;) {
@@ -197,12 +199,7 @@ void Pool::forget_threads() {
   pool.taken_.store(false, std::memory_order_relaxed);
 }
 
-void* Pool::serve(void* number) {
-  char name[16];
-  std::snprintf(name, sizeof name, "pagecore-%u", static_cast<unsigned>(reinterpret_cast<uintptr_t>(number)));
-  pthread_setname_np(pthread_self(), name);
-  pool.serve();
-}
+void* Pool::serve(void*) { pool.serve(); }
 
 }  // namespace
 
