@@ -222,8 +222,8 @@ def plan_attention(
     Examples
     --------
     >>> import pagecore
-    >>> pagecore.plan_attention(None, [100, 5000], num_query_heads=32, num_kv_heads=8).num_items
-    2
+    >>> pagecore.plan_attention(None, [100, 8192], num_query_heads=32, num_kv_heads=8, num_workers=2).num_items
+    9
     """
     if out is not None and not isinstance(out, AttentionPlan):
         raise UnsupportedOption(f"out is a {type(out).__name__}; it must be an AttentionPlan")
