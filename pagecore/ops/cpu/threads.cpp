@@ -77,10 +77,9 @@ class Pool {
     start_threads(num_helpers);
     job_ = job;
     next_.store(0, std::memory_order_relaxed);
-    // A thread counts itself as asleep before the kernel compares the state; here it is the other way around. So
-    // either it sees the seats, or it is seen.
-    state_.store(std::min(num_helpers, num_threads_) * kSeat, std::memory_order_seq_cst);
-    if (asleep_.load(std::memory_order_seq_cst) > 0) wake(state_, num_helpers);
+    const uint32_t seats = std::min(num_helpers, num_threads_);
+    state_.store(seats * kSeat, std::memory_order_seq_cst);
+    wake_some(seats);
     run_claims(0);
     state_.fetch_and(kWorking, std::memory_order_relaxed);
     wait_for_threads();
@@ -134,6 +133,7 @@ class Pool {
   [[noreturn]] void serve() {
     for (;;) {
       const uint32_t seat = take_seat();
+      wake_some(seat - 1);
       std::fesetenv(&job_.environment);
       run_claims(seat);
       leave();
@@ -167,6 +167,13 @@ class Pool {
   }
 
   // ---- both
+
+  // The caller wakes a few, and they wake others: waking takes 1 us each. A thread counts itself as asleep before the
+  // kernel compares the state; here it is the other way around. So either it sees the seats, or it is seen.
+  void wake_some(uint32_t open_seats) {
+    constexpr uint32_t kAtOnce = 4;
+    if (open_seats > 0 && asleep_.load(std::memory_order_seq_cst) > 0) wake(state_, std::min(open_seats, kAtOnce));
+  }
 
   void run_claims(int64_t worker) {
     for (;;) {
