@@ -1,5 +1,5 @@
-# How many threads a call of the host kernels may use. The threads themselves are linked into ops/cpu/_cpu alone, so this
-# number reaches them as an argument.
+# How many threads a call of the host kernels may use. The threads themselves are linked into ops/cpu/_cpu alone, so
+# this number reaches them as an argument.
 from libc.stdint cimport int64_t
 
 

@@ -28,8 +28,8 @@ cdef int64_t default_threads() except -1:
     # Of more digits than that Python makes no number.
     if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 10 and 1 <= int(wanted) <= kMaxThreads):
         raise UnsupportedOption(
-            f"PAGECORE_NUM_THREADS is {wanted!r}; it must be a whole number of threads, 1 to {kMaxThreads}, or unset for "
-            "as many as there are cores"
+            f"PAGECORE_NUM_THREADS is {wanted!r}; it must be a whole number of threads, 1 to {kMaxThreads}, or unset "
+            "for as many as there are cores"
         )
     return int(wanted)
 
