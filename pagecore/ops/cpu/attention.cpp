@@ -11,6 +11,12 @@
 namespace pagecore::cpu {
 namespace {
 
+// What one fast core does in a microsecond, to tell whether work is worth sharing. On a slower one the same work takes
+// longer than it seems: then it is shared somewhat late, which costs less than threads that come for nothing.
+constexpr double kBytesPerUs = 16e3;        // from and to memory
+constexpr double kFlopsPerUs = 100e3;       // float32, AVX-512
+constexpr double kMergedFloatsPerUs = 2e3;  // of partial rows
+
 // Aligned working memory that grows and never shrinks.
 class Memory {
  public:
@@ -63,7 +69,6 @@ Workspace& workspace() {
 
 // How long one thread would need at least: keys and values come from memory once, and every query row multiplies them.
 double estimate_us(const AttentionArgs& args, const CheckedBatch& batch) {
-  constexpr double kBytesPerUs = 16e3, kFlopsPerUs = 100e3;  // a fast core with AVX-512, its data in memory
   const Window window = make_window(args.causal, args.window_left, args.window_right);
   double keys = 0.0, products = 0.0;
   for (int64_t i = 0; i < batch.num_sequences(); ++i) {
@@ -164,7 +169,6 @@ void attend_units(const Call& call, const std::vector<Unit>& units) {
 // The splits of each query tile become its output.
 void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
   if (call.plan.num_partial_rows == 0) return;
-  constexpr double kFloatsPerUs = 2e3;
   const double floats = static_cast<double>(call.plan.num_partial_rows * call.args.query.num_heads) *
                         static_cast<double>(padded(call.args.value.dim));
   tiles.clear();
@@ -172,7 +176,7 @@ void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
     const PcWorkItem& item = call.plan.items[i];
     if (item.num_splits > 1 && item.split == 0) tiles.push_back({static_cast<int32_t>(i), 0});
   }
-  parallel_for(std::ssize(tiles), worthwhile_threads(floats / kFloatsPerUs, call.num_threads),
+  parallel_for(std::ssize(tiles), worthwhile_threads(floats / kMergedFloatsPerUs, call.num_threads),
                [&](int64_t i, int64_t worker) noexcept {
                  const PcWorkItem& item = call.plan.items[tiles[static_cast<size_t>(i)].item];
                  call.table.merge_splits(call.args, call.batch, item, call.scratch.of(worker));
@@ -180,7 +184,6 @@ void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
 }
 
 void clear_padding(const Call& call, int64_t begin) {
-  constexpr double kBytesPerUs = 16e3;
   constexpr int64_t kRowsOfUnit = 64;
   const Rows& out = call.args.out;
   const auto bytes = static_cast<double>((out.num_tokens - begin) * out.num_heads * out.dim * size_of(out.type));

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cfenv>
 #include <chrono>
-#include <climits>
 #include <csignal>
 #include <cstdio>
 
