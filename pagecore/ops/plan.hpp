@@ -111,17 +111,17 @@ class Planner {
     return std::max<int64_t>(1, total * options_.num_kv_heads / (options_.num_workers * options_.pieces_per_worker));
   }
 
-  // The keys of such a unit: multiples of split_floor, no more where pieces even out the shares, no less where each
-  // worker gets one.
-  [[nodiscard]] int64_t piece_keys(const Tile& tile) const {
-    const int64_t keys = piece_ / heads_together(tile), floor = options_.split_floor;
+  // The keys of such a unit in a tile of `count` queries: multiples of split_floor, no more where pieces even out the
+  // shares, no less where each worker gets one. Tiles are mostly of one size, so it is worked out once for each in a
+  // row.
+  [[nodiscard]] int64_t piece_keys(int64_t count) {
+    if (count == piece_count_) return piece_keys_;
+    const int64_t rows = count * (options_.num_query_heads / options_.num_kv_heads), floor = options_.split_floor;
+    const int64_t keys = piece_ / std::clamp<int64_t>(options_.pass_rows / rows, 1, options_.num_kv_heads);
     const int64_t rounded = options_.pieces_per_worker > 1 ? keys / floor * floor : (keys + floor - 1) / floor * floor;
-    return piece_ == 0 ? 0 : std::max(rounded, floor);
-  }
-
-  [[nodiscard]] int64_t heads_together(const Tile& tile) const {
-    const int64_t rows = tile.count * (options_.num_query_heads / options_.num_kv_heads);
-    return std::clamp<int64_t>(options_.pass_rows / rows, 1, options_.num_kv_heads);
+    piece_count_ = count;
+    piece_keys_ = piece_ == 0 ? 0 : std::max(rounded, floor);
+    return piece_keys_;
   }
 
   void plan_sequence(int64_t sequence) {
@@ -129,18 +129,15 @@ class Planner {
     // Prompts make items enough of their own, and their partial rows would be many; the kernels sum them by granules.
     const bool fixed = options_.batch_invariant && queries <= options_.query_tile;
     for_each_tile(sequence,
-                  [&](const Tile& tile) { plan_tile(tile, fixed ? options_.split_granule : piece_keys(tile)); });
+                  [&](const Tile& tile) { plan_tile(tile, fixed ? options_.split_granule : piece_keys(tile.count)); });
   }
 
   // Cuts [begin, end) at multiples of `piece`; 0 leaves it whole.
   void plan_tile(const Tile& tile, int64_t piece) {
     const auto [begin, end] = tile.keys;
-    const int64_t first = piece == 0 ? 0 : begin / piece;
-    const int64_t last = piece == 0 || end == begin ? first : (end - 1) / piece;
-    if (first == last) {
-      emit(tile, begin, end, -1, 0, 1);
-      return;
-    }
+    if (piece == 0 || end <= piece || end == begin) return emit(tile, begin, end, -1, 0, 1);
+    const int64_t first = begin / piece, last = (end - 1) / piece;
+    if (first == last) return emit(tile, begin, end, -1, 0, 1);
     for (int64_t i = first; i <= last; ++i) {
       emit(tile, std::max(begin, i * piece), std::min(end, (i + 1) * piece), counts_.num_partial_rows, i - first,
            last - first + 1);
@@ -164,6 +161,7 @@ class Planner {
   PcWorkItem* items_;
   int64_t capacity_;
   int64_t piece_ = 0;
+  int64_t piece_count_ = 0, piece_keys_ = 0;  // the last that piece_keys was asked for
   PlanCounts counts_;
 };
 
