@@ -125,22 +125,23 @@ void is_invariant(PlanOptions options, const Batch& batch, const Items& items, R
   PC_CHECK(at == items.size(), at);
 }
 
-// P5, as it is meant: workers that claim the units one by one end near each other.
+// P5, and what it is for: workers that claim the units one by one end near each other.
 void keeps_workers_busy(const PlanOptions& options, const Items& items) {
   std::vector<int64_t> loads(static_cast<size_t>(options.num_workers), 0);
+  const int64_t heads = options.num_kv_heads;
   int64_t total = 0;
+  for (const PcWorkItem& item : items) total += (item.key_end - item.key_begin) * heads;
   for (const PcWorkItem& item : items) {
-    const int64_t heads = options.num_kv_heads, keys = item.key_end - item.key_begin;
+    const int64_t keys = item.key_end - item.key_begin;
     const int64_t together = cpu::heads_per_pass(item.query_count * (options.num_query_heads / heads), heads);
-    for (int64_t head = 0; head < heads; head += together) {
-      const int64_t unit = keys * std::min(together, heads - head);
-      *std::min_element(loads.begin(), loads.end()) += unit;
-      total += unit;
-    }
+    const int64_t most = std::max(total / (options.num_workers * 4), options.split_floor * together);
+    PC_CHECK(keys * together <= most, keys, " keys of ", together, " heads, of at most ", most);
+    for (int64_t head = 0; head < heads; head += together)
+      *std::min_element(loads.begin(), loads.end()) += keys * std::min(together, heads - head);
   }
   const double mean = static_cast<double>(total) / static_cast<double>(options.num_workers);
   const double most = static_cast<double>(*std::max_element(loads.begin(), loads.end()));
-  const auto floor = static_cast<double>(options.split_floor * options.num_kv_heads);
+  const auto floor = static_cast<double>(options.split_floor * heads);
   PC_CHECK(most <= std::max(1.25 * mean, mean + floor), "a worker has ", most, ", the mean is ", mean);
 }
 
@@ -150,6 +151,7 @@ PC_TEST(plan_keeps_workers_busy_with_ragged_batches) {
   rounds(300, [](Random& random) {
     PlanOptions options = any_options(random);
     options.batch_invariant = false;
+    options.num_workers = random.between(2, 40);
     const Batch batch(random, random.between(1, 40), random.pick({600, 5000, 40000}));
     int64_t unused = 0;
     keeps_workers_busy(options, items_of(options, batch, unused));
