@@ -302,8 +302,8 @@ def test_multiprocessing_forks():
         "os._exit(0)",
         "import atexit; atexit.register(t.attend)",
         "import gc; del sys.modules['pagecore.ops.cpu._cpu']; gc.collect()",
-        # A call alone, made beforehand: NumPy's own work does not survive the end of the interpreter in a daemon thread.
-        "c = t.make_case(t.DECODE); threading.Thread(target=lambda: [c.run() for _ in range(999)], daemon=True).start()",
+        # A call alone: NumPy's own work, in a daemon thread, does not survive the end of the interpreter.
+        "c = t.make_case(t.DECODE); threading.Thread(target=lambda: [c.run() for _ in [0] * 999], daemon=True).start()",
         "threading.Thread(target=lambda: [t.attend() for _ in range(5)]).start()",
     ],
 )
