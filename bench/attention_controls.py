@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import pagecore
+from bench.machine import usable_cores
 from bench.runner import Bench, Work
 from bench.torch_control import torch_view
-from pagecore.serving.info import usable_cores
 
 READ, NUMPY, TORCH = "read of the same bytes", "NumPy matmul", "torch SDPA"
 # Until the library has threads, it runs on one whatever is asked for.

@@ -55,7 +55,7 @@ class Effort:
 # A full run; a short one, whose figures are as real; and one that only shows that everything works.
 EFFORTS: Mapping[Kind, Effort] = {
     "full": Effort(),
-    "quick": Effort(figure_s=0.2, rounds_min=5),
+    "quick": Effort(figure_s=0.4, rounds_min=7),
     "smoke": Effort(figure_s=0.0, rounds_min=2, sample_s=0.0),
 }
 
