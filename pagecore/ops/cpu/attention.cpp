@@ -118,11 +118,16 @@ void list_units(const AttentionArgs& args, const PlanView& plan, std::vector<Uni
 class WorkerScratch {
  public:
   WorkerScratch(const AttentionArgs& args, const PlanView& plan, int64_t num_workers, Memory& memory) {
-    const int64_t group = args.query.num_heads / args.key.num_heads;
-    int64_t rows = kItemRows;  // several heads go together up to this many
-    for (int64_t i = 0; i < plan.num_items; ++i) rows = std::max(rows, plan.items[i].query_count * group);
-    Scratch unused;
-    each_ = (carve(0, 1, rows, args.key.dim, args.value.dim, unused) + kPage - 1) / kPage * kPage;
+    const int64_t heads = args.key.num_heads, group = args.query.num_heads / heads;
+    int64_t measured_queries = 0, floats = padded(args.value.dim);  // at least what merging takes
+    for (int64_t i = 0; i < plan.num_items; ++i) {
+      const int64_t queries = plan.items[i].query_count, rows = queries * group;
+      if (queries == measured_queries) continue;
+      measured_queries = queries;
+      Scratch unused;
+      floats = std::max(floats, carve(0, heads_per_pass(rows, heads), rows, args.key.dim, args.value.dim, unused));
+    }
+    each_ = (floats + kPage - 1) / kPage * kPage;
     data_ = memory.at_least(each_ * num_workers);
   }
   [[nodiscard]] float* of(int64_t worker) const { return data_ + worker * each_; }

@@ -16,9 +16,11 @@ namespace pagecore::cpu {
 inline constexpr int64_t kTileTokens = 64;
 inline constexpr int64_t kFoldTokens = 1024;
 inline constexpr int64_t kSplitFloor = 512;
-// Query rows (queries x heads of a group) that a prompt's item aims at, and up to which several heads go through a tile
-// together, so that the cache is read in the order in which it lies in memory.
+// Query rows (queries x heads of a group) up to which several heads go through a tile together, so that the cache is
+// read in the order in which it lies in memory.
 inline constexpr int64_t kItemRows = 64;
+// Query rows that a prompt's item aims at: each tile is packed once for all of them, and their sums stay in the cache.
+inline constexpr int64_t kPromptRows = 128;
 // Rows are padded with zeros to a multiple of this many numbers.
 inline constexpr int64_t kPadding = 16;
 

@@ -19,7 +19,7 @@ namespace pagecore::cpu {
   PlanOptions options;
   options.num_query_heads = num_query_heads;
   options.num_kv_heads = num_kv_heads;
-  options.query_tile = std::max<int64_t>(1, kItemRows / (num_query_heads / num_kv_heads));
+  options.query_tile = std::max<int64_t>(1, kPromptRows / (num_query_heads / num_kv_heads));
   options.pass_rows = kItemRows;
   options.pieces_per_worker = 4;
   options.split_floor = kSplitFloor;

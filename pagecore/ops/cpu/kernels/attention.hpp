@@ -216,12 +216,9 @@ class Pass {
         const int64_t anchor = bias_anchor(sight_.window(), sight_.position(query), sight_.length(), scores.slope);
         scores.bias_begin = static_cast<int32_t>(tile.start - anchor);
       }
-      float* row_scores = scratch_.scores + at * kTileTokens;
-      scratch_.factor[at] = softmax_row(scores, row_scores, scratch_.max[at], scratch_.sum[at], errand);
-      if (!pairs_) continue;
-      for (int t = 0; t < kTileTokens; t += kLanes) {
-        store_from_float<Float::BF16>(scratch_.weights + at * kTileTokens + t, load(row_scores + t));
-      }
+      scratch_.factor[at] = softmax_row(scores, scratch_.scores + at * kTileTokens,
+                                        pairs_ ? scratch_.weights + at * kTileTokens : nullptr, scratch_.max[at],
+                                        scratch_.sum[at], errand);
     }
   }
 

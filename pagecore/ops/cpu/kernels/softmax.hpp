@@ -34,41 +34,69 @@ PC_FORCE_INLINE Places places_of(Order order) {
 // What scores are counted from: the maximum, or 0 where nothing is attended to, because -inf - -inf is NaN.
 PC_FORCE_INLINE float finite_or_zero(float top) { return top == -kInfinity ? 0.0f : top; }
 
-// scores[64] -> weights exp(score - max), 0 where not attended. Returns the factor for the row's older sums.
-PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, float& row_max, float& row_sum, Errand& errand) {
-  const bool whole = row.low == 0 && row.high == kTileTokens && row.keep == nullptr;
+constexpr int kTileVectors = kTileTokens / kLanes;
+
+// Weights are neither denormal nor NaN in numbers that count, so that the machine's own rounding will do.
+PC_FORCE_INLINE void store_weights(const Vec (&x)[kTileVectors], uint16_t* pairs) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kTileVectors; ++i) {
+#if defined(__AVX512BF16__)
+    store_half(pairs + i * kLanes, (HalfVec)_mm512_cvtneps_pbh((__m512)x[i]));
+#else
+    store_half(pairs + i * kLanes, narrow_bf16(x[i]));
+#endif
+  }
+}
+
+// Whether nothing but the scale changes the scores.
+PC_FORCE_INLINE bool is_plain(const RowScores& row) {
+  return row.low == 0 && row.high == kTileTokens && row.keep == nullptr && row.softcap == 0.0f && row.slope == 0.0f;
+}
+
+// scores[64] with softcap and bias, -inf where not attended.
+PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors]) {
   const Places places = places_of(row.order);
   IntVec index = places.token;
-  Vec top = splat(-kInfinity);
 #pragma GCC unroll 4
-  for (int t = 0; t < kTileTokens; t += kLanes, index += places.step) {
-    Vec x = load(scores + t) * row.scale;
-    if (row.softcap != 0.0f) x = tanh(x) * row.softcap;
-    if (row.slope != 0.0f) x = fma(__builtin_convertvector(index + row.bias_begin, Vec), splat(row.slope), x);
-    if (!whole) {
-      IntVec attended = (index >= row.low) & (index < row.high);
-      if (row.keep != nullptr) {
-        const LooseByteVec keep = *reinterpret_cast<const LooseByteVec*>(row.keep + t);
-        attended &= __builtin_convertvector(keep, IntVec) != 0;
-      }
-      x = attended ? x : splat(-kInfinity);
+  for (int i = 0; i < kTileVectors; ++i, index += places.step) {
+    if (row.softcap != 0.0f) x[i] = tanh(x[i]) * row.softcap;
+    if (row.slope != 0.0f) x[i] = fma(__builtin_convertvector(index + row.bias_begin, Vec), splat(row.slope), x[i]);
+    IntVec attended = (index >= row.low) & (index < row.high);
+    if (row.keep != nullptr) {
+      const LooseByteVec keep = *reinterpret_cast<const LooseByteVec*>(row.keep + i * kLanes);
+      attended &= __builtin_convertvector(keep, IntVec) != 0;
     }
-    store(scores + t, x);
-    top = max(top, x);
+    x[i] = attended ? x[i] : splat(-kInfinity);
+  }
+}
+
+// scores[64] -> weights exp(score - max), 0 where not attended; in bfloat16 too, where `pairs` is not null. Returns the
+// factor for the row's older sums.
+PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t* pairs, float& row_max, float& row_sum,
+                                  Errand& errand) {
+  Vec x[kTileVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kTileVectors; ++i) {
+    x[i] = load(scores + i * kLanes) * row.scale;
     errand.go();
   }
+  if (!is_plain(row)) change_scores(row, x);
+  Vec top = x[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < kTileVectors; ++i) top = max(top, x[i]);
   const float tile_max = max_lane(top);
   const float old_max = row_max;
   const float new_max = old_max > tile_max ? old_max : tile_max;
   const float origin = finite_or_zero(new_max);
   Vec added = {};
-#pragma GCC unroll 4
-  for (int t = 0; t < kTileTokens; t += kLanes) {
-    const Vec weight = exp(load(scores + t) - origin);
-    store(scores + t, weight);
-    added += weight;
+#pragma GCC unroll 16
+  for (int i = 0; i < kTileVectors; ++i) {
+    x[i] = exp(x[i] - origin);
+    store(scores + i * kLanes, x[i]);
+    added += x[i];
     errand.go();
   }
+  if (pairs != nullptr) store_weights(x, pairs);
   const float factor = old_max == new_max ? 1.0f : exp1(old_max - origin);
   row_max = new_max;
   row_sum = fma(row_sum, factor, sum(added));
