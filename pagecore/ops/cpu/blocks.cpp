@@ -1,4 +1,4 @@
-// Slot-mapped writes, block copies, merges: what moves rows and blocks.
+// Blocks copied inside caches.
 #include <array>
 #include <cstddef>
 #include <cstdlib>
@@ -54,17 +54,6 @@ class BlockShape {
   bool empty_ = false;
 };
 
-void check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
-  PC_EXPECTS(slots.size <= tokens, ShapeError, "slot_mapping has ", slots.size, " entries for ", tokens,
-             " tokens; it must not be longer than key and value");
-  const int64_t limit = cache.num_blocks * cache.block_size;
-  for (int64_t i = 0; i < slots.size; ++i) {
-    const int64_t slot = slots.at(i);
-    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit, " slots (",
-               cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
-  }
-}
-
 // Read once: what is checked is what is used, even if the copies below change the memory that the ids came from.
 std::vector<int64_t> read_ids(const Indices& ids) {
   std::vector<int64_t> values(static_cast<size_t>(ids.size));
@@ -81,14 +70,7 @@ void check_ids(const BlockArray& array, const std::vector<int64_t>& ids, const c
 
 }  // namespace
 
-void write_kv(const WriteArgs& args) {
-  const KernelTable& table = kernels();
-  check_slots(args.slots, args.key.num_tokens, args.key_cache);
-  check_slots(args.slots, args.value.num_tokens, args.value_cache);
-  table.write(args);
-}
-
-void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_ids, const Indices& target_ids) {
+void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_ids, const Indices& target_ids, int64_t) {
   const std::vector<int64_t> sources = read_ids(source_ids), targets = read_ids(target_ids);
   for (size_t i = 0; i < arrays.size(); ++i) {
     check_ids(arrays[i], sources, "the source", i);
@@ -102,7 +84,5 @@ void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_id
     }
   }
 }
-
-void merge(const MergeArgs& args) { kernels().merge(args); }
 
 }  // namespace pagecore::cpu

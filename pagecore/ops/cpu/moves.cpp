@@ -136,7 +136,7 @@ int64_t elements(const BlockArray& array, int first_axis) {
 // last is written.
 constexpr int64_t kStreamBytes = 8 << 20;
 
-void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written) {
+void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written, int64_t) {
   if (runs.empty()) return;
   for (Move& move : moves) {
     move.streams = written > kStreamBytes;
@@ -145,7 +145,7 @@ void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t wr
 }
 
 void move_sequences(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
-                    const PackedSequences& batch, Direction direction) {
+                    const PackedSequences& batch, Direction direction, int64_t num_threads) {
   std::vector<Run> runs;
   const int64_t copied = list_runs(batch, direction, runs);
   std::vector<Move> moves;
@@ -155,23 +155,23 @@ void move_sequences(const std::vector<BlockArray>& caches, const std::vector<Blo
     moves.push_back(move_tokens(caches[i], packed[i], direction));
     written += copied * elements(caches[i], 1) * moves.back().target_itemsize;
   }
-  move_all(moves, runs, written);
+  move_all(moves, runs, written, num_threads);
 }
 
 }  // namespace
 
 void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
-                   const PackedSequences& batch) {
-  move_sequences(caches, packed, batch, Direction::Gather);
+                   const PackedSequences& batch, int64_t num_threads) {
+  move_sequences(caches, packed, batch, Direction::Gather, num_threads);
 }
 
 void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<BlockArray>& caches,
-                    const PackedSequences& batch) {
-  move_sequences(caches, packed, batch, Direction::Scatter);
+                    const PackedSequences& batch, int64_t num_threads) {
+  move_sequences(caches, packed, batch, Direction::Scatter, num_threads);
 }
 
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                     const Indices& source_ids, const Indices& target_ids) {
+                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
   int64_t num_sources = kUnlimited, num_targets = kUnlimited;
   for (const BlockArray& source : sources) num_sources = std::min(num_sources, source.num_blocks);
   for (const BlockArray& target : targets) num_targets = std::min(num_targets, target.num_blocks);
@@ -184,7 +184,7 @@ void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<B
     moves.push_back(move_blocks(sources[i], targets[i]));
     written += copied * elements(sources[i], 0) * moves.back().target_itemsize;
   }
-  move_all(moves, runs, written);
+  move_all(moves, runs, written, num_threads);
 }
 
 }  // namespace pagecore::cpu

@@ -78,12 +78,6 @@ PC_FORCE_INLINE void for_each_part(int64_t row, Visit&& visit) {
   for (int64_t i = 0; i < row; i += kPart) visit(i, row - i < kPart ? row - i : kPart);
 }
 
-PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, int64_t ahead) {
-  const int64_t rest = bytes % kLine;
-  if (bytes > rest) copy_lines(target, source, bytes - rest, ahead);
-  copy_bytes(target + bytes - rest, source + bytes - rest, rest);
-}
-
 template <Float From, Float To>
 PC_FORCE_INLINE void cast_row(const char* source, char* target, int64_t row, int64_t ahead) {
   for_each_part(row, [&](int64_t first, int64_t count) {
@@ -134,7 +128,7 @@ template <int64_t kBytes>
 inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs) {
   move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t, int64_t ahead) {
     if constexpr (kBytes % kLine == 0) {
-      copy_lines(target, source, kBytes, ahead);
+      copy_lines(target, source, kBytes, source + ahead);
     } else {
       __builtin_memcpy(target, source, kBytes);
     }
@@ -155,7 +149,7 @@ inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
   }
   const int64_t size = move.source_itemsize;
   move_pieces(move, runs, num_runs, [=](const char* source, char* target, int64_t row, int64_t ahead) {
-    copy_row(source, target, row * size, ahead);
+    copy_row(target, source, row * size, source + ahead);
   });
 }
 
