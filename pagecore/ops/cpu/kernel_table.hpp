@@ -6,7 +6,7 @@
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
-#include "pagecore/ops/cpu/write_part.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu {

@@ -1,12 +1,12 @@
 // Slot-mapped writes and merges: contents checked, rows shared out among threads.
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/cache_sizes.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
@@ -49,13 +49,6 @@ int64_t check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
   return found.written;
 }
 
-// A thread that has less to move than this takes longer to wake than to work.
-constexpr int64_t kThreadBytes = 256 << 10;
-
-int64_t threads_for(int64_t bytes, int64_t num_threads) {
-  return std::clamp<int64_t>(bytes / kThreadBytes, 1, std::max<int64_t>(num_threads, 1));
-}
-
 int64_t token_bytes(const Cache& cache) { return cache.num_heads * cache.dim * size_of(cache.type); }
 
 // Rows from `begin` on.
@@ -83,11 +76,10 @@ void write_kv(const WriteArgs& args, int64_t num_threads) {
   whole.streams = bytes > l2_bytes();
   num_threads = threads_for(bytes, num_threads);
   if (num_threads == 1) return table.write(whole);
-  // More parts than threads, because stretches do not fall evenly among them.
-  whole.bits = std::bit_width(static_cast<uint64_t>(num_threads)) + 1;
-  parallel_for(int64_t{1} << whole.bits, num_threads, [&](int64_t unit, int64_t) noexcept {
+  whole.share.bits = share_bits(num_threads);
+  parallel_for(int64_t{1} << whole.share.bits, num_threads, [&](int64_t unit, int64_t) noexcept {
     WritePart part = whole;
-    part.index = static_cast<uint64_t>(unit);
+    part.share.index = static_cast<uint64_t>(unit);
     table.write(part);
   });
 }

@@ -60,13 +60,14 @@ PC_FORCE_INLINE void fetch(const char* p, int64_t count) {
   for (int64_t i = 0; i < count; i += kLine) fetch_line(p + i);
 }
 
-// Calls move(to, from) for each of the `count / kLine` lines, and asks for those at `next`.
-template <typename MoveLine>
+// Calls move(to, from) for each of the `count / kLine` lines, and asks for one in `kAsk` bytes of those
+// at `next`: for reading two of four do, since caches fetch lines in pairs; for writing it takes all.
+template <int64_t kAsk, typename MoveLine>
 PC_FORCE_INLINE void move_lines(char* to, const char* from, int64_t count, const char* next, MoveLine&& move) {
   int64_t i = 0;
   for (; i + 4 * kLine <= count; i += 4 * kLine) {
 #pragma GCC unroll 4
-    for (int64_t line = 0; line < 4 * kLine; line += kLine) fetch_line(next + i + line);
+    for (int64_t line = 0; line < 4 * kLine; line += kAsk) fetch_line(next + i + line);
 #pragma GCC unroll 4
     for (int64_t line = 0; line < 4 * kLine; line += kLine) move(to + i + line, from + i + line);
   }
@@ -77,24 +78,27 @@ PC_FORCE_INLINE void move_lines(char* to, const char* from, int64_t count, const
 }
 
 // `count` is a multiple of kLine; every line of `to` is written by one store, so that none is cut in two.
+template <int64_t kAsk>
 PC_FORCE_INLINE void copy_lines(char* to, const char* from, int64_t count, const char* next) {
 #if defined(__AVX512BW__)
   const auto shift = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % kLine);
   if (shift != 0) {
-    fetch_line(next), fetch_line(next + count - 1);
+    fetch_line(next);
+    if (kAsk == kLine) fetch_line(next + count - 1);
     to -= shift, from -= shift;
     copy_line_part(to, from, shift, kLine);
-    move_lines(to + kLine, from + kLine, count - kLine, next + kLine, copy_line);
+    move_lines<kAsk>(to + kLine, from + kLine, count - kLine, next + kLine, copy_line);
     copy_line_part(to + count, from + count, 0, shift);
     return;
   }
 #endif
-  move_lines(to, from, count, next, copy_line);
+  move_lines<kAsk>(to, from, count, next, copy_line);
 }
 
+template <int64_t kAsk>
 PC_FORCE_INLINE void copy_row(char* to, const char* from, int64_t bytes, const char* next) {
   const int64_t rest = bytes % kLine;
-  if (bytes > rest) copy_lines(to, from, bytes - rest, next);
+  if (bytes > rest) copy_lines<kAsk>(to, from, bytes - rest, next);
   copy_bytes(to + bytes - rest, from + bytes - rest, rest);
 }
 
@@ -134,7 +138,7 @@ class LineWriter {
       from += missing;
       count -= missing;
     }
-    move_lines(line_, from, count, from + ahead, stream_line);
+    move_lines<kLine>(line_, from, count, from + ahead, stream_line);
     end_ = count % kLine;
     line_ += count - end_;
     if (end_ > 0) keep_rest(from + count - end_);

@@ -4,7 +4,7 @@
 #include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/lines.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
-#include "pagecore/ops/cpu/write_part.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -28,8 +28,7 @@ class SlotRuns {
         block_size_(static_cast<uint64_t>(cache.block_size)),
         shift_(__builtin_ctzll(block_size_)),
         is_power_(uint64_t{1} << shift_ == block_size_),
-        bits_(part.bits),
-        index_(part.index) {}
+        share_(part.share) {}
 
   // Lists the next runs and returns their number, 0 when there are no more.
   int64_t list(SlotRun* runs) { return slots_.wide ? list_as<int64_t>(runs) : list_as<int32_t>(runs); }
@@ -51,7 +50,7 @@ class SlotRuns {
         continue;
       }
       const uint64_t block = is_power_ ? slot >> shift_ : slot / block_size_, offset = slot - block * block_size_;
-      int64_t room = kStretch - static_cast<int64_t>(slot % kStretch);
+      int64_t room = kSlotStretch - static_cast<int64_t>(slot % kSlotStretch);
       if (static_cast<int64_t>(block_size_ - offset) < room) room = static_cast<int64_t>(block_size_ - offset);
       if (size - token < room) room = size - token;
       int64_t count = 1;
@@ -63,9 +62,8 @@ class SlotRuns {
     return listed;
   }
 
-  // Stretches are dealt out by the high bits of a product, because slots in use may all be alike in their low ones.
   PC_FORCE_INLINE bool is_ours(uint64_t slot) const {
-    return bits_ == 0 || slot / kStretch * 0x9e3779b97f4a7c15 >> (64 - bits_) == index_;
+    return share_.bits == 0 || share_of(slot / kSlotStretch, share_.bits) == share_.index;
   }
 
   Indices slots_;
@@ -73,8 +71,7 @@ class SlotRuns {
   uint64_t block_size_;
   int shift_;
   bool is_power_;
-  int32_t bits_;
-  uint64_t index_;
+  Share share_;
   int64_t token_ = 0;
 };
 
@@ -156,7 +153,7 @@ PC_FORCE_INLINE void fetch_ends(const char* row, int64_t bytes, const RunShape& 
 inline void copy_plane(const WritePlane& plane, const SlotRuns& slots, bool streams) {
   const int64_t size = size_of(plane.cache.type);
   const auto copy = [=](char* target, const char* source, int64_t row, int64_t, const RunShape& shape) {
-    copy_row(target, source, row * size, target + shape.next_target);
+    copy_row<kLine>(target, source, row * size, target + shape.next_target);
   };
   if (!streams) return visit_rows(plane, slots, copy);
   LineWriter writer;
