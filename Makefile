@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AARCH64_CXX ?= aarch64-linux-gnu-g++
+AARCH64_RUN ?= qemu-aarch64
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
@@ -10,7 +12,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 # pip would compile everything anew, in a folder that it throws away; the native parts are built in place by .built.
 EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 
-.PHONY: demo test test-quick lint bench sanitize format build venv clean
+.PHONY: demo test test-quick lint bench sanitize test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -29,15 +31,22 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
 
-# make bench BENCH="index --quick": any names and options of `python -m bench`. Where torch (the extra "bench") is not in
-# .venv, its controls are left out.
-BENCH ?= index prefix write gather attention replay
+# make bench BENCH="cpu_attention --quick": any names and options of `python -m bench`. Where torch (the extra "bench") is
+# not in .venv, its controls are left out.
+BENCH ?= index prefix write gather cpu_attention replay
 bench: $(VENV)/.cli build
 	$(BIN)/python -m bench $(BENCH)
 
 # The native code under ASan, UBSan and TSan; needs g++ and make, and nothing of .venv.
 sanitize:
 	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target sanitize
+
+# The drivers of the native code with the kernels for NEON, run by an emulator; needs nothing of .venv.
+test-aarch64:
+	@for tool in $(AARCH64_CXX) $(AARCH64_RUN); do command -v $$tool > /dev/null || { echo >&2 \
+	  "$$tool is not here; on Debian and Ubuntu: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 2; }; done
+	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target plain \
+	  CXX=$(AARCH64_CXX) LDFLAGS=-static LAUNCH=$(AARCH64_RUN) SCALE=$(or $(SCALE),0.1) TIMEOUT='timeout 1200'
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .

@@ -5,11 +5,23 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+import pagecore
+
 DTYPES = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
+
+
+def huge_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Memory as a pool has it: from 4 MiB on, at a boundary of 2 MiB and with huge pages advised."""
+    return pagecore.empty(shape, dtype).numpy()
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """The same memory as unsigned integers, which NumPy copies faster than numbers that it does not know."""
+    return array.view(f"u{array.itemsize}")
 
 
 def paged_cache(num_blocks: int, block_size: int, num_heads: int, head_dim: int, dtype: str, heads: str) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import os
 import time
@@ -12,11 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bench import picture
 from bench.machine import commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
-NAMES = ("prepare", "index", "prefix", "write", "gather", "attention", "replay")
+NAMES = ("prepare", "index", "prefix", "write", "gather", "cpu_attention", "replay")
+# The bench that has a picture.
+DRAWN = "cpu_attention"
 PEERS = ("sglang", "vllm")
 REFUSED = 2
 
@@ -37,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if options.json and not _writable(options.json):
         parser.error(f"--json {options.json} cannot be written; name a file in a folder that is there")
+    if options.plot:
+        _refuse_plot(parser, options)
     if options.trace and not options.trace.is_file():
         parser.error(f"--trace {options.trace} is no file; leave it out to replay one that is found or made")
     try:
@@ -46,7 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     report = _header(options)
     modules = {name: importlib.import_module(f"bench.{name}") for name in options.names} | peers
     for title, module in modules.items():
-        report["results"][title] = _section(title, module, options)
+        bench = _section(title, module, options)
+        report["results"][title] = bench.as_json()
+        if options.plot and title == DRAWN:
+            picture.save(bench.figures, options.plot, f"{report['machine']['cpu']}, {report['machine']['isa']}")
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
@@ -84,8 +92,15 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="time its allocators beside ours, and for prefix its prefix cache",
     )
-    parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes, two rounds, nothing to quote")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--quick", dest="kind", action="store_const", const="quick", default="full", help="a short run: fewer rounds"
+    )
+    kind.add_argument(
+        "--smoke", dest="kind", action="store_const", const="smoke", help="small sizes, two rounds, nothing to quote"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, sizes and figures to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"{DRAWN}: draw what it reaches as PNG")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay: a Mooncake trace instead of the one found")
     parser.add_argument("--requests", type=_count, metavar="N", help="replay: only the first N requests (2000)")
     return parser
@@ -104,13 +119,22 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _refuse_plot(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if DRAWN not in options.names:
+        parser.error(f"--plot draws what {DRAWN} reaches; name it too")
+    if not _writable(options.plot):
+        parser.error(f"--plot {options.plot} cannot be written; name a file in a folder that is there")
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'pagecore[cli]'")
+
+
 def _writable(path: Path) -> bool:
     return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 def _list_names() -> None:
     for name in NAMES:
-        print(f"{name:<10} {about(name)}")
+        print(f"{name:<14} {about(name)}")
     for peer in PEERS:
         print(f"--peer {peer:<8} {about(f'peers.{peer}')}")
 
@@ -122,23 +146,24 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": options.quick,
+        "kind": options.kind,
         "results": {},
     }
     for part in ("machine", "versions"):
         print(f"{part}: " + ", ".join(f"{key} {_shown(value)}" for key, value in report[part].items()))
     print(f"commit: {_shown(report['commit'])}")
     print("a line below its figure is a control, and how many times faster than it the figure is: median (min to max)")
-    if options.quick:
-        print("--quick: these figures only show that the benches run")
+    if options.kind == "smoke":
+        print("--smoke: these figures only show that the benches run")
     return report
 
 
-def _section(title: str, module: ModuleType, options: argparse.Namespace) -> dict[str, Any]:
+def _section(title: str, module: ModuleType, options: argparse.Namespace) -> Bench:
     print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
-    bench = Bench(quick=options.quick, clock=getattr(module, "CLOCK", time.perf_counter))
+    bench = Bench(kind=options.kind, clock=getattr(module, "CLOCK", time.perf_counter))
     module.run(bench, options)
-    return bench.as_json()
+    bench.show_targets()
+    return bench
 
 
 def _shown(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,6 +28,17 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """What a figure should reach, against a control or on its own, and what it reached, as text."""
+
+    figure: str
+    against: str
+    wanted: str
+    got: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """A control's time, and how many times faster than it the subject is; `at_least` is the target of the ratio."""
 
@@ -44,8 +55,8 @@ class Control:
 class Figure:
     """A subject beside its controls; times in seconds a call, shown in `unit` for each of `per` things of a call.
 
-    `at_most` is the target of the subject's median in that unit; `nbytes` is what a call moves. `sizes` goes to the
-    JSON. A target that is missed is shown and fails nothing.
+    `at_most` is the target of the subject's median in that unit; `nbytes` is what a call moves, and `gb_per_s_at_least`
+    the target of its rate. `sizes` goes to the JSON. A target that is missed is shown and fails nothing.
     """
 
     name: str
@@ -57,23 +68,45 @@ class Figure:
     each: str = "call"
     nbytes: int | None = None
     at_most: float | None = None
+    gb_per_s_at_least: float | None = None
     sizes: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.at_most is not None and self.gb_per_s_at_least is not None:
+            raise ValueError(f"{self.name!r} has two targets; a rate is a time already")
 
     @property
     def met(self) -> bool | None:
+        if self.gb_per_s_at_least is not None:
+            return self.gb_per_s(self.subject) >= self.gb_per_s_at_least
         return None if self.at_most is None else self._in_unit(self.subject).median <= self.at_most
 
     def lines(self) -> list[str]:
         """The figure as text: the subject's line, and one for each control."""
-        unit = self.unit if self.each == "call" else f"{self.unit} a {self.each}"
-        target = "" if self.at_most is None else f"target <= {self.at_most:g} {unit}: {_verdict(self.met)}"
-        lines = [f"  {self.name:<52} {self._shown(self.subject, unit)}   {target}".rstrip()]
+        wanted = self._wanted()
+        target = f"target {wanted}: {_verdict(self.met)}" if wanted else ""
+        lines = [f"  {self.name:<52} {self._shown(self.subject)}   {target}".rstrip()]
         for name, control in self.controls.items():
             ratio = control.ratio
             shown = f"{ratio.median:6.2f}x ({ratio.min:.2f} to {ratio.max:.2f})"
             target = "" if control.at_least is None else f"target >= {control.at_least:g}x: {_verdict(control.met)}"
-            lines.append(f"      {name:<48} {self._shown(control.time, unit)}   {shown}   {target}".rstrip())
+            lines.append(f"      {name:<48} {self._shown(control.time)}   {shown}   {target}".rstrip())
         return lines
+
+    def targets(self) -> list[Target]:
+        """Every target of the figure: its own, and those of the ratios to its controls."""
+        found = []
+        if self.met is not None:
+            rate = self.gb_per_s_at_least is not None
+            median = self.gb_per_s(self.subject) if rate else self._in_unit(self.subject).median
+            found.append(
+                Target(self.name, "", self._wanted(), f"{median:.3g} {'GB/s' if rate else self._unit}", self.met)
+            )
+        for name, control in self.controls.items():
+            if control.at_least is not None and control.met is not None:
+                got = f"{control.ratio.median:.2f}x ({control.ratio.min:.2f} to {control.ratio.max:.2f})"
+                found.append(Target(self.name, name, f">= {control.at_least:g}x", got, control.met))
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """The figure as plain values."""
@@ -83,7 +116,9 @@ class Figure:
             "unit": self.unit,
             "each": self.each,
             "rounds": self.rounds,
-            "subject": self._times(self.subject) | _target("at_most", self.at_most, self.met),
+            "subject": self._times(self.subject)
+            | _target("at_most", self.at_most, self.met)
+            | _target("gb_per_s_at_least", self.gb_per_s_at_least, self.met),
             "controls": {
                 name: self._times(control.time)
                 | {"ratio": asdict(control.ratio)}
@@ -92,19 +127,50 @@ class Figure:
             },
         }
 
+    @property
+    def _unit(self) -> str:
+        return self.unit if self.each == "call" else f"{self.unit} a {self.each}"
+
+    def _wanted(self) -> str:
+        """The subject's own target as text; nothing where it has none."""
+        if self.gb_per_s_at_least is not None:
+            return f">= {self.gb_per_s_at_least:g} GB/s"
+        return "" if self.at_most is None else f"<= {self.at_most:g} {self._unit}"
+
     def _in_unit(self, seconds: Spread) -> Spread:
         return seconds.scaled(PER_SECOND[self.unit] / self.per)
 
+    def gb_per_s(self, seconds: Spread) -> float:
+        """The rate at which a call moves its bytes, at the median."""
+        assert self.nbytes is not None, f"{self.name!r} does not say how many bytes it moves"
+        return self.nbytes / seconds.median / 1e9
+
     def _times(self, seconds: Spread) -> dict[str, Any]:
-        rate = {} if self.nbytes is None else {"gb_per_s": self.nbytes / seconds.median / 1e9}
+        rate = {} if self.nbytes is None else {"gb_per_s": self.gb_per_s(seconds)}
         return asdict(self._in_unit(seconds)) | rate
 
-    def _shown(self, seconds: Spread, unit: str) -> str:
+    def _shown(self, seconds: Spread) -> str:
         time = self._in_unit(seconds)
         digits = 2 if time.median < 10 else 1 if time.median < 1000 else 0
         spread = f"({time.min:.{digits}f} to {time.max:.{digits}f})"
-        rate = "" if self.nbytes is None else f" {self.nbytes / seconds.median / 1e9:5.1f} GB/s"
-        return f"{f'{time.median:9.{digits}f} {unit} {spread}':<42}{rate}"
+        rate = "" if self.nbytes is None else f" {self.gb_per_s(seconds):5.1f} GB/s"
+        return f"{f'{time.median:9.{digits}f} {self._unit} {spread}':<42}{rate}"
+
+
+def table_of(targets: Sequence[Target]) -> list[str]:
+    """The targets as a table to read; nothing where there is none."""
+    if not targets:
+        return []
+    rows = [("target of", "against", "wanted", "got", "")]
+    rows += [(each.figure, each.against or "-", each.wanted, each.got, _verdict(each.met)) for each in targets]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return [
+        "",
+        *(
+            "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ),
+    ]
 
 
 def _verdict(met: bool | None) -> str:

@@ -69,6 +69,13 @@ def last_level_cache() -> int:
     return max((int(size.removesuffix("K")) * 2**10 for size in _caches().values()), default=0)
 
 
+def available_memory() -> int:
+    """Bytes that can be had without swapping; all of the memory where the system does not say."""
+    lines = (_text(Path("/proc/meminfo")) or "").splitlines()
+    found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else int((_memory_gib() or 0) * 2**30)
+
+
 def _memory_gib() -> float | None:
     try:
         return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)

@@ -47,17 +47,17 @@ DRAINS = 3
 def run(bench: Bench, options: argparse.Namespace) -> None:
     """Every block size, every size of tree; the tree of 10,000 stands beside that of 100,000."""
     bench.effort = replace(bench.effort, figure_s=min(bench.effort.figure_s, 0.5))
-    flush = CacheFlush(bench.quick)
+    flush = CacheFlush(bench.kind == "smoke")
     for block_size in BLOCK_SIZES:
         smaller: list[Side] = []
-        for num_sequences in bench.pick(SEQUENCES, (64,)):
+        for num_sequences in bench.pick(SEQUENCES, (64,), quick=(PREFIX_SEQUENCES,)):
             load = Load(num_sequences, block_size, *bench.pick((), (16, 64)))
             sides = [Ours(load), *_controls(load, options.peer), *smaller]
             figures = _Figures(bench, load, sides, flush)
             figures.changes()
             figures.lookups()
             figures.locks()
-            if num_sequences == PREFIX_SEQUENCES or bench.quick:
+            if num_sequences == PREFIX_SEQUENCES or bench.kind == "smoke":
                 figures.batches()
             figures.drain()
             figures.memory()

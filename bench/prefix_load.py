@@ -90,8 +90,8 @@ class Load:
 class CacheFlush:
     """Reads more than the processor's caches hold, so that what was in them has to come from memory again."""
 
-    def __init__(self, quick: bool = False) -> None:
-        self._memory = np.ones(2**16 if quick else max(2**26, 4 * last_level_cache()), np.int8)
+    def __init__(self, smoke: bool = False) -> None:
+        self._memory = np.ones(2**16 if smoke else max(2**26, 4 * last_level_cache()), np.int8)
 
     def __call__(self) -> None:
         self._memory.view(np.int64).sum()

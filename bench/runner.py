@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from bench.figures import Control, Figure, Spread
+from bench.figures import Control, Figure, Spread, table_of
 
+Kind = Literal["full", "quick", "smoke"]
 Work = Callable[[], object]
 T = TypeVar("T")
 
@@ -51,7 +52,12 @@ class Effort:
     loops_max: int = 10_000
 
 
-QUICK = Effort(figure_s=0.0, rounds_min=2, sample_s=0.0)
+# A full run; a short one, whose figures are as real; and one that only shows that everything works.
+EFFORTS: Mapping[Kind, Effort] = {
+    "full": Effort(),
+    "quick": Effort(figure_s=0.4, rounds_min=7),
+    "smoke": Effort(figure_s=0.0, rounds_min=2, sample_s=0.0),
+}
 
 
 class Bench:
@@ -59,8 +65,9 @@ class Bench:
 
     Parameters
     ----------
-    quick : bool
-        A smoke run: two rounds of small sizes show that everything works; the figures say nothing.
+    kind : "full", "quick" or "smoke"
+        A quick run has fewer rounds of the same sizes, and a bench may leave out what has no target. A smoke run has
+        two rounds of small sizes: its figures say nothing, and it has no targets.
     clock : callable
         Seconds, now.
     write : callable
@@ -70,21 +77,21 @@ class Bench:
     def __init__(
         self,
         *,
-        quick: bool = False,
+        kind: Kind = "full",
         clock: Callable[[], float] = time.perf_counter,
         write: Callable[[str], object] = print,
     ) -> None:
-        self.quick = quick
-        self.effort = QUICK if quick else Effort()
+        self.kind = kind
+        self.effort = EFFORTS[kind]
         self.figures: list[Figure] = []
         self.facts: dict[str, object] = {}
         self.notes: list[str] = []
         self._clock = clock
         self._write = write
 
-    def pick(self, full: T, quick: T) -> T:
-        """A size: `full`, or `quick` in a smoke run."""
-        return quick if self.quick else full
+    def pick(self, full: T, smoke: T, quick: T | None = None) -> T:
+        """A size by the kind of run; a quick run has that of a full one where it is given none."""
+        return {"full": full, "quick": full if quick is None else quick, "smoke": smoke}[self.kind]
 
     def note(self, text: str) -> None:
         """Say what a reader of the figures must know, such as a control that is left out."""
@@ -128,15 +135,16 @@ class Bench:
         rounds : int, optional
             Exactly so many, for work that takes long to set up; a smoke run has its own number.
         **about
-            Fields of `Figure`: unit, per, each, nbytes, at_most, sizes.
+            Fields of `Figure`: unit, per, each, nbytes, at_most, gb_per_s_at_least, sizes.
         """
         if not controls:
             raise ValueError(f"{name!r} has no control; a time alone says nothing on a machine that others use")
         check()
-        if self.quick:
-            at_least, about["at_most"] = None, None
+        is_smoke = self.kind == "smoke"
+        if is_smoke:
+            at_least, about["at_most"], about["gb_per_s_at_least"] = None, None, None
         effort = self.effort
-        if rounds is not None and not self.quick:
+        if rounds is not None and not is_smoke:
             effort = replace(effort, figure_s=0.0, rounds_min=rounds)
         subject_s, *controls_s = self._rounds([subject, *controls.values()], effort)
         measured = {
@@ -148,6 +156,12 @@ class Bench:
         for line in figure.lines():
             self._write(line)
         return figure
+
+    def show_targets(self) -> None:
+        """The figures that have a target once more, as a table."""
+        targets = [target for figure in self.figures for target in figure.targets()]
+        for line in table_of(targets):
+            self._write(line)
 
     def as_json(self) -> dict[str, Any]:
         """Everything that was taken, as plain values."""

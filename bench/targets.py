@@ -21,3 +21,12 @@ FLATNESS_MIN = 0.5
 DRAIN_NS_MAX = 5000.0
 # The native radix tree of SGLang 0.5.23 takes so many times as long, with as many sequences.
 SGLANG_RATIO_MIN = MappingProxyType({"match, hit, warm": 3.0, "insert, warm": 3.0, "evict a leaf, warm": 100.0})
+# Host attention: a decode step from DRAM as a share of a read of the same bytes with as many threads, and both steps as
+# multiples of torch's SDPA, by dtype.
+DECODE_READ_RATIO_MIN = MappingProxyType({"float32": 0.85, "bfloat16": 0.80})
+DECODE_SDPA_RATIO_MIN = MappingProxyType({"float32": 1.3, "bfloat16": 2.1})
+PREFILL_SDPA_RATIO_MIN = MappingProxyType({"float32": 1.2, "bfloat16": 1.5})
+# A decode step of one sequence of 1,024 tokens from the caches, with AMX on two threads.
+IN_CACHE_AMX_GB_PER_S_MIN = 30.0
+# By block size, as a share of what blocks of 16 reach.
+BLOCK_SIZE_RATIO_MIN = MappingProxyType({1: 0.7, 8: 0.95, 64: 0.95, 256: 0.95})

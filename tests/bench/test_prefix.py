@@ -140,7 +140,7 @@ def test_warm_keys_come_again_and_cold_ones_only_after_all_others():
 
 def test_the_flush_reads_more_than_the_caches_hold():
     assert CacheFlush()._memory.nbytes >= max(2**26, 4 * machine.last_level_cache())
-    CacheFlush(quick=True)()
+    CacheFlush(smoke=True)()
 
 
 def test_the_last_level_cache_is_the_largest_one_that_holds_data(monkeypatch, tmp_path):
@@ -156,8 +156,8 @@ def test_the_last_level_cache_is_the_largest_one_that_holds_data(monkeypatch, tm
 
 
 def figures_of(*sides):
-    bench = Bench(quick=True, write=lambda _line: None)
-    return prefix._Figures(bench, sides[0].load, list(sides), CacheFlush(quick=True))
+    bench = Bench(kind="smoke", write=lambda _line: None)
+    return prefix._Figures(bench, sides[0].load, list(sides), CacheFlush(smoke=True))
 
 
 def test_a_figure_is_refused_where_an_eviction_takes_the_wrong_leaves():
@@ -180,7 +180,7 @@ def test_a_figure_is_refused_where_a_lookup_finds_something_else(kind):
 
 def test_each_load_has_every_figure_warm_and_cold(tmp_path):
     path = tmp_path / "out.json"
-    ran = run_bench("prefix", "--quick", "--json", path)
+    ran = run_bench("prefix", "--smoke", "--json", path)
     assert ran.returncode == 0, ran.stderr
     names = [figure["name"] for figure in json.loads(path.read_text())["results"]["prefix"]["figures"]]
     for block_size in prefix.BLOCK_SIZES:
@@ -198,7 +198,7 @@ def test_a_peers_prefix_cache_stands_beside_where_it_is_installed(peer, folder, 
     if not (HOME / folder).is_dir():
         pytest.skip(f"{peer} is not in {HOME}")
     path = tmp_path / "out.json"
-    ran = run_bench("prefix", "--peer", peer, "--quick", "--json", path)
+    ran = run_bench("prefix", "--peer", peer, "--smoke", "--json", path)
     if ran.returncode == 2:
         pytest.skip(f"{peer} cannot be imported here")
     assert ran.returncode == 0, ran.stderr

@@ -108,8 +108,8 @@ def test_a_figure_can_ask_for_exactly_so_many_rounds_but_not_of_a_smoke_run():
     clock = Clock()
     bench, _ = bench_on(clock, figure_s=1000.0, rounds_min=9)
     assert bench.compare("x", clock.work("s", 1), {"c": clock.work("c", 1)}, check=nothing, rounds=2).rounds == 2
-    quick = Bench(quick=True, clock=clock, write=nothing_of)
-    assert quick.compare("x", clock.work("s", 1), {"c": clock.work("c", 1)}, check=nothing, rounds=5).rounds == 2
+    smoke = Bench(kind="smoke", clock=clock, write=nothing_of)
+    assert smoke.compare("x", clock.work("s", 1), {"c": clock.work("c", 1)}, check=nothing, rounds=5).rounds == 2
 
 
 def test_results_are_checked_before_anything_is_timed():
@@ -173,9 +173,58 @@ def test_the_json_holds_units_sizes_rates_ratios_and_targets():
     assert bench.as_json()["facts"] == {"counted, steps": 3, "taken": {"min": 1, "median": 2, "max": 4}}
 
 
+def test_a_rate_has_a_target_of_its_own():
+    clock = Clock()
+    bench, lines = bench_on(clock)
+    work, control = clock.work("s", 0.5), {"c": clock.work("c", 1)}
+    figure = bench.compare("x", work, control, check=nothing, nbytes=10**9, gb_per_s_at_least=2)
+    assert figure.met
+    assert lines[0].endswith("2.0 GB/s   target >= 2 GB/s: met")
+    assert figure.as_json()["subject"]["target"] == {"gb_per_s_at_least": 2, "met": True}
+    assert not bench.compare("x", work, control, check=nothing, nbytes=10**9, gb_per_s_at_least=2.1).met
+    with pytest.raises(ValueError, match="two targets"):
+        bench.compare("x", work, control, check=nothing, nbytes=1, gb_per_s_at_least=2, at_most=1)
+
+
+def test_the_targets_come_once_more_in_a_table():
+    clock = Clock()
+    bench, lines = bench_on(clock)
+    work, control = clock.work("s", 8e-6), {"a": clock.work("a", 16e-6), "b": clock.work("b", 4e-6)}
+    bench.compare("first", work, control, check=nothing, at_most=7.5, at_least={"a": 1.9})
+    bench.compare("second", work, control, check=nothing)
+    bench.compare("third", work, control, check=nothing, at_least={"b": 0.6})
+    del lines[:]
+    bench.show_targets()
+    assert [line.split() for line in lines] == [
+        [],
+        ["target", "of", "against", "wanted", "got"],
+        ["first", "-", "<=", "7.5", "us", "8", "us", "not", "met"],
+        ["first", "a", ">=", "1.9x", "2.00x", "(2.00", "to", "2.00)", "met"],
+        ["third", "b", ">=", "0.6x", "0.50x", "(0.50", "to", "0.50)", "not", "met"],
+    ]
+
+
+def test_without_a_target_there_is_no_table():
+    bench, lines = bench_on(Clock())
+    bench.show_targets()
+    assert lines == []
+
+
+def test_a_quick_run_has_the_sizes_and_targets_of_a_full_one_and_fewer_rounds():
+    full, quick, smoke = (Bench(kind=kind, write=nothing_of) for kind in ("full", "quick", "smoke"))
+    assert [bench.pick(100, 1) for bench in (full, quick, smoke)] == [100, 100, 1]
+    assert [bench.pick(100, 1, quick=10) for bench in (full, quick, smoke)] == [100, 10, 1]
+    assert full.effort.rounds_min > quick.effort.rounds_min > smoke.effort.rounds_min
+    clock = Clock()
+    bench = Bench(kind="quick", clock=clock, write=nothing_of)
+    figure = bench.compare("x", clock.work("s", 1), {"c": clock.work("c", 1)}, check=nothing, at_most=1e-9)
+    assert figure.met is False
+
+
 def test_a_smoke_run_has_no_targets():
-    bench = Bench(quick=True, write=nothing_of)
+    bench = Bench(kind="smoke", write=nothing_of)
     figure = bench.compare("x", nothing, {"c": nothing}, check=nothing, at_most=1e-9, at_least={"c": 1e9})
+    assert figure.targets() == []
     assert figure.met is None
     assert figure.controls["c"].met is None
     assert figure.rounds == 2
@@ -187,7 +236,7 @@ def test_the_garbage_collector_rests_and_is_left_as_it_was(enabled):
     before = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        Bench(quick=True, write=nothing_of).compare(
+        Bench(kind="smoke", write=nothing_of).compare(
             "x", lambda: seen.append(gc.isenabled()), {"c": nothing}, check=nothing
         )
         assert gc.isenabled() is enabled
