@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pagecore
-from pagecore.serving.info import installed_version, usable_cores
+from pagecore.ops.cpu_count import usable_cores
+from pagecore.serving.info import installed_version
 
 ROOT = Path(__file__).parent.parent
 CPU = Path("/sys/devices/system/cpu/cpu0")

@@ -51,7 +51,7 @@ from pagecore.ops import (
     transfer_blocks,
     write_kv,
 )
-from pagecore.ops.cpu import available_isas, isa, set_isa
+from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
 from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, TensorParallel
 
 try:
@@ -108,10 +108,12 @@ __all__ = [
     "isa",
     "make_cache",
     "merge_attention",
+    "num_threads",
     "paged_attention",
     "plan_attention",
     "scatter_blocks",
     "set_isa",
+    "set_num_threads",
     "specs_from_config",
     "transfer_blocks",
     "write_kv",

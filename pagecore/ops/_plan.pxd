@@ -49,6 +49,7 @@ cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
 
 cdef class AttentionPlan:
     cdef Plan plan
+    cdef int64_t num_workers_given  # 0: as many as there are threads when it is planned
     cdef int num_readers  # calls that read the items now, without the GIL: meanwhile the plan must stay as it is
 
     # Plans a batch of num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated once the plan has

@@ -5,6 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport index_tensor, read_window
+from pagecore.ops._threads cimport threads_of_a_call
 
 from operator import index
 
@@ -32,7 +33,7 @@ cdef class AttentionPlan:
     batch_invariant : bool
         Splits have a fixed length, whatever else is in the batch and however many workers there are.
     num_workers : int, optional
-        What shares the work, at least 1; None is what the backend has (the host: one thread).
+        What shares the work, at least 1; None is what the backend has (the host: `num_threads` when it is planned).
 
     Raises
     ------
@@ -52,7 +53,7 @@ cdef class AttentionPlan:
                 f"num_query_heads is {query_heads}, no multiple of num_kv_heads {kv_heads}; each key-value head serves "
                 "the same number of query heads"
             )
-        cdef int64_t workers = 1 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
+        cdef int64_t workers = 0 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         read_window(window, &left, &right)
         self.check_unread()
         cdef Plan* plan = &self.plan
@@ -61,7 +62,7 @@ cdef class AttentionPlan:
         plan.options.window_left = left
         plan.options.window_right = right
         plan.options.batch_invariant = bool(batch_invariant)
-        plan.options.num_workers = workers
+        self.num_workers_given = workers
         self.replan(NULL, NULL, 0)
 
     cdef int check_unread(self) except -1:
@@ -78,7 +79,13 @@ cdef class AttentionPlan:
         batch.cu_query_lens = cu_query_lens
         batch.seq_lens = seq_lens
         batch.num_sequences = num_sequences
-        self.plan.replan(batch)
+        cdef int64_t before = self.plan.options.num_workers
+        self.plan.options.num_workers = self.num_workers_given or threads_of_a_call()
+        try:
+            self.plan.replan(batch)
+        except BaseException:
+            self.plan.options.num_workers = before
+            raise
         return 0
 
     @property
@@ -191,7 +198,7 @@ def plan_attention(
     batch_invariant : bool
         Splits have a fixed length, so that a row's bits depend neither on the rest of the batch nor on `num_workers`.
     num_workers : int, optional
-        What shares the work; None is what the backend has (the host: one thread).
+        What shares the work; None is what the backend has (the host: `num_threads` now).
     out : AttentionPlan, optional
         Is planned anew with these lengths and options, in its own buffers, and returned. Refused while another thread
         attends with it.
@@ -215,8 +222,8 @@ def plan_attention(
     Examples
     --------
     >>> import pagecore
-    >>> pagecore.plan_attention(None, [100, 5000], num_query_heads=32, num_kv_heads=8).num_items
-    2
+    >>> pagecore.plan_attention(None, [100, 8192], num_query_heads=32, num_kv_heads=8, num_workers=2).num_items
+    9
     """
     if out is not None and not isinstance(out, AttentionPlan):
         raise UnsupportedOption(f"out is a {type(out).__name__}; it must be an AttentionPlan")
@@ -237,7 +244,9 @@ def plan_attention(
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
     target.check_unread()
     cdef PlanOptions before = target.plan.options
+    cdef int64_t given_before = target.num_workers_given
     target.plan.options = plan.plan.options
+    target.num_workers_given = plan.num_workers_given
     cdef const int32_t* offsets = NULL
     if cu_query_lens is not None:
         offsets = cu.data()
@@ -245,5 +254,6 @@ def plan_attention(
         target.replan(offsets, lens.data(), <int>lens.size())
     except BaseException:
         target.plan.options = before
+        target.num_workers_given = given_before
         raise
     return target

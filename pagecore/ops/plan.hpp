@@ -7,6 +7,9 @@
 // P2: items stay within their sequence: queries in its rows of the packed array, keys in [0, seq_len).
 // P3: keys are only cut at absolute multiples of split_floor, which divides split_granule.
 // P4: with batch_invariant the items of a sequence depend on its own lengths and the options alone.
+// P5: otherwise, where several pieces are cut for each worker, no unit of work (an item's heads that go together) is
+//     longer than a worker's share / pieces_per_worker, or split_floor. So workers that claim units one by one end
+//     with at most that much more than their share.
 // Cost: O(sequences + items), no allocation.
 #pragma once
 
@@ -29,10 +32,12 @@ struct PlanOptions {
   int64_t window_left = -1;
   int64_t window_right = -1;
   bool batch_invariant = false;
-  int64_t num_workers = 1;       // threads, or resident CTAs
-  int64_t query_tile = 1;        // queries of an item at most
-  int64_t split_floor = 512;     // keys that make a split worth its merge; a multiple of the kernels' tile
-  int64_t split_granule = 1024;  // of batch-invariant splits, and of the kernels' own sums
+  int64_t num_workers = 1;        // threads, or resident CTAs
+  int64_t query_tile = 1;         // queries of an item at most
+  int64_t pass_rows = 0;          // query rows up to which key heads of an item go together; 0: each head by itself
+  int64_t pieces_per_worker = 1;  // of equal shares; several where workers claim pieces as they come free
+  int64_t split_floor = 512;      // keys that make a split worth its merge; a multiple of the kernels' tile
+  int64_t split_granule = 1024;   // of batch-invariant splits, and of the kernels' own sums
 };
 
 struct PlanCounts {
@@ -73,7 +78,7 @@ class Planner {
         capacity_(capacity) {}
 
   PlanCounts run() {
-    split_keys_ = target_split();
+    piece_ = target_piece();
     for (int64_t i = 0; i < batch_.num_sequences; ++i) plan_sequence(i);
     return counts_;
   }
@@ -96,33 +101,43 @@ class Planner {
     }
   }
 
-  // Equal shares for the workers, where a share is worth splitting for. Items times heads are what the workers share.
-  [[nodiscard]] int64_t target_split() const {
+  // What one unit of work should be at most, in keys times key heads: those are what the workers share. 0: no limit.
+  [[nodiscard]] int64_t target_piece() const {
     if (options_.num_workers <= 1 || options_.batch_invariant) return 0;
     int64_t total = 0;
     for (int64_t i = 0; i < batch_.num_sequences; ++i) {
       for_each_tile(i, [&](const Tile& tile) { total += tile.keys.end - tile.keys.begin; });
     }
-    const int64_t share = total * options_.num_kv_heads / options_.num_workers;
-    return std::max(round_up(share, options_.split_floor), options_.split_floor);
+    return std::max<int64_t>(1, total * options_.num_kv_heads / (options_.num_workers * options_.pieces_per_worker));
+  }
+
+  // The keys of such a unit in a tile of `count` queries: multiples of split_floor, no more where pieces even out the
+  // shares, no less where each worker gets one. Tiles are mostly of one size, so it is worked out once for each in a
+  // row.
+  [[nodiscard]] int64_t piece_keys(int64_t count) {
+    if (count == piece_count_) return piece_keys_;
+    const int64_t rows = count * (options_.num_query_heads / options_.num_kv_heads), floor = options_.split_floor;
+    const int64_t keys = piece_ / std::clamp<int64_t>(options_.pass_rows / rows, 1, options_.num_kv_heads);
+    const int64_t rounded = options_.pieces_per_worker > 1 ? keys / floor * floor : (keys + floor - 1) / floor * floor;
+    piece_count_ = count;
+    piece_keys_ = piece_ == 0 ? 0 : std::max(rounded, floor);
+    return piece_keys_;
   }
 
   void plan_sequence(int64_t sequence) {
     const int64_t queries = batch_.query_end(sequence) - batch_.query_begin(sequence);
     // Prompts make items enough of their own, and their partial rows would be many; the kernels sum them by granules.
     const bool fixed = options_.batch_invariant && queries <= options_.query_tile;
-    for_each_tile(sequence, [&](const Tile& tile) { plan_tile(tile, fixed ? options_.split_granule : split_keys_); });
+    for_each_tile(sequence,
+                  [&](const Tile& tile) { plan_tile(tile, fixed ? options_.split_granule : piece_keys(tile.count)); });
   }
 
   // Cuts [begin, end) at multiples of `piece`; 0 leaves it whole.
   void plan_tile(const Tile& tile, int64_t piece) {
     const auto [begin, end] = tile.keys;
-    const int64_t first = piece == 0 ? 0 : begin / piece;
-    const int64_t last = piece == 0 || end == begin ? first : (end - 1) / piece;
-    if (first == last) {
-      emit(tile, begin, end, -1, 0, 1);
-      return;
-    }
+    if (piece == 0 || end <= piece || end == begin) return emit(tile, begin, end, -1, 0, 1);
+    const int64_t first = begin / piece, last = (end - 1) / piece;
+    if (first == last) return emit(tile, begin, end, -1, 0, 1);
     for (int64_t i = first; i <= last; ++i) {
       emit(tile, std::max(begin, i * piece), std::min(end, (i + 1) * piece), counts_.num_partial_rows, i - first,
            last - first + 1);
@@ -140,14 +155,13 @@ class Planner {
     ++counts_.num_items;
   }
 
-  [[nodiscard]] static int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
   PlanOptions options_;
   PlanBatch batch_;
   Window window_;
   PcWorkItem* items_;
   int64_t capacity_;
-  int64_t split_keys_ = 0;
+  int64_t piece_ = 0;
+  int64_t piece_count_ = 0, piece_keys_ = 0;  // the last that piece_keys was asked for
   PlanCounts counts_;
 };
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from pagecore.ops.cpu import available_isas, isa
+from pagecore.ops.cpu import available_isas, isa, num_threads
+from pagecore.ops.cpu_count import usable_cores
 
-__all__ = ["cuda_status", "info_rows", "installed_version", "usable_cores"]
+__all__ = ["cuda_status", "info_rows", "installed_version"]
 
 CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -29,7 +29,7 @@ def info_rows() -> list[tuple[str, str]]:
     rows += [
         ("cupy", cupy),
         ("instruction set", f"{isa()} (this machine runs {', '.join(available_isas())})"),
-        ("threads", f"1 of {usable_cores()} cores: the kernels run in the thread that calls"),
+        ("threads", f"{num_threads()} on {usable_cores()} cores"),
         ("cuda", cuda_status()),
     ]
     return rows
@@ -62,8 +62,3 @@ def installed_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pagecore
 from pagecore import errors, ops
 from tests.ops.cases import DTYPES, Case, Shape, assert_lse_close, assert_output_close, make_case
 
@@ -23,15 +24,15 @@ def plan_for(case: Case, **more: Any) -> ops.AttentionPlan:
     return ops.plan_attention(cu_query_lens, case.seq_lens, **heads, **kinds, **more)
 
 
-def alone(case: Case, i: int) -> tuple[Case, slice]:
-    """Sequence i as a batch of its own, and its rows of the query."""
-    cu = case.options.get("cu_query_lens")
-    first, end = (i, i + 1) if cu is None else (int(cu[i]), int(cu[i + 1]))
-    options = {name: value for name, value in case.options.items() if name != "cu_query_lens"}
-    if cu is not None:
-        options["cu_query_lens"] = np.asarray([0, end - first], np.int32)
-    table, lens = case.block_table[i : i + 1], case.seq_lens[i : i + 1]
-    return Case(case.query[first:end], case.key_cache, case.value_cache, table, lens, options), slice(first, end)
+def among(case: Case, sequences: np.ndarray[Any, Any]) -> tuple[Case, np.ndarray[Any, Any]]:
+    """These sequences as a batch of their own, and their rows of the query."""
+    cu = case.options.get("cu_query_lens", np.arange(len(case.seq_lens) + 1))
+    rows = np.concatenate([np.arange(cu[i], cu[i + 1]) for i in sequences])
+    options = dict(case.options)
+    if "cu_query_lens" in options:
+        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(np.diff(cu)[sequences])])
+    table, lens = case.block_table[sequences], case.seq_lens[sequences]
+    return Case(case.query[rows], case.key_cache, case.value_cache, table, lens, options), rows
 
 
 def assert_same_bits(got: Any, expected: Any) -> None:
@@ -47,25 +48,57 @@ def test_a_sequence_alone_gives_the_bits_it_gives_in_a_batch(shape, window, num_
     plan = plan_for(case, batch_invariant=True, num_workers=num_workers)
     out, lse = case.run(plan=plan, return_lse=True)
     for i in range(len(case.seq_lens)):
-        single, rows = alone(case, i)
+        single, rows = among(case, np.array([i]))
         single_plan = plan_for(single, batch_invariant=True)
         single_out, single_lse = single.run(plan=single_plan, return_lse=True)
         assert_same_bits(single_out, out[rows])
         assert_same_bits(single_lse, lse[rows])
 
 
+# Long enough that several threads share them.
+LONG = (2600, 33, 1300, 700, 0, 2049)
+LONG_QUERIES = {"decode": None, "prompts": (1, 33, 300, 5, 2, 17)}
+
+
+@pytest.fixture
+def any_threads():
+    yield pagecore.set_num_threads
+    pagecore.set_num_threads(None)
+
+
+@pytest.mark.parametrize("queries", LONG_QUERIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"window": 700}, {"sinks": np.linspace(-2, 2, 8, dtype=np.float32)}], ids=str)
+def test_neither_threads_nor_neighbours_change_a_bit_of_a_batch_invariant_row(any_threads, queries, dtype, options):
+    case = make_case(Shape(LONG, LONG_QUERIES[queries], heads=(8, 4), query_dtype=dtype, cache_dtype=dtype), **options)
+    any_threads(1)
+    expected = case.run(plan=plan_for(case, batch_invariant=True), return_lse=True)
+    rng = np.random.default_rng(7)
+    for num_threads in (1, 2, 3, 8):
+        any_threads(num_threads)
+        chosen = np.sort(rng.permutation(len(LONG))[: rng.integers(1, len(LONG))])
+        for sequences in (np.arange(len(LONG)), chosen):
+            part, rows = among(case, sequences)
+            got = part.run(plan=plan_for(part, batch_invariant=True), return_lse=True)
+            for one, whole in zip(got, expected, strict=True):
+                assert_same_bits(one, whole[rows])
+
+
+@pytest.mark.parametrize("queries", LONG_QUERIES)
+def test_one_plan_gives_the_same_bits_on_any_number_of_threads(any_threads, queries):
+    case = make_case(Shape(LONG, LONG_QUERIES[queries], heads=(8, 4)))
+    plan = plan_for(case, num_workers=5)
+    any_threads(1)
+    expected = case.run(plan=plan)
+    for num_threads in (2, 3, 8):
+        any_threads(num_threads)
+        assert_same_bits(case.run(plan=plan), expected)
+
+
 @pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
 def test_the_order_of_a_batch_changes_no_bits(shape):
     case = make_case(shape, sinks=np.ones(4, np.float32))
-    query_lens = np.ones(len(case.seq_lens), int) if shape.query_lens is None else np.asarray(shape.query_lens)
-    order = np.random.default_rng(0).permutation(len(case.seq_lens))
-    starts = np.concatenate([[0], np.cumsum(query_lens)])
-    tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order])
-    options = dict(case.options)
-    if "cu_query_lens" in options:
-        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(query_lens[order])])
-    table, lens = case.block_table[order], case.seq_lens[order]
-    other = Case(case.query[tokens], case.key_cache, case.value_cache, table, lens, options)
+    other, tokens = among(case, np.random.default_rng(0).permutation(len(case.seq_lens)))
     out = case.run(plan=plan_for(case, batch_invariant=True))
     assert_same_bits(other.run(plan=plan_for(other, batch_invariant=True)), out[tokens])
 

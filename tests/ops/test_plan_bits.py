@@ -5,10 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import pagecore
 from pagecore.ops import paged_attention, plan_attention
 from pagecore.ops.cpu import _cpu
 
 BLOCK, KV_HEADS, DIM = 16, 2, 96
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """A call without a plan splits its work for the threads that there are: one splits nothing."""
+    pagecore.set_num_threads(1)
+    yield
+    pagecore.set_num_threads(None)
 
 
 @pytest.fixture(params=_cpu.available_isas())

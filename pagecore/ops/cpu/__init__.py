@@ -1,5 +1,6 @@
-"""The host's kernels: one source for every instruction set, picked at run time."""
+"""The host's kernels: one source for every instruction set, picked at run time, run on several threads."""
 
+from pagecore.ops._threads import num_threads, set_num_threads
 from pagecore.ops.cpu._cpu import available_isas, isa, set_isa
 
-__all__ = ["available_isas", "isa", "set_isa"]
+__all__ = ["available_isas", "isa", "num_threads", "set_isa", "set_num_threads"]

@@ -5,6 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.cpu.args cimport (
     AttentionArgs,
     BlockArray,
@@ -135,6 +136,7 @@ cdef int attention(
     cdef AttentionArgs args
     cdef PlanView view
     cdef PlanView* planned = NULL
+    cdef int64_t num_threads = threads_of_a_call()
     fill_rows(&args.query, query)
     fill_cache(&args.key, key_cache)
     fill_cache(&args.value, value_cache)
@@ -155,14 +157,14 @@ cdef int attention(
     fill_lse(&args.lse, lse)
     if plan is None:
         with nogil:
-            run_attention(args, planned)
+            run_attention(args, planned, num_threads)
         return 0
     fill_plan(&view, plan)
     planned = &view
     plan.num_readers += 1
     try:
         with nogil:
-            run_attention(args, planned)
+            run_attention(args, planned, num_threads)
     finally:
         plan.num_readers -= 1
     return 0

@@ -138,7 +138,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
         const Indices& target_ids) except +raise_python_error
     void run_attention "pagecore::cpu::attention"(
-        const AttentionArgs& args, const PlanView* plan) except +raise_python_error
+        const AttentionArgs& args, const PlanView* plan, int64_t num_threads) except +raise_python_error
     void run_write "pagecore::cpu::write_kv"(const WriteArgs& args) except +raise_python_error
     void run_copy "pagecore::cpu::copy_blocks"(
         const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error

@@ -1,13 +1,21 @@
 #include <algorithm>
 #include <new>
+#include <vector>
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/batch.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {
+
+// What one fast core does in a microsecond, to tell whether work is worth sharing. On a slower one the same work takes
+// longer than it seems: then it is shared somewhat late, which costs less than threads that come for nothing.
+constexpr double kBytesPerUs = 16e3;        // from and to memory
+constexpr double kFlopsPerUs = 100e3;       // float32, AVX-512
+constexpr double kMergedFloatsPerUs = 2e3;  // of partial rows
 
 // Aligned working memory that grows and never shrinks.
 class Memory {
@@ -39,10 +47,17 @@ class Memory {
   int64_t capacity_ = 0;
 };
 
-// What a thread keeps between calls.
+// What a thread claims: the heads of one pass of an item.
+struct Unit {
+  int32_t item;
+  int32_t head_begin;
+};
+
+// What the calling thread keeps between calls, for itself and for those that help it.
 struct Workspace {
   CheckedBatch batch;
   std::vector<PcWorkItem> items;
+  std::vector<Unit> units;
   Memory scratch;
   Memory partials;
 };
@@ -52,12 +67,30 @@ Workspace& workspace() {
   return mine;
 }
 
-// A plan for one worker, in the thread's own buffer.
-PlanView plan_here(const AttentionArgs& args, Workspace& work) {
+// How long one thread would need at least: keys and values come from memory once, and every query row multiplies them.
+double estimate_us(const AttentionArgs& args, const CheckedBatch& batch) {
+  const Window window = make_window(args.causal, args.window_left, args.window_right);
+  double keys = 0.0, products = 0.0;
+  for (int64_t i = 0; i < batch.num_sequences(); ++i) {
+    const int64_t length = batch.seq_lens()[i], queries = batch.cu_query_lens()[i + 1] - batch.cu_query_lens()[i];
+    if (queries == 0) continue;
+    const KeyRange range = attended_keys(window, length - queries, length - 1, length);
+    keys += static_cast<double>(range.end - range.begin);
+    products += static_cast<double>(range.end - range.begin) * static_cast<double>(queries);
+  }
+  const int64_t token_bytes = args.key.dim * size_of(args.key.type) + args.value.dim * size_of(args.value.type);
+  const double bytes = keys * static_cast<double>(token_bytes * args.key.num_heads);
+  const double flops = products * static_cast<double>(2 * (args.key.dim + args.value.dim) * args.query.num_heads);
+  return std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
+}
+
+// A plan for so many threads, in the caller's own buffer.
+PlanView plan_here(const AttentionArgs& args, int64_t num_threads, Workspace& work) {
   PlanOptions options = host_plan_options(args.query.num_heads, args.key.num_heads);
   options.causal = args.causal;
   options.window_left = args.window_left;
   options.window_right = args.window_right;
+  options.num_workers = num_threads;
   const PlanBatch batch{work.batch.cu_query_lens(), work.batch.seq_lens(), work.batch.num_sequences()};
   PlanCounts counts = make_plan(options, batch, work.items.data(), static_cast<int64_t>(work.items.size()));
   if (counts.num_items > static_cast<int64_t>(work.items.size())) {
@@ -71,13 +104,34 @@ PlanView plan_here(const AttentionArgs& args, Workspace& work) {
   return plan;
 }
 
-float* reserve_scratch(const AttentionArgs& args, const PlanView& plan, Workspace& work) {
-  const int64_t group = args.query.num_heads / args.key.num_heads;
-  int64_t rows = kItemRows;  // several heads go together up to this many
-  for (int64_t i = 0; i < plan.num_items; ++i) rows = std::max(rows, plan.items[i].query_count * group);
-  Scratch unused;
-  return work.scratch.at_least(carve(0, 1, rows, args.key.dim, args.value.dim, unused));
+void list_units(const AttentionArgs& args, const PlanView& plan, std::vector<Unit>& units) {
+  const int64_t heads = args.key.num_heads, group = args.query.num_heads / heads;
+  units.clear();
+  for (int64_t i = 0; i < plan.num_items; ++i) {
+    const int64_t together = heads_per_pass(plan.items[i].query_count * group, heads);
+    for (int64_t head = 0; head < heads; head += together)
+      units.push_back({static_cast<int32_t>(i), static_cast<int32_t>(head)});
+  }
 }
+
+// Scratch for each of several workers; they share no page.
+class WorkerScratch {
+ public:
+  WorkerScratch(const AttentionArgs& args, const PlanView& plan, int64_t num_workers, Memory& memory) {
+    const int64_t group = args.query.num_heads / args.key.num_heads;
+    int64_t rows = kItemRows;  // several heads go together up to this many
+    for (int64_t i = 0; i < plan.num_items; ++i) rows = std::max(rows, plan.items[i].query_count * group);
+    Scratch unused;
+    each_ = (carve(0, 1, rows, args.key.dim, args.value.dim, unused) + kPage - 1) / kPage * kPage;
+    data_ = memory.at_least(each_ * num_workers);
+  }
+  [[nodiscard]] float* of(int64_t worker) const { return data_ + worker * each_; }
+
+ private:
+  static constexpr int64_t kPage = 4096 / sizeof(float);
+  int64_t each_;
+  float* data_;
+};
 
 AttentionBatch reserve_partials(const AttentionArgs& args, const PlanView& plan, Workspace& work) {
   AttentionBatch batch;
@@ -93,32 +147,70 @@ AttentionBatch reserve_partials(const AttentionArgs& args, const PlanView& plan,
   return batch;
 }
 
-// One unit of work: what a thread claims.
-void run_item(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, const KernelTable& table,
-              float* scratch) {
-  const int64_t heads = args.key.num_heads;
-  const int64_t together = heads_per_pass(item.query_count * (args.query.num_heads / heads), heads);
-  for (int64_t head = 0; head < heads; head += together) {
-    table.attend(args, batch, item, head, std::min(together, heads - head), scratch);
+struct Call {
+  const AttentionArgs& args;
+  const AttentionBatch& batch;
+  const PlanView& plan;
+  const KernelTable& table;
+  const WorkerScratch& scratch;
+  int64_t num_threads;
+};
+
+void attend_units(const Call& call, const std::vector<Unit>& units) {
+  const int64_t heads = call.args.key.num_heads, group = call.args.query.num_heads / heads;
+  parallel_for(std::ssize(units), call.num_threads, [&](int64_t i, int64_t worker) noexcept {
+    const auto [at, head] = units[static_cast<size_t>(i)];
+    const PcWorkItem& item = call.plan.items[at];
+    const int64_t together = heads_per_pass(item.query_count * group, heads);
+    call.table.attend(call.args, call.batch, item, head, std::min(together, heads - head), call.scratch.of(worker));
+  });
+}
+
+// The splits of each query tile become its output.
+void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
+  if (call.plan.num_partial_rows == 0) return;
+  const double floats = static_cast<double>(call.plan.num_partial_rows * call.args.query.num_heads) *
+                        static_cast<double>(padded(call.args.value.dim));
+  tiles.clear();
+  for (int64_t i = 0; i < call.plan.num_items; ++i) {
+    const PcWorkItem& item = call.plan.items[i];
+    if (item.num_splits > 1 && item.split == 0) tiles.push_back({static_cast<int32_t>(i), 0});
   }
+  parallel_for(std::ssize(tiles), worthwhile_threads(floats / kMergedFloatsPerUs, call.num_threads),
+               [&](int64_t i, int64_t worker) noexcept {
+                 const PcWorkItem& item = call.plan.items[tiles[static_cast<size_t>(i)].item];
+                 call.table.merge_splits(call.args, call.batch, item, call.scratch.of(worker));
+               });
+}
+
+void clear_padding(const Call& call, int64_t begin) {
+  constexpr int64_t kRowsOfUnit = 64;
+  const Rows& out = call.args.out;
+  const auto bytes = static_cast<double>((out.num_tokens - begin) * out.num_heads * out.dim * size_of(out.type));
+  parallel_for((out.num_tokens - begin + kRowsOfUnit - 1) / kRowsOfUnit,
+               worthwhile_threads(bytes / kBytesPerUs, call.num_threads), [&](int64_t i, int64_t) noexcept {
+                 const int64_t first = begin + i * kRowsOfUnit;
+                 call.table.clear(call.args, first, std::min(first + kRowsOfUnit, out.num_tokens));
+               });
 }
 
 }  // namespace
 
-void attention(const AttentionArgs& args, const PlanView* given) {
+void attention(const AttentionArgs& args, const PlanView* given, int64_t num_threads) {
   Workspace& work = workspace();
   const KernelTable& table = kernels();
   work.batch.check(args);
   if (given != nullptr) work.batch.check_plan(args, *given);
-  const PlanView plan = given != nullptr ? *given : plan_here(args, work);
+  const int64_t worth = worthwhile_threads(estimate_us(args, work.batch), num_threads);
+  const PlanView plan = given != nullptr ? *given : plan_here(args, worth, work);
+  list_units(args, plan, work.units);
+  const int64_t workers = std::clamp<int64_t>(std::ssize(work.units), 1, worth);
   const AttentionBatch batch = reserve_partials(args, plan, work);
-  float* scratch = reserve_scratch(args, plan, work);
-  for (int64_t i = 0; i < plan.num_items; ++i) run_item(args, batch, plan.items[i], table, scratch);
-  for (int64_t i = 0; i < plan.num_items; ++i) {
-    const PcWorkItem& item = plan.items[i];
-    if (item.num_splits > 1 && item.split == 0) table.merge_splits(args, batch, item, scratch);
-  }
-  table.clear(args, work.batch.num_queries(), args.out.num_tokens);
+  const WorkerScratch scratch(args, plan, workers, work.scratch);
+  const Call call{args, batch, plan, table, scratch, workers};
+  attend_units(call, work.units);
+  merge_tiles(call, work.units);
+  clear_padding(call, work.batch.num_queries());
 }
 
 }  // namespace pagecore::cpu

@@ -33,7 +33,7 @@ bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_support
 bool has_v4_bf16() { return has_v4() && __builtin_cpu_supports("avx512bf16"); }
 
 // Linux gives a process the tiles' state only when it asks: once, for all of its threads and what they fork.
-bool may_use_tiles() {
+[[maybe_unused]] bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;

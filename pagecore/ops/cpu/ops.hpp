@@ -12,20 +12,23 @@
 
 namespace pagecore::cpu {
 
-// How the host cuts a batch: one worker, items as large as a pass, splits where the kernels fold. Inline, because plans
-// are made in an extension that the kernels are not linked into.
+// How the host cuts a batch: items as large as a pass, splits where the kernels fold, several for each thread, because
+// threads claim them as they come free. One worker, unless somebody says otherwise. Inline, because plans are made in
+// an extension that the kernels are not linked into.
 [[nodiscard]] inline PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads) {
   PlanOptions options;
   options.num_query_heads = num_query_heads;
   options.num_kv_heads = num_kv_heads;
   options.query_tile = std::max<int64_t>(1, kItemRows / (num_query_heads / num_kv_heads));
+  options.pass_rows = kItemRows;
+  options.pieces_per_worker = 4;
   options.split_floor = kSplitFloor;
   options.split_granule = kFoldTokens;
   return options;
 }
 
-// `plan` may be null.
-void attention(const AttentionArgs& args, const PlanView* plan);
+// `plan` may be null. num_threads: of which the call may use as many as its work is worth.
+void attention(const AttentionArgs& args, const PlanView* plan, int64_t num_threads = 1);
 
 // On at most `num_threads` threads, here and below.
 void write_kv(const WriteArgs& args, int64_t num_threads = 1);

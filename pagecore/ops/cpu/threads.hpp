@@ -1,16 +1,31 @@
 // Work that several threads share: the caller works too, and units are claimed one by one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 namespace pagecore::cpu {
 
+// More than any call may ask for are never started.
+inline constexpr int64_t kMaxThreads = 1024;
+
 // Runs work(context, unit, worker) once for every unit 0 .. num_units, on at most `num_threads` threads with the caller
 // among them, and returns when all are done. No two calls at a time have the same worker, 0 <= worker < num_threads.
-// The work must not throw.
+// The work must not throw. It rounds as the caller does: threads take over its floating-point environment.
+//
+// One call at a time has the threads: others that come meanwhile, from a unit of work or from another thread, work
+// alone. The threads of a process are not those of its children: a child that was forked starts its own.
 void run_units(int64_t num_units, int64_t num_threads, void (*work)(void* context, int64_t unit, int64_t worker),
                void* context);
+
+// How many of `num_threads` work of this length is worth: a thread that sleeps takes some 25 us to come, and what is
+// shared should be longer than the wait. One that comes too late costs the caller 2 us.
+[[nodiscard]] inline int64_t worthwhile_threads(double work_us, int64_t num_threads) {
+  constexpr double kUsPerThread = 25.0;
+  if (work_us >= kUsPerThread * static_cast<double>(num_threads)) return num_threads;
+  return std::max<int64_t>(1, static_cast<int64_t>(work_us / kUsPerThread));
+}
 
 template <typename Body>
 void parallel_for(int64_t num_units, int64_t num_threads, Body&& body) {

@@ -1,4 +1,4 @@
-// The planner's promises P1 to P4, on batches of every shape, and a plan that survives a batch it refuses.
+// The planner's promises P1 to P5, on batches of every shape, and a plan that survives a batch it refuses.
 #include <map>
 
 #include "pagecore/ops/cpu/ops.hpp"
@@ -14,12 +14,14 @@ struct Batch {
   std::vector<int32_t> cu, lens;
   bool has_cu;
 
-  explicit Batch(Random& random) : has_cu(random.one_in(2)) {
+  explicit Batch(Random& random) : Batch(random, random.between(0, 5), 5000) {}
+  Batch(Random& random, int64_t num_sequences, int64_t longest) : has_cu(random.one_in(2)) {
     cu.push_back(0);
-    for (int64_t i = random.between(0, 5); i > 0; --i) {
+    for (int64_t i = num_sequences; i > 0; --i) {
       const int64_t queries = has_cu ? random.pick({int64_t{0}, int64_t{1}, random.between(0, 40)}) : 1;
       cu.push_back(cu.back() + static_cast<int32_t>(queries));
-      lens.push_back(static_cast<int32_t>(random.pick({int64_t{0}, random.between(0, 300), random.between(0, 5000)})));
+      lens.push_back(
+          static_cast<int32_t>(random.pick({int64_t{0}, random.between(0, 300), random.between(0, longest)})));
     }
   }
 };
@@ -123,7 +125,38 @@ void is_invariant(PlanOptions options, const Batch& batch, const Items& items, R
   PC_CHECK(at == items.size(), at);
 }
 
+// P5, and what it is for: workers that claim the units one by one end near each other.
+void keeps_workers_busy(const PlanOptions& options, const Items& items) {
+  std::vector<int64_t> loads(static_cast<size_t>(options.num_workers), 0);
+  const int64_t heads = options.num_kv_heads;
+  int64_t total = 0;
+  for (const PcWorkItem& item : items) total += (item.key_end - item.key_begin) * heads;
+  for (const PcWorkItem& item : items) {
+    const int64_t keys = item.key_end - item.key_begin;
+    const int64_t together = cpu::heads_per_pass(item.query_count * (options.num_query_heads / heads), heads);
+    const int64_t most = std::max(total / (options.num_workers * 4), options.split_floor * together);
+    PC_CHECK(keys * together <= most, keys, " keys of ", together, " heads, of at most ", most);
+    for (int64_t head = 0; head < heads; head += together)
+      *std::min_element(loads.begin(), loads.end()) += keys * std::min(together, heads - head);
+  }
+  const double mean = static_cast<double>(total) / static_cast<double>(options.num_workers);
+  const double most = static_cast<double>(*std::max_element(loads.begin(), loads.end()));
+  const auto floor = static_cast<double>(options.split_floor * heads);
+  PC_CHECK(most <= std::max(1.25 * mean, mean + floor), "a worker has ", most, ", the mean is ", mean);
+}
+
 }  // namespace
+
+PC_TEST(plan_keeps_workers_busy_with_ragged_batches) {
+  rounds(300, [](Random& random) {
+    PlanOptions options = any_options(random);
+    options.batch_invariant = false;
+    options.num_workers = random.between(2, 40);
+    const Batch batch(random, random.between(1, 40), random.pick({600, 5000, 40000}));
+    int64_t unused = 0;
+    keeps_workers_busy(options, items_of(options, batch, unused));
+  });
+}
 
 PC_TEST(plan_keeps_its_promises) {
   rounds(300, [](Random& random) {
