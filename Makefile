@@ -33,7 +33,7 @@ lint: $(VENV)/.lint
 
 # make bench BENCH="cpu_attention --quick": any names and options of `python -m bench`. Where torch (the extra "bench") is
 # not in .venv, its controls are left out.
-BENCH ?= index prefix write gather cpu_attention replay
+BENCH ?= index prefix cpu_write gather cpu_attention replay
 bench: $(VENV)/.cli build
 	$(BIN)/python -m bench $(BENCH)
 

@@ -30,3 +30,5 @@ PREFILL_SDPA_RATIO_MIN = MappingProxyType({"float32": 1.2, "bfloat16": 1.5})
 IN_CACHE_AMX_GB_PER_S_MIN = 30.0
 # By block size, as a share of what blocks of 16 reach.
 BLOCK_SIZE_RATIO_MIN = MappingProxyType({1: 0.7, 8: 0.95, 64: 0.95, 256: 0.95})
+# Slot-mapped writes as multiples of NumPy fancy indexing, by the number of tokens.
+WRITE_RATIO_MIN = MappingProxyType({8: 1.0, 64: 1.0, 2048: 1.7})

@@ -80,14 +80,14 @@ def test_the_json_says_where_and_with_what(smoke):
 def test_without_torch_its_controls_are_left_out_and_a_line_says_so(smoke):
     text, report = smoke
     assert "torch is not installed; its controls are left out" in text
-    for name in ("write", "cpu_attention"):
+    for name in ("cpu_write", "cpu_attention"):
         controls = [control for figure in report["results"][name]["figures"] for control in figure["controls"]]
         assert not any("torch" in control for control in controls)
 
 
 def test_torch_stands_beside_where_it_is_installed(torch, tmp_path):
     path = tmp_path / "out.json"
-    ran = run_bench("write", "cpu_attention", "--smoke", "--json", path)
+    ran = run_bench("cpu_write", "cpu_attention", "--smoke", "--json", path)
     assert ran.returncode == 0, ran.stderr
     for result in json.loads(path.read_text())["results"].values():
         # Block sizes and instruction sets are compared among themselves.

@@ -45,7 +45,7 @@ DRIVERS_asan = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
 DRIVERS_plain = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
 DRIVERS_tsan = $(shell grep -lE 'in_threads|std::thread' tests/$(1)/native/*.cpp)
 
-# tests/ops/native/moves.cpp puts itself before the kernels.
+# tests/ops/native/hooks.cpp puts itself before the kernels.
 LINK_asan_ops := -Wl,--wrap=_ZN8pagecore3cpu7kernelsEv
 LINK_plain_ops := $(LINK_asan_ops)
 # tests/index/native/radix_memory.cpp puts itself before operator new and new[].

@@ -182,8 +182,9 @@ cdef int write_kv(
     fill_indices(&args.slots, slot_mapping)
     fill_per_head(&args.key_scale, key_scale)
     fill_per_head(&args.value_scale, value_scale)
+    cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_write(args)
+        run_write(args, num_threads)
     return 0
 
 
@@ -195,8 +196,9 @@ cdef int copy_blocks(list caches, Tensor pairs) except -1:
     fill_indices(&sources, pairs)
     targets = sources
     targets.data += pairs.strides_[1]
+    cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_copy(arrays, sources, targets)
+        run_copy(arrays, sources, targets, num_threads)
     return 0
 
 
@@ -230,8 +232,9 @@ cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_
     fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
     add_arrays(blocks, caches)
     add_arrays(tokens, packed)
+    cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_gather(blocks, tokens, batch)
+        run_gather(blocks, tokens, batch, num_threads)
     return 0
 
 
@@ -244,8 +247,9 @@ cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq
     fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
     add_arrays(blocks, caches)
     add_arrays(tokens, packed)
+    cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_scatter(tokens, blocks, batch)
+        run_scatter(tokens, blocks, batch, num_threads)
     return 0
 
 
@@ -258,8 +262,9 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1:
     fill_indices(&source_ids, pairs)
     target_ids = source_ids
     target_ids.data += pairs.strides_[1]
+    cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_transfer(from_arrays, to_arrays, source_ids, target_ids)
+        run_transfer(from_arrays, to_arrays, source_ids, target_ids, num_threads)
     return 0
 
 
@@ -272,8 +277,9 @@ cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor ou
     fill_lse(&args.lse_a, lse_a)
     fill_lse(&args.lse_b, lse_b)
     fill_lse(&args.lse, lse)
+    cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_merge(args)
+        run_merge(args, num_threads)
     return 0
 
 

@@ -130,19 +130,20 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         const Indices& seq_lens, int64_t width, int64_t block_size) except +raise_python_error
     void run_gather "pagecore::cpu::gather_blocks"(
         const vector[BlockArray]& caches, const vector[BlockArray]& packed,
-        const PackedSequences& batch) except +raise_python_error
+        const PackedSequences& batch, int64_t num_threads) except +raise_python_error
     void run_scatter "pagecore::cpu::scatter_blocks"(
         const vector[BlockArray]& packed, const vector[BlockArray]& caches,
-        const PackedSequences& batch) except +raise_python_error
+        const PackedSequences& batch, int64_t num_threads) except +raise_python_error
     void run_transfer "pagecore::cpu::transfer_blocks"(
         const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
-        const Indices& target_ids) except +raise_python_error
+        const Indices& target_ids, int64_t num_threads) except +raise_python_error
     void run_attention "pagecore::cpu::attention"(
         const AttentionArgs& args, const PlanView* plan, int64_t num_threads) except +raise_python_error
-    void run_write "pagecore::cpu::write_kv"(const WriteArgs& args) except +raise_python_error
+    void run_write "pagecore::cpu::write_kv"(const WriteArgs& args, int64_t num_threads) except +raise_python_error
     void run_copy "pagecore::cpu::copy_blocks"(
-        const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error
-    void run_merge "pagecore::cpu::merge"(const MergeArgs& args) except +raise_python_error
+        const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets,
+        int64_t num_threads) except +raise_python_error
+    void run_merge "pagecore::cpu::merge"(const MergeArgs& args, int64_t num_threads) except +raise_python_error
 
 cdef extern from "pagecore/ops/cpu/dispatch.hpp" namespace "pagecore::cpu" nogil:
     const char* current_isa "pagecore::cpu::isa"() except +raise_python_error

@@ -1,4 +1,4 @@
-// Slot-mapped writes, block copies, merges: what moves rows and blocks.
+// Blocks copied inside caches.
 #include <array>
 #include <cstddef>
 #include <cstdlib>
@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
+#include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {
@@ -28,8 +29,23 @@ class BlockShape {
     while (count_ > 0 && axes_[count_ - 1].stride == run_bytes_) run_bytes_ *= axes_[--count_].size;
   }
 
-  void copy(const char* source, char* target) const {
-    if (!empty_) copy_axis(source, target, 0);
+  // Part `part` of `num_parts` equal ones, the same of every block.
+  void copy(const char* source, char* target, int64_t part, int64_t num_parts) const {
+    if (empty_) return;
+    const bool is_one_run = count_ == 0;
+    const int64_t size = is_one_run ? run_bytes_ : axes_[0].size, stride = is_one_run ? 1 : axes_[0].stride;
+    const int64_t begin = size * part / num_parts, end = size * (part + 1) / num_parts;
+    if (is_one_run) {
+      std::memmove(target + begin, source + begin, static_cast<size_t>(end - begin));
+      return;
+    }
+    for (int64_t i = begin; i < end; ++i) copy_axis(source + i * stride, target + i * stride, 1);
+  }
+
+  [[nodiscard]] int64_t bytes() const {
+    int64_t total = empty_ ? 0 : run_bytes_;
+    for (size_t i = 0; i < count_; ++i) total *= axes_[i].size;
+    return total;
   }
 
  private:
@@ -54,17 +70,6 @@ class BlockShape {
   bool empty_ = false;
 };
 
-void check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
-  PC_EXPECTS(slots.size <= tokens, ShapeError, "slot_mapping has ", slots.size, " entries for ", tokens,
-             " tokens; it must not be longer than key and value");
-  const int64_t limit = cache.num_blocks * cache.block_size;
-  for (int64_t i = 0; i < slots.size; ++i) {
-    const int64_t slot = slots.at(i);
-    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit, " slots (",
-               cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
-  }
-}
-
 // Read once: what is checked is what is used, even if the copies below change the memory that the ids came from.
 std::vector<int64_t> read_ids(const Indices& ids) {
   std::vector<int64_t> values(static_cast<size_t>(ids.size));
@@ -81,28 +86,28 @@ void check_ids(const BlockArray& array, const std::vector<int64_t>& ids, const c
 
 }  // namespace
 
-void write_kv(const WriteArgs& args) {
-  const KernelTable& table = kernels();
-  check_slots(args.slots, args.key.num_tokens, args.key_cache);
-  check_slots(args.slots, args.value.num_tokens, args.value_cache);
-  table.write(args);
-}
-
-void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_ids, const Indices& target_ids) {
+void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_ids, const Indices& target_ids,
+                 int64_t num_threads) {
   const std::vector<int64_t> sources = read_ids(source_ids), targets = read_ids(target_ids);
+  std::vector<BlockShape> shapes;
+  int64_t bytes = 0;
   for (size_t i = 0; i < arrays.size(); ++i) {
     check_ids(arrays[i], sources, "the source", i);
     check_ids(arrays[i], targets, "the target", i);
+    shapes.emplace_back(arrays[i]);
+    bytes += shapes.back().bytes() * std::ssize(sources);
   }
-  for (const BlockArray& array : arrays) {
-    const BlockShape shape(array);
-    for (size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i] == targets[i]) continue;
-      shape.copy(array.data + sources[i] * array.block_stride, array.data + targets[i] * array.block_stride);
+  // A later pair sees what earlier ones wrote: each thread takes its part of every block, through all pairs.
+  num_threads = threads_for(bytes, num_threads);
+  parallel_for(num_threads, num_threads, [&](int64_t part, int64_t) noexcept {
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      const auto block = [&](int64_t id) { return arrays[i].data + id * arrays[i].block_stride; };
+      for (size_t pair = 0; pair < sources.size(); ++pair) {
+        if (sources[pair] == targets[pair]) continue;
+        shapes[i].copy(block(sources[pair]), block(targets[pair]), part, num_threads);
+      }
     }
-  }
+  });
 }
-
-void merge(const MergeArgs& args) { kernels().merge(args); }
 
 }  // namespace pagecore::cpu

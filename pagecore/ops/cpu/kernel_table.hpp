@@ -6,6 +6,7 @@
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu {
@@ -114,8 +115,7 @@ struct KernelTable {
   // Rows of the output that belong to no query: 0, and -inf for lse.
   void (*clear)(const AttentionArgs&, int64_t token_begin, int64_t token_end);
   void (*merge)(const MergeArgs&);
-  // The slots must have been checked.
-  void (*write)(const WriteArgs&);
+  void (*write)(const WritePart&);
   // The places must have been checked, and the two sides must not overlap.
   void (*move)(const Move&, const Run* runs, int64_t num_runs);
 };

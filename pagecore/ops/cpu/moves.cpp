@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/cache_sizes.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
+#include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {
@@ -132,20 +135,53 @@ int64_t elements(const BlockArray& array, int first_axis) {
   return count;
 }
 
-// Of more bytes than a core's own caches and its share of the last one hold, the first would be driven out before the
-// last is written.
-constexpr int64_t kStreamBytes = 8 << 20;
-
-void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written) {
-  if (runs.empty()) return;
-  for (Move& move : moves) {
-    move.streams = written > kStreamBytes;
-    kernels().move(move, runs.data(), static_cast<int64_t>(runs.size()));
+// Deals runs out in stretches of blocks, `step` tokens each: a run is cut between blocks. On the other side of a run
+// its places are tokens too, or blocks, and then `step` is 1.
+class Shares {
+ public:
+  Shares(const std::vector<Run>& runs, Direction direction, int64_t step, int32_t bits)
+      : runs_(size_t{1} << bits), bits_(bits) {
+    for (Run run : runs) {
+      while (run.count > 0) {
+        const bool is_hole = run.source == kZeros, counts_source = direction == Direction::Gather && !is_hole;
+        const int64_t block = counts_source ? run.source : is_hole ? 0 : run.target;
+        const int64_t blocks = kStretch - block % kStretch, count = std::min(run.count, blocks * step);
+        add({run.source, run.target, count});
+        if (!is_hole) run.source += counts_source ? blocks : count;
+        run.target += counts_source || is_hole ? count : blocks;
+        run.count -= count;
+      }
+    }
   }
+
+  [[nodiscard]] int64_t size() const { return std::ssize(runs_); }
+  [[nodiscard]] const std::vector<Run>& operator[](int64_t i) const { return runs_[static_cast<size_t>(i)]; }
+
+ private:
+  static constexpr int64_t kStretch = 8;
+
+  void add(const Run& run) { runs_[share_of(static_cast<uint64_t>(run.target / kStretch), bits_)].push_back(run); }
+
+  std::vector<std::vector<Run>> runs_;
+  int32_t bits_;
+};
+
+void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written, Direction direction,
+              int64_t step, int64_t num_threads) {
+  if (runs.empty()) return;
+  for (Move& move : moves) move.streams = written > l2_bytes();
+  const KernelTable& table = kernels();
+  const auto move_each = [&](const std::vector<Run>& some) noexcept {
+    for (const Move& move : moves) table.move(move, some.data(), std::ssize(some));
+  };
+  num_threads = threads_for(written, num_threads);
+  if (num_threads == 1) return move_each(runs);
+  const Shares shares(runs, direction, step, share_bits(num_threads));
+  parallel_for(shares.size(), num_threads, [&](int64_t unit, int64_t) noexcept { move_each(shares[unit]); });
 }
 
 void move_sequences(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
-                    const PackedSequences& batch, Direction direction) {
+                    const PackedSequences& batch, Direction direction, int64_t num_threads) {
   std::vector<Run> runs;
   const int64_t copied = list_runs(batch, direction, runs);
   std::vector<Move> moves;
@@ -155,23 +191,23 @@ void move_sequences(const std::vector<BlockArray>& caches, const std::vector<Blo
     moves.push_back(move_tokens(caches[i], packed[i], direction));
     written += copied * elements(caches[i], 1) * moves.back().target_itemsize;
   }
-  move_all(moves, runs, written);
+  move_all(moves, runs, written, direction, batch.block_size, num_threads);
 }
 
 }  // namespace
 
 void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
-                   const PackedSequences& batch) {
-  move_sequences(caches, packed, batch, Direction::Gather);
+                   const PackedSequences& batch, int64_t num_threads) {
+  move_sequences(caches, packed, batch, Direction::Gather, num_threads);
 }
 
 void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<BlockArray>& caches,
-                    const PackedSequences& batch) {
-  move_sequences(caches, packed, batch, Direction::Scatter);
+                    const PackedSequences& batch, int64_t num_threads) {
+  move_sequences(caches, packed, batch, Direction::Scatter, num_threads);
 }
 
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                     const Indices& source_ids, const Indices& target_ids) {
+                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
   int64_t num_sources = kUnlimited, num_targets = kUnlimited;
   for (const BlockArray& source : sources) num_sources = std::min(num_sources, source.num_blocks);
   for (const BlockArray& target : targets) num_targets = std::min(num_targets, target.num_blocks);
@@ -184,7 +220,7 @@ void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<B
     moves.push_back(move_blocks(sources[i], targets[i]));
     written += copied * elements(sources[i], 0) * moves.back().target_itemsize;
   }
-  move_all(moves, runs, written);
+  move_all(moves, runs, written, Direction::Scatter, 1, num_threads);
 }
 
 }  // namespace pagecore::cpu

@@ -30,23 +30,25 @@ namespace pagecore::cpu {
 // `plan` may be null. num_threads: of which the call may use as many as its work is worth.
 void attention(const AttentionArgs& args, const PlanView* plan, int64_t num_threads = 1);
 
-void write_kv(const WriteArgs& args);
+// On at most `num_threads` threads, here and below.
+void write_kv(const WriteArgs& args, int64_t num_threads = 1);
 
 // Block source[i] onto block target[i] of each array, in order.
-void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets);
+void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets,
+                 int64_t num_threads = 1);
 
 // Between paged caches and packed sequences, [num_tokens, ...] with the axes of the cache beside them; `packed` i
 // belongs to cache i, and they must not overlap.
 void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
-                   const PackedSequences& batch);
+                   const PackedSequences& batch, int64_t num_threads = 1);
 void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<BlockArray>& caches,
-                    const PackedSequences& batch);
+                    const PackedSequences& batch, int64_t num_threads = 1);
 
 // Block source_ids[i] of each source onto block target_ids[i] of the target beside it, in order; sources must not
 // overlap targets.
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                     const Indices& source_ids, const Indices& target_ids);
+                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1);
 
-void merge(const MergeArgs& args);
+void merge(const MergeArgs& args, int64_t num_threads = 1);
 
 }  // namespace pagecore::cpu

@@ -1,39 +1,14 @@
 // Blocks copied, gathered, scattered, transferred: every byte of the target is compared, the gaps among them.
-//
-// What is large is streamed past the caches. So that this is tried at every size, the linker puts our kernels() before
-// the product's (--wrap), which streams when a test says so.
 #include <limits>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 #include "tests/ops/native/floats.hpp"
+#include "tests/ops/native/hooks.hpp"
 
 using namespace pagecore;
 using namespace pagecore::test;
 using namespace pagecore::cpu;
-
-const KernelTable& real_kernels() asm("__real__ZN8pagecore3cpu7kernelsEv");
-const KernelTable& wrapped_kernels() asm("__wrap__ZN8pagecore3cpu7kernelsEv");
-
-namespace {
-
-thread_local bool streams = false;
-thread_local KernelTable streaming;
-
-void move_streaming(const Move& move, const Run* runs, int64_t num_runs) {
-  Move streamed = move;
-  streamed.streams = true;
-  real_kernels().move(streamed, runs, num_runs);
-}
-
-}  // namespace
-
-const KernelTable& wrapped_kernels() {
-  if (!streams) return real_kernels();
-  streaming = real_kernels();
-  streaming.move = move_streaming;
-  return streaming;
-}
 
 namespace {
 
@@ -361,11 +336,12 @@ PC_TEST(gather_and_scatter_move_what_the_table_says) {
   for (const std::string& name : available_isas()) {
     set_isa(name);
     rounds(120, [](Random& random) {
-      streams = random.one_in(2);
+      hooks.streams = random.one_in(2);
       Packed(random).gather();
       Packed(random).scatter();
     });
   }
+  hooks = {};
   set_isa("");
 }
 
@@ -373,10 +349,11 @@ PC_TEST(transfer_moves_blocks_between_layouts_and_dtypes) {
   for (const std::string& name : available_isas()) {
     set_isa(name);
     rounds(120, [](Random& random) {
-      streams = random.one_in(2);
+      hooks.streams = random.one_in(2);
       transfer_some(random);
     });
   }
+  hooks = {};
   set_isa("");
 }
 

@@ -4,6 +4,7 @@
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 #include "tests/ops/native/floats.hpp"
+#include "tests/ops/native/hooks.hpp"
 
 using namespace pagecore;
 using namespace pagecore::test;
@@ -30,9 +31,9 @@ struct Plane {
   Plane(Random& random, int64_t tokens, int64_t blocks, int64_t block_size, int64_t heads)
       : from(random.pick(kFloats)),
         to(random.one_in(2) ? from : random.pick(kFloats)),
-        dim(random.pick({random.between(1, 40), int64_t{64}})),
-        rows(random, {tokens, heads, dim}, size_of(from)),
-        cache(random, {blocks, block_size, heads, dim}, size_of(to)) {
+        dim(random.pick({random.between(1, 40), int64_t{64}, int64_t{128}, random.between(250, 270)})),
+        rows(random, {tokens, heads, dim}, size_of(from), {true, random.one_in(2), true}),
+        cache(random, {blocks, block_size, heads, dim}, size_of(to), {true, random.one_in(2), true}) {
     fill_numbers(random, rows, from);
     if (random.one_in(3)) scale.emplace(random, heads, 0.3, 3.0);
   }
@@ -78,15 +79,25 @@ struct Plane {
   std::optional<HeadNumbers> scale;
 };
 
-void write_some(Random& random) {
-  const int64_t tokens = random.between(0, 20), blocks = random.between(1, 5);
-  const int64_t block_size = random.pick({1, 3, 16}), heads = random.between(1, 4);
-  Plane key(random, tokens, blocks, block_size, heads), value(random, tokens, blocks, block_size, heads);
+// Slots at random, some of them twice, with runs of slots that follow one another, and some that are skipped.
+std::vector<int64_t> any_slots(Random& random, int64_t count, int64_t num_slots) {
   std::vector<int64_t> slots;
-  for (int64_t i = random.between(0, tokens); i > 0; --i) {
-    slots.push_back(random.one_in(5) ? random.pick({int64_t{-1}, int64_t{std::numeric_limits<int32_t>::min()}})
-                                     : random.below(blocks * block_size));
+  while (std::ssize(slots) < count) {
+    const bool goes_on = !slots.empty() && slots.back() >= 0 && slots.back() + 1 < num_slots && !random.one_in(6);
+    slots.push_back(goes_on            ? slots.back() + 1
+                    : random.one_in(5) ? random.pick({int64_t{-1}, int64_t{std::numeric_limits<int32_t>::min()}})
+                                       : random.below(num_slots));
   }
+  return slots;
+}
+
+void write_some(Random& random) {
+  hooks = {random.one_in(2), static_cast<int32_t>(random.pick({0, 0, 1, 3}))};
+  const int64_t tokens = random.one_in(8) ? random.between(60, 140) : random.between(0, 20);
+  const int64_t blocks = random.between(1, 5), block_size = random.pick({1, 3, 16, 24, 32}),
+                heads = random.between(1, 4);
+  Plane key(random, tokens, blocks, block_size, heads), value(random, tokens, blocks, block_size, heads);
+  const std::vector<int64_t> slots = any_slots(random, random.between(0, tokens), blocks * block_size);
   const std::vector<char> key_bytes = key.written(slots), value_bytes = value.written(slots);
   const std::vector<char> key_before = key.cache.memory().copy(), value_before = value.cache.memory().copy();
   WriteArgs args;
@@ -167,6 +178,7 @@ PC_TEST(write_puts_every_row_in_its_slot_and_nothing_else) {
     set_isa(name);
     rounds(150, write_some);
   }
+  hooks = {};
   set_isa("");
 }
 

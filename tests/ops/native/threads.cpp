@@ -126,3 +126,69 @@ PC_TEST(ops_of_several_threads_do_not_touch_each_other) {
     set_isa("");
   });
 }
+
+namespace {
+
+// Slots of which some are named by many tokens, the last of which stays.
+struct SharedWrite {
+  explicit SharedWrite(Random& random) {
+    for (int64_t i = 0; i < kTokens; ++i) slots.push_back(random.one_in(9) ? -1 : random.below(kNumBlocks * kSize));
+  }
+
+  static constexpr int64_t kTokens = 700, kNumBlocks = 20, kSize = 16, kNumHeads = 2, kWidth = 256;
+  std::vector<int64_t> slots;
+};
+
+// Chains of blocks, blocks that are written twice, blocks of several sequences.
+void copy_and_move(Random& random, const Array& key, const Array& value, int64_t num_threads) {
+  using W = SharedWrite;
+  const auto dtype = static_cast<int32_t>(key.itemsize() == 4 ? 0 : 1);
+  std::vector<int64_t> from, to;
+  for (int64_t i = 0; i < 3 * W::kNumBlocks; ++i) {
+    from.push_back(random.between(1, W::kNumBlocks - 1));
+    to.push_back(random.between(1, W::kNumBlocks - 1));
+  }
+  const Ids sources(random, from), targets(random, to);
+  copy_blocks({as_blocks(key, dtype), as_blocks(value, dtype)}, sources.indices(), targets.indices(), num_threads);
+  transfer_blocks({as_blocks(key, dtype)}, {as_blocks(value, dtype)}, sources.indices(), targets.indices(),
+                  num_threads);
+  const int64_t num_tokens = std::ssize(to) * W::kSize;
+  const Array packed(random, {num_tokens, W::kNumHeads, W::kWidth}, 4);
+  const IdTable gathered(random, {to}, std::ssize(to)), scattered(random, {from}, std::ssize(from));
+  const Ids lens(random, {num_tokens});
+  const auto batch = [&](const IdTable& table) {
+    return PackedSequences{table.table(), lens.indices(), {}, W::kSize, W::kNumBlocks, num_tokens};
+  };
+  gather_blocks({as_blocks(value, dtype)}, {as_blocks(packed, 0)}, batch(gathered), num_threads);
+  scatter_blocks({as_blocks(packed, 0)}, {as_blocks(key, dtype)}, batch(scattered), num_threads);
+}
+
+}  // namespace
+
+PC_TEST(a_call_on_several_threads_leaves_what_it_leaves_on_one) {
+  rounds(3, [](Random& random) {
+    using W = SharedWrite;
+    const SharedWrite shared(random);
+    const Ids ids(random, shared.slots);
+    const Array rows(random, {W::kTokens, W::kNumHeads, W::kWidth}, 4);
+    for (const Float type : kFloats) {
+      const uint64_t seed = random.bits();
+      std::vector<std::vector<char>> results;
+      for (const int64_t num_threads : {1, 2, 5}) {
+        Random same(seed);
+        const Array key(same, {W::kNumBlocks, W::kSize, W::kNumHeads, W::kWidth}, size_of(type));
+        const Array value(same, {W::kNumBlocks, W::kSize, W::kNumHeads, W::kWidth}, size_of(type));
+        WriteArgs args;
+        args.key = args.value = as_rows(rows, Float::F32);
+        args.key_cache = as_cache(key, type);
+        args.value_cache = as_cache(value, type);
+        args.slots = ids.indices();
+        write_kv(args, num_threads);
+        copy_and_move(same, key, value, num_threads);
+        results.push_back(key.memory().copy());
+        results.push_back(value.memory().copy());
+      }
+      for (size_t i = 2; i < results.size(); ++i) PC_CHECK(results[i] == results[i % 2], "threads changed the result");
+    }
+  });
+}

@@ -3,8 +3,9 @@
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/attention.hpp"
+#include "pagecore/ops/cpu/kernels/merge.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
-#include "pagecore/ops/cpu/kernels/rows.hpp"
+#include "pagecore/ops/cpu/kernels/write.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 

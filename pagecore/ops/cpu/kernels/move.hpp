@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kPart = 256;
 // While a piece is moved the next one is asked for; in a row that is longer than this, what lies this far on.
 constexpr int64_t kFarBytes = 32768;
+// Of rows of so many bytes the machine itself finds out what comes next: less need be asked for.
+constexpr int64_t kLongRow = 4096;
 
 struct Piece {
   const char* source;  // null: zeros
@@ -51,19 +53,19 @@ class Pieces {
 // visit(source, target) for each row of a piece.
 template <typename Visit>
 inline void for_each_row(const MoveAxis* axes, int32_t num_axes, const char* source, char* target, Visit& visit) {
-  if (num_axes == 0) {
-    visit(source, target);
+  if (num_axes > 2) {
+    for (int64_t i = 0; i < axes->size; ++i) {
+      for_each_row(axes + 1, num_axes - 1, source + i * axes->source_stride, target + i * axes->target_stride, visit);
+    }
     return;
   }
-  const MoveAxis axis = *axes;
-  for (int64_t i = 0; i < axis.size; ++i) {
-    if (num_axes == 1) {
-      visit(source, target);
-    } else {
-      for_each_row(axes + 1, num_axes - 1, source, target, visit);
+  const MoveAxis outer = num_axes == 2 ? axes[0] : MoveAxis{1, 0, 0};
+  const MoveAxis inner = num_axes > 0 ? axes[num_axes - 1] : MoveAxis{1, 0, 0};
+  for (int64_t i = 0; i < outer.size; ++i) {
+    for (int64_t j = 0; j < inner.size; ++j) {
+      visit(source + i * outer.source_stride + j * inner.source_stride,
+            target + i * outer.target_stride + j * inner.target_stride);
     }
-    source += axis.source_stride;
-    target += axis.target_stride;
   }
 }
 
@@ -76,12 +78,6 @@ PC_FORCE_INLINE void cast_elements(const char* source, char* target, int64_t cou
 template <typename Visit>
 PC_FORCE_INLINE void for_each_part(int64_t row, Visit&& visit) {
   for (int64_t i = 0; i < row; i += kPart) visit(i, row - i < kPart ? row - i : kPart);
-}
-
-PC_FORCE_INLINE void copy_row(const char* source, char* target, int64_t bytes, int64_t ahead) {
-  const int64_t rest = bytes % kLine;
-  if (bytes > rest) copy_lines(target, source, bytes - rest, ahead);
-  copy_bytes(target + bytes - rest, source + bytes - rest, rest);
 }
 
 template <Float From, Float To>
@@ -134,7 +130,7 @@ template <int64_t kBytes>
 inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs) {
   move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t, int64_t ahead) {
     if constexpr (kBytes % kLine == 0) {
-      copy_lines(target, source, kBytes, ahead);
+      copy_lines<2 * kLine>(target, source, kBytes, source + ahead);
     } else {
       __builtin_memcpy(target, source, kBytes);
     }
@@ -155,7 +151,8 @@ inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
   }
   const int64_t size = move.source_itemsize;
   move_pieces(move, runs, num_runs, [=](const char* source, char* target, int64_t row, int64_t ahead) {
-    copy_row(source, target, row * size, ahead);
+    if (row * size >= kLongRow) return copy_row<4 * kLine>(target, source, row * size, source + ahead);
+    copy_row<2 * kLine>(target, source, row * size, source + ahead);
   });
 }
 

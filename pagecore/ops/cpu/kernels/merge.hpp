@@ -1,0 +1,47 @@
+// Two attention outputs over different keys joined into one, row by row.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/convert.hpp"
+#include "pagecore/ops/cpu/kernels/math.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+PC_FORCE_INLINE Vec load_row_part(const Rows& rows, const char* row, int64_t d, int64_t count) {
+  return with_float(rows.type, [&]<Float T>() {
+    return count == kLanes ? load_as_float<T>(row + d * kSize<T>) : load_tail<T>(row + d * kSize<T>, count);
+  });
+}
+
+// out = a * weight_a + b * weight_b; a part of weight 0 is not looked at.
+inline void merge_row(const MergeArgs& args, int64_t token, int64_t head, float weight_a, float weight_b) {
+  const auto row_of = [&](const Rows& rows) { return rows.data + token * rows.token_stride + head * rows.head_stride; };
+  for (int64_t d = 0; d < args.out.dim; d += kLanes) {
+    const int64_t count = args.out.dim - d < kLanes ? args.out.dim - d : kLanes;
+    Vec merged = {};
+    if (weight_a != 0.0f) merged = load_row_part(args.out_a, row_of(args.out_a), d, count) * weight_a;
+    if (weight_b != 0.0f)
+      merged = fma(load_row_part(args.out_b, row_of(args.out_b), d, count), splat(weight_b), merged);
+    with_float(args.out.type, [&]<Float T>() { store_part<T>(row_of(args.out), d, merged, count); });
+  }
+}
+
+inline void merge(const MergeArgs& args) {
+  for (int64_t token = 0; token < args.out.num_tokens; ++token) {
+    for (int64_t head = 0; head < args.out.num_heads; ++head) {
+      const double a = args.lse_a.at(token, head), b = args.lse_b.at(token, head);
+      const double top = a > b ? a : b;
+      if (top == -static_cast<double>(kInfinity)) {
+        merge_row(args, token, head, 0.0f, 0.0f);
+        if (args.lse.data != nullptr) args.lse.at(token, head) = -kInfinity;
+        continue;
+      }
+      const double part_a = __builtin_exp(a - top), part_b = __builtin_exp(b - top), total = part_a + part_b;
+      merge_row(args, token, head, static_cast<float>(part_a / total), static_cast<float>(part_b / total));
+      if (args.lse.data != nullptr) args.lse.at(token, head) = static_cast<float>(top + __builtin_log(total));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,233 @@
+// Slot-mapped write: rows of new tokens into the slots of a cache, converted on the way.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/convert.hpp"
+#include "pagecore/ops/cpu/kernels/lines.hpp"
+#include "pagecore/ops/cpu/kernels/move.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+// Tokens whose slots follow one another in one stretch of one block.
+struct SlotRun {
+  int64_t token;
+  int64_t block;
+  int64_t offset;  // of the first slot in its block
+  int64_t count;
+};
+
+constexpr int64_t kRunBatch = 64;
+
+// The runs of one part of a call, a batch at a time.
+class SlotRuns {
+ public:
+  SlotRuns(const WritePart& part, const Cache& cache)
+      : slots_(part.args->slots),
+        num_slots_(static_cast<uint64_t>(cache.num_blocks * cache.block_size)),
+        block_size_(static_cast<uint64_t>(cache.block_size)),
+        shift_(__builtin_ctzll(block_size_)),
+        is_power_(uint64_t{1} << shift_ == block_size_),
+        share_(part.share) {}
+
+  // Lists the next runs and returns their number, 0 when there are no more.
+  int64_t list(SlotRun* runs) { return slots_.wide ? list_as<int64_t>(runs) : list_as<int32_t>(runs); }
+
+ private:
+  template <typename Id>
+  int64_t list_as(SlotRun* runs) {
+    const char* data = slots_.data;
+    const int64_t stride = slots_.stride, size = slots_.size;
+    // A negative slot is a large one here.
+    const auto at = [=](int64_t token) {
+      return static_cast<uint64_t>(int64_t{*reinterpret_cast<const Id*>(data + token * stride)});
+    };
+    int64_t token = token_, listed = 0;
+    while (token < size && listed < kRunBatch) {
+      const uint64_t slot = at(token);
+      if (slot >= num_slots_ || !is_ours(slot)) {
+        ++token;
+        continue;
+      }
+      const uint64_t block = is_power_ ? slot >> shift_ : slot / block_size_, offset = slot - block * block_size_;
+      int64_t room = kSlotStretch - static_cast<int64_t>(slot % kSlotStretch);
+      if (static_cast<int64_t>(block_size_ - offset) < room) room = static_cast<int64_t>(block_size_ - offset);
+      if (size - token < room) room = size - token;
+      int64_t count = 1;
+      while (count < room && at(token + count) == slot + static_cast<uint64_t>(count)) ++count;
+      runs[listed++] = {token, static_cast<int64_t>(block), static_cast<int64_t>(offset), count};
+      token += count;
+    }
+    token_ = token;
+    return listed;
+  }
+
+  PC_FORCE_INLINE bool is_ours(uint64_t slot) const {
+    return share_.bits == 0 || share_of(slot / kSlotStretch, share_.bits) == share_.index;
+  }
+
+  Indices slots_;
+  uint64_t num_slots_;
+  uint64_t block_size_;
+  int shift_;
+  bool is_power_;
+  Share share_;
+  int64_t token_ = 0;
+};
+
+// One of key and value.
+struct WritePlane {
+  const Rows& rows;
+  const Cache& cache;
+  const PerHead& scale;
+};
+
+// What the rows of a run have in common.
+struct RunShape {
+  int64_t next_source;  // where the next run reads and writes, from where this one does
+  int64_t next_target;
+  bool is_cut;      // its pieces begin or end within a line; a piece follows no other row in the cache
+  bool is_one_row;  // each piece is a row
+  bool is_short;    // pieces are so short that their first and last lines count
+};
+
+constexpr int64_t kShortPiece = 1024;
+
+// visit(target, source, elements, head, ahead) for the rows of all runs, in the order in which a run lies in the cache.
+// A row goes on as long as both sides do: over the heads of a token, or the tokens of a run, or both.
+template <typename Visit>
+inline void visit_rows(const WritePlane& plane, SlotRuns slots, Visit&& visit) {
+  const Rows& rows = plane.rows;
+  const Cache& cache = plane.cache;
+  const MoveAxis heads{rows.num_heads, rows.head_stride, cache.head_stride};
+  MoveAxis tokens{1, rows.token_stride, cache.token_stride};
+  const bool heads_outside = __builtin_llabs(heads.target_stride) > __builtin_llabs(tokens.target_stride);
+  const int64_t source_size = size_of(rows.type), target_size = size_of(cache.type);
+  const auto joins = [=](const MoveAxis& axis, int64_t row) {
+    return axis.size == 1 || (axis.source_stride == row * source_size && axis.target_stride == row * target_size);
+  };
+  const auto source_of = [&](const SlotRun& run) { return rows.data + run.token * rows.token_stride; };
+  const auto target_of = [&](const SlotRun& run) {
+    return cache.data + run.block * cache.block_stride + run.offset * cache.token_stride;
+  };
+  SlotRun runs[kRunBatch];
+  while (const int64_t listed = slots.list(runs)) {
+    for (int64_t i = 0; i < listed; ++i) {
+      const char* source = source_of(runs[i]);
+      char* target = target_of(runs[i]);
+      tokens.size = runs[i].count;
+      MoveAxis outer = heads_outside ? heads : tokens, inner = heads_outside ? tokens : heads;
+      int64_t row = rows.dim;
+      // Each head of a scaled row has a number of its own.
+      if (plane.scale.data == nullptr && joins(inner, row)) {
+        row *= inner.size;
+        inner.size = 1;
+        if (joins(outer, row)) {
+          row *= outer.size;
+          outer.size = 1;
+        }
+      }
+      const SlotRun& next = runs[i + 1 < listed ? i + 1 : i];
+      const int64_t row_bytes = row * target_size;
+      const int64_t piece = inner.target_stride == row_bytes ? inner.size * row_bytes : row_bytes;
+      const bool is_cut = reinterpret_cast<uintptr_t>(target) % kLine != 0 || piece % kLine != 0;
+      const RunShape shape{source_of(next) - source, target_of(next) - target, is_cut, piece == row_bytes,
+                           piece < kShortPiece};
+      for (int64_t j = 0; j < outer.size; ++j) {
+        for (int64_t k = 0; k < inner.size; ++k) {
+          visit(target + j * outer.target_stride + k * inner.target_stride,
+                source + j * outer.source_stride + k * inner.source_stride, row, heads_outside ? j : k, shape);
+        }
+      }
+    }
+  }
+}
+
+// Rows that are streamed need the lines that they share with others at their ends.
+PC_FORCE_INLINE void fetch_ends(const char* row, int64_t bytes, const RunShape& shape) {
+  if (!shape.is_cut || !shape.is_one_row) return;
+  fetch_line(row + shape.next_target);
+  fetch_line(row + shape.next_target + bytes - 1);
+}
+
+inline void copy_plane(const WritePlane& plane, const SlotRuns& slots, bool streams) {
+  const int64_t size = size_of(plane.cache.type);
+  const auto copy = [=](char* target, const char* source, int64_t row, int64_t, const RunShape& shape) {
+    copy_row<kLine>(target, source, row * size, target + shape.next_target);
+  };
+  if (!streams) return visit_rows(plane, slots, copy);
+  LineWriter writer;
+  visit_rows(plane, slots, [&](char* target, const char* source, int64_t row, int64_t head, const RunShape& shape) {
+    if (shape.is_cut && shape.is_short) {
+      writer.finish();
+      return copy(target, source, row, head, shape);
+    }
+    fetch_ends(target, row * size, shape);
+    writer.write(target, source, row * size, shape.next_source);
+  });
+  writer.finish();
+}
+
+// `count` numbers from one dtype to another, divided by `divisor`.
+using Convert = void (*)(const char* source, char* target, int64_t count, float divisor);
+
+template <Float From, Float To, bool kScales>
+void convert_row(const char* source, char* target, int64_t count, float divisor) {
+  for_each_vector<From>(source, count, [&](int64_t i, Vec v, int64_t part) {
+    store_part<To>(target, i, kScales ? v / divisor : v, part);
+  });
+}
+
+inline Convert conversion(const WritePlane& plane) {
+  return with_float(plane.rows.type, [&]<Float From>() {
+    return with_float(plane.cache.type, [&]<Float To>() -> Convert {
+      return plane.scale.data != nullptr ? convert_row<From, To, true> : convert_row<From, To, false>;
+    });
+  });
+}
+
+inline void convert_plane(const WritePlane& plane, const SlotRuns& slots, bool streams) {
+  const Convert convert = conversion(plane);
+  const int64_t source_size = size_of(plane.rows.type), target_size = size_of(plane.cache.type);
+  const auto write = [&](char* target, const char* source, int64_t row, int64_t head, const RunShape& shape) {
+    fetch(target + shape.next_target, row * target_size);
+    fetch_line(target + shape.next_target + row * target_size - 1);
+    convert(source, target, row, head_value(plane.scale, head, 1.0f));
+  };
+  if (!streams) return visit_rows(plane, slots, write);
+  LineWriter writer;
+  visit_rows(plane, slots, [&](char* target, const char* source, int64_t row, int64_t head, const RunShape& shape) {
+    if (shape.is_cut && shape.is_short) {
+      writer.finish();
+      return write(target, source, row, head, shape);
+    }
+    fetch_ends(target, row * target_size, shape);
+    const float divisor = head_value(plane.scale, head, 1.0f);
+    for (int64_t i = 0; i < row; i += kPart) {
+      const int64_t count = row - i < kPart ? row - i : kPart;
+      const char* part = source + i * source_size;
+      if (row <= kPart) fetch(part + shape.next_source, count * source_size);
+      convert(part, writer.reserve(target + i * target_size, count * target_size), count, divisor);
+    }
+  });
+  writer.finish();
+}
+
+inline void write_plane(const WritePlane& plane, const WritePart& part) {
+  const SlotRuns slots(part, plane.cache);
+  if (plane.rows.type == plane.cache.type && plane.scale.data == nullptr) {
+    copy_plane(plane, slots, part.streams);
+  } else {
+    convert_plane(plane, slots, part.streams);
+  }
+}
+
+inline void write(const WritePart& part) {
+  const WriteArgs& args = *part.args;
+  write_plane({args.key, args.key_cache, args.key_scale}, part);
+  write_plane({args.value, args.value_cache, args.value_scale}, part);
+  if (part.streams) finish_streams();
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,101 @@
+// Slot-mapped writes and merges: contents checked, rows shared out among threads.
+#include <algorithm>
+#include <cstddef>
+
+#include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/dispatch.hpp"
+#include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/shares.hpp"
+#include "pagecore/ops/cpu/threads.hpp"
+
+namespace pagecore::cpu {
+namespace {
+
+struct SlotSurvey {
+  int64_t written = 0;  // tokens whose slot is not negative
+  bool is_past_end = false;
+};
+
+// Without a branch, so that it is done many at a time: sign bits are added up.
+template <typename Id>
+SlotSurvey survey(const Indices& slots, int64_t limit) {
+  uint64_t past_end = 0, written = 0;
+  const auto last = static_cast<uint64_t>(limit - 1);
+  const auto add = [&](uint64_t slot) {
+    past_end |= (last - slot) & ~slot;
+    written += ~slot >> 63;
+  };
+  if (slots.stride == static_cast<int64_t>(sizeof(Id))) {
+    const auto* ids = reinterpret_cast<const Id*>(slots.data);
+    for (int64_t i = 0; i < slots.size; ++i) add(static_cast<uint64_t>(int64_t{ids[i]}));
+  } else {
+    for (int64_t i = 0; i < slots.size; ++i) add(static_cast<uint64_t>(slots.at(i)));
+  }
+  return {static_cast<int64_t>(written), past_end >> 63 != 0};
+}
+
+// The tokens that will be written; raises when one of them would lie past the cache.
+int64_t check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
+  PC_EXPECTS(slots.size <= tokens, ShapeError, "slot_mapping has ", slots.size, " entries for ", tokens,
+             " tokens; it must not be longer than key and value");
+  const int64_t limit = cache.num_blocks * cache.block_size;
+  const SlotSurvey found = slots.wide ? survey<int64_t>(slots, limit) : survey<int32_t>(slots, limit);
+  for (int64_t i = 0; found.is_past_end && i < slots.size; ++i) {
+    const int64_t slot = slots.at(i);
+    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit, " slots (",
+               cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
+  }
+  return found.written;
+}
+
+int64_t token_bytes(const Cache& cache) { return cache.num_heads * cache.dim * size_of(cache.type); }
+
+// Rows from `begin` on.
+Rows rows_from(Rows rows, int64_t begin, int64_t count) {
+  rows.data += begin * rows.token_stride;
+  rows.num_tokens = count;
+  return rows;
+}
+
+Lse lse_from(Lse lse, int64_t begin, int64_t count) {
+  if (lse.data != nullptr) lse.data += begin * lse.token_stride;
+  lse.num_tokens = count;
+  return lse;
+}
+
+}  // namespace
+
+void write_kv(const WriteArgs& args, int64_t num_threads) {
+  const KernelTable& table = kernels();
+  check_slots(args.slots, args.value.num_tokens, args.value_cache);
+  const int64_t tokens = check_slots(args.slots, args.key.num_tokens, args.key_cache);
+  const int64_t bytes = tokens * (token_bytes(args.key_cache) + token_bytes(args.value_cache));
+  WritePart whole;
+  whole.args = &args;
+  whole.streams = bytes > l2_bytes();
+  num_threads = threads_for(bytes, num_threads);
+  if (num_threads == 1) return table.write(whole);
+  whole.share.bits = share_bits(num_threads);
+  parallel_for(int64_t{1} << whole.share.bits, num_threads, [&](int64_t unit, int64_t) noexcept {
+    WritePart part = whole;
+    part.share.index = static_cast<uint64_t>(unit);
+    table.write(part);
+  });
+}
+
+void merge(const MergeArgs& args, int64_t num_threads) {
+  const KernelTable& table = kernels();
+  const int64_t tokens = args.out.num_tokens;
+  const int64_t bytes = tokens * args.out.num_heads * args.out.dim * size_of(args.out.type);
+  num_threads = std::min(threads_for(bytes, num_threads), tokens);
+  if (num_threads <= 1) return table.merge(args);
+  parallel_for(num_threads, num_threads, [&](int64_t unit, int64_t) noexcept {
+    const int64_t begin = tokens * unit / num_threads, count = tokens * (unit + 1) / num_threads - begin;
+    table.merge({rows_from(args.out_a, begin, count), rows_from(args.out_b, begin, count),
+                 rows_from(args.out, begin, count), lse_from(args.lse_a, begin, count),
+                 lse_from(args.lse_b, begin, count), lse_from(args.lse, begin, count)});
+  });
+}
+
+}  // namespace pagecore::cpu

@@ -1,0 +1,154 @@
+"""write_kv where it streams past the caches and where threads share it: what small calls promise holds there too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore import ops
+from tests.ops.block_cases import poisoned, twin_of, untouched_beside
+from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
+
+# Written bytes from which calls stream on, with the second-level caches that there are; and well past it.
+SIZES = [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 5 << 20]
+HEADS, BLOCK = 4, 16
+
+
+@pytest.fixture(params=[1, 2, 5], ids="{} threads".format)
+def _threads(request):
+    pagecore.set_num_threads(request.param)
+    yield
+    pagecore.set_num_threads(None)
+
+
+def new_rows(count: int, dim: int, dtype: str, offset: int = 0) -> Any:
+    """Random numbers at an address of which the rest of a division by 64 is known."""
+    rows, _ = poisoned((count, HEADS, dim), DTYPES[dtype], offset=offset)
+    rows[...] = np.random.default_rng(count + dim).standard_normal(rows.shape, dtype=np.float32)
+    return rows
+
+
+def runs_of_slots(num_slots: int, count: int, longest: int, seed: int = 0) -> Any:
+    """Slots in runs of up to so many, every one of them once, with some that are skipped."""
+    rng = np.random.default_rng(seed)
+    starts = np.arange(0, num_slots, longest)
+    slots = np.concatenate([np.arange(start, min(start + longest, num_slots)) for start in rng.permutation(starts)])
+    slots = slots[:count].copy()
+    slots[rng.random(slots.size) < 0.03] = -1
+    return slots
+
+
+def write_as_numpy(rows: Any, cache: Any, slots: Any) -> None:
+    """The oracle: token by token, the last one stays."""
+    kept = dict(zip(slots.tolist(), range(slots.size), strict=True))
+    kept = {slot: token for slot, token in kept.items() if slot >= 0}
+    places = np.asarray(list(kept), np.int64)
+    with np.errstate(over="ignore"):
+        cache[places // cache.shape[1], places % cache.shape[1]] = rows[list(kept.values())].astype(cache.dtype)
+
+
+def check(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
+    """Writes, and compares all memory that the caches are views of."""
+    twins = [twin_of(cache) for cache in (key_cache, value_cache)]
+    for (_memory, _copy, twin), rows in zip(twins, (key, value), strict=True):
+        write_as_numpy(rows, twin, slots)
+    ops.write_kv(key, value, key_cache, value_cache, slots)
+    for memory, copy, _twin in twins:
+        assert memory.tobytes() == bytes(copy)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtypes", [(a, b) for a in DTYPES for b in DTYPES], ids="-".join)
+@pytest.mark.usefixtures("_threads")
+def test_every_pair_of_dtypes_in_every_layout(layout, dtypes):
+    key, value = new_rows(700, 128, dtypes[0]), new_rows(700, 100, dtypes[0], 16)
+    caches = [empty_cache(layout, (60, BLOCK, HEADS, dim), DTYPES[dtypes[1]]) for dim in (128, 100)]
+    check(key, value, *caches, runs_of_slots(60 * BLOCK, 700, 40))
+
+
+@pytest.mark.parametrize("heads", ["NHD", "HND"])
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("offset", [0, 16, 2, 62])
+@pytest.mark.usefixtures("_threads")
+def test_what_lies_beside_the_rows_stays_at_every_size(heads, nbytes, offset):
+    """Just under, at and over where streaming begins, at addresses that are not those of lines."""
+    dim, dtype = 64, "bfloat16"
+    count = nbytes // (2 * HEADS * dim * 2)
+    for longest in (1, 5, BLOCK):
+        for tokens in (count - 1, count, count + 1):
+            blocks = -(-tokens // BLOCK) + 3
+            shape = (blocks, BLOCK, HEADS, dim) if heads == "NHD" else (blocks, HEADS, BLOCK, dim)
+            made = [poisoned(shape, DTYPES[dtype], offset=offset) for _ in range(2)]
+            caches = [cache if heads == "NHD" else cache.swapaxes(1, 2) for cache, _ in made]
+            rows = [new_rows(tokens, dim, dtype, shift) for shift in (0, 48)]
+            check(*rows, *caches, runs_of_slots(blocks * BLOCK, tokens, longest))
+            assert all(untouched_beside(cache, buffer) for cache, buffer in made)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 33, 63, 65, 129, 300])
+@pytest.mark.parametrize("to", DTYPES)
+@pytest.mark.usefixtures("_threads")
+def test_rows_that_are_no_whole_lines(dim, to):
+    count = 3_000_000 // (HEADS * dim * 4) // BLOCK * BLOCK
+    rows = [new_rows(count, dim, "float32", offset) for offset in (0, 4)]
+    for heads in ("NHD", "HND"):
+        caches = [empty_cache(heads, (count // BLOCK + 2, BLOCK, HEADS, dim), DTYPES[to]) for _ in range(2)]
+        check(*rows, *caches, runs_of_slots((count // BLOCK + 2) * BLOCK, count, 11))
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("dim", [16, 128])
+@pytest.mark.usefixtures("_threads")
+def test_of_equal_slots_the_last_token_wins_whoever_writes(dim, index_dtype):
+    """Each slot some twenty times: had two threads one slot, either could be last."""
+    count = 2_000_000 // (HEADS * dim * 4)
+    rows = [new_rows(count, dim, "float32") for _ in range(2)]
+    slots = np.random.default_rng(0).integers(-1, count // 20, count).astype(index_dtype)
+    for heads in ("NHD", "HND"):
+        for to in ("float32", "float16"):
+            blocks = count // 20 // 12 + 1
+            caches = [empty_cache(heads, (blocks, 12, HEADS, dim), DTYPES[to]) for _ in range(2)]
+            check(*rows, *caches, slots)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_cache_of_key_and_value_at_once_keeps_the_value():
+    rows = [new_rows(1000, 128, "float32"), new_rows(1000, 128, "float32") + 1]
+    cache = np.zeros((80, BLOCK, HEADS, 128), np.float32)
+    slots = np.random.default_rng(0).integers(0, 300, 1000)
+    expected = cache.copy()
+    write_as_numpy(rows[1], expected, slots)
+    ops.write_kv(*rows, cache, cache, slots)
+    np.testing.assert_array_equal(cache, expected)
+
+
+@pytest.mark.parametrize("to", DTYPES)
+@pytest.mark.usefixtures("_threads")
+def test_scales_divide_head_by_head(to):
+    rows = [new_rows(900, 128, "float32") for _ in range(2)]
+    scales = np.asarray([0.25, 3.0, 1.0, 7.0], np.float32)
+    for heads in ("NHD", "HND"):
+        caches = [empty_cache(heads, (60, BLOCK, HEADS, 128), DTYPES[to]) for _ in range(2)]
+        expected = [cache.copy() for cache in caches]
+        slots = runs_of_slots(60 * BLOCK, 900, 16)
+        for cache, new, divisor in zip(expected, rows, (scales[:, None], np.float32(2)), strict=True):
+            write_as_numpy(new / divisor, cache, slots)
+        ops.write_kv(*rows, *caches, slots, key_scale=scales, value_scale=2.0)
+        for cache, want in zip(caches, expected, strict=True):
+            assert cache.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("bad", [960, 2**31 - 1])
+@pytest.mark.usefixtures("_threads")
+def test_one_bad_slot_leaves_a_large_call_undone(bad):
+    rows = [new_rows(900, 128, "float32") for _ in range(2)]
+    caches = [empty_cache("NHD", (60, BLOCK, HEADS, 128), DTYPES["float32"]) for _ in range(2)]
+    slots = runs_of_slots(60 * BLOCK, 900, 16).astype(np.int32)
+    slots[899] = bad
+    before = [cache.tobytes() for cache in caches]
+    with pytest.raises(pagecore.errors.InvalidBlock, match=rf"\[899\] is {bad}"):
+        ops.write_kv(*rows, *caches, slots)
+    assert [cache.tobytes() for cache in caches] == before
