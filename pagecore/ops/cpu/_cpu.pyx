@@ -125,6 +125,7 @@ cdef void fill_plan(PlanView* view, AttentionPlan plan) noexcept:
     view.causal = plan.plan.options.causal
     view.window_left = plan.plan.options.window_left
     view.window_right = plan.plan.options.window_right
+    view.batch_invariant = plan.plan.options.batch_invariant
 
 
 cdef int attention(

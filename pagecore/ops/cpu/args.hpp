@@ -120,6 +120,7 @@ struct PlanView {
   bool causal = true;
   int64_t window_left = -1;
   int64_t window_right = -1;
+  bool batch_invariant = false;
 };
 
 struct WriteArgs {

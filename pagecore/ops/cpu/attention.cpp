@@ -4,6 +4,7 @@
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/batch.hpp"
+#include "pagecore/ops/cpu/cache_sizes.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
@@ -11,11 +12,12 @@
 namespace pagecore::cpu {
 namespace {
 
-// What one fast core does in a microsecond, to tell whether work is worth sharing. On a slower one the same work takes
-// longer than it seems: then it is shared somewhat late, which costs less than threads that come for nothing.
-constexpr double kBytesPerUs = 16e3;        // from and to memory
+// What one fast core does in a microsecond, beside kBytesPerUs.
 constexpr double kFlopsPerUs = 100e3;       // float32, AVX-512
 constexpr double kMergedFloatsPerUs = 2e3;  // of partial rows
+
+// Keys and values that fill the second-level cache so many times over may still be in the third.
+constexpr double kCachedL2s = 8.0;
 
 // Aligned working memory that grows and never shrinks.
 class Memory {
@@ -67,8 +69,12 @@ Workspace& workspace() {
   return mine;
 }
 
-// How long one thread would need at least: keys and values come from memory once, and every query row multiplies them.
-double estimate_us(const AttentionArgs& args, const CheckedBatch& batch) {
+struct Estimate {
+  double bytes;  // of keys and values
+  double us;     // that one thread would need at least: they are read once, and every query row multiplies them
+};
+
+Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
   const Window window = make_window(args.causal, args.window_left, args.window_right);
   double keys = 0.0, products = 0.0;
   for (int64_t i = 0; i < batch.num_sequences(); ++i) {
@@ -81,7 +87,7 @@ double estimate_us(const AttentionArgs& args, const CheckedBatch& batch) {
   const int64_t token_bytes = args.key.dim * size_of(args.key.type) + args.value.dim * size_of(args.value.type);
   const double bytes = keys * static_cast<double>(token_bytes * args.key.num_heads);
   const double flops = products * static_cast<double>(2 * (args.key.dim + args.value.dim) * args.query.num_heads);
-  return std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
+  return {bytes, std::max(bytes / kBytesPerUs, flops / kFlopsPerUs)};
 }
 
 // A plan for so many threads, in the caller's own buffer.
@@ -206,11 +212,14 @@ void attention(const AttentionArgs& args, const PlanView* given, int64_t num_thr
   const KernelTable& table = kernels();
   work.batch.check(args);
   if (given != nullptr) work.batch.check_plan(args, *given);
-  const int64_t worth = worthwhile_threads(estimate_us(args, work.batch), num_threads);
+  const Estimate size = estimate(args, work.batch);
+  const int64_t worth = worthwhile_threads(size.us, num_threads);
   const PlanView plan = given != nullptr ? *given : plan_here(args, worth, work);
   list_units(args, plan, work.units);
   const int64_t workers = std::clamp<int64_t>(std::ssize(work.units), 1, worth);
-  const AttentionBatch batch = reserve_partials(args, plan, work);
+  AttentionBatch batch = reserve_partials(args, plan, work);
+  // What else is in the batch must not decide where a row's bits come from.
+  batch.from_cache = !plan.batch_invariant && size.bytes <= kCachedL2s * static_cast<double>(l2_bytes());
   const WorkerScratch scratch(args, plan, workers, work.scratch);
   const Call call{args, batch, plan, table, scratch, workers};
   attend_units(call, work.units);

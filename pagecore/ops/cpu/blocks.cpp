@@ -98,7 +98,7 @@ void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_id
     bytes += shapes.back().bytes() * std::ssize(sources);
   }
   // A later pair sees what earlier ones wrote: each thread takes its part of every block, through all pairs.
-  num_threads = threads_for(bytes, num_threads);
+  num_threads = threads_to_move(bytes, num_threads);
   parallel_for(num_threads, num_threads, [&](int64_t part, int64_t) noexcept {
     for (size_t i = 0; i < arrays.size(); ++i) {
       const auto block = [&](int64_t id) { return arrays[i].data + id * arrays[i].block_stride; };

@@ -22,6 +22,8 @@ inline constexpr int64_t kSplitFloor = 512;
 inline constexpr int64_t kItemRows = 64;
 // Query rows that a prompt's item aims at: each tile is packed once for all of them, and their sums stay in the cache.
 inline constexpr int64_t kPromptRows = 128;
+// Rows of one of AMX's tiles.
+inline constexpr int64_t kDecodeRows = 16;
 // Rows are padded with zeros to a multiple of this many numbers.
 inline constexpr int64_t kPadding = 16;
 
@@ -48,6 +50,7 @@ struct AttentionBatch {
   const int64_t* mask_starts = nullptr;  // where a sequence's mask begins; null without a mask
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
+  bool from_cache = false;               // keys and values are so few that they may be in the processor's cache
 };
 
 // The working memory of one pass: `heads` key heads with `rows` query rows each.
@@ -55,12 +58,13 @@ struct Scratch {
   float* query;  // [heads, rows, padded dim], scaled; or of bfloat16, [heads, rows, pair_padded dim]
   float* key;    // a packed tile
   float* value;
-  float* scores;      // [heads, rows, 64], then the weights
-  uint16_t* weights;  // [heads, rows, 64], bfloat16
-  float* scale;       // [heads], what scores are multiplied by
-  float* zeros;       // [padded value dim]
-  float* acc;         // [heads, rows, padded value dim], of the keys since the last fold
-  float* max;         // [heads, rows]
+  float* scores;          // [heads, rows, 64], then the weights
+  uint16_t* weights;      // [heads, rows, 64], bfloat16, and kDecodeRows rows more
+  uint32_t* query_panel;  // [heads, pair_padded dim / 2, kDecodeRows], where there are fewer rows
+  float* scale;           // [heads], what scores are multiplied by
+  float* zeros;           // [padded value dim]
+  float* acc;             // [heads, rows, padded value dim], of the keys since the last fold
+  float* max;             // [heads, rows]
   float* sum;
   float* total_acc;  // of the keys before
   float* total_max;
@@ -85,7 +89,9 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.key = take(key_panel_size(dim) > key_pairs_size(dim) ? key_panel_size(dim) : key_pairs_size(dim));
   scratch.value = take(value_panel_size(value_dim));
   scratch.scores = take(all * kTileTokens);
-  scratch.weights = reinterpret_cast<uint16_t*>(take(all * kTileTokens / 2));
+  scratch.weights = reinterpret_cast<uint16_t*>(take((all + kDecodeRows) * kTileTokens / 2));
+  scratch.query_panel =
+      reinterpret_cast<uint32_t*>(take(rows < kDecodeRows ? heads * pair_padded(dim) / 2 * kDecodeRows : 0));
   scratch.scale = take(heads);
   scratch.zeros = take(dv);
   scratch.acc = take(all * dv);

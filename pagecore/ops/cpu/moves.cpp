@@ -174,7 +174,7 @@ void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t wr
   const auto move_each = [&](const std::vector<Run>& some) noexcept {
     for (const Move& move : moves) table.move(move, some.data(), std::ssize(some));
   };
-  num_threads = threads_for(written, num_threads);
+  num_threads = threads_to_move(written, num_threads);
   if (num_threads == 1) return move_each(runs);
   const Shares shares(runs, direction, step, share_bits(num_threads));
   parallel_for(shares.size(), num_threads, [&](int64_t unit, int64_t) noexcept { move_each(shares[unit]); });

@@ -74,7 +74,7 @@ void write_kv(const WriteArgs& args, int64_t num_threads) {
   WritePart whole;
   whole.args = &args;
   whole.streams = bytes > l2_bytes();
-  num_threads = threads_for(bytes, num_threads);
+  num_threads = threads_to_move(bytes, num_threads);
   if (num_threads == 1) return table.write(whole);
   whole.share.bits = share_bits(num_threads);
   parallel_for(int64_t{1} << whole.share.bits, num_threads, [&](int64_t unit, int64_t) noexcept {
@@ -88,7 +88,7 @@ void merge(const MergeArgs& args, int64_t num_threads) {
   const KernelTable& table = kernels();
   const int64_t tokens = args.out.num_tokens;
   const int64_t bytes = tokens * args.out.num_heads * args.out.dim * size_of(args.out.type);
-  num_threads = std::min(threads_for(bytes, num_threads), tokens);
+  num_threads = std::min(threads_to_move(bytes, num_threads), tokens);
   if (num_threads <= 1) return table.merge(args);
   parallel_for(num_threads, num_threads, [&](int64_t unit, int64_t) noexcept {
     const int64_t begin = tokens * unit / num_threads, count = tokens * (unit + 1) / num_threads - begin;

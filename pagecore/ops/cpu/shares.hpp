@@ -25,13 +25,6 @@ PC_FORCE_INLINE int32_t share_bits(int64_t num_threads) {
   return 66 - __builtin_clzll(static_cast<uint64_t>(num_threads));
 }
 
-// The threads that so many bytes are worth: one with less than this to move takes longer to wake than to work.
-PC_FORCE_INLINE int64_t threads_for(int64_t bytes, int64_t num_threads) {
-  constexpr int64_t kThreadBytes = 256 << 10;
-  const int64_t worth = bytes / kThreadBytes, most = worth < num_threads ? worth : num_threads;
-  return most > 1 ? most : 1;
-}
-
 // The slots of a call are dealt out in stretches of so many.
 inline constexpr int64_t kSlotStretch = 16;
 

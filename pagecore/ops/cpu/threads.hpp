@@ -27,6 +27,14 @@ void run_units(int64_t num_units, int64_t num_threads, void (*work)(void* contex
   return std::max<int64_t>(1, static_cast<int64_t>(work_us / kUsPerThread));
 }
 
+// What one fast core reads or writes in a microsecond. On a slower one the same work takes longer than it seems: then
+// it is shared somewhat late, which costs less than threads that come for nothing.
+inline constexpr double kBytesPerUs = 16e3;
+
+[[nodiscard]] inline int64_t threads_to_move(int64_t bytes, int64_t num_threads) {
+  return worthwhile_threads(static_cast<double>(bytes) / kBytesPerUs, num_threads);
+}
+
 template <typename Body>
 void parallel_for(int64_t num_units, int64_t num_threads, Body&& body) {
   static_assert(std::is_nothrow_invocable_v<Body, int64_t, int64_t>, "units of work must not throw");

@@ -329,6 +329,7 @@ class Case {
     view.causal = plan.options.causal;
     view.window_left = plan.options.window_left;
     view.window_right = plan.options.window_right;
+    view.batch_invariant = plan.options.batch_invariant;
     return view;
   }
 

@@ -40,6 +40,7 @@ class Pass {
         sight_(args, batch, item, group_),
         pairs_(meets_pairs(args)),
         packed_(rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
+        by_tiles_(kHasTiles && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
@@ -80,7 +81,14 @@ class Pass {
       if (args_.softcap != 0.0) factor /= args_.softcap;
       scratch_.scale[head] = pairs_ ? static_cast<float>(factor) : 1.0f;
       for (int64_t row = 0; row < rows_; ++row) take_query(head, row, factor);
+#if defined(PC_AMX)
+      if (!by_tiles_) continue;
+      pack_query_pairs(query_pairs() + head * rows_ * query_stride_, query_stride_, rows_, args_.key.dim,
+                       query_panel(head));
+#endif
     }
+    // Tiles take whole blocks of weights; what lies behind the rows must be numbers.
+    if (by_tiles_) __builtin_memset(scratch_.weights, 0, static_cast<size_t>(2 * (all + kDecodeRows) * kTileTokens));
   }
 
   // The row in float32, multiplied by what its scores are multiplied by; for pairs as it is. Zeros behind it.
@@ -106,6 +114,10 @@ class Pass {
 
   [[nodiscard]] uint16_t* query_pairs() const { return reinterpret_cast<uint16_t*>(scratch_.query); }
 
+  [[nodiscard]] uint32_t* query_panel(int64_t head) const {
+    return scratch_.query_panel + head * query_stride_ / 2 * kDecodeRows;
+  }
+
   // ---- tiles
 
   void visit_tiles() {
@@ -124,16 +136,18 @@ class Pass {
     }
   }
 
+  [[nodiscard]] bool in_streams() const { return !packed_ && !by_tiles_; }
+
   // In the order in which it will most likely be visited.
   void locate_tile(int64_t position, Tile& tile) {
     locate(args_, blocks_, item_, position, tile);
-    if (!packed_ && tile.first == 0 && tile.last == kTileTokens) set_order(tile, Order::Interleaved);
+    if (in_streams() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, Order::Interleaved);
   }
 
   void attend(Tile& tile, const Tile* next) {
     sight_.look_at(tile, scratch_);
     if (sight_.empty()) return;
-    set_order(tile, sight_.whole() && !packed_ ? Order::Interleaved : Order::Natural);
+    set_order(tile, sight_.whole() && in_streams() ? Order::Interleaved : Order::Natural);
     for (int64_t head = 0; head < head_count_; ++head) {
       score(tile, head);
       soften(tile, head);
@@ -177,7 +191,7 @@ class Pass {
   void score(const Tile& tile, int64_t head) {
     const Tokens keys{head_base(args_.key, head), tile.key_offsets};
     const HeadRows rows = rows_of(head);
-    const Ahead values = elsewhere(args_.value, tile.value_offsets, packed_ ? head : 0);
+    const Ahead values = elsewhere(args_.value, tile.value_offsets, packed_ || by_tiles_ ? head : 0);
     const int64_t dim = args_.key.dim;
     if (packed_) {
       with_float(args_.key.type, [&]<Float K>() {
@@ -187,6 +201,11 @@ class Pass {
         score_packed<K>(rows, keys, sight_.use(), values, dim, scratch_);
       });
       return;
+    }
+    if constexpr (kHasTiles) {
+      if (by_tiles_) {
+        return score_tiles(*tiles_, rows, query_panel(head), keys, sight_.use(), values, dim, scratch_);
+      }
     }
     const Ahead ahead = last(head) ? values : next_head(args_.key);
     if constexpr (kHasPairs) {
@@ -198,7 +217,7 @@ class Pass {
   // Scores to weights.
   void soften(const Tile& tile, int64_t head) {
     // Memory would rest meanwhile: a part of the values that are wanted later.
-    Errand errand(packed_ ? Ahead{} : elsewhere(args_.value, tile.value_offsets, head), kTileTokens / 2);
+    Errand errand(!in_streams() ? Ahead{} : elsewhere(args_.value, tile.value_offsets, head), kTileTokens / 2);
     const int64_t first = packed_ ? sight_.rows().first : 0, end = packed_ ? sight_.rows().last : rows_;
     for (int64_t row = first; row < end; ++row) {
       const int64_t query = row / group_, at = head * rows_ + row;
@@ -226,11 +245,12 @@ class Pass {
     const Tokens values{head_base(args_.value, head), tile.value_offsets};
     const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
-    const Ahead next_keys = next == nullptr ? Ahead{} : elsewhere(args_.key, next->key_offsets, packed_ ? head : 0);
-    if (packed_ || !sight_.uniform()) {
+    const Ahead next_keys =
+        next == nullptr ? Ahead{} : elsewhere(args_.key, next->key_offsets, packed_ || by_tiles_ ? head : 0);
+    if (packed_ || by_tiles_ || !sight_.uniform()) {
       with_float(args_.value.type, [&]<Float V>() {
         if constexpr (V == Float::BF16 && kHasPairs) {
-          if (pairs_ && weigh_packed_pairs(*tiles_, rows, values, sight_, next_keys, dim, scratch_)) return;
+          if (pairs_ && weigh_packed_pairs(*tiles_, rows, values, sight_, next_keys, dim, by_tiles_, scratch_)) return;
         }
         weigh_packed<V>(rows, values, sight_, next_keys, dim, group_, scratch_);
       });
@@ -294,8 +314,9 @@ class Pass {
   int64_t rows_;  // of one head
   int64_t value_stride_;
   Sight sight_;
-  bool pairs_;   // all of bfloat16, and multiplied in pairs
-  bool packed_;  // every tile is copied first
+  bool pairs_;     // all of bfloat16, and multiplied in pairs
+  bool packed_;    // every tile is copied first
+  bool by_tiles_;  // keys are read by AMX where they lie, values are copied
   int64_t query_stride_;
   Scratch scratch_;
   Tiles* tiles_ = nullptr;

@@ -10,8 +10,7 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-constexpr int kDecodeRows = kTileRows;
-static_assert(kDecodeRows == kLanes && kTileDepth == kPairDepth);
+static_assert(kDecodeRows == kTileRows && kTileRows == kLanes && kTileDepth == kPairDepth);
 
 // query [rows, stride] of bfloat16, zeros from dim to pair_padded(dim) -> panel [pair_padded(dim) / 2][16]: the right
 // side of score_tile_amx. Rows that are missing become zeros.
