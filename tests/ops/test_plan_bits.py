@@ -1,23 +1,14 @@
-"""A row's bits depend on nothing but the row: not on its tile, its splits, the table's blocks or the rows beside it."""
+"""Batch-invariant, a row's bits depend on the row alone: not on its tile, its splits, the table's blocks or its neighbours."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import pagecore
 from pagecore.ops import paged_attention, plan_attention
 from pagecore.ops.cpu import _cpu
 
 BLOCK, KV_HEADS, DIM = 16, 2, 96
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """A call without a plan splits its work for the threads that there are: one splits nothing."""
-    pagecore.set_num_threads(1)
-    yield
-    pagecore.set_num_threads(None)
 
 
 @pytest.fixture(params=_cpu.available_isas())
@@ -39,10 +30,23 @@ def make_cache(rng, length, block=BLOCK, dim=DIM):
     return caches, table[None], (keys, values)
 
 
+def invariant_plan(count, length, **options):
+    """Of the last `count` rows of one sequence."""
+    return plan_attention(
+        [0, count],
+        [length],
+        num_query_heads=3 * KV_HEADS,
+        num_kv_heads=KV_HEADS,
+        window=options.get("window"),
+        batch_invariant=True,
+    )
+
+
 def attend(query, caches, table, length, **options):
     """All rows of one sequence in one call: output and lse as bytes to compare."""
+    plan = invariant_plan(len(query), length, **options)
     out, lse = paged_attention(
-        query, *caches, table, [length], cu_query_lens=[0, len(query)], return_lse=True, **options
+        query, *caches, table, [length], cu_query_lens=[0, len(query)], return_lse=True, plan=plan, **options
     )
     return out.view(np.uint32), lse.view(np.uint32)
 
@@ -72,25 +76,19 @@ def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("count", [1, 5])
 def test_fixed_splits_have_the_bits_of_none(isa, options, count):
+    """A long prompt is not split; its last rows alone are."""
     rng = np.random.default_rng(2)
-    length = 5000
+    length, long = 5000, 150
     caches, table, _ = make_cache(rng, length)
-    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32)
-    plan = plan_attention(
-        [0, count],
-        [length],
-        num_query_heads=3 * KV_HEADS,
-        num_kv_heads=KV_HEADS,
-        window=options.get("window"),
-        batch_invariant=True,
-    )
-    assert plan.num_partial_rows > 0
+    query = rng.standard_normal((long, 3 * KV_HEADS, DIM), np.float32)
+    assert invariant_plan(long, length, **options).num_partial_rows == 0
+    assert invariant_plan(count, length, **options).num_partial_rows > 0
     for split, whole in zip(
-        attend(query, caches, table, length, plan=plan, **options),
+        attend(query[-count:], caches, table, length, **options),
         attend(query, caches, table, length, **options),
         strict=True,
     ):
-        np.testing.assert_array_equal(split, whole)
+        np.testing.assert_array_equal(split, whole[-count:])
 
 
 @pytest.mark.parametrize("block", [1, 3, 64, 100])

@@ -218,8 +218,8 @@ void attention(const AttentionArgs& args, const PlanView* given, int64_t num_thr
   list_units(args, plan, work.units);
   const int64_t workers = std::clamp<int64_t>(std::ssize(work.units), 1, worth);
   AttentionBatch batch = reserve_partials(args, plan, work);
-  // What else is in the batch must not decide where a row's bits come from.
-  batch.from_cache = !plan.batch_invariant && size.bytes <= kCachedL2s * static_cast<double>(l2_bytes());
+  batch.invariant = plan.batch_invariant;
+  batch.from_cache = !batch.invariant && size.bytes <= kCachedL2s * static_cast<double>(l2_bytes());
   const WorkerScratch scratch(args, plan, workers, work.scratch);
   const Call call{args, batch, plan, table, scratch, workers};
   attend_units(call, work.units);

@@ -51,6 +51,7 @@ struct AttentionBatch {
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
   bool from_cache = false;               // keys and values are so few that they may be in the processor's cache
+  bool invariant = false;                // a row's bits must not depend on how many rows there are
 };
 
 // The working memory of one pass: `heads` key heads with `rows` query rows each.

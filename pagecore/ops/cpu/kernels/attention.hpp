@@ -10,6 +10,8 @@
 // All heads of the keys before the values, so that whole blocks are read as they lie in memory. A row is one (query,
 // head of the group), queries outermost. Few rows meet keys and values where they lie in the cache; many rows, masks
 // and dims that are no whole vectors meet a packed copy, as does a tile of which rows attend to different parts.
+//
+// Products with a packed copy give each row the same bits beside any other rows, so batch invariance takes them always.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/direct.hpp"
@@ -39,7 +41,8 @@ class Pass {
         value_stride_(padded(args.value.dim)),
         sight_(args, batch, item, group_),
         pairs_(meets_pairs(args)),
-        packed_(rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
+        packed_(batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
+                !is_whole(args.value.dim)),
         by_tiles_(kHasTiles && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
@@ -250,7 +253,9 @@ class Pass {
     if (packed_ || by_tiles_ || !sight_.uniform()) {
       with_float(args_.value.type, [&]<Float V>() {
         if constexpr (V == Float::BF16 && kHasPairs) {
-          if (pairs_ && weigh_packed_pairs(*tiles_, rows, values, sight_, next_keys, dim, by_tiles_, scratch_)) return;
+          if (pairs_) {
+            return weigh_packed_pairs(*tiles_, rows, values, sight_, next_keys, dim, group_, by_tiles_, scratch_);
+          }
         }
         weigh_packed<V>(rows, values, sight_, next_keys, dim, group_, scratch_);
       });

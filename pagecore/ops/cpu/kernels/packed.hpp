@@ -45,55 +45,52 @@ inline void score_tiles([[maybe_unused]] Tiles& tiles, [[maybe_unused]] const He
 #endif
 }
 
-// For a tile that holds infinities or NaN and that not every row attends to as a whole: 0 * NaN must not reach a row
-// that does not attend to it, so each row visits its own tokens only. `keep` of the rows' queries, or null.
-inline void weigh_by_token(const HeadRows& rows, const float* panel, const uint8_t* keep, int64_t group,
-                           int64_t columns) {
-  for (int64_t row = 0; row < rows.count; ++row) {
-    float* acc = rows.acc + row * rows.acc_stride;
-    const float* weights = rows.scores + row * kTileTokens;
-    for (int64_t d = 0; d < columns; d += kLanes) {
-      Vec sum = {};
-      for (int token = rows.low[row]; token < rows.high[row]; ++token) {
-        if (keep != nullptr && keep[row / group * kTileTokens + token] == 0) continue;
-        sum = fma(splat(weights[token]), load(panel + token * columns + d), sum);
-      }
-      store(acc + d, fma(load(acc + d), splat(rows.factor[row]), sum));
-    }
-  }
+// The tile that row `row` alone attends to. A tile that holds infinities or NaN, and that not every row attends to as a
+// whole, is packed anew for each row: 0 * NaN must not reach a row that does not attend to it.
+PC_FORCE_INLINE TileUse use_of_row(const HeadRows& rows, int64_t row, const TileUse& all, const Scratch& scratch,
+                                   int64_t group) {
+  const int64_t query = (rows.low - scratch.low + row) / group;
+  return {rows.low[row], rows.high[row], all.used == nullptr ? nullptr : scratch.keep + query * kTileTokens};
 }
 
 template <Float V>
 void weigh_packed(const HeadRows& rows, const Tokens& values, const Sight& sight, const Ahead& ahead, int64_t dim,
                   int64_t group, const Scratch& scratch) {
   const int64_t columns = padded(dim);
+  const auto multiply = [&](int64_t row, int64_t count) {
+    multiply_floats(rows.scores + row * kTileTokens, kTileTokens, scratch.value, columns,
+                    rows.acc + row * rows.acc_stride, rows.acc_stride, rows.factor + row, count, kTileTokens, columns);
+  };
   if (pack_values<V>(values, sight.use(), dim, scratch.value, ahead) || sight.uniform()) {
-    multiply_floats(rows.scores, kTileTokens, scratch.value, columns, rows.acc, rows.acc_stride, rows.factor,
-                    rows.count, kTileTokens, columns);
-    return;
+    return multiply(0, rows.count);
   }
-  // Rows begin with a query's first.
-  const int64_t first_query = (rows.low - scratch.low) / group;
-  const uint8_t* keep = sight.use().used == nullptr ? nullptr : scratch.keep + first_query * kTileTokens;
-  weigh_by_token(rows, scratch.value, keep, group, columns);
+  for (int64_t row = 0; row < rows.count; ++row) {
+    pack_values<V>(values, use_of_row(rows, row, sight.use(), scratch, group), dim, scratch.value);
+    multiply(row, 1);
+  }
 }
 
-// Returns false, and has done nothing, where rows must visit their own tokens only.
-inline bool weigh_packed_pairs(Tiles& tiles, const HeadRows& rows, const Tokens& values, const Sight& sight,
-                               const Ahead& ahead, int64_t dim, [[maybe_unused]] bool by_tiles,
+inline void weigh_packed_pairs(Tiles& tiles, const HeadRows& rows, const Tokens& values, const Sight& sight,
+                               const Ahead& ahead, int64_t dim, int64_t group, [[maybe_unused]] bool by_tiles,
                                const Scratch& scratch) {
   const int64_t columns = padded(dim);
   auto* panel = reinterpret_cast<uint32_t*>(scratch.value);
-  if (!pack_value_pairs(values, sight.use(), dim, panel, ahead) && !sight.uniform()) return false;
+  const auto multiply = [&](int64_t row, int64_t count) {
+    multiply_pairs(tiles, rows.weights + row * kTileTokens, kTileTokens, panel, columns,
+                   rows.acc + row * rows.acc_stride, rows.acc_stride, rows.factor + row, count, kTileTokens, columns);
+  };
+  if (pack_value_pairs(values, sight.use(), dim, panel, ahead) || sight.uniform()) {
 #if defined(PC_AMX)
-  if (by_tiles) {
-    value_tile_amx(tiles, rows.weights, panel, columns, rows.acc, rows.acc_stride, rows.factor, rows.count);
-    return true;
-  }
+    if (by_tiles) {
+      return value_tile_amx(tiles, rows.weights, panel, columns, rows.acc, rows.acc_stride, rows.factor, rows.count);
+    }
 #endif
-  multiply_pairs(tiles, rows.weights, kTileTokens, panel, columns, rows.acc, rows.acc_stride, rows.factor, rows.count,
-                 kTileTokens, columns);
-  return true;
+    return multiply(0, rows.count);
+  }
+  for (int64_t row = 0; row < rows.count; ++row) {
+    pack_value_pairs(values, use_of_row(rows, row, sight.use(), scratch, group), dim, panel);
+    multiply(row, 1);
+  }
 }
 
 }  // namespace
