@@ -1,4 +1,4 @@
-"""Batch-invariant, a row's bits depend on the row alone: not on its tile, its splits, the table's blocks or its neighbours."""
+"""Batch-invariant, a row's bits depend on the row alone: not on tile, splits, blocks or neighbours."""
 
 from __future__ import annotations
 
