@@ -44,7 +44,8 @@ class Pass {
         packed_(batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
                 !is_whole(args.value.dim)),
         by_tiles_(kHasTiles && pairs_ && !packed_ && batch.from_cache),
-        query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)) {
+        query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
+        streams_(streams_for(args.key.dim * size_of(args.key.type))) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 
@@ -144,13 +145,13 @@ class Pass {
   // In the order in which it will most likely be visited.
   void locate_tile(int64_t position, Tile& tile) {
     locate(args_, blocks_, item_, position, tile);
-    if (in_streams() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, Order::Interleaved);
+    if (in_streams() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, streams_);
   }
 
   void attend(Tile& tile, const Tile* next) {
     sight_.look_at(tile, scratch_);
     if (sight_.empty()) return;
-    set_order(tile, sight_.whole() && in_streams() ? Order::Interleaved : Order::Natural);
+    set_order(tile, sight_.whole() && in_streams() ? streams_ : kNatural);
     for (int64_t head = 0; head < head_count_; ++head) {
       score(tile, head);
       soften(tile, head);
@@ -323,6 +324,7 @@ class Pass {
   bool packed_;    // every tile is copied first
   bool by_tiles_;  // keys are read by AMX where they lie, values are copied
   int64_t query_stride_;
+  const Order& streams_;
   Scratch scratch_;
   Tiles* tiles_ = nullptr;
   bool folded_ = false;

@@ -12,24 +12,13 @@ namespace {
 // What changes the scores of one row within a tile.
 struct RowScores {
   int32_t low, high;    // keys of the tile that it attends to
-  Order order;          // in which the scores stand
-  const uint8_t* keep;  // of the keys between, these, in natural order; null: all
+  const Order* order;   // in which the scores stand
+  const uint8_t* keep;  // of the keys between, these; null: all. The order is natural then.
   float scale;          // what scores are multiplied by first
   float softcap;        // 0: none. Scores come divided by it.
   float slope;          // 0: none
   int32_t bias_begin;   // tile start - the key whose bias is 0
 };
-
-// The tokens at the places of a vector; `step` further in each lane, those of the next vector.
-struct Places {
-  IntVec token;
-  int step;
-};
-
-PC_FORCE_INLINE Places places_of(Order order) {
-  if (order == Order::Natural) return {iota(), kLanes};
-  return {(iota() & (kStreams - 1)) * kStreamTokens + (iota() >> 2), kLanes / kStreams};
-}
 
 // What scores are counted from: the maximum, or 0 where nothing is attended to, because -inf - -inf is NaN.
 PC_FORCE_INLINE float finite_or_zero(float top) { return top == -kInfinity ? 0.0f : top; }
@@ -55,10 +44,10 @@ PC_FORCE_INLINE bool is_plain(const RowScores& row) {
 
 // scores[64] with softcap and bias, -inf where not attended.
 PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors]) {
-  const Places places = places_of(row.order);
-  IntVec index = places.token;
 #pragma GCC unroll 4
-  for (int i = 0; i < kTileVectors; ++i, index += places.step) {
+  for (int i = 0; i < kTileVectors; ++i) {
+    IntVec index;
+    __builtin_memcpy(&index, row.order->token + i * kLanes, sizeof index);
     if (row.softcap != 0.0f) x[i] = tanh(x[i]) * row.softcap;
     if (row.slope != 0.0f) x[i] = fma(__builtin_convertvector(index + row.bias_begin, Vec), splat(row.slope), x[i]);
     IntVec attended = (index >= row.low) & (index < row.high);

@@ -6,18 +6,34 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// The order in which a tile's tokens are visited. Natural is by position. Where all rows attend to all 64 tokens, the
-// four quarters of the tile take turns, so that memory is read in four streams (of four blocks, where these have 16
-// tokens): what fetches ahead of the processor then fetches ahead in all of them.
+// The order in which a tile's tokens are visited: which one at each place.
 //
-//   natural       0 1 2 3 4 ...           interleaved   0 16 32 48 1 17 33 49 2 ...
-enum class Order { Natural, Interleaved };
+//   natural            0  1  2  3  4  5  6  7  8 ...
+//   streams of one     0 16 32 48  1 17 33 49  2 ...
+//   streams of two     0  1 16 17 32 33 48 49  2 ...
+//
+// In streams the four quarters of the tile take turns (four blocks, where these have 16 tokens): what fetches ahead of
+// the processor then does so in all of them. Turns of half a kilobyte serve it best.
+struct Order {
+  int32_t token[kTileTokens];
+};
 
 constexpr int kStreams = 4;
-constexpr int kStreamTokens = kTileTokens / kStreams;
 
-// Which token of the tile is visited at `place`.
-constexpr int interleaved_token(int place) { return place % kStreams * kStreamTokens + place / kStreams; }
+constexpr Order make_order(int streams, int turn) {
+  Order order{};
+  const int each = static_cast<int>(kTileTokens) / streams;
+  for (int place = 0; place < kTileTokens; ++place) {
+    const int round = place / (streams * turn), stream = place / turn % streams;
+    order.token[place] = stream * each + round * turn + place % turn;
+  }
+  return order;
+}
+
+constexpr Order kNatural = make_order(1, 1), kStreamsOfOne = make_order(kStreams, 1),
+                kStreamsOfTwo = make_order(kStreams, 2);
+
+PC_FORCE_INLINE const Order& streams_for(int64_t row_bytes) { return row_bytes <= 256 ? kStreamsOfTwo : kStreamsOfOne; }
 
 // One tile of keys: positions start .. start + 64, of which the item has first .. last. Offsets from a head's first
 // byte, by place.
@@ -25,7 +41,7 @@ struct Tile {
   int64_t start;
   int first;
   int last;
-  Order order;
+  const Order* order;
   int64_t key_offsets[kTileTokens];
   int64_t value_offsets[kTileTokens];
 };
@@ -43,24 +59,17 @@ PC_FORCE_INLINE void copy_place(Tile& tile, int from, int to) {
   tile.value_offsets[to] = tile.value_offsets[from];
 }
 
-PC_FORCE_INLINE void reorder(int64_t (&offsets)[kTileTokens], Order order) {
-  int64_t before[kTileTokens];
-  __builtin_memcpy(before, offsets, sizeof before);
-  for (int place = 0; place < kTileTokens; ++place) {
-    const int token = interleaved_token(place);
-    if (order == Order::Interleaved) {
-      offsets[place] = before[token];
-    } else {
-      offsets[token] = before[place];
-    }
-  }
+PC_FORCE_INLINE void reorder(int64_t (&offsets)[kTileTokens], const Order& from, const Order& to) {
+  int64_t natural[kTileTokens];
+  for (int place = 0; place < kTileTokens; ++place) natural[from.token[place]] = offsets[place];
+  for (int place = 0; place < kTileTokens; ++place) offsets[place] = natural[to.token[place]];
 }
 
-PC_FORCE_INLINE void set_order(Tile& tile, Order order) {
-  if (tile.order == order) return;
-  reorder(tile.key_offsets, order);
-  reorder(tile.value_offsets, order);
-  tile.order = order;
+PC_FORCE_INLINE void set_order(Tile& tile, const Order& order) {
+  if (tile.order == &order) return;
+  reorder(tile.key_offsets, *tile.order, order);
+  reorder(tile.value_offsets, *tile.order, order);
+  tile.order = &order;
 }
 
 // The tile that holds `position`, in natural order. Places outside the item's keys stand for the nearest inside.
@@ -69,7 +78,7 @@ inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWor
   const Cache& key = args.key;
   const Cache& value = args.value;
   tile.start = position / kTileTokens * kTileTokens;
-  tile.order = Order::Natural;
+  tile.order = &kNatural;
   const int64_t end = tile.start + kTileTokens;
   tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
   tile.last = static_cast<int>((item.key_end < end ? item.key_end : end) - tile.start);
