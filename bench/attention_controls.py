@@ -15,8 +15,6 @@ from bench.runner import Bench, Work
 from bench.torch_control import torch_view
 
 READ, NUMPY, TORCH = "read of the same bytes", "NumPy matmul", "torch SDPA"
-# Until the library has threads, it runs on one whatever is asked for.
-set_num_threads = getattr(pagecore, "set_num_threads", None)
 
 
 def thread_counts(bench: Bench) -> tuple[int, ...]:
@@ -24,23 +22,19 @@ def thread_counts(bench: Bench) -> tuple[int, ...]:
     if usable_cores() < 2:
         bench.note("this process may use one core; what takes two threads is left out")
         return (1,)
-    if set_num_threads is None:
-        bench.note("this build of pagecore has no threads: beside controls of two it runs on one")
     return (1, 2)
 
 
 @contextmanager
 def on_threads(count: int, torch: Any) -> Iterator[None]:
     """Let pagecore and torch use so many threads."""
-    if set_num_threads is not None:
-        set_num_threads(count)
+    pagecore.set_num_threads(count)
     if torch:
         torch.set_num_threads(count)
     try:
         yield
     finally:
-        if set_num_threads is not None:
-            set_num_threads(None)
+        pagecore.set_num_threads(None)
         if torch:
             torch.set_num_threads(1)
 

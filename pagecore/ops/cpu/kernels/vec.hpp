@@ -177,7 +177,7 @@ PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], floa
     t[i] = add_fours(add_eights(sums[0][i], sums[1][i]), add_eights(sums[2][i], sums[3][i]));
   }
   const Vec rows = add_ones(add_twos(t[0], t[2]), add_twos(t[1], t[3]));
-  _mm_storeu_ps(out, _mm512_castps512_ps128((__m512)rows));
+  store_four(out, low(low(rows)));
   _mm_storeu_ps(out + 2 * stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 1));
   _mm_storeu_ps(out + stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 2));
   _mm_storeu_ps(out + 3 * stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 3));
