@@ -196,7 +196,9 @@ def plan_attention(
     num_query_heads, num_kv_heads, causal, window
         As the calls will have them.
     batch_invariant : bool
-        Splits have a fixed length, so that a row's bits depend neither on the rest of the batch nor on `num_workers`.
+        A row's bits depend on its own query, keys and values alone: not on the rest of the batch, on how much of its
+        prompt is computed at once, or on `num_workers`. Splits have a fixed length, and few rows take the way of many,
+        which makes decode slower where keys and values come from the processor's cache.
     num_workers : int, optional
         What shares the work; None is what the backend has (the host: `num_threads` now).
     out : AttentionPlan, optional
