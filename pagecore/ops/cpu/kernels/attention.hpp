@@ -62,9 +62,10 @@ class Pass {
   }
 
  private:
+  // Weights are then rounded to bfloat16, which an output of bfloat16 does not show.
   static bool meets_pairs(const AttentionArgs& args) {
     return kHasPairs && args.query.type == Float::BF16 && args.key.type == Float::BF16 &&
-           args.value.type == Float::BF16;
+           args.value.type == Float::BF16 && args.out.type == Float::BF16;
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
