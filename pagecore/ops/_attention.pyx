@@ -98,7 +98,8 @@ def paged_attention(
     return_lse : bool
         Return ``(out, lse)``, lse the natural logarithm of the softmax's denominator, float32 [T, Hq].
     plan : AttentionPlan, optional
-        What `plan_attention` made of these lengths and options; one is made for this call otherwise.
+        What `plan_attention` made of these lengths and options; one is made for this call otherwise. Unless it is
+        batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor.
     stream : None
         For CUDA arrays only.
 
@@ -118,6 +119,10 @@ def paged_attention(
 
     Notes
     -----
+    Large calls are shared among up to `num_threads` threads. Sums are float32. Where query, key and value are all
+    bfloat16 and the instruction set multiplies it (x86-64-v4-bf16, x86-64-v4-amx), so are the weights that values are
+    multiplied by, rounded, and denormal numbers count as 0.
+
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.
     ALiBi: Press et al., "Train Short, Test Long", 2021. Softcap: Gemma 2.

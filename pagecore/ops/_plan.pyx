@@ -31,7 +31,7 @@ cdef class AttentionPlan:
     num_query_heads, num_kv_heads : int
     causal, window : as `paged_attention` has them
     batch_invariant : bool
-        Splits have a fixed length, whatever else is in the batch and however many workers there are.
+        A row's bits depend on the row alone; see `plan_attention`.
     num_workers : int, optional
         What shares the work, at least 1; None is what the backend has (the host: `num_threads` when it is planned).
 
@@ -110,7 +110,7 @@ cdef class AttentionPlan:
 
     @property
     def batch_invariant(self):
-        """Whether splits have a fixed length."""
+        """Whether a row's bits depend on the row alone; see `plan_attention`."""
         return self.plan.options.batch_invariant
 
     @property
@@ -197,8 +197,8 @@ def plan_attention(
         As the calls will have them.
     batch_invariant : bool
         A row's bits depend on its own query, keys and values alone: not on the rest of the batch, on how much of its
-        prompt is computed at once, or on `num_workers`. Splits have a fixed length, and few rows take the way of many,
-        which makes decode slower where keys and values come from the processor's cache.
+        prompt is computed at once, or on `num_workers`. Splits have a fixed length, and decode multiplies packed copies
+        as prompts do, which is slower where keys and values come from the processor's cache.
     num_workers : int, optional
         What shares the work; None is what the backend has (the host: `num_threads` now).
     out : AttentionPlan, optional

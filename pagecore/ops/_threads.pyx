@@ -25,7 +25,7 @@ cdef int64_t default_threads() except -1:
     cdef str wanted = os.environ.get("PAGECORE_NUM_THREADS", "")
     if not wanted:
         return min(usable_cores(), kMaxThreads)
-    # Of more digits than that Python makes no number.
+    # int() refuses thousands of digits with an error of its own.
     if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 10 and 1 <= int(wanted) <= kMaxThreads):
         raise UnsupportedOption(
             f"PAGECORE_NUM_THREADS is {wanted!r}; it must be a whole number of threads, 1 to {kMaxThreads}, or unset "
@@ -58,7 +58,7 @@ def set_num_threads(n):
     """Choose how many threads a call of the host kernels may use, and return it.
 
     Plans made without `num_workers` split the work for this many. Threads are started by the first call that needs
-    them, and kept.
+    them, and stay for later ones, also where fewer are asked for.
 
     Parameters
     ----------
@@ -66,10 +66,15 @@ def set_num_threads(n):
         1 to 1024, the caller's thread among them; None is what PAGECORE_NUM_THREADS says, else the cores that this
         process may use.
 
+    Returns
+    -------
+    int
+        `num_threads`.
+
     Raises
     ------
     UnsupportedOption
-        A number that makes no sense; nothing has changed.
+        A number that makes no sense, given or in PAGECORE_NUM_THREADS where that counts; nothing has changed.
     """
     global current
     if n is None:

@@ -7,6 +7,7 @@ import pytest
 
 from pagecore.ops import paged_attention, plan_attention
 from pagecore.ops.cpu import _cpu
+from tests.ops.cases import DTYPES
 
 BLOCK, KV_HEADS, DIM = 16, 2, 96
 
@@ -18,12 +19,17 @@ def isa(request):
     _cpu.set_isa(None)
 
 
-def make_cache(rng, length, block=BLOCK, dim=DIM):
+@pytest.fixture(params=["float32", "bfloat16"])
+def dtype(request):
+    return DTYPES[request.param]
+
+
+def make_cache(rng, length, block=BLOCK, dim=DIM, dtype=np.float32):
     """Keys and values of one sequence in shuffled blocks, its block table row, and the plain keys and values."""
-    keys, values = rng.standard_normal((2, length, KV_HEADS, dim), np.float32)
+    keys, values = rng.standard_normal((2, length, KV_HEADS, dim), np.float32).astype(dtype)
     width = -(-length // block)
     table = (rng.permutation(width + 2)[:width] + 1).astype(np.int32)
-    caches = np.full((2, width + 4, block, KV_HEADS, dim), np.nan, np.float32)
+    caches = np.full((2, width + 4, block, KV_HEADS, dim), np.nan, dtype)
     position = np.arange(length)
     for cache, plain in zip(caches, (keys, values), strict=True):
         cache[table[position // block], position % block] = plain
@@ -48,7 +54,7 @@ def attend(query, caches, table, length, **options):
     out, lse = paged_attention(
         query, *caches, table, [length], cu_query_lens=[0, len(query)], return_lse=True, plan=plan, **options
     )
-    return out.view(np.uint32), lse.view(np.uint32)
+    return out.view(np.uint16), lse.view(np.uint32)
 
 
 OPTIONS = {
@@ -61,11 +67,11 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options):
+def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options, dtype):
     rng = np.random.default_rng(1)
     length, count = 2500, 70
-    caches, table, _ = make_cache(rng, length)
-    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32)
+    caches, table, _ = make_cache(rng, length, dtype=dtype)
+    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32).astype(dtype)
     out, lse = attend(query, caches, table, length, **options)
     for row in (0, 1, 31, count - 1):
         alone, alone_lse = attend(query[row : row + 1], caches, table, length - (count - 1 - row), **options)
@@ -75,12 +81,12 @@ def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("count", [1, 5])
-def test_fixed_splits_have_the_bits_of_none(isa, options, count):
+def test_fixed_splits_have_the_bits_of_none(isa, options, count, dtype):
     """A long prompt is not split; its last rows alone are."""
     rng = np.random.default_rng(2)
     length, long = 5000, 150
-    caches, table, _ = make_cache(rng, length)
-    query = rng.standard_normal((long, 3 * KV_HEADS, DIM), np.float32)
+    caches, table, _ = make_cache(rng, length, dtype=dtype)
+    query = rng.standard_normal((long, 3 * KV_HEADS, DIM), np.float32).astype(dtype)
     assert invariant_plan(long, length, **options).num_partial_rows == 0
     assert invariant_plan(count, length, **options).num_partial_rows > 0
     for split, whole in zip(
@@ -92,11 +98,11 @@ def test_fixed_splits_have_the_bits_of_none(isa, options, count):
 
 
 @pytest.mark.parametrize("block", [1, 3, 64, 100])
-def test_the_block_size_changes_no_bits(isa, block):
-    query = np.random.default_rng(3).standard_normal((20, 3 * KV_HEADS, DIM), np.float32)
+def test_the_block_size_changes_no_bits(isa, block, dtype):
+    query = np.random.default_rng(3).standard_normal((20, 3 * KV_HEADS, DIM), np.float32).astype(dtype)
     results = []
     for size in (BLOCK, block):
-        caches, table, _ = make_cache(np.random.default_rng(4), 333, size)
+        caches, table, _ = make_cache(np.random.default_rng(4), 333, size, dtype=dtype)
         results.append(attend(query, caches, table, 333))
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -90,7 +90,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         cbool causal
         int64_t window_left
         int64_t window_right
-        bint batch_invariant
+        cbool batch_invariant
 
     cdef cppclass WriteArgs:
         Rows key

@@ -37,7 +37,7 @@ class Memory {
   }
 
  private:
-  static constexpr std::align_val_t kAlignment{64};
+  static constexpr std::align_val_t kAlignment{4096};
 
   void release() noexcept {
     if (data_ != nullptr) ::operator delete(data_, kAlignment);
@@ -144,7 +144,8 @@ class WorkerScratch {
   float* data_;
 };
 
-AttentionBatch reserve_partials(const AttentionArgs& args, const PlanView& plan, Workspace& work) {
+// The batch as the kernels have it, with room for partial rows.
+AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Workspace& work) {
   AttentionBatch batch;
   batch.cu_query_lens = work.batch.cu_query_lens();
   batch.seq_lens = work.batch.seq_lens();
@@ -217,7 +218,7 @@ void attention(const AttentionArgs& args, const PlanView* given, int64_t num_thr
   const PlanView plan = given != nullptr ? *given : plan_here(args, worth, work);
   list_units(args, plan, work.units);
   const int64_t workers = std::clamp<int64_t>(std::ssize(work.units), 1, worth);
-  AttentionBatch batch = reserve_partials(args, plan, work);
+  AttentionBatch batch = kernel_batch(args, plan, work);
   batch.invariant = plan.batch_invariant;
   batch.from_cache = !batch.invariant && size.bytes <= kCachedL2s * static_cast<double>(l2_bytes());
   const WorkerScratch scratch(args, plan, workers, work.scratch);

@@ -7,19 +7,17 @@
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/shares.hpp"
-#include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu {
 
 // Keys are worked on in tiles that start at multiples of 64, and sums are folded at multiples of kFoldTokens: so a
-// row's bits depend neither on where its window starts nor on which other rows are worked on beside it, nor on splits
-// at these places.
+// row's bits depend neither on where its window starts nor on splits at the places where sums are folded.
 inline constexpr int64_t kTileTokens = 64;
 inline constexpr int64_t kFoldTokens = 1024;
 inline constexpr int64_t kSplitFloor = 512;
 // Query rows (queries x heads of a group) up to which several heads go through a tile together, so that the cache is
 // read in the order in which it lies in memory.
-inline constexpr int64_t kItemRows = 64;
+inline constexpr int64_t kPassRows = 64;
 // Query rows that a prompt's item aims at: each tile is packed once for all of them, and their sums stay in the cache.
 inline constexpr int64_t kPromptRows = 128;
 // Rows of one of AMX's tiles.
@@ -29,14 +27,13 @@ inline constexpr int64_t kPadding = 16;
 
 PC_FORCE_INLINE int64_t padded(int64_t dim) { return (dim + kPadding - 1) / kPadding * kPadding; }
 
-// Packed tiles (kernels/panels.hpp), in numbers of four bytes.
-//
 // Pairs of bfloat16 are multiplied 32 numbers at a time: a row of one of AMX's tiles.
 inline constexpr int64_t kPairDepth = 32;
 
 // What a row of bfloat16 that meets a panel of pairs is padded to, with zeros.
 PC_FORCE_INLINE int64_t pair_padded(int64_t dim) { return (dim + kPairDepth - 1) / kPairDepth * kPairDepth; }
 
+// Packed tiles (kernels/panels.hpp), in numbers of four bytes.
 PC_FORCE_INLINE int64_t key_panel_size(int64_t dim) { return padded(dim) * kTileTokens; }
 PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 2 * kTileTokens; }
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
@@ -61,7 +58,7 @@ struct Scratch {
   float* value;
   float* scores;          // [heads, rows, 64], then the weights
   uint16_t* weights;      // [heads, rows, 64], bfloat16, and kDecodeRows rows more
-  uint32_t* query_panel;  // [heads, pair_padded dim / 2, kDecodeRows], where there are fewer rows
+  uint32_t* query_panel;  // [heads, pair_padded dim / 2, kDecodeRows] where rows < kDecodeRows, else empty
   float* scale;           // [heads], what scores are multiplied by
   float* zeros;           // [padded value dim]
   float* acc;             // [heads, rows, padded value dim], of the keys since the last fold
@@ -109,7 +106,7 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
 }
 
 PC_FORCE_INLINE int64_t heads_per_pass(int64_t rows, int64_t heads) {
-  const int64_t together = kItemRows / rows;
+  const int64_t together = kPassRows / rows;
   return together < 1 ? 1 : together < heads ? together : heads;
 }
 

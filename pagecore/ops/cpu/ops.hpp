@@ -20,7 +20,7 @@ namespace pagecore::cpu {
   options.num_query_heads = num_query_heads;
   options.num_kv_heads = num_kv_heads;
   options.query_tile = std::max<int64_t>(1, kPromptRows / (num_query_heads / num_kv_heads));
-  options.pass_rows = kItemRows;
+  options.pass_rows = kPassRows;
   options.pieces_per_worker = 4;
   options.split_floor = kSplitFloor;
   options.split_granule = kFoldTokens;

@@ -98,9 +98,12 @@ class Pool {
     pthread_attr_t detached;
     if (!prepared_for_fork_ || pthread_attr_init(&detached) != 0) return;
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    sigset_t all, before;  // a new thread blocks what its maker does: signals are for the program's own threads
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    // A new thread blocks what its maker does. Signals are for the program's own threads, but for those that tell of a
+    // fault of the thread itself: blocked, they would end the process without its handlers.
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
     while (num_threads_ < count) {
       pthread_t thread;
       refused_ = pthread_create(&thread, &detached, serve, nullptr) != 0;  // then those that run do all the work
@@ -167,8 +170,8 @@ class Pool {
 
   // ---- both
 
-  // The caller wakes a few, and they wake others: waking takes 1 us each. A thread counts itself as asleep before the
-  // kernel compares the state; here it is the other way around. So either it sees the seats, or it is seen.
+  // The caller wakes a few, and they wake others: waking takes 1 us each. A thread counts itself as asleep and then
+  // compares the state; a caller opens seats and then reads the count. One of the two sees the other.
   void wake_some(uint32_t open_seats) {
     constexpr uint32_t kAtOnce = 4;
     if (open_seats > 0 && asleep_.load(std::memory_order_seq_cst) > 0) wake(state_, std::min(open_seats, kAtOnce));

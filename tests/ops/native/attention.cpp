@@ -76,7 +76,7 @@ class Case {
 
   void choose_sizes() {
     const bool is_wide = random_.one_in(20);  // one query's heads are more rows than an item aims at
-    group_ = is_wide ? kItemRows + random_.between(1, 9) : random_.pick({1, 1, 2, 3, 8});
+    group_ = is_wide ? kPromptRows + random_.between(1, 9) : random_.pick({1, 1, 2, 3, 8});
     num_kv_heads_ = is_wide ? 1 : random_.between(1, 3);
     num_heads_ = group_ * num_kv_heads_;
     const int64_t any = random_.between(1, 70);
@@ -315,23 +315,6 @@ class Case {
   // ---- refusals
 
   static std::vector<int32_t> narrow_copy(const std::vector<int64_t>& values) { return {values.begin(), values.end()}; }
-
-  [[nodiscard]] static PlanView view_of(const Plan& plan) {
-    PlanView view;
-    view.items = plan.items();
-    view.num_items = plan.counts().num_items;
-    view.num_partial_rows = plan.counts().num_partial_rows;
-    view.cu_query_lens = plan.cu_query_lens();
-    view.seq_lens = plan.seq_lens();
-    view.num_sequences = plan.num_sequences();
-    view.num_query_heads = plan.options.num_query_heads;
-    view.num_kv_heads = plan.options.num_kv_heads;
-    view.causal = plan.options.causal;
-    view.window_left = plan.options.window_left;
-    view.window_right = plan.options.window_right;
-    view.batch_invariant = plan.options.batch_invariant;
-    return view;
-  }
 
   void wrong_rows(int64_t row) {
     std::vector<int64_t> names = row_names_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "pagecore/ops/plan.hpp"
 #include "tests/ops/native/arrays.hpp"
 
 namespace pagecore::test {
@@ -120,6 +121,24 @@ inline void same_bytes(const Array& array, const std::vector<char>& expected, co
   const std::vector<char> found = array.memory().copy();
   for (size_t i = 0; i < found.size(); ++i)
     PC_CHECK(found[i] == expected[i], what, ": byte ", i, " of ", found.size(), " is wrong");
+}
+
+// A plan as the ops take it.
+[[nodiscard]] inline cpu::PlanView view_of(const Plan& plan) {
+  cpu::PlanView view;
+  view.items = plan.items();
+  view.num_items = plan.counts().num_items;
+  view.num_partial_rows = plan.counts().num_partial_rows;
+  view.cu_query_lens = plan.cu_query_lens();
+  view.seq_lens = plan.seq_lens();
+  view.num_sequences = plan.num_sequences();
+  view.num_query_heads = plan.options.num_query_heads;
+  view.num_kv_heads = plan.options.num_kv_heads;
+  view.causal = plan.options.causal;
+  view.window_left = plan.options.window_left;
+  view.window_right = plan.options.window_right;
+  view.batch_invariant = plan.options.batch_invariant;
+  return view;
 }
 
 }  // namespace pagecore::test

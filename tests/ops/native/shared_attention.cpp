@@ -29,9 +29,10 @@ class Shared {
     }
     cu_.push_back(queries);
     num_tokens_ = queries + random.pick({0, 300});
-    query_ = numbers(Float::F32, {num_tokens_, kHeads, kDim});
+    type_ = random.pick({Float::F32, Float::BF16});
+    query_ = numbers(type_, {num_tokens_, kHeads, kDim});
     key_ = numbers(Float::BF16, {num_blocks, kBlockSize, kKvHeads, kDim});
-    value_ = numbers(Float::F32, {num_blocks, kBlockSize, kKvHeads, kDim});
+    value_ = numbers(type_, {num_blocks, kBlockSize, kKvHeads, kDim});
     table_ = std::make_unique<IdTable>(random, blocks, kWidth);
   }
 
@@ -57,29 +58,19 @@ class Shared {
   std::vector<char> run(const Plan& plan, int64_t num_threads) {
     const ArrayStyle dense{true, false, false};
     Random same(1);
-    const Array out(same, {num_tokens_, kHeads, kDim}, 4, dense), lse(same, {num_tokens_, kHeads}, 4, dense);
+    const Array out(same, {num_tokens_, kHeads, kDim}, size_of(type_), dense),
+        lse(same, {num_tokens_, kHeads}, 4, dense);
     AttentionArgs args;
-    args.query = as_rows(*query_, Float::F32);
+    args.query = as_rows(*query_, type_);
     args.key = as_cache(*key_, Float::BF16);
-    args.value = as_cache(*value_, Float::F32);
-    args.out = as_rows(out, Float::F32);
+    args.value = as_cache(*value_, type_);
+    args.out = as_rows(out, type_);
     args.lse = as_lse(lse);
     args.scale = 0.3;
     args.table = table_->table();
     args.seq_lens = {reinterpret_cast<const char*>(lens_.data()), std::ssize(lens_), 4, false};
     args.cu_query_lens = {reinterpret_cast<const char*>(cu_.data()), std::ssize(cu_), 4, false};
-    const PlanCounts counts = plan.counts();
-    const PlanView view{plan.items(),
-                        counts.num_items,
-                        counts.num_partial_rows,
-                        plan.cu_query_lens(),
-                        plan.seq_lens(),
-                        plan.num_sequences(),
-                        kHeads,
-                        kKvHeads,
-                        true,
-                        -1,
-                        -1};
+    const PlanView view = view_of(plan);
     attention(args, &view, num_threads);
     std::vector<char> bytes = out.memory().copy();
     const std::vector<char> more = lse.memory().copy();
@@ -90,6 +81,7 @@ class Shared {
   Random& random_;
   std::vector<int32_t> lens_, cu_;
   int64_t num_tokens_;
+  Float type_ = Float::F32;
   std::unique_ptr<Array> query_, key_, value_;
   std::unique_ptr<IdTable> table_;
 };

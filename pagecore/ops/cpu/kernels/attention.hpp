@@ -9,7 +9,8 @@
 //
 // All heads of the keys before the values, so that whole blocks are read as they lie in memory. A row is one (query,
 // head of the group), queries outermost. Few rows meet keys and values where they lie in the cache; many rows, masks
-// and dims that are no whole vectors meet a packed copy, as does a tile of which rows attend to different parts.
+// and dims that are no whole vectors meet packed copies. Of a tile to whose parts rows attend differently, and for AMX,
+// the values are packed in any case.
 //
 // Products with a packed copy give each row the same bits beside any other rows, so batch invariance takes them always.
 #pragma once
@@ -25,6 +26,7 @@ namespace {
 
 // Rows from which on a packed copy of the tile costs less than it saves.
 constexpr int64_t kPackRows = 16;
+static_assert(kPackRows <= kDecodeRows, "AMX decodes fewer rows than are packed");
 
 class Pass {
  public:
@@ -81,7 +83,7 @@ class Pass {
     for (int64_t i = 0; i < all * value_stride_; i += kLanes) store(scratch_.acc + i, Vec{});
     for (int64_t i = 0; i < value_stride_; i += kLanes) store(scratch_.zeros + i, Vec{});
     for (int64_t head = 0; head < head_count_; ++head) {
-      // The product of the scales is rounded once for each number, not once for all of them.
+      // Float queries take the product of the scales, rounded once for each number; of pairs, scores take it.
       double factor = args_.scale * static_cast<double>(head_value(args_.key_scale, head_begin_ + head, 1.0f));
       if (args_.softcap != 0.0) factor /= args_.softcap;
       scratch_.scale[head] = pairs_ ? static_cast<float>(factor) : 1.0f;
@@ -92,8 +94,6 @@ class Pass {
                        query_panel(head));
 #endif
     }
-    // Tiles take whole blocks of weights; what lies behind the rows must be numbers.
-    if (by_tiles_) __builtin_memset(scratch_.weights, 0, static_cast<size_t>(2 * (all + kDecodeRows) * kTileTokens));
   }
 
   // The row in float32, multiplied by what its scores are multiplied by; for pairs as it is. Zeros behind it.
@@ -141,18 +141,19 @@ class Pass {
     }
   }
 
-  [[nodiscard]] bool in_streams() const { return !packed_ && !by_tiles_; }
+  // Keys and values are met where they lie.
+  [[nodiscard]] bool direct() const { return !packed_ && !by_tiles_; }
 
   // In the order in which it will most likely be visited.
   void locate_tile(int64_t position, Tile& tile) {
     locate(args_, blocks_, item_, position, tile);
-    if (in_streams() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, streams_);
+    if (direct() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, streams_);
   }
 
   void attend(Tile& tile, const Tile* next) {
     sight_.look_at(tile, scratch_);
     if (sight_.empty()) return;
-    set_order(tile, sight_.whole() && in_streams() ? streams_ : kNatural);
+    set_order(tile, sight_.whole() && direct() ? streams_ : kNatural);
     for (int64_t head = 0; head < head_count_; ++head) {
       score(tile, head);
       soften(tile, head);
@@ -162,11 +163,9 @@ class Pass {
 
   [[nodiscard]] bool last(int64_t head) const { return head + 1 == head_count_; }
 
-  // With a mask, what comes next need not be there.
-  [[nodiscard]] Ahead next_head(const Cache& cache) const {
-    return args_.mask != nullptr ? Ahead{} : Ahead{cache.head_stride, {}, 0};
-  }
+  [[nodiscard]] static Ahead next_head(const Cache& cache) { return {cache.head_stride, {}, 0}; }
 
+  // With a mask, what comes next need not be there.
   [[nodiscard]] Ahead elsewhere(const Cache& cache, const int64_t* offsets, int64_t head) const {
     if (args_.mask != nullptr) return {};
     return {0, {head_base(cache, head), offsets}, cache.dim * size_of(cache.type)};
@@ -176,13 +175,16 @@ class Pass {
     return cache.data + (head_begin_ + head) * cache.head_stride;
   }
 
+  [[nodiscard]] RowRange rows_at_work() const { return packed_ ? sight_.rows() : RowRange{0, rows_}; }
+
   // The rows of a head that attend to the tile, with all that they have; before and behind them nothing changes.
   [[nodiscard]] HeadRows rows_of(int64_t head) const {
-    const RowRange& rows = sight_.rows();
-    const int64_t first = packed_ ? rows.first : 0, at = head * rows_ + first;
-    return {packed_ ? rows.last - rows.first : rows_,
-            scratch_.low + first,
-            scratch_.high + first,
+    const RowRange rows = rows_at_work();
+    const int64_t at = head * rows_ + rows.first;
+    return {rows.first,
+            rows.last - rows.first,
+            scratch_.low + rows.first,
+            scratch_.high + rows.first,
             scratch_.query + at * query_stride_,
             query_pairs() + at * query_stride_,
             query_stride_,
@@ -196,7 +198,7 @@ class Pass {
   void score(const Tile& tile, int64_t head) {
     const Tokens keys{head_base(args_.key, head), tile.key_offsets};
     const HeadRows rows = rows_of(head);
-    const Ahead values = elsewhere(args_.value, tile.value_offsets, packed_ || by_tiles_ ? head : 0);
+    const Ahead values = elsewhere(args_.value, tile.value_offsets, direct() ? 0 : head);
     const int64_t dim = args_.key.dim;
     if (packed_) {
       with_float(args_.key.type, [&]<Float K>() {
@@ -222,9 +224,9 @@ class Pass {
   // Scores to weights.
   void soften(const Tile& tile, int64_t head) {
     // Memory would rest meanwhile: a part of the values that are wanted later.
-    Errand errand(!in_streams() ? Ahead{} : elsewhere(args_.value, tile.value_offsets, head), kTileTokens / 2);
-    const int64_t first = packed_ ? sight_.rows().first : 0, end = packed_ ? sight_.rows().last : rows_;
-    for (int64_t row = first; row < end; ++row) {
+    Errand errand(!direct() ? Ahead{} : elsewhere(args_.value, tile.value_offsets, head), kTileTokens / 2);
+    const RowRange rows = rows_at_work();
+    for (int64_t row = rows.first; row < rows.last; ++row) {
       const int64_t query = row / group_, at = head * rows_ + row;
       RowScores scores{scratch_.low[row],
                        scratch_.high[row],
@@ -250,9 +252,9 @@ class Pass {
     const Tokens values{head_base(args_.value, head), tile.value_offsets};
     const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
-    const Ahead next_keys =
-        next == nullptr ? Ahead{} : elsewhere(args_.key, next->key_offsets, packed_ || by_tiles_ ? head : 0);
-    if (packed_ || by_tiles_ || !sight_.uniform()) {
+    const bool in_place = direct() && sight_.uniform();
+    const Ahead next_keys = next == nullptr ? Ahead{} : elsewhere(args_.key, next->key_offsets, in_place ? 0 : head);
+    if (!in_place) {
       with_float(args_.value.type, [&]<Float V>() {
         if constexpr (V == Float::BF16 && kHasPairs) {
           if (pairs_) {

@@ -86,7 +86,8 @@ inline void score_tile_amx(Tiles& tiles, const Tokens& keys, const TileUse& use,
   }
 }
 
-// weights [16, 64] of bfloat16, any finite numbers in the rows behind `rows`; values: pack_value_pairs, [32][columns].
+// weights [16, 64] of bfloat16, anything in the rows behind `rows`, whose sums are dropped; values: pack_value_pairs,
+// [32][columns].
 inline void value_tile_amx(Tiles& tiles, const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc,
                            int64_t stride, const float* factor, int64_t rows) {
   tiles.set_rows(kTileRows);

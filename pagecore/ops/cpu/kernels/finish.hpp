@@ -4,6 +4,7 @@
 #include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/softmax.hpp"
+#include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {

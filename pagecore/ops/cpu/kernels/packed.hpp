@@ -45,14 +45,15 @@ inline void score_tiles([[maybe_unused]] Tiles& tiles, [[maybe_unused]] const He
 #endif
 }
 
-// The tile that row `row` alone attends to. A tile that holds infinities or NaN, and that not every row attends to as a
-// whole, is packed anew for each row: 0 * NaN must not reach a row that does not attend to it.
+// What of the tile one row alone attends to.
 PC_FORCE_INLINE TileUse use_of_row(const HeadRows& rows, int64_t row, const TileUse& all, const Scratch& scratch,
                                    int64_t group) {
-  const int64_t query = (rows.low - scratch.low + row) / group;
+  const int64_t query = (rows.first + row) / group;
   return {rows.low[row], rows.high[row], all.used == nullptr ? nullptr : scratch.keep + query * kTileTokens};
 }
 
+// A tile that holds infinities or NaN, and that not every row attends to as a whole, is packed anew for each row: 0 *
+// NaN must not reach a row that does not attend to it.
 template <Float V>
 void weigh_packed(const HeadRows& rows, const Tokens& values, const Sight& sight, const Ahead& ahead, int64_t dim,
                   int64_t group, const Scratch& scratch) {

@@ -7,6 +7,7 @@ namespace pagecore::cpu::PC_ISA {
 namespace {
 
 struct HeadRows {
+  int64_t first;  // of the head's
   int64_t count;
   const int32_t* low;  // [rows], the keys of the tile that each attends to
   const int32_t* high;

@@ -25,7 +25,7 @@ PC_FORCE_INLINE float finite_or_zero(float top) { return top == -kInfinity ? 0.0
 
 constexpr int kTileVectors = kTileTokens / kLanes;
 
-// Weights are neither denormal nor NaN in numbers that count, so that the machine's own rounding will do.
+// Weights are 0, at least e^-86, or NaN: the machine's own rounding, which takes denormals for 0, will do.
 PC_FORCE_INLINE void store_weights(const Vec (&x)[kTileVectors], uint16_t* pairs) {
 #pragma GCC unroll 16
   for (int i = 0; i < kTileVectors; ++i) {

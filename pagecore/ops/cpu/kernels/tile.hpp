@@ -87,7 +87,7 @@ inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWor
   for (int t = tile.first; t < tile.last; ++block, within = 0) {
     // With a mask, the id of a block that nobody attends to may be anything; nothing is read there.
     const int64_t named = blocks.at(block);
-    const int64_t id = named >= 0 && named < key.num_blocks ? named : 0;
+    const int64_t id = named >= 0 && named < key.num_blocks && named < value.num_blocks ? named : 0;
     int64_t key_offset = id * key.block_stride + within * key.token_stride;
     int64_t value_offset = id * value.block_stride + within * value.token_stride;
     for (; t < tile.last && within < key.block_size; ++t, ++within) {

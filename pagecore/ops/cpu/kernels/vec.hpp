@@ -82,13 +82,6 @@ PC_FORCE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 
 PC_FORCE_INLINE float fma(float a, float b, float c) { return fma(splat(a), splat(b), splat(c))[0]; }
 
-PC_FORCE_INLINE IntVec iota() {
-  IntVec v;
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) v[i] = i;
-  return v;
-}
-
 // Halves the vector until four lanes are left: lane i of the result sums (or maximises) lanes i, i + 4, i + 8 ...
 #if defined(__AVX512F__)
 typedef float Vec8 __attribute__((vector_size(32)));
