@@ -17,7 +17,7 @@ using cpu::Float;
 Tokens tokens_of(const TileView& tile) { return {tile.base, tile.offsets}; }
 TileUse use_of(const TileView& tile) { return {tile.first, tile.last, tile.used}; }
 // Fetching changes nothing, wherever it is.
-Ahead ahead_of(const TileView& tile, int64_t row_bytes) { return {tokens_of(tile), row_bytes}; }
+Ahead ahead_of(const TileView& tile, int64_t row_bytes) { return {0, tokens_of(tile), row_bytes}; }
 
 void pack_any_keys(Float type, const TileView& tile, int64_t dim, float* panel) {
   with_float(type, [&]<Float T>() {
