@@ -23,12 +23,13 @@ def test_every_pair_of_query_and_cache_dtypes_keeps_the_bounds(query_dtype, cach
     make_case(Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, **lens)).check()
 
 
+@pytest.mark.parametrize("query_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("key_dtype", DTYPES)
 @pytest.mark.parametrize("value_dtype", DTYPES)
 @pytest.mark.parametrize("prefill", [False, True], ids=["decode", "mixed"])
-def test_key_and_value_caches_may_differ_in_dtype(key_dtype, value_dtype, prefill):
+def test_key_and_value_caches_may_differ_in_dtype(query_dtype, key_dtype, value_dtype, prefill):
     lens = MIXED if prefill else {"seq_lens": (70, 33, 1)}
-    case = make_case(Shape(cache_dtype=key_dtype, **lens))
+    case = make_case(Shape(query_dtype=query_dtype, cache_dtype=key_dtype, **lens))
     case.value_cache = case.value_cache.astype(DTYPES[value_dtype])
     case.check()
 
@@ -56,17 +57,27 @@ def test_every_block_size_around_its_edges(block_size, window):
     make_case(Shape(seq_lens=edges, block_size=block_size), window=window).check()
 
 
+@pytest.mark.parametrize("seq_len", range(65, 71))
+@pytest.mark.parametrize("query_len", [2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_window_may_leave_a_tile_of_keys_between_one_query_and_the_next(seq_len, query_len, dtype):
+    """Of rows that are worked on together, some then attend to none of its keys."""
+    shape = Shape((seq_len,), (query_len,), heads=(2, 2), query_dtype=dtype, cache_dtype=dtype)
+    make_case(shape, window=3).check()
+
+
 @pytest.mark.parametrize("head_dim", [1, 2, 7, 16, 31, 32, 33, 64, 80, 96, 100, 128, 192, 256])
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
-def test_every_head_dim(head_dim, cache_dtype):
-    shape = Shape(dims=(head_dim, head_dim), cache_dtype=cache_dtype, seq_lens=(70, 9, 1), query_lens=(5, 1, 1))
-    make_case(shape).check()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_head_dim(head_dim, dtype):
+    lens = {"seq_lens": (70, 9, 1), "query_lens": (5, 1, 1)}
+    make_case(Shape(dims=(head_dim, head_dim), query_dtype=dtype, cache_dtype=dtype, **lens)).check()
 
 
 @pytest.mark.parametrize("dims", [(64, 32), (32, 64), (192, 128), (96, 1), (1, 80), (72, 40), (40, 256), (256, 36)])
-@pytest.mark.parametrize("cache_dtype", ["float32", "float16"])
-def test_the_value_head_dim_may_differ_from_the_key_head_dim(dims, cache_dtype):
-    make_case(Shape(dims=dims, cache_dtype=cache_dtype, seq_lens=(70, 9, 1), query_lens=(5, 1, 1))).check()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_value_head_dim_may_differ_from_the_key_head_dim(dims, dtype):
+    lens = {"seq_lens": (70, 9, 1), "query_lens": (5, 1, 1)}
+    make_case(Shape(dims=dims, query_dtype=dtype, cache_dtype=dtype, **lens)).check()
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])

@@ -223,28 +223,49 @@ def test_alibi_over_a_long_context_keeps_the_bounds_of_its_small_terms(slope, ca
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("plane", ["key", "value", "both"])
-@pytest.mark.parametrize("how", ["causal", "window", "mask"])
-@pytest.mark.parametrize("query_len", [9, 60])
-def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(bad, plane, how, query_len):
-    seq_len, place = 70, 66
-    shape = Shape(seq_lens=(seq_len,), query_lens=(query_len,))
-    options: dict[str, Any] = {"causal": how == "causal"}
-    if how == "window":
-        options["window"] = (2, 1)
-    if how == "mask":
+@pytest.mark.parametrize(
+    ("how", "place"), [("causal", 69), ("window", 65), ("left window", 65), ("mask", 66), ("causal mask", 67)]
+)
+@pytest.mark.parametrize("query_len", [3, 9, 60])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(bad, plane, how, place, query_len, dtype):
+    seq_len = 70
+    shape = Shape(seq_lens=(seq_len,), query_lens=(query_len,), query_dtype=dtype, cache_dtype=dtype)
+    options: dict[str, Any] = {"causal": "causal" in how}
+    if "window" in how:
+        options["window"] = (2, -1) if "left" in how else (2, 1)
+    if "mask" in how:
         options["mask"] = random_mask(shape)
     case = make_case(shape, **options)
     clean = case.run()
     for name, cache in (("key", case.key_cache), ("value", case.value_cache)):
         if plane in (name, "both"):
             cache[case.block_table[0, place // 16], place % 16] = bad
-    mask = options["mask"].reshape(query_len, seq_len) if how == "mask" else None
+    mask = options["mask"].reshape(query_len, seq_len) if "mask" in how else None
     reached = reference.allowed(query_len, seq_len, causal=options["causal"], window=options.get("window"), mask=mask)
     reached = reached[:, place]
     assert 0 < reached.sum() < query_len
     out = case.run()
     assert not np.isfinite(out[reached]).any()
     np.testing.assert_array_equal(out[~reached], clean[~reached])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("seq_len", "window", "place"), [(67, None, 66), (70, 5, 65)], ids=["last", "first"])
+def test_an_infinite_value_makes_its_outputs_infinite(dtype, seq_len, window, place):
+    """At the odd end of a range of keys, where pairs of tokens have one that nobody attends to."""
+    case = make_case(Shape(seq_lens=(seq_len,), query_dtype=dtype, cache_dtype=dtype), window=window)
+    expected = case.run()
+    case.value_cache[case.block_table[0, place // 16], place % 16, 1, 5] = np.inf
+    expected[:, 2:, 5] = np.inf
+    np.testing.assert_array_equal(case.run(), expected)
+
+
+def test_weights_are_not_rounded_to_one_side():
+    """The mean of equal values is that value, to the last bit of bfloat16."""
+    case = make_case(Shape(seq_lens=(3000,), query_dtype="bfloat16", cache_dtype="bfloat16"))
+    case.value_cache[...] = 1
+    assert (case.run() == 1).all()
 
 
 def test_equal_keys_make_the_output_the_mean_of_the_attended_values():

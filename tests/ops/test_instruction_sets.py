@@ -53,6 +53,18 @@ def test_attention_with_every_option(isa, lens, masked):
     make_case(Shape(**lens), **options).check()
 
 
+@pytest.mark.parametrize("dims", [(33, 17), (16, 80), (64, 64)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("query_len", [1, 5, 40])
+def test_nothing_of_an_earlier_call_reaches_the_next(isa, dims, dtype, query_len):
+    bad = make_case(Shape(seq_lens=(70,), query_lens=(40,), dims=(256, 256), query_dtype=dtype, cache_dtype=dtype))
+    for array in (bad.query, bad.key_cache, bad.value_cache):
+        array[...] = np.nan
+    case = make_case(Shape((70,), (query_len,), dims=dims, query_dtype=dtype, cache_dtype=dtype))
+    assert np.isnan(bad.run()).all()
+    case.check()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):

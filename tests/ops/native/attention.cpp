@@ -21,7 +21,7 @@ struct Sequence {
 
 class Case {
  public:
-  explicit Case(Random& random) : random_(random) {
+  explicit Case(Random& random) : random_(random), meets_pairs_(random.one_in(3)) {
     choose_sizes();
     choose_options();
     make_batch();
@@ -76,12 +76,18 @@ class Case {
 
   void choose_sizes() {
     const bool is_wide = random_.one_in(20);  // one query's heads are more rows than an item aims at
-    group_ = is_wide ? kPromptRows + random_.between(1, 9) : random_.pick({1, 1, 2, 3, 8});
+    group_ = random_.pick({1, 1, 2, 3, 8});
+    if (meets_pairs_ && random_.one_in(4)) group_ = random_.between(kDecodeRows - 1, kDecodeRows + 1);
+    if (is_wide) group_ = kPromptRows + random_.between(1, 9);
     num_kv_heads_ = is_wide ? 1 : random_.between(1, 3);
     num_heads_ = group_ * num_kv_heads_;
     const int64_t any = random_.between(1, 70);
     dim_ = random_.pick({any, int64_t{16}, int64_t{64}, int64_t{128}});
     value_dim_ = random_.one_in(2) ? dim_ : random_.between(1, 70);
+    if (meets_pairs_) {
+      dim_ = random_.pick({32, 64, 80, 96});
+      value_dim_ = random_.pick({32, 48, 64, 96});
+    }
     block_size_ = random_.pick({1, 3, 5, 16, 16, 40});
   }
 
@@ -182,10 +188,10 @@ class Case {
   }
 
   void make_arrays() {
-    query_type_ = random_.pick(kFloats);
+    query_type_ = meets_pairs_ ? Float::BF16 : random_.pick(kFloats);
     out_type_ = random_.one_in(2) ? query_type_ : random_.pick(kFloats);
-    key_type_ = random_.pick(kFloats);
-    value_type_ = random_.one_in(2) ? key_type_ : random_.pick(kFloats);
+    key_type_ = meets_pairs_ ? Float::BF16 : random_.pick(kFloats);
+    value_type_ = meets_pairs_ || random_.one_in(2) ? key_type_ : random_.pick(kFloats);
     query_ = floats({num_tokens_, num_heads_, dim_}, query_type_);
     key_ = floats({num_blocks_, block_size_, num_kv_heads_, dim_}, key_type_);
     value_ = floats({num_blocks_, block_size_, num_kv_heads_, value_dim_}, value_type_);
@@ -299,7 +305,9 @@ class Case {
       }
     }
     const double factor = total == 0.0 ? 0.0 : (value_scale_ ? (*value_scale_)[head / group_] : 1.0) / total;
-    const double bound = out_type_ == Float::F32 ? 3e-5 : out_type_ == Float::F16 ? 1e-3 : 5e-3;
+    // Where all are bfloat16, weights may be rounded to it as the output is.
+    const bool rounds = query_type_ == Float::BF16 && key_type_ == Float::BF16 && value_type_ == Float::BF16;
+    const double bound = out_type_ == Float::BF16 ? (rounds ? 1e-2 : 5e-3) : out_type_ == Float::F16 ? 1e-3 : 3e-5;
     for (size_t d = 0; d < out.size(); ++d) {
       const double found = widen(out_type_, out_->at({token, head, static_cast<int64_t>(d)}));
       PC_CHECK(std::fabs(found - out[d] * factor) <= bound * size[d] * factor + 1e-7, isa(), ": token ", token,
@@ -372,6 +380,7 @@ class Case {
   }
 
   Random& random_;
+  const bool meets_pairs_;  // of bfloat16 throughout, and mostly of whole pairs: few rows meet them where they lie
   int64_t group_, num_kv_heads_, num_heads_, dim_, value_dim_, block_size_, num_blocks_, num_tokens_, width_;
   std::vector<Sequence> sequences_;
   std::vector<int64_t> cu_, lens_, row_names_;

@@ -129,13 +129,17 @@ PC_TEST(ops_of_several_threads_do_not_touch_each_other) {
 
 namespace {
 
-// Slots of which some are named by many tokens, the last of which stays.
+// Slots in runs that overlap: of the tokens that name one, the last stays.
 struct SharedWrite {
   explicit SharedWrite(Random& random) {
-    for (int64_t i = 0; i < kTokens; ++i) slots.push_back(random.one_in(9) ? -1 : random.below(kNumBlocks * kSize));
+    while (std::ssize(slots) < kTokens) {
+      const int64_t first = random.below(kNumBlocks * kSize), count = random.between(1, kSize);
+      for (int64_t i = 0; i < count && std::ssize(slots) < kTokens; ++i)
+        slots.push_back(random.one_in(99) ? -1 : (first + i) % (kNumBlocks * kSize));
+    }
   }
 
-  static constexpr int64_t kTokens = 700, kNumBlocks = 20, kSize = 16, kNumHeads = 2, kWidth = 256;
+  static constexpr int64_t kTokens = 700, kNumBlocks = 20, kSize = 24, kNumHeads = 2, kWidth = 256;
   std::vector<int64_t> slots;
 };
 
