@@ -5,6 +5,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
+#include "pagecore/ops/cpu/kernels/lines.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -21,15 +22,11 @@ struct Ahead {
   int64_t row_bytes = 0;
 };
 
-constexpr int64_t kCacheLine = 64;
-
-PC_FORCE_INLINE void ask_for(const char* p) { __builtin_prefetch(p, 0, 2); }
-
 // A part of the row at a place, where the next rows lie elsewhere.
 PC_FORCE_INLINE void ask_elsewhere(const Ahead& ahead, int place, int64_t from, int64_t bytes) {
   if (from >= ahead.row_bytes) return;
   const char* row = ahead.elsewhere.base + ahead.elsewhere.offsets[place];
-  for (int64_t i = from; i < from + bytes; i += kCacheLine) ask_for(row + i);
+  for (int64_t i = from; i < from + bytes; i += kLine) fetch_line(row + i);
 }
 
 // The rows at `count` places, where the next rows lie elsewhere.
@@ -48,9 +45,9 @@ class Errand {
   PC_FORCE_INLINE void go() {
     if (left_ == 0) return;
     const char* line = rows_.base + rows_.offsets[place_] + byte_;
-    ask_for(line);
-    ask_for(line + kCacheLine);
-    byte_ += 2 * kCacheLine;
+    fetch_line(line);
+    fetch_line(line + kLine);
+    byte_ += 2 * kLine;
     if (byte_ < row_bytes_) return;
     byte_ = 0;
     ++place_;

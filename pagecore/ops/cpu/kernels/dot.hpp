@@ -52,7 +52,7 @@ PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, cons
   Vec sums[R][kBlockTokens] = {};
   for (int64_t d = 0; d < dim; d += kPairLanes) {
 #pragma GCC unroll 4
-    for (int t = 0; t < kBlockTokens; ++t) ask_for(key[t] + d * kSize<Float::BF16> + ahead.distance);
+    for (int t = 0; t < kBlockTokens; ++t) fetch_line(key[t] + d * kSize<Float::BF16> + ahead.distance);
     PairVec k[kBlockTokens];
 #pragma GCC unroll 4
     for (int t = 0; t < kBlockTokens; ++t) k[t] = load_pairs(key[t] + d * kSize<Float::BF16>);
@@ -81,8 +81,8 @@ PC_FORCE_INLINE void dot_value_block(const RowSums& rows, const uint16_t* weight
     for (int n = 0; n < N; n += 2) {
       const PairVec a = load_pairs(p + n * kLanes * kSize<Float::BF16>);
       const PairVec b = load_pairs(q + n * kLanes * kSize<Float::BF16>);
-      ask_for(p + n * kLanes * kSize<Float::BF16> + ahead.distance);
-      ask_for(q + n * kLanes * kSize<Float::BF16> + ahead.distance);
+      fetch_line(p + n * kLanes * kSize<Float::BF16> + ahead.distance);
+      fetch_line(q + n * kLanes * kSize<Float::BF16> + ahead.distance);
       v[n] = weave_low(a, b);
       v[n + 1] = weave_high(a, b);
     }

@@ -34,9 +34,9 @@ PC_FORCE_INLINE void score_block(const float* query, int64_t stride, const Token
   for (int t = 0; t < kBlockTokens; ++t) key[t] = keys.base + keys.offsets[token + t];
   Vec sums[R][kBlockTokens] = {};
   for (int64_t d = 0; d < dim; d += kLanes) {
-    if (d * kSize<K> % kCacheLine == 0) {
+    if (d * kSize<K> % kLine == 0) {
 #pragma GCC unroll 4
-      for (int t = 0; t < kBlockTokens; ++t) ask_for(key[t] + d * kSize<K> + ahead.distance);
+      for (int t = 0; t < kBlockTokens; ++t) fetch_line(key[t] + d * kSize<K> + ahead.distance);
     }
     Vec k[kBlockTokens];
 #pragma GCC unroll 4

@@ -25,16 +25,17 @@ PC_FORCE_INLINE float finite_or_zero(float top) { return top == -kInfinity ? 0.0
 
 constexpr int kTileVectors = kTileTokens / kLanes;
 
-// Weights are 0, at least e^-86, or NaN: the machine's own rounding, which takes denormals for 0, will do.
-PC_FORCE_INLINE void store_weights(const Vec (&x)[kTileVectors], uint16_t* pairs) {
+// Only where a level multiplies pairs. Weights are 0, at least e^-86, or NaN: the machine's own rounding, which takes
+// denormals for 0, will do.
+PC_FORCE_INLINE void store_weights([[maybe_unused]] const Vec (&x)[kTileVectors], [[maybe_unused]] uint16_t* pairs) {
+#if defined(__AVX512BF16__)
 #pragma GCC unroll 16
   for (int i = 0; i < kTileVectors; ++i) {
-#if defined(__AVX512BF16__)
     store_half(pairs + i * kLanes, (HalfVec)_mm512_cvtneps_pbh((__m512)x[i]));
-#else
-    store_half(pairs + i * kLanes, narrow_bf16(x[i]));
-#endif
   }
+#else
+  __builtin_trap();
+#endif
 }
 
 // Whether nothing but the scale changes the scores.

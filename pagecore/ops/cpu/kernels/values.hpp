@@ -41,7 +41,7 @@ PC_FORCE_INLINE void value_block(const RowSums& rows, const Tokens& values, cons
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       v[n] = load_as_float<V>(p + n * kLanes * kSize<V>);
-      if (n * kLanes * kSize<V> % kCacheLine == 0) ask_for(p + n * kLanes * kSize<V> + ahead.distance);
+      if (n * kLanes * kSize<V> % kLine == 0) fetch_line(p + n * kLanes * kSize<V> + ahead.distance);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
