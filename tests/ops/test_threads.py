@@ -298,7 +298,10 @@ def test_a_child_works_that_was_forked_while_other_threads_were_in_a_call():
         "    assert os.waitpid(child, 0)[1] == 0\n"
         "  else:\n"
         "    t.attend(); assert len(t.own_threads()) == 2; os._exit(0)\n"
-        "stop = True; print('done')"
+        "stop = True\n"
+        # NumPy's own work, in a thread that the interpreter ends, would end the process.
+        "for worker in workers: worker.join()\n"
+        "print('done')"
     )
     assert said == "done\n"
 
