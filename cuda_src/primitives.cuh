@@ -1,0 +1,268 @@
+// Everything that is not plain C++, behind functions that have two bodies: PTX here, and for the emulator, which runs
+// these sources on the CPU, a host body in tests/emulator. Nothing above knows which one runs.
+//
+// Kernels reach memory through these only:
+//
+//   Global<T>       an array in device memory, by element
+//   Shared<T>       part of the one dynamic shared buffer of a block, by element
+//   SharedAddress   a byte of that buffer, for cp.async and ldmatrix
+//
+// A collective (`pc_sync_*`, shuffles, votes, matrix instructions) is executed by all 32 lanes of a warp, and
+// pc_sync_block() by all threads of a block.
+#pragma once
+
+#include "abi.h"
+
+typedef unsigned char pc_uint8;
+typedef unsigned short pc_uint16;
+typedef unsigned int pc_uint32;
+typedef unsigned long long pc_uint64;
+
+// 16-bit floats as they are stored.
+struct pc_half {
+  pc_uint16 bits;
+};
+struct pc_bfloat16 {
+  pc_uint16 bits;
+};
+
+// What one thread moves at once.
+struct alignas(16) pc_vector {
+  pc_uint32 word[4];
+};
+
+#ifdef PC_EMULATED
+#include "emulated_primitives.hpp"
+#else
+
+#define PC_DEVICE static __device__ __forceinline__
+#define PC_MEMBER __device__ __forceinline__
+// A kernel of `threads` threads a block, at least `blocks` of which are to be resident on a multiprocessor.
+#define PC_KERNEL(threads, blocks) __global__ __launch_bounds__(threads, blocks)
+#define PC_UNROLL _Pragma("unroll")
+
+// ---- where a thread is
+
+PC_DEVICE int pc_thread() { return static_cast<int>(threadIdx.x); }
+PC_DEVICE int pc_num_threads() { return static_cast<int>(blockDim.x); }
+PC_DEVICE int pc_lane() { return static_cast<int>(threadIdx.x) & 31; }
+PC_DEVICE int pc_warp() { return static_cast<int>(threadIdx.x) >> 5; }
+PC_DEVICE int pc_block_x() { return static_cast<int>(blockIdx.x); }
+PC_DEVICE int pc_block_y() { return static_cast<int>(blockIdx.y); }
+PC_DEVICE int pc_block_z() { return static_cast<int>(blockIdx.z); }
+PC_DEVICE int pc_num_blocks_x() { return static_cast<int>(gridDim.x); }
+PC_DEVICE int pc_num_blocks_y() { return static_cast<int>(gridDim.y); }
+PC_DEVICE int pc_num_blocks_z() { return static_cast<int>(gridDim.z); }
+
+// ---- collectives
+
+PC_DEVICE void pc_sync_block() { __syncthreads(); }
+PC_DEVICE void pc_sync_warp() { __syncwarp(); }
+PC_DEVICE float pc_shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+PC_DEVICE int pc_shuffle_xor(int value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+PC_DEVICE float pc_shuffle(float value, int lane) { return __shfl_sync(~0u, value, lane); }
+PC_DEVICE int pc_shuffle(int value, int lane) { return __shfl_sync(~0u, value, lane); }
+// The value of the lane `delta` below; its own where there is none.
+PC_DEVICE int pc_shuffle_up(int value, int delta) { return __shfl_up_sync(~0u, value, delta); }
+// A bit for each lane where `condition` holds.
+PC_DEVICE pc_uint32 pc_ballot(bool condition) { return __ballot_sync(~0u, condition); }
+
+// ---- device memory
+
+template <typename T>
+class Global {
+ public:
+  PC_MEMBER Global() : data_(nullptr) {}
+  PC_MEMBER explicit Global(pc_address address) : data_(reinterpret_cast<T*>(address)) {}
+
+  PC_MEMBER explicit operator bool() const { return data_ != nullptr; }
+  PC_MEMBER Global operator+(pc_int64 count) const { return Global(data_ + count); }
+  PC_MEMBER pc_address address() const { return reinterpret_cast<pc_address>(data_); }
+  template <typename U>
+  PC_MEMBER Global<U> as() const {
+    return Global<U>(address());
+  }
+
+  PC_MEMBER T load(pc_int64 i) const { return data_[i]; }
+  PC_MEMBER void store(pc_int64 i, T value) const { data_[i] = value; }
+  // 16 bytes from element i on, which must lie at a multiple of 16.
+  PC_MEMBER pc_vector load_vector(pc_int64 i) const { return *reinterpret_cast<const pc_vector*>(data_ + i); }
+  PC_MEMBER void store_vector(pc_int64 i, pc_vector value) const { *reinterpret_cast<pc_vector*>(data_ + i) = value; }
+  // The same where nobody reads the bytes again soon, and nobody writes them while the kernel runs.
+  PC_MEMBER pc_vector load_vector_once(pc_int64 i) const {
+    pc_vector v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(data_ + i));
+    return v;
+  }
+
+  // Adds to an element and returns what it was; only for T = int.
+  PC_MEMBER T atomic_add(pc_int64 i, T value) const { return atomicAdd(data_ + i, value); }
+  // The lesser of an element and `value` stays; only for T = unsigned long long.
+  PC_MEMBER void atomic_min(pc_int64 i, T value) const { atomicMin(data_ + i, value); }
+
+ private:
+  PC_MEMBER explicit Global(T* data) : data_(data) {}
+  template <typename U>
+  friend class Global;
+  T* data_;
+};
+
+// What this thread has written to device memory is seen by whoever sees what it writes from now on.
+PC_DEVICE void pc_fence_device() { __threadfence(); }
+
+// ---- shared memory
+
+typedef pc_uint32 SharedAddress;
+
+template <typename T>
+class Shared {
+ public:
+  PC_MEMBER explicit Shared(void* data) : data_(static_cast<T*>(data)) {}
+
+  PC_MEMBER Shared operator+(int count) const { return Shared(data_ + count); }
+  // The same bytes as elements of another type.
+  template <typename U>
+  PC_MEMBER Shared<U> as() const {
+    return Shared<U>(data_);
+  }
+  PC_MEMBER T load(int i) const { return data_[i]; }
+  PC_MEMBER void store(int i, T value) const { data_[i] = value; }
+  PC_MEMBER pc_vector load_vector(int i) const { return *reinterpret_cast<const pc_vector*>(data_ + i); }
+  PC_MEMBER void store_vector(int i, pc_vector value) const { *reinterpret_cast<pc_vector*>(data_ + i) = value; }
+  PC_MEMBER SharedAddress address(int i) const {
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(data_ + i));
+  }
+
+ private:
+  T* data_;
+};
+
+// The block's dynamic shared buffer, of as many bytes as the launch gave it; it starts at a multiple of 128.
+PC_DEVICE Shared<pc_uint8> pc_shared_buffer() {
+  extern __shared__ __align__(128) pc_uint8 buffer[];
+  return Shared<pc_uint8>(buffer);
+}
+
+// ---- copies from device to shared memory that run on their own
+
+// 16 bytes from element i on, or zeros where not `valid` (nothing is then read). What they fill must not be touched
+// before the wait that covers them, and by other threads not before a barrier behind that wait.
+template <typename T>
+PC_DEVICE void pc_copy_async(SharedAddress target, const Global<T>& source, pc_int64 i, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"((source + i).address()),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+// Closes the group of the copies that this thread has begun since the last one.
+PC_DEVICE void pc_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most N of this thread's groups are on their way.
+template <int N>
+PC_DEVICE void pc_wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- matrices
+
+// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8, and gets of each
+// matrix the elements (l / 4, 2 * (l % 4)) and the one right of it.
+PC_DEVICE void pc_load_matrices(pc_uint32 (&r)[4], SharedAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+// The same of the transposed matrices.
+PC_DEVICE void pc_load_matrices_transposed(pc_uint32 (&r)[4], SharedAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+// c += a * b: 16 x 8 += 16 x 16 * 16 x 8, sums in float32. With g = lane / 4 and q = lane % 4 a lane holds
+//
+//   a[0] (g, 2q)  a[1] (g + 8, 2q)  a[2] (g, 2q + 8)  a[3] (g + 8, 2q + 8)    each with its right neighbour
+//   b0 (2q, g)  b1 (2q + 8, g)                                                each with the one below
+//   c[0] (g, 2q)  c[1] (g, 2q + 1)  c[2] (g + 8, 2q)  c[3] (g + 8, 2q + 1)
+template <typename T>
+PC_DEVICE void pc_multiply(float (&c)[4], const pc_uint32 (&a)[4], pc_uint32 b0, pc_uint32 b1);
+
+template <>
+__device__ __forceinline__ void pc_multiply<pc_bfloat16>(float (&c)[4], const pc_uint32 (&a)[4], pc_uint32 b0,
+                                                         pc_uint32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void pc_multiply<pc_half>(float (&c)[4], const pc_uint32 (&a)[4], pc_uint32 b0,
+                                                     pc_uint32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- numbers
+
+PC_DEVICE float pc_to_float(float value) { return value; }
+PC_DEVICE float pc_to_float(pc_bfloat16 value) { return __uint_as_float(static_cast<pc_uint32>(value.bits) << 16); }
+PC_DEVICE float pc_to_float(pc_half value) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+  return result;
+}
+
+// Two floats as neighbours of a 16-bit type, rounded to nearest even; `low` has the lower address.
+template <typename T>
+PC_DEVICE pc_uint32 pc_pack(float low, float high);
+template <>
+__device__ __forceinline__ pc_uint32 pc_pack<pc_bfloat16>(float low, float high) {
+  pc_uint32 result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+template <>
+__device__ __forceinline__ pc_uint32 pc_pack<pc_half>(float low, float high) {
+  pc_uint32 result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// Rounded to nearest even.
+template <typename T>
+PC_DEVICE T pc_from_float(float value);
+template <>
+__device__ __forceinline__ float pc_from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ pc_bfloat16 pc_from_float<pc_bfloat16>(float value) {
+  return {static_cast<pc_uint16>(pc_pack<pc_bfloat16>(value, 0.0f))};
+}
+template <>
+__device__ __forceinline__ pc_half pc_from_float<pc_half>(float value) {
+  return {static_cast<pc_uint16>(pc_pack<pc_half>(value, 0.0f))};
+}
+
+PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return __uint_as_float(bits); }
+PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return __float_as_uint(value); }
+PC_DEVICE float pc_infinity() { return __uint_as_float(0x7f800000u); }
+PC_DEVICE float pc_max(float a, float b) { return fmaxf(a, b); }
+PC_DEVICE float pc_fma(float a, float b, float c) { return fmaf(a, b, c); }
+// 2 to the power of `value`, and the logarithm to base 2: two units in the last place; -inf gives 0, and 0 -inf.
+PC_DEVICE float pc_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+PC_DEVICE float pc_log2(float value) {
+  float result;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+#endif  // PC_EMULATED
