@@ -252,6 +252,10 @@ PC_TEST(step_buffers_hold_all_that_they_promise) {
       StepBuffers buffers(sequences, tokens, random.between(1, 3), type);
       buffers.check_invariants();
       PC_CHECK(reinterpret_cast<uintptr_t>(buffers.slots(0)) % 64 == 0, "slots are aligned");
+      const auto* end = static_cast<const std::byte*>(buffers.slots(buffers.num_groups() - 1)) +
+                        tokens * (type == SlotType::Int64 ? 8 : 4);
+      const auto behind = buffers.image() + buffers.image_nbytes() - end;
+      PC_CHECK(0 <= behind && behind < 64, "the image ends ", behind, " bytes behind the last slot");
       BuffersCheck check(buffers, random);
       for (int i = 0; i < 12; ++i) check.step();
     }
