@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, SupportsIndex
 
 from pagecore.arrays import Tensor, zeros
+from pagecore.arrays.devices import device_name
 from pagecore.cache._static import StaticRoom
 from pagecore.cache.layers import Layer, Layers, arrange, layer_number
-from pagecore.cache.limits import check_static_device
 from pagecore.cache.position import position_number
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import Plane, Spec, TensorParallel
@@ -72,8 +72,7 @@ class StaticKVCache:
         device: str = "cpu",
         parallel: TensorParallel | None = None,
     ) -> None:
-        check_static_device(device)
-        self.device = device
+        self.device = device_name(device)
         self.parallel = as_parallel(parallel)
         self.max_batch_size = at_least("max_batch_size", max_batch_size)
         if max_length is None:

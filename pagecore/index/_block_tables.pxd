@@ -17,8 +17,8 @@ cdef extern from "pagecore/index/pending_copies.hpp" namespace "pagecore" nogil:
 
 cdef extern from "pagecore/index/changed_entries.hpp" namespace "pagecore" nogil:
     cdef cppclass ChangedEntry:
-        int32_t index
-        int32_t value
+        int64_t index
+        int64_t value
 
 
 cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:

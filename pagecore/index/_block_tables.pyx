@@ -24,7 +24,7 @@ from pagecore.index._step_buffers cimport SlotsOut, SlotType, StepBuffers
 
 import numpy as np
 
-from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedOption
+from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
 
 # Steps of more tokens than this ask for blocks before they ask for memory to write slots into.
 cdef enum: MAX_TOKENS_UNASKED = 1 << 16
@@ -341,7 +341,7 @@ cdef class BlockTables:
         Parameters
         ----------
         out : numpy.ndarray
-            int32 [n, 2], contiguous; gets rows of (index in the array, number that it holds now).
+            int64 [n, 2], contiguous; gets rows of (index in the array, number that it holds now).
 
         Returns
         -------
@@ -355,7 +355,9 @@ cdef class BlockTables:
         ShapeError
             `out` is no such array.
         """
-        target = writable(out, 2, "out", False)
+        target = writable(out, 2, "out", True)
+        if target.dtype != np.int64:
+            raise UnsupportedDtype(f"out is {target.dtype}; it must be int64")
         if target.shape[1] != 2 or not target.flags.c_contiguous:
             raise ShapeError(f"out has shape {target.shape}; it must be [n, 2] and contiguous")
         return self.take_changes_raw(<ChangedEntry*> address_of(target), target.shape[0])

@@ -15,10 +15,10 @@
 
 namespace pagecore {
 
-// Entry `index` of the array holds `value` now.
+// Entry `index` of the array holds `value` now. Both are wide, so that an array of these has one type.
 struct ChangedEntry {
-  int32_t index;
-  int32_t value;
+  int64_t index;
+  int64_t value;
 };
 
 class ChangedEntries {

@@ -212,7 +212,7 @@ class TablesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.copy is not None)
     @rule(capacity=st.sampled_from([1, 2, 7, 1000]))
     def take_changes(self, capacity):
-        out = np.full((capacity, 2), -7, np.int32)
+        out = np.full((capacity, 2), -7, np.int64)
         while count := self.tables.take_changes(out):
             assert (np.diff(out[:count, 0]) > 0).all()
             assert (out[count:] == -7).all()

@@ -78,7 +78,7 @@ class TablesLife {
       PC_CHECK(count <= changes.size(), count);
       for (size_t i = 0; i < count; ++i) {
         PC_CHECK(i == 0 || changes[i - 1].index < changes[i].index, "changes ascend");
-        copy_.at(static_cast<size_t>(changes[i].index)) = changes[i].value;
+        copy_.at(static_cast<size_t>(changes[i].index)) = static_cast<int32_t>(changes[i].value);
       }
       is_all = count < changes.size();
     }
