@@ -29,6 +29,11 @@ FLAGS = ["-std=c++20", "-fPIC", "-shared", "-g1", "-ffp-contract=off", "-fno-mat
 FLAGS += ["-O1", "-fsanitize=address", "-fno-omit-frame-pointer"] if ASAN else ["-O2"]
 
 
+# Locals that are read before they are written hold 0xFE..., and what C++ leaves undefined ends the launch.
+KERNEL_FLAGS = ["-DPC_EMULATED", "-ftrivial-auto-var-init=pattern", "-fno-sanitize-recover"]
+KERNEL_FLAGS += ["-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,unreachable,return"]
+
+
 class BuildError(RuntimeError):
     """The compiler refused; the message is its own."""
 
@@ -66,7 +71,7 @@ def compiler() -> tuple[str, str]:
 
 def key_of(*parts: str) -> str:
     digest = hashlib.sha256()
-    for part in (compiler()[1], *FLAGS, *parts):
+    for part in (compiler()[1], *FLAGS, *KERNEL_FLAGS, *parts):
         digest.update(f"{len(part)} {part}".encode())
     return digest.hexdigest()[:20]
 
@@ -106,6 +111,33 @@ def engine_path() -> Path:
     return path
 
 
+def unit_text(instance: Instance, source: str) -> str:
+    """Return what is compiled for an instance: the source, and the kernel with the threads it is declared for.
+
+    Their number may depend on the template's parameters, so it becomes a template of its own.
+    """
+    declared = re.search(
+        rf"(?P<head>template\s*<[^;{{}}]*>\s*)?PC_KERNEL\((?P<bounds>[^;{{}}]*)\)\s*void\s+{instance.entry}\s*\(",
+        source,
+    )
+    if declared is None:
+        raise BuildError(
+            f"{instance.source} declares no kernel {instance.entry}: PC_KERNEL(...) void {instance.entry}("
+        )
+    threads = f"{declared['head'] or ''}constexpr int {instance.entry}_threads = first_of({declared['bounds']});"
+    return "\n".join(
+        [
+            f'#include "{instance.source}"',
+            '#include "instance.hpp"',
+            "namespace pagecore { using emulator::first_of;",
+            threads,
+            "}",
+            f"PC_INSTANCE((pagecore::{instance.name.replace(instance.entry, f'{instance.entry}_threads', 1)}), "
+            f"(pagecore::{instance.name}));",
+        ]
+    )
+
+
 def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FOLDER) -> Path:
     """Build one instance where it is not up to date."""
     include = (sources, SOURCES, NATIVE)
@@ -115,11 +147,8 @@ def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FO
     if not path.exists():
         with TemporaryDirectory() as scratch:
             unit = Path(scratch) / "instance.cpp"
-            unit.write_text(
-                f'#include "{instance.source}"\n#include "instance.hpp"\nPC_INSTANCE((pagecore::{instance.name}));\n'
-            )
-            options = ["-DPC_EMULATED", *(f"-I{folder}" for folder in include)]
-            compile_library(path, [*options, str(unit)])
+            unit.write_text(unit_text(instance, (sources / instance.source).read_text()))
+            compile_library(path, [*KERNEL_FLAGS, *(f"-I{folder}" for folder in include), str(unit)])
     return path
 
 

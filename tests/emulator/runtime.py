@@ -24,11 +24,13 @@ class EmulatorError(AssertionError):
     """A kernel did what a GPU would not have caught. The message names kernel, block, thread, and the line."""
 
 
-class Parameters(ctypes.Structure):
-    _fields_ = [("kernel", ctypes.c_void_p), ("parameter_bytes", ctypes.c_uint64)]
+class Instance(ctypes.Structure):
+    """emulator::Instance of native/instance.hpp."""
+
+    _fields_ = [("kernel", ctypes.c_void_p), ("parameter_bytes", ctypes.c_uint64), ("max_threads", ctypes.c_int)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kernel:
     """An instance that was loaded."""
 
@@ -36,7 +38,8 @@ class Kernel:
     library: ctypes.CDLL
     instance: int
     parameter_bytes: int
-    shared_bytes: int
+    max_threads: int
+    shared_bytes: int = 0
 
 
 class Memory:
@@ -170,11 +173,12 @@ class EmulatedRuntime:
             if name not in instances:
                 raise DeviceError(f"the manifest has no kernel {name}; it has {', '.join(instances) or 'none'}")
             library = ctypes.CDLL(str(build.instance_path(instances[name], self._sources, self._folder)))
-            instance = Parameters.in_dll(library, "pc_instance")
-            self._kernels[name] = Kernel(
-                name, library, ctypes.addressof(instance), instance.parameter_bytes, shared_bytes
-            )
-        return self._kernels[name]
+            instance = Instance.in_dll(library, "pc_instance")
+            address = ctypes.addressof(instance)
+            self._kernels[name] = Kernel(name, library, address, instance.parameter_bytes, instance.max_threads)
+        kernel = self._kernels[name]
+        kernel.shared_bytes = max(kernel.shared_bytes, shared_bytes)
+        return kernel
 
     def launch(
         self,
@@ -190,8 +194,11 @@ class EmulatedRuntime:
         limits = (2**31 - 1, 65535, 65535)
         if not all(1 <= blocks <= limit for blocks, limit in zip(grid, limits, strict=True)):
             raise DeviceError(f"{kernel.name} cannot be launched with a grid of {grid} blocks; the limits are {limits}")
-        if not 1 <= num_threads <= 1024:
-            raise DeviceError(f"{kernel.name} cannot be launched with {num_threads} threads a block; the limit is 1024")
+        if not 1 <= num_threads <= kernel.max_threads:
+            raise DeviceError(
+                f"{kernel.name} cannot be launched with {num_threads} threads a block; it is declared for at most "
+                f"{kernel.max_threads}"
+            )
         if not 0 <= shared_bytes <= max(kernel.shared_bytes, 48 * 1024):
             raise DeviceError(
                 f"{kernel.name} is launched with {shared_bytes} bytes of shared memory; it was loaded for at most "

@@ -182,20 +182,33 @@ const char* run(const Launch& launch) {
   return nullptr;
 }
 
-void fail(const Site& site, const char* format, ...) {
-  const char* slash = std::strrchr(site.file_name(), '/');
-  int length = std::snprintf(message, sizeof(message),
-                             "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
-                             place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane,
-                             slash != nullptr ? slash + 1 : site.file_name(), site.line());
-  std::va_list arguments;
-  va_start(arguments, format);
+namespace {
+
+[[noreturn]] void end_launch(const char* file, unsigned line, const char* format, std::va_list arguments) {
+  const char* slash = std::strrchr(file, '/');
+  const int length = std::snprintf(message, sizeof(message),
+                                   "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
+                                   place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane,
+                                   slash != nullptr ? slash + 1 : file, line);
   if (length < static_cast<int>(sizeof(message))) {
     std::vsnprintf(message + length, sizeof(message) - length, format, arguments);
   }
-  va_end(arguments);
   failed = true;
   leave_fiber(thread_at(running_warp, running_lane).fiber, launcher);
+}
+
+}  // namespace
+
+void fail(const Site& site, const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  end_launch(site.file_name(), site.line(), format, arguments);
+}
+
+void fail_at(const char* file, unsigned line, const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  end_launch(file, line, format, arguments);
 }
 
 Warp& warp_that_runs() { return block.warps[running_warp]; }

@@ -37,7 +37,7 @@ int pc_check_region(uint64_t address, uint64_t num_bytes, char* text, uint64_t t
   const std::lock_guard lock(mutex);
   const emulator::Region region = emulator::find_region(address);
   if (region.holds(address, num_bytes)) return 1;
-  emulator::describe(text, text_size, address, num_bytes, region);
+  emulator::describe(text, text_size, address, region);
   return 0;
 }
 

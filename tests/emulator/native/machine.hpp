@@ -30,6 +30,8 @@ extern Place place;
 
 // Ends the launch; what is said follows the names of kernel, block, thread and place.
 [[noreturn]] void fail(const Site& site, const char* format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void fail_at(const char* file, unsigned line, const char* format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 // ---- collectives
 

@@ -2,9 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <array>
 #include <cstdio>
 #include <cstring>
-#include <iterator>
 #include <map>
 
 namespace emulator {
@@ -27,6 +27,25 @@ const std::pair<const uint64_t, uint64_t>* find(const std::map<uint64_t, uint64_
   if (after == among.begin()) return nullptr;
   --after;
   return address - after->first < after->second ? &*after : nullptr;
+}
+
+// The regions on both sides of an address, or around it.
+std::array<Region, 2> neighbours(const std::map<uint64_t, uint64_t>& among, uint64_t address) {
+  std::array<Region, 2> found;
+  auto after = among.upper_bound(address);
+  if (after != among.end()) found[0] = {after->first, after->second};
+  if (after != among.begin()) {
+    --after;
+    found[1] = {after->first, after->second};
+  }
+  return found;
+}
+
+// Bytes from an address to a region; 0 within it.
+uint64_t distance(Region region, uint64_t address) {
+  if (address < region.begin) return region.begin - address;
+  const uint64_t offset = address - region.begin;
+  return offset < region.size ? 0 : offset - region.size;
 }
 
 // What was found last, by a part of the address.
@@ -79,46 +98,42 @@ Region find_region(uint64_t address) {
   return memo = {found->first, found->second};
 }
 
-void describe(char* text, uint64_t size, uint64_t address, uint64_t num_bytes, Region region) {
-  const auto say = [&](const char* where, uint64_t distance, uint64_t begin, uint64_t length) {
-    std::snprintf(text, size, "%llu bytes %s %llu bytes at 0x%llx", static_cast<unsigned long long>(distance), where,
-                  static_cast<unsigned long long>(length), static_cast<unsigned long long>(begin));
-  };
-  if (address == 0) {
-    std::snprintf(text, size, "the null pointer");
+void describe(char* text, uint64_t size, uint64_t address, Region region) {
+  if (address < uint64_t{1} << 16) {
+    std::snprintf(text, size, "at or near the null pointer");
     return;
   }
+  const char* kind = "allocation";
   if (region.size == 0) {
-    if (const auto* old = find(released, address)) {
-      return say("into the freed allocation of", address - old->first, old->first, old->second);
-    }
-    // The nearest one.
-    auto after = regions.upper_bound(address);
-    uint64_t gap = ~uint64_t{0};
-    if (after != regions.end()) {
-      region = {after->first, after->second};
-      gap = after->first - address;
-    }
-    if (after != regions.begin()) {
-      --after;
-      if (address - (after->first + after->second) < gap) region = {after->first, after->second};
+    uint64_t least = ~uint64_t{0};
+    for (const auto* among : {&regions, &released}) {
+      for (const Region& candidate : neighbours(*among, address)) {
+        if (candidate.size == 0 || distance(candidate, address) >= least) continue;
+        least = distance(candidate, address);
+        region = candidate;
+        kind = among == &released ? "freed allocation" : "allocation";
+      }
     }
   }
   if (region.size == 0) {
     std::snprintf(text, size, "where no memory is allocated");
-  } else if (address < region.begin) {
-    say("before the allocation of", region.begin - address, region.begin, region.size);
-  } else if (address < region.begin + region.size) {
-    say("before the end of the allocation of", region.begin + region.size - address, region.begin, region.size);
-  } else {
-    say("behind the end of the allocation of", address - (region.begin + region.size), region.begin, region.size);
+    return;
   }
-  (void)num_bytes;
+  const char* where = "behind the end of";
+  uint64_t gap = distance(region, address);
+  if (address < region.begin) {
+    where = "before";
+  } else if (address - region.begin < region.size) {
+    where = kind[0] == 'f' ? "into" : "before the end of";
+    gap = kind[0] == 'f' ? address - region.begin : region.begin + region.size - address;
+  }
+  std::snprintf(text, size, "%llu bytes %s the %s of %llu bytes at 0x%llx", static_cast<unsigned long long>(gap), where,
+                kind, static_cast<unsigned long long>(region.size), static_cast<unsigned long long>(region.begin));
 }
 
 void fail_access(const char* what, uint64_t address, uint64_t num_bytes, Region region, const Site& site) {
   char text[256];
-  describe(text, sizeof(text), address, num_bytes, region);
+  describe(text, sizeof(text), address, region);
   fail(site, "%s %llu bytes at 0x%llx, %s", what, static_cast<unsigned long long>(num_bytes),
        static_cast<unsigned long long>(address), text);
 }

@@ -17,6 +17,6 @@ bool is_device(uint64_t address);
 void add_region(uint64_t begin, uint64_t num_bytes);
 
 // Describes an access outside all regions or outside `region`, for people.
-void describe(char* text, uint64_t size, uint64_t address, uint64_t num_bytes, Region region);
+void describe(char* text, uint64_t size, uint64_t address, Region region);
 
 }  // namespace emulator
