@@ -18,19 +18,19 @@ from pagecore.ops._checks cimport (
     check_rank,
     check_result,
     find_place,
+    finished,
     finite_number,
     flat_mask,
     float_tensor,
     head_numbers,
     index_tensor,
-    new_at,
+    new_result,
     read_window,
     scale_numbers,
 )
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 
-from pagecore.arrays import like
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
 # Below it a score divided by the cap may be past float32.
@@ -190,21 +190,22 @@ def paged_attention(
 
     cdef int64_t shape[3]
     shape[0], shape[1], shape[2] = q.shape_[0], num_heads, v.shape_[3]
-    cdef Tensor result = float_result(out, "out", shape, q.dtype_code, &place)
-    cdef Tensor lse = new_at(2, shape, FLOAT32, &place) if return_lse else None
+    cdef Tensor result = float_result(out, "out", shape, q.dtype_code, query, &place)
+    cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if return_lse else None
     check_on_host(&place)
     run_attention(
         q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers, slopes,
         bits, key_scales, value_scales, result, lse,
     )
-    given = like(result, query) if out is None else out
-    return (given, like(lse, query)) if return_lse else given
+    given = finished(result, query, &place) if out is None else out
+    return (given, finished(lse, query, &place)) if return_lse else given
 
 
-cdef Tensor float_result(object out, str name, const int64_t* shape, int dtype_code, const Place* place):
+cdef Tensor float_result(
+        object out, str name, const int64_t* shape, int dtype_code, object example, const Place* place):
     """The caller's array if it fits, else a new one."""
     if out is None:
-        return new_at(3, shape, dtype_code, place)
+        return new_result(3, shape, dtype_code, example, place)
     cdef Tensor result = any_tensor(out, name)
     check_place(result, name, place)
     check_result(result, name, 3, shape, dtype_code)
@@ -257,17 +258,20 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
         check_length(b, "out_b", i, a.shape_[i], "as out_a has")
     cdef Tensor weight_a = lse_tensor(lse_a, "lse_a", a, &place)
     cdef Tensor weight_b = lse_tensor(lse_b, "lse_b", a, &place)
-    cdef Tensor result = float_result(out, "out", a.shape_, a.dtype_code, &place)
+    cdef Tensor result = float_result(out, "out", a.shape_, a.dtype_code, out_a, &place)
     cdef Tensor weight
     if lse is None:
-        weight = new_at(2, a.shape_, FLOAT32, &place)
+        weight = new_result(2, a.shape_, FLOAT32, out_a, &place)
     else:
         weight = any_tensor(lse, "lse")
         check_place(weight, "lse", &place)
         check_result(weight, "lse", 2, a.shape_, FLOAT32)
     check_on_host(&place)
     run_merge(a, weight_a, b, weight_b, result, weight)
-    return like(result, out_a) if out is None else out, like(weight, out_a) if lse is None else lse
+    return (
+        finished(result, out_a, &place) if out is None else out,
+        finished(weight, out_a, &place) if lse is None else lse,
+    )
 
 
 cdef Tensor lse_tensor(object array, str name, Tensor of_out, const Place* place):

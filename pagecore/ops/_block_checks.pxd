@@ -33,7 +33,7 @@ cdef Sequences read_sequences(
     object block_table, object seq_lens, object rows, list caches, const Place* place)
 
 # A new [num_tokens, ...] for a cache.
-cdef Tensor packed_like(Tensor cache, int64_t num_tokens, const Place* place)
+cdef Tensor packed_like(Tensor cache, int64_t num_tokens, object example, const Place* place)
 
 # num_tokens may be UNKNOWN: then packed arrays must be as long as each other.
 cdef int check_packed(list packed, str argument, list caches, str others, bint many, int64_t num_tokens) except -1

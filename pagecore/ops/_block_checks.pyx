@@ -21,7 +21,7 @@ from pagecore.ops._checks cimport (
     find_place,
     given_indices,
     index_tensor,
-    new_at,
+    new_result,
 )
 from pagecore.ops.cpu._cpu cimport total_tokens
 
@@ -125,13 +125,13 @@ cdef Sequences read_sequences(
     return batch
 
 
-cdef Tensor packed_like(Tensor cache, int64_t num_tokens, const Place* place):
+cdef Tensor packed_like(Tensor cache, int64_t num_tokens, object example, const Place* place):
     cdef int64_t shape[8]
     cdef int i
     shape[0] = num_tokens
     for i in range(2, cache.ndim):
         shape[i - 1] = cache.shape_[i]
-    return new_at(cache.ndim - 1, shape, cache.dtype_code, place)
+    return new_result(cache.ndim - 1, shape, cache.dtype_code, example, place)
 
 
 cdef int check_packed(list packed, str argument, list caches, str others, bint many, int64_t num_tokens) except -1:

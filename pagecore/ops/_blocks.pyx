@@ -17,7 +17,7 @@ from pagecore.ops._block_checks cimport (
     placed_tensors,
     read_sequences,
 )
-from pagecore.ops._checks cimport Place, check_on_host, check_writable
+from pagecore.ops._checks cimport Place, check_on_host, check_writable, finished
 from pagecore.ops.cpu._cpu cimport (
     copy_blocks as run_copy,
     gather_blocks as run_gather,
@@ -25,7 +25,6 @@ from pagecore.ops.cpu._cpu cimport (
     transfer_blocks as run_transfer,
 )
 
-from pagecore.arrays import like
 from pagecore.errors import ShapeError
 
 
@@ -78,7 +77,7 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
     cdef list packed, given
     cdef Py_ssize_t i
     if out is None:
-        packed = [packed_like(<Tensor>caches[i], batch.num_tokens, &place) for i in range(len(caches))]
+        packed = [packed_like(<Tensor>caches[i], batch.num_tokens, examples[i], &place) for i in range(len(caches))]
         given = packed
     else:
         given = arrays_beside(out, "out", many, len(caches), "caches")
@@ -89,7 +88,7 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
     check_on_host(&place)
     run_gather(caches, packed, batch.table, batch.lens, batch.rows)
     if out is None:
-        given = [like(packed[i], examples[i]) for i in range(len(packed))]
+        given = [finished(<Tensor>packed[i], examples[i], &place) for i in range(len(packed))]
     return given if many else given[0]
 
 

@@ -29,8 +29,16 @@ cdef int check_place(Tensor tensor, str name, const Place* place) except -1
 # For what only the host serves.
 cdef int check_on_host(const Place* place) except -1
 
-# A new C-contiguous tensor with undefined elements, on CUDA for the work of the call's stream.
+# A new C-contiguous tensor with undefined elements, for the work of the call: scratch memory.
 cdef Tensor new_at(int ndim, const int64_t* shape, int dtype_code, const Place* place)
+
+# The same for a result, which `finished` turns into an array of the framework of `example` once the work is launched.
+cdef Tensor new_result(int ndim, const int64_t* shape, int dtype_code, object example, const Place* place)
+cdef object finished(Tensor result, object example, const Place* place)
+
+# On CUDA: what the call's stream must wait for before it reads what the caller gave, and who waits for what it wrote.
+cdef int await_arrays(tuple arrays, const Place* place) except -1
+cdef int note_written(Tensor tensor, const Place* place) except -1
 
 # On the host or CUDA.
 cdef Tensor any_tensor(object array, str name)

@@ -16,13 +16,13 @@ from pagecore.arrays._tensor cimport (
     last_axis_contiguous,
     new_tensor,
     size_of,
-    tensor_of,
 )
-from pagecore.arrays.array_view cimport ArrayView, checked_element_count, item_bytes, set_contiguous_strides
+
+from sys import modules
 
 import numpy as np
 
-from pagecore.arrays import cuda
+from pagecore.arrays import cuda, empty, like, results, streams
 from pagecore.arrays.dtypes import DTYPES
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -49,9 +49,7 @@ cdef int find_place(Place* place, Tensor first, str name, object example, object
 
 
 cdef int find_stream(Place* place, object example, object stream) except -1:
-    from pagecore.arrays.streams import stream_handle
-
-    place.stream = stream_handle(stream, example, place.device_id)
+    place.stream = streams.stream_handle(stream, example, place.device_id)
     return 0
 
 
@@ -83,19 +81,38 @@ cdef Tensor new_at(int ndim, const int64_t* shape, int dtype_code, const Place* 
 
 
 cdef Tensor new_on_device(int ndim, const int64_t* shape, int dtype_code, const Place* place):
-    cdef ArrayView view
-    cdef int i
-    view.dtype = dtype_code
-    cdef int64_t size = checked_element_count(ndim, shape, item_bytes(view))
-    view.ndim = ndim
-    for i in range(ndim):
-        view.shape[i] = shape[i]
-    set_contiguous_strides(view)
-    address, owner = cuda.runtime().allocate(size * item_bytes(view), place.device_id, place.stream)
-    view.data = <char*><uintptr_t>address
-    view.device_type = place.device_type
-    view.device_id = place.device_id
-    return tensor_of(view, owner)
+    lengths = tuple([shape[i] for i in range(ndim)])
+    return empty(lengths, DTYPES[dtype_code], device_of(place), stream=place.stream)
+
+
+cdef Tensor new_result(int ndim, const int64_t* shape, int dtype_code, object example, const Place* place):
+    if place.device_type == CPU:
+        return new_tensor(ndim, shape, dtype_code, False)
+    lengths = tuple([shape[i] for i in range(ndim)])
+    return results.new_result(lengths, DTYPES[dtype_code], example, place.device_id, place.stream)
+
+
+cdef object finished(Tensor result, object example, const Place* place):
+    if place.device_type == CPU:
+        return like(result, example)
+    return results.finished_result(result, example, place.stream)
+
+
+cdef int await_arrays(tuple arrays, const Place* place) except -1:
+    """Only JAX keeps its streams to itself."""
+    if "jax" not in modules:
+        return 0
+    for array in arrays:
+        if isinstance(array, (list, tuple)):
+            await_arrays(tuple(array), place)
+        else:
+            streams.await_producer(array, place.stream)
+    return 0
+
+
+cdef int note_written(Tensor tensor, const Place* place) except -1:
+    streams.note_work(tensor, place.stream)
+    return 0
 
 
 cdef Tensor brought_to(Tensor host, str name, const Place* place):
