@@ -238,9 +238,9 @@ def plan_attention(
         num_workers=num_workers,
     )
     cdef vector[int32_t] lens, cu
-    copy_lens(index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]"), "seq_lens", lens)
+    copy_lens(index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]", NULL), "seq_lens", lens)
     if cu_query_lens is not None:
-        copy_lens(index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]"), "cu_query_lens", cu)
+        copy_lens(index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", NULL), "cu_query_lens", cu)
         if cu.size() != lens.size() + 1:
             raise ShapeError(f"cu_query_lens has {cu.size()} entries and seq_lens {lens.size()}; it must have one more")
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
