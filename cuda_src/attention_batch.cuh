@@ -99,14 +99,6 @@ PC_DEVICE Sequence load_sequence(const PcAttentionParams& p, int index) {
   return s;
 }
 
-// The queries and keys of an item that are there: a plan can be older than the lengths.
-PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
-  item.query_begin = clamp(item.query_begin, 0, p.num_tokens);
-  item.query_count = clamp(item.query_count, 0, p.num_tokens - item.query_begin);
-  item.key_begin = clamp(item.key_begin, 0, sequence.length);
-  item.key_end = clamp(item.key_end, item.key_begin, sequence.length);
-}
-
 // Keys begin .. end - 1.
 struct KeyRange {
   int begin;
@@ -122,6 +114,18 @@ PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int l
   const pc_int64 last = static_cast<pc_int64>(position) + right;
   const int begin = p.window_left < 0 ? 0 : clamp(first, 0, length);
   return {begin, right < 0 ? length : clamp(last + 1, begin, length)};
+}
+
+// The queries of an item that are there, and those of its keys that one of them attends to: a plan can be older than
+// the lengths.
+PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
+  item.query_begin = clamp(item.query_begin, 0, p.num_tokens);
+  item.query_count = clamp(item.query_count, 0, p.num_tokens - item.query_begin);
+  const int first = sequence.position(item.query_begin);
+  const KeyRange a = attended_keys(p, first, sequence.length);
+  const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
+  item.key_begin = clamp(item.key_begin, a.begin, b.end);
+  item.key_end = clamp(item.key_end, item.key_begin, max_of(b.end, item.key_begin));
 }
 
 // ---- where tokens lie

@@ -1,8 +1,8 @@
 // From products of queries and keys to weights: what changes a score, and the running softmax.
 //
-// Scores are logarithms to base 2. Kernels come in two kinds: `Plain` only multiplies by the scale, and what a query may
-// not attend to lies at the edges of the keys; `Full` also caps, adds ALiBi's bias and looks at the mask. Sinks and the
-// scale of values wait until the sums are complete, and cost nothing here.
+// Scores are logarithms to base 2. Kernels come in two kinds: `Plain` only multiplies by the scale, and what a query
+// may not attend to lies at the edges of the keys; `Full` also caps, adds ALiBi's bias and looks at the mask. Sinks and
+// the scale of values wait until the sums are complete, and cost nothing here.
 //
 // Factors are never negative: where the scale is, the query's sign is turned once (`ScoreRule::negate`), so that the
 // largest product is the largest score.
@@ -29,7 +29,7 @@ PC_DEVICE float tanh_of(float x) {
   p = pc_fma(p, z, -3.3333283921e-01f);
   const float near = pc_fma(a * z, p, a);
   const float far = 1.0f - 2.0f / (pc_exp2(a * (2.0f * kLog2OfE)) + 1.0f);  // 1 where the power is infinite
-  const float result = a < 0.625f ? near : far;                            // NaN goes the second way
+  const float result = a < 0.625f ? near : far;                             // NaN goes the second way
   return x < 0.0f ? -result : result;
 }
 
@@ -62,7 +62,7 @@ PC_DEVICE ScoreRule make_rule(const PcAttentionParams& p, int kv_head) {
 struct ScoreRow {
   KeyRange keys;
   int position;
-  float slope;  // Full: of ALiBi, times log2(e)
+  float slope;   // Full: of ALiBi, times log2(e)
   MaskRow mask;  // Full
 };
 

@@ -53,9 +53,7 @@ PC_DEVICE void load_floats(const Global<float>& source, pc_int64 i, float (&x)[N
 // ---- whole rows
 
 // The sink of a head; -infinity where there is none.
-PC_DEVICE float load_sink(const PcAttentionParams& p, int head) {
-  return load_number(p.sinks, head, -pc_infinity());
-}
+PC_DEVICE float load_sink(const PcAttentionParams& p, int head) { return load_number(p.sinks, head, -pc_infinity()); }
 
 PC_DEVICE void store_lse(const PcAttentionParams& p, int query_row, int head, float lse) {
   if (p.lse != 0) Global<float>(p.lse).store(lse_offset(p, query_row, head), lse);
@@ -63,13 +61,13 @@ PC_DEVICE void store_lse(const PcAttentionParams& p, int query_row, int head, fl
 
 // Rows behind the last sequence's queries: 0, and -infinity as lse. The workers share them.
 PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads) {
-  const int begin = p.cu_query_lens.data == 0
-                        ? p.num_sequences
-                        : clamp(load_index(p.cu_query_lens, p.num_sequences), 0, p.num_tokens);
+  const int begin = p.cu_query_lens.data == 0 ? p.num_sequences
+                                              : clamp(load_index(p.cu_query_lens, p.num_sequences), 0, p.num_tokens);
   for (int row = begin + pc_block_x(); row < p.num_tokens; row += pc_num_blocks_x()) {
     for (int head = heads.first; head < heads.first + heads.count; ++head) {
       const pc_int64 at = row_offset(p.out, row, head);
-      for (int d = pc_thread(); d < p.value_dim; d += pc_num_threads()) store_float(p.query_type, p.out.data, at + d, 0);
+      for (int d = pc_thread(); d < p.value_dim; d += pc_num_threads())
+        store_float(p.query_type, p.out.data, at + d, 0);
       if (pc_thread() == 0) store_lse(p, row, head, -pc_infinity());
     }
   }
