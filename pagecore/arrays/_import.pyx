@@ -1,6 +1,7 @@
 """DLPack in: a managed tensor is taken over first and judged then, so that it is released once whatever it holds."""
 
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
+from libc.stdint cimport uintptr_t
 
 from pagecore.arrays.array_view cimport (
     ArrayView,
@@ -28,6 +29,17 @@ from pagecore.arrays.dlpack cimport (
 from pagecore.arrays.dtypes import DTYPES
 from pagecore.arrays.refusals import ExportRefused
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+
+cdef extern from *:
+    """
+    #include "pagecore/arrays/exchange.hpp"
+    namespace pagecore {
+    inline int read_stream(const DLPackExchangeAPI* api, int device, void** out) {
+      return guarded([&] { return api->current_work_stream(kDLCUDA, device, out); });
+    }
+    }
+    """
+    int read_stream "pagecore::read_stream"(const DLPackExchangeAPI* api, int device, void** out) except -1
 
 
 cdef class Imported:
@@ -169,6 +181,19 @@ cdef Exchange exchange_of(type producer):
     last_exchange = exchange
     last_type = producer
     return exchange
+
+
+def work_stream(object array, int device):
+    """Return the handle of the stream that the library of `array` works on now; None where its type does not say."""
+    cdef Exchange exchange = exchange_of(type(array))
+    cdef void* stream = NULL
+    if exchange is None:
+        return None
+    try:
+        read_stream(exchange.api, device, &stream)
+    except Exception:
+        return None  # a build without CUDA; whoever asks then says why
+    return <uintptr_t>stream
 
 
 cdef object import_exchange(object obj, Exchange exchange, ArrayView* view):

@@ -3,8 +3,12 @@ from typing import Any, SupportsIndex
 
 from pagecore.arrays._tensor import Tensor
 
-def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu") -> Tensor: ...
-def zeros(shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu") -> Tensor: ...
+def empty(
+    shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu", *, stream: Any = None
+) -> Tensor: ...
+def zeros(
+    shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu", *, stream: Any = None
+) -> Tensor: ...
 def strided(
     buffer: Any,
     shape: SupportsIndex | Iterable[SupportsIndex],

@@ -1,6 +1,6 @@
 """Tensors made from nothing, cut out of a buffer, or handed back to a framework."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays._export cimport export_versioned
 from pagecore.arrays._import cimport Exchange, exchange_of
@@ -17,21 +17,48 @@ from pagecore.arrays.array_view cimport (
 from pagecore.arrays.dlpack cimport make_array
 
 from pagecore.arrays import frameworks
+from pagecore.arrays.device_memory import DeviceMemory
+from pagecore.arrays.devices import device_index
 from pagecore.arrays.dtypes import as_dtype
-from pagecore.errors import DeviceError, ShapeError
+from pagecore.arrays.streams import stream_handle
+from pagecore.errors import ShapeError, UnsupportedOption
 
 
-cdef Tensor make(object shape, object dtype, object device, bint zeroed):
+cdef enum:
+    CUDA = 2
+
+
+cdef Tensor make(object shape, object dtype, object device, object stream, bint zeroed):
     cdef int64_t lengths[8]
     cdef int ndim = read_integers(shape, lengths, "shape")
     cdef int code = as_dtype(dtype).code
-    if str(device) not in ("cpu", "cpu:0"):
-        raise DeviceError(f"device is {str(device)[:80]!r}; this version serves the host: pass device='cpu'")
+    index = device_index(device)
+    if index is not None:
+        return new_cuda_tensor(ndim, lengths, code, index, stream, zeroed)
+    if stream is not None:
+        raise UnsupportedOption(f"stream is {stream!r}; host memory has no streams: leave it out")
     return new_tensor(ndim, lengths, code, zeroed)
 
 
-def empty(shape, dtype="float32", device="cpu"):
-    """Return a new C-contiguous host tensor with undefined elements.
+cdef Tensor new_cuda_tensor(int ndim, const int64_t* shape, int code, int device, object stream, bint zeroed):
+    cdef ArrayView view
+    cdef int i
+    view.dtype = code
+    cdef int64_t size = checked_element_count(ndim, shape, item_bytes(view))
+    view.ndim = ndim
+    for i in range(ndim):
+        view.shape[i] = shape[i]
+    set_contiguous_strides(view)
+    handle = None if stream is None else stream_handle(stream, None, device)
+    memory = DeviceMemory(size * item_bytes(view), device, handle, zeroed)
+    view.data = <char*><uintptr_t>memory.address
+    view.device_type = CUDA
+    view.device_id = device
+    return tensor_of(view, memory)
+
+
+def empty(shape, dtype="float32", device="cpu", *, stream=None):
+    """Return a new C-contiguous tensor with undefined elements.
 
     Parameters
     ----------
@@ -40,26 +67,31 @@ def empty(shape, dtype="float32", device="cpu"):
     dtype : dtype
         Whatever `as_dtype` takes.
     device : str
-        ``"cpu"``.
+        ``"cpu"``, ``"cuda"`` (which is ``"cuda:0"``) or another CUDA device.
+    stream : int or a stream, optional
+        Of CUDA memory: whose work it is for; work of other streams has to wait for this one. When None, this call waits
+        until the memory is ready for every stream.
 
     Returns
     -------
     Tensor
-        64-byte aligned; from 4 MiB on 2 MiB-aligned with huge pages advised.
+        On the host 64-byte aligned, from 4 MiB on 2 MiB-aligned with huge pages advised; on CUDA 256-byte aligned.
 
     Raises
     ------
-    ShapeError, UnsupportedDtype, DeviceError
-        A negative length, more than 2^63 - 1 bytes, a dtype or device that is not served.
+    ShapeError, UnsupportedDtype, UnsupportedOption
+        A negative length, more than 2^63 - 1 bytes, a dtype that is not served, what stands for no stream.
+    DeviceError
+        A device that is not there, or no way to one.
     NotEnoughMemory
-        The system has not that much.
+        The system, or the device, has not that much.
     """
-    return make(shape, dtype, device, False)
+    return make(shape, dtype, device, stream, False)
 
 
-def zeros(shape, dtype="float32", device="cpu"):
-    """Return a new tensor of zeros, like `empty`; a large one takes memory only where it is touched."""
-    return make(shape, dtype, device, True)
+def zeros(shape, dtype="float32", device="cpu", *, stream=None):
+    """Return a new tensor of zeros, like `empty`; a large one of the host takes memory only where it is touched."""
+    return make(shape, dtype, device, stream, True)
 
 
 def strided(buffer, shape, strides_bytes=None, byte_offset=0, dtype=None):

@@ -140,6 +140,11 @@ cdef class Tensor:
         return <uintptr_t>self.data
 
     @property
+    def allocation(self):
+        """What keeps the memory alive: pagecore's own allocation, or the array that the memory came from."""
+        return self.owner
+
+    @property
     def readonly(self):
         """Whether writing is refused."""
         return bool(self.readonly)

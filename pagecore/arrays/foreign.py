@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
 from pagecore.arrays.dtypes import DType, as_dtype
 from pagecore.arrays.refusals import ExportRefused
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
@@ -127,16 +128,32 @@ def item(tensor: Tensor) -> Any:
 
 
 def order_streams(owner: Any, stream: object) -> None:
-    """Let the framework that CUDA memory came from order its work before that of the consumer's stream.
+    """Let the work of a DLPack consumer's stream wait for what its producer has on the memory, by the array API.
 
-    pagecore has no work of its own on the device, so it has nothing to add.
+    For memory of another framework that framework does it; for pagecore's own an event does.
     """
+    if isinstance(owner, DeviceMemory):
+        handle = _consumer_handle(stream)
+        if handle is not None:
+            owner.order(handle)
+        return
     if stream == -1:
         return
     producer = getattr(owner, "producer", None) or owner
     if not hasattr(producer, "__dlpack__"):
         raise ExportRefused("nobody can order streams for this memory; synchronise, then pass stream=-1")
     producer.__dlpack__(stream=stream)
+
+
+def _consumer_handle(stream: object) -> int | None:
+    """Return the handle that a consumer means; None where it orders the streams itself."""
+    if stream is None:
+        return DEFAULT_STREAM
+    if isinstance(stream, bool) or not isinstance(stream, int) or not -1 <= stream < 1 << 64:
+        raise ExportRefused(f"stream is {stream!r}; for CUDA memory it must be None, -1 or the handle of a stream")
+    if stream == -1:
+        return None
+    return DEFAULT_STREAM if stream == LEGACY_STREAM else stream
 
 
 def cupy_view(tensor: Tensor) -> Any:

@@ -117,9 +117,9 @@ def test_more_memory_than_there_is_is_refused(make, shape):
 
 
 @MAKERS
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", "none", None, 0, "CPU"])
+@pytest.mark.parametrize("device", ["none", None, 0, "CPU", "cuda:-1"])
 def test_other_devices_are_refused(make, device):
-    with pytest.raises(DeviceError, match="host"):
+    with pytest.raises(DeviceError, match="it must be 'cpu', 'cuda'"):
         make(3, device=device)
 
 

@@ -1,0 +1,322 @@
+"""CUDA devices through CuPy: its memory pools, its thin layers over the CUDA runtime and driver.
+
+CuPy is imported when the first runtime is made. What it refuses becomes a DeviceError that says what to install.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays.cuda import DeviceProperties, Event
+from pagecore.errors import DeviceError, NotEnoughMemory
+
+_EXTRAS = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
+# Without an attribute of its own a kernel gets no more dynamic shared memory than this.
+_PLAIN_SHARED_BYTES = 48 * 1024
+# Generations whose machine code for one chip has instructions that others have not.
+_ARCHITECTURE_SPECIFIC = {9, 10, 11}
+
+
+class CupyRuntime:
+    """The runtime of `pagecore.arrays.cuda` over CuPy; DeviceError where there is no way to a device.
+
+    Calls make the device they are about current in the calling thread, and then the one that was.
+    """
+
+    def __init__(self) -> None:
+        self._cupy = _import_cupy()
+        self._runtime = self._cupy.cuda.runtime
+        self._driver = self._cupy.cuda.driver
+        self._num_devices = _count_devices(self._runtime)
+        self._properties: dict[int, DeviceProperties] = {}
+        self._thread = threading.local()
+
+    def num_devices(self) -> int:
+        """Devices that the process sees."""
+        return self._num_devices
+
+    def properties(self, device: int) -> DeviceProperties:
+        """What a device is; asked once and kept."""
+        if device not in self._properties:
+            with self._on(device):
+                self._properties[device] = self._ask_properties(device)
+        return self._properties[device]
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Bytes that a device has free, and has; what CuPy's pool keeps for later counts as taken."""
+        with self._on(device):
+            free, total = self._runtime.memGetInfo()
+        return int(free), int(total)
+
+    def current_stream(self, device: int) -> int:
+        """Give CuPy's current stream."""
+        with self._on(device):
+            return int(self._cupy.cuda.get_current_stream(device).ptr)
+
+    def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
+        """Take memory from CuPy's allocator for work of `stream`."""
+        with self._on(device), external_stream(self._cupy, stream, device):
+            try:
+                memory = self._cupy.cuda.alloc(num_bytes)
+            except MemoryError as error:
+                raise NotEnoughMemory(f"cuda:{device} has no {num_bytes:,} bytes to give: {error}") from error
+        return int(memory.ptr), memory
+
+    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Take page-locked host memory from CuPy's pool."""
+        with self._on(None):
+            try:
+                memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
+            except MemoryError as error:
+                raise NotEnoughMemory(f"the host has no {num_bytes:,} bytes to lock: {error}") from error
+        return np.frombuffer(memory, np.uint8, num_bytes)
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Copy bytes between any two places."""
+        with self._on(self._device_of(stream, target, source)):
+            self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, stream)
+
+    def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
+        """Set bytes of device memory."""
+        with self._on(self._device_of(stream, target)):
+            self._runtime.memsetAsync(target, byte, num_bytes, stream)
+
+    def make_event(self, device: int) -> CupyEvent:
+        """Make an event, without timing."""
+        with self._on(device):
+            return CupyEvent(self, device, self._cupy.cuda.Event(disable_timing=True))
+
+    def wait_event(self, stream: int, event: Event) -> None:
+        """Let what the stream is given from now on wait for an event."""
+        assert isinstance(event, CupyEvent)
+        with self._on(event.device):
+            self._runtime.streamWaitEvent(stream, event.event.ptr)
+
+    def synchronize(self, stream: int) -> None:
+        """Wait for all work of a stream; of a default stream, on every device."""
+        devices = range(self._num_devices) if _is_default(stream) else [None]
+        for device in devices:
+            with self._on(device):
+                self._runtime.streamSynchronize(stream)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what the stream is given becomes part of a graph."""
+        if stream in (0, 1):  # which cannot be captured, and refuses the question while another stream is
+            return False
+        with self._on(None):
+            return bool(self._runtime.streamIsCapturing(stream))
+
+    def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]], shared_bytes: int) -> CupyKernel:
+        """Load machine code; it stays loaded."""
+        code, symbol = image()
+        with self._on(device):
+            try:
+                module = self._driver.moduleLoadData(code)
+            except self._driver.CUDADriverError as error:
+                properties = self.properties(device)
+                raise DeviceError(
+                    f"cuda:{device} ({properties.name}, {properties.architecture}) cannot load the machine code of "
+                    f"{name}: {error}. Where the driver is older than the compiler, install a newer driver or an older "
+                    "nvidia-cuda-nvrtc; pagecore.ops.cuda.cubins.cache_folder() is where compiled kernels are kept"
+                ) from error
+            function = self._driver.moduleGetFunction(module, symbol)
+            if shared_bytes > _PLAIN_SHARED_BYTES:
+                attribute = self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._driver.funcSetAttribute(function, attribute, shared_bytes)
+        return CupyKernel(name, device, module, function)
+
+    def launch(
+        self,
+        kernel: CupyKernel,
+        grid: tuple[int, int, int],
+        num_threads: int,
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+    ) -> None:
+        """Launch a kernel of one parameter, the struct at the address `parameters`."""
+        slot = self._parameter_slot()
+        slot.value = parameters
+        with self._on(kernel.device):
+            address = ctypes.addressof(slot)
+            self._driver.launchKernel(kernel.function, *grid, num_threads, 1, 1, shared_bytes, stream, address, 0)
+
+    def _parameter_slot(self) -> ctypes.c_void_p:
+        """Return this thread's array of one pointer, which a launch reads while other threads run."""
+        slot: ctypes.c_void_p | None = getattr(self._thread, "slot", None)
+        if slot is None:
+            slot = self._thread.slot = ctypes.c_void_p()
+        return slot
+
+    def _on(self, device: int | None) -> _Current:
+        return _Current(self._runtime, self._driver, self._thread, device)
+
+    def _device_of(self, stream: int, *addresses: int) -> int | None:
+        """Return whose default stream is meant; None where the stream or the machine leaves no doubt."""
+        if self._num_devices == 1 or not _is_default(stream):
+            return None
+        for address in addresses:
+            attributes = self._runtime.pointerGetAttributes(address)
+            if attributes.devicePointer and attributes.type in (2, 3):  # device or managed memory, not pinned
+                return int(attributes.device)
+        return None
+
+    def _ask_properties(self, device: int) -> DeviceProperties:
+        def attribute(name: str) -> int:
+            return int(self._runtime.deviceGetAttribute(getattr(self._runtime, f"cudaDevAttr{name}"), device))
+
+        major, minor = attribute("ComputeCapabilityMajor"), attribute("ComputeCapabilityMinor")
+        suffix = "a" if major in _ARCHITECTURE_SPECIFIC else ""
+        return DeviceProperties(
+            name=self._runtime.getDeviceProperties(device)["name"].decode(),
+            architecture=f"sm_{major}{minor}{suffix}",
+            num_multiprocessors=attribute("MultiProcessorCount"),
+            shared_bytes_per_block=attribute("MaxSharedMemoryPerBlockOptin"),
+            shared_bytes_per_multiprocessor=attribute("MaxSharedMemoryPerMultiprocessor"),
+        )
+
+
+@dataclass(frozen=True)
+class CupyKernel:
+    """A loaded kernel: handles of the driver's, good on one device."""
+
+    name: str
+    device: int
+    module: int
+    function: int
+
+
+class CupyEvent:
+    """A point in the work of a stream."""
+
+    def __init__(self, runtime: CupyRuntime, device: int, event: Any) -> None:
+        self._owner = runtime
+        self.device = device
+        self.event = event
+
+    def record(self, stream: int) -> None:
+        """Let the event be what the stream has been given up to now."""
+        with self._owner._on(self.device):
+            self._owner._runtime.eventRecord(self.event.ptr, stream)
+
+    def synchronize(self) -> None:
+        """Wait until that is done; at once where nothing was recorded."""
+        with self._owner._on(self.device):
+            self._owner._runtime.eventSynchronize(self.event.ptr)
+
+
+class _Current:
+    """Makes a device current in this thread for the length of a block, and CUDA's errors DeviceErrors."""
+
+    __slots__ = ("_before", "_device", "_driver", "_runtime", "_thread")
+
+    def __init__(self, runtime: Any, driver: Any, thread: threading.local, device: int | None) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._thread = thread
+        self._device = device
+        self._before: int | None = None
+
+    def __enter__(self) -> None:
+        before = self._runtime.getDevice()
+        device = before if self._device is None else self._device
+        if device != before:
+            self._runtime.setDevice(device)
+            self._before = before
+        elif not getattr(self._thread, "has_context", False):
+            self._runtime.setDevice(device)  # the driver's own calls want a context, which a new thread has not
+        self._thread.has_context = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            self._runtime.setDevice(self._before)
+        if isinstance(error, (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)):
+            place = "the current device" if self._device is None else f"cuda:{self._device}"
+            raise DeviceError(f"CUDA failed on {place}: {error}") from error
+
+
+def external_stream(cupy: Any, stream: int, device: int) -> Any:
+    """Return a context in which CuPy works on a stream that is somebody else's; its device must be current."""
+    return _borrowed_stream_class(cupy)(stream, -1 if _is_default(stream) else device)
+
+
+@cache
+def _borrowed_stream_class(cupy: Any) -> Any:
+    external = cupy.cuda.ExternalStream
+
+    class BorrowedStream(external):  # type: ignore[misc, valid-type]
+        """A stream that CuPy neither made nor destroys.
+
+        ExternalStream itself warns from CuPy 14 on; Stream.from_external, its successor, is not in 13, and destroys
+        what it was given in some versions.
+        """
+
+        def __init__(self, handle: int, device: int) -> None:
+            super(external, self).__init__(handle, device)
+
+    return BorrowedStream
+
+
+def _is_default(stream: int) -> bool:
+    """Whether a handle means a stream that each device has."""
+    return stream in (0, 1, 2)
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            raise DeviceError(f"CUDA is used through CuPy, which is not installed: {_EXTRAS}") from error
+        raise DeviceError(f"CuPy is installed and does not work ({_first_line(error)}): {_EXTRAS}") from error
+    except Exception as error:  # a broken installation can fail in any way
+        raise DeviceError(f"CuPy is installed and does not work ({_first_line(error)}): {_EXTRAS}") from error
+    if getattr(cupy.cuda.runtime, "is_hip", False):
+        raise DeviceError(f"CuPy is built for ROCm, which is not served: {_EXTRAS}")
+    return cupy
+
+
+def _count_devices(runtime: Any) -> int:
+    """Return how many devices there are; DeviceError where there is none."""
+    try:
+        count = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise _no_device(runtime, error) from error
+    if count == 0:
+        raise _no_device(runtime, None)
+    return count
+
+
+def _no_device(runtime: Any, error: Exception | None) -> DeviceError:
+    driver = runtime.driverGetVersion()
+    if driver == 0:
+        return DeviceError(f"there is no CUDA driver ({error}): install the NVIDIA driver, and give containers access")
+    if "InsufficientDriver" in str(error):
+        built = runtime.runtimeGetVersion()
+        return DeviceError(
+            f"the driver serves CUDA {_version(driver)} and CuPy is built for CUDA {_version(built)}: install "
+            f"pagecore[cuda{driver // 1000}], or a newer driver"
+        )
+    return DeviceError(
+        f"the CUDA driver sees no device ({error or 'it counts 0'}): look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip(" =")]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"

@@ -1,0 +1,33 @@
+"""Which device a name stands for."""
+
+from __future__ import annotations
+
+import re
+
+from pagecore.arrays import cuda
+from pagecore.errors import DeviceError
+
+_CUDA = re.compile(r"cuda(?::([0-9]{1,4}))?")
+
+
+def device_index(device: object) -> int | None:
+    """Return the number of a CUDA device, None for the host; DeviceError for what is neither.
+
+    ``"cuda"`` is ``"cuda:0"``, whatever a framework holds to be the current device. Whether there is such a device is
+    asked by whoever wants something of it.
+    """
+    name = str(device)
+    if name in ("cpu", "cpu:0"):
+        return None
+    match = _CUDA.fullmatch(name)
+    if match is None:
+        raise DeviceError(f"device is {name[:80]!r}; it must be 'cpu', 'cuda' or one of several such as 'cuda:1'")
+    return int(match[1] or 0)
+
+
+def check_device(index: int) -> None:
+    """Refuse a CUDA device that is not there."""
+    count = cuda.runtime().num_devices()
+    if index >= count:
+        has = "no CUDA device" if count == 0 else f"{count} CUDA device{'s' if count > 1 else ''}, from cuda:0 on"
+        raise DeviceError(f"device is 'cuda:{index}', but this process sees {has} (CUDA_VISIBLE_DEVICES limits it)")

@@ -1,0 +1,60 @@
+"""Results of ops on a CUDA device, in the framework of the query."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pagecore.arrays._make import empty, like
+from pagecore.arrays._tensor import Tensor, as_tensor
+from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM
+from pagecore.arrays.dtypes import DType
+from pagecore.arrays.streams import note_work
+
+
+def new_result(shape: tuple[int, ...], dtype: DType, example: object, device: int, stream: int) -> Tensor:
+    """Return new device memory for what work of `stream` computes; `finished_result` hands it to the caller.
+
+    torch and CuPy allocate their own, so that their caches and the capture of graphs serve it.
+    """
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(example, torch.Tensor):
+        return as_tensor(_torch_empty(torch, shape, dtype, device, stream))
+    if cupy is not None and isinstance(example, cupy.ndarray) and dtype.cupy == dtype.numpy:
+        with cupy.cuda.Device(device), _cupy_stream(cupy, stream, device):
+            return as_tensor(cupy.empty(shape, dtype.cupy))
+    return empty(shape, dtype, f"cuda:{device}", stream=stream)
+
+
+def finished_result(result: Tensor, example: object, stream: int) -> Any:
+    """Return a tensor of `new_result` as an array of the framework of `example`.
+
+    To be called once `stream` has been given the work: a consumer such as JAX waits for what it was given before.
+    """
+    note_work(result, stream)
+    owner = getattr(result.allocation, "producer", result.allocation)
+    if type(owner) is type(example):
+        return owner  # the very array that new_result asked the framework for
+    return like(result, example)
+
+
+def _torch_empty(torch: Any, shape: tuple[int, ...], dtype: DType, device: int, stream: int) -> Any:
+    kind = getattr(torch, str(dtype))
+    place = torch.device("cuda", device)
+    current = torch.cuda.current_stream(device)
+    if current.cuda_stream == stream:
+        return torch.empty(shape, dtype=kind, device=place)
+    with torch.cuda.stream(_torch_stream(torch, stream, place)):
+        return torch.empty(shape, dtype=kind, device=place)
+
+
+def _torch_stream(torch: Any, stream: int, place: Any) -> Any:
+    if stream in (DEFAULT_STREAM, LEGACY_STREAM):
+        return torch.cuda.default_stream(place)
+    return torch.cuda.ExternalStream(stream, device=place)
+
+
+def _cupy_stream(cupy: Any, stream: int, device: int) -> Any:
+    from pagecore.arrays.cupy_runtime import external_stream
+
+    return external_stream(cupy, stream, device)

@@ -1,0 +1,125 @@
+"""NVRTC: sources in, machine code of one architecture out. Needs no device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagecore.errors import DeviceError, PagecoreError
+from pagecore.ops.cuda.manifest import Instance
+from pagecore.ops.cuda.sources import with_headers
+
+# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed.
+FLAGS = ("--std=c++17", "-default-device")
+OLDEST = 80
+_ARCHITECTURE = re.compile(r"sm_([0-9]{2,3})[af]?")
+
+
+class CompileError(PagecoreError, RuntimeError):
+    """A source that the compiler refuses: a fault of pagecore's, or of the compiler; the message ends with its log."""
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code of some instances.
+
+    Attributes
+    ----------
+    image : bytes
+        What a device loads.
+    symbols : dict of str to str
+        By the name of an instance, its symbol in the image.
+    log : str
+        What the compiler had to say.
+    """
+
+    image: bytes
+    symbols: dict[str, str]
+    log: str = ""
+
+
+def check_architecture(architecture: str) -> str:
+    """Return the architecture; DeviceError where the kernels cannot run on it or nobody knows it."""
+    match = _ARCHITECTURE.fullmatch(architecture)
+    if match is None:
+        raise DeviceError(f"architecture is {architecture!r}; it is written sm_80, sm_90a, sm_120")
+    if int(match[1]) < OLDEST:
+        raise DeviceError(f"the device is of {architecture}; the kernels need sm_{OLDEST} (Ampere) or newer")
+    return architecture
+
+
+def nvrtc() -> Any:
+    """Return CuPy's binding of NVRTC; DeviceError where it, or the library itself, is not there."""
+    try:
+        from cupy.cuda import nvrtc as binding
+    except ImportError as error:
+        raise DeviceError(
+            f"CuPy, through which kernels are compiled, cannot be imported ({error}): install pagecore[cuda12] or "
+            "pagecore[cuda13], as the driver's CUDA version is"
+        ) from error
+    try:
+        binding.getVersion()
+    except Exception as error:
+        raise DeviceError(
+            f"NVRTC, which compiles kernels, cannot be loaded ({error}): install pagecore[cuda12] or pagecore[cuda13], "
+            "which bring it, or a CUDA toolkit"
+        ) from error
+    return binding
+
+
+def compiler_version() -> str:
+    """Return the version of NVRTC, such as "13.0"."""
+    major, minor = nvrtc().getVersion()
+    return f"{major}.{minor}"
+
+
+def compile_instances(instances: Sequence[Instance], architecture: str) -> Cubin:
+    """Compile instances of one source into one image.
+
+    Raises
+    ------
+    DeviceError
+        No CuPy, no NVRTC, or an architecture that it does not know.
+    CompileError
+        The source has a fault.
+    """
+    (source,) = {each.source for each in instances}
+    text, headers = with_headers(source)
+    return compile_source(text, source, headers, {each.name: each.expression for each in instances}, architecture)
+
+
+def compile_source(
+    text: str, name: str, headers: dict[str, str], expressions: dict[str, str], architecture: str
+) -> Cubin:
+    """Compile any source; `expressions` are the C++ names of the kernels that are wanted, by names of one's own."""
+    binding = nvrtc()
+    check_architecture(architecture)
+    names = [header.encode() for header in headers]
+    program = binding.createProgram(text, name, [header.encode() for header in headers.values()], names)
+    try:
+        for expression in expressions.values():
+            binding.addNameExpression(program, expression)
+        try:
+            binding.compileProgram(program, (f"--gpu-architecture={architecture}", *FLAGS))
+        except binding.NVRTCError as error:
+            raise _refusal(error, binding.getProgramLog(program), name, architecture) from None
+        log = binding.getProgramLog(program).strip("\0\n")
+        symbols = {own: binding.getLoweredName(program, expression) for own, expression in expressions.items()}
+        return Cubin(bytes(binding.getCUBIN(program)), {own: _text(symbol) for own, symbol in symbols.items()}, log)
+    finally:
+        binding.destroyProgram(program)
+
+
+def _refusal(error: Exception, log: str, name: str, architecture: str) -> PagecoreError:
+    version = compiler_version()
+    if "architecture" in log or "INVALID_OPTION" in str(error):
+        return DeviceError(
+            f"NVRTC {version} does not compile for {architecture}: install a newer nvidia-cuda-nvrtc.\n{log.strip()}"
+        )
+    return CompileError(f"NVRTC {version} refuses {name} for {architecture} ({error}):\n{log.strip()}")
+
+
+def _text(symbol: str | bytes) -> str:
+    return symbol.decode() if isinstance(symbol, bytes) else symbol

@@ -1,0 +1,56 @@
+"""Kernels by their names: loaded once for each device, then launched."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pagecore.arrays.cuda import Runtime, runtime
+from pagecore.ops.cuda.cubins import cubin
+from pagecore.ops.cuda.manifest import instance
+
+# By runtime, so that another one, as in the tests, never meets kernels that are not its own.
+_loaded: WeakKeyDictionary[Runtime, dict[tuple[str, int], Any]] = WeakKeyDictionary()
+_loading = threading.Lock()
+
+
+def kernel(name: str, device: int) -> Any:
+    """Return the kernel of an instance of the manifest, ready for `launch`; the first call compiles and loads it.
+
+    Raises
+    ------
+    DeviceError
+        No way to the device, no compiler, or a device that the kernels are not made for.
+    """
+    found = _loaded.get(runtime(), {}).get((name, device))
+    return found if found is not None else _load(name, device)
+
+
+def launch(
+    name: str,
+    grid: tuple[int, int, int],
+    num_threads: int,
+    shared_bytes: int,
+    stream: int,
+    parameters: int,
+    device: int,
+) -> None:
+    """Launch an instance with the parameter struct at the address `parameters`, which is copied before this returns."""
+    runtime().launch(kernel(name, device), grid, num_threads, shared_bytes, stream, parameters)
+
+
+def _load(name: str, device: int) -> Any:
+    with _loading:
+        current = runtime()
+        kernels = _loaded.setdefault(current, {})
+        if (name, device) not in kernels:
+            wanted = instance(name)
+            properties = current.properties(device)
+
+            def image() -> tuple[bytes, str]:
+                compiled = cubin([wanted], properties.architecture)
+                return compiled.image, compiled.symbols[name]
+
+            kernels[name, device] = current.load(name, device, image, properties.shared_bytes_per_block)
+        return kernels[name, device]

@@ -1,0 +1,40 @@
+"""The sources of the kernels, wherever this copy of pagecore keeps them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+
+
+@cache
+def source_folder() -> Path:
+    """Return the folder of cuda_src: in an installed package within it, in a source tree beside it."""
+    package = Path(__file__).parents[2]
+    for folder in (package / "cuda_src", package.parent / "cuda_src"):
+        if (folder / "manifest.toml").is_file():
+            return folder
+    raise FileNotFoundError(f"the CUDA sources are neither in {package} nor beside it; install pagecore again")
+
+
+def read_source(name: str) -> str:
+    """Return the text of a source or header by its bare name."""
+    return (source_folder() / name).read_text(encoding="utf-8")
+
+
+def with_headers(name: str) -> tuple[str, dict[str, str]]:
+    """Return a source and all headers that it includes, directly or not, by their bare names.
+
+    What is not there (the emulator's half of primitives.cuh) the preprocessor never asks for.
+    """
+    text = read_source(name)
+    headers: dict[str, str] = {}
+    waiting = _INCLUDE.findall(text)
+    while waiting:
+        header = waiting.pop()
+        if header not in headers and (source_folder() / header).is_file():
+            headers[header] = read_source(header)
+            waiting += _INCLUDE.findall(headers[header])
+    return text, headers

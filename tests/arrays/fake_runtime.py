@@ -1,0 +1,79 @@
+"""A runtime whose devices are host memory: it does what it is told at once and writes down what that was."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pagecore.arrays.cuda import DeviceProperties
+
+
+class FakeEvent:
+    def __init__(self, calls: list[tuple[Any, ...]], number: int) -> None:
+        self.calls, self.number = calls, number
+
+    def record(self, stream: int) -> None:
+        self.calls.append(("record", self.number, stream))
+
+    def synchronize(self) -> None:
+        self.calls.append(("synchronize_event", self.number))
+
+
+class FakeRuntime:
+    def __init__(self, num_devices: int = 2, stream: int = 7, capturing: tuple[int, ...] = ()) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.devices, self.stream, self.capturing = num_devices, stream, capturing
+        self.events = 0
+
+    def num_devices(self) -> int:
+        return self.devices
+
+    def properties(self, device: int) -> DeviceProperties:
+        return DeviceProperties("fake", "sm_90a", 4, 100_000, 200_000)
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        return 3 << 30, 4 << 30
+
+    def current_stream(self, device: int) -> int:
+        return self.stream
+
+    def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
+        self.calls.append(("allocate", num_bytes, device, stream))
+        kept = np.full(num_bytes + 256, 0xAB, np.uint8)
+        return -(-kept.ctypes.data // 256) * 256, kept
+
+    def allocate_pinned(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return np.empty(num_bytes, np.uint8)
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        self.calls.append(("copy", num_bytes, stream))
+        ctypes.memmove(target, source, num_bytes)
+
+    def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
+        self.calls.append(("fill", byte, num_bytes, stream))
+        ctypes.memset(target, byte, num_bytes)
+
+    def make_event(self, device: int) -> FakeEvent:
+        self.events += 1
+        return FakeEvent(self.calls, self.events)
+
+    def wait_event(self, stream: int, event: Any) -> None:
+        self.calls.append(("wait", stream, event.number))
+
+    def synchronize(self, stream: int) -> None:
+        self.calls.append(("synchronize", stream))
+
+    def is_capturing(self, stream: int) -> bool:
+        return stream in self.capturing
+
+    def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]], shared_bytes: int) -> Any:
+        self.calls.append(("load", name, device, shared_bytes))
+        return name, device
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, stream: int, parameters: int
+    ) -> None:
+        self.calls.append(("launch", kernel, grid, num_threads, shared_bytes, stream, parameters))

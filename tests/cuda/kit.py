@@ -1,0 +1,97 @@
+"""What the tests of CUDA code are given: arrays to the device and back, wherever that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pagecore.arrays import Tensor, as_dtype, as_tensor, strided
+from pagecore.arrays.cuda import Runtime
+
+
+class DeviceBytes:
+    """Device memory as bytes, for `as_tensor`."""
+
+    def __init__(self, runtime: Runtime, num_bytes: int) -> None:
+        address, self.owner = runtime.allocate(num_bytes, 0, 0)
+        self.address = address
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def extent(array: Any) -> tuple[int, int]:
+    """Return how many bytes an array spans before its first element and from there on."""
+    if 0 in array.shape:
+        return 0, 0
+    steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    before, behind = -sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+    return before, behind + array.itemsize
+
+
+def whole(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array that a view was taken from."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class Kit:
+    """Arrays of one CUDA device.
+
+    Attributes
+    ----------
+    runtime : Runtime
+        An emulated one also counts what it is asked for (`counts`) and takes a `seed`.
+    device : str
+    is_emulated : bool
+    """
+
+    def __init__(self, runtime: Runtime, *, is_emulated: bool = True) -> None:
+        self.runtime: Any = runtime
+        self.device = "cuda:0"
+        self.is_emulated = is_emulated
+
+    def put(self, array: Any) -> Tensor:
+        """Return a device tensor of an array's elements, with its strides, dtype and gaps.
+
+        A fresh array begins at a multiple of 256; a view as far behind one as it begins behind its base.
+        """
+        array = np.asarray(array)
+        before, behind = extent(array)
+        low = array.ctypes.data - before
+        offset = (low - whole(array).ctypes.data) % 256
+        tensor = self._tensor(array.shape, array.strides, array.dtype, offset + before, offset + before + behind)
+        if before + behind:
+            self.runtime.copy(tensor.pointer - before, low, before + behind, 0)
+            self.runtime.synchronize(0)
+        return tensor
+
+    def get(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """Return a host array of a device tensor's elements, with its strides, after all work of stream 0."""
+        tensor = as_tensor(tensor)
+        before, behind = extent(tensor)
+        held = np.empty(max(before + behind, tensor.itemsize), np.uint8)
+        if before + behind:
+            self.runtime.copy(held.ctypes.data, tensor.pointer - before, before + behind, 0)
+        self.runtime.synchronize(0)
+        return np.ndarray(tensor.shape, tensor.dtype.numpy, held.data, before, tensor.strides)
+
+    def empty(self, shape: Any, dtype: Any = "float32") -> Tensor:
+        """Return a contiguous device tensor, all bytes of it 0xFF."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        dtype = np.dtype(as_dtype(dtype).numpy)
+        strides = tuple(int(dtype.itemsize * np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        tensor = self._tensor(shape, strides, dtype, 0, num_bytes)
+        if num_bytes and not self.is_emulated:
+            self.runtime.fill(tensor.pointer, 0xFF, num_bytes, 0)
+        return tensor
+
+    def _tensor(self, shape: Any, strides: Any, dtype: Any, offset: int, num_bytes: int) -> Tensor:
+        return strided(DeviceBytes(self.runtime, max(num_bytes, 1)), shape, strides, offset, dtype)

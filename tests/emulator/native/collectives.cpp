@@ -1,0 +1,152 @@
+// What a warp does together: shuffles, votes and matrices. All lanes' operands lie on their stacks.
+#include <cstring>
+
+#include "block.hpp"
+#include "numbers.hpp"
+
+namespace emulator {
+
+namespace {
+
+struct Exchange {
+  Shuffle kind;
+  uint32_t value;
+  int operand;
+  uint32_t result;
+};
+
+void exchange(const void* const (&operands)[kLanes]) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    Exchange& own = *static_cast<Exchange*>(const_cast<void*>(operands[lane]));
+    int from = lane;
+    switch (own.kind) {
+      case Shuffle::exclusive_or: from = lane ^ own.operand; break;
+      case Shuffle::from_lane: from = own.operand & (kLanes - 1); break;
+      case Shuffle::up: from = lane - own.operand; break;
+    }
+    if (from < 0 || from >= kLanes) from = lane;
+    own.result = static_cast<const Exchange*>(operands[from])->value;
+  }
+}
+
+const char* name_of(Shuffle kind) {
+  switch (kind) {
+    case Shuffle::exclusive_or: return "pc_shuffle_xor";
+    case Shuffle::from_lane: return "pc_shuffle";
+    case Shuffle::up: return "pc_shuffle_up";
+  }
+  return "";
+}
+
+struct Vote {
+  bool condition;
+  uint32_t result;
+};
+
+void count_votes(const void* const (&operands)[kLanes]) {
+  uint32_t votes = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    votes |= static_cast<uint32_t>(static_cast<const Vote*>(operands[lane])->condition) << lane;
+  }
+  for (const void* operand : operands) static_cast<Vote*>(const_cast<void*>(operand))->result = votes;
+}
+
+struct Loading {
+  uint32_t (&r)[4];
+  uint32_t row;
+  const Site& site;
+};
+
+template <bool kTransposed>
+void load(const void* const (&operands)[kLanes]) {
+  const int speaker = place.lane;
+  for (int m = 0; m < 4; ++m) {
+    uint16_t matrix[8][8];
+    for (int row = 0; row < 8; ++row) {
+      const Loading& loading = *static_cast<const Loading*>(operands[m * 8 + row]);
+      speak_for_lane(m * 8 + row);
+      std::memcpy(matrix[row], read_row(loading.row, loading.site), sizeof(matrix[row]));
+    }
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int i = lane / 4;
+      const int j = lane % 4 * 2;
+      const uint32_t low = kTransposed ? matrix[j][i] : matrix[i][j];
+      const uint32_t high = kTransposed ? matrix[j + 1][i] : matrix[i][j + 1];
+      static_cast<const Loading*>(operands[lane])->r[m] = low | high << 16;
+    }
+  }
+  speak_for_lane(speaker);
+}
+
+struct Product {
+  float (&c)[4];
+  const uint32_t (&a)[4];
+  uint32_t b0;
+  uint32_t b1;
+};
+
+template <float (*kFloat)(uint16_t)>
+void unpack(uint32_t pair, float& low, float& high) {
+  low = kFloat(static_cast<uint16_t>(pair));
+  high = kFloat(static_cast<uint16_t>(pair >> 16));
+}
+
+template <float (*kFloat)(uint16_t)>
+void multiply_warp(const void* const (&operands)[kLanes]) {
+  float a[16][16];
+  float b[16][8];
+  float c[16][8];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Product& own = *static_cast<const Product*>(operands[lane]);
+    const int g = lane / 4;
+    const int q = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      const int row = g + i % 2 * 8;
+      const int column = q + i / 2 * 8;
+      unpack<kFloat>(own.a[i], a[row][column], a[row][column + 1]);
+      c[g + i / 2 * 8][q + i % 2] = own.c[i];
+    }
+    unpack<kFloat>(own.b0, b[q][g], b[q + 1][g]);
+    unpack<kFloat>(own.b1, b[q + 8][g], b[q + 9][g]);
+  }
+  for (int i = 0; i < 16; ++i) {
+    for (int k = 0; k < 16; ++k) {
+      for (int j = 0; j < 8; ++j) c[i][j] += a[i][k] * b[k][j];
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Product& own = *static_cast<const Product*>(operands[lane]);
+    for (int i = 0; i < 4; ++i) own.c[i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+  }
+}
+
+}  // namespace
+
+uint32_t shuffle(Shuffle kind, uint32_t value, int operand, const Site& site) {
+  Exchange own{kind, value, operand, 0};
+  meet(name_of(kind), &own, exchange, site);
+  return own.result;
+}
+
+uint32_t ballot(bool condition, const Site& site) {
+  Vote own{condition, 0};
+  meet("pc_ballot", &own, count_votes, site);
+  return own.result;
+}
+
+void load_matrices(uint32_t (&r)[4], uint32_t row, bool transposed, const Site& site) {
+  const Loading own{r, row, site};
+  if (transposed) {
+    meet("pc_load_matrices_transposed", &own, load<true>, site);
+  } else {
+    meet("pc_load_matrices", &own, load<false>, site);
+  }
+}
+
+void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Site& site) {
+  const Product own{c, a, b0, b1};
+  meet("pc_multiply", &own, type == MatrixType::half ? multiply_warp<float_of_half> : multiply_warp<float_of_bfloat16>,
+       site);
+}
+
+}  // namespace emulator

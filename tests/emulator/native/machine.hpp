@@ -1,0 +1,81 @@
+// What the emulated primitives are made of: one block at a time, whose threads are fibers that hand over at
+// collectives.
+//
+// Threads run in a fixed order of warps and lanes (a seed changes it), each until it waits for others. The last one to
+// reach a collective does its work for all of them. Nothing here is thread-safe: one launch runs at a time.
+//
+// Every function takes the place in the kernel's source that called it; errors name it and end the launch.
+#pragma once
+
+#include <cstdint>
+#include <source_location>
+
+namespace emulator {
+
+using Site = std::source_location;
+
+inline constexpr int kLanes = 32;
+inline constexpr int kMaxThreads = 1024;
+
+// Where the running thread is.
+struct Place {
+  int thread;
+  int lane;
+  int warp;
+  int num_threads;
+  int block[3];
+  int num_blocks[3];
+};
+extern Place place;
+
+// Ends the launch; what is said follows the names of kernel, block, thread and place.
+[[noreturn]] void fail(const Site& site, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+// ---- collectives
+
+void sync_block(const Site& site);
+void sync_warp(const Site& site);
+
+enum class Shuffle { exclusive_or, from_lane, up };
+uint32_t shuffle(Shuffle kind, uint32_t value, int operand, const Site& site);
+uint32_t ballot(bool condition, const Site& site);
+
+void load_matrices(uint32_t (&r)[4], uint32_t row, bool transposed, const Site& site);
+
+enum class MatrixType { bfloat16, half };
+void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Site& site);
+
+// ---- device memory
+
+// Some allocation, as [begin, begin + size); none where size is 0.
+struct Region {
+  uint64_t begin = 0;
+  uint64_t size = 0;
+
+  bool holds(uint64_t address, uint64_t num_bytes) const {
+    return num_bytes <= size && address - begin <= size - num_bytes;
+  }
+};
+
+Region find_region(uint64_t address);
+
+// Says which access it is that lies outside `region`, or outside all of them.
+[[noreturn]] void fail_access(const char* what, uint64_t address, uint64_t num_bytes, Region region, const Site& site);
+[[noreturn]] void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site);
+
+// ---- shared memory
+
+// Where its first byte lies: a multiple of 128 and of nothing larger, as no kernel may count on more.
+inline constexpr uint32_t kSharedBase = 1152;
+
+uint32_t shared_size();
+// By the offset in the buffer; the sizes are 1, 2, 4, 8 or 16 bytes or a multiple of 4.
+void read_shared(void* result, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
+void write_shared(const void* value, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
+
+// `source` is 0 where zeros are written.
+void copy_async(uint32_t target, uint64_t source, const Site& site);
+void commit_copies();
+void wait_copies(int max_groups);
+
+}  // namespace emulator

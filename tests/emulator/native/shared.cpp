@@ -1,0 +1,184 @@
+// The shared buffer of the block that runs, and the copies that fill it.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "block.hpp"
+#include "shadow.hpp"
+
+namespace emulator {
+
+namespace {
+
+constexpr uint32_t kMaxShared = 1 << 18;
+
+alignas(128) unsigned char buffer[kMaxShared];
+uint32_t size;
+std::vector<Shadow> words;
+std::vector<Shadow> bytes;  // of words that are split
+
+struct Copy {
+  uint32_t offset;
+  uint64_t source;  // 0: zeros
+};
+
+// A thread's copies in the order of their issue. The first `landed` have; groups hold where each ends.
+struct Copies {
+  std::vector<Copy> copies;
+  std::vector<size_t> groups;
+  size_t landed = 0;
+  size_t groups_landed = 0;
+};
+Copies copies_of[kMaxThreads];
+
+Accessor running_thread() {
+  const Warp& warp = warp_that_runs();
+  return {place.warp, 1u << place.lane, {block.epoch, warp.epoch}};
+}
+
+void expect_inside(const char* what, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site) {
+  if (offset < 0 || offset + num_bytes > size) {
+    fail(site, "%s %u bytes at offset %lld of the shared buffer, which has %u bytes", what, num_bytes,
+         static_cast<long long>(offset), size);
+  }
+  if (offset % alignment != 0) {
+    fail(site, "%s %u bytes at offset %lld of the shared buffer, which is no multiple of %u", what, num_bytes,
+         static_cast<long long>(offset), alignment);
+  }
+}
+
+[[noreturn]] void report(const Finding& finding, uint32_t offset, const Site& site) {
+  char text[256];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+  std::snprintf(text, sizeof(text), finding.what, finding.thread, finding.other.line());
+#pragma GCC diagnostic pop
+  fail(site, "%s: offset %u of the shared buffer", text, offset);
+}
+
+void split(uint32_t word) {
+  std::fill_n(bytes.begin() + word * 4, 4, words[word]);
+  words[word].split = true;
+}
+
+// Calls f(shadow, offset) for all that an access covers.
+template <typename F>
+void for_each(uint32_t offset, uint32_t num_bytes, F f) {
+  const uint32_t end = offset + num_bytes;
+  while (offset < end) {
+    const uint32_t word = offset / 4;
+    if (offset % 4 == 0 && end - offset >= 4 && !words[word].split) {
+      f(words[word], offset);
+      offset += 4;
+      continue;
+    }
+    if (!words[word].split) split(word);
+    const uint32_t stop = std::min(end, word * 4 + 4);
+    for (; offset < stop; ++offset) f(bytes[offset], offset);
+  }
+}
+
+void read_as(const Accessor& reader, uint32_t offset, uint32_t num_bytes, const Site& site) {
+  for_each(offset, num_bytes, [&](Shadow& shadow, uint32_t at) {
+    const Finding finding = note_read(shadow, reader, site);
+    if (finding.what != nullptr) [[unlikely]]
+      report(finding, at, site);
+  });
+}
+
+void write_as(const Accessor& writer, uint32_t offset, uint32_t num_bytes, bool in_flight, const Site& site) {
+  for_each(offset, num_bytes, [&](Shadow& shadow, uint32_t at) {
+    const Finding finding = note_write(shadow, writer, site);
+    if (finding.what != nullptr) [[unlikely]]
+      report(finding, at, site);
+    shadow.in_flight = in_flight;
+  });
+}
+
+void land(const Copy& copy) {
+  if (copy.source != 0) {
+    std::memcpy(buffer + copy.offset, reinterpret_cast<const void*>(copy.source), 16);
+  } else {
+    std::memset(buffer + copy.offset, 0, 16);
+  }
+  const Accessor writer = running_thread();
+  for_each(copy.offset, 16, [&](Shadow& shadow, uint32_t) {
+    shadow.in_flight = false;
+    shadow.written = writer.now;
+  });
+}
+
+}  // namespace
+
+void begin_block_of_shared(uint32_t num_bytes) {
+  size = num_bytes;
+  std::memset(buffer, 0xFF, size);
+  const size_t num_words = (size + 3) / 4;
+  if (words.size() < num_words) {
+    words.resize(num_words);
+    bytes.resize(num_words * 4);
+  }
+  std::fill_n(words.begin(), num_words, Shadow{});
+  for (int t = 0; t < kMaxThreads; ++t) {
+    Copies& c = copies_of[t];
+    if (c.copies.empty() && c.groups.empty()) continue;
+    c.copies.clear();
+    c.groups.clear();
+    c.landed = c.groups_landed = 0;
+  }
+}
+
+uint32_t shared_size() { return size; }
+
+void read_shared(void* result, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site) {
+  expect_inside("reads", offset, num_bytes, alignment, site);
+  read_as(running_thread(), static_cast<uint32_t>(offset), num_bytes, site);
+  std::memcpy(result, buffer + offset, num_bytes);
+}
+
+void write_shared(const void* value, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site) {
+  expect_inside("writes", offset, num_bytes, alignment, site);
+  write_as(running_thread(), static_cast<uint32_t>(offset), num_bytes, false, site);
+  std::memcpy(buffer + offset, value, num_bytes);
+}
+
+const unsigned char* read_row(uint32_t address, const Site& site) {
+  const int64_t offset = static_cast<int64_t>(address) - kSharedBase;
+  expect_inside("reads", offset, 16, 16, site);
+  Accessor warp = running_thread();
+  warp.lanes = ~0u;
+  read_as(warp, static_cast<uint32_t>(offset), 16, site);
+  return buffer + offset;
+}
+
+void copy_async(uint32_t target, uint64_t source, const Site& site) {
+  const int64_t offset = static_cast<int64_t>(target) - kSharedBase;
+  expect_inside("copies to", offset, 16, 16, site);
+  write_as(running_thread(), static_cast<uint32_t>(offset), 16, true, site);
+  std::memset(buffer + offset, 0xFF, 16);
+  copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), source});
+}
+
+void commit_copies() {
+  Copies& c = copies_of[place.thread];
+  c.groups.push_back(c.copies.size());
+}
+
+void wait_copies(int max_groups) {
+  Copies& c = copies_of[place.thread];
+  if (c.groups.size() - c.groups_landed <= static_cast<size_t>(max_groups)) return;
+  c.groups_landed = c.groups.size() - max_groups;
+  const size_t end = c.groups[c.groups_landed - 1];
+  for (; c.landed < end; ++c.landed) land(c.copies[c.landed]);
+}
+
+void expect_no_copies(const Site& site) {
+  const Copies& c = copies_of[place.thread];
+  if (c.landed == c.copies.size()) return;
+  const Shadow& first = words[c.copies[c.landed].offset / 4];
+  (void)site;
+  fail(first.write_site, "finishes with %zu copies in flight, this one the first", c.copies.size() - c.landed);
+}
+
+}  // namespace emulator

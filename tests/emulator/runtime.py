@@ -1,0 +1,231 @@
+"""A CUDA device that is none: the `Runtime` of `pagecore.arrays.cuda` over host memory and the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays.cuda import DeviceProperties, Event
+from pagecore.errors import DeviceError
+from tests.emulator import build
+
+SHARED_BYTES = 227 * 1024
+
+
+class EmulatorError(AssertionError):
+    """A kernel did what a GPU would not have caught. The message names kernel, block, thread, and the line."""
+
+
+class Parameters(ctypes.Structure):
+    _fields_ = [("kernel", ctypes.c_void_p), ("parameter_bytes", ctypes.c_uint64)]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An instance that was loaded."""
+
+    name: str
+    library: ctypes.CDLL
+    instance: int
+    parameter_bytes: int
+    shared_bytes: int
+
+
+class Memory:
+    """Keeps device memory; frees it when it dies."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.address, self.num_bytes = address, num_bytes
+        self._finalizer = weakref.finalize(self, build.engine().pc_release, address)
+
+    def free(self) -> None:
+        self._finalizer()
+
+
+class EmulatedEvent:
+    def __init__(self, runtime: EmulatedRuntime) -> None:
+        self._runtime = runtime
+
+    def record(self, stream: int) -> None:
+        self._runtime.counts["records"] += 1
+
+    def synchronize(self) -> None:
+        self._runtime.counts["event_synchronizes"] += 1
+
+
+class EmulatedRuntime:
+    """Does at once whatever it is asked for.
+
+    Parameters
+    ----------
+    sources : Path
+        Folder of the manifest and the kernels.
+    folder : Path
+        Where their libraries are kept.
+    seed : int
+        Of the order in which blocks, warps and lanes run; 0 for that of their numbers. May be set at any time.
+    num_multiprocessors, num_devices : int
+        What it pretends to have.
+
+    Attributes
+    ----------
+    counts : Counter
+        Calls so far: allocations, pinned_allocations, copies, fills, launches, records, waits, synchronizes,
+        event_synchronizes, loads.
+    launched : list of str
+        Names of the instances launched, in order.
+    """
+
+    def __init__(
+        self,
+        sources: Path = build.SOURCES,
+        folder: Path = build.FOLDER,
+        *,
+        seed: int = 0,
+        num_multiprocessors: int = 4,
+        num_devices: int = 1,
+    ) -> None:
+        self.seed = seed
+        self.counts: Counter[str] = Counter()
+        self.launched: list[str] = []
+        self.total_bytes = 1 << 34
+        self._used_bytes = 0
+        self._sources, self._folder = sources, folder
+        self._num_devices = num_devices
+        self._properties = DeviceProperties("emulated", "sm_90a", num_multiprocessors, SHARED_BYTES, 228 * 1024)
+        self._kernels: dict[str, Kernel] = {}
+        self._engine = build.engine()
+
+    def num_devices(self) -> int:
+        return self._num_devices
+
+    def properties(self, device: int) -> DeviceProperties:
+        return self._properties
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        return self.total_bytes - self._used_bytes, self.total_bytes
+
+    def current_stream(self, device: int) -> int:
+        return 0
+
+    def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
+        self.counts["allocations"] += 1
+        address = self._engine.pc_allocate(max(num_bytes, 1))
+        if not address:
+            raise DeviceError(f"the emulated device has no {num_bytes} bytes")
+        self._used_bytes += num_bytes
+        memory = Memory(address, num_bytes)
+        weakref.finalize(memory, self._gave_back, num_bytes)
+        return address, memory
+
+    def _gave_back(self, num_bytes: int) -> None:
+        self._used_bytes -= num_bytes
+
+    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        self.counts["pinned_allocations"] += 1
+        array = np.full(max(num_bytes, 1), 0xFF, np.uint8)
+        address = array.ctypes.data
+        self._engine.pc_add_region(address, array.nbytes)
+        weakref.finalize(array, self._engine.pc_release, address)
+        return array[:num_bytes]
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        self.counts["copies"] += 1
+        for address in (target, source):
+            if self.is_device_address(address):
+                self.expect_allocated(address, num_bytes)
+        ctypes.memmove(target, source, num_bytes)
+
+    def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
+        self.counts["fills"] += 1
+        self.expect_allocated(target, num_bytes)
+        ctypes.memset(target, byte, num_bytes)
+
+    def make_event(self, device: int) -> Event:
+        return EmulatedEvent(self)
+
+    def wait_event(self, stream: int, event: Event) -> None:
+        self.counts["waits"] += 1
+
+    def synchronize(self, stream: int) -> None:
+        self.counts["synchronizes"] += 1
+
+    def is_capturing(self, stream: int) -> bool:
+        return False
+
+    def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]] | None, shared_bytes: int) -> Kernel:
+        self.counts["loads"] += 1
+        if shared_bytes > SHARED_BYTES:
+            raise DeviceError(f"{name} asks for {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES}")
+        if name not in self._kernels:
+            instances = build.read_manifest(self._sources)
+            if name not in instances:
+                raise DeviceError(f"the manifest has no kernel {name}; it has {', '.join(instances) or 'none'}")
+            library = ctypes.CDLL(str(build.instance_path(instances[name], self._sources, self._folder)))
+            instance = Parameters.in_dll(library, "pc_instance")
+            self._kernels[name] = Kernel(
+                name, library, ctypes.addressof(instance), instance.parameter_bytes, shared_bytes
+            )
+        return self._kernels[name]
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        num_threads: int,
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+    ) -> None:
+        self.counts["launches"] += 1
+        self.launched.append(kernel.name)
+        limits = (2**31 - 1, 65535, 65535)
+        if not all(1 <= blocks <= limit for blocks, limit in zip(grid, limits, strict=True)):
+            raise DeviceError(f"{kernel.name} cannot be launched with a grid of {grid} blocks; the limits are {limits}")
+        if not 1 <= num_threads <= 1024:
+            raise DeviceError(f"{kernel.name} cannot be launched with {num_threads} threads a block; the limit is 1024")
+        if not 0 <= shared_bytes <= max(kernel.shared_bytes, 48 * 1024):
+            raise DeviceError(
+                f"{kernel.name} is launched with {shared_bytes} bytes of shared memory; it was loaded for at most "
+                f"{kernel.shared_bytes}"
+            )
+        text = ctypes.create_string_buffer(4096)
+        if self._engine.pc_launch(
+            kernel.name.encode(),
+            kernel.instance,
+            parameters,
+            (ctypes.c_int * 3)(*grid),
+            num_threads,
+            shared_bytes,
+            self.seed,
+            text,
+            len(text),
+        ):
+            raise EmulatorError(text.value.decode())
+
+    def run(self, name: str, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, parameters: Any) -> None:
+        """Load and launch an instance with a struct: bytes, or an object with a buffer (ctypes.Structure, NumPy)."""
+        kernel = self.load(name, 0, None, shared_bytes)
+        raw = bytes(parameters)
+        if len(raw) != kernel.parameter_bytes:
+            raise DeviceError(f"{name} takes a struct of {kernel.parameter_bytes} bytes, not of {len(raw)}")
+        held = ctypes.create_string_buffer(raw, max(len(raw), 1))
+        self.launch(kernel, grid, num_threads, shared_bytes, 0, ctypes.addressof(held))
+
+    def is_device_address(self, address: int) -> bool:
+        """Whether an address is of the range that device memory is taken from."""
+        return bool(self._engine.pc_is_device(address))
+
+    def expect_allocated(self, address: int, num_bytes: int) -> None:
+        """EmulatorError where bytes lie outside of what is allocated."""
+        text = ctypes.create_string_buffer(512)
+        if num_bytes and not self._engine.pc_check_region(address, num_bytes, text, len(text)):
+            raise EmulatorError(f"a copy or fill of {num_bytes} bytes at {address:#x}: {text.value.decode()}")
