@@ -15,7 +15,8 @@ from pagecore.cache._sequence import rows_of
 from pagecore.cache._step import Step, refuse
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group
-from pagecore.errors import OutOfBlocks
+from pagecore.cache.staging import StagedBatch
+from pagecore.errors import OutOfBlocks, UnsupportedOption
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.storage import AttentionSpec
@@ -26,9 +27,15 @@ if TYPE_CHECKING:
     from pagecore.cache.paged import PagedKVCache
 
 
-def take_step(cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch | None:
+def take_step(
+    cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None, stream: object
+) -> Batch | None:
     """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
     cache._tick()
+    if cache._staging is not None:
+        cache._staging.begin(stream)
+    elif stream is not None:
+        raise UnsupportedOption(f"stream is {stream!r}; a cache on {cache.device!r} has no streams: leave it out")
     sequences = list(sequences)
     batch = _fitting(cache, sequences, counts) if out is None else cache._own(out)
     return batch if batch is not None and _load(cache, batch, sequences, counts) else None
@@ -42,11 +49,13 @@ def refusal(cache: PagedKVCache) -> OutOfBlocks:
         return error if cache._prefix is None else cache._prefix.eviction.with_evictable(error)
 
 
-def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int) -> Batch:
-    """An empty batch of a cache."""
-    buffers = StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype)
+def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, *, is_short_lived: bool = False) -> Batch:
+    """An empty batch of a cache; a short-lived one serves the next step alone."""
+    step = Step(StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype))
     plans = [_plan(group) for group in cache._groups]
-    return Batch(Step(buffers), [layer.group for layer in cache._layers], cache._table_views, plans)
+    if cache._staging is not None:
+        step.staged = StagedBatch(cache._staging, step.buffers, is_short_lived=is_short_lived)
+    return Batch(step, [layer.group for layer in cache._layers], cache._shown_tables, plans)
 
 
 def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike) -> bool:
@@ -59,11 +68,13 @@ def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
         for group, pairs in enumerate(tables.take_copies()):
             cache._num_copied_blocks += len(pairs)
             if len(pairs):
-                cache._store.copy(group, pairs)
+                cache._store.copy(group, pairs, None if cache._staging is None else cache._staging.stream)
     try:
         for batch_group in batch._groups:
             if batch_group.plan is not None:
                 step.replan(batch_group.plan)
+        if step.staged is not None:
+            step.staged.send()
     except BaseException:
         step.abandon(tables)
         raise
@@ -77,7 +88,7 @@ def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) 
         return None
     each = np.asarray(counts)
     total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
-    return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX))
+    return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX), is_short_lived=True)
 
 
 def _plan(group: Group) -> AttentionPlan | None:

@@ -53,7 +53,7 @@ def cuda_status() -> str:
     devices = f"{count.value} device{'s' if count.value > 1 else ''}, CUDA {major}.{minor}"
     if not any(installed_version(package) for package in CUPY_PACKAGES):
         return f"no: {devices}, but cupy is missing: pip install 'pagecore[cuda{major}]'"
-    return f"yes: {devices}"
+    return f"no: {devices}, but this version keeps caches on the host only"
 
 
 def installed_version(package: str) -> str | None:
