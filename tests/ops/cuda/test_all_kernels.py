@@ -25,7 +25,7 @@ def results(nvrtc):
         wanted = {f"{cache_key([each], name)}.cubin" for name in ARCHITECTURES for each in instances()}
     finally:
         set_cache_folder(None)
-    for path in FOLDER.iterdir():
+    for path in FOLDER.glob("*.cubin"):
         if path.name not in wanted:
             path.unlink()
 
