@@ -299,7 +299,7 @@ def _count_devices(runtime: Any) -> int:
 def _no_device(runtime: Any, error: Exception | None) -> DeviceError:
     driver = runtime.driverGetVersion()
     if driver == 0:
-        return DeviceError(f"there is no CUDA driver ({error}): install the NVIDIA driver, and give containers access")
+        return DeviceError("there is no CUDA driver: install NVIDIA's, and give containers access to it")
     if "InsufficientDriver" in str(error):
         built = runtime.runtimeGetVersion()
         return DeviceError(

@@ -16,14 +16,16 @@ from pagecore.errors import DeviceError, PagecoreError
 from pagecore.ops.cuda.manifest import Instance
 from pagecore.ops.cuda.sources import with_headers
 
-# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed. NVRTC 12 has no __builtin_offsetof, and
-# both have what their headers make offsetof of. ptxas writes registers and spills into the log, for the report.
+# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed. NVRTC 12 has no __builtin_offsetof;
+# 12 and 13 have what their own headers make offsetof of. ptxas writes registers and spills into the log.
 FLAGS = (
     "--std=c++17",
     "-default-device",
     "--define-macro=__builtin_offsetof(type,member)=__INTADDR__(&((static_cast<type*>(nullptr))->member))",
     "--ptxas-options=-v",
 )
+# What every kernel is compiled for in the tests and the report; a device of another compiles for its own.
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 OLDEST = 80
 INSTALL = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
 _ARCHITECTURE = re.compile(r"sm_([0-9]{2,3})[af]?")
