@@ -160,10 +160,10 @@ def engine() -> ctypes.CDLL:
     library.pc_allocate.restype = ctypes.c_uint64
     library.pc_allocate.argtypes = [ctypes.c_uint64]
     library.pc_release.argtypes = [ctypes.c_uint64]
-    library.pc_add_region.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
-    library.pc_add_region.restype = None
+    library.pc_add_host_memory.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.pc_add_host_memory.restype = None
     library.pc_is_device.argtypes = [ctypes.c_uint64]
-    library.pc_check_region.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
+    library.pc_check_memory.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
     library.pc_launch.argtypes = [
         ctypes.c_char_p,
         ctypes.c_void_p,
@@ -171,6 +171,7 @@ def engine() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_int),
         ctypes.c_int,
         ctypes.c_uint32,
+        ctypes.c_int,
         ctypes.c_uint64,
         ctypes.c_char_p,
         ctypes.c_uint64,
