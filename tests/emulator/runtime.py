@@ -80,6 +80,8 @@ class EmulatedRuntime:
 
     Attributes
     ----------
+    may_overwrite : bool
+        Whether several blocks may write different values to one place, as for a slot that is given twice.
     counts : Counter
         Calls so far: allocations, pinned_allocations, copies, fills, launches, records, waits, synchronizes,
         event_synchronizes, loads.
@@ -97,6 +99,7 @@ class EmulatedRuntime:
         num_devices: int = 1,
     ) -> None:
         self.seed = seed
+        self.may_overwrite = False
         self.counts: Counter[str] = Counter()
         self.launched: list[str] = []
         self.total_bytes = 1 << 34
@@ -136,7 +139,7 @@ class EmulatedRuntime:
         self.counts["pinned_allocations"] += 1
         array = np.full(max(num_bytes, 1), 0xFF, np.uint8)
         address = array.ctypes.data
-        self._engine.pc_add_region(address, array.nbytes)
+        self._engine.pc_add_host_memory(address, array.nbytes)
         weakref.finalize(array, self._engine.pc_release, address)
         return array[:num_bytes]
 
@@ -212,6 +215,7 @@ class EmulatedRuntime:
             (ctypes.c_int * 3)(*grid),
             num_threads,
             shared_bytes,
+            self.may_overwrite,
             self.seed,
             text,
             len(text),
@@ -234,5 +238,5 @@ class EmulatedRuntime:
     def expect_allocated(self, address: int, num_bytes: int) -> None:
         """EmulatorError where bytes lie outside of what is allocated."""
         text = ctypes.create_string_buffer(512)
-        if num_bytes and not self._engine.pc_check_region(address, num_bytes, text, len(text)):
+        if num_bytes and not self._engine.pc_check_memory(address, num_bytes, text, len(text)):
             raise EmulatorError(f"a copy or fill of {num_bytes} bytes at {address:#x}: {text.value.decode()}")
