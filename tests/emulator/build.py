@@ -105,14 +105,10 @@ def unit_text(instance: Instance, source: str) -> str:
 
     Their number may depend on the template's parameters, so it becomes a template of its own.
     """
-    declared = re.search(
-        rf"(?P<head>template\s*<[^;{{}}]*>\s*)?PC_KERNEL\((?P<bounds>[^;{{}}]*)\)\s*void\s+{instance.entry}\s*\(",
-        source,
-    )
+    head, bounds = r"(?P<head>template\s*<[^;{}]*>\s*)?", r"PC_KERNEL\((?P<bounds>[^;{}]*)\)\s*"
+    declared = re.search(rf"{head}{bounds}void\s+{instance.entry}\s*\(", source)
     if declared is None:
-        raise BuildError(
-            f"{instance.source} declares no kernel {instance.entry}: PC_KERNEL(...) void {instance.entry}("
-        )
+        raise BuildError(f"{instance.source} has no PC_KERNEL(threads, blocks) void {instance.entry}(...)")
     threads = f"{declared['head'] or ''}constexpr int {instance.entry}_threads = first_of({declared['bounds']});"
     return "\n".join(
         [
