@@ -5,6 +5,8 @@ from libc.string cimport memcpy
 
 from pagecore.index._block_tables cimport BlockTables, ChangedEntry
 from pagecore.index._step_buffers cimport StepBuffers
+from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.plan cimport PlanBatch
 
 cdef extern from *:
     """
@@ -34,6 +36,26 @@ def image_offset(StepBuffers buffers not None, array):
 def pack_image(StepBuffers buffers not None, uintptr_t target):
     """All arrays of a step."""
     memcpy(<void*>target, buffers.native.image(), buffers.native.image_nbytes())
+
+
+def pack_pairs(const int32_t[:, ::1] pairs, uintptr_t target):
+    """Blocks to be copied on write."""
+    memcpy(<void*>target, &pairs[0, 0], pairs.shape[0] * 2 * sizeof(int32_t))
+
+
+def place_plan(AttentionPlan plan not None, uintptr_t address, int64_t value_dim, size_t stream):
+    """Let a plan lie at a device address, and have the memory for partial results that its calls need."""
+    plan.cuda.bind(address)
+    plan.cuda.reserve_workspace(value_dim, stream)
+
+
+def pack_plan(StepBuffers buffers not None, AttentionPlan plan not None, uintptr_t target):
+    """The plan of a step; padding rows have no queries."""
+    cdef PlanBatch batch
+    batch.cu_query_lens = buffers.cu_query_lens_data
+    batch.seq_lens = buffers.seq_lens_data
+    batch.num_sequences = buffers.native.max_sequences()
+    plan.cuda.plan_into(batch, <void*>target)
 
 
 def pack_changes(BlockTables tables not None, uintptr_t target, Py_ssize_t capacity):

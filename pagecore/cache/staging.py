@@ -1,9 +1,10 @@
 """How a cache on CUDA tells its device what a step needs: one copy, and a kernel that applies what changed.
 
-    host      arrays of the step, plans, changed table entries ──► a slot of pinned memory
-    device                                                              │ one copy
-              arrays and plans at the batch's fixed addresses     ◄─────┤
-              block tables, row lengths  ◄── scatter_entries ── changed entries
+    host      arrays of the step, plans, copies on write, changed table entries ──► a slot of pinned memory
+    device                                                                               │ one copy
+              all of it at the batch's fixed addresses                             ◄─────┘
+              key and value              ◄── copy_blocks ──────── copies on write
+              block tables, row lengths  ◄── scatter_entries ──── changed entries
 
 Where more has changed than a batch has room for, more rounds follow that carry changes alone. Everything is given to
 one stream and nothing waits, so that each step finds what was sent for it, and finds it until the next one is sent.
@@ -12,25 +13,42 @@ one stream and nothing waits, so that each step finds what was sent for it, and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Listed
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, cuda, empty, strided, zeros
 from pagecore.arrays.devices import check_device, device_index
 from pagecore.arrays.streams import note_work, stream_handle
-from pagecore.cache._staging import COUNT_BYTES, ENTRY_BYTES, image_nbytes, image_offset, pack_changes, pack_image
+from pagecore.cache._staging import (
+    COUNT_BYTES,
+    ENTRY_BYTES,
+    image_nbytes,
+    image_offset,
+    pack_changes,
+    pack_image,
+    pack_pairs,
+    pack_plan,
+    place_plan,
+)
 from pagecore.cache.batch import arrays_of
 from pagecore.cache.ring import PinnedRing
 from pagecore.errors import DeviceError
 from pagecore.index import BlockTables, StepBuffers
+from pagecore.ops import AttentionPlan
 from pagecore.ops.cuda._moves import scatter_entries
+
+if TYPE_CHECKING:
+    from pagecore.cache.store import Store
 
 # Room for changes beyond those of a usual step: rows that are forked or removed have many.
 SPARE_ENTRIES = 1024
 # Of the parts of a batch's memory.
 ALIGNMENT = 256
+PAIR_BYTES = 8
 
 
 class Staging:
@@ -94,7 +112,14 @@ class Staging:
 class StagedBatch:
     """A batch's memory on the device, and what is sent there.
 
-        the arrays of StepBuffers, one image | number of changes | changes
+        the arrays of StepBuffers, one image | plans | copies of each group | number of changes | changes
+
+    Parameters
+    ----------
+    plans : list of (AttentionPlan, int)
+        Of the groups that have one, with the width of their values.
+    is_short_lived : bool
+        Made for the next step alone.
 
     Attributes
     ----------
@@ -102,10 +127,21 @@ class StagedBatch:
         On the device, at addresses that never change.
     """
 
-    def __init__(self, staging: Staging, buffers: StepBuffers, *, is_short_lived: bool) -> None:
+    def __init__(
+        self, staging: Staging, buffers: StepBuffers, plans: Listed[tuple[AttentionPlan, int]], *, is_short_lived: bool
+    ) -> None:
         self._staging = staging
         self._buffers = buffers
-        self._changes = -(-image_nbytes(buffers) // ALIGNMENT) * ALIGNMENT
+        self._plans: list[tuple[AttentionPlan, int]] = []
+        self._changes = aligned(image_nbytes(buffers))
+        for plan, _ in plans:
+            assert plan.cuda is not None
+            self._plans.append((plan, self._changes))
+            self._changes += aligned(plan.cuda.num_bytes)
+        # A row copies one block of a group at most: that which it goes on with.
+        most = aligned(buffers.max_sequences * PAIR_BYTES)
+        self._copies = [self._changes + group * most for group in range(buffers.num_groups)]
+        self._changes += buffers.num_groups * most
         self._capacity = usual_changes(staging.tables, buffers) + SPARE_ENTRIES
         num_bytes = self._changes + COUNT_BYTES + self._capacity * ENTRY_BYTES
         # A batch of one step is for the work of its stream alone; any other waits once, until all may use its memory.
@@ -114,16 +150,27 @@ class StagedBatch:
         self.arrays = arrays_of(buffers, self._on_device)
         staging.ring.reserve(num_bytes)
         self._stream = staging.stream
+        for (plan, value_dim), (_, offset) in zip(plans, self._plans, strict=True):
+            place_plan(plan, self._memory.pointer + offset, value_dim, self._stream)
         if not is_short_lived:
             self.send_image(0)
             staging.runtime.synchronize(self._stream)
 
-    def send(self) -> None:
-        """Send the step that was prepared, and what has changed of the tables, in the order of `Staging.stream`."""
+    def send(self, copies: Listed[NDArray[np.int32]], store: Store) -> None:
+        """Send the step that was prepared, and what has changed of the tables, in the order of `Staging.stream`.
+
+        `copies` lists what each group of the store copies on write; it is empty where no group does.
+        """
         staging, target = self._staging, self._memory.pointer
         self._stream = staging.stream
         slot, begin = staging.ring.take(), 0
         pack_image(self._buffers, slot.address)
+        for plan, offset in self._plans:
+            pack_plan(self._buffers, plan, slot.address + offset)
+        copied = [(group, pairs) for group, pairs in enumerate(copies) if len(pairs)]
+        for group, pairs in copied:
+            assert len(pairs) <= self._buffers.max_sequences
+            pack_pairs(pairs, slot.address + self._copies[group])
         with staging.sending():
             while True:
                 count = pack_changes(staging.tables, slot.address + self._changes, self._capacity)
@@ -133,6 +180,9 @@ class StagedBatch:
                 if count < self._capacity:
                     break
                 slot, begin = staging.ring.take(), self._changes
+        for group, pairs in copied:
+            on_device = strided(self._memory, pairs.shape, None, self._copies[group], "int32")
+            store.copy(group, on_device, self._stream)
         note_work(self._memory, self._stream)
 
     def send_slots(self) -> None:
@@ -148,6 +198,11 @@ class StagedBatch:
     def _on_device(self, array: NDArray[Any]) -> Tensor:
         offset = image_offset(self._buffers, array)
         return strided(self._memory, array.shape, None, offset, str(array.dtype))
+
+
+def aligned(num_bytes: int) -> int:
+    """Where the next part may begin."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def usual_changes(tables: BlockTables, buffers: StepBuffers) -> int:

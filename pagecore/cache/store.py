@@ -50,7 +50,7 @@ class Store:
         """Values of a layer, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``."""
         return self._pool(layer).value(layer.index)
 
-    def copy(self, group: int, pairs: Any, stream: int | None) -> None:
+    def copy(self, group: int, pairs: Any, stream: int | None = None) -> None:
         """Copy blocks ``[n, (source, target)]`` of a group in all of its layers; on CUDA in the order of a stream."""
         if self.pools:
             copy_blocks(self.pools[group].planes(), pairs, stream=stream)

@@ -151,8 +151,9 @@ class SwapSpace:
 
     def __del__(self) -> None:
         # What is on its way must arrive before its memory is another's.
-        if getattr(self, "_last_use", None) is not None:
-            self._last_use.synchronize()
+        last_use = getattr(self, "_last_use", None)
+        if last_use is not None:
+            last_use.synchronize()
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that the blocks held for a sequence have room for."""
