@@ -123,7 +123,8 @@ void make_stacks() {
   }
 }
 
-void run_block(const Launch& launch) {
+void run_block(const Launch& launch, int64_t number) {
+  begin_block_of_order(static_cast<uint32_t>(number));
   begin_block_of_shared(launch.shared_bytes);
   block.num_warps = (launch.num_threads + kLanes - 1) / kLanes;
   block.num_alive = launch.num_threads;
@@ -157,6 +158,7 @@ const char* run(const Launch& launch) {
   current = &launch;
   failed = false;
   block.epoch = 0;
+  begin_launch_of_order(launch.may_overwrite);
   std::copy_n(launch.num_blocks, 3, place.num_blocks);
   place.num_threads = launch.num_threads;
 
@@ -176,10 +178,11 @@ const char* run(const Launch& launch) {
     place.block[0] = static_cast<int>(b % launch.num_blocks[0]);
     place.block[1] = static_cast<int>(b / launch.num_blocks[0] % launch.num_blocks[1]);
     place.block[2] = static_cast<int>(b / launch.num_blocks[0] / launch.num_blocks[1]);
-    run_block(launch);
-    if (failed) return message;
+    run_block(launch, b);
+    if (failed) break;
   }
-  return nullptr;
+  end_launch_of_order();
+  return failed ? message : nullptr;
 }
 
 namespace {
@@ -211,7 +214,7 @@ void fail_at(const char* file, unsigned line, const char* format, ...) {
   end_launch(file, line, format, arguments);
 }
 
-Warp& warp_that_runs() { return block.warps[running_warp]; }
+Accessor running_thread() { return {place.warp, 1u << place.lane, {block.epoch, block.warps[running_warp].epoch}}; }
 
 void speak_for_lane(int lane) {
   place.lane = lane;
