@@ -154,6 +154,15 @@ def test_results_for_tensors_are_tensors_that_remember_the_stream(runtime):
     assert runtime.calls[1:] == [("record", 1, 66), ("wait", 5, 1)]
 
 
+def test_a_result_remembers_the_stream_that_was_given_the_work(runtime):
+    example = pagecore.empty(4, device="cuda")
+    result = new_result((2, 3), FLOAT32, example, 0, 66)
+    finished_result(result, example, 67)
+    del runtime.calls[:]
+    result.__dlpack__(stream=5)
+    assert runtime.calls == [("record", 1, 67), ("wait", 5, 1)]
+
+
 def test_results_for_jax_are_handed_over_behind_the_work(runtime, streams):
     example = sys.modules["jax"].Array(pagecore.empty(4, device="cuda"), 3)
     result = new_result((2, 3), FLOAT32, example, 0, 66)

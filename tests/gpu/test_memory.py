@@ -1,0 +1,1 @@
+from tests.cuda.memory import *  # noqa: F403
