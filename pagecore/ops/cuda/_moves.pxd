@@ -3,6 +3,12 @@
 from libc.stdint cimport uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._checks cimport Place
+
+# Numbers are divided by key_divisors, one for each head, or where that is None all by key_divisor.
+cdef int write_kv(
+    Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
+    float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1
 
 # The first int32 at `count` entries of those at `entries` (PcTableEntry, room for `capacity`) into a contiguous int32
 # table; all three on the device of the table. The launch is the same whatever the count.
