@@ -116,11 +116,15 @@ PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int l
   return {begin, right < 0 ? length : clamp(last + 1, begin, length)};
 }
 
-// The queries of an item that are there, and those of its keys that one of them attends to: a plan can be older than
-// the lengths.
-PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
+// A plan can be older than the lengths: the queries of an item that are there,
+PC_DEVICE void fit_queries(const PcAttentionParams& p, PcWorkItem& item) {
   item.query_begin = clamp(item.query_begin, 0, p.num_tokens);
   item.query_count = clamp(item.query_count, 0, p.num_tokens - item.query_begin);
+}
+
+// and those of its keys that one of these queries attends to.
+PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
+  fit_queries(p, item);
   const int first = sequence.position(item.query_begin);
   const KeyRange a = attended_keys(p, first, sequence.length);
   const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
@@ -143,8 +147,9 @@ PC_DEVICE Slot find_slot(const PcAttentionParams& p, pc_int64 table_row, int tok
   return {id >= 0 && id < p.num_blocks ? static_cast<int>(id) : 0, token - i * p.block_size};
 }
 
-PC_DEVICE pc_int64 slot_offset(const PcCache& cache, Slot slot, int kv_head) {
-  return slot.block * cache.block_stride + slot.offset * cache.token_stride + kv_head * cache.head_stride;
+// Of a slot's first element within its head.
+PC_DEVICE pc_int64 slot_offset(const PcCache& cache, Slot slot) {
+  return slot.block * cache.block_stride + slot.offset * cache.token_stride;
 }
 
 PC_DEVICE pc_int64 row_offset(const PcRows& rows, int token, int head) {

@@ -5,7 +5,7 @@
 //
 //               16 keys of a warp's tile
 //             +--------------------------+
-//   16 rows   |  S = Q K^T               |   Q   registers, head_dim / 16 fragments, all item long
+//   16 rows   |  S = Q K^T               |   Q   shared memory, all item long, ldmatrix
 //             +--------------------------+   K   shared memory, ldmatrix
 //                                            S   registers: 2 fragments, weights are repacked as left operand
 //               head_dim
@@ -18,8 +18,9 @@
 //
 // Copies: every warp has a ring of `stages` tiles, each of 16 keys and 16 values, 64 * head_dim bytes; K and V are
 // groups of their own, so that S is computed while V is on its way. A stage is filled again as soon as it is used up,
-// over the ends of items. In flight on a multiprocessor of 2 CTAs: head_dim 64: 128 KiB, 128 and 256: 192 KiB, three to
-// five times what 4.8 TB/s take in a microsecond. The table is looked up one tile before its slots are needed.
+// over the ends of items. A CTA's rings are of 64 KiB, so that 192 KiB are in flight where a multiprocessor holds 3
+// CTAs: five times what 4.8 TB/s take in a microsecond, which also lets a CTA join its warps and splits meanwhile. The
+// table is looked up one tile before its slots are needed.
 //
 // Shared memory: a row of 2 * head_dim bytes has its 16-byte chunks permuted, chunk c of row r at c ^ (r % 8): copies
 // write and ldmatrix reads all 32 banks. A row of O has its groups of 8 numbers permuted alike, by r % 4.
@@ -44,9 +45,19 @@ struct DecodeTile {
   static constexpr int kCopies = kTokens * kChunks / 32;  // of a lane, for keys and for values
 
   static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kPlaneBytes, "");
-  static_assert(kRing.stage_bytes == PcRingShape::kRows * kDim * 4, "the sums of an item lie in a stage");
+  static_assert(kRing.stage_bytes == kRing.rows * kDim * 4, "the sums of an item lie in a stage");
 
+  PC_MEMBER static int next(int stage) { return stage == kStages - 1 ? 0 : stage + 1; }
+
+  // Where chunk c of row r lies, and how an address is moved on: r by a multiple of a power of two above it, c by an
+  // even number. Those of a lane differ by constants, so that one register serves them all.
   PC_MEMBER static int at(int row, int chunk) { return row * kRowBytes + ((chunk ^ (row & 7)) << 4); }
+  PC_MEMBER static SharedAddress below(SharedAddress address, int rows) {
+    return (address ^ ((rows & 7) << 4)) + rows * kRowBytes;
+  }
+  PC_MEMBER static SharedAddress right_of(SharedAddress address, int chunks) {
+    return (address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4);
+  }
 };
 
 // A warp's ring and what fills it.
@@ -55,35 +66,34 @@ class DecodeRing {
   using Tile = DecodeTile<kDim>;
 
  public:
-  PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, int kv_head)
+  // A lane copies one chunk of every 32 / kChunks rows.
+  PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, int kv_head, const WorkRange& work)
       : key_(p.key.data),
         value_(p.value.data),
         ring_(shared + pc_warp() * Tile::kRing.ring_bytes()),
         slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kTokens * PcRingShape::kSlotBytes))
                    .template as<pc_uint64>()),
-        kv_head_(kv_head) {}
-
-  PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work) {
+        walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {
+    const int column = pc_lane() % Tile::kChunks * 8;
+    key_ = key_ + (kv_head * p.key.head_stride + column);
+    value_ = value_ + (kv_head * p.value.head_stride + column);
     walk_.start(p, work);
-    PC_UNROLL
-    for (int stage = 0; stage < Tile::kStages; ++stage) fill(p, stage);
   }
 
   // Begins to fill a stage with the next tile; always two groups of copies. No lane may still read the stage.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
-    if (walk_.at_end() || walk_.is_empty()) {
-      pc_commit_copies();
-      pc_commit_copies();
-    } else {
-      if (pc_lane() < Tile::kTokens) {
-        slots_.store(2 * pc_lane(), slot_offset(p.key, walk_.slot(), kv_head_));
-        slots_.store(2 * pc_lane() + 1, slot_offset(p.value, walk_.slot(), kv_head_));
-      }
-      pc_sync_warp();
-      copy(key_, stage * Tile::kRing.stage_bytes, 0);
-      copy(value_, stage * Tile::kRing.stage_bytes + Tile::kPlaneBytes, 1);
+    const WalkState state = walk_.state();
+    const bool empty = state.rounds == 0 || walk_.is_empty(state);
+    if (!empty && pc_lane() < Tile::kTokens) {
+      slots_.store(2 * pc_lane(), slot_offset(p.key, walk_.slot()));
+      slots_.store(2 * pc_lane() + 1, slot_offset(p.value, walk_.slot()));
     }
-    if (!walk_.at_end()) walk_.advance(p);
+    pc_sync_warp();
+    if (!empty) copy(key_, stage * Tile::kRing.stage_bytes, 0, state);
+    pc_commit_copies();
+    if (!empty) copy(value_, stage * Tile::kRing.stage_bytes + Tile::kPlaneBytes, 1, state);
+    pc_commit_copies();
+    if (state.rounds != 0) walk_.advance(p, state);
   }
 
   PC_MEMBER Shared<pc_uint8> keys(int stage) const { return ring_ + stage * Tile::kRing.stage_bytes; }
@@ -100,24 +110,43 @@ class DecodeRing {
   }
 
  private:
-  // A plane of 16 tokens: a lane copies one chunk of every 32 / kChunks rows.
-  PC_MEMBER void copy(const Global<T>& plane, int target, int which) {
+  PC_MEMBER void copy(const Global<T>& column, int target, int which, const WalkState& state) const {
+    const int first_row = pc_lane() / Tile::kChunks;
+    const SharedAddress first = ring_.address(target + Tile::at(first_row, pc_lane() % Tile::kChunks));
     PC_UNROLL
     for (int i = 0; i < Tile::kCopies; ++i) {
-      const int row = (i * 32 + pc_lane()) / Tile::kChunks, chunk = (i * 32 + pc_lane()) % Tile::kChunks;
-      const pc_int64 from = static_cast<pc_int64>(slots_.load(2 * row + which)) + chunk * 8;
-      pc_copy_async(ring_.address(target + Tile::at(row, chunk)), plane, from,
-                    walk_.keys().has(walk_.first_token() + row));
+      const int rows = i * (32 / Tile::kChunks);
+      const pc_int64 from = static_cast<pc_int64>(slots_.load(2 * (first_row + rows) + which));
+      pc_copy_async(Tile::below(first, rows), column, from, state.keys.has(state.token + first_row + rows));
     }
-    pc_commit_copies();
   }
 
-  TileWalk<Tile::kTokens, Tile::kWarps> walk_;
-  Global<T> key_, value_;
+  Global<T> key_, value_;  // of the head, at the lane's column
   Shared<pc_uint8> ring_;
   Shared<pc_uint64> slots_;
-  int kv_head_;
+  TileWalk<Tile::kTokens, Tile::kWarps> walk_;
 };
+
+// The queries of an item to shared memory; rows that it does not have are 0.
+template <typename T, int kDim>
+PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, bool negate,
+                            const Shared<pc_uint8>& queries) {
+  using Tile = DecodeTile<kDim>;
+  const Global<T> query(p.query.data);
+  const pc_uint32 signs = negate ? 0x80008000u : 0;
+  PC_UNROLL
+  for (int i = 0; i < Tile::kRing.rows * Tile::kChunks / (32 * Tile::kWarps); ++i) {
+    const int at = i * (32 * Tile::kWarps) + pc_thread();
+    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
+    pc_vector v = {{0, 0, 0, 0}};
+    if (row < item.query_count * heads.count) {
+      const int query_row = item.query_begin + row / heads.count, head = heads.first + row % heads.count;
+      v = query.load_vector(row_offset(p.query, query_row, head) + chunk * 8);
+      for (int k = 0; k < 4; ++k) v.word[k] ^= signs;
+    }
+    queries.store_vector(Tile::at(row, chunk), v);
+  }
+}
 
 // What a warp has of an item: 16 rows of queries, and their sums over its own tiles.
 template <typename T, int kDim, typename Options>
@@ -125,28 +154,22 @@ class DecodeRows {
   using Tile = DecodeTile<kDim>;
 
  public:
+  PC_MEMBER explicit DecodeRows(const Shared<pc_uint8>& shared)
+      : queries_(shared + Tile::kRing.queries_begin()),
+        score_rows_((shared + Tile::kRing.score_rows_begin()).template as<ScoreRow>()) {}
+
+  // The block's queries and what they attend to go to shared memory; a barrier is to follow.
   PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
-                       const ScoreRule& rule) {
-    const Global<pc_uint32> query(p.query.data);
-    const pc_uint32 signs = rule.negate ? 0x80008000u : 0;
+                       bool negate) {
+    load_queries<T, kDim>(p, heads, item, negate, queries_);
+    if (pc_thread() < Tile::kRing.rows) {
+      const int query_row = item.query_begin + pc_thread() / heads.count,
+                head = heads.first + pc_thread() % heads.count;
+      const bool exists = pc_thread() < item.query_count * heads.count;
+      score_rows_.store(pc_thread(), load_score_row<Options>(p, sequence, query_row, head, exists));
+    }
     common_ = common_keys(p, sequence, item);
     several_ = item.query_count > 1;
-    PC_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int packed = pc_lane() / 4 + 8 * r;
-      const bool exists = packed < item.query_count * heads.count;
-      query_[r] = packed / heads.count;
-      const int query_row = item.query_begin + query_[r], head = heads.first + packed % heads.count;
-      rows_[r] = load_score_row<Options>(p, sequence, query_row, head, exists);
-      const pc_int64 from = exists ? row_offset(p.query, query_row, head) / 2 + pc_lane() % 4 : 0;
-      PC_UNROLL
-      for (int k = 0; k < kDim / 16; ++k) {
-        PC_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          q_[k][2 * half + r] = exists ? query.load(from + 8 * k + 4 * half) ^ signs : 0;
-        }
-      }
-    }
     softmax_.clear();
     PC_UNROLL
     for (int n = 0; n < kDim / 8; ++n) {
@@ -162,17 +185,22 @@ class DecodeRows {
       PC_UNROLL
       for (int i = 0; i < 4; ++i) s_[n][i] = 0.0f;
     }
-    // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
-    const int row = pc_lane() % 8 + pc_lane() / 16 * 8, chunk = pc_lane() / 8 % 2;
+    // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
+    const SharedAddress first_query = queries_.address(Tile::at(pc_lane() % 16, pc_lane() / 16));
+    const SharedAddress first = keys.address(Tile::at(pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
     PC_UNROLL
     for (int k = 0; k < kDim / 16; ++k) {
-      pc_uint32 b[4];
-      pc_load_matrices(b, keys.address(Tile::at(row, 2 * k + chunk)));
-      pc_multiply<T>(s_[0], q_[k], b[0], b[1]);
-      pc_multiply<T>(s_[1], q_[k], b[2], b[3]);
+      pc_uint32 q[4], b[4];
+      pc_load_matrices(q, Tile::right_of(first_query, 2 * k));
+      pc_load_matrices(b, Tile::right_of(first, 2 * k));
+      pc_multiply<T>(s_[0], q, b[0], b[1]);
+      pc_multiply<T>(s_[1], q, b[2], b[3]);
     }
     edge_ = token < common_.begin || token + Tile::kTokens > common_.end;
-    change_scores<Options>(p, rule, rows_, token + 2 * (pc_lane() % 4), edge_, s_);
+    if (Options::kFull || edge_) {
+      const ScoreRow rows[2] = {score_rows_.load(pc_lane() / 4), score_rows_.load(pc_lane() / 4 + 8)};
+      change_scores<Options>(p, rule, rows, token + 2 * (pc_lane() % 4), edge_, s_);
+    }
     float keep[2];
     add_to_softmax(rule.factor, softmax_, s_, keep);
     // Mostly a tile has no larger score than those before it.
@@ -184,16 +212,15 @@ class DecodeRows {
     }
   }
 
-  PC_MEMBER void add_values(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
-                            const Shared<pc_uint8>& values, int token) {
+  PC_MEMBER void add_values(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
     pc_uint32 weights[4];
     pack_weights<T>(s_[0], s_[1], weights);
-    const bool mixed = (edge_ && several_) || (Options::kFull && p.mask != 0);
-    if (mixed && has_not_finite(values)) return add_values_apart(p, sequence, item, weights, values, token);
+    if ((edge_ && several_) || (Options::kFull && p.mask != 0)) add_not_finite(p, values, token);
+    const SharedAddress first = first_values(values);
     PC_UNROLL
     for (int n = 0; n < kDim / 16; ++n) {
       pc_uint32 b[4];
-      load_values(values, n, b);
+      pc_load_matrices_transposed(b, Tile::right_of(first, 2 * n));
       pc_multiply<T>(o_[2 * n], weights, b[0], b[1]);
       pc_multiply<T>(o_[2 * n + 1], weights, b[2], b[3]);
     }
@@ -208,47 +235,52 @@ class DecodeRows {
   PC_MEMBER float high(int n, int r) const { return o_[n][2 * r + 1]; }
 
  private:
-  // Matrices: keys 0-7 and 8-15, of dims 16 * n and 16 * n + 8.
-  PC_MEMBER static void load_values(const Shared<pc_uint8>& values, int n, pc_uint32 (&b)[4]) {
-    pc_load_matrices_transposed(b, values.address(Tile::at(pc_lane() % 16, 2 * n + pc_lane() / 16)));
+  // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
+  PC_MEMBER static SharedAddress first_values(const Shared<pc_uint8>& values) {
+    return values.address(Tile::at(pc_lane() % 16, pc_lane() / 16));
   }
 
-  PC_MEMBER static bool has_not_finite(const Shared<pc_uint8>& values) {
-    bool found = false;
+  // A bit for each key of the tile that has a value which is infinite or NaN.
+  PC_MEMBER static int find_not_finite(const Shared<pc_uint8>& values) {
+    int found = 0;
     for (int i = 0; i < Tile::kCopies; ++i) {
       const pc_vector v = values.load_vector((i * 32 + pc_lane()) * 16);
-      for (int k = 0; k < 4; ++k) found = found || is_not_finite<T>(v.word[k]);
-    }
-    return pc_ballot(found) != 0;
-  }
-
-  PC_MEMBER void add_values_apart(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
-                                  const pc_uint32 (&weights)[4], const Shared<pc_uint8>& values, int token) {
-    for (int query = 0; query < item.query_count; ++query) {
-      const ScoreRow row = load_score_row<Options>(p, sequence, item.query_begin + query, 0, true);
-      const PairMask mask = mask_pairs<Options>(p, row, token + 2 * (pc_lane() % 4));
-      PC_UNROLL
-      for (int n = 0; n < kDim / 16; ++n) {
-        pc_uint32 b[4];
-        load_values(values, n, b);
-        float low[4] = {0.0f, 0.0f, 0.0f, 0.0f}, high[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        pc_multiply<T>(low, weights, b[0] & mask.low, b[1] & mask.high);
-        pc_multiply<T>(high, weights, b[2] & mask.low, b[3] & mask.high);
-        PC_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          if (query_[i / 2] != query) continue;
-          o_[2 * n][i] += low[i];
-          o_[2 * n + 1][i] += high[i];
-        }
+      for (int k = 0; k < 4; ++k) {
+        if (is_not_finite<T>(v.word[k])) found |= 1 << (i * 32 + pc_lane()) / Tile::kChunks;
       }
     }
+    return or_of_warp(found);
   }
 
+  // What such keys give to the rows that attend to them. From then on zeros stand in their place.
+  PC_MEMBER void add_not_finite(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
+    const int found = find_not_finite(values);
+    if (found == 0) return;
+    const ScoreRow rows[2] = {score_rows_.load(pc_lane() / 4), score_rows_.load(pc_lane() / 4 + 8)};
+    for (int t = 0; t < Tile::kTokens; ++t) {
+      if ((found >> t & 1) == 0) continue;
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float even = t < 8 ? s_[0][2 * r] : s_[1][2 * r], odd = t < 8 ? s_[0][2 * r + 1] : s_[1][2 * r + 1];
+        const float weight = pc_shuffle(t % 2 == 0 ? even : odd, pc_lane() / 4 * 4 + t % 8 / 2);
+        if (!attends<Options>(p, rows[r], token + t)) continue;
+        PC_UNROLL
+        for (int n = 0; n < kDim / 8; ++n) {
+          const pc_uint32 pair = values.template as<pc_uint32>().load(Tile::at(t, n) / 4 + pc_lane() % 4);
+          o_[n][2 * r] = pc_fma(weight, low_of<T>(pair), o_[n][2 * r]);
+          o_[n][2 * r + 1] = pc_fma(weight, high_of<T>(pair), o_[n][2 * r + 1]);
+        }
+      }
+      pc_sync_warp();
+      if (pc_lane() < Tile::kChunks) values.store_vector(Tile::at(t, pc_lane()), {{0, 0, 0, 0}});
+    }
+    pc_sync_warp();
+  }
+
+  Shared<pc_uint8> queries_;
+  Shared<ScoreRow> score_rows_;
   KeyRange common_;
   bool several_, edge_;
-  int query_[2];
-  ScoreRow rows_[2];
-  pc_uint32 q_[kDim / 16][4];
   Softmax softmax_;
   float s_[2][4];
   float o_[kDim / 8][4];
@@ -258,12 +290,13 @@ class DecodeRows {
 template <int kDim>
 class DecodeExchange {
   using Tile = DecodeTile<kDim>;
-  static constexpr int kRows = PcRingShape::kRows;
+  static constexpr int kRows = Tile::kRing.rows;
 
  public:
   PC_MEMBER DecodeExchange(const Shared<pc_uint8>& shared, int stage)
       : sums_((shared + Tile::kRing.sums_begin()).template as<float>()),
-        o_((shared + stage * Tile::kRing.stage_bytes).template as<float>()) {}
+        o_(shared.template as<float>()),
+        stage_(stage * (Tile::kRing.stage_bytes / 4)) {}
 
   template <typename Rows>
   PC_MEMBER void store(const Rows& rows, float factor, int num_rows) const {
@@ -275,10 +308,12 @@ class DecodeExchange {
         sums_.store(2 * (pc_warp() * kRows + row), rows.top(r) * factor);
         sums_.store(2 * (pc_warp() * kRows + row) + 1, rows.sum(r));
       }
+      const int first = at(pc_warp(), row, 2 * (pc_lane() % 4));
       PC_UNROLL
       for (int n = 0; n < kDim / 8; ++n) {
         const pc_uint64 low = pc_float_to_bits(rows.low(n, r)), high = pc_float_to_bits(rows.high(n, r));
-        o_.template as<pc_uint64>().store(at(pc_warp(), row, 8 * n + 2 * (pc_lane() % 4)) / 2, low | high << 32);
+        const int to = (first ^ (8 * n & 24)) + (8 * n & ~24);  // at(warp, row, 8 * n + ...)
+        o_.template as<pc_uint64>().store(to / 2, low | high << 32);
       }
     }
   }
@@ -306,30 +341,33 @@ class DecodeExchange {
   }
 
  private:
-  PC_MEMBER static int at(int warp, int row, int d) {
-    return warp * (Tile::kRing.ring_bytes() / 4) + row * kDim + (d ^ ((row & 3) << 3));
+  PC_MEMBER int at(int warp, int row, int d) const {
+    return stage_ + warp * (Tile::kRing.ring_bytes() / 4) + row * kDim + (d ^ ((row & 3) << 3));
   }
 
   Shared<float> sums_, o_;
+  int stage_;
 };
 
-// The rows of an item whose keys have all been seen: the output itself, or the item's part of it. `rounds` 0: there
-// were no keys, and nothing has been exchanged.
+// The rows of item i, whose keys have all been seen: the output itself, or the item's part of it. Where it has no keys
+// nothing has been exchanged. What the rounds do without is read again rather than kept in registers.
 template <int kDim>
-PC_DEVICE void store_rows(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, const Splits& splits,
-                          const DecodeExchange<kDim>& exchange, int rounds) {
-  const float value_scale = load_number(p.value_scale, heads.kv, 1.0f);
+PC_DEVICE void store_rows(const PcAttentionParams& p, const Heads& heads, int i, const DecodeExchange<kDim>& exchange,
+                          bool has_keys) {
+  PcWorkItem item = load_item(p.schedule, i);
+  const Splits splits = splits_of(item);
+  fit_queries(p, item);
+  const bool whole = splits.count == 1;
+  const float value_scale = whole ? load_number(p.value_scale, heads.kv, 1.0f) : 1.0f;
   const int tasks = item.query_count * heads.count * (kDim / 4);
   for (int task = pc_thread(); task < tasks; task += pc_num_threads()) {
     const int row = task / (kDim / 4), d = task % (kDim / 4) * 4;
     const int query = row / heads.count, head = heads.first + row % heads.count;
     typename DecodeExchange<kDim>::Sums sums = {-pc_infinity(), 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
-    if (rounds != 0) sums = exchange.load(row, d);
-    const bool whole = splits.count == 1;
+    if (has_keys) sums = exchange.load(row, d);
     const RowEnd end = end_row(sums.top, sums.sum, whole ? load_sink(p, head) : -pc_infinity());
-    const float factor = whole ? end.factor * value_scale : end.factor;
     PC_UNROLL
-    for (int k = 0; k < 4; ++k) sums.x[k] *= factor;
+    for (int k = 0; k < 4; ++k) sums.x[k] *= end.factor * value_scale;
     const int query_row = item.query_begin + query;
     if (whole) {
       store_floats<4>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, sums.x);
@@ -341,6 +379,14 @@ PC_DEVICE void store_rows(const PcAttentionParams& p, const Heads& heads, const 
   }
 }
 
+// Joins the parts of item i's tile where this CTA was the last of them.
+PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<int>& flag) {
+  PcWorkItem item = load_item(p.schedule, i);
+  const Splits splits = splits_of(item);
+  fit_queries(p, item);
+  if (splits.count > 1 && is_last_part(p, splits, flag)) join_splits<4>(p, heads, item, splits);
+}
+
 template <typename T, int kDim, typename Options>
 PC_KERNEL(pc_decode_shape(kDim).threads, pc_decode_shape(kDim).blocks_per_sm)
 void decode(const PcAttentionParams p) {
@@ -348,49 +394,57 @@ void decode(const PcAttentionParams p) {
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
-  DecodeRing<T, kDim> ring(p, shared, heads.kv);
-  ring.start(p, work);
+  DecodeRing<T, kDim> ring(p, shared, heads.kv, work);
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
-  clear_padding(p, heads);
+  DecodeRows<T, kDim, Options> rows(shared);
 
-  int stage = 0;
-  DecodeRows<T, kDim, Options> rows;
-  for (int i = work.first; i < work.end; ++i) {
-    PcWorkItem item = load_item(p.schedule, i);
-    const Splits splits = splits_of(item);
-    const Sequence sequence = load_sequence(p, item.sequence);
-    fit_item(p, sequence, item);
-    rows.start(p, heads, sequence, item, rule);
+  // A pass of this loop is one round of an item, or an item without keys.
+  int i = work.first - 1, rounds = 0, token = 0, key_end = 0, num_rows = 0;
+  int stage = 0, num_used = Tile::kStages;  // stages that can be filled: this one and those behind it
+  while (true) {
+    for (; num_used > 0; --num_used) {
+      ring.fill(p, stage);
+      stage = Tile::next(stage);
+    }
+    // All stages are on their way, and `stage` is the oldest.
+    if (rounds == 0) {
+      if (i >= work.first) join_item(p, heads, i, (shared + Tile::kRing.flag_begin()).template as<int>());
+      if (++i >= work.end) break;
+      PcWorkItem item = load_item(p.schedule, i);
+      const Sequence sequence = load_sequence(p, item.sequence);
+      fit_item(p, sequence, item);
+      rows.start(p, heads, sequence, item, rule.negate);
+      rounds = count_rounds(item, Tile::kTokens, Tile::kWarps);
+      token = first_tile_token(item, Tile::kTokens) + pc_warp() * Tile::kTokens;
+      key_end = item.key_end;
+      num_rows = item.query_count * heads.count;
+      pc_sync_block();
+      if (rounds == 0) {
+        store_rows<kDim>(p, heads, i, DecodeExchange<kDim>(shared, stage), false);
+        pc_sync_block();
+        continue;
+      }
+    }
 
-    const int rounds = count_rounds(item, Tile::kTokens, Tile::kWarps);
-    int token = first_tile_token(item, Tile::kTokens) + pc_warp() * Tile::kTokens;
-    for (int round = 0; round < rounds; ++round) {
-      ring.wait_for_keys();
-      if (token < item.key_end) rows.add_keys(p, rule, ring.keys(stage), token);
-      ring.wait_for_values();
-      if (token < item.key_end) rows.add_values(p, sequence, item, ring.values(stage), token);
-      token += Tile::kTokens * Tile::kWarps;
+    ring.wait_for_keys();
+    if (token < key_end) rows.add_keys(p, rule, ring.keys(stage), token);
+    ring.wait_for_values();
+    if (token < key_end) rows.add_values(p, ring.values(stage), token);
+    token += Tile::kTokens * Tile::kWarps;
+    num_used = 1;
+    if (--rounds == 0) {
+      const DecodeExchange<kDim> exchange(shared, stage);
+      rows.complete();
       pc_sync_warp();
-      if (round == rounds - 1) break;
-      ring.fill(p, stage);
-      stage = stage == Tile::kStages - 1 ? 0 : stage + 1;
-    }
-
-    rows.complete();
-    const DecodeExchange<kDim> exchange(shared, stage);
-    if (rounds != 0) exchange.store(rows, rule.factor, item.query_count * heads.count);
-    pc_sync_block();
-    store_rows<kDim>(p, heads, item, splits, exchange, rounds);
-    pc_sync_block();
-    if (rounds != 0) {
-      ring.fill(p, stage);
-      stage = stage == Tile::kStages - 1 ? 0 : stage + 1;
-    }
-    if (splits.count == 1) continue;
-    if (is_last_part(p, splits, (shared + Tile::kRing.flag_begin()).template as<int>())) {
-      join_splits<4>(p, heads, item, splits);
+      exchange.store(rows, rule.factor, num_rows);
+      pc_sync_block();
+      store_rows<kDim>(p, heads, i, exchange, true);
+      pc_sync_block();
+    } else {
+      pc_sync_warp();
     }
   }
+  clear_padding(p, heads);
   pc_wait_copies<0>();
 }
 

@@ -1,8 +1,9 @@
-// The plan of a batch whose lengths are known on the device alone: the sections and the layout that the host writes too.
+// The plan of a batch whose lengths are known on the device alone: the sections and the layout that the host writes
+// too.
 //
-// One CTA. Sequences, then tiles, are dealt out to its threads in rounds; what stands before a thread's own (tiles, cost,
-// items, partial rows) comes from sums over the block. Tiles are cut at the borders of equal shares (ShareCuts), a
-// batch-invariant plan at every kFoldTokens with the borders between pieces.
+// One CTA. Sequences, then tiles, are dealt out to its threads in rounds; what stands before a thread's own (tiles,
+// cost, items, partial rows) comes from sums over the block. Tiles are cut at the borders of equal shares (ShareCuts),
+// a batch-invariant plan at every kFoldTokens with the borders between pieces.
 //
 // Each sequence's lengths are read four times, tile_starts once for each tile and step of a binary search. Lengths that
 // make no sense are cut as the attention kernels cut them; cu_query_lens that falls can make tiles overlap, and those
@@ -122,8 +123,8 @@ class PlanSection {
       if (i < num_sequences()) tile_starts_.store(i, clamp(before, 0, 0x7fffffff));
       tiles += all;
     }
-    const int room = params_.layout.max_sequences +
-                     params_.layout.max_tokens / params_.layout.sections[PC_PROMPTS].query_tile;
+    const int room =
+        params_.layout.max_sequences + params_.layout.max_tokens / params_.layout.sections[PC_PROMPTS].query_tile;
     num_tiles_ = clamp(tiles, 0, room);
     pc_sync_block();
   }
@@ -215,8 +216,8 @@ class PlanSection {
   PC_MEMBER void write_item(const PlanTile& tile, int first, int split, int pieces, int partial, int key_begin,
                             int key_end) const {
     const int own = pieces > 1 ? partial + split * tile.query_count : -1;
-    const int words[8] = {tile.sequence.index, tile.query_begin, tile.query_count, key_begin, key_end, own, split,
-                          pieces};
+    const int words[8] = {
+        tile.sequence.index, tile.query_begin, tile.query_count, key_begin, key_end, own, split, pieces};
     PC_UNROLL
     for (int k = 0; k < 8; ++k) items_.store(8 * (static_cast<pc_int64>(first) + split) + k, words[k]);
   }
@@ -258,8 +259,14 @@ PC_KERNEL(kPlanThreads, 1) void plan(const PcPlanParams params) {
   prompts.run(decode.num_items());
   if (pc_thread() != 0) return;
   const Global<pc_int32> head(params.buffer);
-  const int words[8] = {params.attention.num_sequences, decode.num_items(),         prompts.num_items(),
-                        decode.num_partial_rows(),      prompts.num_partial_rows(), 0, 0, 0};
+  const int words[8] = {params.attention.num_sequences,
+                        decode.num_items(),
+                        prompts.num_items(),
+                        decode.num_partial_rows(),
+                        prompts.num_partial_rows(),
+                        0,
+                        0,
+                        0};
   PC_UNROLL
   for (int k = 0; k < 8; ++k) head.store(k, words[k]);
 }

@@ -118,53 +118,53 @@ PC_DEVICE bool is_last_part(const PcAttentionParams& p, const Splits& splits, co
   return flag.load(0) != 0;
 }
 
-// What the parts of a row add up to, in the order of the splits; N neighbours of the output at a time.
+// What the parts of a row add up to, N neighbours of it. Parts join one by one, in the order of their keys: whoever
+// folds the pieces of a row that is not split gets the bits of one that is.
 template <int N>
 struct JoinedRow {
-  float top;  // natural logarithm
-  float sum;
+  float top;  // largest lse, natural logarithm
+  float sum;  // of the parts' denominators, counted from `top`
   float x[N];
 
-  static constexpr int kAhead = 8;  // parts that are on their way at once
-
-  PC_MEMBER void join(const Global<float>& lse, const Global<float>& out, pc_int64 lse_step, pc_int64 out_step,
-                      int count) {
+  PC_MEMBER void clear() {
     top = -pc_infinity();
     sum = 0.0f;
     PC_UNROLL
     for (int k = 0; k < N; ++k) x[k] = 0.0f;
-    for (int s = 0; s < count; s += kAhead) add(lse, out, lse_step, out_step, s, count);
   }
 
- private:
-  PC_MEMBER void add(const Global<float>& lse, const Global<float>& out, pc_int64 lse_step, pc_int64 out_step,
-                     int first, int count) {
+  // A part's lse and its own normalised sum. One without keys, -infinity and 0, changes nothing.
+  PC_MEMBER void add(float lse, const float (&part)[N]) {
+    const float highest = pc_max(top, lse), origin = finite_or_zero(highest);
+    const float keep = pc_exp2((top - origin) * kLog2OfE), weight = pc_exp2((lse - origin) * kLog2OfE);
+    top = highest;
+    sum = pc_fma(sum, keep, weight);
+    PC_UNROLL
+    for (int k = 0; k < N; ++k) x[k] = pc_fma(weight, part[k], x[k] * keep);
+  }
+
+  PC_MEMBER RowEnd end(float sink) const { return end_row(top * kLog2OfE, sum, sink); }
+};
+
+// Parts 0 .. count - 1, `lse_step` and `out_step` apart.
+template <int N>
+PC_DEVICE void add_parts(const Global<float>& lse, const Global<float>& out, pc_int64 lse_step, pc_int64 out_step,
+                         int count, JoinedRow<N>& row) {
+  constexpr int kAhead = 8;  // that are on their way at once
+  for (int first = 0; first < count; first += kAhead) {
     float part_lse[kAhead], part[kAhead][N];
     PC_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       const int s = min_of(first + i, count - 1);
       part_lse[i] = lse.load(s * lse_step);
       load_floats<N>(out, s * out_step, part[i]);
-      if (first + i >= count) part_lse[i] = -pc_infinity();
     }
-    float highest = top;
-    PC_UNROLL
-    for (int i = 0; i < kAhead; ++i) highest = pc_max(highest, part_lse[i]);
-    const float origin = finite_or_zero(highest);
-    const float keep = pc_exp2((top - origin) * kLog2OfE);
-    top = highest;
-    sum *= keep;
-    PC_UNROLL
-    for (int k = 0; k < N; ++k) x[k] *= keep;
     PC_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      const float weight = first + i < count ? pc_exp2((part_lse[i] - origin) * kLog2OfE) : 0.0f;
-      sum += weight;
-      PC_UNROLL
-      for (int k = 0; k < N; ++k) x[k] = pc_fma(weight, part[i][k], x[k]);
+      if (first + i < count) row.add(part_lse[i], part[i]);
     }
   }
-};
+}
 
 // Writes the output of a split tile whose parts are all there. N == 4 wants a value_dim and rows of the output that are
 // multiples of 4.
@@ -181,8 +181,10 @@ PC_DEVICE void join_splits(const PcAttentionParams& p, const Heads& heads, const
     const int query = row / heads.count, head = heads.first + row % heads.count;
     const pc_int64 at = (static_cast<pc_int64>(splits.first_row) + query) * p.num_query_heads + head;
     JoinedRow<N> joined;
-    joined.join(partial_lse + at, partial_out + (at * p.value_dim + d), lse_step, lse_step * p.value_dim, splits.count);
-    const RowEnd end = end_row(joined.top * kLog2OfE, joined.sum, load_sink(p, head));
+    joined.clear();
+    add_parts<N>(partial_lse + at, partial_out + (at * p.value_dim + d), lse_step, lse_step * p.value_dim, splits.count,
+                 joined);
+    const RowEnd end = joined.end(load_sink(p, head));
     PC_UNROLL
     for (int k = 0; k < N; ++k) joined.x[k] *= end.factor * value_scale;
     const int query_row = item.query_begin + query;

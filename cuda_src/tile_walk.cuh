@@ -23,62 +23,96 @@ PC_DEVICE int count_rounds(const PcWorkItem& item, int tokens, int warps) {
   return divide_up(item.key_end - first_tile_token(item, tokens), tokens * warps);
 }
 
+// Where a walk stands. Registers are for sums: between two steps it is kept in shared memory.
+struct alignas(16) WalkState {
+  int next_item;
+  int end_item;
+  KeyRange keys;  // of the item
+  pc_int64 table_row;
+  int token;   // first of the warp's next tile
+  int rounds;  // that are left of the item, this tile's included; 0: there are no more items
+};
+
+static_assert(sizeof(WalkState) == PcRingShape::kWalkBytes, "the shape has room for it");
+
 template <int kTokens, int kWarps>
 class TileWalk {
  public:
-  // Stands at the first tile of the items, if they have one.
+  PC_MEMBER explicit TileWalk(const Shared<pc_uint8>& place) : place_(place.template as<WalkState>()) {}
+
+  // Stands at the first tile of these items, if they have one.
   PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work) {
-    next_item_ = work.first;
-    end_ = work.end;
-    if (next_item_ < end_) item_ = load_item(p.schedule, next_item_);
-    open_item(p);
+    WalkState state;
+    state.next_item = work.first;
+    state.end_item = work.end;
+    fetch_item(p, state);
+    open_item(p, state);
+    keep(state);
   }
 
-  PC_MEMBER bool at_end() const { return rounds_ == 0; }
-  PC_MEMBER int first_token() const { return token_; }
-  PC_MEMBER const KeyRange& keys() const { return keys_; }
-  PC_MEMBER bool is_empty() const { return token_ >= keys_.end; }
-  // Of token first_token() + lane; known since the tile before, because the table is not at hand at once.
+  PC_MEMBER WalkState state() const { return place_.load(0); }
+  PC_MEMBER static bool is_empty(const WalkState& state) { return state.token >= state.keys.end; }
+  // Of token state().token + lane; looked up a step ago, because the table is not at hand at once.
   PC_MEMBER const Slot& slot() const { return slot_; }
 
-  PC_MEMBER void advance(const PcAttentionParams& p) {
-    token_ += kTokens * kWarps;
-    if (--rounds_ == 0) {
-      open_item(p);
+  // To the next tile. `state` is what state() gave; all lanes are past that.
+  PC_MEMBER void advance(const PcAttentionParams& p, WalkState state) {
+    state.token += kTokens * kWarps;
+    if (--state.rounds == 0) {
+      open_item(p, state);
     } else {
-      look_up(p);
+      look_up(p, state);
     }
+    keep(state);
   }
 
  private:
-  PC_MEMBER void open_item(const PcAttentionParams& p) {
-    rounds_ = 0;
-    while (rounds_ == 0 && next_item_ < end_) {
-      PcWorkItem item = item_;
-      if (++next_item_ < end_) item_ = load_item(p.schedule, next_item_);  // on its way while this one is walked
+  PC_MEMBER void keep(const WalkState& state) const {
+    if (pc_lane() == 0) place_.store(0, state);
+    pc_sync_warp();
+  }
+
+  PC_MEMBER void open_item(const PcAttentionParams& p, WalkState& state) {
+    state.rounds = 0;
+    while (state.rounds == 0 && state.next_item < state.end_item) {
+      PcWorkItem item = {pc_shuffle(item_word_, 0),
+                         pc_shuffle(item_word_, 1),
+                         pc_shuffle(item_word_, 2),
+                         pc_shuffle(item_word_, 3),
+                         pc_shuffle(item_word_, 4),
+                         -1,
+                         0,
+                         1};
+      ++state.next_item;
+      fetch_item(p, state);
       const Sequence sequence = load_sequence(p, item.sequence);
       fit_item(p, sequence, item);
-      table_row_ = sequence.table_row;
-      keys_ = {item.key_begin, item.key_end};
-      rounds_ = count_rounds(item, kTokens, kWarps);
-      token_ = first_tile_token(item, kTokens) + pc_warp() * kTokens;
+      state.table_row = sequence.table_row;
+      state.keys = {item.key_begin, item.key_end};
+      state.rounds = count_rounds(item, kTokens, kWarps);
+      state.token = first_tile_token(item, kTokens) + pc_warp() * kTokens;
     }
-    look_up(p);
+    look_up(p, state);
   }
 
-  PC_MEMBER void look_up(const PcAttentionParams& p) {
-    const int token = token_ + pc_lane();
-    slot_ = {0, 0};
-    if (rounds_ != 0 && pc_lane() < kTokens && keys_.has(token)) slot_ = find_slot(p, table_row_, token);
+  // Each lane has a word of the next item, on its way while this one is walked.
+  PC_MEMBER void fetch_item(const PcAttentionParams& p, const WalkState& state) {
+    if (state.next_item < state.end_item) {
+      item_word_ = Global<pc_int32>(p.schedule.items).load(8LL * state.next_item + pc_lane() % 8);
+    }
   }
 
-  PcWorkItem item_;  // the next one
-  int next_item_;
-  int end_;
-  KeyRange keys_;
-  pc_int64 table_row_;
-  int token_;
-  int rounds_;  // that are left of this item, this one included
+  PC_MEMBER void look_up(const PcAttentionParams& p, const WalkState& state) {
+    const int token = state.token + pc_lane();
+    if (state.rounds != 0 && pc_lane() < kTokens && state.keys.has(token)) {
+      slot_ = find_slot(p, state.table_row, token);
+    } else {
+      slot_ = {0, 0};
+    }
+  }
+
+  Shared<WalkState> place_;
+  int item_word_;
   Slot slot_;
 };
 

@@ -1,6 +1,7 @@
-// Values that are not numbers. A weight of 0 does not hide them: 0 * NaN is NaN. Keys that no query of an item attends
-// to are never loaded, zeros stand in their place. Where some queries attend to a key and others do not, a tile is
-// looked through first, and if it holds a NaN or an infinity it is multiplied for one query after another.
+// Values that are infinite or NaN. A weight of 0 does not hide them: 0 * NaN is NaN. Keys that no query of an item
+// attends to are never loaded, zeros stand in their place. Where some queries attend to a key and others do not, a tile
+// is looked through first: what such keys give is added by hand to the rows that attend to them, and zeros take their
+// place before the tile is multiplied.
 #pragma once
 
 #include "scores.cuh"
@@ -25,20 +26,20 @@ PC_DEVICE bool is_not_finite(pc_uint32 pair) {
   return (((pair & Exponents<T>::kBits) + Exponents<T>::kUnit) & 0x80008000u) != 0;
 }
 
-// What is left of a right operand of pc_multiply, whose rows are keys, for one query.
-struct PairMask {
-  pc_uint32 low;   // keys j and j + 1
-  pc_uint32 high;  // keys j + 8 and j + 9
-};
+template <typename T>
+PC_DEVICE float low_of(pc_uint32 pair) {
+  return pc_to_float(T{static_cast<pc_uint16>(pair)});
+}
+template <typename T>
+PC_DEVICE float high_of(pc_uint32 pair) {
+  return pc_to_float(T{static_cast<pc_uint16>(pair >> 16)});
+}
 
-template <typename Options>
-PC_DEVICE PairMask mask_pairs(const PcAttentionParams& p, const ScoreRow& row, int j) {
-  PairMask mask = {0, 0};
-  if (attends<Options>(p, row, j)) mask.low |= 0x0000ffffu;
-  if (attends<Options>(p, row, j + 1)) mask.low |= 0xffff0000u;
-  if (attends<Options>(p, row, j + 8)) mask.high |= 0x0000ffffu;
-  if (attends<Options>(p, row, j + 9)) mask.high |= 0xffff0000u;
-  return mask;
+// The bits that any lane has.
+PC_DEVICE int or_of_warp(int bits) {
+  PC_UNROLL
+  for (int mask = 1; mask < 32; mask *= 2) bits |= pc_shuffle_xor(bits, mask);
+  return bits;
 }
 
 }  // namespace pagecore

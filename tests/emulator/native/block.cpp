@@ -123,7 +123,8 @@ void make_stacks() {
   }
 }
 
-void run_block(const Launch& launch) {
+void run_block(const Launch& launch, int64_t number) {
+  begin_block_of_order(static_cast<uint32_t>(number));
   begin_block_of_shared(launch.shared_bytes);
   block.num_warps = (launch.num_threads + kLanes - 1) / kLanes;
   block.num_alive = launch.num_threads;
@@ -157,6 +158,7 @@ const char* run(const Launch& launch) {
   current = &launch;
   failed = false;
   block.epoch = 0;
+  begin_launch_of_order(launch.may_overwrite);
   std::copy_n(launch.num_blocks, 3, place.num_blocks);
   place.num_threads = launch.num_threads;
 
@@ -176,29 +178,43 @@ const char* run(const Launch& launch) {
     place.block[0] = static_cast<int>(b % launch.num_blocks[0]);
     place.block[1] = static_cast<int>(b / launch.num_blocks[0] % launch.num_blocks[1]);
     place.block[2] = static_cast<int>(b / launch.num_blocks[0] / launch.num_blocks[1]);
-    run_block(launch);
-    if (failed) return message;
+    run_block(launch, b);
+    if (failed) break;
   }
-  return nullptr;
+  end_launch_of_order();
+  return failed ? message : nullptr;
 }
 
-void fail(const Site& site, const char* format, ...) {
-  const char* slash = std::strrchr(site.file_name(), '/');
-  int length = std::snprintf(message, sizeof(message),
-                             "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
-                             place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane,
-                             slash != nullptr ? slash + 1 : site.file_name(), site.line());
-  std::va_list arguments;
-  va_start(arguments, format);
+namespace {
+
+[[noreturn]] void end_launch(const char* file, unsigned line, const char* format, std::va_list arguments) {
+  const char* slash = std::strrchr(file, '/');
+  const int length = std::snprintf(message, sizeof(message),
+                                   "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
+                                   place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane,
+                                   slash != nullptr ? slash + 1 : file, line);
   if (length < static_cast<int>(sizeof(message))) {
     std::vsnprintf(message + length, sizeof(message) - length, format, arguments);
   }
-  va_end(arguments);
   failed = true;
   leave_fiber(thread_at(running_warp, running_lane).fiber, launcher);
 }
 
-Warp& warp_that_runs() { return block.warps[running_warp]; }
+}  // namespace
+
+void fail(const Site& site, const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  end_launch(site.file_name(), site.line(), format, arguments);
+}
+
+void fail_at(const char* file, unsigned line, const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  end_launch(file, line, format, arguments);
+}
+
+Accessor running_thread() { return {place.warp, 1u << place.lane, {block.epoch, block.warps[running_warp].epoch}}; }
 
 void speak_for_lane(int lane) {
   place.lane = lane;

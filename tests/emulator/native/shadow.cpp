@@ -6,15 +6,11 @@ namespace emulator {
 
 namespace {
 
-bool ordered(const Epochs& before, int warp, const Accessor& now) {
-  return before.block < now.now.block || (warp == now.warp && before.warp < now.now.warp);
-}
-
 int thread_of(int warp, uint32_t lanes) { return warp * kLanes + std::countr_zero(lanes); }
 
 bool written_by_another(const Shadow& shadow, const Accessor& accessor) {
   const int warp = shadow.writer / kLanes;
-  if (shadow.written.block == 0 || ordered(shadow.written, warp, accessor)) return false;
+  if (shadow.written.block == 0 || is_ordered(shadow.written, warp, accessor)) return false;
   return warp != accessor.warp || accessor.lanes != 1u << shadow.writer % kLanes;
 }
 
