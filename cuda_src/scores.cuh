@@ -208,3 +208,7 @@ PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
 }
 
 }  // namespace pagecore
+
+// Instances are named by these.
+using pagecore::Full;
+using pagecore::Plain;
