@@ -82,7 +82,7 @@ def window_of(window: Any) -> tuple[int, int]:
         return -1, -1
     if isinstance(window, tuple):
         return tuple(-1 if w is None else min(int(w), 2**31 - 1) for w in window)  # type: ignore[return-value]
-    return min(window - 1, 2**31 - 1), 0
+    return min(window - 1, 2**31 - 1), -1
 
 
 class Call:
