@@ -166,7 +166,7 @@ class DecodeRows {
       const int query_row = item.query_begin + pc_thread() / heads.count,
                 head = heads.first + pc_thread() % heads.count;
       const bool exists = pc_thread() < item.query_count * heads.count;
-      score_rows_.store(pc_thread(), load_score_row<Options>(p, sequence, query_row, head, exists));
+      score_rows_.store(pc_thread(), load_score_row<Options>(p, sequence, item, query_row, head, exists));
     }
     common_ = common_keys(p, sequence, item);
     several_ = item.query_count > 1;

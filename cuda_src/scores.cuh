@@ -66,13 +66,20 @@ struct ScoreRow {
   MaskRow mask;  // Full
 };
 
+// What a query attends to of an item's keys.
+PC_DEVICE KeyRange keys_of(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item, int position) {
+  const KeyRange keys = attended_keys(p, position, sequence.length);
+  const int begin = max_of(keys.begin, item.key_begin);
+  return {begin, max_of(min_of(keys.end, item.key_end), begin)};
+}
+
 // `exists`: whether there is such a row; one that is not attends to nothing.
 template <typename Options>
-PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& sequence, int query_row, int head,
-                                  bool exists) {
+PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
+                                  int query_row, int head, bool exists) {
   ScoreRow row;
   row.position = sequence.position(query_row);
-  row.keys = attended_keys(p, row.position, sequence.length);
+  row.keys = keys_of(p, sequence, item, row.position);
   if (!exists) row.keys.end = row.keys.begin;
   if (Options::kFull) {
     row.slope = exists ? load_number(p.alibi_slopes, head, 0.0f) * kLog2OfE : 0.0f;
@@ -81,11 +88,12 @@ PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& se
   return row;
 }
 
-// Keys that every query of the item attends to, as far as causality and windows go: tiles among these have no edge.
+// Keys of the item that all of its queries attend to, as far as causality and windows go: tiles among these have no
+// edge.
 PC_DEVICE KeyRange common_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item) {
   const int first = sequence.position(item.query_begin);
-  const KeyRange a = attended_keys(p, first, sequence.length);
-  const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
+  const KeyRange a = keys_of(p, sequence, item, first);
+  const KeyRange b = keys_of(p, sequence, item, first + item.query_count - 1);
   return {b.begin, max_of(a.end, b.begin)};
 }
 
@@ -105,8 +113,7 @@ PC_DEVICE bool attends(const PcAttentionParams& p, const ScoreRow& row, int j) {
 
 // The products of a warp's 16 rows with 8 * Tiles keys, as pc_multiply leaves them, become scores. With g = lane / 4,
 // rows are those of g and g + 8; key(tile, i) = first_key + 8 * tile + i % 2 where first_key counts 2 * (lane % 4).
-// `edge`: whether causality or a window may hide some of these keys from some of these rows. Keys that the item does
-// not have must be hidden by `edge`, too.
+// `edge`: whether some of these keys are not common to all rows (`common_keys`).
 template <typename Options, int Tiles>
 PC_DEVICE void change_scores(const PcAttentionParams& p, const ScoreRule& rule, const ScoreRow (&rows)[2],
                              int first_key, bool edge, float (&s)[Tiles][4]) {
@@ -208,3 +215,7 @@ PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
 }
 
 }  // namespace pagecore
+
+// Instances are named by these.
+using pagecore::Full;
+using pagecore::Plain;
