@@ -3,16 +3,15 @@
 
 #include "attention_shape.h"
 
-// Shared memory of prefill.cu. Query rows stand where the output is gathered afterwards.
+// Shared memory of prefill.cu:
 //
-//   queries  [rows, head_dim]
-//   keys     [tokens, head_dim]
+//   queries  [rows, head_dim], of an item; at its end the output is gathered here
+//   keys     [tokens, head_dim], of a tile
 //   values   [tokens, head_dim]
 //   slots    [2][tokens]: where the tokens of two tiles lie in the cache, two 64-bit offsets each
-//   ranges   [rows]: the first key of each row and the one behind its last
-//   sums     [rows]: largest score and sum of the pieces that have been folded
-//
-// The flag of is_last_part is a word of the slots: those of an item are used up by then.
+//   ranges   [rows]: first key and the one behind the last; where a lane has two rows it knows them itself
+//   sums     [rows]: largest lse and sum of the pieces that have been folded
+//   words    [8]: what warps tell each other
 struct PcPrefillShape {
   int head_dim;
   int warps;
@@ -26,9 +25,9 @@ struct PcPrefillShape {
   constexpr int values_begin() const { return keys_begin() + tokens * row_bytes(); }
   constexpr int slots_begin() const { return values_begin() + tokens * row_bytes(); }
   constexpr int ranges_begin() const { return slots_begin() + 2 * tokens * 16; }
-  constexpr int sums_begin() const { return ranges_begin() + rows() * 8; }
-  constexpr int flag_begin() const { return slots_begin(); }
-  constexpr int bytes() const { return sums_begin() + rows() * 8; }
+  constexpr int sums_begin() const { return ranges_begin() + (row_tiles > 1 ? rows() * 8 : 0); }
+  constexpr int words_begin() const { return sums_begin() + rows() * 8; }
+  constexpr int bytes() const { return words_begin() + 32; }
 };
 
 constexpr PcPrefillShape pc_prefill_tiles(int head_dim, bool full) {
