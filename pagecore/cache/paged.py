@@ -70,7 +70,8 @@ class PagedKVCache:
     max_sequences : int
         Rows of the block tables.
     max_tokens_per_sequence : int, optional
-        Room of a row; by default all that the smallest pool holds.
+        Room of a row; by default all that the smallest pool holds. On CUDA the block tables take device memory beside
+        the pools: 4 bytes for each block that each row of each group may have.
     device : str
         "cpu", "cuda" (which is "cuda:0"), another CUDA device, or "none": the cache without bytes, for simulation and
         for engines that own their memory, where everything works but key, value, write and attend.

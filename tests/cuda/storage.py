@@ -93,7 +93,10 @@ def test_a_cache_takes_as_many_blocks_as_the_device_has_room_for(cuda: Kit, monk
         pytest.skip("needs the emulator: its memory can be set")
     one = KVPool(SPEC, 2, 2, 16).bytes_per_block
     cuda.runtime.total_bytes = 40 * one + 1
-    for config in (PagedCacheConfig(device="cuda", max_tokens_per_sequence=64), PagedCacheConfig(memory=0.5, device="cuda")):
+    for config in (
+        PagedCacheConfig(device="cuda", max_tokens_per_sequence=64),
+        PagedCacheConfig(memory=0.5, device="cuda"),
+    ):
         cache = make_cache(config, SPEC, num_layers=2)
         assert (cache.num_blocks, cache.device, cache.nbytes) == ((20,), "cuda:0", 20 * one)
         assert cache.key(1).device == "cuda:0"
