@@ -13,8 +13,9 @@ cdef extern from *:
     #include <bit>
     #include "cuda_src/abi_moves.h"
     #include "pagecore/index/changed_entries.hpp"
-    static_assert(std::endian::native == std::endian::little && sizeof(PcTableEntry) == sizeof(pagecore::ChangedEntry) &&
-                  offsetof(PcTableEntry, block) == offsetof(pagecore::ChangedEntry, value),
+    using pagecore::ChangedEntry;
+    static_assert(std::endian::native == std::endian::little && sizeof(PcTableEntry) == sizeof(ChangedEntry) &&
+                  offsetof(PcTableEntry, block) == offsetof(ChangedEntry, value),
                   "changed entries are what the kernel reads");
     """
 

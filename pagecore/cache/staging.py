@@ -12,9 +12,7 @@ one stream and nothing waits, so that each step finds what was sent for it, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Listed
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,19 +92,20 @@ class Staging:
             )
         self.stream = handle
 
-    def apply(self, address: int, capacity: int) -> None:
-        """Write the changes that are on their way to a device address into the tables."""
-        scatter_entries(address + COUNT_BYTES, address, capacity, self.memory, self.stream)
-
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """What is taken of the changes in this block arrives; where it fails, all tables are sent anew next time."""
+    def begin_sending(self) -> None:
+        """Changes are taken from now on; where some of them do not arrive, all tables are sent anew the next time."""
         if self._is_lost:
             self.runtime.fill(self.memory.pointer, 0, self.memory.nbytes, self.stream)
             self.tables.follow_changes()
         self._is_lost = True
-        yield
+
+    def end_sending(self) -> None:
+        """All that was taken since is on its way."""
         self._is_lost = False
+
+    def apply(self, address: int, capacity: int) -> None:
+        """Write the changes that are on their way to a device address into the tables."""
+        scatter_entries(address + COUNT_BYTES, address, capacity, self.memory, self.stream)
 
 
 class StagedBatch:
@@ -171,15 +170,16 @@ class StagedBatch:
         for group, pairs in copied:
             assert len(pairs) <= self._buffers.max_sequences
             pack_pairs(pairs, slot.address + self._copies[group])
-        with staging.sending():
-            while True:
-                count = pack_changes(staging.tables, slot.address + self._changes, self._capacity)
-                slot.send(begin, self._changes + COUNT_BYTES + count * ENTRY_BYTES, target + begin, self._stream)
-                if count:
-                    staging.apply(target + self._changes, self._capacity)
-                if count < self._capacity:
-                    break
-                slot, begin = staging.ring.take(), self._changes
+        staging.begin_sending()
+        while True:
+            count = pack_changes(staging.tables, slot.address + self._changes, self._capacity)
+            slot.send(begin, self._changes + COUNT_BYTES + count * ENTRY_BYTES, target + begin, self._stream)
+            if count:
+                staging.apply(target + self._changes, self._capacity)
+            if count < self._capacity:
+                break
+            slot, begin = staging.ring.take(), self._changes
+        staging.end_sending()
         for group, pairs in copied:
             on_device = strided(self._memory, pairs.shape, None, self._copies[group], "int32")
             store.copy(group, on_device, self._stream)
