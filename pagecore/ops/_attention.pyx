@@ -3,30 +3,39 @@
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor, new_tensor
+from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport (
+    CPU,
     FLOAT32,
+    Place,
+    any_tensor,
+    await_arrays,
     cache_tensor,
     check_aligned,
     check_caches,
     check_last_axis,
     check_length,
-    check_no_stream,
+    check_on_host,
+    check_place,
     check_rank,
     check_result,
+    find_place,
+    finished,
     finite_number,
     flat_mask,
     float_tensor,
+    given_indices,
     head_numbers,
-    host_tensor,
     index_tensor,
+    new_result,
+    note_written,
     read_window,
     scale_numbers,
 )
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
+from pagecore.ops.cuda._attention cimport attention as launch_attention
 
-from pagecore.arrays import like
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
 # Below it a score divided by the cap may be past float32.
@@ -135,10 +144,13 @@ def paged_attention(
     >>> pagecore.paged_attention(query, cache, cache, block_table=[[3, 1]], seq_lens=[20]).shape
     (1, 8, 64)
     """
-    check_no_stream(stream)
+    cdef Place place
     cdef Tensor q = float_tensor(query, "query", 3, 1, "[num_tokens, num_query_heads, head_dim]")
+    find_place(&place, q, "query", query, stream)
     cdef Tensor k = cache_tensor(key_cache, "key_cache")
     cdef Tensor v = cache_tensor(value_cache, "value_cache")
+    check_place(k, "key_cache", &place)
+    check_place(v, "value_cache", &place)
     check_caches(k, v)
     check_length(k, "key_cache", 3, q.shape_[2], "the head_dim of query")
     cdef int64_t num_heads = q.shape_[1], num_kv_heads = k.shape_[2]
@@ -147,20 +159,20 @@ def paged_attention(
             f"query has {num_heads} heads and key_cache {num_kv_heads}; the query's must be a multiple of the cache's"
         )
 
-    cdef Tensor lens = index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]")
-    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]")
+    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
+    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
     cdef int64_t num_sequences = lens.shape_[0]
     cdef Tensor picked = None
     if rows is None:
         check_length(table, "block_table", 0, num_sequences, "one row for each of seq_lens, or pass rows= to pick some")
     else:
-        picked = index_tensor(rows, "rows", 1, "[num_sequences]")
+        picked = index_tensor(rows, "rows", 1, "[num_sequences]", &place)
         check_length(picked, "rows", 0, num_sequences, "one for each of seq_lens")
     cdef Tensor cu = None
     if cu_query_lens is None:
         check_length(q, "query", 0, num_sequences, "one query for each of seq_lens, or pass cu_query_lens=")
     else:
-        cu = index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]")
+        cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", &place)
         check_length(cu, "cu_query_lens", 0, num_sequences + 1, "one more than seq_lens")
 
     cdef double factor = 1.0 / sqrt(<double>q.shape_[2]) if scale is None else finite_number(scale, "scale")
@@ -173,29 +185,42 @@ def paged_attention(
     read_window(window, &left, &right)
     if plan is not None and not isinstance(plan, AttentionPlan):
         raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
-    cdef Tensor sink_numbers = None if sinks is None else head_numbers(sinks, "sinks", num_heads)
-    cdef Tensor slopes = None if alibi_slopes is None else head_numbers(alibi_slopes, "alibi_slopes", num_heads)
-    cdef Tensor bits = None if mask is None else flat_mask(mask)
-    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", num_kv_heads, False)
-    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", num_kv_heads, False)
+    cdef Tensor sink_numbers = None if sinks is None else head_numbers(sinks, "sinks", num_heads, &place)
+    cdef Tensor slopes = None
+    if alibi_slopes is not None:
+        slopes = head_numbers(alibi_slopes, "alibi_slopes", num_heads, &place)
+    cdef Tensor bits = None if mask is None else flat_mask(mask, &place)
+    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", num_kv_heads, False, &place)
+    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", num_kv_heads, False, &place)
 
     cdef int64_t shape[3]
     shape[0], shape[1], shape[2] = q.shape_[0], num_heads, v.shape_[3]
-    cdef Tensor result = float_result(out, "out", shape, q.dtype_code)
-    cdef Tensor lse = new_tensor(2, shape, FLOAT32, False) if return_lse else None
-    run_attention(
-        q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers, slopes,
-        bits, key_scales, value_scales, result, lse,
-    )
-    given = like(result, query) if out is None else out
-    return (given, like(lse, query)) if return_lse else given
+    cdef Tensor result = float_result(out, "out", shape, q.dtype_code, query, &place)
+    cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if return_lse else None
+    if place.device_type == CPU:
+        run_attention(
+            q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
+            slopes, bits, key_scales, value_scales, result, lse,
+        )
+    else:
+        await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
+                      mask, key_scale, value_scale, out), &place)
+        launch_attention(
+            q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
+            slopes, bits, key_scales, value_scales, result, lse, &place,
+        )
+        note_written(result, &place)
+    given = finished(result, query, &place) if out is None else out
+    return (given, finished(lse, query, &place)) if return_lse else given
 
 
-cdef Tensor float_result(object out, str name, const int64_t* shape, int dtype_code):
+cdef Tensor float_result(
+        object out, str name, const int64_t* shape, int dtype_code, object example, const Place* place):
     """The caller's array if it fits, else a new one."""
     if out is None:
-        return new_tensor(3, shape, dtype_code, False)
-    cdef Tensor result = host_tensor(out, name)
+        return new_result(3, shape, dtype_code, example, place)
+    cdef Tensor result = any_tensor(out, name)
+    check_place(result, name, place)
     check_result(result, name, 3, shape, dtype_code)
     check_last_axis(result, name)
     return result
@@ -234,29 +259,37 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     -----
     The merge of split softmaxes is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
-    check_no_stream(stream)
+    cdef Place place
     cdef Tensor a = float_tensor(out_a, "out_a", 3, 2, "[num_tokens, num_heads, head_dim]")
+    find_place(&place, a, "out_a", out_a, stream)
     cdef Tensor b = float_tensor(out_b, "out_b", 3, 2, "[num_tokens, num_heads, head_dim]")
+    check_place(b, "out_b", &place)
     if b.dtype_code != a.dtype_code:
         raise UnsupportedDtype(f"out_a is {a.dtype} and out_b {b.dtype}; both parts must have one dtype")
     cdef int i
     for i in range(3):
         check_length(b, "out_b", i, a.shape_[i], "as out_a has")
-    cdef Tensor weight_a = lse_tensor(lse_a, "lse_a", a)
-    cdef Tensor weight_b = lse_tensor(lse_b, "lse_b", a)
-    cdef Tensor result = float_result(out, "out", a.shape_, a.dtype_code)
+    cdef Tensor weight_a = lse_tensor(lse_a, "lse_a", a, &place)
+    cdef Tensor weight_b = lse_tensor(lse_b, "lse_b", a, &place)
+    cdef Tensor result = float_result(out, "out", a.shape_, a.dtype_code, out_a, &place)
     cdef Tensor weight
     if lse is None:
-        weight = new_tensor(2, a.shape_, FLOAT32, False)
+        weight = new_result(2, a.shape_, FLOAT32, out_a, &place)
     else:
-        weight = host_tensor(lse, "lse")
+        weight = any_tensor(lse, "lse")
+        check_place(weight, "lse", &place)
         check_result(weight, "lse", 2, a.shape_, FLOAT32)
+    check_on_host(&place)
     run_merge(a, weight_a, b, weight_b, result, weight)
-    return like(result, out_a) if out is None else out, like(weight, out_a) if lse is None else lse
+    return (
+        finished(result, out_a, &place) if out is None else out,
+        finished(weight, out_a, &place) if lse is None else lse,
+    )
 
 
-cdef Tensor lse_tensor(object array, str name, Tensor of_out):
-    cdef Tensor lse = host_tensor(array, name)
+cdef Tensor lse_tensor(object array, str name, Tensor of_out, const Place* place):
+    cdef Tensor lse = any_tensor(array, name)
+    check_place(lse, name, place)
     if lse.dtype_code != FLOAT32:
         raise UnsupportedDtype(f"{name} is {lse.dtype}; it must be float32, as paged_attention returns it")
     check_rank(lse, name, 2, "[num_tokens, num_heads]")

@@ -7,9 +7,22 @@ messages. Names are made where something is refused.
 from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor, new_tensor, size_of
-from pagecore.arrays.array_view cimport Extent, checked_extent
-from pagecore.ops._checks cimport LAST_FLOAT, check_length, check_writable, host_tensor, index_tensor
+from pagecore.arrays._tensor cimport Tensor, size_of, tensor_of
+from pagecore.arrays.array_view cimport ArrayView, Extent, checked_extent
+from pagecore.ops._checks cimport (
+    CPU,
+    LAST_FLOAT,
+    Place,
+    any_tensor,
+    brought_to,
+    check_length,
+    check_place,
+    check_writable,
+    find_place,
+    given_indices,
+    index_tensor,
+    new_result,
+)
 from pagecore.ops.cpu._cpu cimport total_tokens
 
 import numpy as np
@@ -42,14 +55,33 @@ cdef list arrays_beside(object arrays, str name, bint many, Py_ssize_t count, st
     return list(arrays)
 
 
-cdef list host_tensors(list arrays, str argument, bint many):
+cdef list first_tensors(Place* place, list arrays, str argument, bint many, object stream):
+    cdef list tensors = [any_tensor(arrays[i], label(argument, i, many)) for i in range(len(arrays))]
+    if tensors:
+        find_place(place, <Tensor>tensors[0], argument, arrays[0], stream)
+    else:
+        find_place(place, Tensor.__new__(Tensor), argument, None, stream)
+    check_places(tensors, argument, many, place)
+    return tensors
+
+
+cdef list placed_tensors(list arrays, str argument, bint many, const Place* place):
+    cdef list tensors = [any_tensor(arrays[i], label(argument, i, many)) for i in range(len(arrays))]
+    check_places(tensors, argument, many, place)
+    return tensors
+
+
+cdef int check_places(list tensors, str argument, bint many, const Place* place) except -1:
+    cdef Tensor tensor
     cdef Py_ssize_t i
-    return [host_tensor(arrays[i], label(argument, i, many)) for i in range(len(arrays))]
+    for i in range(len(tensors)):
+        tensor = <Tensor>tensors[i]
+        if tensor.device_type != place.device_type or tensor.device_id != place.device_id:
+            check_place(tensor, label(argument, i, many), place)
+    return 0
 
 
-cdef list paged_tensors(list arrays, str argument, bint many):
-    """Caches of any dtype, all of one block_size."""
-    cdef list tensors = host_tensors(arrays, argument, many)
+cdef int check_paged(list tensors, str argument, bint many) except -1:
     cdef Tensor tensor
     cdef Py_ssize_t i
     cdef int64_t block_size
@@ -68,33 +100,38 @@ cdef list paged_tensors(list arrays, str argument, bint many):
                 f"{label(argument, i, many)} has blocks of {tensor.shape_[1]} tokens and {argument}[0] of "
                 f"{block_size}; caches of one call must have one block_size"
             )
-    return tensors
+    return 0
 
 
-cdef Sequences read_sequences(object block_table, object seq_lens, object rows, list caches):
+cdef Sequences read_sequences(
+        object block_table, object seq_lens, object rows, list caches, const Place* place):
     cdef Sequences batch = Sequences.__new__(Sequences)
     if isinstance(block_table, (list, tuple)) and len(block_table) == 0:
         block_table = np.zeros((0, 0), np.int32)
-    batch.lens = index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]")
-    batch.table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]")
+    # Lengths are wanted twice: on the host, to be summed, and where the call runs.
+    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", place)
+    batch.lens = lens if lens.device_type != CPU else brought_to(lens, "seq_lens", place)
+    batch.table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", place)
     cdef int64_t count = batch.lens.shape_[0]
     if rows is None:
         check_length(batch.table, "block_table", 0, count, "one row for each of seq_lens, or pass rows= to pick some")
     else:
-        batch.rows = index_tensor(rows, "rows", 1, "[num_sequences]")
+        batch.rows = index_tensor(rows, "rows", 1, "[num_sequences]", place)
         check_length(batch.rows, "rows", 0, count, "one for each of seq_lens")
-    if caches:
-        batch.num_tokens = total_tokens(batch.lens, batch.table.shape_[1], (<Tensor>caches[0]).shape_[1])
+    if lens.device_type != CPU:
+        batch.num_tokens = UNKNOWN
+    elif caches:
+        batch.num_tokens = total_tokens(lens, batch.table.shape_[1], (<Tensor>caches[0]).shape_[1])
     return batch
 
 
-cdef Tensor packed_like(Tensor cache, int64_t num_tokens):
+cdef Tensor packed_like(Tensor cache, int64_t num_tokens, object example, const Place* place):
     cdef int64_t shape[8]
     cdef int i
     shape[0] = num_tokens
     for i in range(2, cache.ndim):
         shape[i - 1] = cache.shape_[i]
-    return new_tensor(cache.ndim - 1, shape, cache.dtype_code, False)
+    return new_result(cache.ndim - 1, shape, cache.dtype_code, example, place)
 
 
 cdef int check_packed(list packed, str argument, list caches, str others, bint many, int64_t num_tokens) except -1:
@@ -103,7 +140,10 @@ cdef int check_packed(list packed, str argument, list caches, str others, bint m
     for i in range(len(packed)):
         array, cache = <Tensor>packed[i], <Tensor>caches[i]
         check_axes(array, argument, cache, others, i, many, 2)
-        check_length(array, label(argument, i, many), 0, num_tokens, "the sum of seq_lens")
+        if num_tokens == UNKNOWN:
+            check_length(array, label(argument, i, many), 0, (<Tensor>packed[0]).shape_[0], f"as {argument}[0] has")
+        else:
+            check_length(array, label(argument, i, many), 0, num_tokens, "the sum of seq_lens")
         check_cast(array, argument, cache, others, i, many)
     return 0
 
@@ -178,15 +218,23 @@ cdef int check_apart(list sources, str source_argument, list targets, str target
 cdef bint share_memory(Tensor a, Tensor b) except -1:
     """Exactly: planes that are interleaved span the same bytes and share none."""
     try:
-        return np.shares_memory(a.numpy(), b.numpy(), max_work=OVERLAP_WORK)
+        return np.shares_memory(addresses(a), addresses(b), max_work=OVERLAP_WORK)
     except np.exceptions.TooHardError:
         return True
 
 
-cdef Tensor pair_ids(object pairs):
+cdef object addresses(Tensor tensor):
+    """An ndarray of the same addresses; not to be read, as they may be a device's."""
+    cdef ArrayView view = tensor.view()
+    view.device_type = CPU
+    view.device_id = 0
+    return tensor_of(view, tensor).numpy()
+
+
+cdef Tensor pair_ids(object pairs, const Place* place):
     """None where there are none."""
     if isinstance(pairs, (list, tuple)) and len(pairs) == 0:
         return None
-    cdef Tensor ids = index_tensor(pairs, "pairs", 2, "[n, 2] of (source, target)")
+    cdef Tensor ids = index_tensor(pairs, "pairs", 2, "[n, 2] of (source, target)", place)
     check_length(ids, "pairs", 1, 2, "(source, target)")
     return ids

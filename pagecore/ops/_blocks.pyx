@@ -8,14 +8,16 @@ from pagecore.ops._block_checks cimport (
     check_axes,
     check_cast,
     check_packed,
+    check_paged,
     check_targets,
-    host_tensors,
+    first_tensors,
+    label,
     packed_like,
-    paged_tensors,
     pair_ids,
+    placed_tensors,
     read_sequences,
 )
-from pagecore.ops._checks cimport check_no_stream, check_writable, host_tensor
+from pagecore.ops._checks cimport Place, check_on_host, check_writable, finished
 from pagecore.ops.cpu._cpu cimport (
     copy_blocks as run_copy,
     gather_blocks as run_gather,
@@ -23,7 +25,6 @@ from pagecore.ops.cpu._cpu cimport (
     transfer_blocks as run_transfer,
 )
 
-from pagecore.arrays import like
 from pagecore.errors import ShapeError
 
 
@@ -67,25 +68,27 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
     >>> pagecore.gather_blocks(cache, block_table=[[2, 1], [3, 0]], seq_lens=[5, 1])[:, 0]
     array([6., 7., 8., 3., 4., 9.], dtype=float32)
     """
-    check_no_stream(stream)
     cdef bint many = isinstance(cache, (list, tuple))
     cdef list examples = list(cache) if many else [cache]
-    cdef list caches = paged_tensors(examples, "cache", many)
-    cdef Sequences batch = read_sequences(block_table, seq_lens, rows, caches)
+    cdef Place place
+    cdef list caches = first_tensors(&place, examples, "cache", many, stream)
+    check_paged(caches, "cache", many)
+    cdef Sequences batch = read_sequences(block_table, seq_lens, rows, caches, &place)
     cdef list packed, given
     cdef Py_ssize_t i
     if out is None:
-        packed = [packed_like(<Tensor>caches[i], batch.num_tokens) for i in range(len(caches))]
+        packed = [packed_like(<Tensor>caches[i], batch.num_tokens, examples[i], &place) for i in range(len(caches))]
         given = packed
     else:
         given = arrays_beside(out, "out", many, len(caches), "caches")
-        packed = host_tensors(given, "out", many)
+        packed = placed_tensors(given, "out", many, &place)
         check_packed(packed, "out", caches, "cache", many, batch.num_tokens)
         check_targets(packed, "out", many)
         check_apart(caches, "cache", packed, "out", many)
+    check_on_host(&place)
     run_gather(caches, packed, batch.table, batch.lens, batch.rows)
     if out is None:
-        given = [like(packed[i], examples[i]) for i in range(len(packed))]
+        given = [finished(<Tensor>packed[i], examples[i], &place) for i in range(len(packed))]
     return given if many else given[0]
 
 
@@ -116,14 +119,17 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
     """
-    check_no_stream(stream)
     cdef bint many = isinstance(cache, (list, tuple))
-    cdef list caches = paged_tensors(list(cache) if many else [cache], "cache", many)
-    cdef Sequences batch = read_sequences(block_table, seq_lens, rows, caches)
-    cdef list packed = host_tensors(arrays_beside(values, "values", many, len(caches), "caches"), "values", many)
+    cdef Place place
+    cdef list caches = first_tensors(&place, list(cache) if many else [cache], "cache", many, stream)
+    check_paged(caches, "cache", many)
+    cdef Sequences batch = read_sequences(block_table, seq_lens, rows, caches, &place)
+    cdef list beside = arrays_beside(values, "values", many, len(caches), "caches")
+    cdef list packed = placed_tensors(beside, "values", many, &place)
     check_packed(packed, "values", caches, "cache", many, batch.num_tokens)
     check_targets(caches, "cache", many)
     check_apart(packed, "values", caches, "cache", many)
+    check_on_host(&place)
     run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
 
 
@@ -151,11 +157,14 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been copied.
     """
-    check_no_stream(stream)
     cdef bint many = isinstance(source_caches, (list, tuple))
-    cdef list sources = paged_tensors(list(source_caches) if many else [source_caches], "source_caches", many)
+    cdef list given = list(source_caches) if many else [source_caches]
+    cdef Place place
+    cdef list sources = first_tensors(&place, given, "source_caches", many, stream)
+    check_paged(sources, "source_caches", many)
     cdef list beside = arrays_beside(target_caches, "target_caches", many, len(sources), "source_caches")
-    cdef list targets = paged_tensors(beside, "target_caches", many)
+    cdef list targets = placed_tensors(beside, "target_caches", many, &place)
+    check_paged(targets, "target_caches", many)
     cdef Tensor source, target
     cdef Py_ssize_t i
     for i in range(len(sources)):
@@ -164,7 +173,8 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
         check_cast(target, "target_caches", source, "source_caches", i, many)
     check_targets(targets, "target_caches", many)
     check_apart(sources, "source_caches", targets, "target_caches", many)
-    cdef Tensor ids = pair_ids(pairs)
+    cdef Tensor ids = pair_ids(pairs, &place)
+    check_on_host(&place)
     if ids is not None:
         run_transfer(sources, targets, ids)
 
@@ -188,17 +198,18 @@ def copy_blocks(caches, pairs, *, stream=None):
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that are not served or cannot be written. In every case nothing has been copied.
     """
-    check_no_stream(stream)
-    cdef list planes = []
-    cdef Tensor plane
     cdef bint many = isinstance(caches, (list, tuple))
-    for i, cache in enumerate(caches if many else (caches,)):
-        name = f"caches[{i}]" if many else "caches"
-        plane = host_tensor(cache, name)
+    cdef Place place
+    cdef list planes = first_tensors(&place, list(caches) if many else [caches], "caches", many, stream)
+    cdef Tensor plane
+    cdef Py_ssize_t i
+    for i in range(len(planes)):
+        plane = <Tensor>planes[i]
         if plane.ndim == 0:
-            raise ShapeError(f"{name} has no axes; its first axis must count blocks")
-        check_writable(plane, name)
-        planes.append(plane)
-    cdef Tensor ids = pair_ids(pairs)
+            raise ShapeError(f"{label('caches', i, many)} has no axes; its first axis must count blocks")
+        if plane.readonly:
+            check_writable(plane, label("caches", i, many))
+    cdef Tensor ids = pair_ids(pairs, &place)
+    check_on_host(&place)
     if ids is not None:
         run_copy(planes, ids)

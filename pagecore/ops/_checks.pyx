@@ -1,17 +1,28 @@
 """What the ops demand of their arguments before a kernel sees them: devices, dtypes, ranks, shapes and strides.
 
 Every check reads C fields of a Tensor, so that a good call pays nanoseconds; only a refusal builds Python objects. What
-the numbers inside index arrays may be, slots, block ids and lengths, the kernels check themselves.
+the numbers inside index arrays may be, slots, block ids and lengths, the host kernels check themselves; what lies on a
+CUDA device is not looked at here, as that would wait for it.
 """
 
 from cpython.object cimport PyObject
 from libc.math cimport isfinite
 from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, last_axis_contiguous, new_tensor, size_of
+from pagecore.arrays._tensor cimport (
+    Tensor,
+    as_tensor,
+    contiguous,
+    last_axis_contiguous,
+    new_tensor,
+    size_of,
+)
+
+from sys import modules
 
 import numpy as np
 
+from pagecore.arrays import cuda, empty, like, results, streams
 from pagecore.arrays.dtypes import DTYPES
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -20,14 +31,110 @@ cdef extern from "Python.h":
     Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
 
 cdef enum:
-    CPU = 1
     INT32 = 7
     INT64 = 8
     BOOL = 9
 
 
-cdef Tensor host_tensor(object array, str name):
-    """Any array on the host; an error of as_tensor is told again with the argument's name."""
+cdef int find_place(Place* place, Tensor first, str name, object example, object stream) except -1:
+    place.device_type = first.device_type
+    place.device_id = first.device_id
+    place.stream = 0
+    place.name = <PyObject*>name
+    if first.device_type != CPU:
+        return find_stream(place, example, stream)
+    if stream is not None:
+        raise UnsupportedOption(f"stream is {stream!r}; host ops run at once in the calling thread: leave stream out")
+    return 0
+
+
+cdef int find_stream(Place* place, object example, object stream) except -1:
+    place.stream = streams.stream_handle(stream, example, place.device_id)
+    return 0
+
+
+cdef str device_of(const Place* place):
+    return "cpu" if place == NULL or place.device_type == CPU else f"cuda:{place.device_id}"
+
+
+cdef int check_place(Tensor tensor, str name, const Place* place) except -1:
+    if tensor.device_type != place.device_type or tensor.device_id != place.device_id:
+        raise DeviceError(
+            f"{name} is on {tensor.device} and {<str>place.name} on {device_of(place)}; the arrays of a call must "
+            "be on one device: pass a copy there"
+        )
+    return 0
+
+
+cdef int check_on_host(const Place* place) except -1:
+    if place.device_type != CPU:
+        raise DeviceError(
+            f"{<str>place.name} is on {device_of(place)}; this version serves arrays on the host: pass a copy there"
+        )
+    return 0
+
+
+cdef Tensor new_at(int ndim, const int64_t* shape, int dtype_code, const Place* place):
+    if place.device_type == CPU:
+        return new_tensor(ndim, shape, dtype_code, False)
+    return new_on_device(ndim, shape, dtype_code, place)
+
+
+cdef Tensor new_on_device(int ndim, const int64_t* shape, int dtype_code, const Place* place):
+    lengths = tuple([shape[i] for i in range(ndim)])
+    return empty(lengths, DTYPES[dtype_code], device_of(place), stream=place.stream)
+
+
+cdef Tensor new_result(int ndim, const int64_t* shape, int dtype_code, object example, const Place* place):
+    if place.device_type == CPU:
+        return new_tensor(ndim, shape, dtype_code, False)
+    lengths = tuple([shape[i] for i in range(ndim)])
+    return results.new_result(lengths, DTYPES[dtype_code], example, place.device_id, place.stream)
+
+
+cdef object finished(Tensor result, object example, const Place* place):
+    if place.device_type == CPU:
+        return like(result, example)
+    return results.finished_result(result, example, place.stream)
+
+
+cdef int await_arrays(tuple arrays, const Place* place) except -1:
+    """Only JAX keeps its streams to itself."""
+    if "jax" not in modules:
+        return 0
+    for array in arrays:
+        if isinstance(array, (list, tuple)):
+            await_arrays(tuple(array), place)
+        else:
+            streams.await_producer(array, place.stream)
+    return 0
+
+
+cdef int note_written(Tensor tensor, const Place* place) except -1:
+    streams.note_work(tensor, place.stream)
+    return 0
+
+
+cdef Tensor brought_to(Tensor host, str name, const Place* place):
+    if place == NULL or place.device_type == CPU:
+        return host
+    runtime = cuda.runtime()
+    if runtime.is_capturing(place.stream):
+        raise UnsupportedOption(
+            f"{name} is on the host and the stream is being captured: a graph would read memory that is gone; pass an "
+            f"array on {device_of(place)}"
+        )
+    if not contiguous(host):
+        host = as_tensor(np.ascontiguousarray(host.numpy()))
+    cdef Tensor copied = new_at(host.ndim, host.shape_, host.dtype_code, place)
+    if size_of(host) > 0:
+        # From pageable memory: whoever copies has read it by the time that it returns.
+        runtime.copy(<uintptr_t>copied.data, <uintptr_t>host.data, size_of(host) * host.itemsize, place.stream)
+    return copied
+
+
+cdef Tensor any_tensor(object array, str name):
+    """Any array; an error of as_tensor is told again with the argument's name."""
     cdef Tensor tensor
     if type(array) is Tensor:
         tensor = <Tensor>array
@@ -37,13 +144,18 @@ cdef Tensor host_tensor(object array, str name):
         except (PagecoreError, TypeError, ValueError, BufferError) as error:
             error.args = (f"{name}: {error}", *error.args[1:])
             raise
+    return tensor
+
+
+cdef Tensor host_tensor(object array, str name):
+    cdef Tensor tensor = any_tensor(array, name)
     if tensor.device_type != CPU:
         raise DeviceError(f"{name} is on {tensor.device}; this version serves arrays on the host: pass a copy there")
     return tensor
 
 
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes):
-    cdef Tensor tensor = host_tensor(array, name)
+    cdef Tensor tensor = any_tensor(array, name)
     cdef int i
     if tensor.dtype_code > LAST_FLOAT:
         raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
@@ -65,19 +177,47 @@ cdef Tensor viewed(object array, str name):
     if isinstance(array, (list, tuple)):
         return None
     try:
-        return host_tensor(array, name)
+        return any_tensor(array, name)
     except UnsupportedDtype:
         return None
 
 
-cdef Tensor index_tensor(object array, str name, int ndim, str axes):
-    """Lists, other integers and tables without a contiguous last axis are copied; the rest is viewed."""
+cdef int check_reachable(Tensor tensor, str name, const Place* place) except -1:
+    """That an array on a CUDA device, which a call can use but not copy, is on the call's."""
+    if place == NULL:
+        raise DeviceError(f"{name} is on {tensor.device} and is read by the host: pass a copy there")
+    return check_place(tensor, name, place)
+
+
+cdef Tensor index_tensor(object array, str name, int ndim, str axes, const Place* place):
+    cdef Tensor tensor = given_indices(array, name, ndim, axes, place)
+    if place == NULL or place.device_type == tensor.device_type:
+        return tensor
+    return brought_to(tensor, name, place)
+
+
+cdef Tensor given_indices(object array, str name, int ndim, str axes, const Place* place):
+    """Lists, other integers and tables without a contiguous last axis are copied on the host; the rest is viewed."""
     cdef Tensor tensor = viewed(array, name)
+    if tensor is not None and tensor.device_type != CPU:
+        check_reachable(tensor, name, place)
+        return device_indices(tensor, name, ndim, axes)
     if tensor is None or not INT32 <= tensor.dtype_code <= INT64:
         tensor = copy_integers(array, name)
     check_rank(tensor, name, ndim, axes)
     if ndim > 1 and not last_axis_contiguous(tensor) or not is_aligned(tensor):
         tensor = copy_integers(tensor, name)
+    return tensor
+
+
+cdef Tensor device_indices(Tensor tensor, str name, int ndim, str axes):
+    """As they are: to copy them would take a kernel and memory that the caller can plan better."""
+    if not INT32 <= tensor.dtype_code <= INT64:
+        raise UnsupportedDtype(f"{name} is {tensor.dtype} on {tensor.device}; there it must be int32 or int64")
+    check_rank(tensor, name, ndim, axes)
+    if ndim > 1:
+        check_last_axis(tensor, name)
+    check_aligned(tensor, name)
     return tensor
 
 
@@ -95,9 +235,27 @@ cdef Tensor copy_integers(object array, str name):
     return as_tensor(np.array(values, dtype=np.int64, order="C"))
 
 
-cdef Tensor head_numbers(object array, str name, int64_t num_heads):
+cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place* place):
+    return brought_numbers(numbers_of_heads(array, name, num_heads, place), name, place)
+
+
+cdef Tensor brought_numbers(Tensor tensor, str name, const Place* place):
+    """What the host has, as float32 where the call runs on CUDA."""
+    if tensor is None or place.device_type == CPU or tensor.device_type != CPU:
+        return tensor
+    return brought_to(tensor if tensor.dtype_code == FLOAT32 else copy_numbers(tensor, name), name, place)
+
+
+cdef Tensor numbers_of_heads(object array, str name, int64_t num_heads, const Place* place):
+    """Where they are: on the host or on the device of the call."""
     cdef Tensor tensor = viewed(array, name)
-    if tensor is None or tensor.dtype_code > LAST_FLOAT or not is_aligned(tensor):
+    if tensor is not None and tensor.device_type != CPU:
+        check_reachable(tensor, name, place)
+        if tensor.dtype_code != FLOAT32:
+            raise UnsupportedDtype(f"{name} is {tensor.dtype} on {tensor.device}; there it must be float32: convert it")
+        check_last_axis(tensor, name)
+        check_aligned(tensor, name)
+    elif tensor is None or tensor.dtype_code > LAST_FLOAT or not is_aligned(tensor):
         tensor = copy_numbers(array, name)
     if tensor.ndim != 1 or tensor.shape_[0] != num_heads:
         raise ShapeError(f"{name} has shape {tensor.shape}; it must be [{num_heads}], one number for each head")
@@ -116,13 +274,27 @@ cdef Tensor copy_numbers(object array, str name):
     return as_tensor(values)
 
 
-cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides):
+cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place):
+    return brought_numbers(checked_scales(scale, name, num_kv_heads, divides, place), name, place)
+
+
+cdef bint is_one_number(object scale, str name) except -1:
+    """Whether the host can read it as a number; what is on a device it could, too, but would wait for it."""
+    if isinstance(scale, (float, int)):
+        return True
+    if getattr(scale, "ndim", 1) != 0:
+        return False
+    cdef Tensor tensor = viewed(scale, name)
+    return tensor is None or tensor.device_type == CPU
+
+
+cdef Tensor checked_scales(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place):
     cdef Tensor tensor
     cdef double value
     cdef int64_t i
     if scale is None:
         return None
-    if isinstance(scale, (float, int)) or getattr(scale, "ndim", 1) == 0:
+    if is_one_number(scale, name):
         value = finite_number(scale, name)
         if value == 1.0:
             return None
@@ -131,7 +303,9 @@ cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint div
             (<float*>tensor.data)[i] = <float>value
         values = [value]
     else:
-        tensor = head_numbers(scale, name, num_kv_heads)
+        tensor = numbers_of_heads(scale, name, num_kv_heads, place)
+        if tensor.device_type != CPU:
+            return tensor
         values = tensor.numpy().tolist()
     for each in values:
         if not isfinite(<float>each) or divides and <float>each == 0.0:
@@ -140,19 +314,21 @@ cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint div
     return tensor
 
 
-cdef Tensor flat_mask(object array):
+cdef Tensor flat_mask(object array, const Place* place):
     cdef Tensor tensor
     if isinstance(array, (list, tuple)):
         try:
             array = np.asarray(array) if array else np.zeros(0, np.bool_)
         except ValueError as error:
             raise ShapeError(f"mask is no array of bool: {error}") from None
-    tensor = host_tensor(array, "mask")
+    tensor = any_tensor(array, "mask")
+    if tensor.device_type != CPU:
+        check_reachable(tensor, "mask", place)
     if tensor.dtype_code != BOOL:
         raise UnsupportedDtype(f"mask is {tensor.dtype}; it must be bool, True where a query attends: pass mask != 0")
     check_rank(tensor, "mask", 1, "flat, [query_len, seq_len] of every sequence in order")
     check_last_axis(tensor, "mask")
-    return tensor
+    return tensor if tensor.device_type != CPU else brought_to(tensor, "mask", place)
 
 
 cdef double finite_number(object number, str name) except? -1:
@@ -274,10 +450,4 @@ cdef int check_result(Tensor result, str name, int ndim, const int64_t* shape, i
 cdef int check_writable(Tensor tensor, str name) except -1:
     if tensor.readonly:
         raise UnsupportedOption(f"{name} is read-only and would be written: pass a writable array")
-    return 0
-
-
-cdef int check_no_stream(object stream) except -1:
-    if stream is not None:
-        raise UnsupportedOption(f"stream is {stream!r}; host ops run at once in the calling thread: leave stream out")
     return 0

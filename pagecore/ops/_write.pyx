@@ -2,11 +2,14 @@
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport (
+    Place,
     cache_tensor,
     check_caches,
     check_length,
-    check_no_stream,
+    check_on_host,
+    check_place,
     check_writable,
+    find_place,
     float_tensor,
     index_tensor,
     scale_numbers,
@@ -50,11 +53,15 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     >>> cache[0, 1, :, 0, 0]
     array([0., 0., 1., 1.], dtype=float32)
     """
-    check_no_stream(stream)
+    cdef Place place
     cdef Tensor k = float_tensor(key, "key", 3, 1, "[num_tokens, num_kv_heads, head_dim]")
+    find_place(&place, k, "key", key, stream)
     cdef Tensor v = float_tensor(value, "value", 3, 1, "[num_tokens, num_kv_heads, head_dim]")
     cdef Tensor keys = cache_tensor(key_cache, "key_cache")
     cdef Tensor values = cache_tensor(value_cache, "value_cache")
+    check_place(v, "value", &place)
+    check_place(keys, "key_cache", &place)
+    check_place(values, "value_cache", &place)
     check_caches(keys, values)
     check_length(v, "value", 0, k.shape_[0], "the tokens of key")
     check_length(k, "key", 1, keys.shape_[2], "the heads of key_cache")
@@ -63,9 +70,10 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     check_length(v, "value", 2, values.shape_[3], "the head_dim of value_cache")
     check_writable(keys, "key_cache")
     check_writable(values, "value_cache")
-    cdef Tensor slots = index_tensor(slot_mapping, "slot_mapping", 1, "[at most num_tokens]")
+    cdef Tensor slots = index_tensor(slot_mapping, "slot_mapping", 1, "[at most num_tokens]", &place)
     if slots.shape_[0] > k.shape_[0]:
         raise ShapeError(f"slot_mapping has {slots.shape_[0]} slots for {k.shape_[0]} tokens; it must not have more")
-    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True)
-    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True)
+    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True, &place)
+    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True, &place)
+    check_on_host(&place)
     run_write(k, v, keys, values, slots, key_scales, value_scales)
