@@ -66,6 +66,9 @@ cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place*
 # The same from a single number too; None where it changes nothing. Numbers that come on CUDA are taken as they are.
 cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place)
 
+# What numbers are divided by: one for all in `divisor`, which is 1 where there are others or none.
+cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* place, float* divisor)
+
 cdef Tensor flat_mask(object array, const Place* place)
 cdef double finite_number(object number, str name) except? -1
 cdef int read_window(object window, int64_t* left, int64_t* right) except -1
