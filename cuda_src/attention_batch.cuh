@@ -77,8 +77,9 @@ struct Sequence {
   PC_MEMBER int position(int query_row) const { return length - (queries_end - query_row); }
 };
 
+// Of a row of the table; a tile behind them still has numbers of 32 bits.
 PC_DEVICE int held_tokens(const PcAttentionParams& p) {
-  return clamp(static_cast<pc_int64>(p.table.width) * p.block_size, 0, 0x7fffffff);
+  return clamp(static_cast<pc_int64>(p.table.width) * p.block_size, 0, 0x7fff0000);
 }
 
 PC_DEVICE Sequence load_sequence(const PcAttentionParams& p, int index) {
@@ -105,6 +106,8 @@ struct KeyRange {
   int end;
 
   PC_MEMBER bool has(int j) const { return static_cast<unsigned>(j - begin) < static_cast<unsigned>(end - begin); }
+  // Whether some of keys j .. j + count - 1 are among them.
+  PC_MEMBER bool meets(int j, int count) const { return j < end && j + count > begin; }
 };
 
 // What causality and the window leave to a query; the rule of pagecore/ops/key_range.hpp.

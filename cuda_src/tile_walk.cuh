@@ -1,14 +1,16 @@
 // The order in which a warp meets the keys of a worker's items, and where these lie: always a few tiles ahead of what
 // is being computed, across the ends of items, so that copies never wait for an item to end.
 //
-// An item's keys are cut into tiles at multiples of kTokens, and tiles go around the warps:
+// An item's keys are cut into tiles at multiples of kTokens, and tiles go around the warps that share its rows. Rounds
+// begin at multiples of their own length, so that which warp has a key depends on neither the item's first key nor its
+// last.
 //
-//   keys of the item        [ . . . . . . . . . . . . . . . . . . . . . . . )
-//   tiles                |   0   |   1   |   2   |   3   |   4   |   5   |
-//   warp, of 4               0       1       2       3       0       1
-//   round                    0       0       0       0       1       1
+//   keys of the item      [ . . . . . . . . . . . . . . . . . . . . )
+//   tiles             |   0   |   1   |   2   |   3   |   4   |   5   |   6   |   7   |
+//   warp, of 4            0       1       2       3       0       1       2       3
+//   round                 0       0       0       0       1       1       1       1
 //
-// All warps make the same rounds; one whose tile lies behind the keys does nothing in it.
+// All warps make the same rounds; one whose tile has no key of the item does nothing in it.
 #pragma once
 
 #include "attention_batch.cuh"
@@ -16,12 +18,21 @@
 
 namespace pagecore {
 
-PC_DEVICE int first_tile_token(const PcWorkItem& item, int tokens) { return item.key_begin / tokens * tokens; }
+// The warps that share the keys of an item's rows, and this one's place among them.
+struct Sharing {
+  int warps;
+  int place;
 
-PC_DEVICE int count_rounds(const PcWorkItem& item, int tokens, int warps) {
-  if (item.key_end <= item.key_begin) return 0;
-  return divide_up(item.key_end - first_tile_token(item, tokens), tokens * warps);
-}
+  // Tokens of a round.
+  PC_MEMBER int step(int tokens) const { return warps * tokens; }
+  PC_MEMBER int first_token(const PcWorkItem& item, int tokens) const {
+    return item.key_begin / step(tokens) * step(tokens) + place * tokens;
+  }
+  PC_MEMBER int rounds(const PcWorkItem& item, int tokens) const {
+    if (item.key_end <= item.key_begin) return 0;
+    return divide_up(item.key_end, step(tokens)) - item.key_begin / step(tokens);
+  }
+};
 
 // Where a walk stands. Registers are for sums: between two steps it is kept in shared memory.
 struct alignas(16) WalkState {
@@ -31,14 +42,17 @@ struct alignas(16) WalkState {
   pc_int64 table_row;
   int token;   // first of the warp's next tile
   int rounds;  // that are left of the item, this tile's included; 0: there are no more items
+  int step;    // from one tile of the warp to the next
 };
 
 static_assert(sizeof(WalkState) == PcRingShape::kWalkBytes, "the shape has room for it");
 
-template <int kTokens, int kWarps>
+// `Warps::sharing(item)` tells how an item's keys are shared; of no warps: they are not wanted.
+template <int kTokens, typename Warps>
 class TileWalk {
  public:
-  PC_MEMBER explicit TileWalk(const Shared<pc_uint8>& place) : place_(place.template as<WalkState>()) {}
+  PC_MEMBER TileWalk(const Shared<pc_uint8>& place, const Warps& warps)
+      : place_(place.template as<WalkState>()), warps_(warps) {}
 
   // Stands at the first tile of these items, if they have one.
   PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work) {
@@ -51,13 +65,12 @@ class TileWalk {
   }
 
   PC_MEMBER WalkState state() const { return place_.load(0); }
-  PC_MEMBER static bool is_empty(const WalkState& state) { return state.token >= state.keys.end; }
   // Of token state().token + lane; looked up a step ago, because the table is not at hand at once.
   PC_MEMBER const Slot& slot() const { return slot_; }
 
   // To the next tile. `state` is what state() gave; all lanes are past that.
   PC_MEMBER void advance(const PcAttentionParams& p, WalkState state) {
-    state.token += kTokens * kWarps;
+    state.token += state.step;
     if (--state.rounds == 0) {
       open_item(p, state);
     } else {
@@ -89,8 +102,11 @@ class TileWalk {
       fit_item(p, sequence, item);
       state.table_row = sequence.table_row;
       state.keys = {item.key_begin, item.key_end};
-      state.rounds = count_rounds(item, kTokens, kWarps);
-      state.token = first_tile_token(item, kTokens) + pc_warp() * kTokens;
+      const Sharing sharing = warps_.sharing(item);
+      if (sharing.warps == 0) continue;
+      state.rounds = sharing.rounds(item, kTokens);
+      state.token = sharing.first_token(item, kTokens);
+      state.step = sharing.step(kTokens);
     }
     look_up(p, state);
   }
@@ -112,6 +128,7 @@ class TileWalk {
   }
 
   Shared<WalkState> place_;
+  Warps warps_;
   int item_word_;
   Slot slot_;
 };

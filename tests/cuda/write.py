@@ -9,8 +9,8 @@ import pytest
 
 import pagecore
 from pagecore.errors import InvalidBlock, ShapeError
-from tests.cuda.changed_bytes import assert_same_memory, calls_of, want_memory
 from tests.cuda.kit import Kit
+from tests.cuda.memory import assert_same_memory, calls_of, want_memory
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
 from tests.reference import attention as reference
 

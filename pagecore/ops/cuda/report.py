@@ -71,12 +71,19 @@ def _refuse(message: str) -> int:
 
 
 def faults(chosen: Sequence[Instance], results: Sequence[Usage | Failure]) -> list[str]:
-    """Return a line for each kernel that failed, and for each that spills and must not."""
+    """Return a line for each kernel that failed, and for each that spills and must not.
+
+    The instances of a source mostly fail for one reason: the log of the first stands for all of them.
+    """
     strict = {each.name for each in chosen if must_not_spill(each)}
-    lines = []
+    sources = {each.name: each.source for each in chosen}
+    lines, told = [], set()
     for result in results:
         if isinstance(result, Failure):
-            lines.append(f"{result.kernel} for {result.architecture}: {result.message}")
+            source = sources[result.kernel]
+            message = "fails as well" if source in told else result.message
+            told.add(source)
+            lines.append(f"{result.kernel} for {result.architecture}: {message}")
         elif result.spills and result.kernel in strict:
             lines.append(
                 f"{result.kernel} for {result.architecture} spills {result.spill_store_bytes} bytes out and "

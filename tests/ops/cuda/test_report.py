@@ -98,11 +98,12 @@ def test_a_spill_in_decode_is_a_fault_and_elsewhere_none(measured, capsys):
 
 
 def test_a_kernel_that_failed_is_a_fault_with_its_log(measured, capsys):
-    measured["add<float,1>", "sm_80"] = Failure("add<float,1>", "sm_80", "refused:\ntoy.cu(3): error")
+    for name in ("add<float,1>", "add<float,2>"):
+        measured[name, "sm_80"] = Failure(name, "sm_80", "refused:\ntoy.cu(3): error")
     assert main(["--arch", "sm_80"]) == 1
     told = capsys.readouterr()
     assert "failed" in told.out
-    assert "add<float,1> for sm_80: refused:\ntoy.cu(3): error" in told.err
+    assert told.err == "add<float,1> for sm_80: refused:\ntoy.cu(3): error\nadd<float,2> for sm_80: fails as well\n"
 
 
 def test_all_figures_go_to_json(measured, capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""The bodies of tests/cuda/memory.py, and what only a device whose work comes late can show."""
+"""The bodies of tests.cuda.tensors.py, and what only a device whose work comes late can show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import pagecore
 from pagecore.arrays.results import finished_result, new_result
 from pagecore.errors import DeviceError
-from tests.cuda.memory import *  # noqa: F403
+from tests.cuda.tensors import *  # noqa: F403
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-from tests.cuda.memory import *  # noqa: F403
