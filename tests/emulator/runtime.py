@@ -89,7 +89,7 @@ class EmulatedRuntime:
     Attributes
     ----------
     may_overwrite : bool
-        Whether several blocks may write different values to one place, as for a slot that is given twice.
+        Whether several threads may write different values to one place, as for a slot that is given twice.
     stream : int
         The current one.
     streams : Streams
