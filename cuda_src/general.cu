@@ -517,7 +517,7 @@ PC_DEVICE void store_rows(const PcAttentionParams& p, const Heads& heads, const 
     RowEnd end = end_row(sums.top, sums.sum, piece.folds ? -pc_infinity() : sink);
     float x[N];
     PC_UNROLL
-    for (int k = 0; k < N; ++k) x[k] = sums.x[k] * end.factor;
+    for (int k = 0; k < N; ++k) x[k] = sums.x[k] * (piece.folds ? end.factor : end.factor * value_scale);
     if (piece.folds) {
       const pc_int64 kept = ((first_own_row(p) + query) * p.num_query_heads + head) * p.value_dim + d;
       JoinedRow<N> joined;
@@ -536,11 +536,9 @@ PC_DEVICE void store_rows(const PcAttentionParams& p, const Heads& heads, const 
       }
       end = joined.end(sink);
       PC_UNROLL
-      for (int k = 0; k < N; ++k) x[k] = joined.x[k] * end.factor;
+      for (int k = 0; k < N; ++k) x[k] = joined.x[k] * (end.factor * value_scale);
     }
     if (whole) {
-      PC_UNROLL
-      for (int k = 0; k < N; ++k) x[k] *= value_scale;
       store_floats<N>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, x);
       if (d == 0) store_lse(p, query_row, head, end.lse);
     } else {
