@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,23 @@ class DeviceCache(PagedKVCache):
 
     def attend(self, layer, query, batch, **options):
         return self.cuda.get(super().attend(layer, self.cuda.put(query), batch, **options))
+
+
+# What a runtime is asked for, of all that the emulator counts.
+CALLS = ("allocations", "pinned_allocations", "copies", "fills", "launches", "records", "waits", "synchronizes")
+CALLS += ("event_synchronizes", "loads")
+
+
+def requests_of(cuda: Kit, work: Callable[[], object]) -> dict[str, int]:
+    """Return which calls of the runtime some work makes, and how many; none are seen where the device is a real one."""
+    if not cuda.is_emulated:
+        work()
+        return {}
+    before = cuda.runtime.counts.copy()
+    work()
+    return {
+        name: cuda.runtime.counts[name] - before[name] for name in CALLS if cuda.runtime.counts[name] > before[name]
+    }
 
 
 def on_host(cuda: Kit, pool: KVPool) -> KVPool:

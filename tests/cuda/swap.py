@@ -9,7 +9,7 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
 from pagecore.errors import OutOfBlocks
-from tests.cuda.caches import on_host, poison
+from tests.cuda.caches import requests_of, on_host, poison
 from tests.cuda.kit import Kit
 
 LAYERS = [AttentionSpec(2, 8, dtype="float32", num_query_heads=4)] * 2
@@ -22,16 +22,18 @@ def make(cuda: Kit, **options):
 
 
 def fill(cuda: Kit, cache, sequences, counts, stream=None, seed=0):
-    """A step that writes random key and value in every layer."""
+    """A step that writes random key and value in every layer; returns what must be kept until it is done."""
     batch = cache.prepare(sequences, counts, stream=stream)
-    random = np.random.default_rng(seed)
+    random, kept = np.random.default_rng(seed), []
     for layer in range(cache.num_layers):
         key, value = (
             cuda.put(random.normal(size=(batch.num_tokens, *side.shape[2:])).astype(np.float32))
             for side in (cache.key(layer), cache.value(layer))
         )
         cache.write(layer, key, value, batch, stream=stream)
+        kept += [key, value]
     cache.commit(batch)
+    return [batch, *kept]
 
 
 def content(cuda: Kit, cache, sequence):
@@ -84,17 +86,14 @@ def test_swapping_goes_on_the_stream_of_the_last_step_and_the_host_waits_for_not
     cache, stream = make(cuda), cuda.stream()
     space = SwapSpace(cache, num_blocks=[9, 9])
     sequence, other = cache.add_sequence(range(13)), cache.add_sequence(range(50, 61))
-    fill(cuda, cache, [sequence], 13, stream)
+    kept = fill(cuda, cache, [sequence], 13, stream)
     cuda.runtime.synchronize(stream)
     before = content(cuda, cache, sequence)
-    if cuda.is_emulated:
-        cuda.runtime.counts.clear()
-    cache.swap_out(sequence, space)
-    fill(cuda, cache, [other], 11, stream, seed=1)  # into the blocks that were given up
+    spent = requests_of(cuda, lambda: cache.swap_out(sequence, space))
+    kept += fill(cuda, cache, [other], 11, stream, seed=1)  # into the blocks that were given up
     cache.remove(other)
-    cache.swap_in(sequence)
-    if cuda.is_emulated:
-        assert not cuda.runtime.counts["synchronizes"]
+    spent |= requests_of(cuda, lambda: cache.swap_in(sequence))
+    assert not {"synchronizes", "event_synchronizes"} & set(spent)
     cuda.runtime.synchronize(stream)
     assert content(cuda, cache, sequence) == before
 
