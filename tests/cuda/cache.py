@@ -11,7 +11,7 @@ from pagecore import Alias, AttentionSpec, PagedKVCache, as_dtype
 from pagecore.errors import DeviceError, InvalidSequence, ShapeError
 from tests.cache.test_paged_machine import CacheMachine
 from tests.cache.test_prefix_machine import PrefixMachine
-from tests.cuda.caches import DeviceCache, requests_of, on_host, poison
+from tests.cuda.caches import DeviceCache, on_host, poison, requests_of
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.reference.dense import dense_attention

@@ -9,7 +9,7 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
 from pagecore.errors import OutOfBlocks
-from tests.cuda.caches import requests_of, on_host, poison
+from tests.cuda.caches import on_host, poison, requests_of
 from tests.cuda.kit import Kit
 
 LAYERS = [AttentionSpec(2, 8, dtype="float32", num_query_heads=4)] * 2
