@@ -15,7 +15,10 @@ constexpr float kLogOf2 = 0.693147181f;
 
 PC_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
 PC_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
-PC_DEVICE int clamp(pc_int64 x, int low, int high) { return x < low ? low : x > high ? high : static_cast<int>(x); }
+// `low` where that is above `high`.
+PC_DEVICE int clamp(pc_int64 x, int low, int high) {
+  return x < low || high < low ? low : x > high ? high : static_cast<int>(x);
+}
 PC_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 PC_DEVICE pc_int64 load_index(const PcIndices& array, int i) {
@@ -132,7 +135,7 @@ PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, Pc
   const KeyRange a = attended_keys(p, first, sequence.length);
   const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
   item.key_begin = clamp(item.key_begin, a.begin, b.end);
-  item.key_end = clamp(item.key_end, item.key_begin, max_of(b.end, item.key_begin));
+  item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
 }
 
 // ---- where tokens lie

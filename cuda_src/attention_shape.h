@@ -61,12 +61,12 @@ constexpr PcLaunchShape pc_decode_shape(int head_dim) {
 }
 
 // general.cu: head_dim and value_dim up to `dim`, which is 64, 128, 256 or 512; float32, tiles of 8 tokens. Items of
-// any number of rows. Rings are of 64 KiB.
+// any number of rows. Rings are of 64 KiB, queries of 16 or 8.
 constexpr PcRingShape pc_general_ring(int dim) {
   const int warps = dim <= 128 ? 4 : dim <= 256 ? 2 : 1;
-  const int warp_rows = dim <= 128 ? 16 : 2048 / dim;
+  const int warp_rows = dim <= 64 ? 16 : dim <= 256 ? 8 : 4;
   const int rows = warps * warp_rows;
-  return {warps, dim <= 64 ? 4 : 2, 8 * dim * 4 * 2, 8, rows, warp_rows, 0, warp_rows * 8 * 4, rows};
+  return {warps, dim <= 64 ? 4 : 2, 8 * dim * 4 * 2, 8, rows, warp_rows, rows * dim * 4, warp_rows * 8 * 4, rows};
 }
 
 constexpr PcLaunchShape pc_general_shape(int dim) {

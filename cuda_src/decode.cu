@@ -60,12 +60,6 @@ struct DecodeTile {
   }
 };
 
-// All warps share the keys of every item.
-template <int kWarps>
-struct AllWarps {
-  PC_MEMBER static Sharing sharing(const PcWorkItem&) { return {kWarps, pc_warp()}; }
-};
-
 // A warp's ring and what fills it.
 template <typename T, int kDim>
 class DecodeRing {
@@ -73,16 +67,17 @@ class DecodeRing {
 
  public:
   // A lane copies one chunk of every 32 / kChunks rows.
-  PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, int kv_head, const WorkRange& work)
+  PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
+                       const WorkRange& work)
       : key_(p.key.data),
         value_(p.value.data),
         ring_(shared + pc_warp() * Tile::kRing.ring_bytes()),
         slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_uint64>()),
-        walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes), {}) {
+        walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {
     const int column = pc_lane() % Tile::kChunks * 8;
-    key_ = key_ + (kv_head * p.key.head_stride + column);
-    value_ = value_ + (kv_head * p.value.head_stride + column);
-    walk_.start(p, work);
+    key_ = key_ + (heads.kv * p.key.head_stride + column);
+    value_ = value_ + (heads.kv * p.value.head_stride + column);
+    walk_.start(p, work, 0, heads.count);
   }
 
   // Begins to fill a stage with the next tile; always two groups of copies. No lane may still read the stage.
@@ -129,7 +124,7 @@ class DecodeRing {
   Global<T> key_, value_;  // of the head, at the lane's column
   Shared<pc_uint8> ring_;
   Shared<pc_uint64> slots_;
-  TileWalk<Tile::kTokens, AllWarps<Tile::kWarps>> walk_;
+  TileWalk<Tile::kTokens, Tile::kWarps> walk_;
 };
 
 // The queries of an item to shared memory; rows that it does not have are 0.
@@ -396,10 +391,11 @@ template <typename T, int kDim, typename Options>
 PC_KERNEL(pc_decode_shape(kDim).threads, pc_decode_shape(kDim).blocks_per_sm)
 void decode(const PcAttentionParams p) {
   using Tile = DecodeTile<kDim>;
+  using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
-  DecodeRing<T, kDim> ring(p, shared, heads.kv, work);
+  DecodeRing<T, kDim> ring(p, shared, heads, work);
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
   DecodeRows<T, kDim, Options> rows(shared);
 
@@ -420,9 +416,8 @@ void decode(const PcAttentionParams p) {
       const Sequence sequence = load_sequence(p, item.sequence);
       fit_item(p, sequence, item);
       rows.start(p, heads, sequence, item, rule.negate);
-      const Sharing sharing = AllWarps<Tile::kWarps>::sharing(item);
-      rounds = sharing.rounds(item, Tile::kTokens);
-      token = sharing.first_token(item, Tile::kTokens);
+      rounds = ItemRounds::count(item);
+      token = ItemRounds::first_token(item) + pc_warp() * Tile::kTokens;
       keys = {item.key_begin, item.key_end};
       num_rows = item.query_count * heads.count;
       pc_sync_block();
@@ -438,7 +433,7 @@ void decode(const PcAttentionParams p) {
     if (has_keys) rows.add_keys(p, rule, ring.keys(stage), token);
     ring.wait_for_values();
     if (has_keys) rows.add_values(p, ring.values(stage), token);
-    token += Tile::kTokens * Tile::kWarps;
+    token += ItemRounds::kStep;
     num_used = 1;
     if (--rounds == 0) {
       const DecodeExchange<kDim> exchange(shared, stage);

@@ -150,7 +150,7 @@ struct JoinedRow {
 template <int N>
 PC_DEVICE void add_parts(const Global<float>& lse, const Global<float>& out, pc_int64 lse_step, pc_int64 out_step,
                          int count, JoinedRow<N>& row) {
-  constexpr int kAhead = 8;  // that are on their way at once
+  constexpr int kAhead = N == 1 ? 2 : 8;  // that are on their way at once
   for (int first = 0; first < count; first += kAhead) {
     float part_lse[kAhead], part[kAhead][N];
     PC_UNROLL

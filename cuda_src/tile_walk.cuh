@@ -1,7 +1,7 @@
 // The order in which a warp meets the keys of a worker's items, and where these lie: always a few tiles ahead of what
 // is being computed, across the ends of items, so that copies never wait for an item to end.
 //
-// An item's keys are cut into tiles at multiples of kTokens, and tiles go around the warps that share its rows. Rounds
+// An item's keys are cut into tiles at multiples of kTokens, and tiles go around the warps. Rounds
 // begin at multiples of their own length, so that which warp has a key depends on neither the item's first key nor its
 // last.
 //
@@ -18,19 +18,15 @@
 
 namespace pagecore {
 
-// The warps that share the keys of an item's rows, and this one's place among them.
-struct Sharing {
-  int warps;
-  int place;
+// How kWarps warps go through an item's keys.
+template <int kTokens, int kWarps>
+struct Rounds {
+  static constexpr int kStep = kTokens * kWarps;  // tokens of a round
 
-  // Tokens of a round.
-  PC_MEMBER int step(int tokens) const { return warps * tokens; }
-  PC_MEMBER int first_token(const PcWorkItem& item, int tokens) const {
-    return item.key_begin / step(tokens) * step(tokens) + place * tokens;
-  }
-  PC_MEMBER int rounds(const PcWorkItem& item, int tokens) const {
+  PC_MEMBER static int first_token(const PcWorkItem& item) { return item.key_begin / kStep * kStep; }
+  PC_MEMBER static int count(const PcWorkItem& item) {
     if (item.key_end <= item.key_begin) return 0;
-    return divide_up(item.key_end, step(tokens)) - item.key_begin / step(tokens);
+    return divide_up(item.key_end, kStep) - item.key_begin / kStep;
   }
 };
 
@@ -40,23 +36,26 @@ struct alignas(16) WalkState {
   int end_item;
   KeyRange keys;  // of the item
   pc_int64 table_row;
-  int token;   // first of the warp's next tile
-  int rounds;  // that are left of the item, this tile's included; 0: there are no more items
-  int step;    // from one tile of the warp to the next
+  int token;      // first of the warp's next tile
+  int rounds;     // that are left of the item, this tile's included; 0: there are no more items
+  int first_row;  // items of no more packed rows than that are passed over
+  int heads;      // rows of a query
 };
 
 static_assert(sizeof(WalkState) == PcRingShape::kWalkBytes, "the shape has room for it");
 
-// `Warps::sharing(item)` tells how an item's keys are shared; of no warps: they are not wanted.
-template <int kTokens, typename Warps>
+template <int kTokens, int kWarps>
 class TileWalk {
- public:
-  PC_MEMBER TileWalk(const Shared<pc_uint8>& place, const Warps& warps)
-      : place_(place.template as<WalkState>()), warps_(warps) {}
+  using ItemRounds = Rounds<kTokens, kWarps>;
 
-  // Stands at the first tile of these items, if they have one.
-  PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work) {
+ public:
+  PC_MEMBER explicit TileWalk(const Shared<pc_uint8>& place) : place_(place.template as<WalkState>()) {}
+
+  // Stands at the first tile of those of the items that have packed rows from `first_row` on; `heads` a query.
+  PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work, int first_row, int heads) {
     WalkState state;
+    state.first_row = first_row;
+    state.heads = heads;
     state.next_item = work.first;
     state.end_item = work.end;
     fetch_item(p, state);
@@ -70,7 +69,7 @@ class TileWalk {
 
   // To the next tile. `state` is what state() gave; all lanes are past that.
   PC_MEMBER void advance(const PcAttentionParams& p, WalkState state) {
-    state.token += state.step;
+    state.token += ItemRounds::kStep;
     if (--state.rounds == 0) {
       open_item(p, state);
     } else {
@@ -100,13 +99,11 @@ class TileWalk {
       fetch_item(p, state);
       const Sequence sequence = load_sequence(p, item.sequence);
       fit_item(p, sequence, item);
+      if (item.query_count * state.heads <= state.first_row) continue;
       state.table_row = sequence.table_row;
       state.keys = {item.key_begin, item.key_end};
-      const Sharing sharing = warps_.sharing(item);
-      if (sharing.warps == 0) continue;
-      state.rounds = sharing.rounds(item, kTokens);
-      state.token = sharing.first_token(item, kTokens);
-      state.step = sharing.step(kTokens);
+      state.rounds = ItemRounds::count(item);
+      state.token = ItemRounds::first_token(item) + pc_warp() * kTokens;
     }
     look_up(p, state);
   }
@@ -128,7 +125,6 @@ class TileWalk {
   }
 
   Shared<WalkState> place_;
-  Warps warps_;
   int item_word_;
   Slot slot_;
 };
