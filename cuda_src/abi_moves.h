@@ -66,3 +66,79 @@ static_assert(__builtin_offsetof(PcWritePlane, units_per_token) == 72, "the layo
 static_assert(__builtin_offsetof(PcWriteParams, slots) == 208, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcWriteParams, block_size) == 240, "the layout is part of the ABI");
 static_assert(sizeof(PcWriteParams) == 264, "the layout is part of the ABI");
+
+// ---- copy_blocks, transfer_blocks, gather_blocks, scatter_blocks
+
+enum : pc_int32 {
+  PC_MOVE_THREADS = 128,
+  PC_MOVE_SHARED_BYTES = PC_MOVE_THREADS / 32 * 8,  // of move_sequences: a sum for each warp
+  PC_MAX_MOVE_AXES = 8,
+  PC_MAX_ARRAYS = 112,  // of one launch
+  PC_MAX_PAIRS = 128,
+};
+
+// Strides are bytes, here and below.
+struct PcMoveAxis {
+  pc_int64 source_stride;
+  pc_int64 target_stride;
+  PcDivisor size;
+  pc_int32 pad;
+};
+
+// What moves at a time, a block or the tokens of one: units along axes, outermost first. A number of a unit counts
+// along the last axis first.
+struct PcMoveShape {
+  PcMoveAxis axes[PC_MAX_MOVE_AXES];
+  pc_int32 num_axes;
+  pc_int32 unit;             // elements that a thread moves at once: bytes, or numbers that are cast
+  pc_int32 num_units;        // of a block; below 2^31 with a grid's worth more
+  pc_int32 units_per_token;  // where tokens are moved, which then are the first axis, or the outer part of it
+};
+
+// Blocks of sources onto blocks of targets, which lie alike in all arrays of a launch.
+struct PcPairParams {
+  PcMoveShape shape;
+  pc_int64 source_block_stride;
+  pc_int64 target_block_stride;
+  pc_address on_device;  // pairs as int32 or int64 [num_pairs, 2], of any strides; absent: `pairs`
+  pc_int64 pair_stride;  // elements
+  pc_int64 column_stride;
+  pc_int32 wide;  // 1: int64
+  pc_int32 num_pairs;
+  pc_int32 ordered;  // 1: a later pair sees what earlier ones wrote; else they have nothing to do with another
+  pc_int32 lowest;   // block that may be named; the others are left out, as are those past the arrays
+  pc_int32 num_source_blocks;  // of the smallest array
+  pc_int32 num_target_blocks;
+  pc_int32 units_per_thread;
+  pc_int32 pad;
+  pc_address sources[PC_MAX_ARRAYS];
+  pc_address targets[PC_MAX_ARRAYS];
+  pc_int32 pairs[PC_MAX_PAIRS][2];  // (source, target)
+};
+
+// Tokens between paged caches and packed arrays, in which sequences follow one another.
+struct PcSequenceParams {
+  PcMoveShape shape;
+  pc_int64 block_stride;  // of caches
+  pc_int64 token_stride;  // of packed arrays
+  PcTable table;
+  PcIndices rows;       // absent: sequence i is row i of the table
+  PcIndices seq_lens;   // [num_sequences]
+  pc_int64 num_tokens;  // of packed arrays; tokens past them are left out
+  pc_int32 num_blocks;  // of the smallest cache
+  pc_int32 block_size;
+  pc_int32 gathers;  // 1: caches are the sources, and a hole gives zeros; 0: the targets, and a hole takes nothing
+  pc_int32 pad;
+  pc_address caches[PC_MAX_ARRAYS];
+  pc_address packed[PC_MAX_ARRAYS];
+};
+
+static_assert(sizeof(PcMoveAxis) == 32, "the layout is part of the ABI");
+static_assert(sizeof(PcMoveShape) == 272, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPairParams, wide) == 312, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPairParams, sources) == 344, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPairParams, pairs) == 2136, "the layout is part of the ABI");
+static_assert(sizeof(PcPairParams) == 3160, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcSequenceParams, table) == 288, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcSequenceParams, caches) == 392, "the layout is part of the ABI");
+static_assert(sizeof(PcSequenceParams) == 2184, "the layout is part of the ABI");

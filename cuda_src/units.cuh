@@ -103,19 +103,26 @@ PC_DEVICE Unit<T, Count> unit_of(const float (&values)[Count]) {
   return unit;
 }
 
-// Each element over `divisor`; where that is 1 and the types are the same, bit by bit.
+// The same type bit by bit, another one through float32.
 template <typename T, typename S, int Count>
-PC_DEVICE Unit<T, Count> convert(const Unit<S, Count>& unit, float divisor) {
+PC_DEVICE Unit<T, Count> cast(const Unit<S, Count>& unit) {
   if constexpr (IsSame<S, T>::kValue) {
-    if (divisor == 1.0f) return unit;
+    return unit;
+  } else {
+    float values[Count];
+    PC_UNROLL
+    for (int i = 0; i < Count; ++i) values[i] = element(unit, i);
+    return unit_of<T>(values);
   }
+}
+
+// Each element over `divisor`, rounded once to float32 and then to T.
+template <typename T, typename S, int Count>
+PC_DEVICE Unit<T, Count> divided(const Unit<S, Count>& unit, float divisor) {
+  if (divisor == 1.0f) return cast<T>(unit);
   float values[Count];
   PC_UNROLL
-  for (int i = 0; i < Count; ++i) values[i] = element(unit, i);
-  if (divisor != 1.0f) {
-    PC_UNROLL
-    for (int i = 0; i < Count; ++i) values[i] = values[i] / divisor;
-  }
+  for (int i = 0; i < Count; ++i) values[i] = element(unit, i) / divisor;
   return unit_of<T>(values);
 }
 

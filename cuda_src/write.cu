@@ -50,6 +50,7 @@ PC_DEVICE void write_units(const PcWriteParams& params, const PcWritePlane& plan
   const Global<C> cache(plane.cache.data);
   const int step = pc_num_threads(), first = pc_block_x() * step * params.units_per_thread + pc_thread();
   const int given = first + step * params.units_per_thread, end = given < plane.num_units ? given : plane.num_units;
+  PC_NO_UNROLL
   for (int number = first; number < end; number += kInFlight * step) {
     Unit<T, Count> units[kInFlight];
     PendingIndex slots[kInFlight];
@@ -71,7 +72,7 @@ PC_DEVICE void write_units(const PcWriteParams& params, const PcWritePlane& plan
       if (static_cast<pc_uint64>(slot) >= static_cast<pc_uint64>(params.num_slots)) continue;
       const UnitPlace place(plane, number + i * step, Count);
       const pc_int64 at = place_of_slot(params, plane.cache, slot) + place.row * plane.cache.head_stride + place.at;
-      store_unit(cache, at, convert<C>(units[i], divisors[i]));
+      store_unit(cache, at, divided<C>(units[i], divisors[i]));
     }
   }
 }

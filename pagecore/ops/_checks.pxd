@@ -56,8 +56,8 @@ cdef Tensor index_tensor(object array, str name, int ndim, str axes, const Place
 # The same where it is given: on the host, or on the device of the call.
 cdef Tensor given_indices(object array, str name, int ndim, str axes, const Place* place)
 
-# A C-contiguous copy where the call runs, or the host tensor itself where that is the host.
-cdef Tensor brought_to(Tensor host, str name, const Place* place)
+# A C-contiguous copy of a host tensor where the call runs, or the tensor itself where it is there.
+cdef Tensor brought_to(Tensor tensor, str name, const Place* place)
 
 # One number for each head, where the call runs: on the host of any of the three float dtypes and any stride, on CUDA
 # contiguous float32.

@@ -115,9 +115,13 @@ cdef int note_written(Tensor tensor, const Place* place) except -1:
     return 0
 
 
-cdef Tensor brought_to(Tensor host, str name, const Place* place):
-    if place == NULL or place.device_type == CPU:
-        return host
+cdef Tensor brought_to(Tensor tensor, str name, const Place* place):
+    if place == NULL or place.device_type == tensor.device_type:
+        return tensor
+    return copied_to(tensor, name, place)
+
+
+cdef Tensor copied_to(Tensor host, str name, const Place* place):
     runtime = cuda.runtime()
     if runtime.is_capturing(place.stream):
         raise UnsupportedOption(
@@ -190,10 +194,7 @@ cdef int check_reachable(Tensor tensor, str name, const Place* place) except -1:
 
 
 cdef Tensor index_tensor(object array, str name, int ndim, str axes, const Place* place):
-    cdef Tensor tensor = given_indices(array, name, ndim, axes, place)
-    if place == NULL or place.device_type == tensor.device_type:
-        return tensor
-    return brought_to(tensor, name, place)
+    return brought_to(given_indices(array, name, ndim, axes, place), name, place)
 
 
 cdef Tensor given_indices(object array, str name, int ndim, str axes, const Place* place):
@@ -241,9 +242,9 @@ cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place*
 
 cdef Tensor brought_numbers(Tensor tensor, str name, const Place* place):
     """What the host has, as float32 where the call runs on CUDA."""
-    if tensor is None or place.device_type == CPU or tensor.device_type != CPU:
+    if tensor is None or place.device_type == tensor.device_type:
         return tensor
-    return brought_to(tensor if tensor.dtype_code == FLOAT32 else copy_numbers(tensor, name), name, place)
+    return copied_to(tensor if tensor.dtype_code == FLOAT32 else copy_numbers(tensor, name), name, place)
 
 
 cdef Tensor numbers_of_heads(object array, str name, int64_t num_heads, const Place* place):
@@ -347,7 +348,7 @@ cdef Tensor flat_mask(object array, const Place* place):
         raise UnsupportedDtype(f"mask is {tensor.dtype}; it must be bool, True where a query attends: pass mask != 0")
     check_rank(tensor, "mask", 1, "flat, [query_len, seq_len] of every sequence in order")
     check_last_axis(tensor, "mask")
-    return tensor if tensor.device_type != CPU else brought_to(tensor, "mask", place)
+    return brought_to(tensor, "mask", place)
 
 
 cdef double finite_number(object number, str name) except? -1:

@@ -96,7 +96,7 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     value_scales = divisors(value_scale, "value_scale", keys.shape_[2], &place, &value_divisor)
     if slots.device_type == CPU:
         check_slots(slots, k, keys)
-        slots = brought_to(slots, "slot_mapping", &place)
+    slots = brought_to(slots, "slot_mapping", &place)
     await_arrays((key, value, slot_mapping, key_scale, value_scale), &place)
     launch_write(
         k, v, keys, values, slots, key_scales, key_divisor, value_scales, value_divisor, &place

@@ -48,6 +48,7 @@ cdef int fill_rows(Rows* rows, Tensor tensor) except -1
 cdef int fill_cache(Cache* cache, Tensor tensor) except -1
 cdef void fill_indices(Indices* indices, Tensor tensor) noexcept
 cdef void fill_table(Table* table, Tensor tensor) noexcept
+cdef void fill_pairs(Indices* sources, Indices* targets, Tensor pairs) noexcept
 cdef int add_arrays(vector[BlockArray]& arrays, list tensors) except -1
 
 # out may be out_a or out_b, lse may be lse_a or lse_b; lse may be None.

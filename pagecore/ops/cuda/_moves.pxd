@@ -1,6 +1,6 @@
 # The kernels that move data, on a CUDA device. Arguments are as in ops/cpu/_cpu.pxd, checked but for what stands in
 # arrays on the device: there the kernels leave out what makes no sense.
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport Place
@@ -9,6 +9,18 @@ from pagecore.ops._checks cimport Place
 cdef int write_kv(
     Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
     float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1
+
+# `pairs` on the host has been checked and rides in the launch; on the device its pairs are copied in order.
+cdef int copy_blocks(list caches, Tensor pairs, const Place* place) except -1
+cdef int transfer_blocks(list sources, list targets, Tensor pairs, const Place* place) except -1
+
+# `longest`: what no sequence has more tokens than.
+cdef int gather_blocks(
+    list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
+    const Place* place) except -1
+cdef int scatter_blocks(
+    list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
+    const Place* place) except -1
 
 # The first int32 at `count` entries of those at `entries` (PcTableEntry, room for `capacity`) into a contiguous int32
 # table; all three on the device of the table. The launch is the same whatever the count.
