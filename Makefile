@@ -12,7 +12,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 # pip would compile everything anew, in a folder that it throws away; the native parts are built in place by .built.
 EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 
-.PHONY: demo test test-quick lint bench sanitize test-aarch64 format build venv clean
+.PHONY: demo test test-quick emulate lint bench sanitize test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -23,6 +23,10 @@ test: $(VENV)/.test build
 
 test-quick: $(VENV)/.test build
 	$(BIN)/python -m pytest -q -m "not slow" -x
+
+# The CUDA kernels on the host, every case of the matrix that make test takes a part of.
+emulate: $(VENV)/.test build
+	PAGECORE_EMULATE=full $(BIN)/python -m pytest tests/emulator
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -75,7 +79,7 @@ $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
 	$(BIN)/python setup.py --quiet build_clib build_ext --inplace -j$(JOBS)
 	touch $@
 
-# The package, with the extra of the same name: what the command line, the tests or the linters need.
-$(VENV)/.cli $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
+# The package, with the extra of the same name: what the command line, the tests, the linters or kernels for CUDA need.
+$(VENV)/.cli $(VENV)/.test $(VENV)/.lint $(VENV)/.cuda12 $(VENV)/.cuda13: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
 	$(EDITABLE) '.[$*]'
 	touch $@

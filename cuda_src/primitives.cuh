@@ -111,7 +111,7 @@ class Global {
 };
 
 // What this thread has written to device memory is seen by whoever sees what it writes from now on.
-PC_DEVICE void pc_fence_device() { __threadfence(); }
+PC_DEVICE void pc_fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // ---- shared memory
 

@@ -1,58 +1,19 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
-from pagecore.native.translate cimport raise_python_error
-
-
-cdef extern from "cuda_src/abi.h" nogil:
-    cdef struct PcWorkItem:
-        int32_t sequence
-        int32_t query_begin
-        int32_t query_count
-        int32_t key_begin
-        int32_t key_end
-        int32_t partial
-        int32_t split
-        int32_t num_splits
-
-
-cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
-    cdef cppclass PlanOptions:
-        int64_t num_query_heads
-        int64_t num_kv_heads
-        cbool causal
-        int64_t window_left
-        int64_t window_right
-        cbool batch_invariant
-        int64_t num_workers
-
-    cdef cppclass PlanBatch:
-        const int32_t* cu_query_lens
-        const int32_t* seq_lens
-        int64_t num_sequences
-
-    cdef cppclass PlanCounts:
-        int64_t num_items
-        int64_t num_partial_rows
-
-    cdef cppclass Plan:
-        PlanOptions options
-        void replan(const PlanBatch& batch) except +raise_python_error
-        int64_t num_sequences() const
-        PlanCounts counts() const
-        const PcWorkItem* items() const
-        const int32_t* cu_query_lens() const
-        const int32_t* seq_lens() const
-        int64_t num_bytes() const
+from pagecore.ops.cuda._plan cimport CudaPlan
+from pagecore.ops.plan cimport Plan
 
 
 cdef class AttentionPlan:
-    cdef Plan plan
+    cdef Plan plan  # of the host; on CUDA its options only
+    cdef readonly CudaPlan cuda  # None on the host
     cdef int64_t num_workers_given  # 0: as many as there are threads when it is planned
     cdef int num_readers  # calls that read the items now, without the GIL: meanwhile the plan must stay as it is
 
-    # Plans a batch of num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated once the plan has
-    # held a batch of this size. Raises ShapeError for lengths that make no sense, and then keeps what it held.
     cdef int check_unread(self) except -1
-    cdef int replan(self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences) except -1
+
+    # Plans a batch of num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated once the plan has
+    # held a batch of this size. Raises ShapeError for lengths that make no sense, and then keeps what it held. On CUDA
+    # the plan is copied to the device on `stream`, or where it is bound (see CudaPlan), must be planned into staging.
+    cdef int replan(
+        self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences, size_t stream=*) except -1

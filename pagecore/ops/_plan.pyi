@@ -2,6 +2,8 @@ from typing import Any
 
 import numpy as np
 
+from pagecore.ops.cuda._plan import CudaPlan
+
 class AttentionPlan:
     """How the attention of one batch is split into work items; see `plan_attention`."""
 
@@ -14,7 +16,14 @@ class AttentionPlan:
         window: int | tuple[int, int] | None = None,
         batch_invariant: bool = False,
         num_workers: int | None = None,
+        device: str = "cpu",
+        max_sequences: int | None = None,
+        max_tokens: int | None = None,
     ) -> None: ...
+    @property
+    def cuda(self) -> CudaPlan | None: ...
+    @property
+    def device(self) -> str: ...
     @property
     def num_query_heads(self) -> int: ...
     @property
@@ -48,5 +57,7 @@ def plan_attention(
     window: int | tuple[int, int] | None = None,
     batch_invariant: bool = False,
     num_workers: int | None = None,
+    device: str | None = None,
     out: AttentionPlan | None = None,
+    stream: object | None = None,
 ) -> AttentionPlan: ...

@@ -6,12 +6,16 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport index_tensor, read_window
 from pagecore.ops._threads cimport threads_of_a_call
+from pagecore.ops.cuda._plan cimport CudaPlan
+from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
 
 from operator import index
 
 import numpy as np
 
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.arrays.devices import check_device, device_index
+from pagecore.arrays.streams import stream_handle
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
     PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads)
@@ -24,7 +28,10 @@ cdef class AttentionPlan:
     """How the attention of one batch is split into work items.
 
     Made by `plan_attention` and reused by every layer of a step that has these heads, this causality and this window.
-    It remembers the lengths that it was made for, and `paged_attention` refuses it for others.
+    It remembers the lengths that it was made for, and on the host `paged_attention` refuses it for others.
+
+    On CUDA the plan lies in device memory, beside the memory for partial results that its first call allocates; calls
+    with one plan, and what plans it anew, follow each other on one stream.
 
     Parameters
     ----------
@@ -33,18 +40,26 @@ cdef class AttentionPlan:
     batch_invariant : bool
         A row's bits depend on the row alone; see `plan_attention`.
     num_workers : int, optional
-        What shares the work, at least 1; None is what the backend has (the host: `num_threads` when it is planned).
+        What shares the work, at least 1; None is what the backend has (the host: `num_threads` when it is planned,
+        CUDA: the CTAs that the device holds at a time).
+    device : str
+        "cpu", "cuda" or "cuda:N".
+    max_sequences, max_tokens : int, optional
+        Both, for CUDA: the most sequences and query rows of a batch. Device memory is allocated now, and no address
+        changes, so that a graph which was captured once serves every later plan. Without them the plan grows.
 
     Raises
     ------
     ShapeError
-        Head counts below 1 or that do not divide.
+        Head counts below 1 or that do not divide; one capacity without the other.
     UnsupportedOption
         A window or a number of workers that makes no sense.
+    DeviceError
+        A device that is not there.
     """
 
     def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False,
-                 num_workers=None):
+                 num_workers=None, device="cpu", max_sequences=None, max_tokens=None):
         cdef int64_t left, right
         cdef int64_t query_heads = count_of(num_query_heads, "num_query_heads", ShapeError)
         cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
@@ -63,6 +78,16 @@ cdef class AttentionPlan:
         plan.options.window_right = right
         plan.options.batch_invariant = bool(batch_invariant)
         self.num_workers_given = workers
+        number = device_index(device)
+        if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
+            raise ShapeError("max_sequences and max_tokens are given together, and for a plan on CUDA only")
+        if number is not None:
+            check_device(number)
+            self.cuda = CudaPlan(
+                number,
+                0 if max_sequences is None else count_of(max_sequences, "max_sequences", ShapeError),
+                0 if max_tokens is None else count_of(max_tokens, "max_tokens", ShapeError),
+            )
         self.replan(NULL, NULL, 0)
 
     cdef int check_unread(self) except -1:
@@ -73,12 +98,18 @@ cdef class AttentionPlan:
             )
         return 0
 
-    cdef int replan(self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences) except -1:
+    cdef int replan(
+            self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences, size_t stream=0) except -1:
         cdef PlanBatch batch
         self.check_unread()
         batch.cu_query_lens = cu_query_lens
         batch.seq_lens = seq_lens
         batch.num_sequences = num_sequences
+        if self.cuda is not None:
+            check_plan_batch(batch)
+            self.cuda.reserve(
+                self.plan.options, self.num_workers_given, num_sequences, num_queries(batch), stream)
+            return self.cuda.send(batch, stream)
         cdef int64_t before = self.plan.options.num_workers
         self.plan.options.num_workers = self.num_workers_given or threads_of_a_call()
         try:
@@ -114,39 +145,50 @@ cdef class AttentionPlan:
         return self.plan.options.batch_invariant
 
     @property
+    def device(self):
+        """Where the plan lies: "cpu", or "cuda:N"."""
+        return "cpu" if self.cuda is None else f"cuda:{self.cuda.device}"
+
+    @property
     def num_workers(self):
-        """What the work was shared among."""
-        return self.plan.options.num_workers
+        """What the work was shared among; on CUDA the CTAs of each key head."""
+        return self.plan.options.num_workers if self.cuda is None else max(self.cuda.num_workers)
 
     @property
     def num_sequences(self):
         """Sequences of the planned batch."""
-        return self.plan.num_sequences()
+        return self.plan.num_sequences() if self.cuda is None else self.cuda.num_sequences
 
     @property
     def num_items(self):
-        """Work items, each for all heads."""
-        return self.plan.counts().num_items
+        """Work items, each for all heads; on CUDA each for all heads of a group."""
+        return self.plan.counts().num_items if self.cuda is None else sum(self.cuda.num_items)
 
     @property
     def num_partial_rows(self):
         """Query rows of splits that a merge joins."""
-        return self.plan.counts().num_partial_rows
+        return self.plan.counts().num_partial_rows if self.cuda is None else sum(self.cuda.num_partial_rows)
 
     @property
     def nbytes(self):
         """Bytes that the plan holds."""
-        return self.plan.num_bytes()
+        return self.plan.num_bytes() if self.cuda is None else self.cuda.nbytes
 
     @property
     def items(self):
         """A copy of the work items: a structured array with the fields of PcWorkItem (cuda_src/abi.h)."""
+        if self.cuda is not None:
+            return np.concatenate([self.cuda.items(section)[0] for section in range(2)]).view(ITEM)[:, 0]
         cdef int64_t num_bytes = self.plan.counts().num_items * <int64_t>sizeof(PcWorkItem)
         return np.frombuffer(bytearray((<const char*>self.plan.items())[:num_bytes]), ITEM)
 
     def __repr__(self):
         return (f"AttentionPlan({self.num_sequences} sequences, {self.num_items} items, "
                 f"{self.num_query_heads}/{self.num_kv_heads} heads)")
+
+
+cdef int64_t num_queries(const PlanBatch& batch) noexcept:
+    return batch.query_end(batch.num_sequences - 1) if batch.num_sequences > 0 else 0
 
 
 cdef int64_t count_of(object number, str name, object error) except -1:
@@ -183,7 +225,9 @@ def plan_attention(
     window=None,
     batch_invariant=False,
     num_workers=None,
+    device=None,
     out=None,
+    stream=None,
 ):
     """Plan the attention of one batch: which work items, how long contexts are split.
 
@@ -200,10 +244,16 @@ def plan_attention(
         prompt is computed at once, or on `num_workers`. Splits have a fixed length, and decode multiplies packed copies
         as prompts do, which is slower where keys and values come from the processor's cache.
     num_workers : int, optional
-        What shares the work; None is what the backend has (the host: `num_threads` now).
+        What shares the work; None is what the backend has (the host: `num_threads` now, CUDA: the CTAs that the device
+        holds at a time).
+    device : str, optional
+        "cpu", "cuda" or "cuda:N", where the arrays of the calls are; by default that of `out`, else the host. The
+        lengths are read on the host in any case, and the plan is copied to the device without waiting.
     out : AttentionPlan, optional
         Is planned anew with these lengths and options, in its own buffers, and returned. Refused while another thread
         attends with it.
+    stream : int or a stream, optional
+        For CUDA: what the copy is given to, by default the current stream; the calls must come behind it.
 
     Returns
     -------
@@ -229,6 +279,8 @@ def plan_attention(
     """
     if out is not None and not isinstance(out, AttentionPlan):
         raise UnsupportedOption(f"out is a {type(out).__name__}; it must be an AttentionPlan")
+    place = "cpu" if device is None and out is None else out.device if device is None else device
+    number = device_index(place)
     cdef AttentionPlan plan = AttentionPlan(
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
@@ -236,6 +288,7 @@ def plan_attention(
         window=window,
         batch_invariant=batch_invariant,
         num_workers=num_workers,
+        device="cpu" if out is not None else place,
     )
     cdef vector[int32_t] lens, cu
     copy_lens(index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]", NULL), "seq_lens", lens)
@@ -244,6 +297,13 @@ def plan_attention(
         if cu.size() != lens.size() + 1:
             raise ShapeError(f"cu_query_lens has {cu.size()} entries and seq_lens {lens.size()}; it must have one more")
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
+    if device_index(target.device) != number:
+        raise DeviceError(f"out is a plan on {target.device} and device is {place!r}; plan there, or leave device out")
+    cdef size_t handle = 0
+    if number is not None:
+        handle = stream_handle(stream, None, number)
+    elif stream is not None:
+        raise UnsupportedOption(f"stream is {stream!r}; a plan on the host is made at once: leave stream out")
     target.check_unread()
     cdef PlanOptions before = target.plan.options
     cdef int64_t given_before = target.num_workers_given
@@ -253,7 +313,7 @@ def plan_attention(
     if cu_query_lens is not None:
         offsets = cu.data()
     try:
-        target.replan(offsets, lens.data(), <int>lens.size())
+        target.replan(offsets, lens.data(), <int>lens.size(), handle)
     except BaseException:
         target.plan.options = before
         target.num_workers_given = given_before

@@ -38,6 +38,8 @@ struct PlanOptions {
   int64_t pieces_per_worker = 1;  // of equal shares; several where workers claim pieces as they come free
   int64_t split_floor = 512;      // keys that make a split worth its merge; a multiple of the kernels' tile
   int64_t split_granule = 1024;   // of batch-invariant splits, and of the kernels' own sums
+  int64_t min_rows = 0;           // sequences are planned whose query rows (queries * heads of a group) are this many
+  int64_t max_rows = std::numeric_limits<int64_t>::max();  // to that many; P1 then speaks of these
 };
 
 struct PlanCounts {
@@ -79,7 +81,10 @@ class Planner {
 
   PlanCounts run() {
     piece_ = target_piece();
-    for (int64_t i = 0; i < batch_.num_sequences; ++i) plan_sequence(i);
+    for (int64_t i = 0; i < batch_.num_sequences; ++i) {
+      const int64_t rows = queries(i) * (options_.num_query_heads / options_.num_kv_heads);
+      if (rows >= options_.min_rows && rows <= options_.max_rows) plan_sequence(i);
+    }
     return counts_;
   }
 
@@ -88,6 +93,10 @@ class Planner {
     int64_t sequence, begin, count;
     KeyRange keys;
   };
+
+  [[nodiscard]] int64_t queries(int64_t sequence) const {
+    return batch_.query_end(sequence) - batch_.query_begin(sequence);
+  }
 
   template <typename Visit>
   void for_each_tile(int64_t sequence, Visit&& visit) const {
@@ -125,9 +134,8 @@ class Planner {
   }
 
   void plan_sequence(int64_t sequence) {
-    const int64_t queries = batch_.query_end(sequence) - batch_.query_begin(sequence);
     // Prompts make items enough of their own, and their partial rows would be many; the kernels sum them by granules.
-    const bool fixed = options_.batch_invariant && queries <= options_.query_tile;
+    const bool fixed = options_.batch_invariant && queries(sequence) <= options_.query_tile;
     for_each_tile(sequence,
                   [&](const Tile& tile) { plan_tile(tile, fixed ? options_.split_granule : piece_keys(tile.count)); });
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class Kit:
         self.runtime: Any = runtime
         self.device = "cuda:0"
         self.is_emulated = is_emulated
+        self._streams: list[Any] = []  # of CuPy
 
     def put(self, array: Any) -> Tensor:
         """Return a device tensor of an array's elements, with its strides, dtype and gaps.
@@ -92,6 +94,46 @@ class Kit:
         if num_bytes and not self.is_emulated:
             self.runtime.fill(tensor.pointer, 0xFF, num_bytes, 0)
         return tensor
+
+    def stream(self) -> int:
+        """Return the handle of a new stream, which no other waits for."""
+        if self.is_emulated:
+            return int(self.runtime.streams.make())
+        import cupy
+
+        self._streams.append(cupy.cuda.Stream(non_blocking=True))
+        return int(self._streams[-1].ptr)
+
+    def capture(self, work: Callable[[int], None]) -> Callable[[], None]:
+        """Capture what `work` gives to a stream as a graph; return what launches it once and waits for its end."""
+        if self.is_emulated:
+            streams, stream = self.runtime.streams, self.runtime.streams.make()
+            streams.begin_capture(stream)
+            try:
+                work(stream)
+            finally:
+                graph = streams.end_capture(stream)
+        else:
+            import cupy
+
+            captured = cupy.cuda.Stream(non_blocking=True)
+            self._streams.append(captured)
+            stream = captured.ptr
+            with captured:
+                captured.begin_capture()
+                try:
+                    work(stream)
+                finally:
+                    recorded = captured.end_capture()
+
+        def replay() -> None:
+            if self.is_emulated:
+                graph.launch(stream)
+            else:
+                recorded.launch(captured)
+            self.runtime.synchronize(stream)
+
+        return replay
 
     def _tensor(self, shape: Any, strides: Any, dtype: Any, offset: int, num_bytes: int) -> Tensor:
         return strided(DeviceBytes(self.runtime, max(num_bytes, 1)), shape, strides, offset, dtype)

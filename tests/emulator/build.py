@@ -10,14 +10,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import itertools
 import os
 import re
+import shlex
 import subprocess
-import tomllib
-from dataclasses import dataclass
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from pagecore.ops.cuda.manifest import Instance, parse_manifest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = Path(__file__).parent / "native"
@@ -29,44 +34,30 @@ FLAGS = ["-std=c++20", "-fPIC", "-shared", "-g1", "-ffp-contract=off", "-fno-mat
 FLAGS += ["-O1", "-fsanitize=address", "-fno-omit-frame-pointer"] if ASAN else ["-O2"]
 
 
+# Locals that are read before they are written hold 0xFE..., and what C++ leaves undefined ends the launch.
+KERNEL_FLAGS = ["-DPC_EMULATED", "-ftrivial-auto-var-init=pattern", "-fno-sanitize-recover"]
+KERNEL_FLAGS += ["-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,unreachable,return"]
+
+
 class BuildError(RuntimeError):
     """The compiler refused; the message is its own."""
 
 
-@dataclass(frozen=True)
-class Instance:
-    """A kernel to be compiled: ``entry<argument,...>`` of one source."""
-
-    entry: str
-    source: str
-    arguments: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.entry}<{','.join(self.arguments)}>" if self.arguments else self.entry
-
-
 def read_manifest(sources: Path = SOURCES) -> dict[str, Instance]:
     """Return all instances of a folder's manifest by name."""
-    kernels = tomllib.loads((sources / "manifest.toml").read_text()).get("kernel", [])
-    found = [
-        Instance(kernel["entry"], kernel["source"], tuple(str(value) for value in values))
-        for kernel in kernels
-        for values in itertools.product(*kernel.get("values", []))
-    ]
-    return {instance.name: instance for instance in found}
+    return {instance.name: instance for instance in parse_manifest((sources / "manifest.toml").read_text())}
 
 
 @functools.cache
-def compiler() -> tuple[str, str]:
-    """Return the compiler's name and its version."""
-    name = os.environ.get("CXX", "g++")
-    return name, subprocess.run([name, "--version"], capture_output=True, text=True, check=True).stdout
+def compiler() -> tuple[list[str], str]:
+    """Return the compiler's command and its version."""
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    return command, subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def key_of(*parts: str) -> str:
     digest = hashlib.sha256()
-    for part in (compiler()[1], *FLAGS, *parts):
+    for part in (compiler()[1], *FLAGS, *KERNEL_FLAGS, *parts):
         digest.update(f"{len(part)} {part}".encode())
     return digest.hexdigest()[:20]
 
@@ -87,13 +78,16 @@ def closure(path: Path, folders: tuple[Path, ...], seen: dict[Path, str] | None 
 def compile_library(target: Path, arguments: list[str]) -> None:
     """Compile to a file of this process's own, which then takes the target's name."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    command = [compiler()[0], *FLAGS, *arguments, "-o", str(partial)]
+    partial = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    command = [*compiler()[0], *FLAGS, *arguments, "-o", str(partial)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         partial.unlink(missing_ok=True)
         raise BuildError(f"{' '.join(command)}\n{ran.stderr}")
     partial.rename(target)
+    for old in target.parent.glob(f"{target.stem[: -len(key_of())]}*"):  # of sources that have changed since
+        if old.stat().st_mtime < time.time() - 24 * 3600:
+            old.unlink(missing_ok=True)
 
 
 def engine_path() -> Path:
@@ -106,6 +100,29 @@ def engine_path() -> Path:
     return path
 
 
+def unit_text(instance: Instance, source: str) -> str:
+    """Return what is compiled for an instance: the source, and the kernel with the threads it is declared for.
+
+    Their number may depend on the template's parameters, so it becomes a template of its own.
+    """
+    head, bounds = r"(?P<head>template\s*<[^;{}]*>\s*)?", r"PC_KERNEL\((?P<bounds>[^;{}]*)\)\s*"
+    declared = re.search(rf"{head}{bounds}void\s+{instance.entry}\s*\(", source)
+    if declared is None:
+        raise BuildError(f"{instance.source} has no PC_KERNEL(threads, blocks) void {instance.entry}(...)")
+    threads = instance.name.replace(instance.entry, f"{instance.entry}_threads", 1)
+    return "\n".join(
+        [
+            f'#include "{instance.source}"',
+            '#include "instance.hpp"',
+            "namespace pagecore {",
+            "using emulator::first_of;",
+            f"{declared['head'] or ''}constexpr int {instance.entry}_threads = first_of({declared['bounds']});",
+            f"PC_INSTANCE(({threads}), ({instance.name}));",
+            "}",
+        ]
+    )
+
+
 def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FOLDER) -> Path:
     """Build one instance where it is not up to date."""
     include = (sources, SOURCES, NATIVE)
@@ -115,12 +132,16 @@ def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FO
     if not path.exists():
         with TemporaryDirectory() as scratch:
             unit = Path(scratch) / "instance.cpp"
-            unit.write_text(
-                f'#include "{instance.source}"\n#include "instance.hpp"\nPC_INSTANCE((pagecore::{instance.name}));\n'
-            )
-            options = ["-DPC_EMULATED", *(f"-I{folder}" for folder in include)]
-            compile_library(path, [*options, str(unit)])
+            unit.write_text(unit_text(instance, (sources / instance.source).read_text()))
+            compile_library(path, [*KERNEL_FLAGS, *(f"-I{folder}" for folder in include), str(unit)])
     return path
+
+
+def build_all(instances: Iterable[Instance], sources: Path = SOURCES, folder: Path = FOLDER) -> None:
+    """Build instances side by side, as many as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(lambda instance: instance_path(instance, sources, folder), instances):
+            pass
 
 
 @functools.cache
@@ -135,10 +156,10 @@ def engine() -> ctypes.CDLL:
     library.pc_allocate.restype = ctypes.c_uint64
     library.pc_allocate.argtypes = [ctypes.c_uint64]
     library.pc_release.argtypes = [ctypes.c_uint64]
-    library.pc_add_region.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
-    library.pc_add_region.restype = None
+    library.pc_add_host_memory.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.pc_add_host_memory.restype = None
     library.pc_is_device.argtypes = [ctypes.c_uint64]
-    library.pc_check_region.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
+    library.pc_check_memory.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
     library.pc_launch.argtypes = [
         ctypes.c_char_p,
         ctypes.c_void_p,
@@ -146,8 +167,15 @@ def engine() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_int),
         ctypes.c_int,
         ctypes.c_uint32,
+        ctypes.c_int,
         ctypes.c_uint64,
         ctypes.c_char_p,
         ctypes.c_uint64,
     ]
     return library
+
+
+if __name__ == "__main__":  # python -m tests.emulator.build [part of a name]
+    part = sys.argv[1] if len(sys.argv) > 1 else ""
+    engine_path()
+    build_all(instance for name, instance in read_manifest().items() if part in name)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 
 import pytest
 
 from pagecore.arrays.cuda import use_runtime
 from tests.cuda.kit import Kit
+from tests.cuda.matrix import cases
 from tests.emulator.runtime import EmulatedRuntime
 
 
-@pytest.fixture
-def cuda() -> Iterator[Kit]:
-    runtime = EmulatedRuntime()
+@pytest.fixture(params=cases(["late"], ["late", "at once"]))
+def cuda(request: pytest.FixtureRequest) -> Iterator[Kit]:
+    """A device of the test's own.
+
+    It does its work when it is waited for, or at once; blocks, warps and lanes run in an order that follows from the
+    test's name, so that all tests together see many.
+    """
+    runtime = EmulatedRuntime(seed=zlib.crc32(request.node.nodeid.encode()))
+    runtime.streams.deferred = request.param == "late"
     with use_runtime(runtime):
         yield Kit(runtime)
+        runtime.finish()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pagecore.arrays.cuda import DeviceProperties, Event
 from pagecore.errors import DeviceError
 from tests.emulator import build
+from tests.emulator.streams import Marker, Streams
 
 SHARED_BYTES = 227 * 1024
 
@@ -24,11 +25,13 @@ class EmulatorError(AssertionError):
     """A kernel did what a GPU would not have caught. The message names kernel, block, thread, and the line."""
 
 
-class Parameters(ctypes.Structure):
-    _fields_ = [("kernel", ctypes.c_void_p), ("parameter_bytes", ctypes.c_uint64)]
+class Instance(ctypes.Structure):
+    """emulator::Instance of native/instance.hpp."""
+
+    _fields_ = [("kernel", ctypes.c_void_p), ("parameter_bytes", ctypes.c_uint64), ("max_threads", ctypes.c_int)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kernel:
     """An instance that was loaded."""
 
@@ -36,7 +39,8 @@ class Kernel:
     library: ctypes.CDLL
     instance: int
     parameter_bytes: int
-    shared_bytes: int
+    max_threads: int
+    shared_bytes: int = 0
 
 
 class Memory:
@@ -44,25 +48,30 @@ class Memory:
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.address, self.num_bytes = address, num_bytes
-        self._finalizer = weakref.finalize(self, build.engine().pc_release, address)
+        self.finalizer: Any = None
 
     def free(self) -> None:
-        self._finalizer()
+        self.finalizer()
 
 
 class EmulatedEvent:
     def __init__(self, runtime: EmulatedRuntime) -> None:
         self._runtime = runtime
+        self.marker: Marker | None = None
 
     def record(self, stream: int) -> None:
         self._runtime.counts["records"] += 1
+        self.marker = self._runtime.streams.mark(stream)
 
     def synchronize(self) -> None:
         self._runtime.counts["event_synchronizes"] += 1
+        self._runtime.streams.refuse_any_capture("an event is waited for")
+        if self.marker is not None:
+            self._runtime.streams.drain(self.marker.stream, self.marker)
 
 
 class EmulatedRuntime:
-    """Does at once whatever it is asked for.
+    """Does what it is asked for, at once or, where `streams.deferred` is set, when it is waited for.
 
     Parameters
     ----------
@@ -77,6 +86,12 @@ class EmulatedRuntime:
 
     Attributes
     ----------
+    may_overwrite : bool
+        Whether several blocks may write different values to one place, as for a slot that is given twice.
+    stream : int
+        The current one.
+    streams : Streams
+        Where work waits; makes new ones, and captures.
     counts : Counter
         Calls so far: allocations, pinned_allocations, copies, fills, launches, records, waits, synchronizes,
         event_synchronizes, loads.
@@ -94,6 +109,9 @@ class EmulatedRuntime:
         num_devices: int = 1,
     ) -> None:
         self.seed = seed
+        self.may_overwrite = False
+        self.stream = 0
+        self.streams = Streams()
         self.counts: Counter[str] = Counter()
         self.launched: list[str] = []
         self.total_bytes = 1 << 34
@@ -114,52 +132,91 @@ class EmulatedRuntime:
         return self.total_bytes - self._used_bytes, self.total_bytes
 
     def current_stream(self, device: int) -> int:
-        return 0
+        return self.stream
 
     def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
         self.counts["allocations"] += 1
+        self.streams.refuse_any_capture("device memory is allocated")
         address = self._engine.pc_allocate(max(num_bytes, 1))
         if not address:
             raise DeviceError(f"the emulated device has no {num_bytes} bytes")
         self._used_bytes += num_bytes
         memory = Memory(address, num_bytes)
-        weakref.finalize(memory, self._gave_back, num_bytes)
+        memory.finalizer = finalizer = weakref.finalize(memory, self._free, address, num_bytes, stream)
+        finalizer.atexit = False
         return address, memory
 
-    def _gave_back(self, num_bytes: int) -> None:
+    def _free(self, address: int, num_bytes: int, stream: int) -> None:
+        """In the order of the stream that the memory was taken for."""
         self._used_bytes -= num_bytes
+        self.streams.submit(stream, lambda: self._engine.pc_release(address))
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         self.counts["pinned_allocations"] += 1
+        self.streams.refuse_any_capture("pinned memory is allocated")
         array = np.full(max(num_bytes, 1), 0xFF, np.uint8)
         address = array.ctypes.data
-        self._engine.pc_add_region(address, array.nbytes)
-        weakref.finalize(array, self._engine.pc_release, address)
+        self._engine.pc_add_host_memory(address, array.nbytes)
+        weakref.finalize(array, self._engine.pc_release, address).atexit = False
         return array[:num_bytes]
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.counts["copies"] += 1
-        for address in (target, source):
-            if self.is_device_address(address):
+        if num_bytes == 0:
+            return
+        known = [address for address in (target, source) if self._is_known(address)]
+        for address in known:
+            self.expect_allocated(address, num_bytes)
+        held = source
+        if len(known) < 2:
+            self.streams.refuse_capture(stream, "pageable memory is copied")
+        if source not in known:  # it is read before the call returns
+            kept = ctypes.create_string_buffer(ctypes.string_at(source, num_bytes), num_bytes)
+            held = ctypes.addressof(kept)
+
+        def work(keep: object = kept if source not in known else None) -> None:
+            for address in known:
                 self.expect_allocated(address, num_bytes)
-        ctypes.memmove(target, source, num_bytes)
+            ctypes.memmove(target, held, num_bytes)
+
+        self.streams.submit(stream, work)
+        if target not in known:  # it is written before the call returns
+            self.streams.drain(stream)
+
+    def _is_known(self, address: int) -> bool:
+        """Whether it is of the device, or pinned; others are pageable."""
+        text = ctypes.create_string_buffer(1)
+        return self.is_device_address(address) or bool(self._engine.pc_check_memory(address, 1, text, 1))
 
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         self.counts["fills"] += 1
+
+        def work() -> None:
+            self.expect_allocated(target, num_bytes)
+            ctypes.memset(target, byte, num_bytes)
+
         self.expect_allocated(target, num_bytes)
-        ctypes.memset(target, byte, num_bytes)
+        self.streams.submit(stream, work)
 
     def make_event(self, device: int) -> Event:
         return EmulatedEvent(self)
 
-    def wait_event(self, stream: int, event: Event) -> None:
+    def wait_event(self, stream: int, event: Any) -> None:
         self.counts["waits"] += 1
+        if event.marker is not None:
+            self.streams.wait(stream, event.marker)
 
     def synchronize(self, stream: int) -> None:
         self.counts["synchronizes"] += 1
+        self.streams.refuse_any_capture("a stream is waited for")
+        self.streams.drain(stream)
+
+    def finish(self) -> None:
+        """Do all that is left, so that no error of a kernel goes unseen."""
+        self.streams.finish()
 
     def is_capturing(self, stream: int) -> bool:
-        return False
+        return self.streams.is_capturing(stream)
 
     def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]] | None, shared_bytes: int) -> Kernel:
         self.counts["loads"] += 1
@@ -170,11 +227,12 @@ class EmulatedRuntime:
             if name not in instances:
                 raise DeviceError(f"the manifest has no kernel {name}; it has {', '.join(instances) or 'none'}")
             library = ctypes.CDLL(str(build.instance_path(instances[name], self._sources, self._folder)))
-            instance = Parameters.in_dll(library, "pc_instance")
-            self._kernels[name] = Kernel(
-                name, library, ctypes.addressof(instance), instance.parameter_bytes, shared_bytes
-            )
-        return self._kernels[name]
+            instance = Instance.in_dll(library, "pc_instance")
+            address = ctypes.addressof(instance)
+            self._kernels[name] = Kernel(name, library, address, instance.parameter_bytes, instance.max_threads)
+        kernel = self._kernels[name]
+        kernel.shared_bytes = max(kernel.shared_bytes, shared_bytes)
+        return kernel
 
     def launch(
         self,
@@ -190,21 +248,31 @@ class EmulatedRuntime:
         limits = (2**31 - 1, 65535, 65535)
         if not all(1 <= blocks <= limit for blocks, limit in zip(grid, limits, strict=True)):
             raise DeviceError(f"{kernel.name} cannot be launched with a grid of {grid} blocks; the limits are {limits}")
-        if not 1 <= num_threads <= 1024:
-            raise DeviceError(f"{kernel.name} cannot be launched with {num_threads} threads a block; the limit is 1024")
+        if not 1 <= num_threads <= kernel.max_threads:
+            raise DeviceError(
+                f"{kernel.name} cannot be launched with {num_threads} threads a block; it is declared for at most "
+                f"{kernel.max_threads}"
+            )
         if not 0 <= shared_bytes <= max(kernel.shared_bytes, 48 * 1024):
             raise DeviceError(
                 f"{kernel.name} is launched with {shared_bytes} bytes of shared memory; it was loaded for at most "
                 f"{kernel.shared_bytes}"
             )
+        held = ctypes.create_string_buffer(ctypes.string_at(parameters, kernel.parameter_bytes), kernel.parameter_bytes)
+        self.streams.submit(stream, lambda: self._execute(kernel, grid, num_threads, shared_bytes, held))
+
+    def _execute(
+        self, kernel: Kernel, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, parameters: Any
+    ) -> None:
         text = ctypes.create_string_buffer(4096)
         if self._engine.pc_launch(
             kernel.name.encode(),
             kernel.instance,
-            parameters,
+            ctypes.addressof(parameters),
             (ctypes.c_int * 3)(*grid),
             num_threads,
             shared_bytes,
+            self.may_overwrite,
             self.seed,
             text,
             len(text),
@@ -227,5 +295,5 @@ class EmulatedRuntime:
     def expect_allocated(self, address: int, num_bytes: int) -> None:
         """EmulatorError where bytes lie outside of what is allocated."""
         text = ctypes.create_string_buffer(512)
-        if num_bytes and not self._engine.pc_check_region(address, num_bytes, text, len(text)):
+        if num_bytes and not self._engine.pc_check_memory(address, num_bytes, text, len(text)):
             raise EmulatorError(f"a copy or fill of {num_bytes} bytes at {address:#x}: {text.value.decode()}")

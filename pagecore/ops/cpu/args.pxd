@@ -5,7 +5,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._plan cimport PcWorkItem
+from pagecore.ops.plan cimport PcWorkItem
 
 
 cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:

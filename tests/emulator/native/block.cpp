@@ -1,6 +1,7 @@
 #include "block.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -15,6 +16,7 @@
 namespace emulator {
 
 Place place;
+uint32_t num_accesses;
 Block block;
 
 namespace {
@@ -35,13 +37,13 @@ constexpr size_t kStackBytes = 1 << 18;
 #else
 constexpr size_t kStackBytes = 1 << 16;
 #endif
-constexpr size_t kGuardBytes = 1 << 12;
 
 uint32_t bit(int i) { return 1u << i; }
 
 Thread& thread_at(int warp, int lane) { return block.threads[warp * kLanes + lane]; }
 
 void step_to(int warp, int lane) {
+  num_accesses = 0;
   running_warp = warp;
   running_lane = lane;
   place.warp = warp_at[warp];
@@ -112,18 +114,20 @@ void run_thread() {
 
 void make_stacks() {
   if (block.threads[0].fiber.stack != nullptr) return;
-  const size_t step = kStackBytes + kGuardBytes;
+  const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t step = kStackBytes + guard;
   void* all = mmap(nullptr, step * kMaxThreads, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (all == MAP_FAILED) throw std::bad_alloc();
   for (int t = 0; t < kMaxThreads; ++t) {
-    char* const stack = static_cast<char*>(all) + t * step + kGuardBytes;
+    char* const stack = static_cast<char*>(all) + t * step + guard;
     if (mprotect(stack, kStackBytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
     block.threads[t].fiber.stack = stack;
     block.threads[t].fiber.stack_size = kStackBytes;
   }
 }
 
-void run_block(const Launch& launch) {
+void run_block(const Launch& launch, int64_t number) {
+  begin_block_of_order(static_cast<uint32_t>(number));
   begin_block_of_shared(launch.shared_bytes);
   block.num_warps = (launch.num_threads + kLanes - 1) / kLanes;
   block.num_alive = launch.num_threads;
@@ -157,6 +161,7 @@ const char* run(const Launch& launch) {
   current = &launch;
   failed = false;
   block.epoch = 0;
+  begin_launch_of_order(launch.may_overwrite);
   std::copy_n(launch.num_blocks, 3, place.num_blocks);
   place.num_threads = launch.num_threads;
 
@@ -176,29 +181,43 @@ const char* run(const Launch& launch) {
     place.block[0] = static_cast<int>(b % launch.num_blocks[0]);
     place.block[1] = static_cast<int>(b / launch.num_blocks[0] % launch.num_blocks[1]);
     place.block[2] = static_cast<int>(b / launch.num_blocks[0] / launch.num_blocks[1]);
-    run_block(launch);
-    if (failed) return message;
+    run_block(launch, b);
+    if (failed) break;
   }
-  return nullptr;
+  end_launch_of_order();
+  return failed ? message : nullptr;
 }
 
-void fail(const Site& site, const char* format, ...) {
-  const char* slash = std::strrchr(site.file_name(), '/');
-  int length = std::snprintf(message, sizeof(message),
-                             "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
-                             place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane,
-                             slash != nullptr ? slash + 1 : site.file_name(), site.line());
-  std::va_list arguments;
-  va_start(arguments, format);
+namespace {
+
+[[noreturn]] void end_launch(const char* file, unsigned line, const char* format, std::va_list arguments) {
+  const char* slash = std::strrchr(file, '/');
+  const int length = std::snprintf(message, sizeof(message),
+                                   "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
+                                   place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane,
+                                   slash != nullptr ? slash + 1 : file, line);
   if (length < static_cast<int>(sizeof(message))) {
     std::vsnprintf(message + length, sizeof(message) - length, format, arguments);
   }
-  va_end(arguments);
   failed = true;
   leave_fiber(thread_at(running_warp, running_lane).fiber, launcher);
 }
 
-Warp& warp_that_runs() { return block.warps[running_warp]; }
+}  // namespace
+
+void fail(const Site& site, const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  end_launch(site.file_name(), site.line(), format, arguments);
+}
+
+void fail_at(const char* file, unsigned line, const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  end_launch(file, line, format, arguments);
+}
+
+Accessor running_thread() { return {place.warp, 1u << place.lane, {block.epoch, block.warps[running_warp].epoch}}; }
 
 void speak_for_lane(int lane) {
   place.lane = lane;

@@ -10,6 +10,7 @@
 
 #include "fiber.hpp"
 #include "machine.hpp"
+#include "shadow.hpp"
 
 namespace emulator {
 
@@ -50,7 +51,8 @@ struct Launch {
   int num_blocks[3];
   int num_threads;
   uint32_t shared_bytes;
-  uint64_t seed;  // of the order in which blocks, warps and lanes run; 0: as they are numbered
+  bool may_overwrite;  // several blocks may write different values to one place
+  uint64_t seed;       // of the order in which blocks, warps and lanes run; 0: as they are numbered
 };
 
 // Runs all blocks; returns null, or what went wrong, which stands until the next launch.
@@ -60,7 +62,8 @@ const char* run(const Launch& launch);
 void meet(const char* operation, const void* operand, void (*work)(const void* const (&operands)[kLanes]),
           const Site& site);
 
-Warp& warp_that_runs();
+// The running thread and when it runs.
+Accessor running_thread();
 
 // Lets errors name another lane of the running warp.
 void speak_for_lane(int lane);
@@ -72,5 +75,11 @@ void begin_block_of_shared(uint32_t num_bytes);
 void expect_no_copies(const Site& site);
 // 16 bytes of the buffer, read by all lanes of a warp.
 const unsigned char* read_row(uint32_t address, const Site& site);
+
+// ---- the order of accesses to device memory (order.cpp)
+
+void begin_launch_of_order(bool may_overwrite);
+void begin_block_of_order(uint32_t number);
+void end_launch_of_order();
 
 }  // namespace emulator

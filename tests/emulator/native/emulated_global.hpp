@@ -9,14 +9,14 @@ template <typename T>
 class Global {
  public:
   PC_MEMBER Global() = default;
-  PC_MEMBER explicit Global(pc_address address) : address_(address), region_(emulator::find_region(address)) {}
+  PC_MEMBER explicit Global(pc_address address) : address_(address), allocation_(emulator::find_allocation(address)) {}
 
   PC_MEMBER explicit operator bool() const { return address_ != 0; }
-  PC_MEMBER Global operator+(pc_int64 count) const { return Global(at(count), region_); }
+  PC_MEMBER Global operator+(pc_int64 count) const { return Global(at(count), allocation_); }
   PC_MEMBER pc_address address() const { return address_; }
   template <typename U>
   PC_MEMBER Global<U> as() const {
-    return Global<U>(address_, region_);
+    return Global<U>(address_, allocation_);
   }
 
   PC_MEMBER T load(pc_int64 i, PC_SITE) const { return read<T>(i, site); }
@@ -27,37 +27,67 @@ class Global {
 
   PC_MEMBER T atomic_add(pc_int64 i, T value, PC_SITE) const {
     static_assert(std::is_same_v<T, int>);
-    const T before = read<T>(i, site);
-    write(i, static_cast<T>(static_cast<pc_uint32>(before) + static_cast<pc_uint32>(value)), site);
-    return before;
+    return change(i, site, [&](T before) {
+      return static_cast<T>(static_cast<pc_uint32>(before) + static_cast<pc_uint32>(value));
+    });
   }
   PC_MEMBER void atomic_min(pc_int64 i, T value, PC_SITE) const {
     static_assert(std::is_same_v<T, unsigned long long>);
-    if (value < read<T>(i, site)) write(i, value, site);
+    change(i, site, [&](T before) { return value < before ? value : before; });
   }
 
  private:
-  PC_MEMBER Global(pc_address address, emulator::Region region) : address_(address), region_(region) {}
+  PC_MEMBER Global(pc_address address, const emulator::Allocation* allocation)
+      : address_(address), allocation_(allocation) {}
 
   PC_MEMBER pc_address at(pc_int64 i) const { return address_ + static_cast<pc_address>(i) * sizeof(T); }
 
+  struct Place {
+    pc_address address;
+    const emulator::Allocation& allocation;
+  };
+
   template <typename V>
-  PC_MEMBER pc_address checked(const char* what, pc_int64 i, const emulator::Site& site) const {
+  PC_MEMBER Place checked(const char* what, pc_int64 i, const emulator::Site& site) const {
     const pc_address address = at(i);
-    const emulator::Region region = region_.size != 0 ? region_ : emulator::find_region(address);
-    if (!region.holds(address, sizeof(V))) emulator::fail_access(what, address, sizeof(V), region_, site);
+    if (++emulator::num_accesses > emulator::kMaxAccesses) emulator::fail_endless(site);
+    const emulator::Allocation* allocation = allocation_;
+    if (allocation == nullptr) allocation = emulator::find_allocation(address);
+    if (allocation == nullptr || !allocation->holds(address, sizeof(V))) {
+      emulator::fail_access(what, address, sizeof(V), allocation_, site);
+    }
     if (address % alignof(V) != 0) emulator::fail_alignment(what, address, alignof(V), site);
-    return address;
+    return {address, *allocation};
+  }
+  template <typename V>
+  PC_MEMBER Place readable(const char* what, pc_int64 i, const emulator::Site& site) const {
+    const Place place = checked<V>(what, i, site);
+    if (place.allocation.writes != nullptr) {
+      emulator::note_device_read(place.allocation, place.address, sizeof(V), site);
+    }
+    return place;
   }
   template <typename V>
   PC_MEMBER V read(pc_int64 i, const emulator::Site& site) const {
     V value;
-    std::memcpy(&value, reinterpret_cast<const void*>(checked<V>("reads", i, site)), sizeof(V));
+    std::memcpy(&value, reinterpret_cast<const void*>(readable<V>("reads", i, site).address), sizeof(V));
     return value;
   }
   template <typename V>
   PC_MEMBER void write(pc_int64 i, V value, const emulator::Site& site) const {
-    std::memcpy(reinterpret_cast<void*>(checked<V>("writes", i, site)), &value, sizeof(V));
+    const Place place = checked<V>("writes", i, site);
+    emulator::note_device_write(place.allocation, place.address, &value, sizeof(V), site);
+    std::memcpy(reinterpret_cast<void*>(place.address), &value, sizeof(V));
+  }
+  template <typename F>
+  PC_MEMBER T change(pc_int64 i, const emulator::Site& site, F f) const {
+    const Place place = checked<T>("changes", i, site);
+    emulator::note_device_atomic(place.allocation, place.address, sizeof(T));
+    T before;
+    std::memcpy(&before, reinterpret_cast<const void*>(place.address), sizeof(T));
+    const T after = f(before);
+    std::memcpy(reinterpret_cast<void*>(place.address), &after, sizeof(T));
+    return before;
   }
 
   template <typename U>
@@ -67,5 +97,5 @@ class Global {
                             const emulator::Site& site);
 
   pc_address address_ = 0;
-  emulator::Region region_;  // where it was known when the address was given
+  const emulator::Allocation* allocation_ = nullptr;  // that the address lay in when it was given
 };

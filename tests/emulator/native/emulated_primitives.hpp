@@ -65,8 +65,7 @@ PC_DEVICE int pc_shuffle_up(int value, int delta, PC_SITE) {
 }
 PC_DEVICE pc_uint32 pc_ballot(bool condition, PC_SITE) { return emulator::ballot(condition, site); }
 
-// Blocks run one after another, and the threads of one in one order.
-PC_DEVICE void pc_fence_device() {}
+PC_DEVICE void pc_fence_device() { emulator::fence_device(); }
 
 // ---- matrices
 

@@ -9,19 +9,24 @@ namespace emulator {
 struct Instance {
   void (*kernel)(const void* parameters);
   uint64_t parameter_bytes;
+  int max_threads;  // that it was declared for
 };
 
-template <auto kKernel>
+template <auto kKernel, int kMaxThreads>
 struct Caller;
 
-template <typename Parameters, void (*kKernel)(Parameters)>
-struct Caller<kKernel> {
+template <typename Parameters, void (*kKernel)(Parameters), int kMaxThreads>
+struct Caller<kKernel, kMaxThreads> {
   static_assert(sizeof(Parameters) <= 4000, "a kernel takes at most 4,000 bytes");
   static_assert(std::is_trivially_copyable_v<Parameters>, "a kernel takes plain data");
   static void call(const void* parameters) { kKernel(*static_cast<const Parameters*>(parameters)); }
-  static constexpr Instance instance{call, sizeof(Parameters)};
+  static constexpr Instance instance{call, sizeof(Parameters), kMaxThreads};
 };
+
+constexpr int first_of(int threads, int) { return threads; }
 
 }  // namespace emulator
 
-#define PC_INSTANCE(...) extern "C" const emulator::Instance pc_instance = emulator::Caller<(__VA_ARGS__)>::instance
+// PC_INSTANCE((threads), (kernel)): the arguments are in parentheses because they may hold commas.
+#define PC_INSTANCE(max_threads, ...) \
+  extern "C" const emulator::Instance pc_instance = emulator::Caller<(__VA_ARGS__), (max_threads)>::instance

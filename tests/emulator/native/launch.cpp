@@ -25,30 +25,35 @@ int pc_release(uint64_t address) {
   return emulator::release(address);
 }
 
-void pc_add_region(uint64_t begin, uint64_t num_bytes) {
+void pc_add_host_memory(uint64_t begin, uint64_t num_bytes) {
   const std::lock_guard lock(mutex);
-  emulator::add_region(begin, num_bytes);
+  emulator::add_host_memory(begin, num_bytes);
 }
 
 int pc_is_device(uint64_t address) { return emulator::is_device(address); }
 
 // 1 where `num_bytes` from `address` on lie in one allocation; otherwise `text` says where they lie.
-int pc_check_region(uint64_t address, uint64_t num_bytes, char* text, uint64_t text_size) {
+int pc_check_memory(uint64_t address, uint64_t num_bytes, char* text, uint64_t text_size) {
   const std::lock_guard lock(mutex);
-  const emulator::Region region = emulator::find_region(address);
-  if (region.holds(address, num_bytes)) return 1;
-  emulator::describe(text, text_size, address, num_bytes, region);
+  const emulator::Allocation* found = emulator::find_allocation(address);
+  if (found != nullptr && found->holds(address, num_bytes)) return 1;
+  emulator::describe(text, text_size, address, found);
   return 0;
 }
 
 // 0, or 1 with a message in `text`.
 int pc_launch(const char* name, const emulator::Instance* instance, const void* parameters, const int* num_blocks,
-              int num_threads, uint32_t shared_bytes, uint64_t seed, char* text, uint64_t text_size) {
+              int num_threads, uint32_t shared_bytes, int may_overwrite, uint64_t seed, char* text,
+              uint64_t text_size) {
   const std::lock_guard lock(mutex);
-  const emulator::Launch launch{
-      name,        instance->kernel, parameters, {num_blocks[0], num_blocks[1], num_blocks[2]},
-      num_threads, shared_bytes,     seed};
-  const char* message = emulator::run(launch);
+  const char* message = emulator::run({.name = name,
+                                       .kernel = instance->kernel,
+                                       .parameters = parameters,
+                                       .num_blocks = {num_blocks[0], num_blocks[1], num_blocks[2]},
+                                       .num_threads = num_threads,
+                                       .shared_bytes = shared_bytes,
+                                       .may_overwrite = may_overwrite != 0,
+                                       .seed = seed});
   if (message == nullptr) return 0;
   std::snprintf(text, text_size, "%s", message);
   return 1;

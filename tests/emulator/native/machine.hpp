@@ -30,6 +30,8 @@ extern Place place;
 
 // Ends the launch; what is said follows the names of kernel, block, thread and place.
 [[noreturn]] void fail(const Site& site, const char* format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void fail_at(const char* file, unsigned line, const char* format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 // ---- collectives
 
@@ -47,21 +49,37 @@ void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b
 
 // ---- device memory
 
-// Some allocation, as [begin, begin + size); none where size is 0.
-struct Region {
-  uint64_t begin = 0;
-  uint64_t size = 0;
+// Some memory that kernels may use.
+struct Allocation {
+  uint64_t begin;
+  uint64_t size;
+  // For each byte which write of this launch it holds (see order.hpp); null while none of them was written.
+  uint32_t* writes = nullptr;
 
   bool holds(uint64_t address, uint64_t num_bytes) const {
     return num_bytes <= size && address - begin <= size - num_bytes;
   }
 };
 
-Region find_region(uint64_t address);
+// The one around an address, or null.
+const Allocation* find_allocation(uint64_t address);
 
-// Says which access it is that lies outside `region`, or outside all of them.
-[[noreturn]] void fail_access(const char* what, uint64_t address, uint64_t num_bytes, Region region, const Site& site);
+// Says which access it is that lies outside the allocation of its pointer, or outside all where that is null.
+[[noreturn]] void fail_access(const char* what, uint64_t address, uint64_t num_bytes, const Allocation* allocation,
+                              const Site& site);
 [[noreturn]] void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site);
+
+// Accesses since the running thread last waited: one that makes ever more of them waits for another block.
+extern uint32_t num_accesses;
+inline constexpr uint32_t kMaxAccesses = 1 << 26;
+[[noreturn]] void fail_endless(const Site& site);
+
+// Accesses and fences, for their order among threads and blocks. A write is told before it is done.
+void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, const Site& site);
+void note_device_write(const Allocation& allocation, uint64_t address, const void* value, uint32_t num_bytes,
+                       const Site& site);
+void note_device_atomic(const Allocation& allocation, uint64_t address, uint32_t num_bytes);
+void fence_device();
 
 // ---- shared memory
 

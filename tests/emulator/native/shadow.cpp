@@ -6,15 +6,11 @@ namespace emulator {
 
 namespace {
 
-bool ordered(const Epochs& before, int warp, const Accessor& now) {
-  return before.block < now.now.block || (warp == now.warp && before.warp < now.now.warp);
-}
-
 int thread_of(int warp, uint32_t lanes) { return warp * kLanes + std::countr_zero(lanes); }
 
 bool written_by_another(const Shadow& shadow, const Accessor& accessor) {
   const int warp = shadow.writer / kLanes;
-  if (shadow.written.block == 0 || ordered(shadow.written, warp, accessor)) return false;
+  if (shadow.written.block == 0 || is_ordered(shadow.written, warp, accessor)) return false;
   return warp != accessor.warp || accessor.lanes != 1u << shadow.writer % kLanes;
 }
 
@@ -25,8 +21,9 @@ Finding note_read(Shadow& shadow, const Accessor& reader, const Site& site) {
     return {"reads what the copy of thread %d (line %u) has in flight", shadow.writer, shadow.write_site};
   if (shadow.written.block == 0) return {"reads what nobody has written", 0, {}};
   if (written_by_another(shadow, reader)) {
-    return {"races: it reads what thread %d writes (line %u), without a barrier between", shadow.writer,
-            shadow.write_site};
+    return {reader.lanes == ~0u ? "races: the warp reads what thread %d writes (line %u), without a barrier between"
+                                : "races: it reads what thread %d writes (line %u), without a barrier between",
+            shadow.writer, shadow.write_site};
   }
   if (shadow.read.block != reader.now.block) shadow.reader_warps = 0;
   if (shadow.reader_warps != 1u << reader.warp || shadow.read.warp != reader.now.warp) shadow.reader_lanes = 0;

@@ -24,6 +24,11 @@ struct Accessor {
   Epochs now;
 };
 
+// Whether a barrier lies between what `warp` did and an access now.
+inline bool is_ordered(const Epochs& before, int warp, const Accessor& now) {
+  return before.block < now.now.block || (warp == now.warp && before.warp < now.now.warp);
+}
+
 // A word, or a byte of a word whose bytes were accessed one by one.
 struct Shadow {
   Epochs written;             // by the thread `writer`

@@ -32,11 +32,6 @@ struct Copies {
 };
 Copies copies_of[kMaxThreads];
 
-Accessor running_thread() {
-  const Warp& warp = warp_that_runs();
-  return {place.warp, 1u << place.lane, {block.epoch, warp.epoch}};
-}
-
 void expect_inside(const char* what, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site) {
   if (offset < 0 || offset + num_bytes > size) {
     fail(site, "%s %u bytes at offset %lld of the shared buffer, which has %u bytes", what, num_bytes,

@@ -1,0 +1,187 @@
+// What the attention kernels read of a batch: items, sequences, heads, and where tokens lie.
+//
+// Lengths, rows and block ids come from arrays that nobody has checked. Whatever they hold, what is read lies in the
+// arrays that the parameters describe: lengths are cut to what a row of the table holds, a row that the table does not
+// have holds nothing, and a block that the cache does not have is block 0.
+#pragma once
+
+#include "abi_attention.h"
+#include "primitives.cuh"
+
+namespace pagecore {
+
+constexpr float kLog2OfE = 1.44269504f;
+constexpr float kLogOf2 = 0.693147181f;
+
+PC_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+PC_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
+// `low` where that is above `high`.
+PC_DEVICE int clamp(pc_int64 x, int low, int high) {
+  return x < low || high < low ? low : x > high ? high : static_cast<int>(x);
+}
+PC_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+PC_DEVICE pc_int64 load_index(const PcIndices& array, int i) {
+  const pc_int64 at = i * array.stride;
+  if (array.wide != 0) return Global<pc_int64>(array.data).load(at);
+  return Global<pc_int32>(array.data).load(at);
+}
+
+PC_DEVICE float load_number(pc_address array, int i, float absent) {
+  return array == 0 ? absent : Global<float>(array).load(i);
+}
+
+// ---- work
+
+// Items first .. end - 1 of the schedule.
+struct WorkRange {
+  int first;
+  int end;
+};
+
+PC_DEVICE WorkRange load_work(const PcSchedule& schedule, int worker) {
+  const Global<pc_int32> first_item(schedule.first_item);
+  return {first_item.load(worker), first_item.load(worker + 1)};
+}
+
+PC_DEVICE PcWorkItem load_item(const PcSchedule& schedule, int i) {
+  const Global<pc_int32> items(schedule.items);
+  const pc_vector a = items.load_vector(8LL * i), b = items.load_vector(8LL * i + 4);
+  return {static_cast<int>(a.word[0]), static_cast<int>(a.word[1]), static_cast<int>(a.word[2]),
+          static_cast<int>(a.word[3]), static_cast<int>(b.word[0]), static_cast<int>(b.word[1]),
+          static_cast<int>(b.word[2]), static_cast<int>(b.word[3])};
+}
+
+// The query heads that a CTA works for: those of key head y, or where they are more than an item's rows, chunk z of
+// them. The grid is (num_workers, num_kv_heads, head_chunks).
+struct Heads {
+  int kv;
+  int first;  // query head
+  int count;
+};
+
+PC_DEVICE Heads block_heads(const PcAttentionParams& p) {
+  const int group = p.num_query_heads / p.num_kv_heads;
+  const int size = divide_up(group, pc_num_blocks_z());
+  const int begin = size * pc_block_z();
+  return {pc_block_y(), pc_block_y() * group + begin, clamp(group - begin, 0, size)};
+}
+
+// ---- sequences
+
+struct Sequence {
+  int index;
+  int length;         // keys
+  int queries_begin;  // rows of the packed queries
+  int queries_end;
+  pc_int64 table_row;  // entry of the table where its blocks begin
+
+  // Of a row of the packed queries. Negative where there are more queries than keys.
+  PC_MEMBER int position(int query_row) const { return length - (queries_end - query_row); }
+};
+
+// Of a row of the table; a tile behind them still has numbers of 32 bits.
+PC_DEVICE int held_tokens(const PcAttentionParams& p) {
+  return clamp(static_cast<pc_int64>(p.table.width) * p.block_size, 0, 0x7fff0000);
+}
+
+PC_DEVICE Sequence load_sequence(const PcAttentionParams& p, int index) {
+  Sequence s;
+  s.index = clamp(index, 0, p.num_sequences - 1);
+  const pc_int64 length = load_index(p.seq_lens, s.index);
+  const pc_int64 row = p.rows.data == 0 ? s.index : load_index(p.rows, s.index);
+  if (p.cu_query_lens.data == 0) {
+    s.queries_begin = s.index;
+    s.queries_end = s.index + 1;
+  } else {
+    s.queries_begin = clamp(load_index(p.cu_query_lens, s.index), 0, p.num_tokens);
+    s.queries_end = clamp(load_index(p.cu_query_lens, s.index + 1), 0, p.num_tokens);
+  }
+  const bool exists = row >= 0 && row < p.table.num_rows;
+  s.length = exists ? clamp(length, 0, held_tokens(p)) : 0;
+  s.table_row = exists ? row * p.table.row_stride : 0;
+  return s;
+}
+
+// Keys begin .. end - 1.
+struct KeyRange {
+  int begin;
+  int end;
+
+  PC_MEMBER bool has(int j) const { return static_cast<unsigned>(j - begin) < static_cast<unsigned>(end - begin); }
+  // Whether some of keys j .. j + count - 1 are among them.
+  PC_MEMBER bool meets(int j, int count) const { return j < end && j + count > begin; }
+};
+
+// What causality and the window leave to a query; the rule of pagecore/ops/key_range.hpp.
+PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int length) {
+  const pc_int64 right = p.causal != 0 ? 0 : p.window_right;
+  const pc_int64 first = static_cast<pc_int64>(position) - p.window_left;
+  const pc_int64 last = static_cast<pc_int64>(position) + right;
+  const int begin = p.window_left < 0 ? 0 : clamp(first, 0, length);
+  return {begin, right < 0 ? length : clamp(last + 1, begin, length)};
+}
+
+// A plan can be older than the lengths: the queries of an item that are there,
+PC_DEVICE void fit_queries(const PcAttentionParams& p, PcWorkItem& item) {
+  item.query_begin = clamp(item.query_begin, 0, p.num_tokens);
+  item.query_count = clamp(item.query_count, 0, p.num_tokens - item.query_begin);
+}
+
+// and those of its keys that one of these queries attends to.
+PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
+  fit_queries(p, item);
+  const int first = sequence.position(item.query_begin);
+  const KeyRange a = attended_keys(p, first, sequence.length);
+  const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
+  item.key_begin = clamp(item.key_begin, a.begin, b.end);
+  item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
+}
+
+// ---- where tokens lie
+
+struct Slot {
+  int block;
+  int offset;  // token in the block
+};
+
+// Of a token that the sequence has.
+PC_DEVICE Slot find_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
+  const int i = p.block_shift >= 0 ? token >> p.block_shift : token / p.block_size;
+  const pc_int64 id = p.table.wide != 0 ? Global<pc_int64>(p.table.data).load(table_row + i)
+                                        : Global<pc_int32>(p.table.data).load(table_row + i);
+  return {id >= 0 && id < p.num_blocks ? static_cast<int>(id) : 0, token - i * p.block_size};
+}
+
+// Of a slot's first element within its head.
+PC_DEVICE pc_int64 slot_offset(const PcCache& cache, Slot slot) {
+  return slot.block * cache.block_stride + slot.offset * cache.token_stride;
+}
+
+PC_DEVICE pc_int64 row_offset(const PcRows& rows, int token, int head) {
+  return token * rows.token_stride + head * rows.head_stride;
+}
+
+PC_DEVICE pc_int64 lse_offset(const PcAttentionParams& p, int token, int head) {
+  return token * p.lse_token_stride + head * p.lse_head_stride;
+}
+
+// ---- the mask
+
+// The bytes of one query: of key j at begin + j.
+struct MaskRow {
+  pc_int64 begin;
+
+  PC_MEMBER bool has(const PcAttentionParams& p, int j) const {
+    const pc_int64 at = begin + j;
+    return at >= 0 && at < p.mask_size && Global<pc_uint8>(p.mask).load(at) != 0;
+  }
+};
+
+PC_DEVICE MaskRow load_mask_row(const PcAttentionParams& p, const Sequence& sequence, int query_row) {
+  if (p.mask == 0) return {0};
+  const pc_int64 start = Global<pc_int64>(p.mask_starts).load(sequence.index);
+  return {start + static_cast<pc_int64>(query_row - sequence.queries_begin) * sequence.length};
+}
+
+}  // namespace pagecore

@@ -1,0 +1,196 @@
+// Results: rows of the output, the parts of tiles whose keys are split, and how the last CTA of a tile joins them.
+#pragma once
+
+#include "scores.cuh"
+
+namespace pagecore {
+
+// ---- numbers of a type that is known at run time only
+
+PC_DEVICE float load_float(PcFloat type, pc_address data, pc_int64 i) {
+  if (type == PC_FLOAT32) return Global<float>(data).load(i);
+  if (type == PC_FLOAT16) return pc_to_float(Global<pc_half>(data).load(i));
+  return pc_to_float(Global<pc_bfloat16>(data).load(i));
+}
+
+PC_DEVICE void store_float(PcFloat type, pc_address data, pc_int64 i, float x) {
+  if (type == PC_FLOAT32) {
+    Global<float>(data).store(i, x);
+  } else if (type == PC_FLOAT16) {
+    Global<pc_half>(data).store(i, pc_from_float<pc_half>(x));
+  } else {
+    Global<pc_bfloat16>(data).store(i, pc_from_float<pc_bfloat16>(x));
+  }
+}
+
+// N numbers next to each other, N == 1 or 4; four lie at a multiple of 4.
+template <int N>
+PC_DEVICE void store_floats(PcFloat type, pc_address data, pc_int64 i, const float (&x)[N]) {
+  if constexpr (N == 1) {
+    store_float(type, data, i, x[0]);
+  } else if (type == PC_FLOAT32) {
+    Global<float>(data).store_vector(
+        i, {{pc_float_to_bits(x[0]), pc_float_to_bits(x[1]), pc_float_to_bits(x[2]), pc_float_to_bits(x[3])}});
+  } else {
+    const bool half = type == PC_FLOAT16;
+    const pc_uint64 low = half ? pc_pack<pc_half>(x[0], x[1]) : pc_pack<pc_bfloat16>(x[0], x[1]);
+    const pc_uint64 high = half ? pc_pack<pc_half>(x[2], x[3]) : pc_pack<pc_bfloat16>(x[2], x[3]);
+    Global<pc_uint64>(data).store(i / 4, low | high << 32);
+  }
+}
+
+template <int N>
+PC_DEVICE void load_floats(const Global<float>& source, pc_int64 i, float (&x)[N]) {
+  if constexpr (N == 1) {
+    x[0] = source.load(i);
+  } else {
+    const pc_vector v = source.load_vector(i);
+    PC_UNROLL
+    for (int k = 0; k < N; ++k) x[k] = pc_bits_to_float(v.word[k]);
+  }
+}
+
+// ---- whole rows
+
+// The sink of a head; -infinity where there is none.
+PC_DEVICE float load_sink(const PcAttentionParams& p, int head) { return load_number(p.sinks, head, -pc_infinity()); }
+
+PC_DEVICE void store_lse(const PcAttentionParams& p, int query_row, int head, float lse) {
+  if (p.lse != 0) Global<float>(p.lse).store(lse_offset(p, query_row, head), lse);
+}
+
+// Rows behind the last sequence's queries: 0, and -infinity as lse. The workers share them.
+PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads) {
+  const int begin = p.cu_query_lens.data == 0 ? p.num_sequences
+                                              : clamp(load_index(p.cu_query_lens, p.num_sequences), 0, p.num_tokens);
+  for (int row = begin + pc_block_x(); row < p.num_tokens; row += pc_num_blocks_x()) {
+    for (int head = heads.first; head < heads.first + heads.count; ++head) {
+      const pc_int64 at = row_offset(p.out, row, head);
+      for (int d = pc_thread(); d < p.value_dim; d += pc_num_threads())
+        store_float(p.query_type, p.out.data, at + d, 0);
+      if (pc_thread() == 0) store_lse(p, row, head, -pc_infinity());
+    }
+  }
+}
+
+// ---- parts of rows
+
+// Where an item stands among the splits of its tile.
+struct Splits {
+  int first_row;  // partial row of the tile's first query, split 0
+  int step;       // rows between two splits
+  int split;
+  int count;  // 1: the item writes the output itself
+
+  PC_MEMBER pc_int64 row(int query) const { return first_row + static_cast<pc_int64>(split) * step + query; }
+};
+
+// Of an item as the planner wrote it.
+PC_DEVICE Splits splits_of(const PcWorkItem& item) {
+  return {item.partial - item.split * item.query_count, item.query_count, item.split, item.num_splits};
+}
+
+// A part's own normalised sum, N numbers from element d on; `row` is Splits::row().
+template <int N>
+PC_DEVICE void store_partial(const PcAttentionParams& p, pc_int64 row, int head, int d, const float (&x)[N]) {
+  store_floats<N>(PC_FLOAT32, p.partial_out, (row * p.num_query_heads + head) * p.value_dim + d, x);
+}
+
+PC_DEVICE void store_partial_lse(const PcAttentionParams& p, pc_int64 row, int head, float lse) {
+  Global<float>(p.partial_lse).store(row * p.num_query_heads + head, lse);
+}
+
+// Counts the CTAs of a tile and head that have written their parts; true for the last of them, in all threads. The
+// counter is 0 again then. `flag` is one word of shared memory.
+PC_DEVICE bool is_last_part(const PcAttentionParams& p, const Splits& splits, const Shared<int>& flag) {
+  pc_sync_block();
+  if (pc_thread() == 0) {
+    const Global<int> counters(p.counters);
+    const pc_int64 tile = static_cast<pc_int64>(splits.first_row) * p.num_kv_heads + pc_block_y();
+    const pc_int64 at = tile * pc_num_blocks_z() + pc_block_z();
+    pc_fence_device();  // what the block has written is seen before its count is
+    const bool last = counters.atomic_add(at, 1) == splits.count - 1;
+    pc_fence_device();  // and what the others wrote is read after theirs
+    if (last) counters.store(at, 0);
+    flag.store(0, last ? 1 : 0);
+  }
+  pc_sync_block();
+  return flag.load(0) != 0;
+}
+
+// What the parts of a row add up to, N neighbours of it. Parts join one by one, in the order of their keys: whoever
+// folds the pieces of a row that is not split gets the bits of one that is.
+template <int N>
+struct JoinedRow {
+  float top;  // largest lse, natural logarithm
+  float sum;  // of the parts' denominators, counted from `top`
+  float x[N];
+
+  PC_MEMBER void clear() {
+    top = -pc_infinity();
+    sum = 0.0f;
+    PC_UNROLL
+    for (int k = 0; k < N; ++k) x[k] = 0.0f;
+  }
+
+  // A part's lse and its own normalised sum. One without keys, -infinity and 0, changes nothing.
+  PC_MEMBER void add(float lse, const float (&part)[N]) {
+    const float highest = pc_max(top, lse), origin = finite_or_zero(highest);
+    const float keep = pc_exp2((top - origin) * kLog2OfE), weight = pc_exp2((lse - origin) * kLog2OfE);
+    top = highest;
+    sum = pc_fma(sum, keep, weight);
+    PC_UNROLL
+    for (int k = 0; k < N; ++k) x[k] = pc_fma(weight, part[k], x[k] * keep);
+  }
+
+  PC_MEMBER RowEnd end(float sink) const { return end_row(top * kLog2OfE, sum, sink); }
+};
+
+// Parts 0 .. count - 1, `lse_step` and `out_step` apart.
+template <int N>
+PC_DEVICE void add_parts(const Global<float>& lse, const Global<float>& out, pc_int64 lse_step, pc_int64 out_step,
+                         int count, JoinedRow<N>& row) {
+  constexpr int kAhead = N == 1 ? 2 : 8;  // that are on their way at once
+  for (int first = 0; first < count; first += kAhead) {
+    float part_lse[kAhead], part[kAhead][N];
+    PC_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int s = min_of(first + i, count - 1);
+      part_lse[i] = lse.load(s * lse_step);
+      load_floats<N>(out, s * out_step, part[i]);
+    }
+    PC_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i < count) row.add(part_lse[i], part[i]);
+    }
+  }
+}
+
+// Writes the output of a split tile whose parts are all there. N == 4 wants a value_dim and rows of the output that are
+// multiples of 4.
+template <int N>
+PC_DEVICE void join_splits(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item,
+                           const Splits& splits) {
+  const Global<float> partial_lse(p.partial_lse), partial_out(p.partial_out);
+  const pc_int64 lse_step = static_cast<pc_int64>(splits.step) * p.num_query_heads;
+  const float value_scale = load_number(p.value_scale, heads.kv, 1.0f);
+  const int vectors = p.value_dim / N;
+  const int tasks = item.query_count * heads.count * vectors;
+  for (int task = pc_thread(); task < tasks; task += pc_num_threads()) {
+    const int row = task / vectors, d = task % vectors * N;
+    const int query = row / heads.count, head = heads.first + row % heads.count;
+    const pc_int64 at = (static_cast<pc_int64>(splits.first_row) + query) * p.num_query_heads + head;
+    JoinedRow<N> joined;
+    joined.clear();
+    add_parts<N>(partial_lse + at, partial_out + (at * p.value_dim + d), lse_step, lse_step * p.value_dim, splits.count,
+                 joined);
+    const RowEnd end = joined.end(load_sink(p, head));
+    PC_UNROLL
+    for (int k = 0; k < N; ++k) joined.x[k] *= end.factor * value_scale;
+    const int query_row = item.query_begin + query;
+    store_floats<N>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, joined.x);
+    if (d == 0) store_lse(p, query_row, head, end.lse);
+  }
+}
+
+}  // namespace pagecore

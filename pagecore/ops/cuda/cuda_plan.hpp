@@ -1,0 +1,340 @@
+// Plans for CUDA: the tiles of the one planner, cut and dealt out to CTAs, in a buffer of fixed layout.
+//
+// C1: over both sections, every pair (query row, key that it may attend to) is in exactly one item, and every query row
+//     in at least one (P1, P2 of plan.hpp).
+// C2: keys are cut at multiples of split_floor; in a batch-invariant plan a tile is whole, or cut at every multiple of
+//     kFoldTokens. A kernel folds the pieces of a whole one in the same way, so that bits tell neither apart.
+// C3: nothing is ever longer than the capacities of its layout; see `make_layout`.
+// C4: what is written depends on the lengths and options alone.
+// Cost: O(n log n) for n items, no allocation once the buffers have grown. Threads: one planner, one thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "cuda_src/abi_plan.h"
+#include "pagecore/native/checks.hpp"
+#include "pagecore/ops/plan.hpp"
+
+namespace pagecore {
+
+// What a layout is made for.
+struct CudaPlanShape {
+  int64_t num_query_heads = 1;
+  int64_t num_kv_heads = 1;
+  bool batch_invariant = false;
+  int64_t max_sequences = 0;
+  int64_t max_tokens = 0;   // query rows of the batch
+  int64_t decode_ctas = 1;  // that are resident at a time
+  int64_t prompt_ctas = 1;
+};
+
+// Sizes from capacities. Let W workers share `total` cost, pieces being at least as long as a share, s = total / W.
+//
+//   tiles            each sequence has at most one that is not full: <= max_sequences + max_tokens / query_tile
+//   cut by length    tiles of K keys > piece >= s are cut at multiples of `piece` into less than K / piece + 2; less
+//   than
+//                    W tiles are that long, so that all of them make less than total / s + 2 W = 3 W splits
+//   cut by borders   W - 1 borders cut at most W - 1 tiles: less than 2 W splits
+//   batch-invariant  tiles stay whole where num_split_rows does not hold their splits
+//
+// A split has at most query_tile partial rows.
+[[nodiscard]] inline PcPlanLayout make_layout(const CudaPlanShape& shape) {
+  const int64_t group = shape.num_query_heads / shape.num_kv_heads;
+  const int64_t chunks = (group + kPromptRows - 1) / kPromptRows;
+  PcPlanLayout layout = {};
+  int64_t at = sizeof(PcPlanHead), splits = 0, split_rows = 0;
+  const auto place = [&](int64_t num_bytes, int64_t multiple) {
+    const int64_t begin = (at + multiple - 1) / multiple * multiple;
+    at = begin + num_bytes;
+    return begin;
+  };
+  const auto section = [&](int64_t ctas, int64_t rows, pc_int32 floor) {
+    const int64_t workers = std::max<int64_t>(1, ctas / (shape.num_kv_heads * chunks));
+    const int64_t tile = std::max<int64_t>(1, rows / group);
+    splits += 3 * workers;
+    split_rows = std::max(split_rows, 3 * workers * tile);
+    const int64_t first_item = place((workers + 1) * static_cast<int64_t>(sizeof(pc_int32)), 4);
+    return PcPlanSection{static_cast<pc_int32>(workers), static_cast<pc_int32>(tile), floor,
+                         static_cast<pc_int32>(first_item)};
+  };
+  layout.sections[PC_DECODE] = section(shape.decode_ctas, kDecodeRows, kDecodeFloor);
+  layout.sections[PC_PROMPTS] = section(shape.prompt_ctas, kPromptRows, kPromptFloor);
+  const PcPlanSection& prompts = layout.sections[PC_PROMPTS];
+  // Splits of one row each are the most that fit.
+  if (shape.batch_invariant) splits = split_rows;
+  const int64_t max_items = shape.max_sequences + shape.max_tokens / prompts.query_tile + splits;
+  const int64_t own_rows = shape.batch_invariant ? int64_t{prompts.num_workers} * prompts.query_tile : 0;
+  PC_EXPECTS(shape.max_sequences < (1 << 24) && max_items < (1 << 26) && split_rows + own_rows < (1 << 30), ShapeError,
+             "a plan for ", shape.max_sequences, " sequences and ", shape.max_tokens,
+             " tokens has no room in its buffer: use smaller batches or fewer workers");
+  layout.max_sequences = static_cast<pc_int32>(shape.max_sequences);
+  layout.max_tokens = static_cast<pc_int32>(shape.max_tokens);
+  layout.group = static_cast<pc_int32>(group);
+  layout.head_chunks = static_cast<pc_int32>(chunks);
+  layout.batch_invariant = shape.batch_invariant ? 1 : 0;
+  layout.max_items = static_cast<pc_int32>(max_items);
+  layout.num_split_rows = static_cast<pc_int32>(split_rows);
+  layout.num_partial_rows = static_cast<pc_int32>(split_rows + own_rows);
+  layout.mask_starts = static_cast<pc_int32>(place(8 * shape.max_sequences, 16));
+  layout.items = place(max_items * static_cast<int64_t>(sizeof(PcWorkItem)), 16);
+  layout.tile_starts = place(4 * (shape.max_sequences + 1), 16);
+  layout.num_bytes = place(0, 16);
+  return layout;
+}
+
+class CudaPlanner {
+ public:
+  // Writes the plan to `buffer`, of layout.num_bytes at a multiple of 16, and returns how many of them are in use. The
+  // lengths must have passed check_plan_batch; more of them than the layout holds raise, and nothing is written.
+  int64_t plan_into(const PcPlanLayout& layout, const PlanOptions& options, const PlanBatch& batch, void* buffer) {
+    const int64_t n = batch.num_sequences, num_tokens = n == 0 ? 0 : batch.query_end(n - 1);
+    PC_EXPECTS(n <= layout.max_sequences && num_tokens <= layout.max_tokens, ShapeError, "the batch has ", n,
+               " sequences and ", num_tokens, " queries; the plan has room for ", layout.max_sequences, " and ",
+               layout.max_tokens);
+    layout_ = &layout;
+    buffer_ = static_cast<char*>(buffer);
+    PcPlanHead head = {};
+    head.num_sequences = static_cast<pc_int32>(n);
+    int64_t num_items = 0;
+    for (int id = PC_DECODE; id < PC_NUM_SECTIONS; ++id) {
+      const Deal& deal = plan_section(static_cast<PcSectionId>(id), options, batch);
+      write(layout.sections[id], deal, num_items);
+      head.num_items[id] = static_cast<pc_int32>(deal.items.size());
+      head.num_partial_rows[id] = static_cast<pc_int32>(deal.num_partial_rows);
+      num_items += static_cast<int64_t>(deal.items.size());
+    }
+    std::memcpy(buffer_, &head, sizeof(head));
+    write_mask_starts(batch);
+    return layout.items + num_items * static_cast<int64_t>(sizeof(PcWorkItem));
+  }
+
+ private:
+  struct Load {
+    int64_t cost;
+    int32_t worker;
+  };
+  static constexpr int64_t kMaxCost = (int64_t{1} << 31) + kItemCost;
+
+  // Items grouped by worker: w has first_item[w] .. first_item[w + 1] - 1.
+  struct Deal {
+    std::vector<PcWorkItem> items;
+    std::vector<int32_t> first_item;
+    int64_t num_partial_rows = 0;
+    int64_t longest = 0;  // cost of the worker that has most
+
+    void clear() {
+      items.clear();
+      first_item.clear();
+      num_partial_rows = longest = 0;
+    }
+
+    void add(const PcWorkItem& tile, int64_t key_begin, int64_t key_end, int64_t split, int64_t num_splits) {
+      PcWorkItem piece = tile;
+      piece.key_begin = static_cast<pc_int32>(key_begin);
+      piece.key_end = static_cast<pc_int32>(key_end);
+      piece.partial = num_splits == 1 ? -1 : static_cast<pc_int32>(num_partial_rows);
+      piece.split = static_cast<pc_int32>(split);
+      piece.num_splits = static_cast<pc_int32>(num_splits);
+      if (num_splits > 1) num_partial_rows += tile.query_count;
+      items.push_back(piece);
+    }
+  };
+
+  static int64_t cost_of(const PcWorkItem& item) { return int64_t{item.key_end} - item.key_begin + kItemCost; }
+
+  const Deal& plan_section(PcSectionId id, const PlanOptions& options, const PlanBatch& batch) {
+    const PcPlanSection& section = layout_->sections[id];
+    find_tiles(id, options, batch);
+    total_ = 0;
+    for (const PcWorkItem& tile : tiles_) total_ += cost_of(tile);
+    if (layout_->batch_invariant != 0) {
+      cut_in_folds(batch);
+      return deal_out(section.num_workers);
+    }
+    cut_by_length(section);
+    deal_out(section.num_workers);
+    // Where a few long pieces are left over, as four among three workers, borders balance better.
+    if (dealt_.longest * section.num_workers <= total_ + total_ / 8) return dealt_;
+    cut_by_borders(section);
+    return cut_.longest < dealt_.longest ? cut_ : dealt_;
+  }
+
+  // The tiles of a section, whole.
+  void find_tiles(PcSectionId id, const PlanOptions& options, const PlanBatch& batch) {
+    const int64_t decode_rows = layout_->batch_invariant != 0 ? 0 : kDecodeRows;
+    PlanOptions tiling;
+    tiling.num_query_heads = layout_->group;
+    tiling.causal = options.causal;
+    tiling.window_left = options.window_left;
+    tiling.window_right = options.window_right;
+    tiling.query_tile = layout_->sections[id].query_tile;
+    if (id == PC_DECODE) tiling.max_rows = decode_rows;
+    if (id == PC_PROMPTS) tiling.min_rows = decode_rows + 1;
+    tiles_.resize(static_cast<size_t>(layout_->max_items));
+    const PlanCounts counts = make_plan(tiling, batch, tiles_.data(), layout_->max_items);
+    PC_ASSERT(counts.num_items <= layout_->max_items);
+    tiles_.resize(static_cast<size_t>(counts.num_items));
+  }
+
+  // Tiles longer than a share, rounded up to the floor, at the multiples of that.
+  void cut_by_length(const PcPlanSection& section) {
+    const int64_t share = (total_ + section.num_workers - 1) / section.num_workers, floor = section.split_floor;
+    const int64_t piece = (share + floor - 1) / floor * floor;
+    cut_.clear();
+    for (const PcWorkItem& tile : tiles_) {
+      const bool is_long = section.num_workers > 1 && tile.key_end - tile.key_begin > piece;
+      cut_tile(tile, is_long ? piece : 0);
+    }
+  }
+
+  // Tiles that are all the queries of their sequence at every multiple of kFoldTokens, while there are rows for it.
+  void cut_in_folds(const PlanBatch& batch) {
+    cut_.clear();
+    for (const PcWorkItem& tile : tiles_) {
+      const bool alone = batch.query_end(tile.sequence) - batch.query_begin(tile.sequence) == tile.query_count;
+      const int64_t splits = num_pieces(tile, kFoldTokens);
+      const bool fits = cut_.num_partial_rows + splits * tile.query_count <= layout_->num_split_rows;
+      cut_tile(tile, alone && splits > 1 && fits ? kFoldTokens : 0);
+    }
+  }
+
+  static int64_t num_pieces(const PcWorkItem& tile, int64_t piece) {
+    return tile.key_begin == tile.key_end ? 1 : (tile.key_end - 1) / piece - tile.key_begin / piece + 1;
+  }
+
+  // 0 leaves it whole.
+  void cut_tile(const PcWorkItem& tile, int64_t piece) {
+    if (piece == 0) return cut_.add(tile, tile.key_begin, tile.key_end, 0, 1);
+    const int64_t first = tile.key_begin / piece, splits = num_pieces(tile, piece);
+    for (int64_t i = 0; i < splits; ++i) {
+      cut_.add(tile, std::max<int64_t>(tile.key_begin, (first + i) * piece),
+               std::min<int64_t>(tile.key_end, (first + i + 1) * piece), i, splits);
+    }
+  }
+
+  // The pieces of cut_, the longest first, each to the worker that has least by then.
+  const Deal& deal_out(int32_t num_workers) {
+    const auto& pieces = cut_.items;
+    order_.resize(pieces.size());
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      order_[i] = static_cast<uint64_t>(kMaxCost - cost_of(pieces[i])) << 32 | i;  // of equals the first
+    }
+    std::sort(order_.begin(), order_.end());
+    heap_.clear();
+    for (int32_t w = 0; w < num_workers; ++w) heap_.push_back({0, w});
+    dealt_.clear();
+    dealt_.num_partial_rows = cut_.num_partial_rows;
+    dealt_.first_item.assign(static_cast<size_t>(num_workers) + 1, 0);
+    worker_of_.resize(pieces.size());
+    for (size_t i = 0; i < order_.size(); ++i) {
+      heap_[0].cost += cost_of(pieces[piece_at(i)]);
+      dealt_.longest = std::max(dealt_.longest, heap_[0].cost);
+      worker_of_[i] = heap_[0].worker;
+      ++dealt_.first_item[static_cast<size_t>(heap_[0].worker) + 1];
+      sink_first();
+    }
+    auto& first = dealt_.first_item;
+    for (size_t w = 1; w < first.size(); ++w) first[w] += first[w - 1];
+    next_.assign(first.begin(), first.end());
+    dealt_.items.resize(pieces.size());
+    for (size_t i = 0; i < order_.size(); ++i) {
+      const int32_t to = next_[static_cast<size_t>(worker_of_[i])]++;
+      dealt_.items[static_cast<size_t>(to)] = pieces[piece_at(i)];
+    }
+    return dealt_;
+  }
+
+  [[nodiscard]] size_t piece_at(size_t i) const { return order_[i] & 0xffffffff; }
+
+  // The first of the heap has grown: it goes down to its place.
+  void sink_first() {
+    const Load sinking = heap_[0];
+    const size_t size = heap_.size();
+    size_t at = 0;
+    for (size_t child = 1; child < size; child = 2 * at + 1) {
+      if (child + 1 < size && heap_[child + 1].cost < heap_[child].cost) ++child;
+      if (heap_[child].cost >= sinking.cost) break;
+      heap_[at] = heap_[child];
+      at = child;
+    }
+    heap_[at] = sinking;
+  }
+
+  // Tiles at the borders of equal shares, as the kernel that plans does it: into cut_, in the order of the batch.
+  void cut_by_borders(const PcPlanSection& section) {
+    cut_.clear();
+    ShareCuts cuts = {0, 0, total_, section.num_workers, 0, 0, section.split_floor, section.split_floor / 2};
+    int64_t load = 0;
+    for (const PcWorkItem& tile : tiles_) {
+      cuts.cost = cost_of(tile);
+      cuts.begin = tile.key_begin;
+      cuts.end = tile.key_end;
+      const int32_t first = cuts.first_border(), end = cuts.end_border();
+      int64_t splits = 1, split = 0;
+      int32_t begin = tile.key_begin;
+      for (int32_t w = first; w < end; ++w) {
+        const int32_t key = cuts.cut(w);
+        if (key <= begin || key == ShareCuts::kBehind) continue;
+        ++splits;
+        begin = key;
+      }
+      begin = tile.key_begin;
+      bool is_open = true;  // whether some of the tile is left
+      const auto add_until = [&](int32_t key) {
+        if (!is_open || key <= begin) return;
+        const int32_t stop = std::min(key, tile.key_end);
+        cut_.add(tile, begin, stop, split++, splits);
+        load += cost_of(cut_.items.back());
+        cut_.longest = std::max(cut_.longest, load);
+        is_open = key != ShareCuts::kBehind;
+        begin = stop;
+      };
+      for (int32_t w = first; w < end; ++w) {
+        add_until(cuts.cut(w));
+        cut_.first_item.push_back(static_cast<int32_t>(cut_.items.size()));
+        load = 0;
+      }
+      add_until(ShareCuts::kBehind);
+      cuts.cost_begin += cuts.cost;
+    }
+    cut_.first_item.resize(static_cast<size_t>(section.num_workers) + 1, static_cast<int32_t>(cut_.items.size()));
+  }
+
+  // `first`: items of the sections before.
+  void write(const PcPlanSection& section, const Deal& deal, int64_t first) {
+    const auto n = static_cast<int64_t>(deal.items.size());
+    PC_ASSERT(first + n <= layout_->max_items && deal.num_partial_rows <= layout_->num_split_rows);
+    PC_ASSERT(static_cast<int64_t>(deal.first_item.size()) == section.num_workers + 1);
+    std::copy_n(deal.items.data(), n, at<PcWorkItem>(layout_->items) + first);
+    auto* first_item = at<pc_int32>(section.first_item);
+    for (const int32_t each : deal.first_item) *first_item++ = static_cast<pc_int32>(first + each);
+  }
+
+  void write_mask_starts(const PlanBatch& batch) {
+    auto* starts = at<pc_int64>(layout_->mask_starts);
+    pc_int64 begin = 0;
+    for (int64_t i = 0; i < batch.num_sequences; ++i) {
+      starts[i] = begin;
+      begin += (batch.query_end(i) - batch.query_begin(i)) * batch.seq_lens[i];
+    }
+  }
+
+  template <typename T>
+  [[nodiscard]] T* at(int64_t byte) const {
+    return reinterpret_cast<T*>(buffer_ + byte);
+  }
+
+  const PcPlanLayout* layout_ = nullptr;
+  char* buffer_ = nullptr;
+  std::vector<PcWorkItem> tiles_;
+  int64_t total_ = 0;  // cost of all tiles
+  Deal cut_, dealt_;
+  std::vector<uint64_t> order_;  // of pieces: cost, then place
+  std::vector<Load> heap_;
+  std::vector<int32_t> worker_of_, next_;
+};
+
+}  // namespace pagecore

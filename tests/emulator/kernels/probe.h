@@ -1,0 +1,12 @@
+// What the kernels of the emulator's own tests are told.
+#pragma once
+
+#include "primitives.cuh"
+
+struct PcProbe {
+  pc_address in;
+  pc_address out;
+  pc_address extra;
+  pc_int32 n;
+  pc_int32 m;
+};
