@@ -15,7 +15,10 @@ constexpr float kLogOf2 = 0.693147181f;
 
 PC_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
 PC_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
-PC_DEVICE int clamp(pc_int64 x, int low, int high) { return x < low ? low : x > high ? high : static_cast<int>(x); }
+// `low` where that is above `high`.
+PC_DEVICE int clamp(pc_int64 x, int low, int high) {
+  return x < low || high < low ? low : x > high ? high : static_cast<int>(x);
+}
 PC_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 PC_DEVICE pc_int64 load_index(const PcIndices& array, int i) {
@@ -77,8 +80,9 @@ struct Sequence {
   PC_MEMBER int position(int query_row) const { return length - (queries_end - query_row); }
 };
 
+// Of a row of the table; a tile behind them still has numbers of 32 bits.
 PC_DEVICE int held_tokens(const PcAttentionParams& p) {
-  return clamp(static_cast<pc_int64>(p.table.width) * p.block_size, 0, 0x7fffffff);
+  return clamp(static_cast<pc_int64>(p.table.width) * p.block_size, 0, 0x7fff0000);
 }
 
 PC_DEVICE Sequence load_sequence(const PcAttentionParams& p, int index) {
@@ -105,6 +109,8 @@ struct KeyRange {
   int end;
 
   PC_MEMBER bool has(int j) const { return static_cast<unsigned>(j - begin) < static_cast<unsigned>(end - begin); }
+  // Whether some of keys j .. j + count - 1 are among them.
+  PC_MEMBER bool meets(int j, int count) const { return j < end && j + count > begin; }
 };
 
 // What causality and the window leave to a query; the rule of pagecore/ops/key_range.hpp.
@@ -129,7 +135,7 @@ PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, Pc
   const KeyRange a = attended_keys(p, first, sequence.length);
   const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
   item.key_begin = clamp(item.key_begin, a.begin, b.end);
-  item.key_end = clamp(item.key_end, item.key_begin, max_of(b.end, item.key_begin));
+  item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
 }
 
 // ---- where tokens lie

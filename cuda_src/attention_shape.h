@@ -11,48 +11,71 @@ struct PcLaunchShape {
 
 // A kernel's tiles go through rings of shared memory, one for each warp.
 //
-//   ring of a warp   [stages][key tile, value tile]
-//   queries          [rows, dim], of an item
-//   slots of a warp  [tokens of a tile]: where they lie in the cache, two 64-bit offsets each
-//   walk of a warp   where its ring stands in the worker's items (tile_walk.cuh)
-//   what rows attend [rows] (ScoreRow)
-//   sums of a warp   [rows]: largest score and sum, at the end of an item
-//   flag             one word, padded to 16 bytes
+//   ring of a warp     [stages][key tile, value tile]
+//   queries            [query_bytes], of an item
+//   slots of a warp    [tokens of a tile]: where they lie in the cache, two 64-bit offsets each
+//   walk of a warp     where its ring stands in the worker's items (tile_walk.cuh)
+//   score rows         [score_rows]: what rows attend to (ScoreRow)
+//   sums of a warp     [warp_rows]: largest score and sum, at the end of an item
+//   weights of a warp  [weight_bytes]
+//   folds              [2][fold_rows]: largest lse and sum of the pieces that have been folded
+//   flag               one word, padded to 16 bytes
 //
-// At the end of an item a warp's own sums of values, float32 [rows, dim], lie where a tile has just been used up: a
-// stage has exactly that size.
+// At the end of an item a warp's own sums of values, float32 [warp_rows, dim], lie where a tile has just been used up.
 struct PcRingShape {
-  int rows;
   int warps;
   int stages;
   int stage_bytes;
-  int query_bytes;
   int tile_tokens;  // of a warp
+  int score_rows;   // packed rows that a CTA works on at a time
+  int warp_rows;
+  int query_bytes;
+  int weight_bytes;
+  int fold_rows;
 
   static constexpr int kSlotBytes = 16;
-  static constexpr int kWalkBytes = 32;
+  static constexpr int kWalkBytes = 48;
   static constexpr int kScoreRowBytes = 24;
 
   constexpr int ring_bytes() const { return stages * stage_bytes; }
+  constexpr int slot_bytes() const { return tile_tokens * kSlotBytes; }
   constexpr int queries_begin() const { return warps * ring_bytes(); }
   constexpr int slots_begin() const { return queries_begin() + query_bytes; }
-  constexpr int walks_begin() const { return slots_begin() + warps * tile_tokens * kSlotBytes; }
+  constexpr int walks_begin() const { return slots_begin() + warps * slot_bytes(); }
   constexpr int score_rows_begin() const { return walks_begin() + warps * kWalkBytes; }
-  constexpr int sums_begin() const { return score_rows_begin() + rows * kScoreRowBytes; }
-  constexpr int flag_begin() const { return sums_begin() + warps * rows * 8; }
+  constexpr int sums_begin() const { return score_rows_begin() + (score_rows * kScoreRowBytes + 15) / 16 * 16; }
+  constexpr int weights_begin() const { return sums_begin() + warps * warp_rows * 8; }
+  constexpr int folds_begin() const { return weights_begin() + warps * weight_bytes; }
+  constexpr int flag_begin() const { return folds_begin() + fold_rows * 2 * 8; }
   constexpr int bytes() const { return flag_begin() + 16; }
 };
 
 // decode.cu: head_dim 64, 128 or 256, 16-bit elements, tiles of 16 tokens. Rings are of 64 KiB.
 constexpr PcRingShape pc_decode_ring(int head_dim) {
-  return {16, head_dim <= 128 ? 4 : 2, head_dim <= 64 ? 4 : 2, 16 * head_dim * 2 * 2, 16 * head_dim * 2, 16};
+  return {head_dim <= 128 ? 4 : 2, head_dim <= 64 ? 4 : 2, 16 * head_dim * 2 * 2, 16, 16, 16, 16 * head_dim * 2, 0, 0};
 }
 
 constexpr PcLaunchShape pc_decode_shape(int head_dim) {
   const PcRingShape ring = pc_decode_ring(head_dim);
-  return {ring.warps * 32, ring.bytes(), 2, ring.rows, ring.warps * ring.tile_tokens};
+  return {ring.warps * 32, ring.bytes(), 2, ring.warp_rows, ring.warps * ring.tile_tokens};
+}
+
+// general.cu: head_dim and value_dim up to `dim`, which is 64, 128, 256 or 512; float32, tiles of 8 tokens. Items of
+// any number of rows. Rings are of 64 KiB, queries of 16 or 8.
+constexpr PcRingShape pc_general_ring(int dim) {
+  const int warps = dim <= 128 ? 4 : dim <= 256 ? 2 : 1;
+  const int warp_rows = dim <= 64 ? 16 : dim <= 256 ? 8 : 4;
+  const int rows = warps * warp_rows;
+  return {warps, dim <= 64 ? 4 : 2, 8 * dim * 4 * 2, 8, rows, warp_rows, rows * dim * 4, warp_rows * 8 * 4, rows};
+}
+
+constexpr PcLaunchShape pc_general_shape(int dim) {
+  const PcRingShape ring = pc_general_ring(dim);
+  return {ring.warps * 32, ring.bytes(), 2, 0x7fffffff, ring.warps * ring.tile_tokens};
 }
 
 static_assert(pc_decode_shape(64).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
 static_assert(pc_decode_shape(128).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
 static_assert(pc_decode_shape(256).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
+static_assert(pc_general_shape(128).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
+static_assert(pc_general_shape(512).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");

@@ -45,7 +45,7 @@ struct DecodeTile {
   static constexpr int kCopies = kTokens * kChunks / 32;  // of a lane, for keys and for values
 
   static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kPlaneBytes, "");
-  static_assert(kRing.stage_bytes == kRing.rows * kDim * 4, "the sums of an item lie in a stage");
+  static_assert(kRing.stage_bytes == kRing.warp_rows * kDim * 4, "the sums of an item lie in a stage");
 
   PC_MEMBER static int next(int stage) { return stage == kStages - 1 ? 0 : stage + 1; }
 
@@ -67,23 +67,23 @@ class DecodeRing {
 
  public:
   // A lane copies one chunk of every 32 / kChunks rows.
-  PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, int kv_head, const WorkRange& work)
+  PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
+                       const WorkRange& work)
       : key_(p.key.data),
         value_(p.value.data),
         ring_(shared + pc_warp() * Tile::kRing.ring_bytes()),
-        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kTokens * PcRingShape::kSlotBytes))
-                   .template as<pc_uint64>()),
+        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_uint64>()),
         walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {
     const int column = pc_lane() % Tile::kChunks * 8;
-    key_ = key_ + (kv_head * p.key.head_stride + column);
-    value_ = value_ + (kv_head * p.value.head_stride + column);
-    walk_.start(p, work);
+    key_ = key_ + (heads.kv * p.key.head_stride + column);
+    value_ = value_ + (heads.kv * p.value.head_stride + column);
+    walk_.start(p, work, 0, heads.count);
   }
 
   // Begins to fill a stage with the next tile; always two groups of copies. No lane may still read the stage.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
-    const bool empty = state.rounds == 0 || walk_.is_empty(state);
+    const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
     if (!empty && pc_lane() < Tile::kTokens) {
       slots_.store(2 * pc_lane(), slot_offset(p.key, walk_.slot()));
       slots_.store(2 * pc_lane() + 1, slot_offset(p.value, walk_.slot()));
@@ -135,7 +135,7 @@ PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, cons
   const Global<T> query(p.query.data);
   const pc_uint32 signs = negate ? 0x80008000u : 0;
   PC_UNROLL
-  for (int i = 0; i < Tile::kRing.rows * Tile::kChunks / (32 * Tile::kWarps); ++i) {
+  for (int i = 0; i < Tile::kRing.warp_rows * Tile::kChunks / (32 * Tile::kWarps); ++i) {
     const int at = i * (32 * Tile::kWarps) + pc_thread();
     const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
     pc_vector v = {{0, 0, 0, 0}};
@@ -162,7 +162,7 @@ class DecodeRows {
   PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
                        bool negate) {
     load_queries<T, kDim>(p, heads, item, negate, queries_);
-    if (pc_thread() < Tile::kRing.rows) {
+    if (pc_thread() < Tile::kRing.warp_rows) {
       const int query_row = item.query_begin + pc_thread() / heads.count,
                 head = heads.first + pc_thread() % heads.count;
       const bool exists = pc_thread() < item.query_count * heads.count;
@@ -290,7 +290,7 @@ class DecodeRows {
 template <int kDim>
 class DecodeExchange {
   using Tile = DecodeTile<kDim>;
-  static constexpr int kRows = Tile::kRing.rows;
+  static constexpr int kRows = Tile::kRing.warp_rows;
 
  public:
   PC_MEMBER DecodeExchange(const Shared<pc_uint8>& shared, int stage)
@@ -391,15 +391,18 @@ template <typename T, int kDim, typename Options>
 PC_KERNEL(pc_decode_shape(kDim).threads, pc_decode_shape(kDim).blocks_per_sm)
 void decode(const PcAttentionParams p) {
   using Tile = DecodeTile<kDim>;
+  using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
+  const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
-  DecodeRing<T, kDim> ring(p, shared, heads.kv, work);
+  DecodeRing<T, kDim> ring(p, shared, heads, work);
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
   DecodeRows<T, kDim, Options> rows(shared);
 
   // A pass of this loop is one round of an item, or an item without keys.
-  int i = work.first - 1, rounds = 0, token = 0, key_end = 0, num_rows = 0;
+  int i = work.first - 1, rounds = 0, token = 0, num_rows = 0;
+  KeyRange keys = {0, 0};
   int stage = 0, num_used = Tile::kStages;  // stages that can be filled: this one and those behind it
   while (true) {
     for (; num_used > 0; --num_used) {
@@ -414,9 +417,9 @@ void decode(const PcAttentionParams p) {
       const Sequence sequence = load_sequence(p, item.sequence);
       fit_item(p, sequence, item);
       rows.start(p, heads, sequence, item, rule.negate);
-      rounds = count_rounds(item, Tile::kTokens, Tile::kWarps);
-      token = first_tile_token(item, Tile::kTokens) + pc_warp() * Tile::kTokens;
-      key_end = item.key_end;
+      rounds = ItemRounds::count(item);
+      token = ItemRounds::first_token(item) + pc_warp() * Tile::kTokens;
+      keys = {item.key_begin, item.key_end};
       num_rows = item.query_count * heads.count;
       pc_sync_block();
       if (rounds == 0) {
@@ -427,10 +430,11 @@ void decode(const PcAttentionParams p) {
     }
 
     ring.wait_for_keys();
-    if (token < key_end) rows.add_keys(p, rule, ring.keys(stage), token);
+    const bool has_keys = keys.meets(token, Tile::kTokens);
+    if (has_keys) rows.add_keys(p, rule, ring.keys(stage), token);
     ring.wait_for_values();
-    if (token < key_end) rows.add_values(p, ring.values(stage), token);
-    token += Tile::kTokens * Tile::kWarps;
+    if (has_keys) rows.add_values(p, ring.values(stage), token);
+    token += ItemRounds::kStep;
     num_used = 1;
     if (--rounds == 0) {
       const DecodeExchange<kDim> exchange(shared, stage);
@@ -444,7 +448,7 @@ void decode(const PcAttentionParams p) {
       pc_sync_warp();
     }
   }
-  clear_padding(p, heads);
+  clear_padding(p, heads, padding);
   pc_wait_copies<0>();
 }
 

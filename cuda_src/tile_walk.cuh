@@ -1,14 +1,16 @@
 // The order in which a warp meets the keys of a worker's items, and where these lie: always a few tiles ahead of what
 // is being computed, across the ends of items, so that copies never wait for an item to end.
 //
-// An item's keys are cut into tiles at multiples of kTokens, and tiles go around the warps:
+// An item's keys are cut into tiles at multiples of kTokens, and tiles go around the warps. Rounds
+// begin at multiples of their own length, so that which warp has a key depends on neither the item's first key nor its
+// last.
 //
-//   keys of the item        [ . . . . . . . . . . . . . . . . . . . . . . . )
-//   tiles                |   0   |   1   |   2   |   3   |   4   |   5   |
-//   warp, of 4               0       1       2       3       0       1
-//   round                    0       0       0       0       1       1
+//   keys of the item      [ . . . . . . . . . . . . . . . . . . . . )
+//   tiles             |   0   |   1   |   2   |   3   |   4   |   5   |   6   |   7   |
+//   warp, of 4            0       1       2       3       0       1       2       3
+//   round                 0       0       0       0       1       1       1       1
 //
-// All warps make the same rounds; one whose tile lies behind the keys does nothing in it.
+// All warps make the same rounds; one whose tile has no key of the item does nothing in it.
 #pragma once
 
 #include "attention_batch.cuh"
@@ -16,12 +18,17 @@
 
 namespace pagecore {
 
-PC_DEVICE int first_tile_token(const PcWorkItem& item, int tokens) { return item.key_begin / tokens * tokens; }
+// How kWarps warps go through an item's keys.
+template <int kTokens, int kWarps>
+struct Rounds {
+  static constexpr int kStep = kTokens * kWarps;  // tokens of a round
 
-PC_DEVICE int count_rounds(const PcWorkItem& item, int tokens, int warps) {
-  if (item.key_end <= item.key_begin) return 0;
-  return divide_up(item.key_end - first_tile_token(item, tokens), tokens * warps);
-}
+  PC_MEMBER static int first_token(const PcWorkItem& item) { return item.key_begin / kStep * kStep; }
+  PC_MEMBER static int count(const PcWorkItem& item) {
+    if (item.key_end <= item.key_begin) return 0;
+    return divide_up(item.key_end, kStep) - item.key_begin / kStep;
+  }
+};
 
 // Where a walk stands. Registers are for sums: between two steps it is kept in shared memory.
 struct alignas(16) WalkState {
@@ -29,20 +36,26 @@ struct alignas(16) WalkState {
   int end_item;
   KeyRange keys;  // of the item
   pc_int64 table_row;
-  int token;   // first of the warp's next tile
-  int rounds;  // that are left of the item, this tile's included; 0: there are no more items
+  int token;      // first of the warp's next tile
+  int rounds;     // that are left of the item, this tile's included; 0: there are no more items
+  int first_row;  // items of no more packed rows than that are passed over
+  int heads;      // rows of a query
 };
 
 static_assert(sizeof(WalkState) == PcRingShape::kWalkBytes, "the shape has room for it");
 
 template <int kTokens, int kWarps>
 class TileWalk {
+  using ItemRounds = Rounds<kTokens, kWarps>;
+
  public:
   PC_MEMBER explicit TileWalk(const Shared<pc_uint8>& place) : place_(place.template as<WalkState>()) {}
 
-  // Stands at the first tile of these items, if they have one.
-  PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work) {
+  // Stands at the first tile of those of the items that have packed rows from `first_row` on; `heads` a query.
+  PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work, int first_row, int heads) {
     WalkState state;
+    state.first_row = first_row;
+    state.heads = heads;
     state.next_item = work.first;
     state.end_item = work.end;
     fetch_item(p, state);
@@ -51,13 +64,12 @@ class TileWalk {
   }
 
   PC_MEMBER WalkState state() const { return place_.load(0); }
-  PC_MEMBER static bool is_empty(const WalkState& state) { return state.token >= state.keys.end; }
   // Of token state().token + lane; looked up a step ago, because the table is not at hand at once.
   PC_MEMBER const Slot& slot() const { return slot_; }
 
   // To the next tile. `state` is what state() gave; all lanes are past that.
   PC_MEMBER void advance(const PcAttentionParams& p, WalkState state) {
-    state.token += kTokens * kWarps;
+    state.token += ItemRounds::kStep;
     if (--state.rounds == 0) {
       open_item(p, state);
     } else {
@@ -87,10 +99,11 @@ class TileWalk {
       fetch_item(p, state);
       const Sequence sequence = load_sequence(p, item.sequence);
       fit_item(p, sequence, item);
+      if (item.query_count * state.heads <= state.first_row) continue;
       state.table_row = sequence.table_row;
       state.keys = {item.key_begin, item.key_end};
-      state.rounds = count_rounds(item, kTokens, kWarps);
-      state.token = first_tile_token(item, kTokens) + pc_warp() * kTokens;
+      state.rounds = ItemRounds::count(item);
+      state.token = ItemRounds::first_token(item) + pc_warp() * kTokens;
     }
     look_up(p, state);
   }

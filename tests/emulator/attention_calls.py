@@ -13,6 +13,7 @@ from tests.ops.cases import Case, assert_lse_close, assert_output_close
 from tests.reference import attention as reference
 
 FLOATS = {"float32": (0, "float"), "float16": (1, "pc_half"), "bfloat16": (2, "pc_bfloat16")}
+PROMPT_ROWS = 128  # kPromptRows of abi_plan.h
 ITEM = np.dtype([(name, np.int32) for name in (
     "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits"
 )])  # fmt: skip
@@ -109,6 +110,7 @@ class Call:
             items = np.random.default_rng(reorder).permutation(items)
         first_item = np.linspace(0, len(items), workers + 1).astype(np.int32)
         num_partial = int(sum(item["query_count"] for item in items if item["num_splits"] > 1))
+        num_partial += workers * max(1, PROMPT_ROWS // group) if fold else 0  # where each folds
         self.workers = workers
         self._kept: list[Any] = []
         p = self.params = Params()
