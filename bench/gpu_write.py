@@ -33,8 +33,18 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
     """All of it on one device."""
+    run_writes(bench, gpu)
+    run_moves(bench, gpu)
+
+
+def run_writes(bench: Bench, gpu: Gpu) -> None:
+    """write_kv, of 64 to 65,536 tokens."""
     for (source, dtype), tokens in product(CASTS, bench.pick((64, 512, 2048, 8192, 65536), (64, 2048))):
         _write(bench, gpu, source, dtype, tokens)
+
+
+def run_moves(bench: Bench, gpu: Gpu) -> None:
+    """copy_blocks, gather_blocks and scatter_blocks, of 16 and 256 MiB."""
     for mebibytes in bench.pick((16, 256), (1,)):
         _moves(bench, gpu, mebibytes)
 

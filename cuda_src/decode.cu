@@ -394,6 +394,7 @@ void decode(const PcAttentionParams p) {
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
+  const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
   DecodeRing<T, kDim> ring(p, shared, heads, work);
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
@@ -447,7 +448,7 @@ void decode(const PcAttentionParams p) {
       pc_sync_warp();
     }
   }
-  clear_padding(p, heads);
+  clear_padding(p, heads, padding);
   pc_wait_copies<0>();
 }
 

@@ -578,6 +578,7 @@ void general(const PcAttentionParams p) {
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
+  const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
   GeneralRing<kDim> ring(p, shared, heads);
@@ -660,7 +661,7 @@ void general(const PcAttentionParams p) {
       }
     }
   }
-  clear_padding(p, heads);
+  clear_padding(p, heads, padding);
   pc_wait_copies<0>();
 }
 

@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 
 import pagecore
-from bench import cli, gpu
+from bench import cli, gpu, gpu_write
 from bench.attention_load import Shape
 from bench.cli import GPU_NAMES
 from bench.gpu import COLD_BYTES, Gpu, GpuMissing, in_turn, num_sets, require_gpu
@@ -88,7 +88,7 @@ def test_a_kernel_that_is_wrong_has_no_figure(bench, host, monkeypatch, name, fa
 def test_a_move_that_is_wrong_has_no_figure(bench, host, monkeypatch, op, told):
     monkeypatch.setattr(pagecore, op, lambda *arguments, **options: None)
     with pytest.raises(AssertionError, match=told):
-        import_module("bench.gpu_write").run_on(bench, host)
+        gpu_write.run_moves(bench, host)
 
 
 def test_batches_have_blocks_of_their_own_and_the_controls_the_same_tokens(host, torch):

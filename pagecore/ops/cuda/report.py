@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from pagecore.arrays.cuda import runtime
 from pagecore.errors import PagecoreError
 from pagecore.ops.cpu_count import usable_cores
 from pagecore.ops.cuda.compiler import ARCHITECTURES, check_architecture, compiler_version
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"no kernel of the manifest has {options.kernel!r} in its name")
     begin = time.perf_counter()
     try:
-        architectures = [check_architecture(name) for name in options.arch.split(",")]
+        architectures = [check_architecture(_named(name)) for name in options.arch.split(",")]
         version = compiler_version()
         results = list(measure(chosen, architectures, options.jobs))
     except PagecoreError as error:
@@ -50,12 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m pagecore.ops.cuda.report", description=__doc__)
-    parser.add_argument("--arch", default=",".join(ARCHITECTURES), help="architectures, with commas (%(default)s)")
+    parser.add_argument(
+        "--arch", default=",".join(ARCHITECTURES), help="with commas; 'device' is the first device's (%(default)s)"
+    )
     parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels with TEXT in their names")
     parser.add_argument("--jobs", type=_positive, default=usable_cores(), help="processes (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there; - is stdout, without table")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where compiled kernels are kept")
     return parser
+
+
+def _named(architecture: str) -> str:
+    return runtime().properties(0).architecture if architecture == "device" else architecture
 
 
 def _positive(text: str) -> int:

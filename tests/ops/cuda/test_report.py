@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from pagecore.arrays.cuda import use_runtime
 from pagecore.ops.cuda import report, usage
 from pagecore.ops.cuda.manifest import Instance, instance, instances
 from pagecore.ops.cuda.report import main
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
+from tests.arrays.fake_runtime import FakeRuntime
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -137,6 +139,12 @@ def test_all_figures_go_to_json(measured, capsys, tmp_path):
 def test_what_cannot_be_tried_is_refused(measured, capsys, arguments, told):
     assert main(arguments) == 2
     assert told in capsys.readouterr().err
+
+
+def test_the_architecture_can_be_that_of_the_device(measured, capsys):
+    with use_runtime(FakeRuntime()):
+        assert main(["--arch", "device"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["kernel", "sm_90a"]
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two"])
