@@ -5,9 +5,11 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport (
+    CPU,
     FLOAT32,
     Place,
     any_tensor,
+    await_arrays,
     cache_tensor,
     check_aligned,
     check_caches,
@@ -22,14 +24,17 @@ from pagecore.ops._checks cimport (
     finite_number,
     flat_mask,
     float_tensor,
+    given_indices,
     head_numbers,
     index_tensor,
     new_result,
+    note_written,
     read_window,
     scale_numbers,
 )
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
+from pagecore.ops.cuda._attention cimport attention as launch_attention
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -154,7 +159,7 @@ def paged_attention(
             f"query has {num_heads} heads and key_cache {num_kv_heads}; the query's must be a multiple of the cache's"
         )
 
-    cdef Tensor lens = index_tensor(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
+    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
     cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
     cdef int64_t num_sequences = lens.shape_[0]
     cdef Tensor picked = None
@@ -167,7 +172,7 @@ def paged_attention(
     if cu_query_lens is None:
         check_length(q, "query", 0, num_sequences, "one query for each of seq_lens, or pass cu_query_lens=")
     else:
-        cu = index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", &place)
+        cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", &place)
         check_length(cu, "cu_query_lens", 0, num_sequences + 1, "one more than seq_lens")
 
     cdef double factor = 1.0 / sqrt(<double>q.shape_[2]) if scale is None else finite_number(scale, "scale")
@@ -192,11 +197,19 @@ def paged_attention(
     shape[0], shape[1], shape[2] = q.shape_[0], num_heads, v.shape_[3]
     cdef Tensor result = float_result(out, "out", shape, q.dtype_code, query, &place)
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if return_lse else None
-    check_on_host(&place)
-    run_attention(
-        q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers, slopes,
-        bits, key_scales, value_scales, result, lse,
-    )
+    if place.device_type == CPU:
+        run_attention(
+            q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
+            slopes, bits, key_scales, value_scales, result, lse,
+        )
+    else:
+        await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
+                      mask, key_scale, value_scale, out), &place)
+        launch_attention(
+            q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
+            slopes, bits, key_scales, value_scales, result, lse, &place,
+        )
+        note_written(result, &place)
     given = finished(result, query, &place) if out is None else out
     return (given, finished(lse, query, &place)) if return_lse else given
 

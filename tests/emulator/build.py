@@ -109,16 +109,16 @@ def unit_text(instance: Instance, source: str) -> str:
     declared = re.search(rf"{head}{bounds}void\s+{instance.entry}\s*\(", source)
     if declared is None:
         raise BuildError(f"{instance.source} has no PC_KERNEL(threads, blocks) void {instance.entry}(...)")
-    threads = f"{declared['head'] or ''}constexpr int {instance.entry}_threads = first_of({declared['bounds']});"
+    threads = instance.name.replace(instance.entry, f"{instance.entry}_threads", 1)
     return "\n".join(
         [
             f'#include "{instance.source}"',
             '#include "instance.hpp"',
-            "namespace pagecore { using emulator::first_of;",
-            threads,
+            "namespace pagecore {",
+            "using emulator::first_of;",
+            f"{declared['head'] or ''}constexpr int {instance.entry}_threads = first_of({declared['bounds']});",
+            f"PC_INSTANCE(({threads}), ({instance.name}));",
             "}",
-            f"PC_INSTANCE((pagecore::{instance.name.replace(instance.entry, f'{instance.entry}_threads', 1)}), "
-            f"({instance.expression}));",
         ]
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.cuda.kit import Kit
+from tests.emulator.build import NATIVE, SOURCES
 from tests.emulator.probing import KERNELS, probe
 from tests.emulator.runtime import EmulatedRuntime
 
@@ -166,3 +168,35 @@ def test_functions_of_numbers(kit):
         np.testing.assert_array_equal(got[:, 2], np.fmax(values[:, 0], values[:, 1]))
         np.testing.assert_allclose(got[:, 3], a * b + c, rtol=1e-6, atol=1e-5)
         np.testing.assert_array_equal(got[:, 4], np.where(np.isnan(a) | (a == np.inf), np.nan, np.inf))
+
+
+# ---- both bodies
+
+
+DECLARATION = re.compile(
+    r"(?:PC_DEVICE|PC_MEMBER|\binline|__device__ __forceinline__)\s"  # what it is
+    r"+(?P<head>[\w<>:& ]*?[\w<>+ ]+)"  # result and name
+    r"\((?P<arguments>(?:[^()]|\([^()]*\))*)\)\s*(?:const\s*)?[{;:=]"
+)
+
+
+def declarations(text):
+    """Name -> arguments of each function and method that kernels can call."""
+    text = re.sub(r"\n private:.*?\n};", "\n};", re.sub(r"//.*|#define.*", "", text), flags=re.DOTALL)
+    found = {}
+    for match in DECLARATION.finditer(text):
+        name = re.sub(r"<.*>", "", match["head"].split()[-1])
+        arguments = re.sub(r",?\s*PC_SITE$", "", " ".join(match["arguments"].split()))
+        found.setdefault(name, set()).add(arguments)
+    return found
+
+
+def test_every_primitive_has_two_bodies_with_the_same_arguments():
+    device = declarations((SOURCES / "primitives.cuh").read_text().partition("#else")[2])
+    emulated = {}
+    for name in ("primitives", "global", "shared"):
+        for found, arguments in declarations((NATIVE / f"emulated_{name}.hpp").read_text()).items():
+            emulated.setdefault(found, set()).update(arguments)
+    del device["Shared"], emulated["Shared"]  # made of a pointer there, of an offset here
+    assert len(device) > 40
+    assert emulated == device

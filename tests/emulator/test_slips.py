@@ -64,6 +64,7 @@ def slip(kit, n, m=0, **arguments):
         (29, 0, "slips, .*thread 37 .*reads 16 bytes at offset [0-9]+ of the shared buffer, which is no multiple"),
         (30, 0, "pc_sync_block is reached by .* finished"),
         (31, 0, "pc_ballot is reached by a part of the warp"),
+        (33, 0, "accesses to device memory without a barrier or collective: does it wait for another block"),
         (32, 0, "reads 4 bytes at 0x[0-9a-f]+, at or near the null pointer"),
     ],
 )

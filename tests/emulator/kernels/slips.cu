@@ -121,6 +121,10 @@ PC_KERNEL(64, 1) void slips(const PcProbe params) {
       if (t < 40) pc_ballot(true);
       break;
     case 32: out.store(t, Global<int>(params.extra).load(t)); break;
+    case 33:
+      while (in.load(0) == 0) {
+      }
+      break;
     default: break;
   }
 }

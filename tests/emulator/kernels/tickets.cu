@@ -1,5 +1,5 @@
-// The last block to arrive adds up what all have written, as split attention does it. in: int [blocks][64], out: the sum
-// [64], extra: [blocks][64] of the blocks' own and a counter behind them.
+// The last block to arrive adds up what all have written, as split attention does it. in: int [blocks][64], out: the
+// sum [64], extra: [blocks][64] of the blocks' own and a counter behind them.
 #include "probe.h"
 
 namespace pagecore {

@@ -1,6 +1,7 @@
 #include "block.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -15,6 +16,7 @@
 namespace emulator {
 
 Place place;
+uint32_t num_accesses;
 Block block;
 
 namespace {
@@ -35,13 +37,13 @@ constexpr size_t kStackBytes = 1 << 18;
 #else
 constexpr size_t kStackBytes = 1 << 16;
 #endif
-constexpr size_t kGuardBytes = 1 << 12;
 
 uint32_t bit(int i) { return 1u << i; }
 
 Thread& thread_at(int warp, int lane) { return block.threads[warp * kLanes + lane]; }
 
 void step_to(int warp, int lane) {
+  num_accesses = 0;
   running_warp = warp;
   running_lane = lane;
   place.warp = warp_at[warp];
@@ -112,11 +114,12 @@ void run_thread() {
 
 void make_stacks() {
   if (block.threads[0].fiber.stack != nullptr) return;
-  const size_t step = kStackBytes + kGuardBytes;
+  const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t step = kStackBytes + guard;
   void* all = mmap(nullptr, step * kMaxThreads, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (all == MAP_FAILED) throw std::bad_alloc();
   for (int t = 0; t < kMaxThreads; ++t) {
-    char* const stack = static_cast<char*>(all) + t * step + kGuardBytes;
+    char* const stack = static_cast<char*>(all) + t * step + guard;
     if (mprotect(stack, kStackBytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
     block.threads[t].fiber.stack = stack;
     block.threads[t].fiber.stack_size = kStackBytes;

@@ -69,6 +69,11 @@ const Allocation* find_allocation(uint64_t address);
                               const Site& site);
 [[noreturn]] void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site);
 
+// Accesses since the running thread last waited: one that makes ever more of them waits for another block.
+extern uint32_t num_accesses;
+inline constexpr uint32_t kMaxAccesses = 1 << 26;
+[[noreturn]] void fail_endless(const Site& site);
+
 // Accesses and fences, for their order among threads and blocks. A write is told before it is done.
 void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, const Site& site);
 void note_device_write(const Allocation& allocation, uint64_t address, const void* value, uint32_t num_bytes,

@@ -1,6 +1,7 @@
 #include "memory.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -8,17 +9,24 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <vector>
 
 namespace emulator {
 
 namespace {
 
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t kArena = uint64_t{1} << 42;
+const uint64_t kPage = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+constexpr uint64_t kMost = uint64_t{1} << 42;    // of one allocation
+constexpr uint64_t kArena = uint64_t{1} << 36;   // of addresses reserved at a time
 constexpr uint64_t kSparse = uint64_t{1} << 28;  // from here on memory is not poisoned, so that it takes none
 
-uint64_t arena;
-uint64_t next;
+struct Arena {
+  uint64_t begin;
+  uint64_t size;
+};
+std::vector<Arena> arenas;
+uint64_t next;  // in the last of them
+uint64_t end;
 
 using Allocations = std::map<uint64_t, Allocation>;  // by where they begin
 Allocations live;
@@ -40,6 +48,16 @@ uint64_t distance(const Allocation& allocation, uint64_t address) {
   return offset < allocation.size ? 0 : offset - allocation.size;
 }
 
+bool reserve(uint64_t num_bytes) {
+  const uint64_t size = std::max(num_bytes, kArena);
+  void* all = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (all == MAP_FAILED) return false;
+  next = reinterpret_cast<uint64_t>(all);
+  end = next + size;
+  arenas.push_back({next, size});
+  return true;
+}
+
 // What was found last, by a part of the address.
 constexpr int kMemos = 16;
 const Allocation* memos[kMemos];
@@ -47,15 +65,11 @@ const Allocation* memos[kMemos];
 }  // namespace
 
 uint64_t allocate(uint64_t num_bytes) {
-  if (arena == 0) {
-    void* all = mmap(nullptr, kArena, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (all == MAP_FAILED) return 0;
-    arena = next = reinterpret_cast<uint64_t>(all);
-  }
-  if (num_bytes > kArena || next - arena > kArena - num_bytes - 4 * kPage) return 0;
+  if (num_bytes > kMost) return 0;
+  const uint64_t length = pages(256 + num_bytes);
+  if (end - next < length + 2 * kPage && !reserve(length + 2 * kPage)) return 0;
   const uint64_t first_page = next + kPage;
   const uint64_t begin = first_page + 256;
-  const uint64_t length = pages(256 + num_bytes);
   if (mprotect(reinterpret_cast<void*>(first_page), length, PROT_READ | PROT_WRITE) != 0) return 0;
   if (num_bytes < kSparse) std::memset(reinterpret_cast<void*>(begin), 0xFF, num_bytes);
   next = first_page + length;
@@ -78,7 +92,9 @@ bool release(uint64_t address) {
   return true;
 }
 
-bool is_device(uint64_t address) { return arena != 0 && address - arena < kArena; }
+bool is_device(uint64_t address) {
+  return std::any_of(arenas.begin(), arenas.end(), [&](const Arena& a) { return address - a.begin < a.size; });
+}
 
 void add_host_memory(uint64_t begin, uint64_t num_bytes) { live[begin] = {begin, num_bytes}; }
 
@@ -131,6 +147,11 @@ void fail_access(const char* what, uint64_t address, uint64_t num_bytes, const A
   describe(text, sizeof(text), address, allocation);
   fail(site, "%s %llu bytes at 0x%llx, %s", what, static_cast<unsigned long long>(num_bytes),
        static_cast<unsigned long long>(address), text);
+}
+
+void fail_endless(const Site& site) {
+  fail(site, "has made %u accesses to device memory without a barrier or collective: does it wait for another block?",
+       kMaxAccesses);
 }
 
 void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site) {

@@ -21,8 +21,9 @@ Finding note_read(Shadow& shadow, const Accessor& reader, const Site& site) {
     return {"reads what the copy of thread %d (line %u) has in flight", shadow.writer, shadow.write_site};
   if (shadow.written.block == 0) return {"reads what nobody has written", 0, {}};
   if (written_by_another(shadow, reader)) {
-    return {"races: it reads what thread %d writes (line %u), without a barrier between", shadow.writer,
-            shadow.write_site};
+    return {reader.lanes == ~0u ? "races: the warp reads what thread %d writes (line %u), without a barrier between"
+                                : "races: it reads what thread %d writes (line %u), without a barrier between",
+            shadow.writer, shadow.write_site};
   }
   if (shadow.read.block != reader.now.block) shadow.reader_warps = 0;
   if (shadow.reader_warps != 1u << reader.warp || shadow.read.warp != reader.now.warp) shadow.reader_lanes = 0;

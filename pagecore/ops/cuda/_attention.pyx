@@ -1,0 +1,427 @@
+"""Paged attention on CUDA: a plan where none was given, the parameter struct, and the kernels that serve it."""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
+from libc.string cimport memset
+from libcpp.vector cimport vector
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at
+from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.cuda._plan cimport (
+    PC_DECODE,
+    PC_NUM_SECTIONS,
+    PC_PROMPTS,
+    CudaPlan,
+    CudaPlanner,
+    PcPlanHead,
+    PcPlanLayout,
+    Workspace,
+    layout_for,
+    place_workspace,
+)
+from pagecore.ops.cuda.abi_attention cimport (
+    PcAttentionParams,
+    PcCache,
+    PcFloat,
+    PcIndices,
+    PcLaunchShape,
+    PcPlanParams,
+    PcRows,
+    PcTable,
+    kFoldTokens,
+    kMaxGeneralDim,
+    pc_decode_shape,
+    pc_general_shape,
+    pc_prefill_shape,
+)
+from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
+
+from pagecore.arrays.cuda import runtime
+from pagecore.arrays.device_memory import DeviceMemory
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.ops.cuda.kernels import launch
+
+cdef enum:
+    INT64 = 8  # in the dtype table, whose first three are those of PcFloat
+    UINT8 = 6
+    PLAN_THREADS = 256
+    PLAN_SHARED_BYTES = 64
+    UNKNOWN = -1
+
+ELEMENTS = ("float", "pc_half", "pc_bfloat16")
+# By type, dim and kind, so that a call makes no strings.
+cdef dict _names = {}
+cdef CudaPlanner _planner  # of calls without a plan; under the GIL
+
+
+# The work of a call: where its plan lies, and what is known of it here.
+cdef struct Work:
+    PcPlanLayout layout
+    uint64_t buffer
+    int64_t num_items[2]  # UNKNOWN where only the device knows
+    Workspace workspace
+
+
+cdef int attention(
+        Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
+        Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
+        double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale,
+        Tensor out, Tensor lse, const Place* place) except -1:
+    """See _attention.pxd."""
+    cdef PcAttentionParams p
+    cdef Work work
+    if query.shape_[0] == 0:
+        return 0
+    memset(&p, 0, sizeof(p))
+    fill_rows(&p.query, query)
+    fill_rows(&p.out, out)
+    fill_cache(&p.key, key_cache)
+    fill_cache(&p.value, value_cache)
+    fill_table(&p.table, block_table)
+    fill_indices(&p.rows, rows)
+    fill_shape(&p, query, key_cache, value_cache, seq_lens)
+    p.causal, p.window_left, p.window_right = causal, <int32_t>window_left, <int32_t>window_right
+    p.scale, p.softcap = <float>scale, <float>softcap
+    p.sinks, p.alibi_slopes = address_of(sinks), address_of(alibi_slopes)
+    p.key_scale, p.value_scale = address_of(key_scale), address_of(value_scale)
+    if mask is not None:
+        p.mask, p.mask_size = address_of(mask), mask.shape_[0]
+    if lse is not None:
+        p.lse = address_of(lse)
+        p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
+
+    # What a call allocates for itself is given back when `kept` dies, in the order of the stream.
+    kept = []
+    memset(&work, 0, sizeof(work))
+    if plan is not None:
+        check_plan(plan, p, place)
+        take_plan(plan.cuda, p, &work, place)
+    cdef Tensor buffer = None
+    cdef bint on_host = seq_lens.device_type == CPU and (cu_query_lens is None or cu_query_lens.device_type == CPU)
+    if on_host:
+        check_lengths(seq_lens, cu_query_lens, p)
+    if plan is None and on_host:
+        buffer = plan_here(seq_lens, cu_query_lens, p, &work, place)
+    cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else brought_to(seq_lens, "seq_lens", place)
+    cdef Tensor cu = cu_query_lens
+    if cu is not None and cu.device_type == CPU:
+        cu = brought_to(cu, "cu_query_lens", place)
+    fill_indices(&p.seq_lens, lens)
+    fill_indices(&p.cu_query_lens, cu)
+    if plan is None:
+        if not on_host:
+            buffer = plan_there(p, &work, place)
+        kept = [buffer, allocate_workspace(p, &work, place)]
+    p.partial_out, p.partial_lse = work.workspace.partial_out, work.workspace.partial_lse
+    p.counters, p.num_partial_rows = work.workspace.counters, work.layout.num_partial_rows
+    p.mask_starts = work.buffer + work.layout.mask_starts
+    p.fold_tokens = kFoldTokens if work.layout.batch_invariant else 0
+    p.schedule.items = work.buffer + work.layout.items
+    return launch_all(p, work, place, is_plain_memory(query, key_cache, value_cache, out))
+
+
+# ---- parameters
+
+cdef uint64_t address_of(Tensor tensor) noexcept:
+    return 0 if tensor is None else <uintptr_t>tensor.data
+
+
+cdef void fill_rows(PcRows* rows, Tensor tensor) noexcept:
+    rows.data = address_of(tensor)
+    rows.token_stride = tensor.strides_[0] // tensor.itemsize
+    rows.head_stride = tensor.strides_[1] // tensor.itemsize
+
+
+cdef void fill_cache(PcCache* cache, Tensor tensor) noexcept:
+    cache.data = address_of(tensor)
+    cache.block_stride = tensor.strides_[0] // tensor.itemsize
+    cache.token_stride = tensor.strides_[1] // tensor.itemsize
+    cache.head_stride = tensor.strides_[2] // tensor.itemsize
+
+
+cdef void fill_table(PcTable* table, Tensor tensor) noexcept:
+    table.data = address_of(tensor)
+    table.row_stride = tensor.strides_[0] // tensor.itemsize
+    table.num_rows, table.width = <int32_t>tensor.shape_[0], <int32_t>min(tensor.shape_[1], INT32_MAX)
+    table.wide = tensor.dtype_code == INT64
+
+
+cdef void fill_indices(PcIndices* indices, Tensor tensor) noexcept:
+    if tensor is None:
+        return
+    indices.data = address_of(tensor)
+    indices.stride = tensor.strides_[0] // tensor.itemsize
+    indices.size = <int32_t>tensor.shape_[0]
+    indices.wide = tensor.dtype_code == INT64
+
+
+cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor value_cache, Tensor lens) except -1:
+    cdef int64_t block_size = key_cache.shape_[1]
+    cdef int64_t dim = max(query.shape_[2], value_cache.shape_[3])
+    cdef int shift = 0
+    if dim > kMaxGeneralDim:
+        raise UnsupportedOption(f"head_dim is {dim}; on CUDA it is at most {kMaxGeneralDim}, for keys and for values")
+    if max(query.shape_[0], lens.shape_[0], block_size) >= INT32_MAX:
+        raise ShapeError(f"query has shape {query.shape} and key_cache {key_cache.shape}; counts are below 2^31")
+    p.num_tokens, p.num_sequences = <int32_t>query.shape_[0], <int32_t>lens.shape_[0]
+    p.num_query_heads, p.num_kv_heads = <int32_t>query.shape_[1], <int32_t>key_cache.shape_[2]
+    p.head_dim, p.value_dim = <int32_t>query.shape_[2], <int32_t>value_cache.shape_[3]
+    p.num_blocks = <int32_t>min(key_cache.shape_[0], INT32_MAX)
+    p.block_size = <int32_t>block_size
+    while (1 << shift) < block_size:
+        shift += 1
+    p.block_shift = shift if (1 << shift) == block_size else -1
+    p.query_type = <PcFloat>query.dtype_code
+    p.key_type, p.value_type = <PcFloat>key_cache.dtype_code, <PcFloat>value_cache.dtype_code
+    return 0
+
+
+# ---- plans
+
+cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place* place) except -1:
+    """Heads, causality, window and room; the lengths are not compared, they may be known on the device only."""
+    cdef CudaPlan own = plan.cuda
+    if own is None or own.device != place.device_id:
+        raise DeviceError(
+            f"plan is on {plan.device} and query on cuda:{place.device_id}; plan with device='cuda:{place.device_id}'"
+        )
+    if plan.plan.options.num_query_heads != p.num_query_heads or plan.plan.options.num_kv_heads != p.num_kv_heads:
+        raise ShapeError(
+            f"plan is for {plan.num_query_heads}/{plan.num_kv_heads} heads and the call has "
+            f"{p.num_query_heads}/{p.num_kv_heads}; make one for these"
+        )
+    if plan.plan.options.causal != p.causal or plan.window != (p.window_left, p.window_right):
+        raise ShapeError(
+            f"plan has causal={plan.causal} and window {plan.window}, the call causal={bool(p.causal)} and "
+            f"{(p.window_left, p.window_right)}; make one for these"
+        )
+    cdef bint fits = p.num_sequences == own.head.num_sequences
+    if own.is_fixed:
+        fits = p.num_sequences <= own.layout.max_sequences and p.num_tokens <= own.layout.max_tokens
+    if not fits:
+        raise ShapeError(
+            f"the call has {p.num_sequences} sequences and {p.num_tokens} queries; plan is of {own.num_sequences} "
+            f"sequences and has room for {own.max_sequences} and {own.max_tokens}"
+        )
+    return 0
+
+
+cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const Place* place) except -1:
+    plan.reserve_workspace(p.value_dim, place.stream)
+    work.layout = plan.layout
+    work.buffer = plan.address
+    work.workspace = plan.workspace
+    # A graph is captured once and runs other plans later.
+    cdef bint known = not runtime().is_capturing(place.stream)
+    cdef int section
+    for section in range(PC_NUM_SECTIONS):
+        work.num_items[section] = plan.head.num_items[section] if known else UNKNOWN
+    return 0
+
+
+cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
+    cdef PlanOptions options
+    options.num_query_heads, options.num_kv_heads = p.num_query_heads, p.num_kv_heads
+    options.causal, options.window_left, options.window_right = p.causal, p.window_left, p.window_right
+    return options
+
+
+cdef int read_integers(Tensor tensor, vector[int32_t]& out) except -1:
+    cdef int64_t i, value
+    cdef char* at = tensor.data
+    out.resize(tensor.shape_[0])
+    for i in range(tensor.shape_[0]):
+        value = (<int64_t*>at)[0] if tensor.dtype_code == INT64 else (<int32_t*>at)[0]
+        out[i] = <int32_t>max(min(value, INT32_MAX), -1)
+        at += tensor.strides_[0]
+    return 0
+
+
+cdef int check_lengths(Tensor seq_lens, Tensor cu_query_lens, const PcAttentionParams& p) except -1:
+    """What the host knows beforehand is refused as for arrays of the host."""
+    cdef vector[int32_t] lens, cu
+    cdef PlanBatch batch
+    cdef int64_t i, num_blocks, block_size = p.block_size, mask_size = 0
+    batch.cu_query_lens = NULL
+    read_integers(seq_lens, lens)
+    if cu_query_lens is not None:
+        read_integers(cu_query_lens, cu)
+        batch.cu_query_lens = cu.data()
+    batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
+    check_plan_batch(batch)
+    if not cu.empty() and cu.back() > p.num_tokens:
+        raise ShapeError(
+            f"cu_query_lens[{cu.size() - 1}] is {cu.back()} and query has {p.num_tokens} rows; every query must have "
+            "its row"
+        )
+    for i in range(p.num_sequences):
+        num_blocks = (lens[i] + block_size - 1) // block_size
+        if num_blocks > p.table.width:
+            raise ShapeError(
+                f"seq_lens[{i}] is {lens[i]}, which is more than {p.table.width} blocks of {block_size} hold; the block "
+                "table is too narrow"
+            )
+        mask_size += <int64_t>lens[i] * (1 if cu.empty() else cu[i + 1] - cu[i])
+    if p.mask != 0 and mask_size != p.mask_size:
+        raise ShapeError(
+            f"mask has {p.mask_size} entries and the batch needs {mask_size}; it holds [query_len, seq_len] of every "
+            "sequence"
+        )
+    return 0
+
+
+cdef Tensor plan_here(
+        Tensor seq_lens, Tensor cu_query_lens, const PcAttentionParams& p, Work* work, const Place* place):
+    """Plan checked lengths of the host, and bring the plan to the device."""
+    cdef PlanOptions options = options_of(p)
+    cdef vector[int32_t] lens, cu
+    cdef PlanBatch batch
+    cdef Place host
+    cdef int section
+    cdef int64_t num_bytes
+    batch.cu_query_lens = NULL
+    read_integers(seq_lens, lens)
+    if cu_query_lens is not None:
+        read_integers(cu_query_lens, cu)
+        batch.cu_query_lens = cu.data()
+    batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
+    work.layout = layout_for(options, 0, p.num_sequences, p.num_tokens, place.device_id)
+    host.device_type = CPU
+    num_bytes = work.layout.num_bytes
+    cdef Tensor planned = new_at(1, &num_bytes, UINT8, &host)
+    planned.shape_[0] = _planner.plan_into(work.layout, options, batch, planned.data)
+    cdef PcPlanHead* head = <PcPlanHead*>planned.data
+    cdef Tensor there = brought_to(planned, "seq_lens", place)
+    work.buffer = address_of(there)
+    # Partial rows of no more than the batch has.
+    work.layout.num_partial_rows = max(head.num_partial_rows[PC_DECODE], head.num_partial_rows[PC_PROMPTS])
+    for section in range(PC_NUM_SECTIONS):
+        work.num_items[section] = head.num_items[section]
+    return there
+
+
+cdef Tensor plan_there(const PcAttentionParams& p, Work* work, const Place* place):
+    """Let the device plan lengths that only it knows."""
+    work.layout = layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
+    cdef int64_t num_bytes = work.layout.num_bytes
+    cdef Tensor buffer = new_at(1, &num_bytes, UINT8, place)
+    work.buffer = address_of(buffer)
+    work.num_items[PC_DECODE] = work.num_items[PC_PROMPTS] = UNKNOWN
+    launch_plan(p, work.layout, work.buffer, place.stream, place.device_id)
+    return buffer
+
+
+cdef int launch_plan(
+        const PcAttentionParams& p, const PcPlanLayout& layout, uint64_t buffer, size_t stream, int device) except -1:
+    cdef PcPlanParams params
+    params.attention, params.layout, params.buffer = p, layout, buffer
+    launch("plan", (1, 1, 1), PLAN_THREADS, PLAN_SHARED_BYTES, stream, <uintptr_t>&params, device)
+    return 0
+
+
+cdef object allocate_workspace(const PcAttentionParams& p, Work* work, const Place* place):
+    if work.layout.num_partial_rows == 0:
+        return None
+    cdef PlanOptions options = options_of(p)
+    cdef int64_t rows = work.layout.num_partial_rows
+    cdef int64_t num_bytes = place_workspace(&work.workspace, 0, options, work.layout, rows, p.value_dim)
+    memory = DeviceMemory(num_bytes, place.device_id, place.stream, False)
+    place_workspace(&work.workspace, memory.address, options, work.layout, rows, p.value_dim)
+    cdef int64_t counters = memory.address + num_bytes - work.workspace.counters
+    runtime().fill(work.workspace.counters, 0, counters, place.stream)
+    return memory
+
+
+# ---- launches
+
+cdef bint is_plain_memory(Tensor query, Tensor key_cache, Tensor value_cache, Tensor out) noexcept:
+    """Whether every row begins at a multiple of 16 bytes."""
+    cdef int64_t bits = 0
+    cdef int i
+    for tensor in (query, key_cache, value_cache, out):
+        bits |= <int64_t>address_of(<Tensor>tensor)
+        for i in range((<Tensor>tensor).ndim - 1):
+            bits |= (<Tensor>tensor).strides_[i]
+    return bits % 16 == 0
+
+
+cdef str name_of(str entry, int element, int dim, bint full):
+    key = (entry, element, dim, full)
+    name = _names.get(key)
+    if name is None:
+        name = _names[key] = f"{entry}<{ELEMENTS[element]},{dim},{'Full' if full else 'Plain'}>"
+    return name
+
+
+cdef str general_name(int dim, bint full):
+    key = (dim, full)
+    name = _names.get(key)
+    if name is None:
+        name = _names[key] = f"general<{dim},{'Full' if full else 'Plain'}>"
+    return name
+
+
+cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, bint plain_memory) except -1:
+    """Decode and prompts, each where it may have items; one of them in any case, for rows of padding."""
+    cdef bint full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
+    cdef bint matrices = (
+        plain_memory and p.query_type != 0 and p.query_type == p.key_type and p.query_type == p.value_type
+        and p.head_dim == p.value_dim and p.head_dim in (64, 128, 256)
+    )
+    cdef bint launched = False
+    cdef int section
+    for section in range(PC_NUM_SECTIONS):
+        if not may_have_items(p, work, section) and (launched or section == PC_DECODE):
+            continue
+        launch_section(p, work, place, section, matrices, full)
+        launched = True
+    return 0
+
+
+cdef bint may_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept:
+    if work.num_items[section] != UNKNOWN:
+        return work.num_items[section] > 0
+    if section == PC_DECODE:
+        return not work.layout.batch_invariant and work.layout.group <= 16
+    return p.cu_query_lens.data != 0 or work.layout.group > 16 or work.layout.batch_invariant
+
+
+cdef int launch_section(
+        PcAttentionParams& p, const Work& work, const Place* place, int section, bint matrices, bint full) except -1:
+    cdef PcLaunchShape shape
+    p.schedule.first_item = work.buffer + work.layout.sections[section].first_item
+    grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
+    cdef int dim = 64
+    if not matrices:
+        while dim < max(p.head_dim, p.value_dim):
+            dim *= 2
+        shape = pc_general_shape(dim)
+        name = general_name(dim, full)
+    elif section == PC_DECODE:
+        shape = pc_decode_shape(p.head_dim)
+        name = name_of("decode", p.query_type, p.head_dim, full)
+    else:
+        shape = pc_prefill_shape(p.head_dim, full)
+        name = name_of("prefill", p.query_type, p.head_dim, full)
+    launch(name, grid, shape.threads, shape.shared_bytes, place.stream, <uintptr_t>&p, place.device_id)
+    return 0
+
+
+def plan_on_device(AttentionPlan plan, Tensor seq_lens, Tensor cu_query_lens, num_tokens):
+    """Let the kernel plan lengths in device memory by the options and the layout of a plan; the buffer, uint8."""
+    cdef PcAttentionParams p
+    cdef Place place
+    cdef PcPlanLayout layout = plan.cuda.layout
+    memset(&p, 0, sizeof(p))
+    fill_indices(&p.seq_lens, seq_lens)
+    fill_indices(&p.cu_query_lens, cu_query_lens)
+    p.num_sequences, p.num_tokens = <int32_t>seq_lens.shape_[0], num_tokens
+    p.table.num_rows, p.table.width, p.block_size = INT32_MAX, INT32_MAX, 1
+    p.causal = plan.plan.options.causal
+    p.window_left = <int32_t>plan.plan.options.window_left
+    p.window_right = <int32_t>plan.plan.options.window_right
+    place.device_type, place.device_id, place.stream = CUDA, plan.cuda.device, 0
+    cdef int64_t num_bytes = layout.num_bytes
+    cdef Tensor buffer = new_at(1, &num_bytes, UINT8, &place)
+    launch_plan(p, layout, address_of(buffer), 0, plan.cuda.device)
+    return buffer

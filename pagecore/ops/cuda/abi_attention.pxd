@@ -1,0 +1,105 @@
+# What cuda_src/abi_attention.h and abi_plan.h declare for the binding of attention.
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from pagecore.ops.cuda._plan cimport PcPlanLayout
+
+
+cdef extern from "cuda_src/abi_plan.h" nogil:
+    enum PcFloat:
+        PC_FLOAT32
+        PC_FLOAT16
+        PC_BFLOAT16
+
+    cdef struct PcRows:
+        uint64_t data
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef struct PcCache:
+        uint64_t data
+        int64_t block_stride
+        int64_t token_stride
+        int64_t head_stride
+
+    cdef struct PcIndices:
+        uint64_t data
+        int64_t stride
+        int32_t size
+        int32_t wide
+
+    cdef struct PcTable:
+        uint64_t data
+        int64_t row_stride
+        int32_t num_rows
+        int32_t width
+        int32_t wide
+
+    cdef struct PcSchedule:
+        uint64_t items
+        uint64_t first_item
+
+    cdef struct PcAttentionParams:
+        PcRows query
+        PcRows out
+        PcCache key
+        PcCache value
+        PcTable table
+        PcIndices rows
+        PcIndices seq_lens
+        PcIndices cu_query_lens
+        PcSchedule schedule
+        uint64_t lse
+        int64_t lse_token_stride
+        int64_t lse_head_stride
+        uint64_t partial_out
+        uint64_t partial_lse
+        uint64_t counters
+        int64_t num_partial_rows
+        uint64_t sinks
+        uint64_t alibi_slopes
+        uint64_t key_scale
+        uint64_t value_scale
+        uint64_t mask
+        uint64_t mask_starts
+        int64_t mask_size
+        int32_t num_tokens
+        int32_t num_sequences
+        int32_t num_query_heads
+        int32_t num_kv_heads
+        int32_t head_dim
+        int32_t value_dim
+        int32_t num_blocks
+        int32_t block_size
+        int32_t block_shift
+        int32_t causal
+        int32_t window_left
+        int32_t window_right
+        int32_t fold_tokens
+        PcFloat query_type
+        PcFloat key_type
+        PcFloat value_type
+        float scale
+        float softcap
+
+    cdef struct PcPlanParams:
+        PcAttentionParams attention
+        PcPlanLayout layout
+        uint64_t buffer
+
+    const int32_t kFoldTokens "pagecore::kFoldTokens"
+
+
+cdef extern from "cuda_src/attention_shape.h" nogil:
+    cdef struct PcLaunchShape:
+        int threads
+        int shared_bytes
+        int blocks_per_sm
+        int max_rows
+
+    PcLaunchShape pc_decode_shape(int head_dim)
+    PcLaunchShape pc_general_shape(int dim)
+    const int kMaxGeneralDim "pc_max_general_dim"
+
+
+cdef extern from "cuda_src/prefill_shape.h" nogil:
+    PcLaunchShape pc_prefill_shape(int head_dim, bint full)

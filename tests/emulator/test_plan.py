@@ -1,0 +1,1 @@
+from tests.cuda.plan import *  # noqa: F403
