@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Listed
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,11 +14,16 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.interop.transformers import attention
+from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, Ticket, stamp
+from pagecore.interop.transformers.following import follow
 from pagecore.interop.transformers.forward import Forward
-from pagecore.interop.transformers.rows import Ids, Rows, read_mask
+from pagecore.interop.transformers.inputs import read_ids, read_inputs, read_mask
+from pagecore.interop.transformers.rows import Rows
 from pagecore.models import specs_from_config
 from pagecore.storage import Spec
+
+# Keys of these are turned by angles that depend on how long the text is by now: they serve no other text.
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
 class PagedCache(Cache):  # type: ignore[misc]
@@ -35,22 +40,26 @@ class PagedCache(Cache):  # type: ignore[misc]
     layers : list of AttentionSpec, optional
         What each layer stores; by default what `specs_from_config` reads from the model's config, in its dtype.
     block_size, num_blocks, memory, max_sequences, prefix_cache, ... :
-        As `PagedKVCache` has them.
+        As `PagedKVCache` has them; the device is the model's.
 
     Attributes
     ----------
     kv : PagedKVCache
-        What holds the blocks; `cache.kv.stats()` says how full it is.
+        What holds the blocks; `cache.kv.stats()` says how full it is. What the last forward pass brought counts there
+        once the next begins, or `reset`.
 
     Raises
     ------
     UnsupportedOption
-        A model with another attention implementation, or one whose config is not known; then give `layers`.
+        A model with another attention implementation, with an encoder, or one whose config is not known; then give
+        `layers`. A prefix cache for a model whose keys depend on the length of the text.
     As `PagedKVCache`.
 
     Notes
     -----
-    The model must run without gradients, as `generate` does. Padding may stand anywhere in a row.
+    The model must run without gradients, as `generate` does. Padding may stand anywhere in a row. What prompts reuse is
+    found by token ids: where a model takes more than ids (embeddings, images), or positions that do not count tokens,
+    nothing is kept for others. Ids, mask and positions are read on the host in each forward pass.
 
     Examples
     --------
@@ -62,50 +71,69 @@ class PagedCache(Cache):  # type: ignore[misc]
     def __init__(
         self, model: PreTrainedModel, *, layers: Listed[Spec] | None = None, block_size: int = 16, **options: Any
     ) -> None:
-        config = model.config.get_text_config(decoder=True)
-        name = config._attn_implementation
-        if name != attention.NAME:
+        if not isinstance(model, PreTrainedModel):
             raise UnsupportedOption(
-                f'the model\'s attention implementation is {name!r}; call model.set_attn_implementation("pagecore")'
+                f"model is a {type(model).__name__}; give the PreTrainedModel that it wraps, such as get_base_model()"
             )
+        config = model.config.get_text_config(decoder=True)
+        if config.is_encoder_decoder:
+            raise UnsupportedOption(f"the {type(model).__name__} has an encoder; a PagedCache serves decoders alone")
+        _check_implementation(model)
         if layers is None:
-            dtype = str(model.dtype).removeprefix("torch.")
-            layers = specs_from_config(config.to_dict(), dtype=dtype)
+            layers = specs_from_config(config.to_dict(), dtype=str(model.dtype).removeprefix("torch."))
         if len(layers) != config.num_hidden_layers:
             raise ShapeError(f"layers has {len(layers)} specs; the model has {config.num_hidden_layers} layers")
+        if _depends_on_length(config):
+            if options.get("prefix_cache"):
+                raise UnsupportedOption(
+                    "prefix_cache is True; the model's rotary embedding depends on the length of the text, so that no "
+                    "other text can reuse its keys: leave prefix_cache out"
+                )
+            options["prefix_cache"] = False
         device = "cpu" if model.device.type == "cpu" else str(model.device)
         self.kv = PagedKVCache(list(layers), block_size=block_size, device=device, **options)
         self._rows = Rows(self.kv)
         self._forward: Forward | None = None
-        super().__init__(layers=[PagedLayer(self, i, spec.window) for i, spec in enumerate(layers)])
-        _follow(model.base_model, self)
+        self._model = weakref.ref(model)
+        self._is_running = False
+        windows = [spec.window for spec in layers]
+        super().__init__(layers=[PagedLayer(self, index, windows) for index in range(len(layers))])
+        follow(model.base_model, self)
 
     # -- what a generation begins with ---------------------------------------------------------------------------
 
-    def begin(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> int:
+    def begin(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, namespace: Hashable = None
+    ) -> int:
         """Leave the last generation behind, and begin one with what the prefix cache has of these prompts.
 
         Then ``generate(input_ids, attention_mask=..., past_key_values=cache)`` computes only the rest. Without it a
         generation goes on where the last one ended, as with every cache of transformers, and its `input_ids` start with
-        all that the cache holds.
+        all that the cache holds. `num_beams` and `num_return_sequences` repeat the rows.
 
         Parameters
         ----------
         input_ids : Tensor, integers [batch, columns]
         attention_mask : Tensor, [batch, columns], optional
             0 where a column is padding.
+        namespace : hashable, optional
+            Prompts of different namespaces share nothing: name what else the keys depend on, such as the adapter that
+            the model runs with. After the weights have changed, call ``cache.kv.clear_prefix_cache()``.
 
         Returns
         -------
         int
             Columns that need not be computed: as many as there are for every row, and never the last.
+
+        Raises
+        ------
+        ShapeError, OutOfRows
+            Ids, a mask or a number of rows that do not fit.
         """
-        ids = _read_ids(input_ids)
-        is_token = read_mask(attention_mask, *ids.shape)
-        if is_token.shape != ids.shape:
-            raise ShapeError(f"attention_mask has {is_token.shape[1]} columns and input_ids {ids.shape[1]}")
+        ids = read_ids(input_ids)
+        is_token = read_mask(attention_mask, len(ids), ids.shape[1], "as input_ids is")
         self.reset()
-        return self._rows.begin(ids, is_token)
+        return self._rows.begin(ids, is_token, namespace)
 
     def reset(self) -> None:
         """Let all rows go; what they have computed stays in the prefix cache until blocks are short."""
@@ -117,17 +145,27 @@ class PagedCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store a layer's new keys and values; they are returned as they are, with word of where they went."""
-        if self._forward is None or self._forward.is_over:
+        """Store a layer's new keys and values; they are returned as they are, with word of where they went.
+
+        Raises
+        ------
+        UnsupportedOption
+            Another model runs with this cache than the one that it was made for, or gradients are recorded.
+        ShapeError, UnsupportedDtype, DeviceError
+            Keys and values that do not fit what the cache stores for the layer.
+        """
+        if self._forward is None or not self._is_running:
+            model = self._model()
+            own = "which is gone" if model is None else f"a {type(model).__name__}"
             raise UnsupportedOption(
-                "update was called outside of a forward pass of the cache's model; pass the cache to that model as "
-                "past_key_values"
+                f"update was called outside of a forward pass of the model that the cache was made for, {own}; make a "
+                "PagedCache for each model, and call that model with past_key_values=cache"
             )
         self._forward.store(layer_idx, key_states, value_states)
-        setattr(key_states, attention.TICKET, (self._forward, layer_idx))
+        stamp(key_states, Ticket(self._forward, layer_idx))
         return key_states, value_states
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Columns that are computed, padding among them."""
         return self._rows.num_columns + self._pending()
 
@@ -135,7 +173,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Columns before those of the forward pass."""
         return self.get_seq_length(layer_idx)
 
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """-1: a row grows until blocks are short."""
         return -1
 
@@ -153,18 +191,20 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._settle()
         self._rows.select([row for row in range(len(self._rows)) for _ in range(repeats)])
 
-    def crop(self, max_length: int) -> None:
-        """Forget the last ``-max_length`` columns; a positive number is the length to keep, as in older versions.
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` columns; a positive number is the length to keep, as it once was.
 
         Raises
         ------
+        ShapeError
+            There are not so many columns.
         UnsupportedOption
             A sliding window has given back keys that would be seen again: more was cropped than the last pass brought.
         """
-        count = -max_length if max_length <= 0 else max(0, self.get_seq_length() - max_length)
-        brought = self._pending()
-        if count and brought >= count and self._forward is not None:
-            self._forward.commit(brought - count)
+        count = -tokens_to_remove if tokens_to_remove <= 0 else max(0, self.get_seq_length() - tokens_to_remove)
+        pending = self._pending()
+        if self._forward is not None and 0 < count <= pending:
+            self._forward.commit(pending - count)
             return
         self._settle()
         self._rows.crop(count)
@@ -182,49 +222,56 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Always, for what the last pass brought."""
         return True
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies and pickles: blocks are shared by beginning with them."""
+        raise UnsupportedOption(
+            "a PagedCache cannot be copied or pickled; to reuse what it has computed call cache.begin(input_ids)"
+        )
+
     # -- a forward pass ------------------------------------------------------------------------------------------
+
+    def _enter(self, given: Mapping[str, Any]) -> None:
+        """Make ready for a forward pass of the model with these arguments."""
+        model = self._model()
+        assert model is not None
+        _check_implementation(model)
+        self._settle()
+        rows = self._rows
+        inputs = read_inputs(given, rows.num_columns)
+        if len(rows) and len(rows) != inputs.batch:
+            if not rows.is_begun or inputs.batch % len(rows):
+                raise ShapeError(
+                    f"the forward pass has {inputs.batch} rows and the cache {len(rows)}; leave the generation with "
+                    "reset() or begin(), or repeat its rows with batch_repeat_interleave()"
+                )
+            self.batch_repeat_interleave(inputs.batch // len(rows))
+        if inputs.past is not None and len(rows) and not np.array_equal(inputs.past, rows.is_token):
+            raise UnsupportedOption(
+                "attention_mask hides, or shows, other columns than when they were computed; a paged cache stores "
+                "tokens alone: reset() it and compute them again"
+            )
+        previous = None if self._forward is None else self._forward.batch
+        self._forward = Forward(rows, inputs, model.device, previous)
+        self._is_running = True
+
+    def _leave(self, has_failed: bool) -> None:
+        """The forward pass that was entered is through, or has raised."""
+        forward, self._is_running = self._forward if self._is_running else None, False
+        if forward is None:
+            return
+        if has_failed:
+            forward.abandon()
+        else:
+            forward.finish()
 
     def _pending(self) -> int:
         """Columns that a forward pass has brought and that are not counted yet."""
-        forward = self._forward
-        return forward.is_token.shape[1] if forward is not None and forward.is_done else 0
+        return self._forward.num_columns if self._forward is not None and self._forward.is_done else 0
 
     def _settle(self) -> None:
         """Count what the last forward pass brought."""
         if self._forward is not None:
             self._forward.commit()
-
-    def _enter(self, inputs: Mapping[str, Any]) -> Forward:
-        ids, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")
-        if ids is None and embeddings is None:
-            raise UnsupportedOption("the forward pass has neither input_ids nor inputs_embeds; pass one by its name")
-        self._settle()
-        named = None if ids is None else _read_ids(ids)
-        batch, columns = embeddings.shape[:2] if named is None else named.shape
-        mask = inputs.get("attention_mask")
-        is_token = read_mask(mask, batch, columns)
-        rows = self._rows
-        if len(rows) and len(rows) != batch and batch % len(rows) == 0:
-            self.batch_repeat_interleave(batch // len(rows))
-        if len(rows) not in (0, batch):
-            raise ShapeError(
-                f"the forward pass has {batch} rows and the cache {len(rows)}; reset() the cache, or begin()"
-            )
-        self._check_past(mask)
-        previous = None if self._forward is None else self._forward.batch
-        self._forward = Forward(rows, named, is_token, previous)
-        return self._forward
-
-    def _check_past(self, mask: torch.Tensor | None) -> None:
-        past = self._rows.num_columns
-        if mask is None or past == 0 or mask.shape[1] <= past:
-            return
-        given = mask[:, :past].detach().cpu().numpy() != 0
-        if not np.array_equal(given, self._rows.is_token):
-            raise UnsupportedOption(
-                "attention_mask hides, or shows, other columns than when they were computed; a paged cache stores "
-                "tokens alone: reset() it and compute them again"
-            )
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -233,11 +280,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, cache: PagedCache, index: int, window: int | None) -> None:
+    def __init__(self, cache: PagedCache, index: int, windows: Listed[int | None]) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)
         self._index = index
-        self.is_sliding = window is not None
+        self._windows = windows
+        self.is_sliding = windows[index] is not None
         self.is_initialized = True
 
     def lazy_initialization(self, *_: Any) -> None:
@@ -250,7 +298,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """Columns with those of the forward pass, and 0."""
         columns = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return self._whole.get_seq_length() + columns, 0
+        return Columns(self.get_seq_length() + columns, self._windows), 0
 
     def get_seq_length(self, *_: Any) -> int:
         """As `PagedCache.get_seq_length`."""
@@ -272,37 +320,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return cache
 
 
-def _read_ids(ids: torch.Tensor) -> Ids:
-    if ids.ndim != 2:
-        raise ShapeError(f"input_ids has shape {tuple(ids.shape)}; it must be [batch, columns]")
-    read: Ids = ids.detach().cpu().numpy().astype(np.int64, copy=False)
-    return read
+def _check_implementation(model: PreTrainedModel) -> None:
+    name = model.config.get_text_config(decoder=True)._attn_implementation
+    if name != NAME:
+        raise UnsupportedOption(f"the model's attention implementation is {name!r}; {REMEDY}")
 
 
-def _follow(module: torch.nn.Module, cache: PagedCache) -> None:
-    """Tell the cache of the module's forward passes, until it is gone."""
-    reference = weakref.ref(cache)
-
-    def enter(_: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        own = reference()
-        if own is None or options.get("past_key_values") is not own:
-            return
-        inputs = {"input_ids": arguments[0], **options} if arguments else options
-        attention.enter(own._enter(inputs))
-
-    def leave(_: torch.nn.Module, __: Any, options: dict[str, Any], output: Any) -> None:
-        own = reference()
-        if own is None or options.get("past_key_values") is not own or own._forward is None:
-            return
-        attention.leave(own._forward)
-        if output is None:
-            own._forward.abandon()  # it raised
-        else:
-            own._forward.finish()
-
-    hooks = [
-        module.register_forward_pre_hook(enter, with_kwargs=True),
-        module.register_forward_hook(leave, with_kwargs=True, always_call=True),
-    ]
-    for hook in hooks:
-        weakref.finalize(cache, hook.remove)
+def _depends_on_length(config: Any) -> bool:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    each = [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
+    return any(parameters.get("rope_type", parameters.get("type")) in _LENGTH_DEPENDENT for parameters in each)

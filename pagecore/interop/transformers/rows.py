@@ -9,29 +9,31 @@ alone::
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Listed
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagecore.cache import PagedKVCache, Sequence
 from pagecore.errors import ShapeError, UnsupportedOption
-
-Mask = NDArray[np.bool_]
-Ids = NDArray[np.int64]
+from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 
 
 class Rows:
     """The rows of a batch; `cache` holds their tokens.
 
-    I1: after each call every sequence has as many computed tokens as its row of `is_token` has ones.
+    I1: between calls every sequence has as many computed tokens as its row of `is_token` has ones.
+    I2: ids that a sequence knows are those its keys were computed from, at positions 0, 1, 2 ..., so that others may
+        reuse them. After a pass of which that cannot be said (`vouch`), no more become known until rows are cleared.
     """
 
     def __init__(self, cache: PagedKVCache) -> None:
         self.cache = cache
         self.sequences: list[Sequence] = []
         self.is_token: Mask = np.zeros((0, 0), np.bool_)
+        self._is_known = True
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -39,7 +41,12 @@ class Rows:
     @property
     def num_columns(self) -> int:
         """Columns that are computed."""
-        return self.is_token.shape[1]
+        return int(self.is_token.shape[1])
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the rows still wait for tokens of the prompts that they began with."""
+        return any(sequence.num_tokens > sequence.num_computed_tokens for sequence in self.sequences)
 
     def clear(self) -> None:
         """Let all sequences go; what they have computed stays in the prefix cache."""
@@ -47,26 +54,35 @@ class Rows:
             self.cache.remove(sequence)
         self.sequences = []
         self.is_token = np.zeros((0, 0), np.bool_)
+        self._is_known = True
 
-    def begin(self, ids: Ids, is_token: Mask) -> int:
+    def begin(self, ids: Ids, is_token: Mask, namespace: Hashable) -> int:
         """Start anew with prompts [batch, columns]; returns how many columns need not be computed.
 
         They are as many as the prefix cache has of every row.
         """
         self.clear()
+        # Rows that have more than the others compute it again, so that all stand at one column. A window may have kept
+        # too little for that: then all begin with less.
+        num_columns = ids.shape[1]
+        while not self._try_begin(ids, is_token, is_token[:, :num_columns].sum(axis=1), namespace):
+            num_columns = self.num_columns
+            self.clear()
+        return self.num_columns
+
+    def _try_begin(self, ids: Ids, is_token: Mask, limits: Any, namespace: Hashable) -> bool:
         try:
-            for row, mask in zip(ids, is_token, strict=True):
-                self.sequences.append(self.cache.add_sequence(row[mask]))
+            for row, mask, limit in zip(ids, is_token, limits, strict=True):
+                self.sequences.append(self.cache.add_sequence(row[mask], namespace=namespace, max_tokens=int(limit)))
             reused = [_columns(mask, s.num_computed_tokens) for mask, s in zip(is_token, self.sequences, strict=True)]
-            num_columns = min(reused, default=0)
-            self.is_token = is_token[:, :num_columns].copy()
-            # Rows that have more than the others compute it again, so that all stand at one column.
-            for sequence, mask in zip(self.sequences, self.is_token, strict=True):
-                self._shorten(sequence, int(mask.sum()))
+            self.is_token = is_token[:, : min(reused, default=0)].copy()
+            with suppress(UnsupportedOption):
+                self._compute_again(self.is_token.sum(axis=1))
+                return True
         except BaseException:
             self.clear()
             raise
-        return num_columns
+        return False
 
     def open(self, count: int) -> None:
         """Empty rows for prompts whose ids come with the first forward pass, or never."""
@@ -77,17 +93,62 @@ class Rows:
             raise
         self.is_token = np.zeros((count, 0), np.bool_)
 
+    def vouch(self, inputs: Inputs) -> Ids | None:
+        """The ids of new columns; None where their keys, or those before them, are not what ids and positions make.
+
+        Refuses columns that do not go on where keys from the prefix cache end.
+        """
+        before = np.zeros((inputs.batch, self.num_columns), np.bool_) if not len(self) else self.is_token
+        positions = before.sum(axis=1)[:, None] + inputs.is_token.cumsum(axis=1) - 1
+        given = inputs.positions
+        if given is None:
+            given = np.arange(self.num_columns, self.num_columns + inputs.columns)[None]
+        is_canonical = bool((np.broadcast_to(given, positions.shape) == positions)[inputs.is_token].all())
+        if not is_canonical and any(sequence.num_cached_tokens for sequence in self.sequences):
+            raise UnsupportedOption(
+                "the positions of the new tokens do not go on where the reused prefix ends; pass position_ids that "
+                "count the tokens of each row and not its padding, as generate does, or reset() and compute it all"
+            )
+        if not is_canonical or inputs.ids is None:
+            self._is_known = False
+            self.forget_past([sequence.num_computed_tokens for sequence in self.sequences])
+        return inputs.ids if self._is_known else None
+
+    def name(self, ids: Ids, is_token: Mask) -> None:
+        """Make the ids of new columns known, where they are not yet; refuses ids that contradict what is known."""
+        new: list[Any] = []
+        for sequence, row, mask in zip(self.sequences, ids, is_token, strict=True):
+            given = row[mask]
+            known = sequence.tokens[sequence.num_computed_tokens :]
+            common = min(len(known), len(given))
+            differs = known[:common] != given[:common]
+            if differs.any():
+                at = int(differs.argmax())
+                raise ShapeError(
+                    f"token {sequence.num_computed_tokens + at} of a row is {given[at]} now and was {known[at]} in the "
+                    "prompt that the cache began with; begin() anew with these tokens"
+                )
+            new.append(given[common:])
+        self.cache.append_tokens(self.sequences, new)
+
+    def forget_past(self, lengths: Listed[int]) -> None:
+        """Forget the ids past these lengths, none of which is computed."""
+        past = [
+            (each, length) for each, length in zip(self.sequences, lengths, strict=True) if each.num_tokens > length
+        ]
+        if past:
+            self.cache.truncate(*zip(*past, strict=True))
+
     def extend(self, is_token: Mask) -> None:
         """Count the columns of a step, whose tokens are committed."""
         self.is_token = np.concatenate([self.is_token, is_token], axis=1)
 
     def crop(self, count: int) -> None:
         """Forget the last `count` columns."""
-        if not 0 <= count <= self.num_columns:
+        if count > self.num_columns:
             raise ShapeError(f"crop would remove {count} columns; the cache has {self.num_columns}")
         kept = self.is_token[:, : self.num_columns - count]
-        for sequence, mask in zip(self.sequences, kept, strict=True):
-            self.cache.truncate(sequence, int(mask.sum()))
+        self.cache.truncate(self.sequences, kept.sum(axis=1))
         self.is_token = kept.copy()
 
     def select(self, parents: Listed[int]) -> None:
@@ -120,27 +181,11 @@ class Rows:
                 self.cache.remove(sequence)
         self.sequences = chosen
 
-    def _shorten(self, sequence: Sequence, length: int) -> None:
-        """Compute what is past `length` again; the ids stay known."""
-        if sequence.num_computed_tokens > length:
-            ids = sequence.tokens
-            self.cache.truncate(sequence, length)
-            self.cache.append_tokens([sequence], [ids[length:]])
-
-
-def read_mask(mask: Any, batch: int, columns: int) -> Mask:
-    """The last `columns` columns of a padding mask, and that it speaks of as many rows; all tokens where it is None."""
-    if mask is None:
-        return np.ones((batch, columns), np.bool_)
-    if getattr(mask, "ndim", None) != 2:
-        shape = tuple(getattr(mask, "shape", ())) or type(mask).__name__
-        raise UnsupportedOption(
-            f"attention_mask is {shape}; a paged cache takes the padding mask [batch, tokens], and masks by itself"
-        )
-    if mask.shape[0] != batch:
-        raise ShapeError(f"attention_mask has shape {tuple(mask.shape)} for {batch} rows of tokens")
-    read: Mask = mask.detach().cpu().numpy() != 0
-    return read[:, max(0, read.shape[1] - columns) :]
+    def _compute_again(self, lengths: Any) -> None:
+        """What is past these lengths; the ids stay known."""
+        ids = [sequence.tokens[length:] for sequence, length in zip(self.sequences, lengths, strict=True)]
+        self.cache.truncate(self.sequences, lengths)
+        self.cache.append_tokens(self.sequences, ids)
 
 
 def _columns(is_token: Mask, num_tokens: int) -> int:
