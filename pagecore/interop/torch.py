@@ -1,4 +1,4 @@
-"""The operators as torch's own, in `torch.ops.pagecore`: for eager code, `torch.compile` and CUDA graphs.
+"""The operators as torch's own, in `torch.ops.pagecore`: for eager code, `torch.compile` and `torch.export`.
 
 Importing this module registers them, without compiling anything against torch:
 
@@ -12,13 +12,19 @@ gradients. On CUDA they run on torch's current stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from pagecore import ops
-from pagecore.arrays import Tensor, like
-from pagecore.errors import UnsupportedDtype, UnsupportedOption
+from pagecore.arrays import Tensor
+from pagecore.arrays.frameworks import refuse_negative_strides
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+
+__all__ = ["as_torch", "copy_blocks", "merge_attention", "paged_attention", "write_kv"]
+
+Window: TypeAlias = int | tuple[int | None, int | None] | None
+Scale: TypeAlias = torch.Tensor | float | None
 
 _ATTENTION = (
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, {out}*, "
@@ -38,9 +44,11 @@ _SCHEMAS = {
     "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
 }
+# Inductor hands on caches as they lie in memory: a copy that is contiguous would be as large as the cache.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
-# ---- what the operators do, and what they return where only shapes are traced
+# ---- what the operators do
 
 
 def _write(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, **scales: Any) -> None:
@@ -69,47 +77,98 @@ def _copy(caches: list[Any], pairs: Any) -> None:
     ops.copy_blocks(caches, pairs)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
+# ---- what they return where only shapes are traced, and what is refused there already
 
 
-def _attended(query: Any, _key_cache: Any, value_cache: Any, *_: Any, **__: Any) -> Any:
+def _trace_write(key: Any, value: Any, key_cache: Any, value_cache: Any, *_: Any, **__: Any) -> None:
+    _check_traced(("key", key, 3), ("value", value, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    _refuse_moving(key_cache=key_cache, value_cache=value_cache)
+
+
+def _trace_attention(query: Any, key_cache: Any, value_cache: Any, *_: Any, **__: Any) -> Any:
+    _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
     return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
 
 
-def _attended_lse(query: Any, *arrays: Any, **options: Any) -> Any:
-    lse = query.new_empty((query.shape[0], query.shape[1]), dtype=torch.float32)
-    return _attended(query, *arrays, **options), lse
+def _trace_attention_lse(query: Any, *arrays: Any, **options: Any) -> Any:
+    out = _trace_attention(query, *arrays, **options)
+    return out, query.new_empty((query.shape[0], query.shape[1]), dtype=torch.float32)
 
 
-def _merged(out_a: Any, lse_a: Any, *_: Any) -> Any:
-    return torch.empty_like(out_a, memory_format=torch.contiguous_format), lse_a.new_empty(lse_a.shape)
+def _trace_attention_out(
+    query: Any, key_cache: Any, value_cache: Any, _table: Any, _lens: Any, out: Any, **__: Any
+) -> None:
+    expected = _trace_attention(query, key_cache, value_cache)
+    _check_traced(("query", query, 3), ("out", out, 3))
+    if out.dtype != expected.dtype:
+        raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is")
+    _refuse_moving(out=out)
+
+
+def _trace_merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+    _check_traced(("out_a", out_a, 3), ("lse_a", lse_a, 2), ("out_b", out_b, 3), ("lse_b", lse_b, 2))
+    return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+def _trace_copy(caches: list[Any], _pairs: Any) -> None:
+    for place, cache in enumerate(caches):
+        _refuse_moving(**{f"caches[{place}]": cache})
+
+
+def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) -> None:
+    for name, array, ndim in (first, *others):
+        if array.ndim != ndim:
+            raise ShapeError(f"{name} has shape {tuple(array.shape)}; it must have {ndim} axes")
+        if not array.is_floating_point():
+            raise UnsupportedDtype(f"{name} is {array.dtype}; float32, float16 and bfloat16 are served: convert it")
+        if array.device != first[1].device:
+            raise DeviceError(f"{name} is on {array.device} and {first[0]} on {first[1].device}; move one to the other")
+        if array.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedOption(
+                f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or run under no_grad()"
+            )
+
+
+def _refuse_moving(**mutated: Any) -> None:
+    """A view made in the graph: where its offset is no number yet, torch 2.13 loses it, and writes elsewhere."""
+    for name, array in mutated.items():
+        offset = array.storage_offset()
+        if isinstance(offset, torch.SymInt) and not offset.node.expr.is_Symbol:
+            raise UnsupportedOption(
+                f"{name} is a view whose offset is known at run time alone, and torch.compile would write elsewhere; "
+                "make the view before the compiled function is called, mark_static() the cache, or leave dynamic=True out"
+            )
 
 
 _BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "write_kv": (_write, _nothing),
-    "paged_attention": (_attend, _attended),
-    "paged_attention_lse": (_attend_lse, _attended_lse),
-    "paged_attention_out": (_attend_out, _nothing),
-    "merge_attention": (_merge, _merged),
-    "copy_blocks": (_copy, _nothing),
+    "write_kv": (_write, _trace_write),
+    "paged_attention": (_attend, _trace_attention),
+    "paged_attention_lse": (_attend_lse, _trace_attention_lse),
+    "paged_attention_out": (_attend_out, _trace_attention_out),
+    "merge_attention": (_merge, _trace_merge),
+    "copy_blocks": (_copy, _trace_copy),
 }
 
 
 def _register() -> torch.library.Library:
     library = torch.library.Library("pagecore", "DEF")
     for name, schema in _SCHEMAS.items():
-        body, fake = _BODIES[name]
-        library.define(name + schema)
+        body, traced = _BODIES[name]
+        library.define(name + schema, tags=_TAGS)
         for device in ("CPU", "CUDA"):
             library.impl(name, body, device)
-        torch.library.register_fake(f"pagecore::{name}", fake, lib=library)
+        torch.library.register_fake(f"pagecore::{name}", traced, lib=library)
     return library
 
 
 # Held for as long as the module is: the registration ends with it.
 _library = _register()
-_operators = torch.ops.pagecore
+_write_kv = torch.ops.pagecore.write_kv.default
+_paged_attention = torch.ops.pagecore.paged_attention.default
+_paged_attention_lse = torch.ops.pagecore.paged_attention_lse.default
+_paged_attention_out = torch.ops.pagecore.paged_attention_out.default
+_merge_attention = torch.ops.pagecore.merge_attention.default
+_copy_blocks = torch.ops.pagecore.copy_blocks.default
 
 
 # ---- the same with the arguments of pagecore's own functions
@@ -122,14 +181,20 @@ def write_kv(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     *,
-    key_scale: torch.Tensor | float | None = None,
-    value_scale: torch.Tensor | float | None = None,
+    key_scale: Scale = None,
+    value_scale: Scale = None,
 ) -> None:
-    """`pagecore.write_kv` as a torch operator; all arrays are torch tensors of one device, the caches are mutated."""
-    scales = [_number(scale, key_cache) for scale in (key_scale, value_scale)]
-    _operators.write_kv.default(
-        key, value, key_cache, value_cache, slot_mapping, key_scale=scales[0], value_scale=scales[1]
-    )
+    """`pagecore.write_kv` as a torch operator; all arrays are torch tensors of one device, the caches are mutated.
+
+    Raises
+    ------
+    As `pagecore.write_kv`; while a graph is traced, what does not fit is refused then.
+    """
+    if key_scale is None and value_scale is None:
+        _write_kv(key, value, key_cache, value_cache, slot_mapping)
+        return
+    scales = [_each_head(scale, key_cache) for scale in (key_scale, value_scale)]
+    _write_kv(key, value, key_cache, value_cache, slot_mapping, key_scale=scales[0], value_scale=scales[1])
 
 
 def paged_attention(
@@ -139,9 +204,9 @@ def paged_attention(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     *,
-    window: int | tuple[int | None, int | None] | None = None,
-    key_scale: torch.Tensor | float | None = None,
-    value_scale: torch.Tensor | float | None = None,
+    window: Window = None,
+    key_scale: Scale = None,
+    value_scale: Scale = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     **options: Any,
@@ -150,21 +215,33 @@ def paged_attention(
 
     All arrays are torch tensors of one device. A plan cannot be an argument of an operator: each call plans its batch
     itself. With `out`, which is mutated and returned, `return_lse` is refused.
+
+    Raises
+    ------
+    As `pagecore.paged_attention`; while a graph is traced, what does not fit is refused then.
     """
-    left, right = _window(window)
-    arrays = (query, key_cache, value_cache, block_table, seq_lens)
-    options |= {
-        "window_left": left,
-        "window_right": right,
-        "key_scale": _number(key_scale, key_cache),
-        "value_scale": _number(value_scale, key_cache),
-    }
+    if window is not None:
+        options["window_left"], options["window_right"] = _window(window)
+    if key_scale is not None:
+        options["key_scale"] = _each_head(key_scale, key_cache)
+    if value_scale is not None:
+        options["value_scale"] = _each_head(value_scale, key_cache)
+    for name in ("plan", "stream"):
+        if options.pop(name, None) is not None:
+            raise UnsupportedOption(
+                f"{name} is given; a torch operator takes none: leave it out, or call pagecore's own"
+            )
     if out is None:
-        name = "paged_attention_lse" if return_lse else "paged_attention"
-        return getattr(_operators, name).default(*arrays, **options)
+        if return_lse:
+            both: tuple[torch.Tensor, torch.Tensor] = _paged_attention_lse(
+                query, key_cache, value_cache, block_table, seq_lens, **options
+            )
+            return both
+        attended: torch.Tensor = _paged_attention(query, key_cache, value_cache, block_table, seq_lens, **options)
+        return attended
     if return_lse:
         raise UnsupportedOption("out and return_lse are both given; the operator with out= gives no lse: leave one out")
-    _operators.paged_attention_out.default(*arrays, out, **options)
+    _paged_attention_out(query, key_cache, value_cache, block_table, seq_lens, out, **options)
     return out
 
 
@@ -172,42 +249,58 @@ def merge_attention(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`pagecore.merge_attention` as a torch operator, into fresh tensors."""
-    return _operators.merge_attention.default(out_a, lse_a, out_b, lse_b)
+    merged: tuple[torch.Tensor, torch.Tensor] = _merge_attention(out_a, lse_a, out_b, lse_b)
+    return merged
 
 
 def copy_blocks(caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
     """`pagecore.copy_blocks` as a torch operator; the caches are mutated."""
-    _operators.copy_blocks.default([caches] if isinstance(caches, torch.Tensor) else list(caches), pairs)
+    _copy_blocks([caches] if isinstance(caches, torch.Tensor) else list(caches), pairs)
 
 
-def as_torch(tensor: Tensor) -> torch.Tensor:
+# ---- memory of pagecore as torch tensors
+
+
+def as_torch(tensor: Tensor, *, read_only: bool = False) -> torch.Tensor:
     """A torch tensor over the memory of a `pagecore.Tensor`: `cache.key(0)`, `batch.positions`, a pool's plane.
 
     Zero-copy in every dtype of the table, bfloat16 and float8 among them. Each side keeps the memory alive, not the
     other: the cache may go first, or the torch tensor.
 
+    Parameters
+    ----------
+    tensor : Tensor
+    read_only : bool
+        Show read-only memory too, such as `cache.block_table(0)`, for the operators to read. torch cannot guard it:
+        whoever writes to it breaks what its owner counts on.
+
     Raises
     ------
     UnsupportedOption
-        The tensor is read-only, as `cache.block_table` is, which torch cannot say of a tensor; or has negative strides.
+        The tensor is read-only, and `read_only` does not allow for it; or it has negative strides.
+    UnsupportedDtype
+        No `pagecore.Tensor`.
     """
     if type(tensor) is not Tensor:
         raise UnsupportedDtype(f"a {type(tensor).__name__} is no pagecore.Tensor; make one with pagecore.as_tensor")
-    shown: torch.Tensor = like(tensor, _EXAMPLE)
+    if tensor.readonly and not read_only:
+        raise UnsupportedOption(
+            "the tensor is read-only, which torch cannot say of a tensor; pass read_only=True where nobody writes to "
+            "it, or copy it first"
+        )
+    refuse_negative_strides(tensor)
+    shown: torch.Tensor = torch.from_dlpack(tensor)
     return shown
 
 
-_EXAMPLE = torch.empty(0)
-
-
-def _number(scale: torch.Tensor | float | None, key_cache: torch.Tensor) -> torch.Tensor | None:
+def _each_head(scale: Scale, key_cache: torch.Tensor) -> torch.Tensor | None:
     """One number for each key head, as the operators take it."""
     if scale is None or isinstance(scale, torch.Tensor):
         return scale
     return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
 
 
-def _window(window: int | tuple[int | None, int | None] | None) -> tuple[int, int]:
+def _window(window: Window) -> tuple[int, int]:
     """(left, right), -1 for no bound; a number of keys counts the query's own."""
     if window is None:
         return -1, -1
