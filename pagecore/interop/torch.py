@@ -136,7 +136,7 @@ def _refuse_moving(**mutated: Any) -> None:
         if isinstance(offset, torch.SymInt) and not offset.node.expr.is_Symbol:
             raise UnsupportedOption(
                 f"{name} is a view whose offset is known at run time alone, and torch.compile would write elsewhere; "
-                "make the view before the compiled function is called, mark_static() the cache, or leave dynamic=True out"
+                "make the view outside of the compiled function, mark_static() the cache, or leave dynamic=True out"
             )
 
 
