@@ -20,7 +20,7 @@ def missing(capability: str, reason: str) -> None:
     """Skip the test for want of one capability, or fail it where that was required."""
     if capability in required():
         pytest.fail(f"{capability} is required by PAGECORE_REQUIRE and missing: {reason}")
-    pytest.skip(f"needs {capability}: {reason}")
+    pytest.skip(f"needs {capability}: {reason}", allow_module_level=True)
 
 
 def require(module: str) -> Any:

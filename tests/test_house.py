@@ -21,6 +21,7 @@ ROOMS = {
     "cache": {"index", "storage", "ops", "arrays", "errors"},
     "serving": {"cache", "models", "storage", "ops", "arrays", "errors"},
     "cli": {"serving", "errors"},
+    "interop": {"cache", "models", "storage", "ops", "index", "arrays", "errors"},
 }
 # Headers that exist to talk to the interpreter; no other C++ knows Python.
 GLUE = {"translate.hpp", "numpy_array.hpp", "exchange.hpp"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within
+
+if TYPE_CHECKING:
+    from pagecore.cache._sequence import Sequence
 
 
 def refuse_unserved(prefix_cache: bool, eviction_policy: str, index_dtype: str) -> None:
@@ -89,3 +92,15 @@ def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
     slots = max(blocks) * block_size
     if index_dtype == "int32" and slots > INT32_MAX + 1:
         raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")
+
+
+def lengths_of(sequences: Listed[Sequence], lengths: Any) -> list[int]:
+    """A length for each sequence, of an int for all or one for each; none past what is known or computed."""
+    listed = list(lengths) if isinstance(lengths, list | tuple | np.ndarray) else [lengths] * len(sequences)
+    if len(listed) != len(sequences):
+        raise ShapeError(f"{len(listed)} lengths are given for {len(sequences)} sequences; give one for each")
+    for sequence, length in zip(sequences, listed, strict=True):
+        most = max(sequence.num_tokens, sequence.num_computed_tokens)
+        if at_least("length", length, least=0) > most:
+            raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens")
+    return [int(length) for length in listed]

@@ -32,7 +32,14 @@ from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
 from pagecore.cache.keep import Spans, checked_rank, make_keep, reusable
 from pagecore.cache.layers import Layer, Layers, arrange, group_number, layer_number
-from pagecore.cache.limits import cache_device, check_slots, count_blocks, refuse_unserved, row_capacity
+from pagecore.cache.limits import (
+    cache_device,
+    check_slots,
+    count_blocks,
+    lengths_of,
+    refuse_unserved,
+    row_capacity,
+)
 from pagecore.cache.occupancy import check_window, measure
 from pagecore.cache.prefix import PrefixCache
 from pagecore.cache.staging import Staging
@@ -383,27 +390,37 @@ class PagedKVCache:
             for sequence, state in zip(sequences, states, strict=True):
                 become(sequence, *state)
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget the tokens past `length`, and give back the blocks that only they needed.
+    def truncate(self, sequences: Sequence | Iterable[Sequence], lengths: ArrayLike) -> None:
+        """Forget the tokens past a length, and give back the blocks that only they needed; all or nothing.
+
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+        lengths : int or list of int
+            Tokens to keep, of those that are known or computed: one number for all sequences, or one for each.
 
         Raises
         ------
+        ShapeError
+            A sequence has fewer tokens.
         UnsupportedOption
             A group with a window has released keys that the next token would see; truncate to 0 and compute again.
         """
         with self._lock:
             self._tick()
-            row = row_of(self, sequence)
-            length = at_least("length", length, least=0)
-            if length > sequence.num_tokens:
-                raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {sequence.num_tokens} tokens")
-            computed = min(length, sequence.num_computed_tokens)
-            for group, window in self._windows if computed else ():
-                check_window(self._table_views[group].numpy(), row, computed, window, self.block_size)
-            self._tables.truncate([row], [computed])
-            if self._prefix is not None:
-                self._prefix.cut(sequence, computed)
-            cut(sequence, length)
+            cut_ones = as_list(sequences)
+            rows = rows_of(self, cut_ones)
+            kept = lengths_of(cut_ones, lengths)
+            computed = [min(length, each.num_computed_tokens) for each, length in zip(cut_ones, kept, strict=True)]
+            for group, window in self._windows:
+                for row, length in zip(rows, computed, strict=True):
+                    if length:
+                        check_window(self._table_views[group].numpy(), row, length, window, self.block_size)
+            self._tables.truncate(rows, computed)
+            for sequence, length, left in zip(cut_ones, kept, computed, strict=True):
+                if self._prefix is not None:
+                    self._prefix.cut(sequence, left)
+                cut(sequence, length)
 
     def remove(self, sequence: Sequence, *, rank: float | None = None) -> None:
         """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight.

@@ -219,16 +219,22 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.resident())
     @rule(data=st.data())
     def truncate(self, data):
-        (sequence,) = self.pick(data, self.resident())
-        twin = self.twins[sequence]
-        length = data.draw(st.integers(0, len(twin.ids)))
+        sequences = self.pick(data, self.resident(), most=3)
+        twins = [self.twins[sequence] for sequence in sequences]
+        lengths = [data.draw(st.integers(0, len(twin.ids))) for twin in twins]
+        before = self.cache.stats()
         try:
-            self.cache.truncate(sequence, length)
+            self.cache.truncate(sequences, lengths)
         except UnsupportedOption:
-            released = (twin.computed - WINDOWED.window + 1) // BLOCK * BLOCK
-            assert released > max(0, min(length, twin.computed) - WINDOWED.window + 1)
+            assert self.cache.stats() == before
+            assert any(
+                (twin.computed - WINDOWED.window + 1) // BLOCK * BLOCK
+                > max(0, min(length, twin.computed) - WINDOWED.window + 1)
+                for twin, length in zip(twins, lengths, strict=True)
+            )
             return
-        twin.cut(length)
+        for twin, length in zip(twins, lengths, strict=True):
+            twin.cut(length)
 
     @precondition(lambda self: self.twins)
     @rule(data=st.data())

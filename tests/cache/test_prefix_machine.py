@@ -193,16 +193,19 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.resident())
     @rule(data=st.data())
     def truncate(self, data):
-        (sequence,) = self.pick(data, self.resident())
-        twin = self.twins[sequence]
-        length = data.draw(st.integers(0, twin.known))
+        sequences = self.pick(data, self.resident(), most=3)
+        twins = [self.twins[sequence] for sequence in sequences]
+        lengths = [data.draw(st.integers(0, max(twin.known, twin.computed))) for twin in twins]
+        before = self.cache.stats()
         try:
-            self.cache.truncate(sequence, length)
+            self.cache.truncate(sequences, lengths)
         except UnsupportedOption:
+            assert self.cache.stats() == before
             return
-        twin.ids, twin.known, twin.computed = twin.ids[:length], length, min(length, twin.computed)
-        if data.draw(st.booleans()):
-            twin.ids.append(4)  # it goes on otherwise
+        for twin, length in zip(twins, lengths, strict=True):
+            twin.ids, twin.known, twin.computed = twin.ids[:length], min(length, twin.known), min(length, twin.computed)
+            if data.draw(st.booleans()):
+                twin.ids.append(4)  # it goes on otherwise
 
     @precondition(lambda self: self.resident())
     @rule(data=st.data())

@@ -5,6 +5,7 @@ import pytest
 
 from pagecore import (
     InvalidSequence,
+    ShapeError,
     UnsupportedOption,
 )
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
@@ -99,6 +100,35 @@ def test_truncate_below_a_released_window_is_refused_and_to_zero_is_not():
     cache.truncate(sequence, 29)
     cache.truncate(sequence, 0)
     assert cache.stats().num_used_blocks == 0
+
+
+def test_several_are_truncated_together_or_not_at_all():
+    cache = make([SPEC, WINDOWED])
+    long, short = cache.add_sequence(range(30)), cache.add_sequence(range(50, 56))
+    advance(cache, [long, short], [30, 6])
+    fork = cache.fork(short)
+    before = cache.stats()
+    for lengths, error in (([20, 2, 2], UnsupportedOption), ([29, 7, 2], ShapeError), ([29, 2], ShapeError)):
+        with pytest.raises(error, match="length"):
+            cache.truncate([long, short, fork], lengths)
+        assert cache.stats() == before
+    cache.truncate([long, short, fork], np.asarray([29, 5, 0]))
+    assert [sequence.num_computed_tokens for sequence in (long, short, fork)] == [29, 5, 0]
+    cache.check_invariants()
+    cache.truncate([long, short, fork], 0)
+    assert cache.stats().num_used_blocks == 0
+
+
+def test_computed_tokens_are_truncated_whose_ids_never_came():
+    cache = make()
+    sequence = cache.add_sequence(())
+    advance(cache, [sequence], 10)
+    with pytest.raises(ShapeError, match="has 10 tokens"):
+        cache.truncate(sequence, 11)
+    cache.truncate(sequence, 7)
+    assert (sequence.num_tokens, sequence.num_computed_tokens) == (0, 7)
+    advance(cache, [sequence], 3)
+    cache.check_invariants()
 
 
 def test_ids_may_come_after_their_step():

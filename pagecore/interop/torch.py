@@ -1,0 +1,314 @@
+"""The operators as torch's own, in `torch.ops.pagecore`: for eager code, `torch.compile` and `torch.export`.
+
+Importing this module registers them, without compiling anything against torch:
+
+    write_kv, paged_attention, paged_attention_lse, paged_attention_out, merge_attention, copy_blocks
+
+The functions here have the arguments of `pagecore.write_kv` and its kin, and call those operators. `as_torch` shows a
+pool's planes, a batch's arrays, or any `pagecore.Tensor`, as torch tensors over the same memory. The operators have no
+gradients. On CUDA they run on torch's current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from pagecore import ops
+from pagecore.arrays import Tensor
+from pagecore.arrays.frameworks import refuse_negative_strides
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+
+__all__ = ["as_torch", "copy_blocks", "merge_attention", "paged_attention", "write_kv"]
+
+Window: TypeAlias = int | tuple[int | None, int | None] | None
+Scale: TypeAlias = torch.Tensor | float | None
+
+_ATTENTION = (
+    "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, {out}*, "
+    "Tensor? rows=None, Tensor? cu_query_lens=None, float? scale=None, bool causal=True, SymInt window_left=-1, "
+    "SymInt window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? mask=None, "
+    "Tensor? key_scale=None, Tensor? value_scale=None"
+)
+_WRITE = (
+    "Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, *, "
+    "Tensor? key_scale=None, Tensor? value_scale=None"
+)
+_SCHEMAS = {
+    "write_kv": f"({_WRITE}) -> ()",
+    "paged_attention": f"({_ATTENTION.format(out='')}) -> Tensor",
+    "paged_attention_lse": f"({_ATTENTION.format(out='')}) -> (Tensor, Tensor)",
+    "paged_attention_out": f"({_ATTENTION.format(out='Tensor(a!) out, ')}) -> ()",
+    "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
+    "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
+}
+# Inductor hands on caches as they lie in memory: a copy that is contiguous would be as large as the cache.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+# ---- what the operators do
+
+
+def _write(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, **scales: Any) -> None:
+    ops.write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
+
+
+def _attend(*arrays: Any, window_left: int = -1, window_right: int = -1, **options: Any) -> Any:
+    return ops.paged_attention(*arrays, window=(window_left, window_right), **options)
+
+
+def _attend_lse(*arrays: Any, **options: Any) -> Any:
+    return _attend(*arrays, return_lse=True, **options)
+
+
+def _attend_out(
+    query: Any, key_cache: Any, value_cache: Any, table: Any, seq_lens: Any, out: Any, **options: Any
+) -> None:
+    _attend(query, key_cache, value_cache, table, seq_lens, out=out, **options)
+
+
+def _merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+    return ops.merge_attention(out_a, lse_a, out_b, lse_b)
+
+
+def _copy(caches: list[Any], pairs: Any) -> None:
+    ops.copy_blocks(caches, pairs)
+
+
+# ---- what they return where only shapes are traced, and what is refused there already
+
+
+def _trace_write(key: Any, value: Any, key_cache: Any, value_cache: Any, *_: Any, **__: Any) -> None:
+    _check_traced(("key", key, 3), ("value", value, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    _refuse_moving(key_cache=key_cache, value_cache=value_cache)
+
+
+def _trace_attention(query: Any, key_cache: Any, value_cache: Any, *_: Any, **__: Any) -> Any:
+    _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
+
+
+def _trace_attention_lse(query: Any, *arrays: Any, **options: Any) -> Any:
+    out = _trace_attention(query, *arrays, **options)
+    return out, query.new_empty((query.shape[0], query.shape[1]), dtype=torch.float32)
+
+
+def _trace_attention_out(
+    query: Any, key_cache: Any, value_cache: Any, _table: Any, _lens: Any, out: Any, **__: Any
+) -> None:
+    expected = _trace_attention(query, key_cache, value_cache)
+    _check_traced(("query", query, 3), ("out", out, 3))
+    if out.dtype != expected.dtype:
+        raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is")
+    _refuse_moving(out=out)
+
+
+def _trace_merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+    _check_traced(("out_a", out_a, 3), ("lse_a", lse_a, 2), ("out_b", out_b, 3), ("lse_b", lse_b, 2))
+    return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+def _trace_copy(caches: list[Any], _pairs: Any) -> None:
+    for place, cache in enumerate(caches):
+        _refuse_moving(**{f"caches[{place}]": cache})
+
+
+def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) -> None:
+    for name, array, ndim in (first, *others):
+        if array.ndim != ndim:
+            raise ShapeError(f"{name} has shape {tuple(array.shape)}; it must have {ndim} axes")
+        if not array.is_floating_point():
+            raise UnsupportedDtype(f"{name} is {array.dtype}; float32, float16 and bfloat16 are served: convert it")
+        if array.device != first[1].device:
+            raise DeviceError(f"{name} is on {array.device} and {first[0]} on {first[1].device}; move one to the other")
+        if array.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedOption(
+                f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or run under no_grad()"
+            )
+
+
+def _refuse_moving(**mutated: Any) -> None:
+    """A view made in the graph: where its offset is no number yet, torch 2.13 loses it, and writes elsewhere."""
+    for name, array in mutated.items():
+        offset = array.storage_offset()
+        if isinstance(offset, torch.SymInt) and not offset.node.expr.is_Symbol:
+            raise UnsupportedOption(
+                f"{name} is a view whose offset is known at run time alone, and torch.compile would write elsewhere; "
+                "make the view outside of the compiled function, mark_static() the cache, or leave dynamic=True out"
+            )
+
+
+_BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "write_kv": (_write, _trace_write),
+    "paged_attention": (_attend, _trace_attention),
+    "paged_attention_lse": (_attend_lse, _trace_attention_lse),
+    "paged_attention_out": (_attend_out, _trace_attention_out),
+    "merge_attention": (_merge, _trace_merge),
+    "copy_blocks": (_copy, _trace_copy),
+}
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library("pagecore", "DEF")
+    for name, schema in _SCHEMAS.items():
+        body, traced = _BODIES[name]
+        library.define(name + schema, tags=_TAGS)
+        for device in ("CPU", "CUDA"):
+            library.impl(name, body, device)
+        torch.library.register_fake(f"pagecore::{name}", traced, lib=library)
+    return library
+
+
+# Held for as long as the module is: the registration ends with it.
+_library = _register()
+_write_kv = torch.ops.pagecore.write_kv.default
+_paged_attention = torch.ops.pagecore.paged_attention.default
+_paged_attention_lse = torch.ops.pagecore.paged_attention_lse.default
+_paged_attention_out = torch.ops.pagecore.paged_attention_out.default
+_merge_attention = torch.ops.pagecore.merge_attention.default
+_copy_blocks = torch.ops.pagecore.copy_blocks.default
+
+
+# ---- the same with the arguments of pagecore's own functions
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    key_scale: Scale = None,
+    value_scale: Scale = None,
+) -> None:
+    """`pagecore.write_kv` as a torch operator; all arrays are torch tensors of one device, the caches are mutated.
+
+    Raises
+    ------
+    As `pagecore.write_kv`; while a graph is traced, what does not fit is refused then.
+    """
+    if key_scale is None and value_scale is None:
+        _write_kv(key, value, key_cache, value_cache, slot_mapping)
+        return
+    scales = [_each_head(scale, key_cache) for scale in (key_scale, value_scale)]
+    _write_kv(key, value, key_cache, value_cache, slot_mapping, key_scale=scales[0], value_scale=scales[1])
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    window: Window = None,
+    key_scale: Scale = None,
+    value_scale: Scale = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`pagecore.paged_attention` as a torch operator: every option but `plan` and `stream`.
+
+    All arrays are torch tensors of one device. A plan cannot be an argument of an operator: each call plans its batch
+    itself. With `out`, which is mutated and returned, `return_lse` is refused.
+
+    Raises
+    ------
+    As `pagecore.paged_attention`; while a graph is traced, what does not fit is refused then.
+    """
+    if window is not None:
+        options["window_left"], options["window_right"] = _window(window)
+    if key_scale is not None:
+        options["key_scale"] = _each_head(key_scale, key_cache)
+    if value_scale is not None:
+        options["value_scale"] = _each_head(value_scale, key_cache)
+    for name in ("plan", "stream"):
+        if options.pop(name, None) is not None:
+            raise UnsupportedOption(
+                f"{name} is given; a torch operator takes none: leave it out, or call pagecore's own"
+            )
+    if out is None:
+        if return_lse:
+            both: tuple[torch.Tensor, torch.Tensor] = _paged_attention_lse(
+                query, key_cache, value_cache, block_table, seq_lens, **options
+            )
+            return both
+        attended: torch.Tensor = _paged_attention(query, key_cache, value_cache, block_table, seq_lens, **options)
+        return attended
+    if return_lse:
+        raise UnsupportedOption("out and return_lse are both given; the operator with out= gives no lse: leave one out")
+    _paged_attention_out(query, key_cache, value_cache, block_table, seq_lens, out, **options)
+    return out
+
+
+def merge_attention(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`pagecore.merge_attention` as a torch operator, into fresh tensors."""
+    merged: tuple[torch.Tensor, torch.Tensor] = _merge_attention(out_a, lse_a, out_b, lse_b)
+    return merged
+
+
+def copy_blocks(caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
+    """`pagecore.copy_blocks` as a torch operator; the caches are mutated."""
+    _copy_blocks([caches] if isinstance(caches, torch.Tensor) else list(caches), pairs)
+
+
+# ---- memory of pagecore as torch tensors
+
+
+def as_torch(tensor: Tensor, *, read_only: bool = False) -> torch.Tensor:
+    """A torch tensor over the memory of a `pagecore.Tensor`: `cache.key(0)`, `batch.positions`, a pool's plane.
+
+    Zero-copy in every dtype of the table, bfloat16 and float8 among them. Each side keeps the memory alive, not the
+    other: the cache may go first, or the torch tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+    read_only : bool
+        Show read-only memory too, such as `cache.block_table(0)`, for the operators to read. torch cannot guard it:
+        whoever writes to it breaks what its owner counts on.
+
+    Raises
+    ------
+    UnsupportedOption
+        The tensor is read-only, and `read_only` does not allow for it; or it has negative strides.
+    UnsupportedDtype
+        No `pagecore.Tensor`.
+    """
+    if type(tensor) is not Tensor:
+        raise UnsupportedDtype(f"a {type(tensor).__name__} is no pagecore.Tensor; make one with pagecore.as_tensor")
+    if tensor.readonly and not read_only:
+        raise UnsupportedOption(
+            "the tensor is read-only, which torch cannot say of a tensor; pass read_only=True where nobody writes to "
+            "it, or copy it first"
+        )
+    refuse_negative_strides(tensor)
+    shown: torch.Tensor = torch.from_dlpack(tensor)
+    return shown
+
+
+def _each_head(scale: Scale, key_cache: torch.Tensor) -> torch.Tensor | None:
+    """One number for each key head, as the operators take it."""
+    if scale is None or isinstance(scale, torch.Tensor):
+        return scale
+    return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
+
+
+def _window(window: Window) -> tuple[int, int]:
+    """(left, right), -1 for no bound; a number of keys counts the query's own."""
+    if window is None:
+        return -1, -1
+    if isinstance(window, tuple | list):
+        if len(window) != 2:
+            raise UnsupportedOption(f"window is {window!r}; it must be a number of keys, or (left, right)")
+        left, right = (-1 if side is None else side for side in window)
+        return left, right
+    if window < 1:
+        raise UnsupportedOption(f"window is {window!r}; it must be at least 1, the query's own key, or None")
+    return window - 1, -1

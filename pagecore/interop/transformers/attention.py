@@ -1,0 +1,118 @@
+"""The attention implementation "pagecore" of transformers: paged where a `PagedCache` runs, SDPA elsewhere.
+
+A forward pass with a paged cache is known by what the cache hands out, so that other passes, on this thread or others,
+are not touched: `Columns` in place of the length of its keys, and a `Ticket` on the keys that it has stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+
+from pagecore.errors import UnsupportedOption
+
+if TYPE_CHECKING:
+    from pagecore.interop.transformers.forward import Forward
+
+NAME = "pagecore"
+REMEDY = f'call model.set_attn_implementation("{NAME}")'
+_TICKET = "_pagecore_ticket"
+
+
+def register() -> None:
+    """Make "pagecore" known to transformers, for attention and for masks."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+class Columns(int):
+    """How many columns a layer's mask would have, told by a paged cache, which masks by itself."""
+
+    windows: frozenset[int | None]
+
+    def __new__(cls, count: int, windows: Iterable[int | None]) -> Columns:
+        """`windows` are those of the cache's layers, None for a layer without one."""
+        columns = super().__new__(cls, count)
+        columns.windows = frozenset(windows)
+        return columns
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Where the keys of a layer went."""
+
+    forward: Forward
+    layer: int
+
+
+def stamp(key: torch.Tensor, ticket: Ticket) -> None:
+    """Let keys say where they went: by an attribute, since models hand them on to their attention as they are."""
+    setattr(key, _TICKET, ticket)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim]; `PagedCache.update` has the keys."""
+    ticket = getattr(key, _TICKET, None)
+    if ticket is None:
+        for name, given in (("softcap", softcap), ("sinks", s_aux)):
+            if given is not None:
+                raise UnsupportedOption(
+                    f"the model attends with {name}, and not to a PagedCache: attention {NAME!r} leaves that to SDPA, "
+                    'which has none; pass a PagedCache, or call model.set_attn_implementation("eager")'
+                )
+        attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return attended
+    causal = options.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        _refuse("is_causal is False", "choose another implementation for this model")
+    if dropout:
+        _refuse(f"dropout is {dropout}", "call model.eval()")
+    if attention_mask is not None:
+        _refuse("attention_mask has a mask for every layer", "pass the padding mask [batch, columns] alone")
+    for name in ("position_bias", "head_mask"):
+        if options.get(name) is not None:
+            _refuse(f"{name} is given", "choose another implementation for this model")
+    if options.get("output_attentions"):
+        _refuse("output_attentions is set", 'call model.set_attn_implementation("eager") and use another cache')
+    return ticket.forward.attend(ticket.layer, query, scaling, softcap or 0.0, sliding_window, s_aux), None
+
+
+def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
+    """No mask where a paged cache knows which tokens are there; else what SDPA takes."""
+    columns = options.get("kv_length")
+    if not isinstance(columns, Columns):
+        mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
+        return mask
+    window, rule = options.get("local_size"), options.get("mask_function", causal_mask_function)
+    is_known = rule is causal_mask_function if window is None else window in columns.windows
+    if not is_known or options.get("use_vmap") or not options.get("allow_is_causal_skip", True):
+        raise UnsupportedOption(
+            "the model lays a mask of its own over causality (tokens that see later ones, as those of an image, or see "
+            f"their own chunk only); with a PagedCache attention {NAME!r} serves causal attention and the windows of "
+            f"the cache's layers, {sorted(filter(None, columns.windows)) or 'which has none'}: use another cache"
+        )
+    return None
+
+
+def _refuse(what: str, remedy: str) -> None:
+    raise UnsupportedOption(f"{what}; with a PagedCache attention {NAME!r} does not serve it: {remedy}")

@@ -1,0 +1,206 @@
+"""One forward pass of a model: its new columns take blocks, each layer writes and attends, then it counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagecore.cache import Batch
+from pagecore.errors import OutOfRows, ShapeError, UnsupportedOption
+from pagecore.interop.transformers.attention import REMEDY
+from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
+from pagecore.interop.transformers.rows import Rows
+
+
+class Forward:
+    """The new columns of `inputs` on their way through the model.
+
+    Where a generation begins with several equal rows (beams, several answers to one prompt), the first of them stands
+    for all: it alone is stored and attended, and the others are forked from it once the pass counts.
+
+    States: prepared (made) -> done (finish) -> over (commit); prepared -> over (abandon). What is done can still be
+    cropped without a trace: it counts when the next pass begins.
+    """
+
+    def __init__(self, rows: Rows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
+        self._rows = rows
+        self._is_token = inputs.is_token
+        self._stored: set[int] = set()
+        self._attended: set[int] = set()
+        self.is_done = False
+        self.is_over = False
+        is_first = len(rows) == 0
+        ids = rows.vouch(inputs)
+        # Which rows of the pass are stored, and for each row the place among them of the one that stands for it.
+        self._own: NDArray[np.intp] | None = None
+        self._twins: NDArray[np.intp] | None = None
+        if is_first:
+            _check_room(rows, inputs.batch)
+            if ids is not None:
+                self._own, self._twins = _equal_rows(ids, inputs.is_token)
+            rows.open(inputs.batch if self._own is None else len(self._own))
+        is_token = self._is_token if self._own is None else self._is_token[self._own]
+        lengths = [sequence.num_tokens for sequence in rows.sequences]
+        try:
+            if ids is not None:
+                rows.name(ids if self._own is None else ids[self._own], is_token)
+            fits = previous is not None and _fits(previous, is_token)
+            self.batch = rows.cache.prepare(rows.sequences, is_token.sum(axis=1), out=previous if fits else None)
+        except BaseException:
+            if is_first:
+                rows.clear()
+            else:
+                rows.forget_past(lengths)
+            raise
+        self._pick, self._repeat = _index(self._own, device), _index(self._twins, device)
+        # Which of the stored columns are tokens, flat; None where all are.
+        self._places = None if is_token.all() else _index(np.flatnonzero(is_token), device)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that the pass brings."""
+        return int(self._is_token.shape[1])
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write keys and values ``[batch, heads, columns, dim]`` of a layer."""
+        if self.is_done or self.is_over:
+            raise UnsupportedOption("the forward pass that this update belongs to is over; let the model run again")
+        for array in (key, value):
+            self._check(array)
+        if key.requires_grad or value.requires_grad:
+            raise UnsupportedOption(
+                "the keys and values of the forward pass require grad, which a paged cache cannot give; run the model "
+                "under torch.no_grad() or torch.inference_mode(), as generate does"
+            )
+        self._rows.cache.write(layer, self._pack(key), self._pack(value), self.batch)
+        self._stored.add(layer)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scale: float | None,
+        softcap: float,
+        window: int | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Outputs ``[batch, columns, heads, dim]`` of queries ``[batch, heads, columns, dim]``; 0 where no token is."""
+        self._check(query)
+        spec = self._rows.cache.spec(layer)
+        if window != spec.window:
+            raise UnsupportedOption(
+                f"layer {layer} attends with a window of {window}, and the cache keeps {spec.window} for it; make the "
+                "cache with specs that have the model's windows"
+            )
+        options: dict[str, Any] = {"softcap": softcap}
+        if scale is not None:
+            options["scale"] = scale
+        if sinks is not None:
+            options["sinks"] = sinks.detach()
+        attended = self._rows.cache.attend(layer, self._pack(query), self.batch, **options)
+        self._attended.add(layer)
+        return self._unpack(attended)
+
+    def finish(self) -> None:
+        """The model is through; refused, and undone, where a layer has not attended to what it stored."""
+        if self.is_over:
+            return
+        layers = set(range(self._rows.cache.num_layers))
+        for what, seen in (("stored no keys", self._stored), ("did not attend to its paged keys", self._attended)):
+            if seen != layers:
+                self.abandon()
+                raise UnsupportedOption(
+                    f"layer {min(layers ^ seen)} of the model {what}; it must run with all {len(layers)} layers of the "
+                    f"cache, each through its attention implementation: {REMEDY}"
+                )
+        self.is_done = True
+
+    def commit(self, num_columns: int | None = None) -> None:
+        """Count the columns of a pass that is done, all or the first so many, as computed; undo one that is not."""
+        if self.is_over:
+            return
+        if not self.is_done:
+            self.abandon()
+            return
+        self.is_done, self.is_over = False, True
+        rows, kept = self._rows, self._is_token[:, :num_columns]
+        own = kept if self._own is None else kept[self._own]
+        is_cut = num_columns is not None
+        rows.cache.commit(self.batch, own.sum(axis=1) if is_cut else None)
+        if is_cut:
+            rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
+        rows.extend(own)
+        if self._twins is not None:
+            rows.select(self._twins.tolist())
+
+    def abandon(self) -> None:
+        """Undo a pass that failed."""
+        if self.is_over:
+            return
+        self.is_done, self.is_over = False, True
+        rows = self._rows
+        rows.cache.abandon(self.batch)
+        if rows.num_columns == 0:
+            rows.clear()
+        else:
+            rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
+
+    def _check(self, array: torch.Tensor) -> None:
+        if array.ndim != 4 or (array.shape[0], array.shape[2]) != self._is_token.shape:
+            raise ShapeError(
+                f"a layer came with {tuple(array.shape)}; this forward pass has {self._is_token.shape[0]} rows of "
+                f"{self._is_token.shape[1]} columns: [rows, heads, columns, dim]"
+            )
+
+    def _pack(self, array: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, dim] of [batch, heads, columns, dim]."""
+        packed = array.transpose(1, 2)
+        if self._pick is not None:
+            packed = packed[self._pick]
+        packed = packed.reshape(-1, *packed.shape[2:])
+        return packed if self._places is None else packed[self._places]
+
+    def _unpack(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[batch, columns, heads, dim] of [tokens, heads, dim]."""
+        rows = self._is_token.shape[0] if self._own is None else len(self._own)
+        if self._places is not None:
+            spread = tokens.new_zeros((rows * self.num_columns, *tokens.shape[1:]))
+            spread[self._places] = tokens
+            tokens = spread
+        tokens = tokens.view(rows, self.num_columns, *tokens.shape[1:])
+        return tokens if self._repeat is None else tokens[self._repeat]
+
+
+def _fits(batch: Batch, is_token: Mask) -> bool:
+    return not batch.in_flight and (batch.max_sequences, batch.max_tokens) == (len(is_token), int(is_token.sum()))
+
+
+def _check_room(rows: Rows, count: int) -> None:
+    free = rows.cache.max_sequences - rows.cache.num_sequences
+    if count > free:
+        raise OutOfRows(
+            f"the forward pass has {count} rows, and {free} of {rows.cache.max_sequences} are free; make the cache "
+            "with a larger max_sequences"
+        )
+
+
+def _equal_rows(ids: Ids, is_token: Mask) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
+    """The first of each set of equal rows, and for each row the place of its first; None where no two are equal."""
+    places: dict[bytes, int] = {}
+    own: list[int] = []
+    twins: list[int] = []
+    for row, tokens in enumerate(np.where(is_token, ids, -1)):
+        place = places.setdefault(tokens.tobytes(), len(own))
+        if place == len(own):
+            own.append(row)
+        twins.append(place)
+    if len(own) == len(twins):
+        return None, None
+    return np.asarray(own, np.intp), np.asarray(twins, np.intp)
+
+
+def _index(array: NDArray[np.intp] | None, device: torch.device) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array).to(device)

@@ -1,0 +1,128 @@
+"""What a model was given for one forward pass, as a paged cache reads it on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pagecore.errors import ShapeError, UnsupportedOption
+
+Mask = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+
+# Arguments that do not change what a token's keys are, beside its id and position.
+_SILENT = {
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "cache_position",
+    "logits_to_keep",
+    "num_logits_to_keep",
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The new columns of a forward pass.
+
+    Attributes
+    ----------
+    is_token : Mask
+        ``[batch, columns]``: which of them are tokens, and not padding.
+    past : Mask or None
+        The same of the columns before them; None where the pass does not say.
+    ids : Ids or None
+        None where ids do not say what the tokens are: there are embeddings, images, or whatever else a model takes.
+    positions : Ids or None
+        ``[batch or 1, columns]``; None where the model counts columns.
+    """
+
+    is_token: Mask
+    past: Mask | None
+    ids: Ids | None
+    positions: Ids | None
+
+    @property
+    def batch(self) -> int:
+        """Rows."""
+        return len(self.is_token)
+
+    @property
+    def columns(self) -> int:
+        """New columns."""
+        return int(self.is_token.shape[1])
+
+
+def read_inputs(given: Mapping[str, Any], num_past: int) -> Inputs:
+    """Read the arguments of a model's forward, by their names, where `num_past` columns are computed already."""
+    tokens: Any = given.get("input_ids")
+    embeddings: Any = given.get("inputs_embeds")
+    if tokens is None and embeddings is None:
+        raise UnsupportedOption("the forward pass has neither input_ids nor inputs_embeds; pass one of them")
+    ids = None if tokens is None else read_ids(tokens)
+    batch, columns = (embeddings if ids is None else ids).shape[:2]
+    if columns == 0:
+        raise ShapeError(
+            f"the forward pass has no new columns; the cache holds {num_past} of this generation, and the prompt no "
+            "more: crop() the cache, or leave the generation with reset() or begin()"
+        )
+    past, is_token = _read_masks(given.get("attention_mask"), batch, columns, num_past)
+    if any(_speaks(name, value) for name, value in given.items()):
+        ids = None
+    return Inputs(is_token, past, ids, _read_positions(given.get("position_ids"), columns))
+
+
+def read_ids(ids: torch.Tensor) -> Ids:
+    """Token ids ``[batch, columns]``."""
+    if getattr(ids, "ndim", None) != 2:
+        raise ShapeError(f"input_ids is {_told(ids)}; it must be [batch, columns]")
+    read: Ids = ids.detach().cpu().numpy().astype(np.int64, copy=False)
+    return read
+
+
+def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> Mask:
+    """A padding mask of all columns; all are tokens where it is None."""
+    if mask is None:
+        return np.ones((batch, columns), np.bool_)
+    if getattr(mask, "ndim", None) != 2:
+        raise UnsupportedOption(
+            f"attention_mask is {_told(mask)}; a paged cache takes the padding mask [batch, columns] and does the rest"
+        )
+    if tuple(mask.shape) != (batch, columns):
+        raise ShapeError(f"attention_mask has shape {tuple(mask.shape)}; it must be {(batch, columns)}: {why}")
+    read: Mask = mask.detach().cpu().numpy() != 0
+    return read
+
+
+def _read_masks(mask: torch.Tensor | None, batch: int, columns: int, num_past: int) -> tuple[Mask | None, Mask]:
+    if mask is None:
+        return None, np.ones((batch, columns), np.bool_)
+    why = f"the cache holds {num_past} columns of this generation, and {columns} are new (or reset() it, or begin())"
+    whole = read_mask(mask, batch, num_past + columns, why)
+    return whole[:, :num_past], whole[:, num_past:]
+
+
+def _read_positions(positions: torch.Tensor | None, columns: int) -> Ids | None:
+    """Positions; -1, where no token stands, for those that are no plain count (several to a token)."""
+    if positions is None:
+        return None
+    if positions.ndim != 2 or positions.shape[1] != columns:
+        return np.full((1, columns), -1, np.int64)
+    read: Ids = positions.detach().cpu().numpy().astype(np.int64, copy=False)
+    return read
+
+
+def _speaks(name: str, value: Any) -> bool:
+    """Whether an argument may say more of the tokens than their ids: anything but a switch."""
+    return name not in _SILENT and value is not None and not isinstance(value, bool | int | float)
+
+
+def _told(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"of shape {tuple(shape)}"

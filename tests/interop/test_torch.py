@@ -1,0 +1,309 @@
+"""torch's operators of pagecore: what torch asks of every operator, the same numbers, refusals, planes as tensors."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore import AttentionSpec, PagedKVCache, ops
+from pagecore.arrays import as_tensor
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from tests.interop.steps import BLOCK, DIM, DTYPES, HEADS, KV_HEADS, make_step, torch
+
+import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
+
+LAYOUTS = pytest.mark.parametrize("layout", [None, "layerwise", "blockwise"])
+EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
+PLANES = pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [*((dtype, None) for dtype in DTYPES), ("bfloat16", "layerwise"), ("bfloat16", "blockwise")],
+)
+HEAD_NUMBERS = torch.tensor([0.5, 2.0])
+OPTIONS = {
+    "default": {},
+    "scale": {"scale": 0.3, "softcap": 5.0},
+    "window": {"window": 3},
+    "sides": {"window": (2, None), "causal": False},
+    "sinks": {"sinks": torch.tensor([0.1, -1.0, 2.0, 0.0]), "alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])},
+    "mask": {"mask": torch.arange(5 * 5 + 1 + 9) % 3 != 1},
+    "scales": {"key_scale": 0.5, "value_scale": HEAD_NUMBERS},
+    "rows": {"rows": torch.tensor([2, 1, 0])},
+}
+
+
+# ---- what torch asks of an operator
+
+
+@PLANES
+def test_write_kv_passes_opcheck(dtype, layout):
+    operator = torch.ops.pagecore.write_kv.default
+    torch.library.opcheck(operator, make_step(dtype, layout).written)
+    scales = {"key_scale": HEAD_NUMBERS, "value_scale": HEAD_NUMBERS}
+    torch.library.opcheck(operator, make_step(dtype, layout).written, scales)
+
+
+@PLANES
+def test_paged_attention_passes_opcheck(dtype, layout):
+    step = make_step(dtype, layout)
+    options = {"cu_query_lens": step.cu_query_lens, "window_left": 4, "sinks": torch.zeros(HEADS)}
+    for name in ("paged_attention", "paged_attention_lse"):
+        torch.library.opcheck(getattr(torch.ops.pagecore, name).default, step.attended, options)
+    out = torch.empty_like(step.query)
+    torch.library.opcheck(torch.ops.pagecore.paged_attention_out.default, (*step.attended, out), options)
+
+
+@EVERY_DTYPE
+def test_merge_attention_passes_opcheck(dtype):
+    outs = torch.randn(2, 5, HEADS, DIM).to(getattr(torch, dtype))
+    lses = torch.randn(2, 5, HEADS)
+    torch.library.opcheck(torch.ops.pagecore.merge_attention.default, (outs[0], lses[0], outs[1], lses[1]))
+
+
+@PLANES
+def test_copy_blocks_passes_opcheck(dtype, layout):
+    step = make_step(dtype, layout)
+    caches = [step.key_cache, step.value_cache]
+    torch.library.opcheck(torch.ops.pagecore.copy_blocks.default, (caches, torch.tensor([[1, 4], [2, 5]])))
+
+
+# ---- the same numbers as pagecore's own functions
+
+
+@LAYOUTS
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_attention_gives_what_pagecore_gives(options, layout):
+    step = make_step(layout=layout)
+    options = {"cu_query_lens": step.cu_query_lens} | options
+    expected, expected_lse = ops.paged_attention(*step.attended, **options, return_lse=True)
+    out, lse = interop.paged_attention(*step.attended, **options, return_lse=True)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+    assert torch.equal(interop.paged_attention(*step.attended, **options), expected)
+    into = torch.full_like(step.query, torch.nan)
+    assert interop.paged_attention(*step.attended, **options, out=into) is into
+    assert torch.equal(into, expected)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("options", [{}, {"key_scale": 0.5, "value_scale": HEAD_NUMBERS}], ids=["plain", "scales"])
+def test_writing_reaches_the_memory_of_the_caches(options, layout):
+    step, twin = make_step(layout=layout), make_step(layout=layout)
+    interop.write_kv(*step.written, **options)
+    ops.write_kv(*twin.written, **options)
+    for cache, expected in ((step.key_cache, twin.key_cache), (step.value_cache, twin.value_cache)):
+        assert torch.equal(cache, expected)
+    pairs = torch.tensor([[3, 8], [1, 4]])
+    interop.copy_blocks([step.key_cache, step.value_cache], pairs)
+    interop.copy_blocks(step.key_cache, torch.tensor([[8, 7]]))
+    assert torch.equal(step.key_cache[[8, 7, 4]], twin.key_cache[[3, 3, 1]])
+    assert torch.equal(step.value_cache[[8, 4]], twin.value_cache[[3, 1]])
+
+
+def test_parts_are_merged():
+    step = make_step()
+    whole, whole_lse = interop.paged_attention(
+        *step.attended, cu_query_lens=step.cu_query_lens, causal=False, return_lse=True
+    )
+    halves = [torch.arange(35) % 2 == parity for parity in (0, 1)]
+    parts = [
+        interop.paged_attention(
+            *step.attended, cu_query_lens=step.cu_query_lens, causal=False, mask=half, return_lse=True
+        )
+        for half in halves
+    ]
+    merged, lse = interop.merge_attention(*parts[0], *parts[1])
+    torch.testing.assert_close(merged, whole)
+    torch.testing.assert_close(lse, whole_lse)
+
+
+def test_a_cache_is_driven_by_operators_alone():
+    """Tables, lengths and slots are read where the index keeps them, so that one set of tensors serves every step."""
+    spec = AttentionSpec(KV_HEADS, DIM, dtype="float32", num_query_heads=HEADS)
+    cache = PagedKVCache(spec, num_layers=2, num_blocks=17, block_size=BLOCK, max_sequences=3)
+    batch = cache.make_batch(max_sequences=3, max_tokens=12)
+    rows, lens, starts = (interop.as_torch(a) for a in (batch.rows, batch.seq_lens, batch.cu_query_lens))
+    slots = interop.as_torch(batch.group(0).slot_mapping)
+    table = interop.as_torch(cache.block_table(0), read_only=True)
+    sequences = [cache.add_sequence(range(7)), cache.add_sequence(range(20, 25))]
+    for counts in ([7, 5], [1, 1], [1, 1]):
+        cache.prepare(sequences, counts, out=batch)
+        key, value, query = (torch.randn(12, heads, DIM) for heads in (KV_HEADS, KV_HEADS, HEADS))
+        for layer in range(2):
+            planes = interop.as_torch(cache.key(layer)), interop.as_torch(cache.value(layer))
+            interop.write_kv(key, value, *planes, slots)
+            out = interop.paged_attention(query, *planes, table, lens, rows=rows, cu_query_lens=starts)
+            assert torch.equal(out, cache.attend(layer, query, batch))
+        cache.commit(batch)
+        cache.append_tokens(sequences, [1, 2])
+
+
+# ---- refusals
+
+
+def test_what_requires_grad_is_refused_with_what_to_do():
+    step = make_step()
+    for name in ("query", "key_cache"):
+        given = dict(zip(("query", "key_cache", "value_cache", "block_table", "seq_lens"), step.attended, strict=True))
+        given[name] = given[name].detach().requires_grad_()
+        with pytest.raises(UnsupportedOption, match=rf"{name}.*grad.*detach"):
+            interop.paged_attention(**given, cu_query_lens=step.cu_query_lens)
+    with pytest.raises(UnsupportedOption, match=r"key: .*grad.*detach"):
+        interop.write_kv(step.key.requires_grad_(), *step.written[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"key": lambda a: a.int()}, UnsupportedDtype, "key is int32.*convert"),
+        ({"key": lambda a: a.transpose(1, 2).contiguous().transpose(1, 2)}, ShapeError, "key has.*last axis.*copy"),
+        ({"value_cache": lambda a: a.transpose(2, 3)}, ShapeError, "value_cache"),
+        ({"key": lambda a: a[:, :1]}, ShapeError, "axis 1 must have length 2: the heads of key_cache"),
+        ({"slot_mapping": lambda a: a + 100}, pagecore.InvalidBlock, "slot"),
+        ({"slot_mapping": lambda a: a.float()}, UnsupportedDtype, "slot_mapping holds float32"),
+        ({"value": lambda a: a.to("meta")}, DeviceError, "value is on meta and key on cpu"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written(change, error, says):
+    step = make_step()
+    for name, make in change.items():
+        setattr(step, name, make(getattr(step, name)))
+    before = make_step()
+    with pytest.raises(error, match=says):
+        interop.write_kv(*step.written)
+    assert torch.equal(step.key_cache, before.key_cache)
+
+
+def test_options_that_an_operator_cannot_take_are_refused():
+    step = make_step()
+    out = torch.empty_like(step.query)
+    for options, says in (
+        ({"plan": object()}, "plan is given"),
+        ({"stream": 0}, "stream is given"),
+        ({"out": out, "return_lse": True}, "leave one out"),
+        ({"window": 0}, "window is 0"),
+        ({"window": (1, 2, 3)}, "window is"),
+        ({"softcap": -1.0}, "softcap"),
+    ):
+        with pytest.raises(UnsupportedOption, match=says):
+            interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, **options)
+    with pytest.raises(UnsupportedDtype, match="out is float16"):
+        interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, out=out.half())
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def test_shapes_and_dtypes_are_known_without_memory():
+    cache, wide = meta(9, 4, 2, 16), meta(9, 4, 2, 32)
+    query, table, lens = meta(7, 4, 16), meta(3, 3, dtype=torch.int32), meta(3, dtype=torch.int32)
+    out, lse = interop.paged_attention(query, cache, wide, table, lens, return_lse=True)
+    assert (tuple(out.shape), out.dtype) == ((7, 4, 32), torch.bfloat16)
+    assert (tuple(lse.shape), lse.dtype) == ((7, 4), torch.float32)
+    strided = meta(4, 7, 16).transpose(0, 1)
+    assert interop.paged_attention(strided, cache, wide, table, lens).is_contiguous()
+    assert interop.paged_attention(query, cache, cache, table, lens, out=query) is query
+    merged, _ = interop.merge_attention(strided, lse[:, :4], strided, lse)
+    assert merged.is_contiguous()
+    assert interop.write_kv(query[:, :2], wide[0, 0, 0].expand(7, 2, 32), cache, wide, lens) is None
+    assert interop.copy_blocks([cache, wide], table) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "call"),
+    [
+        (ShapeError, "query has shape", lambda q, c, i: interop.paged_attention(q[0], c, c, i, i)),
+        (ShapeError, "value_cache has shape", lambda q, c, i: interop.paged_attention(q, c, c[0], i, i)),
+        (UnsupportedDtype, "key_cache is", lambda q, c, i: interop.paged_attention(q, c.int(), c, i, i)),
+        (UnsupportedDtype, "out is", lambda q, c, i: interop.paged_attention(q, c, c, i, i, out=q.float())),
+        (ShapeError, "key has shape", lambda q, c, i: interop.write_kv(q[0], q, c, c, i)),
+        (DeviceError, "is on", lambda q, c, i: interop.write_kv(q, q, torch.zeros(9, 4, 2, 16), c, i)),
+        (ShapeError, "lse_a has", lambda q, c, i: interop.merge_attention(q, q, q, q)),
+    ],
+)
+def test_what_cannot_fit_is_refused_while_shapes_are_traced(error, says, call):
+    with pytest.raises(error, match=says):
+        call(meta(7, 2, 16), meta(9, 4, 2, 16), meta(3, dtype=torch.int32))
+
+
+# ---- planes and tables as torch tensors
+
+
+@pytest.mark.parametrize("dtype", pagecore.arrays.dtypes.DTYPES)
+def test_tensors_of_every_dtype_are_shown_where_they_lie(dtype):
+    tensor = pagecore.zeros((3, 4), dtype)
+    shown = interop.as_torch(tensor)
+    assert (shown.data_ptr(), str(shown.dtype)) == (tensor.pointer, f"torch.{dtype}")
+    shown[1, 2] = 1
+    assert tensor.tolist()[1][2] == 1
+
+
+@pytest.mark.parametrize("layout", ["layerwise", "blockwise"])
+@EVERY_DTYPE
+def test_planes_of_a_pool_are_shown_where_they_lie(dtype, layout):
+    spec = AttentionSpec(KV_HEADS, DIM, dtype=dtype)
+    cache = PagedKVCache(spec, num_layers=2, num_blocks=5, block_size=BLOCK, layout=layout)
+    for plane in (cache.key(1), cache.value(1)):
+        shown = interop.as_torch(plane)
+        assert (shown.data_ptr(), tuple(shown.shape)) == (plane.pointer, plane.shape)
+        assert [stride * shown.itemsize for stride in shown.stride()] == list(plane.strides)
+        shown.fill_(2)
+        assert (plane.numpy() == 2).all()
+
+
+def test_a_plane_outlives_its_cache_and_the_cache_its_tensor():
+    cache = PagedKVCache(AttentionSpec(KV_HEADS, DIM, dtype="bfloat16"), num_blocks=5)
+    shown = interop.as_torch(cache.key(0)).fill_(3)
+    gone = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert gone() is None
+    assert shown.float().sum() == 3 * shown.numel()
+    cache = PagedKVCache(AttentionSpec(KV_HEADS, DIM, dtype="bfloat16"), num_blocks=5)
+    interop.as_torch(cache.key(0)).fill_(4)
+    gc.collect()
+    assert (cache.key(0).numpy() == 4).all()
+
+
+def test_memory_is_let_go_when_the_last_side_is_gone():
+    array = np.ones((4, 8), np.float32)
+    held = weakref.ref(array)
+    shown = interop.as_torch(as_tensor(array)[1:])
+    del array
+    assert held() is not None
+    del shown
+    gc.collect()
+    assert held() is None
+
+
+def test_read_only_memory_is_shown_to_those_who_promise_not_to_write():
+    cache = PagedKVCache(AttentionSpec(KV_HEADS, DIM, dtype="float32"), num_blocks=5, max_sequences=2)
+    table = cache.block_table(0)
+    with pytest.raises(UnsupportedOption, match="read_only=True"):
+        interop.as_torch(table)
+    shown = interop.as_torch(table, read_only=True)
+    assert shown.data_ptr() == table.pointer
+    sequence = cache.add_sequence(range(3))
+    cache.prepare([sequence], 3)
+    assert shown[sequence.row].tolist() == np.asarray(table)[sequence.row].tolist() != [0] * shown.shape[1]
+
+
+def test_what_torch_has_no_tensor_for_is_refused():
+    with pytest.raises(UnsupportedOption, match="negative"):
+        interop.as_torch(as_tensor(np.zeros(4, np.float32))[::-1])
+    for other in (np.zeros(4, np.float32), torch.zeros(2), None):
+        with pytest.raises(UnsupportedDtype, match=re.escape("pagecore.as_tensor")):
+            interop.as_torch(other)
+
+
+def test_arrays_of_torch_come_in_by_the_c_exchange_api(monkeypatch):
+    assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
+    step = make_step("bfloat16")
+    interop.write_kv(*step.written)
+    assert interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens).shape == (7, HEADS, DIM)

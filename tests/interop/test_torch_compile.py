@@ -1,0 +1,174 @@
+"""The operators under torch.compile and torch.export: whole graphs, writes in order and in place, changing shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagecore import ops
+from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, make_step, torch
+
+import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
+
+# What inductor imports of torch itself.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+LAYOUTS = pytest.mark.parametrize("layout", [None, "layerwise", "blockwise"])
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The addresses of the caches of each write."""
+    seen = []
+
+    def write(key, value, key_cache, value_cache, *rest, **scales):
+        seen.append((key_cache.data_ptr(), value_cache.data_ptr()))
+        original(key, value, key_cache, value_cache, *rest, **scales)
+
+    original = ops.write_kv
+    monkeypatch.setattr(ops, "write_kv", write)
+    return seen
+
+
+def layers(query, key, value, key_cache, value_cache, slots, table, lens, starts):
+    """Two writes to the same slots and what each is seen as: only in this order is the result right."""
+    outs = []
+    for factor in (1, 3):
+        interop.write_kv(factor * key, value + factor, key_cache, value_cache, slots)
+        outs.append(
+            interop.paged_attention(
+                query + factor, key_cache, value_cache, table, lens, cu_query_lens=starts, window=4, softcap=30.0
+            )
+        )
+    interop.copy_blocks([key_cache, value_cache], torch.tensor([[3, 8]]))
+    first, lse = interop.paged_attention(
+        query, key_cache, value_cache, table, lens, cu_query_lens=starts, return_lse=True
+    )
+    merged, _ = interop.merge_attention(first, lse, outs[0], lse)
+    into = torch.zeros_like(query)
+    interop.paged_attention(query, key_cache, value_cache, table, lens, cu_query_lens=starts, scale=0.1, out=into)
+    return *outs, merged, into
+
+
+def arguments(step):
+    return (
+        *(step.query, step.key, step.value, step.key_cache, step.value_cache, step.slot_mapping),
+        *(step.block_table, step.seq_lens, step.cu_query_lens),
+    )
+
+
+@BACKENDS
+@LAYOUTS
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_whole_graph_gives_what_eager_code_gives(dtype, layout, backend):
+    eager, compiled = make_step(dtype, layout), make_step(dtype, layout)
+    expected = layers(*arguments(eager))
+    got = torch.compile(layers, fullgraph=True, backend=backend)(*arguments(compiled))
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(compiled.key_cache, eager.key_cache, rtol=0, atol=0)
+    torch.testing.assert_close(compiled.value_cache, eager.value_cache, rtol=0, atol=0)
+
+
+def model(query, caches, slots, table, lens, starts):
+    for key_cache, value_cache in caches:
+        key, value = query[:, :KV_HEADS] * 2, query[:, KV_HEADS:] + 1
+        interop.write_kv(key, value, key_cache, value_cache, slots)
+        query = query + interop.paged_attention(query, key_cache, value_cache, table, lens, cu_query_lens=starts)
+    return query
+
+
+@pytest.mark.slow
+@LAYOUTS
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_inductor_writes_where_the_caches_lie(dynamic, layout, written):
+    steps = [make_step(layout=layout) for _ in range(3)]
+    caches = [(step.key_cache, step.value_cache) for step in steps]
+    first = steps[0]
+    given = (first.slot_mapping, first.block_table, first.seq_lens, first.cu_query_lens)
+    torch.compile(model, fullgraph=True, dynamic=dynamic)(first.query, caches, *given)
+    assert written == [(key_cache.data_ptr(), value_cache.data_ptr()) for key_cache, value_cache in caches]
+
+
+def test_one_graph_serves_every_number_of_tokens():
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    step = make_step()
+    compiled = torch.compile(
+        lambda q, table, lens: interop.paged_attention(q, step.key_cache, step.value_cache, table, lens),
+        fullgraph=True,
+        backend=counter,
+        dynamic=True,
+    )
+    for tokens in (7, 3, 5, 8):  # at first no length that another axis has
+        query, lens = torch.randn(tokens, HEADS, DIM), torch.full((tokens,), BLOCK, dtype=torch.int32)
+        table = torch.arange(1, tokens + 1, dtype=torch.int32)[:, None]
+        expected = ops.paged_attention(query, step.key_cache, step.value_cache, table, lens)
+        assert torch.equal(compiled(query, table, lens), expected)
+    assert counter.frame_count == 1
+
+
+def both_planes(key, stacked, slots):
+    interop.write_kv(key, key + 1, stacked[0], stacked[1], slots)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_views_that_the_graph_makes_are_written(backend):
+    step, stacked = make_step(), torch.zeros(2, 9, BLOCK, KV_HEADS, DIM)
+    torch.compile(both_planes, fullgraph=True, backend=backend)(step.key, stacked, step.slot_mapping)
+    expected = torch.zeros_like(stacked)
+    both_planes(step.key, expected, step.slot_mapping)
+    assert torch.equal(stacked, expected)
+
+
+def test_views_whose_place_the_graph_does_not_know_are_refused():
+    step, stacked = make_step(), torch.zeros(2, 9, BLOCK, KV_HEADS, DIM)
+    compiled = torch.compile(both_planes, fullgraph=True, backend="aot_eager", dynamic=True)
+    with pytest.raises(RuntimeError, match=r"value_cache is a view whose offset.*mark_static"):
+        compiled(step.key, stacked, step.slot_mapping)
+    torch._dynamo.mark_static(stacked)
+    compiled(step.key, stacked, step.slot_mapping)
+    assert torch.equal(stacked[0, 3], step.key[:4])
+
+
+def test_gradients_are_refused_while_the_graph_is_traced():
+    step = make_step()
+    query = step.query.requires_grad_()
+
+    def attend(query):
+        return interop.paged_attention(query, *step.attended[1:], cu_query_lens=step.cu_query_lens)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"query requires grad.*detach"):
+        compiled(query)
+    assert compiled(query.detach()).shape == query.shape
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, step):
+        super().__init__()
+        self.register_buffer("key_cache", step.key_cache)
+        self.register_buffer("value_cache", step.value_cache)
+
+    def forward(self, query, key, value, slots, table, lens):
+        interop.write_kv(key, value, self.key_cache, self.value_cache, slots)
+        return interop.paged_attention(query, self.key_cache, self.value_cache, table, lens)
+
+
+def test_a_layer_is_exported_with_its_caches():
+    step, twin = make_step(), make_step()
+    tokens = torch.export.Dim("tokens", min=1, max=4096)
+    query, table = torch.randn(3, HEADS, DIM), step.block_table
+    given = (query, step.key[:3], step.value[:3], step.slot_mapping[:3], table, step.seq_lens)
+    program = torch.export.export(Layer(step), given, dynamic_shapes=[{0: tokens}] * 6)
+    assert "pagecore.write_kv" in program.graph_module.code
+    exported = program.module()
+    for count in (3, 2):
+        some = tuple(array[:count] for array in given)
+        assert torch.equal(exported(*some), Layer(twin)(*some))
+    assert torch.equal(exported.key_cache, twin.key_cache)
