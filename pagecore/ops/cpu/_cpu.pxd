@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.cpu.args cimport HostCalls
 
 
 # Optional (None): rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
@@ -35,6 +36,9 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1
 
 # out may be out_a or out_b, lse may be lse_a or lse_b; lse may be None.
 cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
+
+# For the native code of another extension, which cannot link the kernels themselves; lives as long as this module.
+cdef const HostCalls* host_calls() noexcept
 
 cpdef str isa()
 cpdef str set_isa(object name)

@@ -11,6 +11,7 @@ from pagecore.ops.cpu.args cimport (
     BlockArray,
     Cache,
     Float,
+    HostCalls,
     Indices,
     Lse,
     MergeArgs,
@@ -23,6 +24,7 @@ from pagecore.ops.cpu.args cimport (
     choose_isa,
     current_isa,
     list_isas,
+    native_calls,
     run_attention,
     run_copy,
     run_gather,
@@ -282,6 +284,11 @@ cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor ou
     with nogil:
         run_merge(args, num_threads)
     return 0
+
+
+cdef const HostCalls* host_calls() noexcept:
+    """The operations as native functions; see _cpu.pxd."""
+    return &native_calls()
 
 
 cpdef str isa():
