@@ -53,10 +53,12 @@ def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
     """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
     step, tables = batch._step, cache._tables
     step.load(cache, sequences, counts)
+    batch._copies = ()
     if not (step.prepare(tables) if cache._prefix is None else cache._prefix.eviction.prepare(step)):
         return False
     if tables.num_pending_copies:
-        for group, pairs in enumerate(tables.take_copies()):
+        batch._copies = tables.take_copies()
+        for group, pairs in enumerate(batch._copies):
             cache._num_copied_blocks += len(pairs)
             if len(pairs):
                 cache._store.copy(group, pairs)
