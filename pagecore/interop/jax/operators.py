@@ -24,9 +24,7 @@ from pagecore.interop.jax.arguments import (
 )
 
 # As in handlers.hpp: which of these a call has, in this order, is an attribute of it.
-OPTIONAL = (
-    "layer", "rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale", "homes"
-)  # fmt: skip
+OPTIONAL = ("layer", "rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale", "homes")
 # As in pagecore.ops.
 SMALLEST_SOFTCAP = 1e-30
 
@@ -134,8 +132,8 @@ def paged_attention(
     if return_lse:
         results.append(jax.ShapeDtypeStruct((num_tokens, num_heads), np.float32))
     arrays = (query, key_cache, value_cache, table, lens)
-    given = _call("paged_attention", results, arrays, optional, attributes, {})
-    return tuple(given) if return_lse else given[0]
+    returned = _call("paged_attention", arrays, results, optional, attributes)
+    return tuple(returned) if return_lse else returned[0]
 
 
 def write_kv(
@@ -203,12 +201,11 @@ def write_kv(
         raise UnsupportedOption(
             f"the cache has {num_slots} slots, more than int32 can count; set jax_enable_x64 and pass int64"
         )
-    optional = {
+    optional: dict[str, Any] = {
         "layer": cache.layer,
         "key_scale": scales(key_scale, "key_scale", cache.num_heads, divides=True),
         "value_scale": scales(value_scale, "value_scale", cache.num_heads, divides=True),
     }
-    homes = None
     if copy is False and not jax.config.jax_disable_jit:
         for name, array in (("key_cache", key_cache), ("value_cache", value_cache)):
             if not isinstance(array, jax.core.Tracer):
@@ -216,38 +213,37 @@ def write_kv(
                     f"{name} is no argument of a function under jax.jit, so that it would be copied; donate it to one, "
                     "or pass copy=None to allow the copy"
                 )
-        (homes,) = _call("addresses", [jax.ShapeDtypeStruct((4,), np.uint32)], (key_cache, value_cache), {}, {}, {})
+        addresses = [jax.ShapeDtypeStruct((4,), np.uint32)]
+        (optional["homes"],) = _call("addresses", (key_cache, value_cache), addresses, operation="write_kv")
     attributes = {"heads_first": np.int64(cache.heads_first)}
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (key_cache, value_cache)]
     arrays = (key, value, key_cache, value_cache, slots)
-    written = _call("write_kv", results, arrays, optional | {"homes": homes}, attributes, {2: 0, 3: 1})
+    written = _call("write_kv", arrays, results, optional, attributes, {2: 0, 3: 1})
     return written[0], written[1]
 
 
 def _call(
-    name: str,
-    results: list[Any],
+    target: str,
     arrays: tuple[jax.Array, ...],
-    optional: dict[str, Any],
-    attributes: dict[str, Any],
-    aliases: dict[int, int],
+    results: list[Any],
+    optional: dict[str, Any] | None = None,
+    attributes: dict[str, Any] | None = None,
+    aliases: dict[int, int] | None = None,
+    *,
+    operation: str | None = None,
 ) -> list[jax.Array]:
-    """One custom call that takes part in no transformation but jit, scan and their like."""
-    operands = list(arrays)
-    given = 0
-    for bit, option in enumerate(OPTIONAL):
-        if (array := optional.get(option)) is not None:
-            operands.append(array)
-            given |= 1 << bit
-    call = jax.ffi.ffi_call(f"pagecore_{name}", results, input_output_aliases=aliases)
-    returned: list[jax.Array] = _untransformed(lambda *each: call(*each, given=np.int64(given), **attributes), name)(
-        *operands
-    )
+    """One custom call, of an operation that is named like it unless said otherwise."""
+    given = {name: array for name, array in (optional or {}).items() if array is not None}
+    operands = [*arrays, *(given[name] for name in OPTIONAL if name in given)]
+    bits = sum(1 << OPTIONAL.index(name) for name in given)
+    call = jax.ffi.ffi_call(f"pagecore_{target}", results, input_output_aliases=aliases)
+    attributes = {"given": np.int64(bits)} | (attributes or {})
+    returned: list[jax.Array] = _untransformed(lambda *each: call(*each, **attributes), operation or target)(*operands)
     return returned
 
 
 def _untransformed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The call, refusing by name the transformations that would change what it does."""
+    """The call, refusing by name the transformations that it does not know: vmap and derivatives."""
 
     def refuse_batching(*_: Any) -> Any:
         raise UnsupportedOption(

@@ -20,8 +20,8 @@ def register() -> None:
     wanted = _xla.api_version()
     if here is not None and (here[0] != wanted[0] or here[1] < wanted[1]):
         raise ImportError(
-            f"pagecore.interop.jax speaks version {wanted[0]}.{wanted[1]} of XLA's foreign function interface and jax "
-            f"{jax.__version__} {here[0]}.{here[1]}; it needs jax>=0.10: pip install 'pagecore[jax]'",
+            f"pagecore.interop.jax speaks version {wanted[0]}.{wanted[1]} of XLA's foreign function interface, and jax "
+            f"{jax.__version__} speaks {here[0]}.{here[1]}; it needs jax>=0.10: pip install 'pagecore[jax]'",
             name="jax",
         )
     for target, handler in _xla.handlers().items():

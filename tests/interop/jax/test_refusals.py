@@ -190,3 +190,6 @@ def test_vmap_is_refused_but_not_a_map(jax, interop):
         jax.vmap(lambda query: interop.paged_attention(query, *rest))(many)
     out = jax.jit(lambda many: jax.lax.map(lambda query: interop.paged_attention(query, *rest), many))(many)
     assert np.asarray(out[0]).tobytes() == case.run().tobytes()
+    rows, caches, slots = random_write()
+    with pytest.raises(UnsupportedOption, match=r"write_kv under jax\.vmap"):
+        jax.vmap(lambda keys, values: interop.write_kv(*rows, keys, values, slots))(*(cache[None] for cache in caches))

@@ -33,7 +33,7 @@ def test_another_jax_is_refused_before_anything_is_registered(jax, interop, monk
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     monkeypatch.setattr(jax.ffi, "register_ffi_target", None)
     with pytest.raises(
-        ImportError, match=rf"speaks version 0\.3 .* {major}\.{minor}; it needs jax>=0\.10: pip install"
+        ImportError, match=rf"speaks version 0\.3 .* speaks {major}\.{minor}; it needs jax>=0\.10: pip install"
     ):
         registration.register()
 
