@@ -27,7 +27,13 @@ X86_LEVELS = {
 ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": ["-march=armv8-a"]}
 
 # The rooms whose headers a room's native code reaches, beside its own and native's; tests/test_house.py compares.
-BELOW = {"arrays": (), "index": (), "ops": ("arrays",), "cache": ("arrays", "index", "ops")}
+BELOW = {
+    "arrays": (),
+    "index": (),
+    "ops": ("arrays",),
+    "cache": ("arrays", "index", "ops"),
+    "interop": ("arrays", "ops"),
+}
 
 
 def sources(pattern: str) -> list[str]:

@@ -69,9 +69,11 @@ def test_imports_run_one_way(path):
 def test_native_code_knows_its_own_room_and_no_python(path):
     room = room_of(path)
     allowed = {f"pagecore/{room}", "pagecore/native"}
+    if room == "interop":  # native code of other frameworks, which has no interpreter to call the operations through
+        allowed.add("pagecore/ops/cpu/host_calls.hpp")
     for include in re.findall(r'#include\s+[<"]([^>"]+)[>"]', path.read_text()):
         if include.startswith("pagecore/"):
-            assert any(include.startswith(folder + "/") for folder in allowed), f"{path} includes {include}"
+            assert any(f"{include}/".startswith(folder + "/") for folder in allowed), f"{path} includes {include}"
         if path.name not in GLUE:
             assert "Python.h" not in include, f"{path} includes {include}"
 
@@ -87,7 +89,7 @@ def test_cimports_name_the_declaring_module_so_that_its_changes_rebuild_the_impo
 
 
 def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
-    (below,) = re.findall(r"^BELOW = (.*)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    (below,) = re.findall(r"^BELOW = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.MULTILINE | re.DOTALL)
     rooms = {"native": ()} | ast.literal_eval(below)
     reached = {room: {room, "native", *others} for room, others in rooms.items()}
     for path in SOURCES:

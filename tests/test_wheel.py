@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from tests.capabilities import require
+
 ROOT = Path(__file__).parent.parent
 TRY = """
 import numpy as np, pagecore
@@ -25,6 +27,15 @@ with cache.add_sequence([1, 2, 3]) as sequence:
     x = np.ones((3, 2, 8), np.float32)
     cache.write(0, x, x, batch)
     assert np.allclose(cache.attend(0, x, batch), 1.0)
+"""
+TRY_JAX = """
+import numpy as np, jax
+from pagecore.interop import jax as interop
+assert "site-packages" in interop.__file__, interop.__file__
+cache = jax.numpy.zeros((4, 4, 2, 8))
+x = np.ones((1, 2, 8), np.float32)
+keys, values = jax.jit(interop.write_kv, donate_argnums=(2, 3))(x, x, cache, cache + 0, np.array([4]))
+assert np.allclose(interop.paged_attention(x, keys, values, [[1]], [1]), 1.0)
 """
 
 
@@ -51,16 +62,27 @@ def test_a_wheel_holds_sources_for_cuda_and_cimport_and_nothing_generated(wheel)
     assert not [name for name in names if name.startswith(("tests/", "bench/", "build/"))]
 
 
-@pytest.mark.slow
-def test_a_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / "bin" / "python"
-    site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
+def run_with(wheel, packages, code, folder):
+    """Runs code in an environment of the wheel and of what is taken from this one; nothing else is there."""
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env" / "bin" / "python"
+    site = next((folder / "env" / "lib").glob("python*")) / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    # numpy and ml_dtypes come from this environment; nothing else does.
     for package in Path(numpy.__file__).parent.parent.iterdir():
-        if package.name.split("-")[0].split(".")[0] in {"numpy", "ml_dtypes"}:
+        if package.name.split("-")[0].split(".")[0] in packages:
             (site / package.name).symlink_to(package)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    subprocess.run([python, "-c", TRY], cwd=tmp_path, env=environment, check=True)
+    subprocess.run([python, "-c", code], cwd=folder, env=environment, check=True)
+
+
+@pytest.mark.slow
+def test_a_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
+    run_with(wheel, {"numpy", "ml_dtypes"}, TRY, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_wheel_serves_a_jax_that_comes_later(wheel, tmp_path):
+    """Without a compiler: nothing of JAX is needed to build one."""
+    require("jax")
+    run_with(wheel, {"numpy", "ml_dtypes", "jax", "jaxlib", "opt_einsum", "scipy"}, TRY_JAX, tmp_path)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, as_tensor
@@ -89,6 +90,7 @@ class Batch:
         self.seq_lens = shown.seq_lens
         self.positions = shown.positions
         self._groups = [BatchGroup(*parts) for parts in zip(shown.slot_mappings, tables, plans, strict=True)]
+        self._copies: tuple[NDArray[np.int32], ...] = ()
 
     @property
     def max_sequences(self) -> int:
@@ -117,7 +119,19 @@ class Batch:
 
     def group(self, layer: int) -> BatchGroup:
         """Slot mapping, block table and plan of the group that model layer `layer` is in."""
-        return self._groups[self._layer_groups[layer_number(layer, len(self._layer_groups))]]
+        return self._groups[self._group_of(layer)]
+
+    def copied_blocks(self, layer: int) -> NDArray[np.int32]:
+        """Copy-on-write of the step, in the pool of model layer `layer`: (source, target) blocks, int32 ``[n, 2]``.
+
+        A cache that holds bytes has copied them. With ``device="none"`` whoever holds them must, in this order and in
+        every layer of the group, before the step writes.
+        """
+        group = self._group_of(layer)
+        return self._copies[group] if self._copies else np.zeros((0, 2), np.int32)
+
+    def _group_of(self, layer: int) -> int:
+        return self._layer_groups[layer_number(layer, len(self._layer_groups))]
 
     @property
     def _buffers(self) -> StepBuffers:

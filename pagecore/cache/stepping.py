@@ -65,9 +65,11 @@ def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
     """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
     step, tables = batch._step, cache._tables
     step.load(cache, sequences, counts)
+    batch._copies = ()
     if not (step.prepare(tables) if cache._prefix is None else cache._prefix.eviction.prepare(step)):
         return False
     copies = tables.take_copies() if tables.num_pending_copies else ()
+    batch._copies = copies
     cache._num_copied_blocks += sum(map(len, copies))
     try:
         if step.staged is not None:

@@ -1,6 +1,7 @@
 """num_threads and set_num_threads: how many threads a call of the host kernels may use."""
 
 from libc.stdint cimport int64_t
+from libcpp.atomic cimport atomic
 
 import os
 from operator import index
@@ -11,14 +12,18 @@ from pagecore.ops.cpu_count import usable_cores
 cdef extern from "pagecore/ops/cpu/threads.hpp" namespace "pagecore::cpu" nogil:
     const int64_t kMaxThreads
 
-cdef int64_t current = 0  # 0: not asked for yet
+cdef atomic[int64_t] current  # 0: not asked for yet; atomic, because native threads read it while Python writes
 
 
 cdef int64_t threads_of_a_call() except -1:
-    global current
-    if current == 0:
-        current = default_threads()
-    return current
+    if current.load() == 0:
+        current.store(default_threads())
+    return current.load()
+
+
+cdef const atomic[int64_t]* threads_address() except NULL:
+    threads_of_a_call()
+    return &current
 
 
 cdef int64_t default_threads() except -1:
@@ -76,15 +81,14 @@ def set_num_threads(n):
     UnsupportedOption
         A number that makes no sense, given or in PAGECORE_NUM_THREADS where that counts; nothing has changed.
     """
-    global current
     if n is None:
-        current = default_threads()
-        return current
+        current.store(default_threads())
+        return current.load()
     try:
         count = index(n)
     except TypeError:
         raise UnsupportedOption(f"the number of threads is {n!r}; it must be a whole number or None") from None
     if not 1 <= count <= kMaxThreads:
         raise UnsupportedOption(f"the number of threads is {count}; it must be 1 to {kMaxThreads}")
-    current = count
-    return current
+    current.store(count)
+    return count

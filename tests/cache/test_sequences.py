@@ -51,6 +51,28 @@ def test_forks_share_blocks_until_one_of_them_writes():
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_a_batch_says_which_blocks_its_step_copies(device):
+    """Those who hold the bytes of a cache of device="none" must copy them."""
+    cache = make(device=device)
+    parent = cache.add_sequence(range(6))
+    batch = cache.prepare([parent], 6)
+    assert batch.copied_blocks(0).tolist() == []
+    cache.commit(batch)
+    child = cache.fork(parent)
+    shared = cache.block_table().numpy()[parent.row, 1]
+    batch = cache.make_batch(2)
+    cache.prepare([parent, child], 1, out=batch)
+    ((source, target),) = batch.copied_blocks(0).tolist()
+    assert source == shared
+    assert {source, target} == set(cache.block_table().numpy()[[parent.row, child.row], 1].tolist())
+    cache.commit(batch)
+    cache.prepare([parent, child], 1, out=batch)
+    assert batch.copied_blocks(0).shape == (0, 2)
+    with pytest.raises(ShapeError, match="layer is 7"):
+        batch.copied_blocks(7)
+
+
 def test_rejected_tokens_keep_their_capacity():
     cache = make()
     sequence = cache.add_sequence(range(4))

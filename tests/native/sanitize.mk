@@ -38,6 +38,8 @@ MARCH_neon := -march=armv8-a
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
 CODE_index := $(wildcard pagecore/index/*.cpp) $(HARNESS)
 CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) $(HARNESS)
+# The custom calls for XLA are headers; they call what ops is made of.
+CODE_interop := $(CODE_ops)
 # The kernels themselves, for tests/ops/native/panels.cpp.
 LEVELS_ops := $(ISAS_$(MACHINE):%=tests/ops/native/levels/%.cpp)
 # TSan has nothing to see in a driver of one thread.
@@ -59,8 +61,8 @@ TIMEOUT ?= timeout 300
 .PHONY: sanitize asan tsan plain
 .DELETE_ON_ERROR:
 sanitize: asan tsan
-asan tsan: %: $(OUT)/%/index.plants $(OUT)/%/ops.plants $(OUT)/%/index.run $(OUT)/%/ops.run
-plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run
+asan tsan: %: $(OUT)/%/index.plants $(OUT)/%/ops.plants $(OUT)/%/index.run $(OUT)/%/ops.run $(OUT)/%/interop.run
+plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run $(OUT)/plain/interop.run
 
 define driver # kind, room
 OBJECTS_$(1)_$(2) := $(patsubst %.cpp,$(OUT)/$(1)/%.o,$(CODE_$(2)) $(call DRIVERS_$(1),$(2)))
@@ -76,7 +78,7 @@ $(OUT)/$(1)/$(2).run: $(OUT)/$(1)/$(2)
 	@$$(TIMEOUT) $$(LAUNCH) $$< --seed $$(SEED) --scale $$(SCALE)
 -include $$(OBJECTS_$(1)_$(2):.o=.d)
 endef
-$(foreach kind,asan tsan plain,$(foreach room,index ops,$(eval $(call driver,$(kind),$(room)))))
+$(foreach kind,asan tsan plain,$(foreach room,index ops interop,$(eval $(call driver,$(kind),$(room)))))
 
 # What a file needs beside the flags of all.
 define level # isa

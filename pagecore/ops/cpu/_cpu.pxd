@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu.args cimport BlockArray, Cache, Indices, Lse, Rows, Table
+from pagecore.ops.cpu.args cimport BlockArray, Cache, HostCalls, Indices, Lse, Rows, Table
 
 
 # Optional (None): rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
@@ -54,6 +54,9 @@ cdef int add_arrays(vector[BlockArray]& arrays, list tensors) except -1
 
 # out may be out_a or out_b, lse may be lse_a or lse_b; lse may be None.
 cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
+
+# For the native code of another extension, which cannot link the kernels themselves; lives as long as this module.
+cdef const HostCalls* host_calls() noexcept
 
 cpdef str isa()
 cpdef str set_isa(object name)

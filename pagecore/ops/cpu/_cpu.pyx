@@ -11,6 +11,7 @@ from pagecore.ops.cpu.args cimport (
     BlockArray,
     Cache,
     Float,
+    HostCalls,
     Indices,
     Lse,
     MergeArgs,
@@ -23,11 +24,12 @@ from pagecore.ops.cpu.args cimport (
     choose_isa,
     current_isa,
     list_isas,
+    native_calls,
+    run_attention,
     run_check_copied,
     run_check_sequences,
     run_check_slots,
     run_check_transferred,
-    run_attention,
     run_copy,
     run_gather,
     run_merge,
@@ -331,6 +333,11 @@ cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor ou
     with nogil:
         run_merge(args, num_threads)
     return 0
+
+
+cdef const HostCalls* host_calls() noexcept:
+    """The operations as native functions; see _cpu.pxd."""
+    return &native_calls()
 
 
 cpdef str isa():

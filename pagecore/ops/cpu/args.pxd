@@ -1,4 +1,4 @@
-# The structs of args.hpp and the functions of ops.hpp and dispatch.hpp, for _cpu.pyx.
+# The structs of args.hpp and the functions of ops.hpp, host_calls.hpp and dispatch.hpp, for _cpu.pyx.
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
@@ -153,6 +153,12 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets,
         int64_t num_threads) except +raise_python_error
     void run_merge "pagecore::cpu::merge"(const MergeArgs& args, int64_t num_threads) except +raise_python_error
+
+cdef extern from "pagecore/ops/cpu/host_calls.hpp" namespace "pagecore::cpu" nogil:
+    cdef cppclass HostCalls:
+        pass
+
+    const HostCalls& native_calls "pagecore::cpu::host_calls"() noexcept
 
 cdef extern from "pagecore/ops/cpu/dispatch.hpp" namespace "pagecore::cpu" nogil:
     const char* current_isa "pagecore::cpu::isa"() except +raise_python_error

@@ -1,0 +1,52 @@
+"""What `pagecore.interop.jax` needs of the native side: the handlers of the custom calls, and shared checks."""
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int64_t
+from libcpp.atomic cimport atomic
+
+from pagecore.ops._checks cimport finite_number, read_window
+from pagecore.ops._threads cimport threads_address
+from pagecore.ops.cpu._cpu cimport host_calls
+from pagecore.ops.cpu.args cimport HostCalls
+
+cdef extern from "pagecore/interop/jax/handlers.hpp" nogil:
+    const int XLA_FFI_API_MAJOR
+    const int XLA_FFI_API_MINOR
+
+cdef extern from "pagecore/interop/jax/handlers.hpp" namespace "pagecore::xla" nogil:
+    cdef cppclass Host:
+        const HostCalls* calls
+        const atomic[int64_t]* num_threads
+
+    Host host
+    void paged_attention()
+    void write_kv()
+    void addresses()
+
+
+def handlers():
+    """The handlers as capsules, by the names of their custom calls."""
+    host.calls = host_calls()
+    host.num_threads = threads_address()
+    return {
+        "pagecore_paged_attention": PyCapsule_New(<void*>&paged_attention, NULL, NULL),
+        "pagecore_write_kv": PyCapsule_New(<void*>&write_kv, NULL, NULL),
+        "pagecore_addresses": PyCapsule_New(<void*>&addresses, NULL, NULL),
+    }
+
+
+def api_version():
+    """(major, minor) of XLA's interface that the handlers were compiled for."""
+    return XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR
+
+
+def window_sides(window):
+    """(left, right) of the option `window`, each -1 for no bound."""
+    cdef int64_t left, right
+    read_window(window, &left, &right)
+    return left, right
+
+
+def number(value, name):
+    """A finite float, also as float32."""
+    return finite_number(value, name)

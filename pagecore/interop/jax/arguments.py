@@ -1,0 +1,178 @@
+"""What the operations demand of their arguments where only shapes and dtypes are known: under `jax.jit`.
+
+The same demands as those of `pagecore.ops`, with the same exceptions. What numbers an array holds the handlers check,
+when they run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.interop.jax import _xla
+
+Layout = Literal["NHD", "HND"]
+INT32 = np.iinfo(np.int32)
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+class CacheShape:
+    """What the two arrays of a cache have in common: one layer's, or with `layer` a stack of them."""
+
+    def __init__(self, key_cache: Any, value_cache: Any, layer: Any, layout: str) -> None:
+        if layout not in ("NHD", "HND"):
+            raise UnsupportedOption(f"layout is {layout!r}; it must be 'NHD' or 'HND', the order of a block's axes")
+        self.heads_first = layout == "HND"
+        inner = "num_kv_heads, block_size" if self.heads_first else "block_size, num_kv_heads"
+        self._stacked = layer is not None
+        axes = f"[{'num_layers, ' if self._stacked else ''}num_blocks, {inner}, head_dim]"
+        key, value = self._one(key_cache, "key_cache", axes), self._one(value_cache, "value_cache", axes)
+        if key[:-1] != value[:-1]:
+            raise ShapeError(
+                f"key_cache has shape {key_cache.shape} and value_cache {value_cache.shape}; only their last axes, "
+                "head_dim, may differ"
+            )
+        self.num_blocks, first, second, self.key_dim = key[-4:]
+        self.block_size, self.num_heads = (second, first) if self.heads_first else (first, second)
+        self.value_dim = value[-1]
+        self.layer = None if layer is None else _layer_number(layer, key[0])
+
+    def _one(self, array: Any, name: str, axes: str) -> tuple[int, ...]:
+        if not isinstance(array, jax.Array):
+            raise UnsupportedDtype(
+                f"{name} is a {type(array).__name__}, which JAX would copy; pass an array of JAX, or as_jax(tensor) to "
+                "read a pagecore.Tensor"
+            )
+        _check_float(array, name)
+        ndim = 5 if self._stacked else 4
+        if array.ndim != ndim:
+            hint = "without layer=, caches are one layer's" if ndim == 4 else "with layer=, caches are stacked"
+            raise ShapeError(f"{name} has shape {array.shape}; it must have {ndim} axes: {axes} ({hint})")
+        return _without_empty(array, name, ndim - 3, axes)
+
+
+def _layer_number(layer: Any, num_layers: int) -> Any:
+    if isinstance(layer, int | np.integer):
+        if not 0 <= layer < num_layers:
+            raise ShapeError(f"layer is {layer} and the caches hold {num_layers} layers; layers start at 0")
+        return jnp.int32(layer)
+    return indices(layer, "layer", 0, "a number")
+
+
+def floats(array: Any, name: str, axes: str, first_full: int) -> jax.Array:
+    """Query, key or value: three axes."""
+    array = _as_jax(array, name)
+    _check_float(array, name)
+    check_rank(array, name, 3, axes)
+    _without_empty(array, name, first_full, axes)
+    return array
+
+
+def _check_float(array: Any, name: str) -> None:
+    if array.dtype not in FLOATS:
+        raise UnsupportedDtype(f"{name} is {array.dtype}; float32, float16 and bfloat16 are served: convert it")
+
+
+def _without_empty(array: Any, name: str, first_full: int, axes: str) -> tuple[int, ...]:
+    shape: tuple[int, ...] = array.shape
+    for axis in range(first_full, len(shape)):
+        if shape[axis] == 0:
+            raise ShapeError(f"{name} has shape {shape}, {axes}; axis {axis} must have at least 1 element")
+    return shape
+
+
+def check_rank(array: Any, name: str, ndim: int, axes: str) -> None:
+    """As many axes as there must be."""
+    if array.ndim != ndim:
+        raise ShapeError(f"{name} has shape {array.shape}; it must have {ndim} axes: {axes}")
+
+
+def check_length(array: Any, name: str, axis: int, expected: int, reason: str) -> None:
+    """One axis of the length that another argument says."""
+    if array.shape[axis] != expected:
+        raise ShapeError(f"{name} has shape {array.shape}; axis {axis} must have length {expected}: {reason}")
+
+
+def indices(array: Any, name: str, ndim: int, axes: str) -> jax.Array:
+    """int32, or int64 where JAX has it; what int32 could not hold is refused, never cut."""
+    if not isinstance(array, jax.Array):
+        array = _fitting(array, name)
+    if array.dtype.kind not in "iu":
+        raise UnsupportedDtype(f"{name} holds {array.dtype}; it must hold integers: int32, or int64 under x64")
+    if array.dtype not in ("int32", "int64"):
+        if array.dtype.itemsize >= 4:
+            raise UnsupportedDtype(f"{name} holds {array.dtype}; it must hold int32, or int64 under x64: convert it")
+        array = array.astype(np.int32)
+    check_rank(array, name, ndim, axes)
+    return array
+
+
+def _fitting(array: Any, name: str) -> Any:
+    """Integers outside of JAX in the narrowest dtype of JAX that holds them."""
+    try:
+        values = np.asarray(array)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ShapeError(f"{name} is no array of integers: {error}") from None
+    if values.size == 0:
+        return jnp.asarray(values.astype(np.int32))
+    if values.dtype.kind not in "iu":
+        raise UnsupportedDtype(f"{name} holds {values.dtype}; it must hold integers: int32, or int64 under x64")
+    if INT32.min <= values.min() and values.max() <= INT32.max:
+        return jnp.asarray(values.astype(np.int32))
+    if not jax.config.jax_enable_x64 or values.dtype == np.uint64:
+        raise ShapeError(f"{name} holds {values.max()}, past int32, and JAX would cut it; set jax_enable_x64")
+    return jnp.asarray(values.astype(np.int64))
+
+
+def head_numbers(array: Any, name: str, num_heads: int) -> jax.Array:
+    """One number for each head, in a dtype that kernels read."""
+    array = _as_jax(array, name)
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
+        raise UnsupportedDtype(f"{name} holds {array.dtype}; it must hold numbers that float32 can hold")
+    if array.shape != (num_heads,):
+        raise ShapeError(f"{name} has shape {array.shape}; it must be [{num_heads}], one number for each head")
+    return array if array.dtype in FLOATS else array.astype(np.float32)
+
+
+def scales(scale: Any, name: str, num_kv_heads: int, divides: bool) -> jax.Array | None:
+    """float32, one for each head, from one number too; None where it changes nothing."""
+    if scale is None:
+        return None
+    if isinstance(scale, float | int | np.number):
+        value = np.float32(_xla.number(scale, name))
+        if value == 0 and divides:
+            raise UnsupportedOption(f"{name} is {scale}; as a float32 it must be finite, and not 0 to be divided by")
+        return None if value == 1 else jnp.full(num_kv_heads, value)
+    array = _as_jax(scale, name)
+    if array.ndim == 0:
+        array = jnp.broadcast_to(array, (num_kv_heads,))
+    return head_numbers(array, name, num_kv_heads).astype(np.float32)
+
+
+def flat_mask(array: Any) -> jax.Array:
+    """Bool, of one axis."""
+    mask = jnp.zeros(0, bool) if isinstance(array, list | tuple) and not array else _as_jax(array, "mask")
+    if mask.dtype != bool:
+        raise UnsupportedDtype(f"mask is {mask.dtype}; it must be bool, True where a query attends: pass mask != 0")
+    check_rank(mask, "mask", 1, "flat, [query_len, seq_len] of every sequence in order")
+    return mask
+
+
+def number(value: Any, name: str) -> float:
+    """A number that is known when the function is traced."""
+    if isinstance(value, jax.core.Tracer):
+        raise UnsupportedOption(f"{name} is traced; it must be known when the function is compiled: a Python number")
+    return _xla.number(value, name)
+
+
+def _as_jax(array: Any, name: str) -> Any:
+    if isinstance(array, jax.Array):
+        return array
+    try:
+        return jnp.asarray(array)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnsupportedDtype(f"{name} is no array for JAX: {error}") from None

@@ -1,0 +1,117 @@
+// What XLA hands to a handler, and what it gets back, through XLA's C interface alone.
+//
+// That interface is binary: XLA serves handlers that were compiled for an older version of it. So the header in
+// third_party is that of the oldest JAX which is served, and neither JAX nor its headers are needed to build.
+#pragma once
+
+#include <cfenv>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "pagecore/native/checks.hpp"
+#include "third_party/xla_ffi_c_api.h"
+
+namespace pagecore::xla {
+
+// The call of a handler. XLA keeps what it refers to alive and still until the handler returns.
+class CallFrame {
+ public:
+  explicit CallFrame(const XLA_FFI_CallFrame& frame) : frame_(frame) {}
+
+  // The arguments and the results, in their order.
+  [[nodiscard]] const XLA_FFI_Buffer& next_argument() {
+    PC_ASSERT(num_arguments_ < frame_.args.size && frame_.args.types[num_arguments_] == XLA_FFI_ArgType_BUFFER);
+    return *static_cast<const XLA_FFI_Buffer*>(frame_.args.args[num_arguments_++]);
+  }
+  [[nodiscard]] const XLA_FFI_Buffer& next_result() {
+    PC_ASSERT(num_results_ < frame_.rets.size && frame_.rets.types[num_results_] == XLA_FFI_RetType_BUFFER);
+    return *static_cast<const XLA_FFI_Buffer*>(frame_.rets.rets[num_results_++]);
+  }
+  [[nodiscard]] bool has_more_results() const { return num_results_ < frame_.rets.size; }
+  [[nodiscard]] bool is_done() const { return num_arguments_ == frame_.args.size && !has_more_results(); }
+
+  [[nodiscard]] int64_t integer(std::string_view name) const {
+    return *static_cast<const int64_t*>(scalar(name, XLA_FFI_DataType_S64));
+  }
+  [[nodiscard]] double number(std::string_view name) const {
+    return *static_cast<const double*>(scalar(name, XLA_FFI_DataType_F64));
+  }
+
+ private:
+  [[nodiscard]] const void* scalar(std::string_view name, XLA_FFI_DataType type) const {
+    const XLA_FFI_Attrs& attributes = frame_.attrs;
+    for (int64_t i = 0; i < attributes.size; ++i) {
+      const XLA_FFI_ByteSpan& given = *attributes.names[i];
+      if (std::string_view(given.ptr, given.len) != name) continue;
+      PC_ASSERT(attributes.types[i] == XLA_FFI_AttrType_SCALAR);
+      const auto& found = *static_cast<const XLA_FFI_Scalar*>(attributes.attrs[i]);
+      PC_ASSERT(found.dtype == type);
+      return found.value;
+    }
+    fail(ErrorKind::Internal, "pagecore is inconsistent: the call has no attribute ", name);
+  }
+
+  const XLA_FFI_CallFrame& frame_;
+  int64_t num_arguments_ = 0;
+  int64_t num_results_ = 0;
+};
+
+// XLA asks a handler that is registered for the version that it was compiled for. Whether it did.
+[[nodiscard]] inline bool answered_version(const XLA_FFI_CallFrame& frame) {
+  if (frame.extension_start == nullptr || frame.extension_start->type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata& answer = *reinterpret_cast<XLA_FFI_Metadata_Extension*>(frame.extension_start)->metadata;
+  answer.api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
+  answer.traits = 0;
+  answer.state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;
+  return true;
+}
+
+[[nodiscard]] inline XLA_FFI_Error_Code status_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::InvalidBlock:
+    case ErrorKind::InvalidSequence: return XLA_FFI_Error_Code_OUT_OF_RANGE;
+    case ErrorKind::UnsupportedDtype:
+    case ErrorKind::UnsupportedOption: return XLA_FFI_Error_Code_UNIMPLEMENTED;
+    case ErrorKind::NotEnoughMemory: return XLA_FFI_Error_Code_RESOURCE_EXHAUSTED;
+    case ErrorKind::Internal: return XLA_FFI_Error_Code_INTERNAL;
+    default: return XLA_FFI_Error_Code_INVALID_ARGUMENT;
+  }
+}
+
+[[nodiscard]] inline const char* name_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::InvalidBlock: return "InvalidBlock";
+    case ErrorKind::InvalidSequence: return "InvalidSequence";
+    case ErrorKind::NotEnoughMemory: return "NotEnoughMemory";
+    case ErrorKind::ShapeError: return "ShapeError";
+    case ErrorKind::UnsupportedDtype: return "UnsupportedDtype";
+    case ErrorKind::UnsupportedOption: return "UnsupportedOption";
+    default: return "PagecoreError";
+  }
+}
+
+// Becomes the text of the Python exception, named by the one that pagecore itself would raise.
+[[nodiscard]] inline XLA_FFI_Error* make_error(const XLA_FFI_CallFrame& frame, ErrorKind kind,
+                                               const std::string& message) {
+  const std::string text = concat(name_of(kind), ": ", message);
+  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text.c_str(), status_of(kind)};
+  return frame.api->XLA_FFI_Error_Create(&args);
+}
+
+// XLA's threads take denormal numbers for 0, and pagecore does not: a call has the bits of one outside of JAX.
+class PlainArithmetic {
+ public:
+  PlainArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  PlainArithmetic(const PlainArithmetic&) = delete;
+  PlainArithmetic& operator=(const PlainArithmetic&) = delete;
+  ~PlainArithmetic() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+};
+
+}  // namespace pagecore::xla

@@ -1,0 +1,245 @@
+// The custom calls of pagecore for XLA on the host. They run on XLA's threads, which have no interpreter.
+//
+// XLA has checked that buffers have the shapes and dtypes that they were traced with, and those the Python side has
+// checked; what stands in index arrays, and in scales, is checked here and in the operations, before anything is
+// written. Buffers are dense and row-major.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "pagecore/interop/jax/call_frame.hpp"
+#include "pagecore/ops/cpu/host_calls.hpp"
+
+namespace pagecore::xla {
+
+// Set once, before a handler is registered.
+struct Host {
+  const cpu::HostCalls* calls = nullptr;
+  const std::atomic<int64_t>* num_threads = nullptr;
+};
+inline constinit Host host;
+
+// The arguments of a call after those that it always has: which of them were given is an attribute.
+enum Optional : int64_t { kLayer, kRows, kCuQueryLens, kSinks, kAlibiSlopes, kMask, kKeyScale, kValueScale, kHomes };
+
+class Options {
+ public:
+  explicit Options(CallFrame& frame) : frame_(frame), given_(frame.integer("given")) {}
+
+  // To be asked for in the order of the enumeration.
+  [[nodiscard]] const XLA_FFI_Buffer* next(Optional option) {
+    return (given_ >> option & 1) != 0 ? &frame_.next_argument() : nullptr;
+  }
+
+ private:
+  CallFrame& frame_;
+  int64_t given_;
+};
+
+// ---- buffers as the operations take them
+
+[[nodiscard]] inline cpu::Float float_type(const XLA_FFI_Buffer& buffer) {
+  switch (buffer.dtype) {
+    case XLA_FFI_DataType_F32: return cpu::Float::F32;
+    case XLA_FFI_DataType_F16: return cpu::Float::F16;
+    case XLA_FFI_DataType_BF16: return cpu::Float::BF16;
+    default: fail(ErrorKind::Internal, "pagecore is inconsistent: XLA's dtype ", buffer.dtype, " is no float");
+  }
+}
+
+[[nodiscard]] inline bool is_wide(const XLA_FFI_Buffer& buffer) {
+  PC_ASSERT(buffer.dtype == XLA_FFI_DataType_S64 || buffer.dtype == XLA_FFI_DataType_S32);
+  return buffer.dtype == XLA_FFI_DataType_S64;
+}
+
+[[nodiscard]] inline cpu::Rows rows_of(const XLA_FFI_Buffer& buffer) {
+  PC_ASSERT(buffer.rank == 3);
+  cpu::Rows rows{static_cast<char*>(buffer.data), float_type(buffer), buffer.dims[0], buffer.dims[1], buffer.dims[2]};
+  rows.head_stride = rows.dim * size_of(rows.type);
+  rows.token_stride = rows.num_heads * rows.head_stride;
+  return rows;
+}
+
+[[nodiscard]] inline cpu::Indices indices_of(const XLA_FFI_Buffer* buffer) {
+  if (buffer == nullptr) return {};
+  PC_ASSERT(buffer->rank <= 1);
+  const bool wide = is_wide(*buffer);
+  return {static_cast<const char*>(buffer->data), buffer->rank == 0 ? 1 : buffer->dims[0], wide ? 8 : 4, wide};
+}
+
+[[nodiscard]] inline cpu::Table table_of(const XLA_FFI_Buffer& buffer) {
+  PC_ASSERT(buffer.rank == 2);
+  const bool wide = is_wide(buffer);
+  return {static_cast<const char*>(buffer.data), buffer.dims[0], buffer.dims[1], buffer.dims[1] * (wide ? 8 : 4), wide};
+}
+
+[[nodiscard]] inline cpu::PerHead per_head(const XLA_FFI_Buffer* buffer) {
+  if (buffer == nullptr) return {};
+  PC_ASSERT(buffer->rank == 1);
+  const cpu::Float type = float_type(*buffer);
+  return {static_cast<const char*>(buffer->data), type, size_of(type)};
+}
+
+// float32; an eager call checks the same when it reads its arguments.
+[[nodiscard]] inline cpu::PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides) {
+  const cpu::PerHead scales = per_head(buffer);
+  for (int64_t i = 0; buffer != nullptr && i < buffer->dims[0]; ++i) {
+    PC_ASSERT(scales.type == cpu::Float::F32);
+    const float scale = static_cast<const float*>(buffer->data)[i];
+    PC_EXPECTS(std::isfinite(scale) && !(divides && scale == 0.0f), UnsupportedOption, name, " holds ", scale,
+               "; as a float32 it must be finite", divides ? ", and not 0 to be divided by" : "");
+  }
+  return scales;
+}
+
+// How cache arrays are to be read: [layer,] block, token, head, dim, or with heads before tokens.
+struct CacheView {
+  bool heads_first;
+  const XLA_FFI_Buffer* layer;  // null: the array is one layer's
+
+  [[nodiscard]] cpu::Cache of(const XLA_FFI_Buffer& buffer) const {
+    PC_ASSERT(buffer.rank == (layer == nullptr ? 4 : 5));
+    const int64_t* dims = buffer.dims + (layer == nullptr ? 0 : 1);
+    cpu::Cache cache{static_cast<char*>(buffer.data), float_type(buffer)};
+    cache.num_blocks = dims[0];
+    cache.block_size = dims[heads_first ? 2 : 1];
+    cache.num_heads = dims[heads_first ? 1 : 2];
+    cache.dim = dims[3];
+    const int64_t row = cache.dim * size_of(cache.type), inner = dims[2] * row;
+    cache.block_stride = dims[1] * inner;
+    cache.token_stride = heads_first ? row : inner;
+    cache.head_stride = heads_first ? inner : row;
+    if (layer != nullptr) {
+      const int64_t at = indices_of(layer).at(0);
+      PC_EXPECTS(at >= 0 && at < buffer.dims[0], ShapeError, "layer is ", at, " and the caches hold ", buffer.dims[0],
+                 " layers; layers start at 0");
+      cache.data += at * cache.num_blocks * cache.block_stride;
+    }
+    return cache;
+  }
+};
+
+// ---- the calls
+
+template <typename Call>
+[[nodiscard]] XLA_FFI_Error* serve(XLA_FFI_CallFrame* frame, Call&& call) noexcept {
+  if (answered_version(*frame)) return nullptr;
+  cpu::Failure failure;
+  try {
+    CallFrame arguments(*frame);
+    if (call(arguments, failure)) return nullptr;
+  } catch (const Error& error) {
+    failure = {error.kind(), error.what()};
+  }
+  return make_error(*frame, failure.kind, failure.message);
+}
+
+[[nodiscard]] inline int64_t threads_of_a_call() { return host.num_threads->load(std::memory_order_relaxed); }
+
+// query, key_cache, value_cache, block_table, seq_lens, options -> out[, lse]
+inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
+  return serve(call, [](CallFrame& frame, cpu::Failure& failure) {
+    const XLA_FFI_Buffer& query = frame.next_argument();
+    const XLA_FFI_Buffer& keys = frame.next_argument();
+    const XLA_FFI_Buffer& values = frame.next_argument();
+    cpu::AttentionArgs args;
+    args.table = table_of(frame.next_argument());
+    args.seq_lens = indices_of(&frame.next_argument());
+    Options options(frame);
+    const CacheView view{frame.integer("heads_first") != 0, options.next(kLayer)};
+    args.query = rows_of(query);
+    args.key = view.of(keys);
+    args.value = view.of(values);
+    args.rows = indices_of(options.next(kRows));
+    args.cu_query_lens = indices_of(options.next(kCuQueryLens));
+    args.scale = frame.number("scale");
+    args.softcap = frame.number("softcap");
+    args.causal = frame.integer("causal") != 0;
+    args.window_left = frame.integer("window_left");
+    args.window_right = frame.integer("window_right");
+    args.sinks = per_head(options.next(kSinks));
+    args.alibi_slopes = per_head(options.next(kAlibiSlopes));
+    if (const XLA_FFI_Buffer* mask = options.next(kMask)) {
+      PC_ASSERT(mask->rank == 1 && mask->dtype == XLA_FFI_DataType_PRED);
+      args.mask = static_cast<const uint8_t*>(mask->data);
+      args.mask_size = mask->dims[0];
+    }
+    args.key_scale = scales_of(options.next(kKeyScale), "key_scale", false);
+    args.value_scale = scales_of(options.next(kValueScale), "value_scale", false);
+    args.out = rows_of(frame.next_result());
+    if (frame.has_more_results()) {
+      args.lse = {static_cast<char*>(frame.next_result().data), args.out.num_tokens, args.out.num_heads * 4, 4};
+    }
+    PC_ASSERT(frame.is_done());
+    const PlainArithmetic arithmetic;
+    return host.calls->attention(args, threads_of_a_call(), failure);
+  });
+}
+
+// A cache that is a call's result: the argument's own memory, or that of a copy which XLA has made. Were it neither,
+// the argument's content is brought there, because a result is a value.
+[[nodiscard]] inline const XLA_FFI_Buffer& brought_result(CallFrame& frame, const XLA_FFI_Buffer& given) {
+  const XLA_FFI_Buffer& result = frame.next_result();
+  if (result.data == given.data) return result;
+  int64_t bytes = size_of(float_type(given));
+  for (int64_t i = 0; i < given.rank; ++i) bytes *= given.dims[i];
+  std::memcpy(result.data, given.data, static_cast<size_t>(bytes));
+  return result;
+}
+
+// Where both caches lie.
+struct Addresses {
+  uint64_t key_cache;
+  uint64_t value_cache;
+};
+
+// `homes`: what addresses() gave for the caches before XLA could copy them.
+inline void check_homes(const XLA_FFI_Buffer& keys, const XLA_FFI_Buffer& values, const XLA_FFI_Buffer* homes) {
+  if (homes == nullptr) return;
+  Addresses before;
+  std::memcpy(&before, homes->data, sizeof before);
+  const bool stayed = before.key_cache == reinterpret_cast<uintptr_t>(keys.data);
+  PC_EXPECTS(stayed && before.value_cache == reinterpret_cast<uintptr_t>(values.data), UnsupportedOption,
+             stayed ? "value_cache" : "key_cache",
+             " was copied, because what it held before this write is used after it, or because it is sharded; use the "
+             "returned cache from here on, and jax.shard_map over devices, or pass copy=None to allow the copy");
+}
+
+// key, value, key_cache, value_cache, slot_mapping, options -> key_cache, value_cache
+inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
+  return serve(call, [](CallFrame& frame, cpu::Failure& failure) {
+    cpu::WriteArgs args;
+    args.key = rows_of(frame.next_argument());
+    args.value = rows_of(frame.next_argument());
+    const XLA_FFI_Buffer& keys = frame.next_argument();
+    const XLA_FFI_Buffer& values = frame.next_argument();
+    args.slots = indices_of(&frame.next_argument());
+    Options options(frame);
+    const CacheView view{frame.integer("heads_first") != 0, options.next(kLayer)};
+    args.key_scale = scales_of(options.next(kKeyScale), "key_scale", true);
+    args.value_scale = scales_of(options.next(kValueScale), "value_scale", true);
+    check_homes(keys, values, options.next(kHomes));
+    args.key_cache = view.of(brought_result(frame, keys));
+    args.value_cache = view.of(brought_result(frame, values));
+    PC_ASSERT(frame.is_done());
+    const PlainArithmetic arithmetic;
+    return host.calls->write_kv(args, threads_of_a_call(), failure);
+  });
+}
+
+// key_cache, value_cache -> Addresses, as four uint32
+inline XLA_FFI_Error* addresses(XLA_FFI_CallFrame* call) noexcept {
+  return serve(call, [](CallFrame& frame, cpu::Failure&) {
+    Addresses here;
+    here.key_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
+    here.value_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
+    std::memcpy(frame.next_result().data, &here, sizeof here);
+    return frame.is_done();
+  });
+}
+
+}  // namespace pagecore::xla

@@ -1,0 +1,264 @@
+"""paged_attention and write_kv as operators of JAX, over custom calls that the host's kernels serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.interop.jax import _xla
+from pagecore.interop.jax.arguments import (
+    INT32,
+    CacheShape,
+    Layout,
+    check_length,
+    flat_mask,
+    floats,
+    head_numbers,
+    indices,
+    number,
+    scales,
+)
+
+# As in handlers.hpp: which of these a call has, in this order, is an attribute of it.
+OPTIONAL = ("layer", "rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale", "homes")
+# As in pagecore.ops.
+SMALLEST_SOFTCAP = 1e-30
+
+
+def paged_attention(
+    query: Any,
+    key_cache: jax.Array,
+    value_cache: jax.Array,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    rows: Any = None,
+    cu_query_lens: Any = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    mask: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    return_lse: bool = False,
+    layer: Any = None,
+    layout: Layout = "NHD",
+) -> Any:
+    """`pagecore.paged_attention` on arrays of JAX, inside of `jax.jit` or outside, on the host.
+
+    The caches are read where they lie. Each call plans its batch itself; the result has the bits of
+    `pagecore.paged_attention` without a plan.
+
+    Parameters
+    ----------
+    query : array, [T, Hq, D]
+        float32, float16 or bfloat16; so are the caches, each independently.
+    key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        With `layer`, stacks of such arrays along a new first axis.
+    block_table, seq_lens, rows, cu_query_lens, causal, window, softcap, sinks, alibi_slopes, mask, return_lse
+        As in `pagecore.paged_attention`; indices are int32, or int64 under x64.
+    scale, softcap : float
+        Known when the function is traced, as `causal` and `window` are.
+    key_scale, value_scale : float or array, [Hkv], optional
+        What a stored number is multiplied by; a traced number too.
+    layer : int or integer array, [], optional
+        Which layer of stacked caches; may be traced, as in a scan over layers. Nothing is sliced or copied.
+    layout : {"NHD", "HND"}
+        The order of a block's axes; with "HND" caches are [num_blocks, Hkv, block_size, D], which suits the host best.
+
+    Returns
+    -------
+    jax.Array or (jax.Array, jax.Array)
+        [T, Hq, Dv] in the dtype of `query`; with `return_lse` also float32 [T, Hq].
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype, UnsupportedOption
+        When the function is traced: shapes, dtypes and options that do not fit or are not served; gradients and `vmap`.
+    jax.errors.JaxRuntimeError
+        When it runs: what pagecore would raise for the numbers in the arrays, by name, e.g. "InvalidBlock: ...".
+    """
+    cache = CacheShape(key_cache, value_cache, layer, layout)
+    query = floats(query, "query", "[num_tokens, num_query_heads, head_dim]", 1)
+    num_tokens, num_heads, dim = query.shape
+    if dim != cache.key_dim:
+        raise ShapeError(f"query has shape {query.shape}; axis 2 must have length {cache.key_dim}, as key_cache has")
+    if num_heads % cache.num_heads != 0:
+        raise ShapeError(
+            f"query has {num_heads} heads and key_cache {cache.num_heads}; the query's must be a multiple of the "
+            "cache's"
+        )
+    lens = indices(seq_lens, "seq_lens", 1, "[num_sequences]")
+    table = indices(block_table, "block_table", 2, "[num_sequences, max_blocks]")
+    optional: dict[str, Any] = {"layer": cache.layer}
+    if rows is None:
+        check_length(table, "block_table", 0, lens.shape[0], "one row for each of seq_lens, or pass rows= to pick some")
+    else:
+        optional["rows"] = indices(rows, "rows", 1, "[num_sequences]")
+        check_length(optional["rows"], "rows", 0, lens.shape[0], "one for each of seq_lens")
+    if cu_query_lens is None:
+        check_length(query, "query", 0, lens.shape[0], "one query for each of seq_lens, or pass cu_query_lens=")
+    else:
+        optional["cu_query_lens"] = indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]")
+        check_length(optional["cu_query_lens"], "cu_query_lens", 0, lens.shape[0] + 1, "one more than seq_lens")
+    cap = number(softcap, "softcap")
+    if cap < 0 or 0 < cap < SMALLEST_SOFTCAP:
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
+    left, right = _xla.window_sides(window)
+    if sinks is not None:
+        optional["sinks"] = head_numbers(sinks, "sinks", num_heads)
+    if alibi_slopes is not None:
+        optional["alibi_slopes"] = head_numbers(alibi_slopes, "alibi_slopes", num_heads)
+    if mask is not None:
+        optional["mask"] = flat_mask(mask)
+    optional["key_scale"] = scales(key_scale, "key_scale", cache.num_heads, divides=False)
+    optional["value_scale"] = scales(value_scale, "value_scale", cache.num_heads, divides=False)
+    attributes = {
+        "scale": np.float64(dim**-0.5 if scale is None else number(scale, "scale")),
+        "softcap": np.float64(cap),
+        "causal": np.int64(bool(causal)),
+        "window_left": np.int64(left),
+        "window_right": np.int64(right),
+        "heads_first": np.int64(cache.heads_first),
+    }
+    results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value_dim), query.dtype)]
+    if return_lse:
+        results.append(jax.ShapeDtypeStruct((num_tokens, num_heads), np.float32))
+    arrays = (query, key_cache, value_cache, table, lens)
+    returned = _call("paged_attention", arrays, results, optional, attributes)
+    return tuple(returned) if return_lse else returned[0]
+
+
+def write_kv(
+    key: Any,
+    value: Any,
+    key_cache: jax.Array,
+    value_cache: jax.Array,
+    slot_mapping: Any,
+    *,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    layer: Any = None,
+    layout: Layout = "NHD",
+    copy: bool | None = False,
+) -> tuple[jax.Array, jax.Array]:
+    """`pagecore.write_kv` on arrays of JAX: give the caches, and go on with those that come back.
+
+    Inside of a function that is jitted with its caches donated, XLA lets the returned caches be the given ones: nothing
+    is copied. `pagecore.interop.jax.jit` is `jax.jit` that sees to it.
+
+    Parameters
+    ----------
+    key, value : array, [T, Hkv, D] and [T, Hkv, Dv]
+        float32, float16 or bfloat16.
+    key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        Each in its own dtype of the three. With `layer`, stacks of such arrays along a new first axis.
+    slot_mapping : integers, [T'], T' <= T
+        ``block * block_size + offset`` of token t; a negative slot writes nothing.
+    key_scale, value_scale : float or array, [Hkv], optional
+        What a stored number will be multiplied by: the numbers written are divided by it.
+    layer, layout
+        As in `paged_attention`.
+    copy : False or None
+        False refuses a write before which XLA has copied the cache: outside of `jax.jit`, and where what the cache held
+        before is still used after the write. None lets XLA copy where it must: both caches keep their values.
+
+    Returns
+    -------
+    key_cache, value_cache : jax.Array
+        With the new tokens. The given ones are as they were, or donated.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype, UnsupportedOption
+        When the function is traced: shapes, dtypes and options that do not fit or are not served; gradients and `vmap`.
+    jax.errors.JaxRuntimeError
+        When it runs: a slot past the cache ("InvalidBlock: ..."), or a copy that `copy` forbids. Nothing has been
+        written; a cache that was donated to the function is lost, as after any error in JAX.
+    """
+    if copy is not None and copy is not False:
+        raise UnsupportedOption(f"copy is {copy!r}; it must be False, or None to allow XLA to copy the caches")
+    cache = CacheShape(key_cache, value_cache, layer, layout)
+    key = floats(key, "key", "[num_tokens, num_kv_heads, head_dim]", 1)
+    value = floats(value, "value", "[num_tokens, num_kv_heads, head_dim]", 1)
+    check_length(value, "value", 0, key.shape[0], "the tokens of key")
+    check_length(key, "key", 1, cache.num_heads, "the heads of key_cache")
+    check_length(value, "value", 1, cache.num_heads, "the heads of value_cache")
+    check_length(key, "key", 2, cache.key_dim, "the head_dim of key_cache")
+    check_length(value, "value", 2, cache.value_dim, "the head_dim of value_cache")
+    slots = indices(slot_mapping, "slot_mapping", 1, "[at most num_tokens]")
+    if slots.shape[0] > key.shape[0]:
+        raise ShapeError(f"slot_mapping has {slots.shape[0]} slots for {key.shape[0]} tokens; it must not have more")
+    num_slots = cache.num_blocks * cache.block_size
+    if slots.dtype == np.int32 and num_slots > INT32.max + 1:
+        raise UnsupportedOption(
+            f"the cache has {num_slots} slots, more than int32 can count; set jax_enable_x64 and pass int64"
+        )
+    optional: dict[str, Any] = {
+        "layer": cache.layer,
+        "key_scale": scales(key_scale, "key_scale", cache.num_heads, divides=True),
+        "value_scale": scales(value_scale, "value_scale", cache.num_heads, divides=True),
+    }
+    if copy is False and not jax.config.jax_disable_jit:
+        for name, array in (("key_cache", key_cache), ("value_cache", value_cache)):
+            if not isinstance(array, jax.core.Tracer):
+                raise UnsupportedOption(
+                    f"{name} is no argument of a function under jax.jit, so that it would be copied; donate it to one, "
+                    "or pass copy=None to allow the copy"
+                )
+        addresses = [jax.ShapeDtypeStruct((4,), np.uint32)]
+        (optional["homes"],) = _call("addresses", (key_cache, value_cache), addresses, operation="write_kv")
+    attributes = {"heads_first": np.int64(cache.heads_first)}
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (key_cache, value_cache)]
+    arrays = (key, value, key_cache, value_cache, slots)
+    written = _call("write_kv", arrays, results, optional, attributes, {2: 0, 3: 1})
+    return written[0], written[1]
+
+
+def _call(
+    target: str,
+    arrays: tuple[jax.Array, ...],
+    results: list[Any],
+    optional: dict[str, Any] | None = None,
+    attributes: dict[str, Any] | None = None,
+    aliases: dict[int, int] | None = None,
+    *,
+    operation: str | None = None,
+) -> list[jax.Array]:
+    """One custom call, of an operation that is named like it unless said otherwise."""
+    given = {name: array for name, array in (optional or {}).items() if array is not None}
+    operands = [*arrays, *(given[name] for name in OPTIONAL if name in given)]
+    bits = sum(1 << OPTIONAL.index(name) for name in given)
+    call = jax.ffi.ffi_call(f"pagecore_{target}", results, input_output_aliases=aliases)
+    attributes = {"given": np.int64(bits)} | (attributes or {})
+    returned: list[jax.Array] = _untransformed(lambda *each: call(*each, **attributes), operation or target)(*operands)
+    return returned
+
+
+def _untransformed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The call, refusing by name the transformations that it does not know: vmap and derivatives."""
+
+    def refuse_batching(*_: Any) -> Any:
+        raise UnsupportedOption(
+            f"{name} under jax.vmap: one call serves a whole batch of sequences; put their tokens in one array, with "
+            "cu_query_lens, or use jax.lax.map"
+        )
+
+    def refuse_derivative(*_: Any) -> Any:
+        raise UnsupportedOption(
+            f"{name} has no gradients; put jax.lax.stop_gradient around what it is given, or attend by other means"
+        )
+
+    batched = jax.custom_batching.custom_vmap(call)
+    batched.def_vmap(refuse_batching)
+    derived = jax.custom_jvp(batched)
+    derived.defjvp(refuse_derivative)
+    guarded: Callable[..., Any] = derived
+    return guarded

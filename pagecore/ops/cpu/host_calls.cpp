@@ -1,0 +1,38 @@
+#include "pagecore/ops/cpu/host_calls.hpp"
+
+#include <new>
+
+#include "pagecore/ops/cpu/ops.hpp"
+
+namespace pagecore::cpu {
+namespace {
+
+template <typename Call>
+bool attempt(Call&& call, Failure& failure) noexcept {
+  try {
+    call();
+    return true;
+  } catch (const Error& error) {
+    failure = {error.kind(), error.what()};
+  } catch (const std::bad_alloc&) {
+    failure = {ErrorKind::NotEnoughMemory, "there is no memory for what the call keeps while it works"};
+  } catch (const std::exception& error) {
+    failure = {ErrorKind::Internal, error.what()};
+  }
+  return false;
+}
+
+constexpr HostCalls kCalls{
+    .attention = [](const AttentionArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
+      return attempt([&] { attention(args, nullptr, num_threads); }, failure);
+    },
+    .write_kv = [](const WriteArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
+      return attempt([&] { write_kv(args, num_threads); }, failure);
+    },
+};
+
+}  // namespace
+
+const HostCalls& host_calls() noexcept { return kCalls; }
+
+}  // namespace pagecore::cpu

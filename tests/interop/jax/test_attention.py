@@ -1,0 +1,168 @@
+"""paged_attention under jax.jit: within the bounds of the float64 oracle, with the bits of a call outside of JAX."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.interop.jax.on_jax import attend, check, laid_out
+from tests.ops.cases import DTYPES, Shape, make_case, random_mask
+
+LENS = {"seq_lens": (70, 33, 1, 16), "query_lens": (7, 1, 1, 16)}
+DECODE = {"seq_lens": (70, 33, 1, 150)}
+BATCHES = pytest.mark.parametrize("lens", [LENS, DECODE], ids=["mixed", "decode"])
+SLOPES = np.asarray([0.5, 0.25, 0.125, 0.0625], np.float32)
+SINKS = np.asarray([1.5, -2.0, 4.0, 0.0], np.float32)
+OPTIONS = {
+    "none": {},
+    "not causal": {"causal": False},
+    "scale": {"scale": 0.3},
+    "window": {"window": 20},
+    "two sides": {"window": (5, 7), "causal": False},
+    "one side": {"window": (None, 3), "causal": False},
+    "softcap": {"softcap": 30.0},
+    "sinks": {"sinks": SINKS},
+    "alibi": {"alibi_slopes": SLOPES},
+    "key scale": {"key_scale": 0.37},
+    "scales by head": {"key_scale": [0.5, 2.0], "value_scale": np.asarray([3.0, 0.1])},
+    "all": {
+        "window": (30, 3),
+        "causal": False,
+        "softcap": 5.0,
+        "sinks": SINKS,
+        "alibi_slopes": SLOPES,
+        "key_scale": [0.5, 2.0],
+        "value_scale": 0.7,
+        "scale": 0.2,
+    },
+}
+
+
+@BATCHES
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_option_keeps_the_bounds(jax, interop, lens, options):
+    check(jax, interop, make_case(Shape(**lens), **options))
+
+
+@pytest.mark.parametrize("query_dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_every_dtype_and_layout_keeps_the_bounds(jax, interop, query_dtype, cache_dtype, layout):
+    shape = Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, layout=layout, dims=(64, 48), **LENS)
+    check(jax, interop, make_case(shape, window=40, softcap=20.0, sinks=SINKS), layout)
+
+
+@BATCHES
+def test_a_mask_hides_keys(jax, interop, lens):
+    shape = Shape(**lens)
+    check(jax, interop, make_case(shape, mask=random_mask(shape)))
+
+
+@BATCHES
+def test_rows_pick_from_a_larger_table_and_padding_comes_out_empty(jax, interop, lens):
+    shape = Shape(shuffle_rows=True, padding=5 if "query_lens" in lens else 0, **lens)
+    check(jax, interop, make_case(shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sinks_and_slopes_have_any_float_dtype(jax, interop, dtype):
+    options = {"sinks": SINKS.astype(DTYPES[dtype]), "alibi_slopes": SLOPES.astype(DTYPES[dtype])}
+    check(jax, interop, make_case(Shape(**LENS), **options))
+
+
+@pytest.mark.parametrize("shape", [Shape(seq_lens=()), Shape(seq_lens=(5, 0), query_lens=(0, 0))], ids=["no one", "no"])
+def test_an_empty_batch_gives_empty_arrays(jax, interop, shape):
+    out, lse = attend(jax, interop, make_case(shape))
+    assert out.shape == (0, 4, 64)
+    assert lse.shape == (0, 4)
+
+
+def test_indices_are_int64_under_x64(jax, interop):
+    case = make_case(Shape(index_dtype="int64", shuffle_rows=True, **LENS))
+    with jax.enable_x64(True):
+        text = jax.jit(lambda *a: interop.paged_attention(*a, **case.options)).lower(*case.arrays).as_text()
+        assert "xi64>" in text
+        check(jax, interop, case)
+
+
+def test_int64_that_fits_becomes_int32_without_x64(jax, interop):
+    check(jax, interop, make_case(Shape(index_dtype="int64", **DECODE)))
+
+
+def test_lists_and_narrow_integers_are_indices_too(jax, interop):
+    case = make_case(Shape(seq_lens=(20, 3)), seed=3)
+    call = jax.jit(lambda q, k, v, t: interop.paged_attention(q, k, v, t, [20, 3], cu_query_lens=[0, 1, 2]))
+    table = np.where(case.block_table > 100, 0, case.block_table).astype(np.int8)
+    out = call(case.query, case.key_cache, case.value_cache, table)
+    assert np.asarray(out).tobytes() == case.run().tobytes()
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_a_layer_of_stacked_caches_is_read_where_it_lies(jax, interop, layout):
+    case = make_case(Shape(layout=layout, **LENS))
+    rng = np.random.default_rng(1)
+    layers = [[rng.standard_normal(case.key_cache.shape).astype(np.float32) for _ in range(2)] for _ in range(3)]
+    stacks = [np.stack([laid_out(layer[i], layout) for layer in layers]) for i in range(2)]
+    table = np.where(np.abs(case.block_table) > 100, 0, case.block_table)
+
+    def one(query, keys, values, layer):
+        return interop.paged_attention(
+            query, keys, values, table, case.seq_lens, **case.options, layer=layer, layout=layout
+        )
+
+    @jax.jit
+    def scan(query, keys, values):
+        return jax.lax.scan(lambda _, layer: (_, one(query, keys, values, layer)), None, np.arange(3))[1]
+
+    out = scan(case.query, *stacks)
+    for i, layer in enumerate(layers):
+        case.key_cache, case.value_cache = (
+            laid_out(cache, layout).swapaxes(1, 2) if layout == "HND" else cache for cache in layer
+        )
+        case.block_table = table
+        expected = case.run().tobytes()
+        assert np.asarray(out[i]).tobytes() == expected
+        known = jax.jit(lambda *arrays, i=i: one(*arrays, i))(case.query, *stacks)
+        assert np.asarray(known).tobytes() == expected
+
+
+def test_it_runs_outside_of_jit_too(jax, interop):
+    case = make_case(Shape(**DECODE))
+    arrays = [jax.numpy.asarray(array) for array in case.arrays]
+    assert np.asarray(interop.paged_attention(*arrays)).tobytes() == case.run().tobytes()
+
+
+def test_denormal_numbers_count_as_they_do_outside_of_jax(jax, interop):
+    """XLA lets its threads take them for 0."""
+    case = make_case(Shape(query_dtype="float32", cache_dtype="float32", **DECODE))
+    case.value_cache *= np.float32(1e-40)
+    out, _ = attend(jax, interop, case)
+    assert np.any(out != 0)
+    assert out.tobytes() == case.run().tobytes()
+
+
+def test_scales_may_be_traced(jax, interop):
+    case = make_case(Shape(**DECODE), key_scale=0.37, value_scale=[2.0, 0.5])
+    keys, values = (jax.numpy.asarray(cache) for cache in (case.key_cache, case.value_cache))
+
+    @jax.jit
+    def call(key_scale, value_scale):
+        return interop.paged_attention(
+            case.query, keys, values, case.block_table, case.seq_lens, key_scale=key_scale, value_scale=value_scale
+        )
+
+    out = call(np.float32(0.37), np.asarray([2.0, 0.5], np.float32))
+    assert np.asarray(out).tobytes() == case.run().tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_long_call_is_shared_among_as_many_threads_as_are_set(jax, interop, threads):
+    import pagecore
+
+    case = make_case(Shape(seq_lens=(900, 2000), query_lens=(300, 200)))
+    before = pagecore.num_threads()
+    try:
+        pagecore.set_num_threads(threads)
+        check(jax, interop, case)
+    finally:
+        pagecore.set_num_threads(before)

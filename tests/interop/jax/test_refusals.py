@@ -1,0 +1,195 @@
+"""What paged_attention and write_kv of JAX refuse: shapes when they are traced, numbers when they run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from tests.interop.jax.on_jax import random_write
+from tests.ops.cases import Shape, make_case
+
+SHAPE = Shape(seq_lens=(37, 5), query_lens=(3, 2))
+NARROW = np.ones(3, np.float32)
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+ATTENTION = [
+    ({"query": zeros(5, 4)}, ShapeError, r"query has shape \(5, 4\); it must have 3 axes"),
+    ({"query": zeros(5, 0, 64)}, ShapeError, "axis 1 must have at least 1 element"),
+    ({"query": zeros(5, 4, 32)}, ShapeError, "axis 2 must have length 64"),
+    ({"query": zeros(5, 3, 64)}, ShapeError, "query has 3 heads and key_cache 2"),
+    ({"query": zeros(5, 4, 64, dtype=np.int32)}, UnsupportedDtype, "query is int32; float32, float16 and bfloat16"),
+    ({"key_cache": zeros(9, 16, 64)}, ShapeError, "key_cache has shape .* it must have 4 axes"),
+    ({"key_cache": zeros(9, 16, 3, 64)}, ShapeError, "only their last axes, head_dim, may differ"),
+    ({"value_cache": zeros(7, 16, 2, 64, dtype=np.int8)}, UnsupportedDtype, "value_cache is int8"),
+    ({"layer": 0}, ShapeError, "it must have 5 axes"),
+    ({"layout": "DNH"}, UnsupportedOption, "layout is 'DNH'; it must be 'NHD' or 'HND'"),
+    ({"seq_lens": zeros(2)}, UnsupportedDtype, "seq_lens holds float32"),
+    ({"seq_lens": [[1]]}, ShapeError, "seq_lens has shape"),
+    ({"seq_lens": [1]}, ShapeError, "block_table has shape .* axis 0 must have length 1"),
+    ({"block_table": [1, 2]}, ShapeError, "block_table has shape"),
+    ({"block_table": [[1], [2, 3]]}, ShapeError, "block_table is no array of integers"),
+    ({"block_table": zeros(2, 4, dtype=np.uint32)}, None, ""),
+    ({"block_table": np.full((2, 4), 2**40)}, ShapeError, "past int32, and JAX would cut it; set jax_enable_x64"),
+    ({"rows": [0]}, ShapeError, "rows has shape"),
+    ({"cu_query_lens": None}, ShapeError, "one query for each of seq_lens, or pass cu_query_lens="),
+    ({"cu_query_lens": [0, 5]}, ShapeError, "one more than seq_lens"),
+    ({"scale": "much"}, UnsupportedOption, "scale is 'much'; it must be a number"),
+    ({"scale": np.inf}, UnsupportedOption, "scale is inf; it must be finite"),
+    ({"softcap": -1.0}, UnsupportedOption, "softcap is -1.0; it must be at least"),
+    ({"softcap": 1e-35}, UnsupportedOption, "or 0 for no cap"),
+    ({"window": 0}, UnsupportedOption, "window is 0; it must be at least 1"),
+    ({"window": (1, 2, 3)}, UnsupportedOption, r"it must be a number of keys, or \(left, right\)"),
+    ({"sinks": NARROW}, ShapeError, r"sinks has shape \(3,\); it must be \[4\], one number for each head"),
+    ({"alibi_slopes": zeros(4, dtype=bool)}, UnsupportedDtype, "alibi_slopes holds bool"),
+    ({"mask": zeros(10)}, UnsupportedDtype, "mask is float32; it must be bool"),
+    ({"mask": zeros(2, 5, dtype=bool)}, ShapeError, "mask has shape"),
+    ({"key_scale": NARROW}, ShapeError, r"key_scale has shape \(3,\); it must be \[2\]"),
+    ({"value_scale": np.nan}, UnsupportedOption, "value_scale is nan; it must be finite"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), ATTENTION, ids=[next(iter(c[0])) for c in ATTENTION])
+def test_attention_says_when_it_is_traced_what_does_not_fit(jax, interop, change, error, message):
+    case = make_case(SHAPE)
+    names = ("query", "key_cache", "value_cache", "block_table", "seq_lens")
+    arguments = dict(zip(names, case.arrays, strict=True)) | case.options | change
+    caches = [jax.numpy.array(arguments.pop(name)) for name in names[1:3]]
+    query, table, lens = (arguments.pop(name) for name in ("query", "block_table", "seq_lens"))
+
+    def trace():
+        return jax.eval_shape(
+            lambda *caches: interop.paged_attention(query, *caches, table, lens, **arguments), *caches
+        )
+
+    if error is None:
+        assert trace().shape == (5, 4, 64)
+    else:
+        with pytest.raises(error, match=message):
+            trace()
+
+
+WRITE = [
+    ({"key": zeros(9, 2)}, ShapeError, "key has shape"),
+    ({"value": zeros(8, 2, 24)}, ShapeError, "value has shape .* axis 0 must have length 9: the tokens of key"),
+    ({"key": zeros(9, 3, 16)}, ShapeError, "axis 1 must have length 2: the heads of key_cache"),
+    ({"value": zeros(9, 2, 16)}, ShapeError, "axis 2 must have length 24: the head_dim of value_cache"),
+    ({"slot_mapping": np.arange(10)}, ShapeError, "slot_mapping has 10 slots for 9 tokens"),
+    ({"slot_mapping": zeros(9)}, UnsupportedDtype, "slot_mapping holds float32"),
+    ({"key_scale": 0.0}, UnsupportedOption, "and not 0 to be divided by"),
+    ({"key_scale": 1e-60}, UnsupportedOption, "and not 0 to be divided by"),
+    ({"layer": 1}, ShapeError, "it must have 5 axes"),
+    ({"copy": True}, UnsupportedOption, "copy is True; it must be False, or None"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), WRITE, ids=[next(iter(c[0])) for c in WRITE])
+def test_write_says_when_it_is_traced_what_does_not_fit(jax, interop, change, error, message):
+    rows, caches, slots = random_write()
+    arguments = {"key": rows[0], "value": rows[1], "slot_mapping": slots} | change
+    key, value, slots = (arguments.pop(name) for name in ("key", "value", "slot_mapping"))
+    with pytest.raises(error, match=message):
+        jax.eval_shape(lambda *caches: interop.write_kv(key, value, *caches, slots, **arguments), *caches)
+
+
+def test_numbers_that_are_options_cannot_be_traced(jax, interop):
+    case = make_case(SHAPE)
+    with pytest.raises(UnsupportedOption, match="scale is traced; it must be known when the function is compiled"):
+        jax.jit(lambda scale: interop.paged_attention(*map(jax.numpy.array, case.arrays), scale=scale, **case.options))(
+            0.1
+        )
+
+
+def test_caches_that_jax_would_copy_are_refused(jax, interop):
+    case = make_case(SHAPE)
+    query, _, _, table, lens = case.arrays
+    for cache in (case.key_cache, pagecore.as_tensor(case.key_cache)):
+        with pytest.raises(UnsupportedDtype, match=r"key_cache is a \w+, which JAX would copy; .* as_jax"):
+            interop.paged_attention(query, cache, cache, table, lens, **case.options)
+
+
+def test_slots_past_int32_are_refused_without_x64(jax, interop):
+    rows = [jax.ShapeDtypeStruct((1, 1, 1), np.float32)] * 2
+    caches = [jax.ShapeDtypeStruct((2**27, 16, 1, 1), np.float32)] * 2
+    slots = jax.ShapeDtypeStruct((1,), np.int32)
+    assert jax.eval_shape(interop.write_kv, *rows, *caches, slots)[0].shape == (2**27, 16, 1, 1)
+    caches = [jax.ShapeDtypeStruct((2**27 + 1, 16, 1, 1), np.float32)] * 2
+    with pytest.raises(UnsupportedOption, match="2147483664 slots, more than int32 can count; set jax_enable_x64"):
+        jax.eval_shape(interop.write_kv, *rows, *caches, slots)
+    with jax.enable_x64(True):
+        slots = jax.ShapeDtypeStruct((1,), np.int64)
+        assert jax.eval_shape(interop.write_kv, *rows, *caches, slots)[0].shape == (2**27 + 1, 16, 1, 1)
+
+
+RUN = {
+    "a slot past the cache": ("write", {"slots": [24]}, r"InvalidBlock: slot_mapping\[0\] is 24 and the cache has 24"),
+    "a layer past the stack": ("write", {"layer": 3}, "ShapeError: layer is 3 and the caches hold 3 layers"),
+    "a negative layer": ("write", {"layer": -1}, "ShapeError: layer is -1 and the caches hold 3 layers"),
+    "a scale of 0": ("write", {"key_scale": 0.0}, "UnsupportedOption: key_scale holds 0; .* not 0 to be divided by"),
+    "a scale of nan": ("attend", {"value_scale": np.nan}, "UnsupportedOption: value_scale holds nan; .* be finite"),
+    "a block past the cache": ("attend", {"table": [[6]]}, r"InvalidBlock: block_table\[0, 0\] is 6"),
+    "a row past the table": ("attend", {"rows": [1]}, "InvalidSequence: sequence 0 is row 1 of a block table of 1"),
+    "a long sequence": ("attend", {"lens": [5]}, r"ShapeError: seq_lens\[0\] is 5, which is more than 1 blocks"),
+    "queries past the query": ("attend", {"cu": [0, 2]}, r"ShapeError: cu_query_lens\[1\] is 2 and query has 1 rows"),
+}
+
+
+@pytest.mark.parametrize(("which", "change", "message"), RUN.values(), ids=RUN)
+def test_a_run_says_which_number_does_not_fit(jax, interop, which, change, message):
+    _, caches, _ = random_write()
+    stacks = [np.stack([cache] * 3) for cache in caches]
+    numbers = {"slots": [1], "layer": 1, "key_scale": 1.0, "value_scale": 1.0, "table": [[1]], "rows": [0]}
+    numbers = numbers | {"lens": [4], "cu": [0, 1]} | change
+    numbers = {name: np.asarray(n, np.float32 if "scale" in name else np.int32) for name, n in numbers.items()}
+
+    @jax.jit
+    def write(keys, values, slots, layer, key_scale, value_scale, **_):
+        rows = jax.numpy.ones((1, 2, 16)), jax.numpy.ones((1, 2, 24))
+        scales = {"key_scale": key_scale, "value_scale": value_scale}
+        return interop.write_kv(*rows, keys, values, slots, layer=layer, **scales)
+
+    @jax.jit
+    def attend(keys, values, layer, key_scale, value_scale, table, rows, lens, cu, **_):
+        options = {"rows": rows, "cu_query_lens": cu, "key_scale": key_scale, "value_scale": value_scale}
+        return interop.paged_attention(jax.numpy.ones((1, 2, 16)), keys, values, table, lens, layer=layer, **options)
+
+    call = write if which == "write" else attend
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
+        jax.block_until_ready(call(*stacks, **numbers))
+
+
+def test_gradients_are_refused_but_not_of_what_is_stopped(jax, interop):
+    case = make_case(Shape(seq_lens=(20,)))
+    query, *rest = map(jax.numpy.array, case.arrays)
+
+    def loss(weight, stop):
+        return interop.paged_attention(stop(query * weight), *rest).sum() * weight
+
+    with pytest.raises(UnsupportedOption, match=r"paged_attention has no gradients; put jax\.lax\.stop_gradient"):
+        jax.grad(loss)(1.0, lambda x: x)
+    assert np.isclose(
+        jax.jit(jax.grad(loss), static_argnums=1)(1.0, jax.lax.stop_gradient), case.run().sum(), rtol=1e-5
+    )
+
+    rows, caches, slots = random_write()
+    caches = [jax.numpy.array(cache) for cache in caches]
+    with pytest.raises(UnsupportedOption, match="write_kv has no gradients"):
+        jax.jit(jax.grad(lambda key: interop.write_kv(key, rows[1], *caches, slots, copy=None)[0].sum()))(rows[0])
+
+
+def test_vmap_is_refused_but_not_a_map(jax, interop):
+    case = make_case(Shape(seq_lens=(20,)))
+    query, *rest = map(jax.numpy.array, case.arrays)
+    many = jax.numpy.stack([query, query * 2])
+    with pytest.raises(UnsupportedOption, match=r"paged_attention under jax\.vmap: one call serves a whole batch"):
+        jax.vmap(lambda query: interop.paged_attention(query, *rest))(many)
+    out = jax.jit(lambda many: jax.lax.map(lambda query: interop.paged_attention(query, *rest), many))(many)
+    assert np.asarray(out[0]).tobytes() == case.run().tobytes()
+    rows, caches, slots = random_write()
+    with pytest.raises(UnsupportedOption, match=r"write_kv under jax\.vmap"):
+        jax.vmap(lambda keys, values: interop.write_kv(*rows, keys, values, slots))(*(cache[None] for cache in caches))

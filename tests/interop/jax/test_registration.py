@@ -1,0 +1,61 @@
+"""The handlers belong to every build; which JAX they serve is said before XLA could stumble over it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_installed_jax_speaks_the_version_that_was_compiled(jax):
+    from pagecore.interop.jax import _xla
+
+    text = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    major, minor = (int(re.search(rf"#define XLA_FFI_API_{part} (\d+)", text)[1]) for part in ("MAJOR", "MINOR"))
+    assert _xla.api_version() == (0, 3)
+    assert (major, minor) >= (0, 3)
+    assert major == 0
+
+
+@pytest.mark.parametrize("version", ["0 2", "1 3"])
+def test_another_jax_is_refused_before_anything_is_registered(jax, interop, monkeypatch, tmp_path, version):
+    from pagecore.interop.jax import registration
+
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    major, minor = version.split()
+    header.write_text(f"#define XLA_FFI_API_MAJOR {major}\n#define XLA_FFI_API_MINOR {minor}\n")
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", None)
+    with pytest.raises(
+        ImportError, match=rf"speaks version 0\.3 .* speaks {major}\.{minor}; it needs jax>=0\.10: pip install"
+    ):
+        registration.register()
+
+
+def test_a_jax_without_headers_is_left_to_xla(jax, interop, monkeypatch, tmp_path):
+    from pagecore.interop.jax import registration
+
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    registered = {}
+    monkeypatch.setattr(
+        jax.ffi, "register_ffi_target", lambda name, capsule, platform: registered.update({name: platform})
+    )
+    registration.register()
+    assert registered == dict.fromkeys(("pagecore_paged_attention", "pagecore_write_kv", "pagecore_addresses"), "cpu")
+
+
+def test_without_jax_the_import_says_what_to_install():
+    code = """
+import sys
+sys.modules["jax"] = None
+import pagecore.interop.jax._xla
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert re.search(r"ImportError: pagecore\.interop\.jax needs JAX .*: pip install 'pagecore\[jax\]'", ran.stderr)
