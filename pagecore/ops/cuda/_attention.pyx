@@ -195,7 +195,7 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
             f"plan has causal={plan.causal} and window {plan.window}, the call causal={bool(p.causal)} and "
             f"{(p.window_left, p.window_right)}; make one for these"
         )
-    cdef bint fits = p.num_sequences == own.head.num_sequences
+    cdef bint fits = own.address != 0 and p.num_sequences == own.head.num_sequences
     if own.is_fixed:
         fits = p.num_sequences <= own.layout.max_sequences and p.num_tokens <= own.layout.max_tokens
     if not fits:
