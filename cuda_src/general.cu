@@ -563,11 +563,10 @@ PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, 
   PcWorkItem item = load_item(p.schedule, i);
   const Splits splits = splits_of(item);
   fit_queries(p, item);
-  if (!is_last_part(p, splits, flag)) return;
   if (by_four) {
-    join_splits<4>(p, heads, item, splits);
+    join_if_last<4>(p, heads, item, splits, flag);
   } else {
-    join_splits<1>(p, heads, item, splits);
+    join_if_last<1>(p, heads, item, splits, flag);
   }
 }
 
