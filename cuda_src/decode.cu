@@ -80,7 +80,7 @@ class DecodeRing {
     walk_.start(p, work, 0, heads.count);
   }
 
-  // Begins to fill a stage with the next tile; always two groups of copies. No lane may still read the stage.
+  // Begins to fill a stage with the next tile, behind a barrier of the warp; always two groups of copies.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
     const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
@@ -394,6 +394,7 @@ void decode(const PcAttentionParams p) {
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
+  const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
   DecodeRing<T, kDim> ring(p, shared, heads, work);
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
@@ -443,11 +444,9 @@ void decode(const PcAttentionParams p) {
       pc_sync_block();
       store_rows<kDim>(p, heads, i, exchange, true);
       pc_sync_block();
-    } else {
-      pc_sync_warp();
     }
   }
-  clear_padding(p, heads);
+  clear_padding(p, heads, padding);
   pc_wait_copies<0>();
 }
 

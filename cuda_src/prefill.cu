@@ -59,15 +59,34 @@ struct PrefillTile {
   }
 };
 
-// An item as the block works on it.
+// An item as it stands in the schedule, fitted to the lengths. Registers are for sums: what the tiles do without is
+// read again when they are done.
 struct PrefillItem {
+  Splits splits;
+  PcWorkItem work;
   Sequence sequence;
-  int query_begin;
-  int query_count;
-  KeyRange keys;
-  KeyRange common;  // that all of its queries attend to, as far as causality and the window go
 
-  PC_MEMBER int num_rows(const Heads& heads) const { return query_count * heads.count; }
+  PC_MEMBER PrefillItem(const PcAttentionParams& p, int i) {
+    work = load_item(p.schedule, i);
+    splits = splits_of(work);
+    sequence = load_sequence(p, work.sequence);
+    fit_item(p, sequence, work);
+  }
+
+  PC_MEMBER int num_rows(const Heads& heads) const { return work.query_count * heads.count; }
+  PC_MEMBER KeyRange keys() const { return {work.key_begin, work.key_end}; }
+};
+
+// What all threads ask of an item, tile by tile.
+struct alignas(16) ItemSpan {
+  pc_int64 table_row;
+  KeyRange common;  // keys that all of its queries attend to, or none, as far as causality and the window go
+};
+
+// What a warp asks of its rows.
+struct alignas(16) WarpSpan {
+  KeyRange any;  // keys that one of them attends to
+  KeyRange common;
 };
 
 // Brings tiles of keys and values.
@@ -81,30 +100,47 @@ class PrefillFeed {
         value_(p.value.data),
         shared_(shared),
         slots_((shared + Tile::kShape.slots_begin()).template as<pc_uint64>()),
+        span_((shared + Tile::kShape.item_begin()).template as<ItemSpan>()),
         slot_{0, 0} {
     const int column = pc_thread() % Tile::kChunks * 8;
     key_ = key_ + (kv_head * p.key.head_stride + column);
     value_ = value_ + (kv_head * p.value.head_stride + column);
   }
 
-  // Looks up the slots of the tile that begins at `token`, a thread each. store_slots keeps them later.
-  PC_MEMBER void look_up(const PcAttentionParams& p, const PrefillItem& item, int token) {
+  // A barrier is to follow.
+  PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item) const {
+    KeyRange common = common_keys(p, item.sequence, item.work);
+    if (item.work.query_count == 1) common = {0, 0x7fffffff};
+    if (pc_thread() == 0) span_.store(0, {item.sequence.table_row, common});
+  }
+
+  // Whether some queries of the item attend to a key of the tile, and others do not.
+  PC_MEMBER bool is_edge(int token) const {
+    const KeyRange common = span_.load(0).common;
+    return token < common.begin || token + Tile::kTokens > common.end;
+  }
+
+  // Looks up the slots of the tile that begins at `token`, a thread each. They are stored for copies later.
+  PC_MEMBER void look_up(const PcAttentionParams& p, const KeyRange& keys, int token) {
     const int own = token + pc_thread();
     slot_ = {0, 0};
-    if (pc_thread() < Tile::kTokens && item.keys.has(own)) slot_ = find_slot(p, item.sequence.table_row, own);
+    if (pc_thread() < Tile::kTokens && keys.has(own)) slot_ = find_slot(p, span_.load(0).table_row, own);
   }
 
-  PC_MEMBER void store_slots(const PcAttentionParams& p, int turn) const {
-    if (pc_thread() >= Tile::kTokens) return;
-    slots_.store(2 * (turn * Tile::kTokens + pc_thread()), slot_offset(p.key, slot_));
-    slots_.store(2 * (turn * Tile::kTokens + pc_thread()) + 1, slot_offset(p.value, slot_));
+  PC_MEMBER void store_key_slots(const PcAttentionParams& p) const {
+    if (pc_thread() < Tile::kTokens) slots_.store(pc_thread(), slot_offset(p.key, slot_));
+  }
+  PC_MEMBER void store_value_slots(const PcAttentionParams& p) const {
+    if (pc_thread() < Tile::kTokens) slots_.store(Tile::kTokens + pc_thread(), slot_offset(p.value, slot_));
   }
 
-  PC_MEMBER void copy_keys(const KeyRange& keys, int token, int turn) const {
-    copy(key_, Tile::kShape.keys_begin(), keys, token, 2 * turn * Tile::kTokens);
+  PC_MEMBER void copy_keys(const KeyRange& keys, int token) const {
+    copy(key_, Tile::kShape.keys_begin(), keys, token, 0);
+    pc_commit_copies();
   }
-  PC_MEMBER void copy_values(const KeyRange& keys, int token, int turn) const {
-    copy(value_, Tile::kShape.values_begin(), keys, token, 2 * turn * Tile::kTokens + 1);
+  PC_MEMBER void copy_values(const KeyRange& keys, int token) const {
+    copy(value_, Tile::kShape.values_begin(), keys, token, Tile::kTokens);
+    pc_commit_copies();
   }
 
  private:
@@ -113,7 +149,7 @@ class PrefillFeed {
     const SharedAddress first = shared_.address(target + Tile::at(first_row, pc_thread() % Tile::kChunks));
     PC_UNROLL
     for (int row = 0; row < Tile::kTokens; row += Tile::kCopyRows) {
-      const pc_int64 from = static_cast<pc_int64>(slots_.load(first_slot + 2 * (first_row + row)));
+      const pc_int64 from = static_cast<pc_int64>(slots_.load(first_slot + first_row + row));
       pc_copy_async(first + row * Tile::kRowBytes, column, from, keys.has(token + first_row + row));
     }
   }
@@ -121,6 +157,7 @@ class PrefillFeed {
   Global<T> key_, value_;  // of the head, at the thread's column
   Shared<pc_uint8> shared_;
   Shared<pc_uint64> slots_;
+  Shared<ItemSpan> span_;
   Slot slot_;
 };
 
@@ -133,7 +170,7 @@ PC_DEVICE void copy_queries(const PcAttentionParams& p, const Heads& heads, cons
   const int chunk = pc_thread() % Tile::kChunks, first_row = pc_thread() / Tile::kChunks;
   for (int row = first_row; row < Tile::kRows; row += Tile::kCopyRows) {
     const bool exists = row < item.num_rows(heads);
-    const int query_row = item.query_begin + row / heads.count, head = heads.first + row % heads.count;
+    const int query_row = item.work.query_begin + row / heads.count, head = heads.first + row % heads.count;
     const pc_int64 from = exists ? row_offset(p.query, query_row, head) + chunk * 8 : 0;
     pc_copy_async(queries.address(Tile::at(row, chunk)), query, from, exists);
   }
@@ -156,7 +193,7 @@ template <typename T, int kDim, typename Options>
 class PrefillRows {
   using Tile = PrefillTile<kDim, Options>;
   static constexpr int kRowTiles = Tile::kRowTiles;
-  static constexpr int kKeyTiles = Tile::kTokens / 8;
+  static constexpr int kKeyTiles = Tile::kTokens / 16;  // of half a tile
   static constexpr int kDimTiles = kDim / 8;
 
  public:
@@ -164,27 +201,26 @@ class PrefillRows {
       : shared_(shared),
         ranges_((shared + Tile::kShape.ranges_begin()).template as<KeyRange>()),
         folded_((shared + Tile::kShape.sums_begin()).template as<float>()),
+        span_((shared + (Tile::kShape.spans_begin() + pc_warp() * 16)).template as<WarpSpan>()),
         rule_(rule) {}
 
   PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) {
     const int first = pc_warp() * Tile::kWarpRows, num_rows = item.num_rows(heads);
     const int last = min_of(first + Tile::kWarpRows, num_rows) - 1;
-    any_ = common_ = {0, 0};
+    WarpSpan span = {{0, 0}, {0, 0}};
     if (first <= last) {
-      const int a = item.sequence.position(item.query_begin + first / heads.count);
-      const int b = item.sequence.position(item.query_begin + last / heads.count);
-      const KeyRange early = attended_keys(p, a, item.sequence.length);
-      const KeyRange late = attended_keys(p, b, item.sequence.length);
-      any_ = {early.begin, late.end};
-      common_ = {late.begin, early.end};
+      const int a = item.sequence.position(item.work.query_begin + first / heads.count);
+      const int b = item.sequence.position(item.work.query_begin + last / heads.count);
+      const KeyRange early = keys_of(p, item.sequence, item.work, a);
+      const KeyRange late = keys_of(p, item.sequence, item.work, b);
+      span = {{early.begin, late.end}, {late.begin, early.end}};
     }
-    if constexpr (kRowTiles > 1) {
-      pc_sync_warp();
-      ranges_.store(first + pc_lane(), load_row(p, heads, item, first + pc_lane()).keys);
-      pc_sync_warp();
-    } else {
+    if (pc_lane() == 0) span_.store(0, span);
+    if (Options::kFull) {
       rows_[0] = load_row(p, heads, item, first + pc_lane() / 4);
       rows_[1] = load_row(p, heads, item, first + pc_lane() / 4 + 8);
+    } else if (pc_lane() < Tile::kWarpRows) {
+      ranges_.store(first + pc_lane(), load_row(p, heads, item, first + pc_lane()).keys);
     }
     clear();
   }
@@ -202,19 +238,62 @@ class PrefillRows {
     }
   }
 
-  // Whether any of the warp's rows attends to keys of the tile that begins at `token`.
-  PC_MEMBER bool attends_to(int token) const { return token < any_.end && token + Tile::kTokens > any_.begin; }
+  // Keys are met by halves of a tile. A half begins at `token`, and in its tile at `key`.
+  static constexpr int kKeys = Tile::kTokens / 2;
 
-  // S, and then the weights of the tile that begins at `token`.
-  PC_MEMBER void add_keys(const PcAttentionParams& p, int token) {
-    multiply_keys();
-    const bool edge = token < common_.begin || token + Tile::kTokens > common_.end;
+  // Whether any of the warp's rows attends to a key of the half.
+  PC_MEMBER bool attends_to(int token) const {
+    const KeyRange any = span_.load(0).any;
+    return token < any.end && token + kKeys > any.begin;
+  }
+
+  // S of the half.
+  PC_MEMBER void multiply_keys(int key) {
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      if (Options::kFull || edge) change_tile(p, m, token, edge);
+      PC_UNROLL
+      for (int n = 0; n < kKeyTiles; ++n) {
+        PC_UNROLL
+        for (int i = 0; i < 4; ++i) s_[m][n][i] = 0.0f;
+      }
+    }
+    // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
+    const SharedAddress first_query =
+        shared_.address(Tile::at(pc_warp() * Tile::kWarpRows + pc_lane() % 16, pc_lane() / 16));
+    const SharedAddress first_key = shared_.address(
+        Tile::kShape.keys_begin() + Tile::at(key + pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
+    PC_UNROLL
+    for (int k = 0; k < kDim / 16; ++k) {
+      pc_uint32 q[kRowTiles][4];
+      PC_UNROLL
+      for (int m = 0; m < kRowTiles; ++m) {
+        pc_load_matrices(q[m], Tile::right_of(first_query, 2 * k) + 16 * m * Tile::kRowBytes);
+      }
+      PC_UNROLL
+      for (int n = 0; n < kKeyTiles / 2; ++n) {
+        pc_uint32 b[4];
+        pc_load_matrices(b, Tile::right_of(first_key, 2 * k) + 16 * n * Tile::kRowBytes);
+        PC_UNROLL
+        for (int m = 0; m < kRowTiles; ++m) {
+          pc_multiply<T>(s_[m][2 * n], q[m], b[0], b[1]);
+          pc_multiply<T>(s_[m][2 * n + 1], q[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // S becomes weights, and O counts from the largest score since.
+  PC_MEMBER void weigh_keys(const PcAttentionParams& p, int token) {
+    const KeyRange common = span_.load(0).common;
+    const bool edge = token < common.begin || token + kKeys > common.end;
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      if (Options::kFull || edge) change_row_tile(p, m, token, edge);
       float keep[2];
       add_to_softmax(rule_.factor, softmax_[m], s_[m], keep);
-      // Mostly a tile has no larger score than those before it.
+      PC_UNROLL
+      for (int k = 0; k < kKeyTiles / 2; ++k) pack_weights<T>(s_[m][2 * k], s_[m][2 * k + 1], weights_[m][k]);
+      // Mostly there is no larger score than those before.
       if (pc_ballot(keep[0] != 1.0f || keep[1] != 1.0f) == 0) continue;
       PC_UNROLL
       for (int n = 0; n < kDimTiles; ++n) {
@@ -224,51 +303,37 @@ class PrefillRows {
     }
   }
 
-  PC_MEMBER void add_values() {
+  PC_MEMBER void add_values(int key) {
     // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
     const SharedAddress first =
-        shared_.address(Tile::kShape.values_begin() + Tile::at(pc_lane() % 16, pc_lane() / 16));
+        shared_.address(Tile::kShape.values_begin() + Tile::at(key + pc_lane() % 16, pc_lane() / 16));
     PC_UNROLL
     for (int k = 0; k < kKeyTiles / 2; ++k) {
-      pc_uint32 weights[kRowTiles][4];
-      PC_UNROLL
-      for (int m = 0; m < kRowTiles; ++m) pack_weights<T>(s_[m][2 * k], s_[m][2 * k + 1], weights[m]);
       PC_UNROLL
       for (int n = 0; n < kDimTiles / 2; ++n) {
         pc_uint32 b[4];
         pc_load_matrices_transposed(b, Tile::right_of(first, 2 * n) + 16 * k * Tile::kRowBytes);
         PC_UNROLL
         for (int m = 0; m < kRowTiles; ++m) {
-          pc_multiply<T>(o_[m][2 * n], weights[m], b[0], b[1]);
-          pc_multiply<T>(o_[m][2 * n + 1], weights[m], b[2], b[3]);
+          pc_multiply<T>(o_[m][2 * n], weights_[m][k], b[0], b[1]);
+          pc_multiply<T>(o_[m][2 * n + 1], weights_[m][k], b[2], b[3]);
         }
       }
     }
   }
 
-  // What keys with infinite or NaN values give to the rows that attend to them: bit t of `found` is key token + t.
-  // Rows that do not attend to them have weights of 0.
-  PC_MEMBER void add_by_hand(pc_uint64 found, int token) {
+  // What keys with infinite or NaN values give to the rows that attend to them: bit t of `found` is key t of the half.
+  // Rows that do not attend to one have a weight of 0.
+  PC_MEMBER void add_by_hand(pc_uint32 found, int key) {
     for (int t = 0; found != 0; ++t, found >>= 1) {
       if ((found & 1) == 0) continue;
       PC_UNROLL
       for (int m = 0; m < kRowTiles; ++m) {
         PC_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const float weight = pc_shuffle(weight_of(m, r, t), pc_lane() / 4 * 4 + t % 8 / 2);
-          if (weight == 0.0f) continue;
-          PC_UNROLL
-          for (int n = 0; n < kDimTiles; ++n) {
-            const int at = Tile::kShape.values_begin() + Tile::at(t, n);
-            const pc_uint32 pair = shared_.template as<pc_uint32>().load(at / 4 + pc_lane() % 4);
-            o_[m][n][2 * r] = pc_fma(weight, low_of<T>(pair), o_[m][n][2 * r]);
-            o_[m][n][2 * r + 1] = pc_fma(weight, high_of<T>(pair), o_[m][n][2 * r + 1]);
-          }
-        }
+        for (int r = 0; r < 2; ++r) add_key_by_hand(weight_of(m, r, t), key + t, m, r);
       }
     }
   }
-
 
   // The keys of a whole item have been seen: to the output.
   PC_MEMBER void store_whole(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) {
@@ -281,16 +346,16 @@ class PrefillRows {
         const Place place = place_of(heads, item, m, r);
         const float sink = place.exists ? load_sink(p, place.head) : -pc_infinity();
         const RowEnd end = end_row(softmax_[m].top[r] * rule_.factor, softmax_[m].sum[r], sink);
-        scale_row(m, r, end.factor * value_scale);
         if (place.exists && pc_lane() % 4 == 0) store_lse(p, place.query_row, place.head, end.lse);
+        scale_row(m, r, end.factor * value_scale);
+        gather_row(m, r);
       }
     }
-    gather_rows(p, heads, item);
+    store_rows(p, heads, item);
   }
 
   // The keys of a split have been seen: to its partial rows.
-  PC_MEMBER void store_part(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item,
-                            const Splits& splits) {
+  PC_MEMBER void store_part(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) {
     const Global<pc_uint64> partial(p.partial_out);
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
@@ -301,17 +366,19 @@ class PrefillRows {
         if (!place.exists) continue;
         const RowEnd end = end_row(softmax_[m].top[r] * rule_.factor, softmax_[m].sum[r], -pc_infinity());
         scale_row(m, r, end.factor);
-        const pc_int64 row = splits.row(place.query);
+        const pc_int64 row = item.splits.row(place.query);
         if (pc_lane() % 4 == 0) store_partial_lse(p, row, place.head, end.lse);
         store_row(partial, partial_offset(p, row, place.head), m, r);
       }
     }
   }
 
-  // A piece of a tile that is not split has been seen: it joins those before it, in the partial rows from `own` on, and
-  // the last of them goes to the output.
-  PC_MEMBER void fold(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, pc_int64 own,
-                      bool is_first, bool is_last) {
+  // A piece of a tile that is not split has been seen: it joins those before it, in the partial rows that the worker
+  // has for itself, and the last of them goes to the output.
+  PC_MEMBER void fold(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, bool is_first,
+                      bool is_last) {
+    const int tile_queries = max_of(Tile::kRows / (p.num_query_heads / p.num_kv_heads), 1);
+    const pc_int64 own = p.num_partial_rows - (pc_num_blocks_x() - pc_block_x()) * tile_queries;
     const float value_scale = load_number(p.value_scale, heads.kv, 1.0f);
     const Global<pc_uint64> partial(p.partial_out);
     PC_UNROLL
@@ -347,8 +414,9 @@ class PrefillRows {
         }
         if (is_last) {
           const RowEnd end = row.end(place.exists ? load_sink(p, place.head) : -pc_infinity());
-          scale_row(m, r, end.factor * value_scale);
           if (place.exists && pc_lane() % 4 == 0) store_lse(p, place.query_row, place.head, end.lse);
+          scale_row(m, r, end.factor * value_scale);
+          gather_row(m, r);
           continue;
         }
         if (pc_lane() % 4 == 0) {
@@ -359,7 +427,7 @@ class PrefillRows {
       }
     }
     if (is_last) {
-      gather_rows(p, heads, item);
+      store_rows(p, heads, item);
     } else {
       pc_sync_warp();
       clear();
@@ -379,11 +447,11 @@ class PrefillRows {
   PC_MEMBER static Place place_of(const Heads& heads, const PrefillItem& item, int m, int r) {
     const int row = pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4;
     const int query = row / heads.count;
-    return {row, query, item.query_begin + query, heads.first + row % heads.count, row < item.num_rows(heads)};
+    return {row, query, item.work.query_begin + query, heads.first + row % heads.count, row < item.num_rows(heads)};
   }
 
   PC_MEMBER static ScoreRow load_row(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, int row) {
-    return load_score_row<Options>(p, item.sequence, item.query_begin + row / heads.count,
+    return load_score_row<Options>(p, item.sequence, item.work, item.work.query_begin + row / heads.count,
                                    heads.first + row % heads.count, row < item.num_rows(heads));
   }
 
@@ -391,43 +459,9 @@ class PrefillRows {
     return (row * p.num_query_heads + head) * kDim;
   }
 
-  PC_MEMBER void multiply_keys() {
-    PC_UNROLL
-    for (int m = 0; m < kRowTiles; ++m) {
-      PC_UNROLL
-      for (int n = 0; n < kKeyTiles; ++n) {
-        PC_UNROLL
-        for (int i = 0; i < 4; ++i) s_[m][n][i] = 0.0f;
-      }
-    }
-    // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
-    const SharedAddress first_query =
-        shared_.address(Tile::at(pc_warp() * Tile::kWarpRows + pc_lane() % 16, pc_lane() / 16));
-    const SharedAddress first_key = shared_.address(
-        Tile::kShape.keys_begin() + Tile::at(pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
-    PC_UNROLL
-    for (int k = 0; k < kDim / 16; ++k) {
-      pc_uint32 q[kRowTiles][4];
-      PC_UNROLL
-      for (int m = 0; m < kRowTiles; ++m) {
-        pc_load_matrices(q[m], Tile::right_of(first_query, 2 * k) + 16 * m * Tile::kRowBytes);
-      }
-      PC_UNROLL
-      for (int n = 0; n < kKeyTiles / 2; ++n) {
-        pc_uint32 b[4];
-        pc_load_matrices(b, Tile::right_of(first_key, 2 * k) + 16 * n * Tile::kRowBytes);
-        PC_UNROLL
-        for (int m = 0; m < kRowTiles; ++m) {
-          pc_multiply<T>(s_[m][2 * n], q[m], b[0], b[1]);
-          pc_multiply<T>(s_[m][2 * n + 1], q[m], b[2], b[3]);
-        }
-      }
-    }
-  }
-
-  PC_MEMBER void change_tile(const PcAttentionParams& p, int m, int token, bool edge) {
+  PC_MEMBER void change_row_tile(const PcAttentionParams& p, int m, int token, bool edge) {
     const int first_key = token + 2 * (pc_lane() % 4);
-    if constexpr (kRowTiles > 1) {
+    if constexpr (!Options::kFull) {
       const int row = pc_warp() * Tile::kWarpRows + 16 * m + pc_lane() / 4;
       ScoreRow rows[2];
       rows[0].keys = ranges_.load(row);
@@ -438,15 +472,24 @@ class PrefillRows {
     }
   }
 
-  // The lane's own of the weights of key t that it has, or of the one beside it.
+  // Of key t of the half and row r of row tile m, of the two that the lane has.
   PC_MEMBER float weight_of(int m, int r, int t) const {
-    float even = 0.0f, odd = 0.0f;
+    pc_uint32 pair = 0;  // all but one are masked: registers have no index, and memory would be used for one
     PC_UNROLL
-    for (int n = 0; n < kKeyTiles; ++n) {
-      even = n == t / 8 ? s_[m][n][2 * r] : even;
-      odd = n == t / 8 ? s_[m][n][2 * r + 1] : odd;
+    for (int i = 0; i < kKeyTiles; ++i) pair |= weights_[m][i / 2][2 * (i % 2) + r] & (i == t / 8 ? 0xffffffffu : 0u);
+    pair = static_cast<pc_uint32>(pc_shuffle(static_cast<int>(pair), pc_lane() / 4 * 4 + t % 8 / 2));
+    return t % 2 == 0 ? low_of<T>(pair) : high_of<T>(pair);
+  }
+
+  PC_MEMBER void add_key_by_hand(float weight, int key, int m, int r) {
+    if (weight == 0.0f) return;
+    PC_UNROLL
+    for (int n = 0; n < kDimTiles; ++n) {
+      const int at = Tile::kShape.values_begin() + Tile::at(key, n);
+      const pc_uint32 pair = shared_.template as<pc_uint32>().load(at / 4 + pc_lane() % 4);
+      o_[m][n][2 * r] = pc_fma(weight, low_of<T>(pair), o_[m][n][2 * r]);
+      o_[m][n][2 * r + 1] = pc_fma(weight, high_of<T>(pair), o_[m][n][2 * r + 1]);
     }
-    return t % 2 == 0 ? even : odd;
   }
 
   PC_MEMBER void scale_row(int m, int r, float factor) {
@@ -465,27 +508,25 @@ class PrefillRows {
     }
   }
 
-  // The warp's output, by way of the place of its queries, which nobody needs any more.
-  PC_MEMBER void gather_rows(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) {
-    pc_sync_warp();
+  // Output is gathered in the place of the warp's queries, which nobody needs any more.
+  PC_MEMBER void gather_row(int m, int r) const {
+    const int row = pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4;
+    const int first = pc_opaque(Tile::at(row, 0) + pc_lane() % 4 * 4);
     PC_UNROLL
-    for (int m = 0; m < kRowTiles; ++m) {
-      PC_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int row = pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4;
-        PC_UNROLL
-        for (int n = 0; n < kDimTiles; ++n) {
-          const pc_uint32 pair = pc_pack<T>(o_[m][n][2 * r], o_[m][n][2 * r + 1]);
-          shared_.template as<pc_uint32>().store(Tile::at(row, n) / 4 + pc_lane() % 4, pair);
-        }
-      }
+    for (int n = 0; n < kDimTiles; ++n) {
+      const pc_uint32 pair = pc_pack<T>(o_[m][n][2 * r], o_[m][n][2 * r + 1]);
+      const int to = (first ^ ((n & 7) << 4)) + ((n & ~7) << 4);  // at(row, n) + ...
+      shared_.template as<pc_uint32>().store(to / 4, pair);
     }
+  }
+
+  PC_MEMBER void store_rows(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) const {
     pc_sync_warp();
     const Global<T> out(p.out.data);
     const int end = min_of(Tile::kWarpRows, item.num_rows(heads) - pc_warp() * Tile::kWarpRows);
     for (int i = pc_lane(); i < end * Tile::kChunks; i += 32) {
       const int row = pc_warp() * Tile::kWarpRows + i / Tile::kChunks, chunk = i % Tile::kChunks;
-      const pc_int64 to = row_offset(p.out, item.query_begin + row / heads.count, heads.first + row % heads.count);
+      const pc_int64 to = row_offset(p.out, item.work.query_begin + row / heads.count, heads.first + row % heads.count);
       out.store_vector(to + chunk * 8, shared_.load_vector(Tile::at(row, chunk)));
     }
   }
@@ -493,11 +534,12 @@ class PrefillRows {
   Shared<pc_uint8> shared_;
   Shared<KeyRange> ranges_;
   Shared<float> folded_;
+  Shared<WarpSpan> span_;
   ScoreRule rule_;
-  KeyRange any_, common_;  // keys that one, or all, of the warp's rows attend to
   ScoreRow rows_[2];
   Softmax softmax_[kRowTiles];
   float s_[kRowTiles][kKeyTiles][4];
+  pc_uint32 weights_[kRowTiles][kKeyTiles / 2][4];
   float o_[kRowTiles][kDimTiles][4];
 };
 
@@ -524,81 +566,100 @@ PC_DEVICE pc_uint64 find_not_finite(const Shared<pc_uint8>& shared) {
   return all;
 }
 
-// Zeros in place of the values of some keys.
+// Zeros in place of the values of some keys: bit t of `found` is key first + t of the tile.
 template <int kDim, typename Options>
-PC_DEVICE void clear_values(const Shared<pc_uint8>& shared, pc_uint64 found) {
+PC_DEVICE void clear_values(const Shared<pc_uint8>& shared, pc_uint32 found, int first) {
   using Tile = PrefillTile<kDim, Options>;
-  for (int i = pc_thread(); i < Tile::kTokens * Tile::kChunks; i += Tile::kThreads) {
+  for (int i = pc_thread(); i < Tile::kTokens / 2 * Tile::kChunks; i += Tile::kThreads) {
     if ((found >> i / Tile::kChunks & 1) == 0) continue;
-    shared.store_vector(Tile::kShape.values_begin() + 16 * i, {{0, 0, 0, 0}});
+    shared.store_vector(Tile::kShape.values_begin() + first * Tile::kRowBytes + 16 * i, {{0, 0, 0, 0}});
   }
 }
 
-// The tiles of an item. Before it and behind it all threads meet.
+// The tiles of item i, and its rows. All threads meet before it.
 template <typename T, int kDim, typename Options>
-PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, const Splits& splits,
-                        const Shared<pc_uint8>& shared, const ScoreRule& rule) {
+PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<pc_uint8>& shared) {
   using Tile = PrefillTile<kDim, Options>;
+  const ScoreRule rule = make_rule<Options>(p, heads.kv);
   PrefillFeed<T, kDim, Options> feed(p, shared, heads.kv);
   PrefillRows<T, kDim, Options> rows(shared, rule);
-  const bool folds = p.fold_tokens != 0 && splits.count == 1;
-  const pc_int64 own_rows = p.num_partial_rows - static_cast<pc_int64>(pc_num_blocks_x() - pc_block_x()) *
-                                                     max_of(Tile::kRows / heads.count, 1);
-  bool is_first = true;
-  int token = item.keys.begin / Tile::kTokens * Tile::kTokens, turn = 0;
-
-  feed.look_up(p, item, token);
-  feed.store_slots(p, turn);
-  rows.start(p, heads, item);
+  KeyRange keys;
+  {
+    const PrefillItem item(p, i);
+    keys = item.keys();
+    copy_queries<T, kDim, Options>(p, heads, item, shared);
+    feed.start(p, item);
+    rows.start(p, heads, item);
+  }
   pc_sync_block();
-  copy_queries<T, kDim, Options>(p, heads, item, shared);
-  feed.copy_keys(item.keys, token, turn);
-  pc_commit_copies();
-  feed.look_up(p, item, token + Tile::kTokens);
+  int token = keys.begin / Tile::kTokens * Tile::kTokens;
+  feed.look_up(p, keys, token);
+  feed.store_key_slots(p);
+  feed.store_value_slots(p);
+  pc_sync_block();
+  feed.copy_keys(keys, token);
+  feed.look_up(p, keys, token + Tile::kTokens);
   if (rule.negate) {
     pc_wait_copies<0>();
     negate_queries<kDim, Options>(shared);
   }
 
-  for (; token < item.keys.end; token += Tile::kTokens, turn ^= 1) {
-    feed.store_slots(p, turn ^ 1);
+  for (; token < keys.end; token += Tile::kTokens) {
     pc_wait_copies<0>();
     pc_sync_block();  // the keys are there, and nobody needs the values before
-    feed.copy_values(item.keys, token, turn);
-    pc_commit_copies();
-    const bool attends = rows.attends_to(token);
-    if (attends) rows.add_keys(p, token);
+    feed.copy_values(keys, token);
+    feed.store_key_slots(p);
+    const bool attends[2] = {rows.attends_to(token), rows.attends_to(token + rows.kKeys)};
+    if (attends[0]) {
+      rows.multiply_keys(0);
+      rows.weigh_keys(p, token);
+    }
+    if (attends[1]) rows.multiply_keys(rows.kKeys);
     pc_wait_copies<0>();
     pc_sync_block();  // the values are there, and nobody needs the keys
-    if (token + Tile::kTokens < item.keys.end) feed.copy_keys(item.keys, token + Tile::kTokens, turn ^ 1);
-    pc_commit_copies();
-    feed.look_up(p, item, token + 2 * Tile::kTokens);
+    if (token + Tile::kTokens < keys.end) feed.copy_keys(keys, token + Tile::kTokens);
+    feed.store_value_slots(p);
+    feed.look_up(p, keys, token + 2 * Tile::kTokens);
 
-    const bool edge = token < item.common.begin || token + Tile::kTokens > item.common.end;
-    if ((edge && item.query_count > 1) || (Options::kFull && p.mask != 0)) {
-      const pc_uint64 found = find_not_finite<T, kDim, Options>(shared);
+    pc_uint64 found = 0;
+    if (feed.is_edge(token) || (Options::kFull && p.mask != 0)) found = find_not_finite<T, kDim, Options>(shared);
+    PC_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (half == 1 && attends[1]) rows.weigh_keys(p, token + rows.kKeys);
       if (found != 0) {
-        if (attends) rows.add_by_hand(found, token);
+        const pc_uint32 own = static_cast<pc_uint32>(found >> half * rows.kKeys) & (0xffffffffu >> (32 - rows.kKeys));
+        if (attends[half]) rows.add_by_hand(own, half * rows.kKeys);
         pc_sync_block();
-        clear_values<kDim, Options>(shared, found);
+        clear_values<kDim, Options>(shared, own, half * rows.kKeys);
         pc_sync_block();
       }
+      if (attends[half]) rows.add_values(half * rows.kKeys);
     }
-    if (attends) rows.add_values();
+    // Items of split tiles end there.
     const int next = token + Tile::kTokens;
-    if (folds && next % p.fold_tokens == 0 && next < item.keys.end) {
-      rows.fold(p, heads, item, own_rows, is_first, false);
-      is_first = false;
+    if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys.end) {
+      rows.fold(p, heads, PrefillItem(p, i), token / p.fold_tokens == keys.begin / p.fold_tokens, false);
     }
   }
   pc_wait_copies<0>();
+  pc_sync_block();  // also where there was no tile, nobody needs the queries
 
-  if (splits.count > 1) {
-    rows.store_part(p, heads, item, splits);
-  } else if (folds) {
-    rows.fold(p, heads, item, own_rows, is_first, true);
+  const PrefillItem item(p, i);
+  if (item.splits.count > 1) {
+    rows.store_part(p, heads, item);
+  } else if (p.fold_tokens != 0) {
+    const int last = max_of(keys.end - 1, keys.begin);
+    rows.fold(p, heads, item, last / p.fold_tokens == keys.begin / p.fold_tokens, true);
   } else {
     rows.store_whole(p, heads, item);
+  }
+}
+
+// Joins the parts of item i's tile where this CTA was the last of them.
+PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<int>& flag) {
+  const PrefillItem item(p, i);
+  if (item.splits.count > 1 && is_last_part(p, item.splits, flag)) {
+    join_splits<4>(p, heads, item.work, item.splits);
   }
 }
 
@@ -608,27 +669,12 @@ void prefill(const PcAttentionParams p) {
   using Tile = PrefillTile<kDim, Options>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
-  const WorkRange work = load_work(p.schedule, pc_block_x());
-  const ScoreRule rule = make_rule<Options>(p, heads.kv);
-  clear_padding(p, heads);
-  for (int i = work.first; i < work.end; ++i) {
-    PcWorkItem planned = load_item(p.schedule, i);
-    const Splits splits = splits_of(planned);
-    PrefillItem item;
-    item.sequence = load_sequence(p, planned.sequence);
-    fit_item(p, item.sequence, planned);
-    item.query_begin = planned.query_begin;
-    item.query_count = planned.query_count;
-    item.keys = {planned.key_begin, planned.key_end};
-    item.common = common_keys(p, item.sequence, planned);
-    run_item<T, kDim, Options>(p, heads, item, splits, shared, rule);
-    pc_sync_block();
-    if (splits.count == 1) continue;
-    if (is_last_part(p, splits, (shared + Tile::kShape.words_begin()).template as<int>())) {
-      join_splits<4>(p, heads, planned, splits);
-    }
+  for (int i = load_work(p.schedule, pc_block_x()).first; i < load_work(p.schedule, pc_block_x()).end; ++i) {
+    run_item<T, kDim, Options>(p, heads, i, shared);
+    join_item(p, heads, i, (shared + Tile::kShape.words_begin()).template as<int>());
     pc_sync_block();
   }
+  clear_padding(p, heads);
 }
 
 }  // namespace pagecore

@@ -59,11 +59,15 @@ PC_DEVICE void store_lse(const PcAttentionParams& p, int query_row, int head, fl
   if (p.lse != 0) Global<float>(p.lse).store(lse_offset(p, query_row, head), lse);
 }
 
-// Rows behind the last sequence's queries: 0, and -infinity as lse. The workers share them.
-PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads) {
-  const int begin = p.cu_query_lens.data == 0 ? p.num_sequences
-                                              : clamp(load_index(p.cu_query_lens, p.num_sequences), 0, p.num_tokens);
-  for (int row = begin + pc_block_x(); row < p.num_tokens; row += pc_num_blocks_x()) {
+// The first row behind the last sequence's queries.
+PC_DEVICE int first_padding_row(const PcAttentionParams& p) {
+  if (p.cu_query_lens.data == 0) return p.num_sequences;
+  return clamp(load_index(p.cu_query_lens, p.num_sequences), 0, p.num_tokens);
+}
+
+// Rows from that one on: 0, and -infinity as lse. The workers share them.
+PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads, int first_row) {
+  for (int row = first_row + pc_block_x(); row < p.num_tokens; row += pc_num_blocks_x()) {
     for (int head = heads.first; head < heads.first + heads.count; ++head) {
       const pc_int64 at = row_offset(p.out, row, head);
       for (int d = pc_thread(); d < p.value_dim; d += pc_num_threads())
@@ -146,23 +150,27 @@ struct JoinedRow {
   PC_MEMBER RowEnd end(float sink) const { return end_row(top * kLog2OfE, sum, sink); }
 };
 
-// Parts 0 .. count - 1, `lse_step` and `out_step` apart.
+// `count` parts, `lse_step` and `out_step` apart.
 template <int N>
-PC_DEVICE void add_parts(const Global<float>& lse, const Global<float>& out, pc_int64 lse_step, pc_int64 out_step,
-                         int count, JoinedRow<N>& row) {
+PC_DEVICE void add_parts(Global<float> lse, Global<float> out, pc_int64 lse_step, pc_int64 out_step, int count,
+                         JoinedRow<N>& row) {
   constexpr int kAhead = N == 1 ? 2 : 8;  // that are on their way at once
-  for (int first = 0; first < count; first += kAhead) {
+  for (; count > 0; count -= kAhead) {
     float part_lse[kAhead], part[kAhead][N];
     PC_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      const int s = min_of(first + i, count - 1);
-      part_lse[i] = lse.load(s * lse_step);
-      load_floats<N>(out, s * out_step, part[i]);
+      part_lse[i] = -pc_infinity();
+      PC_UNROLL
+      for (int k = 0; k < N; ++k) part[i][k] = 0.0f;
+      if (i < count) {
+        part_lse[i] = lse.load(0);
+        load_floats<N>(out, 0, part[i]);
+      }
+      lse = lse + lse_step;
+      out = out + out_step;
     }
     PC_UNROLL
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i < count) row.add(part_lse[i], part[i]);
-    }
+    for (int i = 0; i < kAhead; ++i) row.add(part_lse[i], part[i]);
   }
 }
 
