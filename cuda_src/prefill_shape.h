@@ -3,16 +3,17 @@
 
 #include "attention_shape.h"
 
-// Shared memory of prefill.cu. Query rows stand where the output is gathered afterwards.
+// Shared memory of prefill.cu:
 //
-//   queries  [rows, head_dim]
-//   keys     [tokens, head_dim]
+//   queries  [rows, head_dim], of an item; at its end the output is gathered here
+//   keys     [tokens, head_dim], of a tile
 //   values   [tokens, head_dim]
-//   slots    [2][tokens]: where the tokens of two tiles lie in the cache, two 64-bit offsets each
-//   ranges   [rows]: the first key of each row and the one behind its last
-//   sums     [rows]: largest score and sum of the pieces that have been folded
-//
-// The flag of is_last_part is a word of the slots: those of an item are used up by then.
+//   slots    [2][tokens]: where keys and values lie in the cache, 64-bit offsets; keys are a tile ahead of values
+//   ranges   [rows]: the first key that a row attends to and the one behind the last
+//   sums     [rows]: largest lse and sum of the pieces that have been folded
+//   words    [8]: what warps tell each other
+//   item     where its blocks are listed, 64 bits, and the keys that all of its queries attend to
+//   spans    [warps]: the keys that one of a warp's rows attends to, and those that all do
 struct PcPrefillShape {
   int head_dim;
   int warps;
@@ -25,10 +26,12 @@ struct PcPrefillShape {
   constexpr int keys_begin() const { return rows() * row_bytes(); }
   constexpr int values_begin() const { return keys_begin() + tokens * row_bytes(); }
   constexpr int slots_begin() const { return values_begin() + tokens * row_bytes(); }
-  constexpr int ranges_begin() const { return slots_begin() + 2 * tokens * 16; }
+  constexpr int ranges_begin() const { return slots_begin() + 2 * tokens * 8; }
   constexpr int sums_begin() const { return ranges_begin() + rows() * 8; }
-  constexpr int flag_begin() const { return slots_begin(); }
-  constexpr int bytes() const { return sums_begin() + rows() * 8; }
+  constexpr int words_begin() const { return sums_begin() + rows() * 8; }
+  constexpr int item_begin() const { return words_begin() + 32; }
+  constexpr int spans_begin() const { return item_begin() + 16; }
+  constexpr int bytes() const { return spans_begin() + warps * 16; }
 };
 
 constexpr PcPrefillShape pc_prefill_tiles(int head_dim, bool full) {

@@ -145,6 +145,13 @@ PC_DEVICE Shared<pc_uint8> pc_shared_buffer() {
   return Shared<pc_uint8>(buffer);
 }
 
+// The same number, of which the compiler knows nothing: what is computed from it is computed behind this point, rather
+// than ahead of a loop, from where it would have to be kept in registers.
+PC_DEVICE int pc_opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // ---- copies from device to shared memory that run on their own
 
 // 16 bytes from element i on, or zeros where not `valid` (nothing is then read). What they fill must not be touched

@@ -66,6 +66,8 @@ PC_DEVICE pc_uint32 pc_ballot(bool condition, PC_SITE) { return emulator::ballot
 
 PC_DEVICE void pc_fence_device() { emulator::fence_device(); }
 
+PC_DEVICE int pc_opaque(int value) { return value; }
+
 // ---- matrices
 
 PC_DEVICE void pc_load_matrices(pc_uint32 (&r)[4], SharedAddress row, PC_SITE) {
