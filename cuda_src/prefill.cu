@@ -642,6 +642,7 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
     }
   }
   pc_wait_copies<0>();
+  pc_sync_block();  // also where there was no tile, nobody needs the queries
 
   const PrefillItem item(p, i);
   if (item.splits.count > 1) {
