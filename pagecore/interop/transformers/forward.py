@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedOption
-from pagecore.interop.transformers.attention import REMEDY
+from pagecore.interop.transformers.attention import REMEDY, untraced
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.interop.transformers.rows import Rows
 
@@ -78,6 +78,7 @@ class Forward:
         self._rows.cache.write(layer, self._pack(key), self._pack(value), self.batch)
         self._stored.add(layer)
 
+    @untraced
     def attend(
         self,
         layer: int,
