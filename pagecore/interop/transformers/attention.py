@@ -6,9 +6,9 @@ are not touched: `Columns` in place of the length of its keys, and a `Ticket` on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from transformers import AttentionInterface
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 NAME = "pagecore"
 REMEDY = f'call model.set_attn_implementation("{NAME}")'
 _TICKET = "_pagecore_ticket"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """Keep torch.compile out of a function: what the cache decides is Python, between the graphs of the model."""
+    kept: _Function = torch.compiler.disable(function, reason="a PagedCache takes blocks and looks them up in Python")
+    return kept
 
 
 def register() -> None:

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, Ticket, stamp
+from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, Ticket, stamp, untraced
 from pagecore.interop.transformers.following import follow
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.inputs import read_ids, read_inputs, read_mask
@@ -142,6 +142,7 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     # -- what transformers asks ----------------------------------------------------------------------------------
 
+    @untraced
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:

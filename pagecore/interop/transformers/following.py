@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pagecore.interop.transformers.attention import untraced
+
 if TYPE_CHECKING:
     from pagecore.interop.transformers.cache import PagedCache
 
@@ -21,12 +23,14 @@ def follow(module: torch.nn.Module, cache: PagedCache) -> None:
         own = reference()
         return own if own is not None and given.get("past_key_values") is own else None
 
+    @untraced
     def enter(_: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         given = dict(zip(names, arguments, strict=False)) | options
         own = running(given)
         if own is not None:
             own._enter(given)
 
+    @untraced
     def leave(_: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         own = running(dict(zip(names, arguments, strict=False)) | options)
         if own is not None:

@@ -9,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from pagecore.cache import Batch
-from pagecore.errors import OutOfRows, ShapeError, UnsupportedOption
-from pagecore.interop.transformers.attention import REMEDY
+from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.interop.transformers.attention import REMEDY, untraced
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.interop.transformers.rows import Rows
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Forward:
@@ -75,9 +77,12 @@ class Forward:
                 "the keys and values of the forward pass require grad, which a paged cache cannot give; run the model "
                 "under torch.no_grad() or torch.inference_mode(), as generate does"
             )
+        if key.dtype not in _DTYPES:
+            raise UnsupportedDtype(f"the keys are {key.dtype}; run the model in float32, float16 or bfloat16")
         self._rows.cache.write(layer, self._pack(key), self._pack(value), self.batch)
         self._stored.add(layer)
 
+    @untraced
     def attend(
         self,
         layer: int,

@@ -96,14 +96,20 @@ class Rows:
     def vouch(self, inputs: Inputs) -> Ids | None:
         """The ids of new columns; None where their keys, or those before them, are not what ids and positions make.
 
-        Refuses columns that do not go on where keys from the prefix cache end.
+        Refuses columns that begin anew, or that do not go on where keys from the prefix cache end.
         """
         before = np.zeros((inputs.batch, self.num_columns), np.bool_) if not len(self) else self.is_token
         positions = before.sum(axis=1)[:, None] + inputs.is_token.cumsum(axis=1) - 1
         given = inputs.positions
         if given is None:
             given = np.arange(self.num_columns, self.num_columns + inputs.columns)[None]
-        is_canonical = bool((np.broadcast_to(given, positions.shape) == positions)[inputs.is_token].all())
+        given = np.broadcast_to(given, positions.shape)
+        if ((given == 0) & (positions > 0) & inputs.is_token).any():
+            raise ShapeError(
+                f"tokens start at position 0 again, and the cache holds {self.num_columns} columns of this generation; "
+                "give what follows them, or leave it with reset() or begin()"
+            )
+        is_canonical = bool((given == positions)[inputs.is_token].all())
         if not is_canonical and any(sequence.num_cached_tokens for sequence in self.sequences):
             raise UnsupportedOption(
                 "the positions of the new tokens do not go on where the reused prefix ends; pass position_ids that "

@@ -1,0 +1,84 @@
+"""Small models of several families, with random weights: what a paged cache must not be told from a DynamicCache by."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pagecore import AttentionSpec
+from tests.capabilities import require
+
+torch, transformers = require("torch"), require("transformers")
+torch.set_num_threads(1)  # the models are so small that threads only wait for each other
+
+VOCABULARY, PAD, EOS = 97, 0, 96
+_BASE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+}
+_GROUPED = _BASE | {"num_key_value_heads": 2, "head_dim": 16}
+_WINDOW = {"sliding_window": 8}
+_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 256}
+
+# Family: what its classes are called, and what of the config differs.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", _GROUPED),
+    "qwen3": ("Qwen3", _GROUPED),
+    "mistral": ("Mistral", _GROUPED | _WINDOW),
+    "gemma2": ("Gemma2", _GROUPED | _WINDOW | {"query_pre_attn_scalar": 16}),
+    "gemma3": ("Gemma3", _GROUPED | _WINDOW | _ALTERNATING | {"query_pre_attn_scalar": 16}),
+    "gpt_neox": ("GPTNeoX", _BASE),
+    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),
+    "gpt_oss": ("GptOss", _GROUPED | _WINDOW | {"num_local_experts": 4, "rope_parameters": _YARN}),
+    "phi3": ("Phi3", _GROUPED),
+    "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
+}
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+
+
+@functools.cache
+def make_model(family: str, dtype: str = "float32", seed: int = 0) -> Any:
+    """A model for reading; whoever changes one makes its own with another seed."""
+    name, fields = FAMILIES[family]
+    config = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**fields)
+    classes = {"GPT2": "GPT2LMHeadModel"}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = getattr(transformers, classes.get(name, f"{name}ForCausalLM"))(config).eval()
+    return model.to(getattr(torch, dtype))
+
+
+def make_cache(model: Any, **options: Any) -> Any:
+    """A paged cache of small blocks for a model, which attends with "pagecore" from now on."""
+    from pagecore.interop.transformers import PagedCache
+
+    model.set_attn_implementation("pagecore")
+    if model.config.model_type == "gpt2":
+        options = {"layers": [AttentionSpec(4, 16, dtype=str(model.dtype)[6:], num_query_heads=4)] * 4} | options
+    return PagedCache(model, **{"num_blocks": 200, "block_size": 4} | options)
+
+
+def dynamic_cache(model: Any) -> Any:
+    """The cache to be told from, for a model that attends eagerly from now on."""
+    model.set_attn_implementation("eager")
+    return transformers.DynamicCache(config=model.config)
+
+
+def prompts(rows: int = 2, columns: int = 7, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, EOS, (rows, columns), generator=generator)
+
+
+def left_padded(ids: Any, padding: int = 3) -> Any:
+    """The mask of prompts whose first row is shorter than the others."""
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    return mask

@@ -1,0 +1,286 @@
+"""What a PagedCache cannot serve is refused by name, with what to change, and leaves the cache as it was."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from pagecore import AttentionSpec
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
+from tests.interop.families import dynamic_cache, make_cache, make_model, prompts, torch, transformers
+
+from pagecore.interop.transformers import PagedCache, attention  # isort: skip  # after families, which skips
+
+SPEC = AttentionSpec(2, 16, dtype="float32", num_query_heads=4)
+OWN_MASK = "lays a mask of its own"
+
+
+def run(model, ids, cache, **options):
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, **options).logits
+
+
+@pytest.fixture
+def model():
+    return make_model("llama")
+
+
+@pytest.fixture
+def cache(model):
+    return make_cache(model)
+
+
+# ---- which models
+
+
+def test_another_attention_implementation_is_refused_with_the_call_that_mends_it(model):
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(UnsupportedOption, match=r"'sdpa'; call model.set_attn_implementation\(\"pagecore\"\)"):
+        PagedCache(model, num_blocks=9)
+    cache = make_cache(model)
+    model.set_attn_implementation("eager")
+    with pytest.raises(UnsupportedOption, match=r"'eager'; call model.set_attn_implementation"):
+        run(model, prompts(), cache)
+    model.set_attn_implementation("pagecore")
+    assert run(model, prompts(), cache).shape[:2] == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [([SPEC] * 3, "3 specs; the model has 4 layers"), ([], "0 specs")],
+)
+def test_other_layers_than_the_model_has_are_refused(model, layers, says):
+    with pytest.raises(ShapeError, match=says):
+        make_cache(model, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "says"),
+    [
+        (AttentionSpec(4, 16, dtype="float32"), ShapeError, "axis 1 must have length 4: the heads of key_cache"),
+        (AttentionSpec(2, 8, dtype="float32"), ShapeError, "axis 2 must have length 8: the head_dim of key_cache"),
+        (AttentionSpec(2, 16, dtype="float32", window=5), UnsupportedOption, "window of None, and the cache keeps 5"),
+        (AttentionSpec(2, 16, dtype="float32", num_query_heads=2), ShapeError, "heads"),
+    ],
+)
+def test_specs_that_are_not_the_model_s_are_refused_when_it_runs(model, spec, error, says):
+    cache = make_cache(model, layers=[spec] * 4)
+    with pytest.raises(error, match=says):
+        run(model, prompts(), cache)
+    assert (cache.get_seq_length(), cache.kv.num_sequences) == (0, 0)
+
+
+def test_another_model_than_the_cache_s_is_refused(model, cache):
+    for other in (make_model("llama", seed=1), make_model("qwen3"), make_model("gpt_neox")):
+        other.set_attn_implementation("pagecore")
+        with pytest.raises(UnsupportedOption, match="made for, a LlamaForCausalLM; make a PagedCache for each model"):
+            run(other, prompts(), cache)
+    assert run(model, prompts(), cache).shape[:2] == (2, 7)
+
+
+def test_a_model_that_runs_fewer_layers_is_refused(model, cache):
+    layers = model.base_model.layers
+    count = model.config.num_hidden_layers
+    try:
+        model.config.num_hidden_layers = 3
+        with pytest.raises(UnsupportedOption, match="layer 3 of the model stored no keys"):
+            run(model, prompts(), cache)
+    finally:
+        model.config.num_hidden_layers = count
+    assert len(layers) == 4
+    assert (cache.get_seq_length(), cache.kv.num_sequences) == (0, 0)
+
+
+def test_keys_that_are_not_attended_to_are_refused(model, cache):
+    """A layer with an attention of its own would see the new keys alone."""
+    attend = model.base_model.layers[2].self_attn
+    attend.config = copy.copy(attend.config)
+    attend.config._attn_implementation = "sdpa"
+    try:
+        with pytest.raises(UnsupportedOption, match="layer 2 of the model did not attend to its paged keys"):
+            run(model, prompts(), cache)
+    finally:
+        attend.config = model.config
+    assert cache.kv.num_sequences == 0
+
+
+def test_families_that_no_config_speaks_of_need_layers():
+    gpt2 = make_model("gpt2")
+    gpt2.set_attn_implementation("pagecore")
+    with pytest.raises(UnsupportedOption, match="gpt2"):
+        PagedCache(gpt2, num_blocks=9)
+
+
+def test_what_is_no_decoder_is_refused(model):
+    config = transformers.BartConfig(
+        vocab_size=30,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+    )
+    bart = transformers.BartForConditionalGeneration(config)
+    bart.set_attn_implementation("pagecore")
+    with pytest.raises(UnsupportedOption, match="has an encoder"):
+        PagedCache(bart, layers=[SPEC], num_blocks=9)
+    with pytest.raises(UnsupportedOption, match="give the PreTrainedModel that it wraps"):
+        PagedCache(torch.nn.Sequential(model), num_blocks=9)
+
+
+def test_options_of_the_cache_are_checked_as_ever(model):
+    for options, error in (
+        ({"num_blocks": 1}, ShapeError),
+        ({"memory": 1000}, NotEnoughMemory),
+        ({"num_blocks": 9, "memory": "1GiB"}, ShapeError),
+        ({"num_blocks": 9, "eviction_policy": "best"}, UnsupportedOption),
+    ):
+        with pytest.raises(error):
+            PagedCache(model, **options)
+
+
+# ---- which passes
+
+
+def test_gradients_are_refused_with_what_to_do(model, cache):
+    with pytest.raises(UnsupportedOption, match=r"require grad.*torch.no_grad\(\)"):
+        model(prompts(), past_key_values=cache)
+    assert cache.kv.num_sequences == 0
+    with torch.inference_mode():
+        model(prompts(), past_key_values=cache)
+    assert cache.get_seq_length() == 7
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "says"),
+    [
+        (
+            lambda: torch.ones(2, 1, 7, 7),
+            UnsupportedOption,
+            r"of shape \(2, 1, 7, 7\); a paged cache takes the padding",
+        ),
+        (lambda: {"full_attention": None}, UnsupportedOption, "a dict; a paged cache takes the padding"),
+        (lambda: torch.ones(2, 8), ShapeError, r"\(2, 8\); it must be \(2, 7\)"),
+        (lambda: torch.ones(1, 7), ShapeError, r"\(1, 7\); it must be \(2, 7\)"),
+    ],
+    ids=["whole", "dict", "wide", "one row"],
+)
+def test_masks_that_are_no_padding_masks_are_refused(model, cache, mask, error, says):
+    with pytest.raises(error, match=says):
+        run(model, prompts(), cache, attention_mask=mask())
+    assert cache.kv.num_sequences == 0
+
+
+def test_a_mask_must_show_what_it_showed(model, cache):
+    ids, mask = prompts(), torch.ones(2, 7)
+    run(model, ids, cache, attention_mask=mask)
+    with pytest.raises(ShapeError, match=r"\(2, 3\); it must be \(2, 10\): the cache holds 7 columns"):
+        run(model, prompts(2, 3), cache, attention_mask=torch.ones(2, 3))
+    other = torch.ones(2, 10)
+    other[0, 0] = 0
+    with pytest.raises(UnsupportedOption, match="hides, or shows, other columns"):
+        run(model, prompts(2, 3), cache, attention_mask=other)
+    assert cache.get_seq_length() == 7
+    run(model, prompts(2, 3), cache, attention_mask=torch.ones(2, 10))
+
+
+def test_a_pass_needs_tokens(model, cache):
+    with pytest.raises(UnsupportedOption, match="neither input_ids nor inputs_embeds"):
+        model.base_model(past_key_values=cache)
+    with pytest.raises(ShapeError, match="no new columns"):
+        run(model, torch.zeros(2, 0, dtype=torch.long), cache)
+    with pytest.raises(ShapeError, match="shape"):
+        cache.begin(torch.zeros(7, dtype=torch.long))
+
+
+def test_an_update_outside_of_a_pass_is_refused(model, cache):
+    key = torch.zeros(2, 2, 7, 16)
+    for use in (cache.update, lambda key, value, layer: cache.layers[layer].update(key, value)):
+        with pytest.raises(UnsupportedOption, match="outside of a forward pass"):
+            use(key, key, 0)
+    run(model, prompts(), cache)
+    with pytest.raises(UnsupportedOption, match="outside of a forward pass"):
+        cache.update(key, key, 0)
+    assert cache.get_seq_length() == 7
+
+
+def test_dropout_is_refused():
+    config = copy.deepcopy(make_model("llama").config)
+    config.attention_dropout = 0.5
+    model = transformers.LlamaForCausalLM(config).train()
+    cache = make_cache(model)
+    with pytest.raises(UnsupportedOption, match=r"dropout is 0.5.*model.eval\(\)"):
+        run(model, prompts(), cache)
+    model.eval()
+    run(model, prompts(), cache)
+
+
+def test_soft_capped_models_are_not_left_to_sdpa():
+    for family, name in (("gemma2", "softcap"), ("gpt_oss", "sinks")):
+        model = make_model(family)
+        make_cache(model)
+        with pytest.raises(UnsupportedOption, match=rf"attends with {name}.*pass a PagedCache"):
+            model.generate(prompts(), max_new_tokens=2, do_sample=False)
+
+
+def test_what_the_cache_cannot_give_is_refused(model, cache):
+    key = torch.zeros(1, 2, 1, 16)
+    attention.stamp(key, attention.Ticket(None, 0))
+    base = {"module": torch.nn.Module(), "query": key, "key": key, "value": key, "attention_mask": None}
+    for options, says in (
+        ({"attention_mask": torch.zeros(1, 1, 1, 1)}, "attention_mask"),
+        ({"position_bias": key}, "position_bias"),
+        ({"is_causal": False}, "is_causal"),
+        ({"output_attentions": True}, "output_attentions.*eager"),
+    ):
+        with pytest.raises(UnsupportedOption, match=says):
+            attention._attention(**base | options)
+
+
+def causal(*_):
+    return True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_vmap": True},
+        {"allow_is_causal_skip": False},
+        {"mask_function": causal},
+        {"local_size": 9},
+        {"local_size": 16, "mask_function": causal},
+    ],
+    ids=" ".join,
+)
+def test_masks_of_the_model_s_own_are_refused(options):
+    columns = attention.Columns(7, [None, 8])
+    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*windows of the cache's layers, \[8\]"):
+        attention._mask(kv_length=columns, **options)
+    assert attention._mask(kv_length=columns) is None
+    assert attention._mask(kv_length=columns, local_size=8, mask_function=causal) is None
+
+
+def test_copies_are_refused_with_what_to_do_instead(cache):
+    for use in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(UnsupportedOption, match=r"call cache.begin\(input_ids\)"):
+            use(cache)
+
+
+def test_two_caches_in_one_call_are_refused(model, cache):
+    with pytest.raises(ValueError, match="cache_implementation"):
+        model.generate(prompts(), past_key_values=cache, cache_implementation="static", max_new_tokens=2)
+
+
+def test_a_cache_of_another_dtype_casts_and_a_model_of_float64_is_refused():
+    model = make_model("llama")
+    cache = make_cache(model, layers=[AttentionSpec(2, 16, dtype="bfloat16", num_query_heads=4)] * 4)
+    expected = run(model, prompts(), dynamic_cache(model))
+    model.set_attn_implementation("pagecore")
+    torch.testing.assert_close(run(model, prompts(), cache), expected, rtol=0.05, atol=0.05)
+    double = transformers.LlamaForCausalLM(model.config).double()
+    with pytest.raises(UnsupportedDtype, match="float64"):
+        make_cache(double)
+    with pytest.raises(UnsupportedDtype, match=r"the keys are torch.float64; run the model in"):
+        run(double, prompts(), make_cache(double, layers=[SPEC] * 4))
