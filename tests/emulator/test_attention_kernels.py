@@ -118,6 +118,21 @@ def test_a_row_has_the_same_bits_folded_and_split(dim, query_lens, rows, window)
         np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
+def test_a_row_of_the_general_path_has_the_same_bits_alone_and_in_a_prompt(dim):
+    """Where keys are summed in pieces (batch-invariant), and whatever rows stand beside it."""
+    case = make_case(Shape(seq_lens=(150,), query_lens=(37,), heads=(4, 2), dims=(dim, dim)), window=90)
+    kit = Kit(EmulatedRuntime())
+    whole = Call(kit, case, general_name(case), rows=128, fold=64).check()
+    for count in (1, 5):
+        options = {**case.options, "cu_query_lens": np.array([0, count], np.int32)}
+        last = Case(case.query[-count:], case.key_cache, case.value_cache, case.block_table, case.seq_lens, options)
+        for split in (0, 64):
+            got = Call(kit, last, general_name(case), rows=128, fold=64, split=split).run()
+            for one, other in zip(got, whole, strict=True):
+                np.testing.assert_array_equal(one.view(np.uint32), other[-count:].view(np.uint32))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("length", [48 * 16, 48 * 16 + 1, 64 * 16, 64 * 16 + 5])
 @pytest.mark.parametrize("seed", [0, 1])
