@@ -142,3 +142,31 @@ static_assert(sizeof(PcPairParams) == 3160, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcSequenceParams, table) == 288, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcSequenceParams, caches) == 392, "the layout is part of the ABI");
 static_assert(sizeof(PcSequenceParams) == 2184, "the layout is part of the ABI");
+
+// ---- merge_attention
+
+// float32 [token, head]; strides count elements.
+struct PcLse {
+  pc_address data;
+  pc_int64 token_stride;
+  pc_int64 head_stride;
+};
+
+struct PcMergeParams {
+  PcRows out_a;  // [num_tokens, num_heads, dim], of one type, here and in b and out, which may be a or b
+  PcRows out_b;
+  PcRows out;
+  PcLse lse_a;
+  PcLse lse_b;
+  PcLse lse;  // may be lse_a or lse_b
+  PcDivisor num_heads;
+  pc_int32 num_rows;       // tokens times heads; times the lanes of a row below 2^31 with a grid's worth more
+  pc_int32 unit;           // elements that a thread moves at once: 1, 2, 4 or 8
+  pc_int32 units_per_row;  // of a head
+  pc_int32 lanes_shift;    // a row is done by 1 << lanes_shift lanes of one warp
+  pc_int32 pad;
+};
+
+static_assert(sizeof(PcLse) == 24, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcMergeParams, num_heads) == 144, "the layout is part of the ABI");
+static_assert(sizeof(PcMergeParams) == 176, "the layout is part of the ABI");

@@ -35,6 +35,7 @@ from pagecore.ops._checks cimport (
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 from pagecore.ops.cuda._attention cimport attention as launch_attention
+from pagecore.ops.cuda._moves cimport merge as launch_merge
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -231,7 +232,7 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
 
     ``lse = log(exp(lse_a) + exp(lse_b))`` and ``out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b``. A part
     whose lse is -inf counts for nothing, whatever its output holds; two of them give 0 and -inf. Sinks belong to one
-    part only.
+    part only. All arrays are on one device, the host or CUDA.
 
     Parameters
     ----------
@@ -242,8 +243,9 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     out, lse : array, optional
         Take the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; may be `out_a` or `out_b`, `lse_a` or
         `lse_b` themselves. These objects are returned.
-    stream : None
-        For CUDA arrays only.
+    stream : int or a stream, optional
+        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        stream of the framework of `out_a`.
 
     Returns
     -------
@@ -279,8 +281,11 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
         weight = any_tensor(lse, "lse")
         check_place(weight, "lse", &place)
         check_result(weight, "lse", 2, a.shape_, FLOAT32)
-    check_on_host(&place)
-    run_merge(a, weight_a, b, weight_b, result, weight)
+    if place.device_type == CPU:
+        run_merge(a, weight_a, b, weight_b, result, weight)
+    else:
+        await_arrays((out_a, lse_a, out_b, lse_b), &place)
+        launch_merge(a, weight_a, b, weight_b, result, weight, &place)
     return (
         finished(result, out_a, &place) if out is None else out,
         finished(weight, out_a, &place) if lse is None else lse,

@@ -118,6 +118,19 @@ def test_a_row_has_the_same_bits_folded_and_split(dim, query_lens, rows, window)
         np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("layout", ["NHD", "reversed"])
+def test_blocks_behind_2_to_the_33_elements(dtype, layout):
+    case = make_case(Shape(seq_lens=(70, 33), query_dtype=dtype, cache_dtype=dtype, layout=layout))
+    far = 2**33 // abs(case.key_cache.strides[0] // case.key_cache.itemsize)
+    # Entries without a token are garbage; they stay so.
+    case.block_table = np.where(case.block_table < 100, case.block_table.astype(np.int64) + far, -1).astype(np.int32)
+    name = general_name(case) if dtype == "float32" else decode_name(case)
+    call = Call(Kit(EmulatedRuntime()), case, name, far=far)
+    case.block_table = case.block_table - far
+    call.check()
+
+
 # ---- faults
 
 RACE = "races|nobody has written|in flight"

@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu.args cimport BlockArray, Cache, Indices, Rows, Table
+from pagecore.ops.cpu.args cimport BlockArray, Cache, Indices, Lse, Rows, Table
 
 
 # Optional (None): rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
@@ -46,6 +46,7 @@ cdef int check_transferred(list sources, list targets, Tensor pairs) except -1
 # Tensors as the kernels are told of them; fill_indices leaves what is None absent.
 cdef int fill_rows(Rows* rows, Tensor tensor) except -1
 cdef int fill_cache(Cache* cache, Tensor tensor) except -1
+cdef void fill_lse(Lse* lse, Tensor tensor) noexcept
 cdef void fill_indices(Indices* indices, Tensor tensor) noexcept
 cdef void fill_table(Table* table, Tensor tensor) noexcept
 cdef void fill_pairs(Indices* sources, Indices* targets, Tensor pairs) noexcept

@@ -22,6 +22,10 @@ cdef int scatter_blocks(
     list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
     const Place* place) except -1
 
+# out may be out_a or out_b, lse may be lse_a or lse_b.
+cdef int merge(
+    Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1
+
 # The first int32 at `count` entries of those at `entries` (PcTableEntry, room for `capacity`) into a contiguous int32
 # table; all three on the device of the table. The launch is the same whatever the count.
 cpdef int scatter_entries(

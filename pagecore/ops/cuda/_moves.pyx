@@ -6,8 +6,16 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor, size_of
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops._checks cimport CPU, Place, note_written
-from pagecore.ops.cpu._cpu cimport add_arrays, fill_cache, fill_indices, fill_pairs, fill_rows, fill_table
-from pagecore.ops.cpu.args cimport BlockArray, Float, Indices, Table, WriteArgs
+from pagecore.ops.cpu._cpu cimport (
+    add_arrays,
+    fill_cache,
+    fill_indices,
+    fill_lse,
+    fill_pairs,
+    fill_rows,
+    fill_table,
+)
+from pagecore.ops.cpu.args cimport BlockArray, Float, Indices, MergeArgs, Table, WriteArgs
 
 from pagecore.arrays import cuda, streams
 from pagecore.ops.cuda import kernels
@@ -28,6 +36,9 @@ cdef extern from "cuda_src/abi_moves.h" nogil:
         pass
 
     cdef struct PcSequenceParams:
+        pass
+
+    cdef struct PcMergeParams:
         pass
 
     cdef enum:
@@ -94,12 +105,20 @@ cdef extern from "pagecore/ops/cuda/move_launch.hpp" namespace "pagecore::cuda" 
         const vector[BlockArray]& caches, const vector[BlockArray]& packed,
         const SequenceBatch& batch) except +raise_python_error
 
+cdef extern from "pagecore/ops/cuda/merge_launch.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass MergeLaunch:
+        PcMergeParams params
+        Grid grid
+
+    vector[MergeLaunch] merge_launches(const MergeArgs& args) except +raise_python_error
+
 cdef enum:
     TABLE_BLOCKS = 64  # of a grid that must do for every count
 
 # By the numbers of Float.
 cdef tuple TYPES = ("float", "pc_half", "pc_bfloat16")
 cdef tuple WRITES = tuple(tuple(f"write_kv<{a},{b}>" for b in TYPES) for a in TYPES)
+cdef tuple MERGES = tuple(f"merge_parts<{a}>" for a in TYPES)
 # The last of each, which -1 finds, moves bytes.
 cdef tuple MOVED = (*TYPES, "pc_uint8")
 cdef tuple PAIR_MOVES = tuple(tuple(f"move_pairs<{a},{b}>" for b in MOVED) for a in MOVED)
@@ -217,6 +236,25 @@ cdef int move_sequences(
     for i in range(launches.size()):
         name = SEQUENCE_MOVES[launches[i].types.type_from][launches[i].types.type_to]
         launch(name, launches[i].grid, PC_MOVE_SHARED_BYTES, &launches[i].params, place)
+    return 0
+
+
+cdef int merge(
+        Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1:
+    """Join two parts of attention; see _moves.pxd."""
+    cdef MergeArgs args
+    cdef size_t i
+    fill_rows(&args.out_a, out_a)
+    fill_rows(&args.out_b, out_b)
+    fill_rows(&args.out, out)
+    fill_lse(&args.lse_a, lse_a)
+    fill_lse(&args.lse_b, lse_b)
+    fill_lse(&args.lse, lse)
+    cdef vector[MergeLaunch] launches = merge_launches(args)
+    for i in range(launches.size()):
+        launch(MERGES[out.dtype_code], launches[i].grid, 0, &launches[i].params, place)
+    note_written(out, place)
+    note_written(lse, place)
     return 0
 
 
