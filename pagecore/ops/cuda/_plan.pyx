@@ -97,8 +97,6 @@ cdef class CudaPlan:
             raise ShapeError("a plan is bound to memory of a fixed size: give max_sequences and max_tokens to it")
         if address % 16:
             raise ShapeError(f"address is {address:#x}; a plan begins at a multiple of 16")
-        for _, event in self.staging:
-            event.synchronize()  # the plan of no sequences may still be on its way
         self.is_bound = True
         self.address = address
         self.memory = None
