@@ -18,9 +18,9 @@
 //
 // Copies: every warp has a ring of `stages` tiles, each of 16 keys and 16 values, 64 * head_dim bytes; K and V are
 // groups of their own, so that S is computed while V is on its way. A stage is filled again as soon as it is used up,
-// over the ends of items. A CTA's rings are of 64 KiB, so that 192 KiB are in flight where a multiprocessor holds 3
-// CTAs: five times what 4.8 TB/s take in a microsecond, which also lets a CTA join its warps and splits meanwhile. The
-// table is looked up one tile before its slots are needed.
+// over the ends of items. A CTA's rings are of 64 KiB, so that two CTAs have 128 KiB in flight on a multiprocessor of
+// an H200: 3.5 times its share of 4.8 TB/s in a microsecond, and enough while one of the two ends an item. The table is
+// looked up one tile before its slots are needed.
 //
 // Shared memory: a row of 2 * head_dim bytes has its 16-byte chunks permuted, chunk c of row r at c ^ (r % 8): copies
 // write and ldmatrix reads all 32 banks. A row of O has its groups of 8 numbers permuted alike, by r % 4.
@@ -384,7 +384,7 @@ PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, 
   PcWorkItem item = load_item(p.schedule, i);
   const Splits splits = splits_of(item);
   fit_queries(p, item);
-  if (splits.count > 1 && is_last_part(p, splits, flag)) join_splits<4>(p, heads, item, splits);
+  if (splits.count > 1) join_if_last<4>(p, heads, item, splits, flag);
 }
 
 template <typename T, int kDim, typename Options>

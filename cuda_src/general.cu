@@ -18,8 +18,9 @@
 //
 // Every warp has a ring of its own and fills it as in decode.cu: 64 KiB in flight for a CTA. Where an item has no more
 // rows than a warp, each warp works on its own tiles; with more, rows are divided too, and a warp works on the tiles of
-// others: on all of them where each warp has rows of its own. Rows that cannot be copied by 16 bytes are loaded element
-// by element when a stage is filled. 16-bit elements become float32 where they lie, before their use.
+// others: on all of them where each warp has rows of its own, as it always is in batch-invariant calls. Rows that
+// cannot be copied by 16 bytes are loaded element by element when a stage is filled. 16-bit elements become float32
+// where they lie, before their use.
 //
 // Bytes: keys and values once for each block of rows; queries once a split; partial rows once written and once read.
 
@@ -54,8 +55,15 @@ struct GeneralTile {
   PC_MEMBER static int dim(int v) { return 4 * (v * kLanes + pc_lane() % kLanes); }
 };
 
-// How a block works on an item's rows first_row, first_row + 1 ...: warps that share rows stand together, and share the
-// tiles of a round.
+// How rows are divided among warps: those of a team have the same rows, and share the tiles of a round.
+struct Teams {
+  int warps;  // of a team
+  int rows;   // of a team, a multiple of 4
+
+  PC_MEMBER int first_row(int warp) const { return warp / warps * rows; }
+};
+
+// How a block works on an item: on rows first_row, first_row + 1 ... of it.
 template <int kDim>
 struct GeneralBlock {
   static constexpr int kWarps = GeneralTile<kDim>::kWarps;
@@ -63,12 +71,16 @@ struct GeneralBlock {
 
   int heads;
   int first_row;
+  bool invariant;  // a row's sums are of one warp, however many rows there are
 
   PC_MEMBER int rows(const PcWorkItem& item) const {
     return clamp(item.query_count * heads - first_row, 0, kWarps * kRows);
   }
-  // Warps that share a row.
-  PC_MEMBER static int sharers(int rows) { return rows <= kRows ? kWarps : rows <= 2 * kRows && kWarps == 4 ? 2 : 1; }
+  PC_MEMBER Teams teams(int rows) const {
+    if (!invariant && rows <= kRows) return {kWarps, kRows};
+    if (!invariant && rows <= 2 * kRows && kWarps == 4) return {2, kRows};
+    return {1, min_of(divide_up(rows, 4 * kWarps) * 4, kRows)};
+  }
 };
 
 // A plane of keys or values as it comes.
@@ -260,9 +272,10 @@ class GeneralRows {
                                                      heads.first + packed % heads.count, true));
     }
     common_ = common_keys(p, sequence, item);
-    sharers_ = block.sharers(rows);
-    first_row_ = pc_warp() / sharers_ * Tile::kRows;
-    num_rows_ = clamp(rows - first_row_, 0, Tile::kRows);
+    const Teams teams = block.teams(rows);
+    sharers_ = teams.warps;
+    first_row_ = teams.first_row(pc_warp());
+    num_rows_ = clamp(rows - first_row_, 0, teams.rows);
     clear();
   }
 
@@ -449,12 +462,12 @@ class GeneralExchange {
   };
 
   template <int N>
-  PC_MEMBER Sums<N> load(int row, int d, int sharers) const {
-    const int first = row / Tile::kRows * sharers, own = row % Tile::kRows;
+  PC_MEMBER Sums<N> load(int row, int d, const Teams& teams) const {
+    const int first = row / teams.rows * teams.warps, own = row % teams.rows;
     Sums<N> all = no_sums<N>();
-    for (int w = first; w < first + sharers; ++w) all.top = pc_max(all.top, sums(w).load(2 * own));
+    for (int w = first; w < first + teams.warps; ++w) all.top = pc_max(all.top, sums(w).load(2 * own));
     const float origin = finite_or_zero(all.top);
-    for (int w = first; w < first + sharers; ++w) {
+    for (int w = first; w < first + teams.warps; ++w) {
       const float weight = pc_exp2(sums(w).load(2 * own) - origin);
       all.sum = pc_fma(weight, sums(w).load(2 * own + 1), all.sum);
       PC_UNROLL
@@ -511,8 +524,7 @@ PC_DEVICE void store_rows(const PcAttentionParams& p, const Heads& heads, const 
     const int row = task / vectors, d = task % vectors * N;
     const int query = (block.first_row + row) / heads.count, query_row = item.query_begin + query;
     const int head = heads.first + (block.first_row + row) % heads.count;
-    const auto sums =
-        has_keys ? exchange.template load<N>(row, d, block.sharers(rows)) : Exchange::template no_sums<N>();
+    const auto sums = has_keys ? exchange.template load<N>(row, d, block.teams(rows)) : Exchange::template no_sums<N>();
     const float sink = whole ? load_sink(p, head) : -pc_infinity();
     RowEnd end = end_row(sums.top, sums.sum, piece.folds ? -pc_infinity() : sink);
     float x[N];
@@ -563,11 +575,10 @@ PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, 
   PcWorkItem item = load_item(p.schedule, i);
   const Splits splits = splits_of(item);
   fit_queries(p, item);
-  if (!is_last_part(p, splits, flag)) return;
   if (by_four) {
-    join_splits<4>(p, heads, item, splits);
+    join_if_last<4>(p, heads, item, splits, flag);
   } else {
-    join_splits<1>(p, heads, item, splits);
+    join_if_last<1>(p, heads, item, splits, flag);
   }
 }
 
@@ -588,7 +599,7 @@ void general(const PcAttentionParams p) {
   const pc_uint64 places = p.out.token_stride | p.out.head_stride | p.value_dim;
   const bool by_four = places % 4 == 0 && p.out.data % (4 * element) == 0;
 
-  GeneralBlock<kDim> block = {heads.count, 0};
+  GeneralBlock<kDim> block = {heads.count, 0, p.fold_tokens != 0};
   for (bool more = true; more; block.first_row += Tile::kWarps * Tile::kRows) {
     more = false;
     ring.start(p, work, block);

@@ -137,6 +137,7 @@ class Call:
         split: int = 0,
         fold: int = 0,
         reorder: int | None = None,
+        far: int = 0,
     ) -> None:
         self.kit, self.case, self.name = kit, case, name
         shape = self.shape = shape_of(name, rows)
@@ -169,9 +170,9 @@ class Call:
         p.table.num_rows, p.table.width = case.block_table.shape
         p.table.wide = int(case.block_table.itemsize == 8)
         self._indices(p.seq_lens, case.seq_lens)
-        for name in ("rows", "cu_query_lens"):
-            if name in case.options:
-                self._indices(getattr(p, name), case.options[name])
+        for array in ("rows", "cu_query_lens"):
+            if array in case.options:
+                self._indices(getattr(p, array), case.options[array])
         p.schedule.items = self._put(items.view(np.int32) if len(items) else np.zeros(8, np.int32)).pointer
         p.schedule.first_item = self._put(first_item).pointer
         p.lse, p.lse_token_stride, p.lse_head_stride = self.lse.pointer, num_heads, 1
@@ -185,8 +186,16 @@ class Call:
         p.num_blocks, p.block_size = num_blocks, block_size
         p.block_shift = block_size.bit_length() - 1 if block_size & (block_size - 1) == 0 else -1
         p.fold_tokens = fold
+        self._move_far(far)
         p.query_type = FLOATS[dtype][0]
         p.key_type, p.value_type = FLOATS[str(case.key_cache.dtype)][0], FLOATS[str(case.value_cache.dtype)][0]
+
+    def _move_far(self, blocks: int) -> None:
+        """Let block 0 lie so many blocks before the cache's memory, as if that were the end of a large pool."""
+        p = self.params
+        for plane, cache in ((p.key, self.case.key_cache), (p.value, self.case.value_cache)):
+            plane.data = (plane.data - blocks * plane.block_stride * cache.itemsize) % 2**64
+        p.num_blocks += blocks
 
     def _options(self, num_heads: int, num_kv_heads: int) -> None:
         p, options = self.params, self.case.options
