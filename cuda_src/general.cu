@@ -113,24 +113,24 @@ class GeneralRing {
       : key_(make_plane(p.key, p.key_type, p.head_dim, heads.kv)),
         value_(make_plane(p.value, p.value_type, p.value_dim, heads.kv)),
         rings_(shared),
-        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_int64>()),
+        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_address>()),
         walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {}
 
   PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work, const GeneralBlock<kDim>& block) {
     walk_.start(p, work, block.first_row, block.heads);
   }
 
-  // Begins to fill a stage with the next tile, behind a barrier of the warp; always two groups of copies.
+  // Begins to fill a stage with the next tile, behind a barrier of the warp; always one group of copies.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
     const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
     if (!empty && pc_lane() < Tile::kTokens) {
-      slots_.store(2 * pc_lane(), slot_offset(p.key, walk_.slot()) * key_.element());
-      slots_.store(2 * pc_lane() + 1, slot_offset(p.value, walk_.slot()) * value_.element());
+      const Slot slot = walk_.slot(p);
+      slots_.store(2 * pc_lane(), (key_.data + slot_offset(p.key, slot) * key_.element()).address());
+      slots_.store(2 * pc_lane() + 1, (value_.data + slot_offset(p.value, slot) * value_.element()).address());
     }
     pc_sync_warp();
     if (!empty) copy(key_, keys(stage, pc_warp()), 0, state);
-    pc_commit_copies();
     if (!empty) copy(value_, values(stage, pc_warp()), 1, state);
     pc_commit_copies();
     if (state.rounds != 0) walk_.advance(p, state);
@@ -141,15 +141,11 @@ class GeneralRing {
   }
   PC_MEMBER Shared<pc_uint8> values(int stage, int warp) const { return keys(stage, warp) + Tile::kPlaneBytes; }
 
-  // Until the warp's own keys, or values, of the oldest tile are there, in float32.
-  PC_MEMBER void wait_for_keys(int stage, bool wanted) const {
-    pc_wait_copies<2 * Tile::kStages - 1>();
+  // Until the warp's own part of the oldest round is there, in float32 if it is wanted.
+  PC_MEMBER void wait(int stage, bool wanted) const {
+    pc_wait_copies<Tile::kStages - 1>();
     pc_sync_warp();
     if (wanted && key_.type != PC_FLOAT32) widen(key_.type, keys(stage, pc_warp()));
-  }
-  PC_MEMBER void wait_for_values(int stage, bool wanted) const {
-    pc_wait_copies<2 * Tile::kStages - 2>();
-    pc_sync_warp();
     if (wanted && value_.type != PC_FLOAT32) widen(value_.type, values(stage, pc_warp()));
   }
 
@@ -163,23 +159,28 @@ class GeneralRing {
     }
   }
 
-  // Zeros stand behind the dims, and for tokens that the item does not have.
+  // Zeros stand behind the dims, and for tokens that the item does not have. Slots are read before any copy begins:
+  // behind one, no read of shared memory is moved forward.
   template <typename Element>
   PC_MEMBER void copy_of(const GeneralPlane& plane, const Shared<pc_uint8>& target, int which,
                          const WalkState& state) const {
-    constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16;
+    constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16, kCopies = Tile::kTokens * kChunks / 32;
     if (plane.in_vectors) {
-      PC_UNROLL
-      for (int i = 0; i < Tile::kTokens * kChunks / 32; ++i) {
-        const int row = (i * 32 + pc_lane()) / kChunks, byte = (i * 32 + pc_lane()) % kChunks * 16;
-        const bool valid = byte < plane.dim * kSize && state.keys.has(state.token + row);
-        pc_copy_async(target.address(row * Tile::kRowBytes + byte), plane.data, slots_.load(2 * row + which) + byte,
-                      valid);
+      constexpr int kAhead = kCopies < 8 ? kCopies : 8;
+      for (int first = pc_lane(); first < 32 * kCopies; first += 32 * kAhead) {
+        pc_address slot[kAhead];
+        PC_UNROLL
+        for (int i = 0; i < kAhead; ++i) slot[i] = slots_.load(2 * ((first + 32 * i) / kChunks) + which);
+        PC_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          const int row = (first + 32 * i) / kChunks, byte = (first + 32 * i) % kChunks * 16;
+          const bool valid = byte < plane.dim * kSize && state.keys.has(state.token + row);
+          pc_copy_async(target.address(row * Tile::kRowBytes + byte), Global<pc_uint8>(slot[i]), byte, valid);
+        }
       }
       return;
     }
     constexpr int kAhead = 4;
-    const Global<Element> source = plane.data.template as<Element>();
     const Shared<Element> stored = target.template as<Element>();
     for (int first = pc_lane(); first < Tile::kTokens * kDim; first += 32 * kAhead) {
       Element x[kAhead];
@@ -187,7 +188,7 @@ class GeneralRing {
       for (int i = 0; i < kAhead; ++i) {
         const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
         const bool valid = d < plane.dim && state.keys.has(state.token + row);
-        x[i] = valid ? source.load(slots_.load(2 * row + which) / kSize + d) : 0;
+        x[i] = valid ? Global<Element>(slots_.load(2 * row + which)).load(d) : 0;
       }
       PC_UNROLL
       for (int i = 0; i < kAhead; ++i) {
@@ -219,7 +220,7 @@ class GeneralRing {
 
   GeneralPlane key_, value_;
   Shared<pc_uint8> rings_;  // of all warps
-  Shared<pc_int64> slots_;
+  Shared<pc_address> slots_;
   TileWalk<Tile::kTokens, Tile::kWarps> walk_;
 };
 
@@ -643,8 +644,7 @@ void general(const PcAttentionParams p) {
       }
 
       const bool wanted = keys.meets(token + pc_warp() * Tile::kTokens, Tile::kTokens);
-      ring.wait_for_keys(stage, wanted);
-      ring.wait_for_values(stage, wanted);
+      ring.wait(stage, wanted);
       const bool own_tile_only = rows.sharers() == Tile::kWarps;
       if (!own_tile_only) pc_sync_block();
       for (int w = pc_warp() % rows.sharers(); rows.has_rows() && w < Tile::kWarps; w += rows.sharers()) {

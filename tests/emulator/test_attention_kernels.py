@@ -167,34 +167,22 @@ def test_blocks_behind_2_to_the_33_elements(dtype, layout):
 
 RACE = "races|nobody has written|in flight"
 FAULTS: dict[str, tuple[str, str, str, str | None]] = {
-    "wait for keys that leaves a group too many": (
+    "wait that leaves a group too many": (
         "decode.cu",
-        "2 * Tile::kStages - 1>",
-        "2 * Tile::kStages>",
+        "pc_wait_copies<Tile::kStages - 1>();",
+        "pc_wait_copies<Tile::kStages>();",
         "in flight",
     ),
-    "wait for values that leaves a group too many": (
+    "barrier behind the wait": (
         "decode.cu",
-        "2 * Tile::kStages - 2>",
-        "2 * Tile::kStages - 1>",
-        "in flight",
-    ),
-    "barrier behind the wait for keys": (
-        "decode.cu",
-        "    pc_wait_copies<2 * Tile::kStages - 1>();\n    pc_sync_warp();\n",
-        "    pc_wait_copies<2 * Tile::kStages - 1>();\n",
-        RACE,
-    ),
-    "barrier behind the wait for values": (
-        "decode.cu",
-        "    pc_wait_copies<2 * Tile::kStages - 2>();\n    pc_sync_warp();\n",
-        "    pc_wait_copies<2 * Tile::kStages - 2>();\n",
+        "    pc_wait_copies<Tile::kStages - 1>();\n    pc_sync_warp();\n",
+        "    pc_wait_copies<Tile::kStages - 1>();\n",
         RACE,
     ),
     "barrier before slots are read, and a stage is filled again": (
         "decode.cu",
-        "    pc_sync_warp();\n    if (!empty) copy(key_",
-        "    if (!empty) copy(key_",
+        "    pc_sync_warp();\n    if (!empty) copy(",
+        "    if (!empty) copy(",
         RACE,
     ),
     "barrier behind the queries": (
