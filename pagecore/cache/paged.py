@@ -48,7 +48,7 @@ from pagecore.cache.stepping import new_batch, refusal, take_step
 from pagecore.cache.store import Store
 from pagecore.cache.swap import NONE, SwapSpace
 from pagecore.cache.swapping import as_list, move_in, move_out, shortage_with_swapped
-from pagecore.errors import InvalidSequence, ShapeError
+from pagecore.errors import InvalidSequence
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, Spec, TensorParallel
 from pagecore.storage.checks import at_least

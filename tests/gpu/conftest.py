@@ -11,7 +11,6 @@ from pagecore.errors import DeviceError
 from tests.capabilities import missing
 from tests.cuda.kit import Kit
 
-
 # JAX would take three quarters of the memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
