@@ -84,7 +84,7 @@ def test_a_space_may_round_to_another_dtype(cuda):
 
 
 def test_swapping_goes_on_the_stream_of_the_last_step_and_the_host_waits_for_nothing(cuda):
-    cache, stream = make(cuda), cuda.stream()
+    cache, stream = make(cuda, prefix_cache=False), cuda.stream()
     space = SwapSpace(cache, num_blocks=[9, 9])
     sequence, other = cache.add_sequence(range(13)), cache.add_sequence(range(50, 61))
     arrays, others = numbers(cuda, cache, 13), numbers(cuda, cache, 11, seed=1)
