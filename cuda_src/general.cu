@@ -416,6 +416,7 @@ class GeneralRows {
 
     const float top = pc_max(top_[quad], over_tokens<true>(score));
     const float origin = -rule.factor * finite_or_zero(top);
+    // Exactly 1 where it stays: factor * top - round(factor * top) is not 0.
     const float keep = top == top_[quad] ? 1.0f : pc_exp2(pc_fma(rule.factor, top_[quad], origin));
     const float weight = pc_exp2(pc_fma(rule.factor, score, origin));
     top_[quad] = top;
