@@ -274,3 +274,57 @@ def test_a_planted_fault_is_caught(tmp_path, file, before, after, message):
     # What the emulator sees is an AssertionError too.
     with pytest.raises(AssertionError, match=message):
         run_faults(fault_case(), sources, tmp_path)
+
+
+GENERAL_FAULTS: dict[str, tuple[str, str, str, str | None]] = {
+    "barrier before the tiles of others are read": (
+        "general.cu",
+        "      if (!own_tile_only) pc_sync_block();\n      for (",
+        "      for (",
+        RACE,
+    ),
+    "barrier before the tiles of others are filled again": (
+        "general.cu",
+        "      if (!own_tile_only) pc_sync_block();\n      if (piece.last",
+        "      if (piece.last",
+        RACE,
+    ),
+    "barrier before elements are widened where they lie": (
+        "general_ring.cuh",
+        "pairs.load(i * 32 + pc_lane());\n      pc_sync_warp();\n",
+        "pairs.load(i * 32 + pc_lane());\n",
+        RACE,
+    ),
+    "barrier before weights are read": (
+        "general_rows.cuh",
+        "edge);\n    }\n    pc_sync_warp();\n",
+        "edge);\n    }\n",
+        RACE,
+    ),
+    "barrier before weights are overwritten": (
+        "general_rows.cuh",
+        "        }\n      }\n    }\n    pc_sync_warp();\n  }\n",
+        "        }\n      }\n    }\n  }\n",
+        RACE,
+    ),
+    "sums of lanes that are not exchanged": ("general_rows.cuh", "upper ? x[i + kHalf] : x[i]", "x[i]", "is off by"),
+}
+
+
+def run_general_faults(*where: Path) -> None:
+    """Prompts of more rows than a warp has, and keys that some of them do not attend to and that are NaN."""
+    shape = Shape((70, 33), (20, 1), heads=(4, 2), query_dtype="float16", cache_dtype="float16")
+    case = make_case(shape, window=16)
+    for seed in range(3):
+        Call(Kit(EmulatedRuntime(*where, seed=seed)), case, general_name(case), rows=128, split=32).check()
+
+
+def test_the_general_path_is_right_without_a_fault():
+    run_general_faults()
+
+
+@pytest.mark.parametrize(("file", "before", "after", "message"), GENERAL_FAULTS.values(), ids=GENERAL_FAULTS)
+def test_a_fault_planted_in_the_general_path_is_caught(tmp_path, file, before, after, message):
+    sources = mutated(tmp_path, file, before, after, SOURCES)
+    with pytest.raises(AssertionError, match=message):
+        run_general_faults(sources, tmp_path)
