@@ -79,7 +79,7 @@ $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
 	$(BIN)/python setup.py --quiet build_clib build_ext --inplace -j$(JOBS)
 	touch $@
 
-# The package, with the extra of the same name: what the command line, the tests or the linters need.
-$(VENV)/.cli $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
+# The package, with the extra of the same name: what the command line, the tests, the linters or kernels for CUDA need.
+$(VENV)/.cli $(VENV)/.test $(VENV)/.lint $(VENV)/.cuda12 $(VENV)/.cuda13: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
 	$(EDITABLE) '.[$*]'
 	touch $@

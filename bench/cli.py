@@ -13,11 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from bench import picture
+from bench.gpu import GpuMissing, require_gpu
 from bench.machine import commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
 NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "replay")
+# These need a GPU.
+GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_prefill")
 # The bench that has a picture.
 DRAWN = "cpu_attention"
 PEERS = ("sglang", "vllm")
@@ -30,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0; or 2 where a peer, the trace or the place of the JSON is not there, which one message on stderr says. Targets
-        that are missed change nothing.
+        0; or 2 where a peer, a GPU, the trace or the place of the JSON is not there, which one message on stderr says.
+        Targets that are missed change nothing.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -46,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--trace {options.trace} is no file; leave it out to replay one that is found or made")
     try:
         peers = _load_peers(options)
-    except PeerMissing as missing:
+        if set(options.names) & set(GPU_NAMES):
+            require_gpu()
+    except (PeerMissing, GpuMissing) as missing:
         parser.exit(REFUSED, f"bench: {missing}\n")
     report = _header(options)
     modules = {name: importlib.import_module(f"bench.{name}") for name in options.names} | peers
@@ -84,7 +89,7 @@ def _load_peers(options: argparse.Namespace) -> dict[str, ModuleType]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Time pagecore against named controls.")
-    parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=", ".join((*NAMES, *GPU_NAMES)))
     parser.add_argument(
         "--peer",
         action="append",
@@ -108,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _name(text: str) -> str:
     # `choices` would refuse the empty list of names, which asks for the list.
-    if text not in NAMES:
-        raise argparse.ArgumentTypeError(f"there is no bench {text!r}; there are {', '.join(NAMES)}")
+    if text not in (*NAMES, *GPU_NAMES):
+        raise argparse.ArgumentTypeError(f"there is no bench {text!r}; there are {', '.join((*NAMES, *GPU_NAMES))}")
     return text
 
 
@@ -133,7 +138,7 @@ def _writable(path: Path) -> bool:
 
 
 def _list_names() -> None:
-    for name in NAMES:
+    for name in (*NAMES, *GPU_NAMES):
         print(f"{name:<14} {about(name)}")
     for peer in PEERS:
         print(f"--peer {peer:<8} {about(f'peers.{peer}')}")

@@ -56,7 +56,8 @@ class Figure:
     """A subject beside its controls; times in seconds a call, shown in `unit` for each of `per` things of a call.
 
     `at_most` is the target of the subject's median in that unit; `nbytes` is what a call moves, and `gb_per_s_at_least`
-    the target of its rate. `sizes` goes to the JSON. A target that is missed is shown and fails nothing.
+    the target of its rate; `flop` is what it computes. `sizes` goes to the JSON. A target that is missed is shown and
+    fails nothing.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Figure:
     per: int = 1
     each: str = "call"
     nbytes: int | None = None
+    flop: int | None = None
     at_most: float | None = None
     gb_per_s_at_least: float | None = None
     sizes: Mapping[str, object] = field(default_factory=dict)
@@ -147,6 +149,8 @@ class Figure:
 
     def _times(self, seconds: Spread) -> dict[str, Any]:
         rate = {} if self.nbytes is None else {"gb_per_s": self.gb_per_s(seconds)}
+        if self.flop is not None:
+            rate["tflop_per_s"] = self.flop / seconds.median / 1e12
         return asdict(self._in_unit(seconds)) | rate
 
     def _shown(self, seconds: Spread) -> str:
@@ -154,6 +158,8 @@ class Figure:
         digits = 2 if time.median < 10 else 1 if time.median < 1000 else 0
         spread = f"({time.min:.{digits}f} to {time.max:.{digits}f})"
         rate = "" if self.nbytes is None else f" {self.gb_per_s(seconds):5.1f} GB/s"
+        if self.flop is not None:
+            rate += f" {self.flop / seconds.median / 1e12:5.1f} TFLOP/s"
         return f"{f'{time.median:9.{digits}f} {self._unit} {spread}':<42}{rate}"
 
 

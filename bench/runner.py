@@ -135,7 +135,7 @@ class Bench:
         rounds : int, optional
             Exactly so many, for work that takes long to set up; a smoke run has its own number.
         **about
-            Fields of `Figure`: unit, per, each, nbytes, at_most, gb_per_s_at_least, sizes.
+            Fields of `Figure`: unit, per, each, nbytes, flop, at_most, gb_per_s_at_least, sizes.
         """
         if not controls:
             raise ValueError(f"{name!r} has no control; a time alone says nothing on a machine that others use")

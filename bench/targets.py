@@ -32,3 +32,10 @@ IN_CACHE_AMX_GB_PER_S_MIN = 30.0
 BLOCK_SIZE_RATIO_MIN = MappingProxyType({1: 0.7, 8: 0.95, 64: 0.95, 256: 0.95})
 # Slot-mapped writes as multiples of NumPy fancy indexing, by the number of tokens.
 WRITE_RATIO_MIN = MappingProxyType({8: 1.0, 64: 1.0, 2048: 1.7})
+# On a GPU: writes and moves as a share of a device-to-device copy of the same bytes; decode as a share of the rate at
+# which such a copy moves bytes, and what one sequence of 4,096 tokens may take; a prompt of 8,192 tokens as a share of
+# the rate of a matrix product.
+GPU_MOVE_RATIO_MIN = 0.85
+GPU_DECODE_RATIO_MIN = 0.80
+GPU_DECODE_ONE_US_MAX = 16.0
+GPU_PREFILL_RATIO_MIN = 0.28

@@ -40,6 +40,7 @@ struct alignas(16) pc_vector {
 // A kernel of `threads` threads a block, at least `blocks` of which are to be resident on a multiprocessor.
 #define PC_KERNEL(threads, blocks) __global__ __launch_bounds__(threads, blocks)
 #define PC_UNROLL _Pragma("unroll")
+#define PC_NO_UNROLL _Pragma("unroll 1")
 
 // ---- where a thread is
 

@@ -29,3 +29,14 @@ def require(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         return missing(module, str(error))
+
+
+def require_nvrtc() -> Any:
+    """NVRTC through CuPy, which needs no device."""
+    from pagecore.errors import DeviceError
+    from pagecore.ops.cuda.compiler import nvrtc
+
+    try:
+        return nvrtc()
+    except DeviceError as error:
+        return missing("nvrtc", str(error))

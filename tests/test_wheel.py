@@ -14,8 +14,11 @@ ROOT = Path(__file__).parent.parent
 TRY = """
 import numpy as np, pagecore
 assert "site-packages" in pagecore.__file__, pagecore.__file__
-from importlib.resources import files
-assert files("pagecore.cuda_src").joinpath("abi.h").is_file()
+from pagecore.ops.cuda.manifest import instances
+from pagecore.ops.cuda.sources import source_folder, with_headers
+assert source_folder().parent.name == "pagecore", source_folder()
+for source in {each.source for each in instances()}:
+    assert "abi.h" in with_headers(source)[1], source
 cache = pagecore.PagedKVCache(pagecore.AttentionSpec(2, 8, dtype="float32"), num_blocks=4)
 with cache.add_sequence([1, 2, 3]) as sequence:
     batch = cache.prepare([sequence], 3)
@@ -38,7 +41,8 @@ def wheel(tmp_path_factory):
 @pytest.mark.slow
 def test_a_wheel_holds_sources_for_cuda_and_cimport_and_nothing_generated(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert any(name.endswith("cuda_src/abi.h") for name in names)
+    sources = [path for path in (ROOT / "cuda_src").iterdir() if path.suffix in {".cu", ".cuh", ".h", ".toml"}]
+    assert {f"pagecore/cuda_src/{path.name}" for path in sources} <= set(names)
     for room in ("arrays", "index", "ops", "cache"):
         assert any(name.startswith(f"pagecore/{room}/") and name.endswith(".pxd") for name in names)
         assert any(name.startswith(f"pagecore/{room}/") and name.endswith(".so") for name in names)

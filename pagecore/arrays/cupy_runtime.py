@@ -78,16 +78,17 @@ class CupyRuntime:
                 memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
             except MemoryError as error:
                 raise NotEnoughMemory(f"the host has no {num_bytes:,} bytes to lock: {error}") from error
-        return np.frombuffer(memory, np.uint8, num_bytes)
+        return np.ndarray(num_bytes, np.uint8, memory)
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two places."""
-        with self._on(self._device_of(stream, target, source)):
+        # A copy is taken by any stream whatever device is current; a default stream is that of the current device.
+        with self._on(self._home_of(target, source) if _is_default(stream) else None):
             self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, stream)
 
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         """Set bytes of device memory."""
-        with self._on(self._device_of(stream, target)):
+        with self._on(self._home_of(target)):
             self._runtime.memsetAsync(target, byte, num_bytes, stream)
 
     def make_event(self, device: int) -> CupyEvent:
@@ -160,9 +161,9 @@ class CupyRuntime:
     def _on(self, device: int | None) -> _Current:
         return _Current(self._runtime, self._driver, self._thread, device)
 
-    def _device_of(self, stream: int, *addresses: int) -> int | None:
-        """Return whose default stream is meant; None where the stream or the machine leaves no doubt."""
-        if self._num_devices == 1 or not _is_default(stream):
+    def _home_of(self, *addresses: int) -> int | None:
+        """Return the device that the first address in device memory lies on; None where only one can be meant."""
+        if self._num_devices == 1:
             return None
         for address in addresses:
             attributes = self._runtime.pointerGetAttributes(address)
@@ -171,17 +172,14 @@ class CupyRuntime:
         return None
 
     def _ask_properties(self, device: int) -> DeviceProperties:
-        def attribute(name: str) -> int:
-            return int(self._runtime.deviceGetAttribute(getattr(self._runtime, f"cudaDevAttr{name}"), device))
-
-        major, minor = attribute("ComputeCapabilityMajor"), attribute("ComputeCapabilityMinor")
-        suffix = "a" if major in _ARCHITECTURE_SPECIFIC else ""
+        told = self._runtime.getDeviceProperties(device)
+        major, minor = told["major"], told["minor"]
         return DeviceProperties(
-            name=self._runtime.getDeviceProperties(device)["name"].decode(),
-            architecture=f"sm_{major}{minor}{suffix}",
-            num_multiprocessors=attribute("MultiProcessorCount"),
-            shared_bytes_per_block=attribute("MaxSharedMemoryPerBlockOptin"),
-            shared_bytes_per_multiprocessor=attribute("MaxSharedMemoryPerMultiprocessor"),
+            name=told["name"].decode(),
+            architecture=f"sm_{major}{minor}{'a' if major in _ARCHITECTURE_SPECIFIC else ''}",
+            num_multiprocessors=told["multiProcessorCount"],
+            shared_bytes_per_block=told["sharedMemPerBlockOptin"],
+            shared_bytes_per_multiprocessor=told["sharedMemPerMultiprocessor"],
         )
 
 
@@ -301,7 +299,7 @@ def _count_devices(runtime: Any) -> int:
 def _no_device(runtime: Any, error: Exception | None) -> DeviceError:
     driver = runtime.driverGetVersion()
     if driver == 0:
-        return DeviceError(f"there is no CUDA driver ({error}): install the NVIDIA driver, and give containers access")
+        return DeviceError("there is no CUDA driver: install NVIDIA's, and give containers access to it")
     if "InsufficientDriver" in str(error):
         built = runtime.runtimeGetVersion()
         return DeviceError(

@@ -15,7 +15,6 @@ from pagecore.ops._checks cimport (
     check_caches,
     check_last_axis,
     check_length,
-    check_on_host,
     check_place,
     check_rank,
     check_result,
@@ -35,6 +34,7 @@ from pagecore.ops._checks cimport (
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 from pagecore.ops.cuda._attention cimport attention as launch_attention
+from pagecore.ops.cuda._moves cimport merge as launch_merge
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -108,9 +108,10 @@ def paged_attention(
         Return ``(out, lse)``, lse the natural logarithm of the softmax's denominator, float32 [T, Hq].
     plan : AttentionPlan, optional
         What `plan_attention` made of these lengths and options; one is made for this call otherwise. Unless it is
-        batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor.
-    stream : None
-        For CUDA arrays only.
+        batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor. On CUDA
+        its lengths are not compared with those of the call.
+    stream : int or a stream, optional
+        For CUDA arrays: what the work is given to, by default the current stream of the query's framework.
 
     Returns
     -------
@@ -131,6 +132,12 @@ def paged_attention(
     Large calls are shared among up to `num_threads` threads. Sums are float32. Where query, key and value are all
     bfloat16 and the instruction set multiplies it (x86-64-v4-bf16, x86-64-v4-amx), so are the weights that values are
     multiplied by, rounded, and denormal numbers count as 0.
+
+    On CUDA nothing waits for the device. Lengths, rows and tables may be given on the host, and are copied; lengths
+    there are checked and planned at once. What stands in device arrays is not checked: lengths are cut to what the
+    arrays hold, and a block that the cache does not have is read as block 0. Weights are rounded to the dtype of query,
+    key and value where that is float16 or bfloat16 for all three, the head dims are both 64, 128 or 256, and rows begin
+    at multiples of 16 bytes.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.
@@ -231,7 +238,7 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
 
     ``lse = log(exp(lse_a) + exp(lse_b))`` and ``out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b``. A part
     whose lse is -inf counts for nothing, whatever its output holds; two of them give 0 and -inf. Sinks belong to one
-    part only.
+    part only. All arrays are on one device, the host or CUDA.
 
     Parameters
     ----------
@@ -242,8 +249,9 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     out, lse : array, optional
         Take the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; may be `out_a` or `out_b`, `lse_a` or
         `lse_b` themselves. These objects are returned.
-    stream : None
-        For CUDA arrays only.
+    stream : int or a stream, optional
+        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        stream of the framework of `out_a`.
 
     Returns
     -------
@@ -279,8 +287,11 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
         weight = any_tensor(lse, "lse")
         check_place(weight, "lse", &place)
         check_result(weight, "lse", 2, a.shape_, FLOAT32)
-    check_on_host(&place)
-    run_merge(a, weight_a, b, weight_b, result, weight)
+    if place.device_type == CPU:
+        run_merge(a, weight_a, b, weight_b, result, weight)
+    else:
+        await_arrays((out_a, lse_a, out_b, lse_b), &place)
+        launch_merge(a, weight_a, b, weight_b, result, weight, &place)
     return (
         finished(result, out_a, &place) if out is None else out,
         finished(weight, out_a, &place) if lse is None else lse,

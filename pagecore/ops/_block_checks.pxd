@@ -9,12 +9,14 @@ cdef enum:
     UNKNOWN = -1
 
 
-# The index arguments of a gather or scatter, and the sum of the lengths; UNKNOWN where those are on a device.
+# The index arguments of a gather or scatter where the call runs, and the sum of the lengths and the longest; UNKNOWN
+# where those are on a device.
 cdef class Sequences:
     cdef Tensor table
     cdef Tensor lens
     cdef Tensor rows  # None: sequence i is row i of the table
     cdef int64_t num_tokens
+    cdef int64_t longest
 
 
 # The arrays of an argument that goes with `count` others of a list, or with one array.
@@ -45,5 +47,5 @@ cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, 
 cdef int check_targets(list tensors, str argument, bint many) except -1
 cdef int check_apart(list sources, str source_argument, list targets, str target_argument, bint many) except -1
 
-# [n, 2], or None where there are none.
+# [n, 2] where they are given, or None where there are none.
 cdef Tensor pair_ids(object pairs, const Place* place)

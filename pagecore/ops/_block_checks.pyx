@@ -20,10 +20,9 @@ from pagecore.ops._checks cimport (
     check_writable,
     find_place,
     given_indices,
-    index_tensor,
     new_result,
 )
-from pagecore.ops.cpu._cpu cimport total_tokens
+from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
 
 import numpy as np
 
@@ -108,21 +107,38 @@ cdef Sequences read_sequences(
     cdef Sequences batch = Sequences.__new__(Sequences)
     if isinstance(block_table, (list, tuple)) and len(block_table) == 0:
         block_table = np.zeros((0, 0), np.int32)
-    # Lengths are wanted twice: on the host, to be summed, and where the call runs.
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", place)
-    batch.lens = lens if lens.device_type != CPU else brought_to(lens, "seq_lens", place)
-    batch.table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", place)
-    cdef int64_t count = batch.lens.shape_[0]
+    cdef Tensor table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", place)
+    cdef Tensor picked = None
+    cdef int64_t count = lens.shape_[0]
     if rows is None:
-        check_length(batch.table, "block_table", 0, count, "one row for each of seq_lens, or pass rows= to pick some")
+        check_length(table, "block_table", 0, count, "one row for each of seq_lens, or pass rows= to pick some")
     else:
-        batch.rows = index_tensor(rows, "rows", 1, "[num_sequences]", place)
-        check_length(batch.rows, "rows", 0, count, "one for each of seq_lens")
-    if lens.device_type != CPU:
-        batch.num_tokens = UNKNOWN
-    elif caches:
-        batch.num_tokens = total_tokens(lens, batch.table.shape_[1], (<Tensor>caches[0]).shape_[1])
+        picked = given_indices(rows, "rows", 1, "[num_sequences]", place)
+        check_length(picked, "rows", 0, count, "one for each of seq_lens")
+    batch.num_tokens = batch.longest = UNKNOWN
+    if lens.device_type == CPU:
+        batch.num_tokens = 0
+        if caches:
+            batch.num_tokens = total_tokens(lens, table.shape_[1], (<Tensor>caches[0]).shape_[1])
+    if place.device_type == CPU:
+        batch.lens, batch.table, batch.rows = lens, table, picked
+    else:
+        bring_sequences(batch, caches, lens, table, picked, place)
     return batch
+
+
+cdef int bring_sequences(
+        Sequences batch, list caches, Tensor lens, Tensor table, Tensor rows, const Place* place) except -1:
+    """To the device of the call; what is all on the host is checked as calls there check it."""
+    if lens.device_type == CPU:
+        batch.longest = max(lens.numpy().tolist(), default=0)
+        if table.device_type == CPU and (rows is None or rows.device_type == CPU):
+            check_sequences(caches, batch.num_tokens, table, lens, rows)
+    batch.lens = brought_to(lens, "seq_lens", place)
+    batch.table = brought_to(table, "block_table", place)
+    batch.rows = None if rows is None else brought_to(rows, "rows", place)
+    return 0
 
 
 cdef Tensor packed_like(Tensor cache, int64_t num_tokens, object example, const Place* place):
@@ -235,6 +251,6 @@ cdef Tensor pair_ids(object pairs, const Place* place):
     """None where there are none."""
     if isinstance(pairs, (list, tuple)) and len(pairs) == 0:
         return None
-    cdef Tensor ids = index_tensor(pairs, "pairs", 2, "[n, 2] of (source, target)", place)
+    cdef Tensor ids = given_indices(pairs, "pairs", 2, "[n, 2] of (source, target)", place)
     check_length(ids, "pairs", 1, 2, "(source, target)")
     return ids

@@ -1,8 +1,11 @@
 """gather_blocks, scatter_blocks, transfer_blocks, copy_blocks: check the arguments and call the kernel."""
 
+from libc.stdint cimport int64_t
+
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._block_checks cimport (
     Sequences,
+    UNKNOWN,
     arrays_beside,
     check_apart,
     check_axes,
@@ -17,15 +20,40 @@ from pagecore.ops._block_checks cimport (
     placed_tensors,
     read_sequences,
 )
-from pagecore.ops._checks cimport Place, check_on_host, check_writable, finished
+from pagecore.ops._checks cimport CPU, Place, await_arrays, check_writable, finished
 from pagecore.ops.cpu._cpu cimport (
+    check_copied,
+    check_transferred,
     copy_blocks as run_copy,
     gather_blocks as run_gather,
     scatter_blocks as run_scatter,
     transfer_blocks as run_transfer,
 )
+from pagecore.ops.cuda._moves cimport (
+    copy_blocks as launch_copy,
+    gather_blocks as launch_gather,
+    scatter_blocks as launch_scatter,
+    transfer_blocks as launch_transfer,
+)
 
-from pagecore.errors import ShapeError
+from pagecore.errors import ShapeError, UnsupportedOption
+
+
+cdef int check_known(Sequences batch, list caches) except -1:
+    """That a result can be allocated: lengths on a device are added up by nobody without waiting for it."""
+    if batch.num_tokens == UNKNOWN and caches:
+        raise UnsupportedOption(
+            f"seq_lens is on {batch.lens.device}, where their sum is not known without waiting for the device: pass "
+            "out=, or seq_lens on the host"
+        )
+    return 0
+
+
+cdef int64_t longest(Sequences batch, list packed):
+    """What no sequence has more tokens than."""
+    if batch.longest != UNKNOWN or not packed:
+        return batch.longest
+    return (<Tensor>packed[0]).shape_[0]
 
 
 def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=None):
@@ -77,6 +105,7 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
     cdef list packed, given
     cdef Py_ssize_t i
     if out is None:
+        check_known(batch, caches)
         packed = [packed_like(<Tensor>caches[i], batch.num_tokens, examples[i], &place) for i in range(len(caches))]
         given = packed
     else:
@@ -85,8 +114,11 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         check_packed(packed, "out", caches, "cache", many, batch.num_tokens)
         check_targets(packed, "out", many)
         check_apart(caches, "cache", packed, "out", many)
-    check_on_host(&place)
-    run_gather(caches, packed, batch.table, batch.lens, batch.rows)
+    if place.device_type == CPU:
+        run_gather(caches, packed, batch.table, batch.lens, batch.rows)
+    else:
+        await_arrays((cache, block_table, seq_lens, rows), &place)
+        launch_gather(caches, packed, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
     if out is None:
         given = [finished(<Tensor>packed[i], examples[i], &place) for i in range(len(packed))]
     return given if many else given[0]
@@ -129,8 +161,11 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
     check_packed(packed, "values", caches, "cache", many, batch.num_tokens)
     check_targets(caches, "cache", many)
     check_apart(packed, "values", caches, "cache", many)
-    check_on_host(&place)
-    run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
+    if place.device_type == CPU:
+        run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
+    else:
+        await_arrays((values, block_table, seq_lens, rows), &place)
+        launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
 
 
 def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
@@ -174,9 +209,15 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
     check_targets(targets, "target_caches", many)
     check_apart(sources, "source_caches", targets, "target_caches", many)
     cdef Tensor ids = pair_ids(pairs, &place)
-    check_on_host(&place)
-    if ids is not None:
+    if ids is None:
+        return
+    if place.device_type == CPU:
         run_transfer(sources, targets, ids)
+        return
+    if ids.device_type == CPU:
+        check_transferred(sources, targets, ids)
+    await_arrays((source_caches, pairs), &place)
+    launch_transfer(sources, targets, ids, &place)
 
 
 def copy_blocks(caches, pairs, *, stream=None):
@@ -210,6 +251,12 @@ def copy_blocks(caches, pairs, *, stream=None):
         if plane.readonly:
             check_writable(plane, label("caches", i, many))
     cdef Tensor ids = pair_ids(pairs, &place)
-    check_on_host(&place)
-    if ids is not None:
+    if ids is None:
+        return
+    if place.device_type == CPU:
         run_copy(planes, ids)
+        return
+    if ids.device_type == CPU:
+        check_copied(planes, ids)
+    await_arrays((pairs,), &place)
+    launch_copy(planes, ids, &place)

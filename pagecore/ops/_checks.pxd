@@ -56,8 +56,8 @@ cdef Tensor index_tensor(object array, str name, int ndim, str axes, const Place
 # The same where it is given: on the host, or on the device of the call.
 cdef Tensor given_indices(object array, str name, int ndim, str axes, const Place* place)
 
-# A C-contiguous copy where the call runs, or the host tensor itself where that is the host.
-cdef Tensor brought_to(Tensor host, str name, const Place* place)
+# A C-contiguous copy of a host tensor where the call runs, or the tensor itself where it is there.
+cdef Tensor brought_to(Tensor tensor, str name, const Place* place)
 
 # One number for each head, where the call runs: on the host of any of the three float dtypes and any stride, on CUDA
 # contiguous float32.
@@ -65,6 +65,9 @@ cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place*
 
 # The same from a single number too; None where it changes nothing. Numbers that come on CUDA are taken as they are.
 cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place)
+
+# What numbers are divided by: one for all in `divisor`, which is 1 where there are others or none.
+cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* place, float* divisor)
 
 cdef Tensor flat_mask(object array, const Place* place)
 cdef double finite_number(object number, str name) except? -1

@@ -61,7 +61,7 @@ cdef int check_place(Tensor tensor, str name, const Place* place) except -1:
     if tensor.device_type != place.device_type or tensor.device_id != place.device_id:
         raise DeviceError(
             f"{name} is on {tensor.device} and {<str>place.name} on {device_of(place)}; the arrays of a call must "
-            "be on one device: pass a copy there"
+            f"be on one device: pass a copy of {name} on {device_of(place)}"
         )
     return 0
 
@@ -115,9 +115,13 @@ cdef int note_written(Tensor tensor, const Place* place) except -1:
     return 0
 
 
-cdef Tensor brought_to(Tensor host, str name, const Place* place):
-    if place == NULL or place.device_type == CPU:
-        return host
+cdef Tensor brought_to(Tensor tensor, str name, const Place* place):
+    if place == NULL or place.device_type == tensor.device_type:
+        return tensor
+    return copied_to(tensor, name, place)
+
+
+cdef Tensor copied_to(Tensor host, str name, const Place* place):
     runtime = cuda.runtime()
     if runtime.is_capturing(place.stream):
         raise UnsupportedOption(
@@ -190,10 +194,7 @@ cdef int check_reachable(Tensor tensor, str name, const Place* place) except -1:
 
 
 cdef Tensor index_tensor(object array, str name, int ndim, str axes, const Place* place):
-    cdef Tensor tensor = given_indices(array, name, ndim, axes, place)
-    if place == NULL or place.device_type == tensor.device_type:
-        return tensor
-    return brought_to(tensor, name, place)
+    return brought_to(given_indices(array, name, ndim, axes, place), name, place)
 
 
 cdef Tensor given_indices(object array, str name, int ndim, str axes, const Place* place):
@@ -241,9 +242,9 @@ cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place*
 
 cdef Tensor brought_numbers(Tensor tensor, str name, const Place* place):
     """What the host has, as float32 where the call runs on CUDA."""
-    if tensor is None or place.device_type == CPU or tensor.device_type != CPU:
+    if tensor is None or place.device_type == tensor.device_type:
         return tensor
-    return brought_to(tensor if tensor.dtype_code == FLOAT32 else copy_numbers(tensor, name), name, place)
+    return copied_to(tensor if tensor.dtype_code == FLOAT32 else copy_numbers(tensor, name), name, place)
 
 
 cdef Tensor numbers_of_heads(object array, str name, int64_t num_heads, const Place* place):
@@ -289,29 +290,48 @@ cdef bint is_one_number(object scale, str name) except -1:
 
 
 cdef Tensor checked_scales(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place):
+    """Where they are given."""
     cdef Tensor tensor
     cdef double value
     cdef int64_t i
     if scale is None:
         return None
     if is_one_number(scale, name):
-        value = finite_number(scale, name)
+        value = checked_scale(scale, name, divides)
         if value == 1.0:
             return None
         tensor = new_tensor(1, &num_kv_heads, FLOAT32, False)
         for i in range(num_kv_heads):
             (<float*>tensor.data)[i] = <float>value
-        values = [value]
-    else:
-        tensor = numbers_of_heads(scale, name, num_kv_heads, place)
-        if tensor.device_type != CPU:
-            return tensor
-        values = tensor.numpy().tolist()
-    for each in values:
-        if not isfinite(<float>each) or divides and <float>each == 0.0:
-            limit = "finite, and not 0 to be divided by" if divides else "finite"
-            raise UnsupportedOption(f"{name} holds {each}; as a float32 it must be {limit}")
+        return tensor
+    tensor = numbers_of_heads(scale, name, num_kv_heads, place)
+    if tensor.device_type == CPU:
+        for each in tensor.numpy().tolist():
+            check_scale(each, name, divides)
     return tensor
+
+
+cdef double checked_scale(object scale, str name, bint divides) except? -1:
+    cdef double value = finite_number(scale, name)
+    check_scale(value, name, divides)
+    return value
+
+
+cdef int check_scale(double value, str name, bint divides) except -1:
+    if not isfinite(<float>value) or divides and <float>value == 0.0:
+        limit = "finite, and not 0 to be divided by" if divides else "finite"
+        raise UnsupportedOption(f"{name} holds {value}; as a float32 it must be {limit}")
+    return 0
+
+
+cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* place, float* divisor):
+    divisor[0] = 1.0
+    if scale is None:
+        return None
+    if is_one_number(scale, name):
+        divisor[0] = checked_scale(scale, name, True)
+        return None
+    return scale_numbers(scale, name, num_kv_heads, True, place)
 
 
 cdef Tensor flat_mask(object array, const Place* place):
@@ -328,7 +348,7 @@ cdef Tensor flat_mask(object array, const Place* place):
         raise UnsupportedDtype(f"mask is {tensor.dtype}; it must be bool, True where a query attends: pass mask != 0")
     check_rank(tensor, "mask", 1, "flat, [query_len, seq_len] of every sequence in order")
     check_last_axis(tensor, "mask")
-    return tensor if tensor.device_type != CPU else brought_to(tensor, "mask", place)
+    return brought_to(tensor, "mask", place)
 
 
 cdef double finite_number(object number, str name) except? -1:

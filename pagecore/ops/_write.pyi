@@ -9,5 +9,5 @@ def write_kv(
     *,
     key_scale: Any = None,
     value_scale: Any = None,
-    stream: None = None,
+    stream: Any = None,
 ) -> None: ...

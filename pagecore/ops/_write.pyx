@@ -2,25 +2,33 @@
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport (
+    CPU,
     Place,
+    await_arrays,
+    brought_to,
     cache_tensor,
     check_caches,
     check_length,
-    check_on_host,
     check_place,
     check_writable,
+    divisors,
     find_place,
     float_tensor,
-    index_tensor,
+    given_indices,
     scale_numbers,
 )
-from pagecore.ops.cpu._cpu cimport write_kv as run_write
+from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
+from pagecore.ops.cuda._moves cimport write_kv as launch_write
 
 from pagecore.errors import ShapeError
 
 
 def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None, value_scale=None, stream=None):
     """Write new keys and values into the slots of a paged cache, casting and scaling on the way.
+
+    All arrays are on one device, the host or CUDA. A call on CUDA gives its stream one launch, two where the dtypes of
+    key and value, or of their caches, differ; it allocates nothing and waits for nothing unless index arrays or scales
+    come from the host.
 
     Parameters
     ----------
@@ -31,16 +39,20 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
         overlap `key` or `value`.
     slot_mapping : integers, [T'], T' <= T
         ``block * block_size + offset`` of token t; a negative slot writes nothing, and neither do the tokens from T'
-        on. Of two tokens with one slot the later one stays.
+        on. Of two tokens with one slot the later one stays; on CUDA any of them may, and mixtures of both. Beside CUDA
+        arrays a list or host array is copied to the device.
     key_scale, value_scale : float or [Hkv], optional
-        What a stored number will be multiplied by: the numbers written are divided by it.
-    stream : None
-        For CUDA arrays only.
+        What a stored number will be multiplied by: the numbers written are divided by it. An array on CUDA is float32;
+        one on the host is copied to the device.
+    stream : int or a stream, optional
+        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        stream of the framework of `key`.
 
     Raises
     ------
     InvalidBlock
-        A slot past the cache.
+        A slot past the cache. Slots in CUDA memory are not looked at but under `debug`: those past the cache write
+        nothing.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
 
@@ -70,10 +82,22 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     check_length(v, "value", 2, values.shape_[3], "the head_dim of value_cache")
     check_writable(keys, "key_cache")
     check_writable(values, "value_cache")
-    cdef Tensor slots = index_tensor(slot_mapping, "slot_mapping", 1, "[at most num_tokens]", &place)
+    cdef Tensor slots = given_indices(slot_mapping, "slot_mapping", 1, "[at most num_tokens]", &place)
     if slots.shape_[0] > k.shape_[0]:
         raise ShapeError(f"slot_mapping has {slots.shape_[0]} slots for {k.shape_[0]} tokens; it must not have more")
-    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True, &place)
-    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True, &place)
-    check_on_host(&place)
-    run_write(k, v, keys, values, slots, key_scales, value_scales)
+    cdef Tensor key_scales, value_scales
+    cdef float key_divisor, value_divisor
+    if place.device_type == CPU:
+        key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True, &place)
+        value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True, &place)
+        run_write(k, v, keys, values, slots, key_scales, value_scales)
+        return
+    key_scales = divisors(key_scale, "key_scale", keys.shape_[2], &place, &key_divisor)
+    value_scales = divisors(value_scale, "value_scale", keys.shape_[2], &place, &value_divisor)
+    if slots.device_type == CPU:
+        check_slots(slots, k, keys)
+    slots = brought_to(slots, "slot_mapping", &place)
+    await_arrays((key, value, slot_mapping, key_scale, value_scale), &place)
+    launch_write(
+        k, v, keys, values, slots, key_scales, key_divisor, value_scales, value_divisor, &place
+    )

@@ -1,13 +1,15 @@
-"""What this installation is and can do, told without importing any framework."""
+"""What this installation is and can do, told without importing any framework but CuPy, which knows the devices."""
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from pagecore.arrays.cuda import Runtime, runtime
+from pagecore.errors import DeviceError
 from pagecore.ops.cpu import available_isas, isa, num_threads
 from pagecore.ops.cpu_count import usable_cores
+from pagecore.ops.cuda.compiler import compiler_version
 
 __all__ = ["cuda_status", "info_rows", "installed_version"]
 
@@ -36,24 +38,26 @@ def info_rows() -> list[tuple[str, str]]:
 
 
 def cuda_status() -> str:
-    """The CUDA devices that the driver sees, or what stands in the way of using one."""
+    """The CUDA devices that can be used, or what stands in the way of that; CuPy is imported to find out."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no: the NVIDIA driver (libcuda.so.1) is not on this machine"
-    error = driver.cuInit(0)
-    if error:
-        return f"no: the NVIDIA driver does not start (CUDA error {error})"
-    count, cuda_version = ctypes.c_int(), ctypes.c_int()
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    driver.cuDriverGetVersion(ctypes.byref(cuda_version))
-    if count.value == 0:
-        return "no: the NVIDIA driver sees no device"
-    major, minor = cuda_version.value // 1000, cuda_version.value % 1000 // 10
-    devices = f"{count.value} device{'s' if count.value > 1 else ''}, CUDA {major}.{minor}"
-    if not any(installed_version(package) for package in CUPY_PACKAGES):
-        return f"no: {devices}, but cupy is missing: pip install 'pagecore[cuda{major}]'"
-    return f"no: {devices}, but this version keeps caches on the host only"
+        found = runtime()
+        devices = [_device_status(found, index) for index in range(found.num_devices())]
+    except DeviceError as error:
+        return f"no: {error}; {_compiler_status()}"
+    return f"{', '.join(devices)}; {_compiler_status()}"
+
+
+def _device_status(found: Runtime, index: int) -> str:
+    properties = found.properties(index)
+    free, total = (number / 2**30 for number in found.memory_info(index))
+    return f"cuda:{index} {properties.name} ({properties.architecture}, {free:.1f} of {total:.1f} GiB free)"
+
+
+def _compiler_status() -> str:
+    try:
+        return f"NVRTC {compiler_version()} compiles kernels"
+    except DeviceError as error:
+        return f"kernels cannot be compiled: {error}"
 
 
 def installed_version(package: str) -> str | None:

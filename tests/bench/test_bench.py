@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import NAMES, PEERS
+from bench.cli import GPU_NAMES, NAMES, PEERS
 from tests.capabilities import require
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +48,7 @@ def test_without_a_name_the_names_are_listed_with_a_line_each():
     ran = run_bench()
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [*NAMES, *(["--peer"] * len(PEERS))]
+    assert [line.split()[0] for line in lines] == [*NAMES, *GPU_NAMES, *(["--peer"] * len(PEERS))]
     assert all(len(line.split()) > 5 for line in lines)
 
 

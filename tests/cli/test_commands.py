@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from pagecore.arrays.cuda import use_runtime
 from pagecore.cache import PagedKVCache
+from pagecore.errors import DeviceError
+from pagecore.serving import info
 from pagecore.serving.demo import chat as demo
+from tests.arrays.fake_runtime import FakeRuntime
 from tests.cli.command_line import call, refused, write_trace
 
 KEYS = {
@@ -192,7 +196,7 @@ def test_without_rich_the_extra_is_named(capsys, trace, monkeypatch, command):
 
 
 def test_info_tells_versions_instruction_set_threads_and_cuda(capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "rich", None)  # which it does without
     code, out, _ = call(capsys, "info")
     assert code == 0
     names = [line.split("  ")[0] for line in out.splitlines()]
@@ -208,6 +212,24 @@ def test_info_tells_versions_instruction_set_threads_and_cuda(capsys, monkeypatc
         "threads",
         "cuda",
     ]
+
+
+def test_info_tells_the_devices_and_the_compiler(monkeypatch):
+    monkeypatch.setattr(info, "compiler_version", lambda: "13.5")
+    with use_runtime(FakeRuntime(num_devices=2)):
+        assert info.cuda_status() == (
+            "cuda:0 fake (sm_90a, 3.0 of 4.0 GiB free), cuda:1 fake (sm_90a, 3.0 of 4.0 GiB free); "
+            "NVRTC 13.5 compiles kernels"
+        )
+
+
+def test_info_tells_why_there_is_no_device_and_no_compiler(monkeypatch):
+    def refuse():
+        raise DeviceError("it is not installed")
+
+    monkeypatch.setattr(info, "runtime", refuse)
+    monkeypatch.setattr(info, "compiler_version", refuse)
+    assert info.cuda_status() == "no: it is not installed; kernels cannot be compiled: it is not installed"
 
 
 @pytest.fixture

@@ -32,11 +32,10 @@ FOLDER = ROOT / "build" / "emulator"
 ASAN = os.environ.get("PAGECORE_EMULATE_ASAN", "0") == "1"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-g1", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
 FLAGS += ["-O1", "-fsanitize=address", "-fno-omit-frame-pointer"] if ASAN else ["-O2"]
-
-
-# Locals that are read before they are written hold 0xFE..., and what C++ leaves undefined ends the launch.
-KERNEL_FLAGS = ["-DPC_EMULATED", "-ftrivial-auto-var-init=pattern", "-fno-sanitize-recover"]
+# What C++ leaves undefined ends the launch.
+KERNEL_FLAGS = ["-DPC_EMULATED", "-fno-sanitize-recover"]
 KERNEL_FLAGS += ["-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,unreachable,return"]
+KERNEL_FLAGS += ["-ftrivial-auto-var-init=pattern"]  # locals that are read before they are written hold 0xFE...
 
 
 class BuildError(RuntimeError):
@@ -48,16 +47,18 @@ def read_manifest(sources: Path = SOURCES) -> dict[str, Instance]:
     return {instance.name: instance for instance in parse_manifest((sources / "manifest.toml").read_text())}
 
 
+def compiler_command() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "g++"))
+
+
 @functools.cache
-def compiler() -> tuple[list[str], str]:
-    """Return the compiler's command and its version."""
-    command = shlex.split(os.environ.get("CXX", "g++"))
-    return command, subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+def compiler_version() -> str:
+    return subprocess.run([*compiler_command(), "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def key_of(*parts: str) -> str:
     digest = hashlib.sha256()
-    for part in (compiler()[1], *FLAGS, *KERNEL_FLAGS, *parts):
+    for part in (compiler_version(), *FLAGS, *KERNEL_FLAGS, *parts):
         digest.update(f"{len(part)} {part}".encode())
     return digest.hexdigest()[:20]
 
@@ -79,7 +80,7 @@ def compile_library(target: Path, arguments: list[str]) -> None:
     """Compile to a file of this process's own, which then takes the target's name."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    command = [*compiler()[0], *FLAGS, *arguments, "-o", str(partial)]
+    command = [*compiler_command(), *FLAGS, *arguments, "-o", str(partial)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         partial.unlink(missing_ok=True)
@@ -169,6 +170,7 @@ def engine() -> ctypes.CDLL:
         ctypes.c_uint32,
         ctypes.c_int,
         ctypes.c_uint64,
+        ctypes.c_void_p,
         ctypes.c_char_p,
         ctypes.c_uint64,
     ]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from collections.abc import Iterator
 
 import pytest
 
 from pagecore.arrays.cuda import use_runtime
+from tests.capabilities import missing
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
+from tests.emulator import build
 from tests.emulator.runtime import EmulatedRuntime
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler() -> None:
+    command = build.compiler_command()
+    if shutil.which(command[0]) is None:
+        missing("compiler", f"the emulator is built by {' '.join(command)}, which is not installed")
 
 
 @pytest.fixture(params=cases(["late"], ["late", "at once"]))

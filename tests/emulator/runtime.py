@@ -18,6 +18,8 @@ from pagecore.errors import DeviceError
 from tests.emulator import build
 from tests.emulator.streams import Marker, Streams
 
+# emulator::Counts of native/machine.hpp.
+COUNTED = ("read_bytes", "copied_bytes", "written_bytes", "matrix_loads", "matrix_conflicts")
 SHARED_BYTES = 227 * 1024
 
 
@@ -87,14 +89,15 @@ class EmulatedRuntime:
     Attributes
     ----------
     may_overwrite : bool
-        Whether several blocks may write different values to one place, as for a slot that is given twice.
+        Whether several threads may write different values to one place, as for a slot that is given twice.
     stream : int
         The current one.
     streams : Streams
         Where work waits; makes new ones, and captures.
     counts : Counter
         Calls so far: allocations, pinned_allocations, copies, fills, launches, records, waits, synchronizes,
-        event_synchronizes, loads.
+        event_synchronizes, loads. And what the kernels did: read_bytes, copied_bytes (asynchronously), written_bytes;
+        matrix_loads, and matrix_conflicts, how many more times than once shared memory was asked for one.
     launched : list of str
         Names of the instances launched, in order.
     """
@@ -265,6 +268,7 @@ class EmulatedRuntime:
         self, kernel: Kernel, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, parameters: Any
     ) -> None:
         text = ctypes.create_string_buffer(4096)
+        counted = (ctypes.c_uint64 * len(COUNTED))()
         if self._engine.pc_launch(
             kernel.name.encode(),
             kernel.instance,
@@ -274,10 +278,12 @@ class EmulatedRuntime:
             shared_bytes,
             self.may_overwrite,
             self.seed,
+            counted,
             text,
             len(text),
         ):
             raise EmulatorError(text.value.decode())
+        self.counts.update(dict(zip(COUNTED, counted, strict=True)))
 
     def run(self, name: str, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, parameters: Any) -> None:
         """Load and launch an instance with a struct: bytes, or an object with a buffer (ctypes.Structure, NumPy)."""

@@ -65,9 +65,18 @@ def test_a_missing_link_is_named_in_any_order(tmp_path, before, after, message):
             join(EmulatedRuntime(sources, tmp_path, seed=seed))
 
 
-def test_blocks_may_overwrite_each_other_where_the_test_says_so(tmp_path):
-    sources = mutated(tmp_path, "tickets.cu", "parts.store(pc_block_x() * 64", "parts.store(pc_block_x() / 2 * 64")
-    sources = mutated(tmp_path / "again", "tickets.cu", "if (flag.load(0) == 0) return;", "return;", sources)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("parts.store(pc_block_x() * 64", "parts.store(pc_block_x() / 2 * 64"),
+        ("* 64 + 63 - t, Global", "* 64 + 63 - t / 2, Global"),
+    ],
+    ids=["blocks", "threads"],
+)
+def test_a_place_may_be_written_twice_where_the_test_says_so(tmp_path, before, after):
+    (tmp_path / "first").mkdir()
+    sources = mutated(tmp_path / "first", "tickets.cu", before, after)
+    sources = mutated(tmp_path, "tickets.cu", "if (flag.load(0) == 0) return;", "return;", sources)
     runtime = EmulatedRuntime(sources, tmp_path)
     runtime.may_overwrite = True
     join(runtime)

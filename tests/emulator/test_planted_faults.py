@@ -42,6 +42,25 @@ def test_the_kernel_is_right_in_any_order(name, n):
         np.testing.assert_array_equal(got, expected)
 
 
+def test_what_a_kernel_does_is_counted():
+    runtime = EmulatedRuntime(KERNELS)
+    run_ring(runtime)
+    rounds = -(-NUM_TILES // 4)
+    assert runtime.counts["copied_bytes"] == NUM_TILES * 16 * 64 * 2
+    assert runtime.counts["read_bytes"] == 4 * 16 * 64 * 2  # each warp reads the queries
+    assert runtime.counts["written_bytes"] == 16 * 16 * 4
+    assert runtime.counts["matrix_loads"] == 4 * rounds * 4 * 4
+    assert runtime.counts["matrix_conflicts"] == 0
+
+
+def test_a_swizzle_that_meets_banks_twice_gives_right_numbers_but_is_counted(tmp_path):
+    sources = mutated(tmp_path, "ring.cu", "chunk ^ (row % 8)", "chunk ^ (row % 4)")
+    runtime = EmulatedRuntime(sources, tmp_path)
+    got, expected = run_ring(runtime)
+    np.testing.assert_array_equal(got, expected)
+    assert runtime.counts["matrix_conflicts"] == runtime.counts["matrix_loads"]
+
+
 RACE = "races|nobody has written|in flight"
 FAULTS = {
     "barrier of the block before the buffer is used again": (

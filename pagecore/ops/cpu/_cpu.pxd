@@ -1,9 +1,11 @@
 # The host kernels. Arguments are Tensors whose ranks, shapes, dtypes, devices and contiguous last axes the caller has
 # checked; what stands *in* index arrays (ids, slots, lengths, plan) is checked here, before anything is written.
 from libc.stdint cimport int64_t
+from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.cpu.args cimport BlockArray, Cache, Indices, Lse, Rows, Table
 
 
 # Optional (None): rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
@@ -32,6 +34,23 @@ cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq
 
 # Block pairs[i, 0] of each source onto block pairs[i, 1] of the target beside it, which has the same other axes.
 cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1
+
+# Only the checks of the above, of index arrays on the host: for calls that run elsewhere, of which these raise the same
+# errors. num_sources and num_targets are those of the smallest caches.
+cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -1
+cdef int check_copied(list caches, Tensor pairs) except -1
+cdef int check_sequences(
+    list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1
+cdef int check_transferred(list sources, list targets, Tensor pairs) except -1
+
+# Tensors as the kernels are told of them; fill_indices leaves what is None absent.
+cdef int fill_rows(Rows* rows, Tensor tensor) except -1
+cdef int fill_cache(Cache* cache, Tensor tensor) except -1
+cdef void fill_lse(Lse* lse, Tensor tensor) noexcept
+cdef void fill_indices(Indices* indices, Tensor tensor) noexcept
+cdef void fill_table(Table* table, Tensor tensor) noexcept
+cdef void fill_pairs(Indices* sources, Indices* targets, Tensor pairs) noexcept
+cdef int add_arrays(vector[BlockArray]& arrays, list tensors) except -1
 
 # out may be out_a or out_b, lse may be lse_a or lse_b; lse may be None.
 cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1

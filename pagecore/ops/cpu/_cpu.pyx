@@ -23,6 +23,10 @@ from pagecore.ops.cpu.args cimport (
     choose_isa,
     current_isa,
     list_isas,
+    run_check_copied,
+    run_check_sequences,
+    run_check_slots,
+    run_check_transferred,
     run_attention,
     run_copy,
     run_gather,
@@ -189,14 +193,60 @@ cdef int write_kv(
     return 0
 
 
+cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -1:
+    """Slots on the host; see _cpu.pxd."""
+    cdef Indices slots
+    cdef Cache cache
+    fill_indices(&slots, slot_mapping)
+    fill_cache(&cache, key_cache)
+    run_check_slots(slots, key.shape_[0], cache)
+    return 0
+
+
+cdef int check_copied(list caches, Tensor pairs) except -1:
+    """Pairs on the host; see _cpu.pxd."""
+    cdef vector[BlockArray] arrays
+    cdef Indices sources, targets
+    add_arrays(arrays, caches)
+    fill_pairs(&sources, &targets, pairs)
+    run_check_copied(arrays, sources, targets)
+    return 0
+
+
+cdef int check_sequences(
+        list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
+    """Tables, lengths and rows on the host; see _cpu.pxd."""
+    cdef PackedSequences batch
+    if caches:
+        fill_sequences(&batch, caches, num_tokens, block_table, seq_lens, rows)
+        run_check_sequences(batch)
+    return 0
+
+
+cdef int check_transferred(list sources, list targets, Tensor pairs) except -1:
+    """Pairs on the host; see _cpu.pxd."""
+    cdef vector[BlockArray] from_arrays, to_arrays
+    cdef Indices source_ids, target_ids
+    add_arrays(from_arrays, sources)
+    add_arrays(to_arrays, targets)
+    fill_pairs(&source_ids, &target_ids, pairs)
+    run_check_transferred(from_arrays, to_arrays, source_ids, target_ids)
+    return 0
+
+
+cdef void fill_pairs(Indices* sources, Indices* targets, Tensor pairs) noexcept:
+    """The two columns."""
+    fill_indices(sources, pairs)
+    targets[0] = sources[0]
+    targets.data += pairs.strides_[1]
+
+
 cdef int copy_blocks(list caches, Tensor pairs) except -1:
     """Block copies in caches of any dtype; see _cpu.pxd."""
     cdef vector[BlockArray] arrays
     cdef Indices sources, targets
     add_arrays(arrays, caches)
-    fill_indices(&sources, pairs)
-    targets = sources
-    targets.data += pairs.strides_[1]
+    fill_pairs(&sources, &targets, pairs)
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_copy(arrays, sources, targets, num_threads)
@@ -211,7 +261,8 @@ cdef int64_t total_tokens(Tensor seq_lens, int64_t width, int64_t block_size) ex
 
 
 cdef int fill_sequences(
-        PackedSequences* batch, list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
+        PackedSequences* batch, list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens,
+        Tensor rows) except -1:
     cdef Tensor cache
     fill_table(&batch.table, block_table)
     fill_indices(&batch.seq_lens, seq_lens)
@@ -220,7 +271,7 @@ cdef int fill_sequences(
     for cache in caches:
         batch.block_size = cache.shape_[1]
         batch.num_blocks = min(batch.num_blocks, cache.shape_[0])
-    batch.num_tokens = (<Tensor>packed[0]).shape_[0]
+    batch.num_tokens = num_tokens
     return 0
 
 
@@ -230,7 +281,7 @@ cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_
         return 0
     cdef PackedSequences batch
     cdef vector[BlockArray] blocks, tokens
-    fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
+    fill_sequences(&batch, caches, (<Tensor>packed[0]).shape_[0], block_table, seq_lens, rows)
     add_arrays(blocks, caches)
     add_arrays(tokens, packed)
     cdef int64_t num_threads = threads_of_a_call()
@@ -245,7 +296,7 @@ cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq
         return 0
     cdef PackedSequences batch
     cdef vector[BlockArray] blocks, tokens
-    fill_sequences(&batch, caches, packed, block_table, seq_lens, rows)
+    fill_sequences(&batch, caches, (<Tensor>packed[0]).shape_[0], block_table, seq_lens, rows)
     add_arrays(blocks, caches)
     add_arrays(tokens, packed)
     cdef int64_t num_threads = threads_of_a_call()
@@ -260,9 +311,7 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1:
     cdef Indices source_ids, target_ids
     add_arrays(from_arrays, sources)
     add_arrays(to_arrays, targets)
-    fill_indices(&source_ids, pairs)
-    target_ids = source_ids
-    target_ids.data += pairs.strides_[1]
+    fill_pairs(&source_ids, &target_ids, pairs)
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_transfer(from_arrays, to_arrays, source_ids, target_ids, num_threads)

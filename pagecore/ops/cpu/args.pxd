@@ -127,6 +127,14 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t num_blocks
         int64_t num_tokens
 
+    void run_check_slots "pagecore::cpu::check_slots"(
+        const Indices& slots, int64_t num_tokens, const Cache& cache) except +raise_python_error
+    void run_check_copied "pagecore::cpu::check_copied"(
+        const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error
+    void run_check_sequences "pagecore::cpu::check_sequences"(const PackedSequences& batch) except +raise_python_error
+    void run_check_transferred "pagecore::cpu::check_transferred"(
+        const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
+        const Indices& target_ids) except +raise_python_error
     int64_t sum_lengths "pagecore::cpu::total_tokens"(
         const Indices& seq_lens, int64_t width, int64_t block_size) except +raise_python_error
     void run_gather "pagecore::cpu::gather_blocks"(

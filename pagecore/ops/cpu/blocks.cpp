@@ -86,6 +86,13 @@ void check_ids(const BlockArray& array, const std::vector<int64_t>& ids, const c
 
 }  // namespace
 
+void check_copied(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets) {
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    check_ids(arrays[i], read_ids(sources), "the source", i);
+    check_ids(arrays[i], read_ids(targets), "the target", i);
+  }
+}
+
 void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_ids, const Indices& target_ids,
                  int64_t num_threads) {
   const std::vector<int64_t> sources = read_ids(source_ids), targets = read_ids(target_ids);

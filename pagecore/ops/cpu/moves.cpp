@@ -129,6 +129,12 @@ bool empty(const BlockArray& array, int first_axis) {
   return false;
 }
 
+int64_t fewest_blocks(const std::vector<BlockArray>& arrays) {
+  int64_t fewest = kUnlimited;
+  for (const BlockArray& array : arrays) fewest = std::min(fewest, array.num_blocks);
+  return fewest;
+}
+
 int64_t elements(const BlockArray& array, int first_axis) {
   int64_t count = 1;
   for (int i = first_axis; i < array.ndim; ++i) count *= array.shape[i];
@@ -196,6 +202,17 @@ void move_sequences(const std::vector<BlockArray>& caches, const std::vector<Blo
 
 }  // namespace
 
+void check_sequences(const PackedSequences& batch) {
+  std::vector<Run> runs;
+  list_runs(batch, Direction::Gather, runs);
+}
+
+void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
+                       const Indices& source_ids, const Indices& target_ids) {
+  std::vector<Run> runs;
+  list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
+}
+
 void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
                    const PackedSequences& batch, int64_t num_threads) {
   move_sequences(caches, packed, batch, Direction::Gather, num_threads);
@@ -208,11 +225,8 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
 
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                      const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
-  int64_t num_sources = kUnlimited, num_targets = kUnlimited;
-  for (const BlockArray& source : sources) num_sources = std::min(num_sources, source.num_blocks);
-  for (const BlockArray& target : targets) num_targets = std::min(num_targets, target.num_blocks);
   std::vector<Run> runs;
-  const int64_t copied = list_pairs(source_ids, target_ids, num_sources, num_targets, runs);
+  const int64_t copied = list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
   std::vector<Move> moves;
   int64_t written = 0;
   for (size_t i = 0; i < sources.size(); ++i) {

@@ -35,20 +35,6 @@ SlotSurvey survey(const Indices& slots, int64_t limit) {
   return {static_cast<int64_t>(written), past_end >> 63 != 0};
 }
 
-// The tokens that will be written; raises when one of them would lie past the cache.
-int64_t check_slots(const Indices& slots, int64_t tokens, const Cache& cache) {
-  PC_EXPECTS(slots.size <= tokens, ShapeError, "slot_mapping has ", slots.size, " entries for ", tokens,
-             " tokens; it must not be longer than key and value");
-  const int64_t limit = cache.num_blocks * cache.block_size;
-  const SlotSurvey found = slots.wide ? survey<int64_t>(slots, limit) : survey<int32_t>(slots, limit);
-  for (int64_t i = 0; found.is_past_end && i < slots.size; ++i) {
-    const int64_t slot = slots.at(i);
-    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit, " slots (",
-               cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
-  }
-  return found.written;
-}
-
 int64_t token_bytes(const Cache& cache) { return cache.num_heads * cache.dim * size_of(cache.type); }
 
 // Rows from `begin` on.
@@ -65,6 +51,19 @@ Lse lse_from(Lse lse, int64_t begin, int64_t count) {
 }
 
 }  // namespace
+
+int64_t check_slots(const Indices& slots, int64_t num_tokens, const Cache& cache) {
+  PC_EXPECTS(slots.size <= num_tokens, ShapeError, "slot_mapping has ", slots.size, " entries for ", num_tokens,
+             " tokens; it must not be longer than key and value");
+  const int64_t limit = cache.num_blocks * cache.block_size;
+  const SlotSurvey found = slots.wide ? survey<int64_t>(slots, limit) : survey<int32_t>(slots, limit);
+  for (int64_t i = 0; found.is_past_end && i < slots.size; ++i) {
+    const int64_t slot = slots.at(i);
+    PC_EXPECTS(slot < limit, InvalidBlock, "slot_mapping[", i, "] is ", slot, " and the cache has ", limit, " slots (",
+               cache.num_blocks, " blocks of ", cache.block_size, "); negative slots are skipped");
+  }
+  return found.written;
+}
 
 void write_kv(const WriteArgs& args, int64_t num_threads) {
   const KernelTable& table = kernels();

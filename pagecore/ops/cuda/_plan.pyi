@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +32,4 @@ class CudaPlan:
     def bind(self, address: int) -> None: ...
     def items(self, section: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
 
-def items_in(
-    array: NDArray[np.uint8], plan: CudaPlan, section: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
+def items_in(array: NDArray[np.uint8], plan: CudaPlan, section: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...

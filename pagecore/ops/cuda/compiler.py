@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pagecore.errors import DeviceError, PagecoreError
 from pagecore.ops.cuda.manifest import Instance
 from pagecore.ops.cuda.sources import with_headers
 
-# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed.
-FLAGS = ("--std=c++17", "-default-device")
+# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed. NVRTC 12 has no __builtin_offsetof;
+# 12 and 13 have what their own headers make offsetof of. ptxas writes registers and spills into the log.
+FLAGS = (
+    "--std=c++17",
+    "-default-device",
+    "--define-macro=__builtin_offsetof(type,member)=__INTADDR__(&((static_cast<type*>(nullptr))->member))",
+    "--ptxas-options=-v",
+)
+# What every kernel is compiled for in the tests and the report; a device of another compiles for its own.
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 OLDEST = 80
+INSTALL = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
 _ARCHITECTURE = re.compile(r"sm_([0-9]{2,3})[af]?")
 
 
@@ -50,23 +64,36 @@ def check_architecture(architecture: str) -> str:
     return architecture
 
 
+@cache
 def nvrtc() -> Any:
     """Return CuPy's binding of NVRTC; DeviceError where it, or the library itself, is not there."""
     try:
         from cupy.cuda import nvrtc as binding
-    except ImportError as error:
+        from cupy.cuda import runtime
+    except Exception as error:  # a broken installation can fail in any way
         raise DeviceError(
-            f"CuPy, through which kernels are compiled, cannot be imported ({error}): install pagecore[cuda12] or "
-            "pagecore[cuda13], as the driver's CUDA version is"
+            f"CuPy, through which kernels are compiled, cannot be imported ({error}): {INSTALL}"
         ) from error
     try:
         binding.getVersion()
-    except Exception as error:
-        raise DeviceError(
-            f"NVRTC, which compiles kernels, cannot be loaded ({error}): install pagecore[cuda12] or pagecore[cuda13], "
-            "which bring it, or a CUDA toolkit"
-        ) from error
+    except Exception:
+        _load_library(runtime.runtimeGetVersion() // 1000)
+        try:
+            binding.getVersion()
+        except Exception as error:
+            raise DeviceError(f"NVRTC, which compiles kernels, cannot be loaded ({error}): {INSTALL}") from error
     return binding
+
+
+def _load_library(major: int) -> None:
+    """Load NVRTC out of its wheel, which CuPy 13 does not look for; CuPy then finds it by its name."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec is not None else ():
+        for folder in ("cuda_nvrtc", f"cu{major}"):
+            library = Path(root) / folder / "lib" / f"libnvrtc.so.{major}"
+            if library.is_file():
+                with contextlib.suppress(OSError):
+                    ctypes.CDLL(str(library))
 
 
 def compiler_version() -> str:

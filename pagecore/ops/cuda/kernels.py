@@ -7,12 +7,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pagecore.arrays.cuda import Runtime, runtime
+from pagecore.ops.cuda.compiler import check_architecture
 from pagecore.ops.cuda.cubins import cubin
 from pagecore.ops.cuda.manifest import instance
 
 # By runtime, so that another one, as in the tests, never meets kernels that are not its own.
 _loaded: WeakKeyDictionary[Runtime, dict[tuple[str, int], Any]] = WeakKeyDictionary()
 _loading = threading.Lock()
+# The runtime of the last call with its kernels: a launch finds them without the dictionary.
+_latest: tuple[Runtime | None, dict[tuple[str, int], Any]] = (None, {})
 
 
 def kernel(name: str, device: int) -> Any:
@@ -23,7 +26,8 @@ def kernel(name: str, device: int) -> Any:
     DeviceError
         No way to the device, no compiler, or a device that the kernels are not made for.
     """
-    found = _loaded.get(runtime(), {}).get((name, device))
+    latest, kernels = _latest
+    found = kernels.get((name, device)) if latest is runtime() else None
     return found if found is not None else _load(name, device)
 
 
@@ -41,16 +45,19 @@ def launch(
 
 
 def _load(name: str, device: int) -> Any:
+    global _latest  # noqa: PLW0603
     with _loading:
         current = runtime()
         kernels = _loaded.setdefault(current, {})
         if (name, device) not in kernels:
             wanted = instance(name)
             properties = current.properties(device)
+            architecture = check_architecture(properties.architecture)
 
             def image() -> tuple[bytes, str]:
-                compiled = cubin([wanted], properties.architecture)
+                compiled = cubin([wanted], architecture)
                 return compiled.image, compiled.symbols[name]
 
             kernels[name, device] = current.load(name, device, image, properties.shared_bytes_per_block)
+        _latest = (current, kernels)
         return kernels[name, device]

@@ -16,6 +16,7 @@
 namespace emulator {
 
 Place place;
+Counts counts;
 uint32_t num_accesses;
 Block block;
 
@@ -160,6 +161,7 @@ const char* run(const Launch& launch) {
   describe_own_stack(launcher);
   current = &launch;
   failed = false;
+  counts = {};
   block.epoch = 0;
   begin_launch_of_order(launch.may_overwrite);
   std::copy_n(launch.num_blocks, 3, place.num_blocks);

@@ -51,7 +51,7 @@ struct Launch {
   int num_blocks[3];
   int num_threads;
   uint32_t shared_bytes;
-  bool may_overwrite;  // several blocks may write different values to one place
+  bool may_overwrite;  // several threads may write different values to one place
   uint64_t seed;       // of the order in which blocks, warps and lanes run; 0: as they are numbered
 };
 

@@ -1,4 +1,5 @@
 // What a warp does together: shuffles, votes and matrices. All lanes' operands lie on their stacks.
+#include <algorithm>
 #include <cstring>
 
 #include "block.hpp"
@@ -57,16 +58,34 @@ struct Loading {
   const Site& site;
 };
 
+// How many more times than once 32 banks of 4 bytes are asked for 8 rows; the same row twice is asked for once.
+int count_conflicts(const uint32_t (&rows)[8]) {
+  int most = 1;
+  for (int i = 0; i < 8; ++i) {
+    int same_banks = 0;
+    for (int j = 0; j < 8; ++j) {
+      const bool seen = std::find(rows, rows + j, rows[j]) != rows + j;
+      if (!seen && rows[j] / 16 % 8 == rows[i] / 16 % 8) ++same_banks;
+    }
+    most = std::max(most, same_banks);
+  }
+  return most - 1;
+}
+
 template <bool kTransposed>
 void load(const void* const (&operands)[kLanes]) {
   const int speaker = place.lane;
   for (int m = 0; m < 4; ++m) {
     uint16_t matrix[8][8];
+    uint32_t rows[8];
     for (int row = 0; row < 8; ++row) {
       const Loading& loading = *static_cast<const Loading*>(operands[m * 8 + row]);
       speak_for_lane(m * 8 + row);
+      rows[row] = loading.row;
       std::memcpy(matrix[row], read_row(loading.row, loading.site), sizeof(matrix[row]));
     }
+    ++counts.matrix_loads;
+    counts.matrix_conflicts += static_cast<uint64_t>(count_conflicts(rows));
     for (int lane = 0; lane < kLanes; ++lane) {
       const int i = lane / 4;
       const int j = lane % 4 * 2;

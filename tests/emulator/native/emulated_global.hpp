@@ -70,6 +70,7 @@ class Global {
   template <typename V>
   PC_MEMBER V read(pc_int64 i, const emulator::Site& site) const {
     V value;
+    emulator::counts.read_bytes += sizeof(V);
     std::memcpy(&value, reinterpret_cast<const void*>(readable<V>("reads", i, site).address), sizeof(V));
     return value;
   }
@@ -78,6 +79,7 @@ class Global {
     const Place place = checked<V>("writes", i, site);
     emulator::note_device_write(place.allocation, place.address, &value, sizeof(V), site);
     std::memcpy(reinterpret_cast<void*>(place.address), &value, sizeof(V));
+    emulator::counts.written_bytes += sizeof(V);
   }
   template <typename F>
   PC_MEMBER T change(pc_int64 i, const emulator::Site& site, F f) const {

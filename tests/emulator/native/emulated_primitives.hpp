@@ -13,6 +13,7 @@
 #define PC_MEMBER inline
 #define PC_KERNEL(threads, blocks)
 #define PC_UNROLL
+#define PC_NO_UNROLL
 
 #define PC_SITE const emulator::Site& site = emulator::Site::current()
 

@@ -43,8 +43,8 @@ int pc_check_memory(uint64_t address, uint64_t num_bytes, char* text, uint64_t t
 
 // 0, or 1 with a message in `text`.
 int pc_launch(const char* name, const emulator::Instance* instance, const void* parameters, const int* num_blocks,
-              int num_threads, uint32_t shared_bytes, int may_overwrite, uint64_t seed, char* text,
-              uint64_t text_size) {
+              int num_threads, uint32_t shared_bytes, int may_overwrite, uint64_t seed, emulator::Counts* counts,
+              char* text, uint64_t text_size) {
   const std::lock_guard lock(mutex);
   const char* message = emulator::run({.name = name,
                                        .kernel = instance->kernel,
@@ -54,6 +54,7 @@ int pc_launch(const char* name, const emulator::Instance* instance, const void* 
                                        .shared_bytes = shared_bytes,
                                        .may_overwrite = may_overwrite != 0,
                                        .seed = seed});
+  *counts = emulator::counts;
   if (message == nullptr) return 0;
   std::snprintf(text, text_size, "%s", message);
   return 1;

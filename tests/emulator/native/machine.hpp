@@ -33,6 +33,16 @@ extern Place place;
 [[noreturn]] void fail_at(const char* file, unsigned line, const char* format, ...)
     __attribute__((format(printf, 3, 4)));
 
+// What a launch has done so far, in the order of runtime.py.
+struct Counts {
+  uint64_t read_bytes;    // of device memory, asynchronous copies left out
+  uint64_t copied_bytes;  // by those, zeros left out
+  uint64_t written_bytes;
+  uint64_t matrix_loads;      // of 8 x 8 elements, four to each pc_load_matrices
+  uint64_t matrix_conflicts;  // how many more times than once the banks of shared memory were asked for them
+};
+extern Counts counts;
+
 // ---- collectives
 
 void sync_block(const Site& site);

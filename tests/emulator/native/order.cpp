@@ -130,12 +130,10 @@ void note_device_write(const Allocation& allocation, uint64_t address, const voi
   const unsigned char* before = reinterpret_cast<const unsigned char*>(address);
   const unsigned char* after = static_cast<const unsigned char*>(value);
   uint32_t judged = 0;
-  for (uint32_t i = 0; i < num_bytes; ++i) {
+  for (uint32_t i = 0; i < num_bytes && !overwriting; ++i) {
     if (held[i] == judged || held[i] == 0 || before[i] == after[i]) continue;
     judged = held[i];
-    const Write& write = writes[judged];
-    if (overwriting && write.block != number) continue;
-    if (!comes_before(write, now)) refuse("overwrites", address + i, write, site);
+    if (!comes_before(writes[judged], now)) refuse("overwrites", address + i, writes[judged], site);
   }
   std::fill_n(held, num_bytes, this_write(now, site));
 }

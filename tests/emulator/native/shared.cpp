@@ -152,6 +152,7 @@ void copy_async(uint32_t target, uint64_t source, const Site& site) {
   expect_inside("copies to", offset, 16, 16, site);
   write_as(running_thread(), static_cast<uint32_t>(offset), 16, true, site);
   std::memset(buffer + offset, 0xFF, 16);
+  if (source != 0) counts.copied_bytes += 16;
   copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), source});
 }
 

@@ -1,0 +1,48 @@
+"""What the gpu benches attend to: random key and value in blocks that lie scattered, and the same in one piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.attention_load import Shape
+from bench.gpu import Gpu
+
+
+class GpuLoad:
+    """Batches of one shape that share a cache and no block of it.
+
+    Attributes
+    ----------
+    key_cache, value_cache : array ``[blocks, block size, kv heads, dim]``
+    tables : list of int32 arrays ``[sequences, blocks a sequence]``
+        One for each batch; the blocks of a sequence lie scattered over the whole cache.
+    seq_lens : int32 array ``[sequences]``
+    """
+
+    def __init__(self, gpu: Gpu, shape: Shape, dtype: str, batches: int, block_size: int = 16) -> None:
+        self.gpu, self.shape, self.dtype, self.block_size = gpu, shape, dtype, block_size
+        each = -(-shape.context // block_size)
+        count = batches * shape.sequences * each
+        size = (count + 1, block_size, shape.kv_heads, shape.dim)
+        self.key_cache, self.value_cache = gpu.random(size, dtype), gpu.random(size, dtype, seed=1)
+        ids = 1 + gpu.permutation(count).to(gpu.torch.int32)
+        self.tables = list(ids.reshape(batches, shape.sequences, each))
+        self.seq_lens = gpu.torch.full((shape.sequences,), shape.context, dtype=gpu.torch.int32, device=gpu.place)
+
+    def query(self, tokens: int) -> Any:
+        """Random queries ``[tokens, query heads, dim]``."""
+        return self.gpu.random((tokens, self.shape.query_heads, self.shape.dim), self.dtype, seed=2)
+
+    def contiguous(self, batch: int) -> tuple[Any, Any]:
+        """Key and value of a batch, ``[sequences, kv heads, context, dim]``."""
+        shape, table = self.shape, self.tables[batch].long()
+        planes = (cache[table].flatten(1, 2)[:, : shape.context] for cache in (self.key_cache, self.value_cache))
+        key, value = (plane.transpose(1, 2).contiguous() for plane in planes)
+        return key, value
+
+    def expected(self, batch: int, query: Any, position: int, sequence: int, head: int) -> Any:
+        """What one query ``[dim]`` at a position gets, in float64."""
+        part = (sequence, head // self.shape.group, slice(position + 1))
+        key, value = (plane[part].double() for plane in self.contiguous(batch))
+        scores = key @ query.double() / self.shape.dim**0.5
+        return self.gpu.torch.softmax(scores, 0) @ value

@@ -1,0 +1,169 @@
+"""Key and value into their slots, and blocks moved, on a GPU, beside a device copy of the same bytes and torch.
+
+Tokens of decode steps lie each in a block of its own; from 2,048 on they fill whole blocks that lie scattered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from itertools import product
+from typing import Any
+
+import pagecore
+from bench.arrays import DTYPES
+from bench.gpu import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
+from bench.runner import Bench
+from bench.targets import GPU_MOVE_RATIO_MIN
+
+CLOCK = clock
+HEADS, DIM, BLOCK = 8, 128, 16
+COPY, INDEX = "device copy of the same bytes", "torch index_copy_"
+CASTS = (("bfloat16", "bfloat16"), ("float32", "float32"), ("float32", "bfloat16"))
+WHOLE_BLOCKS = 2048
+MIB = 1 << 20
+
+
+def run(bench: Bench, _options: argparse.Namespace) -> None:
+    """Writes of 64 to 65,536 tokens, and copies, gathers and scatters of 16 and 256 MiB."""
+    gpu = require_gpu()
+    gpu.describe(bench)
+    run_on(bench, gpu)
+
+
+def run_on(bench: Bench, gpu: Gpu) -> None:
+    """All of it on one device."""
+    run_writes(bench, gpu)
+    run_moves(bench, gpu)
+
+
+def run_writes(bench: Bench, gpu: Gpu) -> None:
+    """write_kv, of 64 to 65,536 tokens."""
+    for (source, dtype), tokens in product(CASTS, bench.pick((64, 512, 2048, 8192, 65536), (64, 2048))):
+        _write(bench, gpu, source, dtype, tokens)
+
+
+def run_moves(bench: Bench, gpu: Gpu) -> None:
+    """copy_blocks, gather_blocks and scatter_blocks, of 16 and 256 MiB."""
+    for mebibytes in bench.pick((16, 256), (1,)):
+        _moves(bench, gpu, mebibytes)
+
+
+def _write(bench: Bench, gpu: Gpu, source: str, dtype: str, tokens: int) -> None:
+    nbytes = 2 * tokens * HEADS * DIM * DTYPES[dtype].itemsize
+    sets = bench.pick(num_sets(nbytes), 2)
+    new = gpu.random((sets, 2, tokens, HEADS, DIM), source)
+    caches = _caches(gpu, -(-sets * tokens // BLOCK) + 1, dtype)
+    slots = _slots(gpu, sets, tokens)
+    calls = [_write_call(*rows, *caches, mapping) for rows, mapping in zip(new, slots, strict=True)]
+    subject = gpu.job(in_turn(calls))
+
+    def check() -> None:
+        for cache in caches:
+            cache.fill_(math.nan)
+        subject.run()
+        for cache, rows in zip(caches, new.transpose(0, 1), strict=True):
+            written = cache.flatten(0, 1)[slots.flatten()]
+            assert gpu.torch.equal(written, rows.flatten(0, 1).to(cache.dtype)), "a slot does not hold its token"
+
+    controls = {COPY: gpu.job(in_turn(copies(gpu, nbytes, sets)))}
+    if source == dtype:
+        flat = [cache.flatten(0, 1) for cache in _caches(gpu, len(caches[0]), dtype)]
+        calls = [_index_call(rows, flat, mapping) for rows, mapping in zip(new, slots, strict=True)]
+        controls[INDEX] = gpu.job(in_turn(calls))
+    dtypes = dtype if source == dtype else f"{source} -> {dtype}"
+    bench.compare(
+        f"write {tokens:>5}, {HEADS} x {DIM}, {dtypes}",
+        subject,
+        controls,
+        check=check,
+        nbytes=nbytes,
+        at_least={COPY: GPU_MOVE_RATIO_MIN} if source == dtype and tokens >= WHOLE_BLOCKS else None,
+        sizes={"tokens": tokens, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "dtype": dtype}
+        | {"source_dtype": source, "sets": sets},
+    )
+
+
+def _caches(gpu: Gpu, num_blocks: int, dtype: str) -> list[Any]:
+    return [gpu.random((num_blocks, BLOCK, HEADS, DIM), dtype, seed) for seed in range(2)]
+
+
+def _slots(gpu: Gpu, sets: int, tokens: int) -> Any:
+    """Slots of as many calls ``[sets, tokens]``, none twice."""
+    count = sets * tokens
+    if tokens >= WHOLE_BLOCKS:
+        blocks = 1 + gpu.permutation(count // BLOCK)
+        slots = (blocks[:, None] * BLOCK + gpu.torch.arange(BLOCK, device=gpu.place)).flatten()
+    else:
+        slots = BLOCK + gpu.permutation(count)
+    return slots.reshape(sets, tokens)
+
+
+def _write_call(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> Call:
+    return lambda: pagecore.write_kv(key, value, key_cache, value_cache, slots)
+
+
+def _index_call(rows: Any, caches: list[Any], slots: Any) -> Call:
+    def call() -> None:
+        for cache, values in zip(caches, rows, strict=True):
+            cache.index_copy_(0, slots, values)
+
+    return call
+
+
+def _moves(bench: Bench, gpu: Gpu, mebibytes: int) -> None:
+    """Blocks of bfloat16 inside a cache, out of it and into it."""
+    nbytes = mebibytes * MIB
+    count = nbytes // (BLOCK * HEADS * DIM * 2)
+    sets = bench.pick(num_sets(nbytes), 2)
+    cache, other = _caches(gpu, 2 * sets * count + 1, "bfloat16")
+    ids = (1 + gpu.permutation(2 * sets * count)).to(gpu.torch.int32).reshape(sets, 2, count)
+    tokens = gpu.random((sets, count * BLOCK, HEADS, DIM), "bfloat16")
+    lens = gpu.torch.tensor([count * BLOCK], dtype=gpu.torch.int32, device=gpu.place)
+    copied = gpu.job(in_turn([_copy_call(cache, pair.T.contiguous()) for pair in ids]))
+    beside = list(zip(ids[:, :1], tokens, strict=True))
+    gathered = gpu.job(in_turn([_gather_call(cache, table, lens, out) for table, out in beside]))
+    scattered = gpu.job(in_turn([_scatter_call(rows, other, table, lens) for table, rows in beside]))
+    control = gpu.job(in_turn(copies(gpu, nbytes, sets)))
+
+    def check_copy() -> None:
+        copied.run()
+        assert gpu.torch.equal(cache[ids[:, 1].long()], cache[ids[:, 0].long()]), (
+            "a block is not the copy of its source"
+        )
+
+    def check_gather() -> None:
+        tokens.fill_(math.nan)
+        gathered.run()
+        assert gpu.torch.equal(tokens, cache[ids[:, 0].long()].flatten(1, 2)), "a token is not what its block holds"
+
+    def check_scatter() -> None:
+        gathered.run(), other.fill_(math.nan), scattered.run()
+        assert gpu.torch.equal(other[ids[:, 0].long()].flatten(1, 2), tokens), "a block does not hold its tokens"
+
+    for name, subject, check in (
+        ("copy_blocks", copied, check_copy),
+        ("gather_blocks", gathered, check_gather),
+        ("scatter_blocks", scattered, check_scatter),
+    ):
+        bench.compare(
+            f"{name} {mebibytes:>3} MiB, {HEADS} x {DIM} bf16, block {BLOCK}",
+            subject,
+            {COPY: control},
+            check=check,
+            nbytes=nbytes,
+            at_least={COPY: GPU_MOVE_RATIO_MIN},
+            sizes={"mebibytes": mebibytes, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "sets": sets},
+        )
+
+
+def _copy_call(cache: Any, pairs: Any) -> Call:
+    return lambda: pagecore.copy_blocks(cache, pairs)
+
+
+def _gather_call(cache: Any, table: Any, lens: Any, out: Any) -> Call:
+    return lambda: pagecore.gather_blocks(cache, table, lens, out=out)
+
+
+def _scatter_call(values: Any, cache: Any, table: Any, lens: Any) -> Call:
+    return lambda: pagecore.scatter_blocks(values, cache, table, lens)

@@ -1,0 +1,172 @@
+// What the kernels that move data are told: writes into a cache, copies between arrays, changed table entries.
+#pragma once
+
+#include "abi.h"
+
+// Division of numbers below 2^31 by a constant: n / divisor == (n * multiplier) >> (31 + shift), in 64 bits.
+struct PcDivisor {
+  pc_int32 divisor;
+  unsigned int multiplier;  // 2^(31 + shift) / divisor, rounded up
+  pc_int32 shift;           // of the least power of two that is not below the divisor
+};
+
+static_assert(sizeof(PcDivisor) == 12, "the layout is part of the ABI");
+
+// ---- block tables
+
+// Element `index` of a table's memory becomes `block`.
+struct PcTableEntry {
+  pc_int64 index;
+  pc_int32 block;
+  pc_int32 pad;
+};
+
+// Entries of one batch name different elements. How many there are stands on the device, so that a graph that was
+// captured once serves every step.
+struct PcTableParams {
+  pc_address entries;  // PcTableEntry[capacity], at a multiple of 16
+  pc_address count;    // int32
+  pc_address table;    // int32[size]
+  pc_int64 size;
+  pc_int32 capacity;
+  pc_int32 pad;
+};
+
+static_assert(sizeof(PcTableEntry) == 16, "kernels read an entry as one 16-byte vector");
+static_assert(__builtin_offsetof(PcTableEntry, block) == 8, "the layout is part of the ABI");
+static_assert(sizeof(PcTableParams) == 40, "the layout is part of the ABI");
+
+// ---- write_kv
+
+// Key or value of new tokens, and its cache.
+struct PcWritePlane {
+  PcRows rows;        // [num_tokens, num_heads, dim]
+  PcCache cache;      // [num_blocks, block_size, num_heads, dim]
+  pc_address scales;  // float32 [num_heads]: what numbers are divided by; absent: `scale` for all heads
+  float scale;
+  pc_int32 unit;  // elements that a thread moves at once: 1, 2, 4 or 8
+  PcDivisor units_per_token;
+  PcDivisor units_per_row;  // of a head, or of a token whose heads follow one another in both arrays
+  pc_int32 num_units;       // of all tokens; below 2^31 with a grid's worth more
+  pc_int32 pad;
+};
+
+struct PcWriteParams {
+  PcWritePlane planes[2];
+  PcIndices slots;     // [num_tokens]; those below 0 and from num_slots on are left out
+  pc_int64 num_slots;  // of the cache
+  PcDivisor block_size;
+  pc_int32 block_shift;       // block_size == 1 << block_shift, or -1
+  pc_int32 units_per_thread;  // at most 4
+  pc_int32 pad;
+};
+
+static_assert(sizeof(PcWritePlane) == 104, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcWritePlane, units_per_token) == 72, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcWriteParams, slots) == 208, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcWriteParams, block_size) == 240, "the layout is part of the ABI");
+static_assert(sizeof(PcWriteParams) == 264, "the layout is part of the ABI");
+
+// ---- copy_blocks, transfer_blocks, gather_blocks, scatter_blocks
+
+enum : pc_int32 {
+  PC_MOVE_THREADS = 128,
+  PC_MOVE_SHARED_BYTES = PC_MOVE_THREADS / 32 * 8,  // of move_sequences: a sum for each warp
+  PC_MAX_MOVE_AXES = 8,
+  PC_MAX_ARRAYS = 112,  // of one launch
+  PC_MAX_PAIRS = 128,
+};
+
+// Strides are bytes, here and below.
+struct PcMoveAxis {
+  pc_int64 source_stride;
+  pc_int64 target_stride;
+  PcDivisor size;
+  pc_int32 pad;
+};
+
+// What moves at a time, a block or the tokens of one: units along axes, outermost first. A number of a unit counts
+// along the last axis first.
+struct PcMoveShape {
+  PcMoveAxis axes[PC_MAX_MOVE_AXES];
+  pc_int32 num_axes;
+  pc_int32 unit;             // elements that a thread moves at once: bytes, or numbers that are cast
+  pc_int32 num_units;        // of a block; below 2^31 with a grid's worth more
+  pc_int32 units_per_token;  // where tokens are moved, which then are the first axis, or the outer part of it
+};
+
+// Blocks of sources onto blocks of targets, which lie alike in all arrays of a launch.
+struct PcPairParams {
+  PcMoveShape shape;
+  pc_int64 source_block_stride;
+  pc_int64 target_block_stride;
+  pc_address on_device;  // pairs as int32 or int64 [num_pairs, 2], of any strides; absent: `pairs`
+  pc_int64 pair_stride;  // elements
+  pc_int64 column_stride;
+  pc_int32 wide;  // 1: int64
+  pc_int32 num_pairs;
+  pc_int32 ordered;  // 1: a later pair sees what earlier ones wrote; else they have nothing to do with another
+  pc_int32 lowest;   // block that may be named; the others are left out, as are those past the arrays
+  pc_int32 num_source_blocks;  // of the smallest array
+  pc_int32 num_target_blocks;
+  pc_int32 units_per_thread;
+  pc_int32 pad;
+  pc_address sources[PC_MAX_ARRAYS];
+  pc_address targets[PC_MAX_ARRAYS];
+  pc_int32 pairs[PC_MAX_PAIRS][2];  // (source, target)
+};
+
+// Tokens between paged caches and packed arrays, in which sequences follow one another.
+struct PcSequenceParams {
+  PcMoveShape shape;
+  pc_int64 block_stride;  // of caches
+  pc_int64 token_stride;  // of packed arrays
+  PcTable table;
+  PcIndices rows;       // absent: sequence i is row i of the table
+  PcIndices seq_lens;   // [num_sequences]
+  pc_int64 num_tokens;  // of packed arrays; tokens past them are left out
+  pc_int32 num_blocks;  // of the smallest cache
+  pc_int32 block_size;
+  pc_int32 gathers;  // 1: caches are the sources, and a hole gives zeros; 0: the targets, and a hole takes nothing
+  pc_int32 pad;
+  pc_address caches[PC_MAX_ARRAYS];
+  pc_address packed[PC_MAX_ARRAYS];
+};
+
+static_assert(sizeof(PcMoveAxis) == 32, "the layout is part of the ABI");
+static_assert(sizeof(PcMoveShape) == 272, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPairParams, wide) == 312, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPairParams, sources) == 344, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPairParams, pairs) == 2136, "the layout is part of the ABI");
+static_assert(sizeof(PcPairParams) == 3160, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcSequenceParams, table) == 288, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcSequenceParams, caches) == 392, "the layout is part of the ABI");
+static_assert(sizeof(PcSequenceParams) == 2184, "the layout is part of the ABI");
+
+// ---- merge_attention
+
+// float32 [token, head]; strides count elements.
+struct PcLse {
+  pc_address data;
+  pc_int64 token_stride;
+  pc_int64 head_stride;
+};
+
+struct PcMergeParams {
+  PcRows out_a;  // [num_tokens, num_heads, dim], of one type, here and in b and out, which may be a or b
+  PcRows out_b;
+  PcRows out;
+  PcLse lse_a;
+  PcLse lse_b;
+  PcLse lse;  // may be lse_a or lse_b
+  PcDivisor num_heads;
+  pc_int32 num_rows;       // tokens times heads; times the lanes of a row below 2^31 with a grid's worth more
+  pc_int32 unit;           // elements that a thread moves at once: 1, 2, 4 or 8
+  pc_int32 units_per_row;  // of a head
+  pc_int32 lanes_shift;    // a row is done by 1 << lanes_shift lanes of one warp
+  pc_int32 pad;
+};
+
+static_assert(sizeof(PcLse) == 24, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcMergeParams, num_heads) == 144, "the layout is part of the ABI");
+static_assert(sizeof(PcMergeParams) == 176, "the layout is part of the ABI");

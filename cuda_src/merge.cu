@@ -1,0 +1,86 @@
+// Two parts of attention over different keys joined into one, row by row; a row is one head of one token.
+//
+// A row is done by the lanes of one warp, as many as it has units or all 32, so that all of them have read its two
+// logarithms before one of them writes the result, which may lie there. Both parts are read once and the output is
+// written once; a unit is written by the lane that has read it.
+#include "abi_moves.h"
+#include "primitives.cuh"
+#include "units.cuh"
+
+namespace pagecore {
+
+// What the parts of a row count for, and the logarithm of both together.
+struct MergeWeights {
+  float a;
+  float b;
+  float lse;
+};
+
+PC_DEVICE MergeWeights weigh(float a, float b) {
+  constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+  const float top = a > b ? a : b;
+  if (top == -pc_infinity()) return {0.0f, 0.0f, top};
+  const float part_a = pc_exp2((a - top) * kLog2E), part_b = pc_exp2((b - top) * kLog2E), total = part_a + part_b;
+  return {part_a / total, part_b / total, top + pc_log2(total) * kLn2};
+}
+
+template <typename T, int Count>
+PC_DEVICE Unit<T, Count> merge_units(const Unit<T, Count>& a, const Unit<T, Count>& b, const MergeWeights& weights) {
+  float values[Count];
+  PC_UNROLL
+  for (int i = 0; i < Count; ++i) {
+    // A part of weight 0 may hold anything.
+    const float part = weights.a != 0.0f ? element(a, i) * weights.a : 0.0f;
+    values[i] = weights.b != 0.0f ? pc_fma(element(b, i), weights.b, part) : part;
+  }
+  return unit_of<T>(values);
+}
+
+PC_DEVICE pc_int64 place_in(const PcRows& rows, int token, int head) {
+  return token * rows.token_stride + head * rows.head_stride;
+}
+
+PC_DEVICE pc_int64 place_in(const PcLse& lse, int token, int head) {
+  return token * lse.token_stride + head * lse.head_stride;
+}
+
+template <typename T, int Count>
+PC_DEVICE void merge_row(const PcMergeParams& params) {
+  const int number = pc_block_x() * pc_num_threads() + pc_thread(), lanes = 1 << params.lanes_shift;
+  const int row = number >> params.lanes_shift, lane = number & (lanes - 1);
+  const bool exists = row < params.num_rows;
+  const int token = exists ? divide(row, params.num_heads) : 0;
+  const int head = exists ? row - token * params.num_heads.divisor : 0;
+  const Global<T> out_a(params.out_a.data), out_b(params.out_b.data), out(params.out.data);
+  const pc_int64 in_a = place_in(params.out_a, token, head), in_b = place_in(params.out_b, token, head);
+  const pc_int64 in_out = place_in(params.out, token, head);
+  const int last = exists ? params.units_per_row : 0;
+  float a = 0.0f, b = 0.0f;
+  if (exists) {
+    a = Global<float>(params.lse_a.data).load(place_in(params.lse_a, token, head));
+    b = Global<float>(params.lse_b.data).load(place_in(params.lse_b, token, head));
+  }
+  const MergeWeights weights = weigh(a, b);
+  pc_sync_warp();
+  if (exists && lane == 0) {
+    Global<float>(params.lse.data).store(place_in(params.lse, token, head), weights.lse);
+  }
+  for (int unit = lane; unit < last; unit += lanes) {
+    const Unit<T, Count> part_a = load_unit<T, Count, false>(out_a, in_a + unit * Count);
+    const Unit<T, Count> part_b = load_unit<T, Count, false>(out_b, in_b + unit * Count);
+    store_unit(out, in_out + unit * Count, merge_units(part_a, part_b, weights));
+  }
+}
+
+template <typename T>
+PC_KERNEL(128, 8)
+void merge_parts(const PcMergeParams params) {
+  if constexpr (sizeof(T) == 2) {
+    if (params.unit == 8) return merge_row<T, 8>(params);
+  }
+  if (params.unit == 4) return merge_row<T, 4>(params);
+  if (params.unit == 2) return merge_row<T, 2>(params);
+  merge_row<T, 1>(params);
+}
+
+}  // namespace pagecore

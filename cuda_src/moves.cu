@@ -1,0 +1,172 @@
+// Blocks copied between arrays, and tokens between paged caches and packed sequences, cast on the way or as bytes.
+//
+//   shape    axis 0 | axis 1 | ... | units      what moves at a time, a block or the tokens of one: axes that continue
+//                                               each other on both sides are one, and the last is cut into units
+//   unit     16 bytes a side (32 of float32 beside 16 bits), fewer where an address or a stride allows no more
+//
+// The units of a block are numbered, and a thread takes every num_threads-th of its stretch: a warp reads and writes
+// neighbours wherever the last axis is long enough. A thread asks for up to 64 bytes before it writes any. Everything
+// is read once and written once; nothing is shared but the sum of the lengths.
+#include "abi_moves.h"
+#include "primitives.cuh"
+#include "units.cuh"
+
+namespace pagecore {
+
+// Two arrays, from where a block or its first token lies on.
+struct MovePlaces {
+  Global<pc_uint8> source;
+  Global<pc_uint8> target;
+};
+
+// A unit's bytes from there.
+struct MoveOffsets {
+  pc_int64 source;
+  pc_int64 target;
+};
+
+PC_DEVICE MoveOffsets offsets_of(const PcMoveShape& shape, int number) {
+  MoveOffsets offsets = {0, 0};
+  PC_NO_UNROLL
+  for (int i = shape.num_axes - 1; i > 0; --i) {
+    const PcMoveAxis& axis = shape.axes[i];
+    const int outer = divide(number, axis.size), along = number - outer * axis.size.divisor;
+    offsets.source += along * axis.source_stride;
+    offsets.target += along * axis.target_stride;
+    number = outer;
+  }
+  offsets.source += number * shape.axes[0].source_stride;
+  offsets.target += number * shape.axes[0].target_stride;
+  return offsets;
+}
+
+// Units first, first + step ... below end; zeros where there is no source.
+template <typename S, typename T, int Count>
+PC_DEVICE void move_units(const PcMoveShape& shape, const MovePlaces& base, bool zeros, int first, int step, int end) {
+  constexpr int kInFlight = sizeof(S) == 4 ? 2 : 4;
+  PC_NO_UNROLL
+  for (int number = first; number < end; number += kInFlight * step) {
+    Unit<S, Count> units[kInFlight];
+    pc_int64 targets[kInFlight];
+    PC_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      if (number + i * step >= end) break;
+      const MoveOffsets offsets = offsets_of(shape, number + i * step);
+      targets[i] = offsets.target;
+      units[i] = {};
+      if (!zeros) units[i] = load_unit<S, Count, false>((base.source + offsets.source).template as<S>(), 0);
+    }
+    PC_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      if (number + i * step >= end) break;
+      store_unit((base.target + targets[i]).template as<T>(), 0, cast<T>(units[i]));
+    }
+  }
+}
+
+// Bytes are pc_uint8 on both sides.
+template <typename S, typename T>
+PC_DEVICE void move(const PcMoveShape& shape, const MovePlaces& base, bool zeros, int first, int step, int end) {
+  if constexpr (sizeof(S) == 1) {
+    if (shape.unit == 16) return move_units<S, T, 16>(shape, base, zeros, first, step, end);
+  }
+  if (shape.unit == 8) return move_units<S, T, 8>(shape, base, zeros, first, step, end);
+  if (shape.unit == 4) return move_units<S, T, 4>(shape, base, zeros, first, step, end);
+  if (shape.unit == 2) return move_units<S, T, 2>(shape, base, zeros, first, step, end);
+  move_units<S, T, 1>(shape, base, zeros, first, step, end);
+}
+
+struct Pair {
+  pc_int64 source;
+  pc_int64 target;
+};
+
+PC_DEVICE Pair pair_at(const PcPairParams& params, int i) {
+  if (params.on_device == 0) return {params.pairs[i][0], params.pairs[i][1]};
+  const PcIndices sources = {params.on_device, params.pair_stride, params.num_pairs, params.wide};
+  const pc_address column = static_cast<pc_address>(params.column_stride * (params.wide ? 8 : 4));
+  const PcIndices targets = {params.on_device + column, params.pair_stride, params.num_pairs, params.wide};
+  return {index_at(sources, i), index_at(targets, i)};
+}
+
+// Grid: stretches of a block's units, pairs, arrays. Pairs whose order counts are no axis of it: then each thread does
+// its units of every pair, in order, so that what it reads it has itself written.
+template <typename S, typename T>
+PC_KERNEL(128, 4)
+void move_pairs(const PcPairParams params) {
+  const int array = pc_block_z(), step = pc_num_threads();
+  const int first = pc_block_x() * step * params.units_per_thread + pc_thread();
+  const int given = first + step * params.units_per_thread;
+  const int end = given < params.shape.num_units ? given : params.shape.num_units;
+  const int first_pair = params.ordered ? 0 : pc_block_y(),
+            end_pair = params.ordered ? params.num_pairs : first_pair + 1;
+  for (int i = first_pair; i < end_pair; ++i) {
+    const Pair pair = pair_at(params, i);
+    if (pair.source < params.lowest || pair.source >= params.num_source_blocks) continue;
+    if (pair.target < params.lowest || pair.target >= params.num_target_blocks) continue;
+    const MovePlaces base = {Global<pc_uint8>(params.sources[array]) + pair.source * params.source_block_stride,
+                             Global<pc_uint8>(params.targets[array]) + pair.target * params.target_block_stride};
+    move<S, T>(params.shape, base, false, first, step, end);
+  }
+}
+
+// The sum over the threads of the block.
+PC_DEVICE pc_int64 sum_over_block(pc_int64 value) {
+  const Shared<pc_int64> sums = pc_shared_buffer().as<pc_int64>();
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const pc_uint64 bits = static_cast<pc_uint64>(value);
+    const int low = pc_shuffle_xor(static_cast<int>(static_cast<pc_uint32>(bits)), mask);
+    const int high = pc_shuffle_xor(static_cast<int>(static_cast<pc_uint32>(bits >> 32)), mask);
+    value +=
+        static_cast<pc_int64>(static_cast<pc_uint64>(static_cast<pc_uint32>(high)) << 32 | static_cast<pc_uint32>(low));
+  }
+  if (pc_lane() == 0) sums.store(pc_warp(), value);
+  pc_sync_block();
+  pc_int64 total = 0;
+  for (int i = 0; i < PC_MOVE_THREADS / 32; ++i) total += sums.load(i);
+  return total;
+}
+
+// Tokens of a sequence, as many as its row of the table can hold.
+PC_DEVICE pc_int64 length_of(const PcSequenceParams& params, int sequence) {
+  const pc_int64 length = index_at(params.seq_lens, sequence);
+  const pc_int64 room = static_cast<pc_int64>(params.table.width) * params.block_size;
+  return length < 0 ? 0 : length < room ? length : room;
+}
+
+// The block at a place of a sequence; 0, a hole, where table or row make no sense.
+PC_DEVICE pc_int64 block_at(const PcSequenceParams& params, int sequence, pc_int64 at) {
+  const pc_int64 row = params.rows.data != 0 ? index_at(params.rows, sequence) : sequence;
+  if (row < 0 || row >= params.table.num_rows) return 0;
+  const pc_int64 i = row * params.table.row_stride + at;
+  const pc_int64 block =
+      params.table.wide ? Global<pc_int64>(params.table.data).load(i) : Global<int>(params.table.data).load(i);
+  return block < 0 || block >= params.num_blocks ? 0 : block;
+}
+
+// Grid: sequences, their blocks in steps, arrays. Where a sequence begins in the packed arrays is the sum of the
+// lengths before it, which each block of threads adds up for itself.
+template <typename S, typename T>
+PC_KERNEL(128, 4)
+void move_sequences(const PcSequenceParams params) {
+  const int sequence = pc_block_x(), array = pc_block_z();
+  pc_int64 begin = 0;
+  for (int i = pc_thread(); i < sequence; i += pc_num_threads()) begin += length_of(params, i);
+  begin = sum_over_block(begin);
+  const pc_int64 length = length_of(params, sequence), room = params.num_tokens - begin;
+  const pc_int64 num_tokens = length < room ? length : room;
+  const Global<pc_uint8> cache(params.caches[array]), packed(params.packed[array]);
+  for (pc_int64 at = pc_block_y(); at * params.block_size < num_tokens; at += pc_num_blocks_y()) {
+    const pc_int64 done = at * params.block_size, left = num_tokens - done;
+    const int tokens = left < params.block_size ? static_cast<int>(left) : params.block_size;
+    const pc_int64 block = block_at(params, sequence, at);
+    const bool hole = block == 0;
+    if (hole && !params.gathers) continue;
+    const Global<pc_uint8> paged = cache + block * params.block_stride;
+    const Global<pc_uint8> row = packed + (begin + done) * params.token_stride;
+    const MovePlaces base = params.gathers ? MovePlaces{paged, row} : MovePlaces{row, paged};
+    move<S, T>(params.shape, base, hole, pc_thread(), pc_num_threads(), tokens * params.shape.units_per_token);
+  }
+}
+
+}  // namespace pagecore

@@ -1,0 +1,22 @@
+// Changed entries of block tables, from a staging buffer into the tables on the device.
+//
+// One thread an entry, in steps of the grid: an entry is read once, as one vector, and its block written once. Entries
+// outside of the table are left out.
+#include "abi_moves.h"
+#include "primitives.cuh"
+
+namespace pagecore {
+
+PC_KERNEL(128, 1) void scatter_entries(const PcTableParams params) {
+  const Global<PcTableEntry> entries(params.entries);
+  const Global<int> table(params.table);
+  const int given = Global<int>(params.count).load(0), count = given < params.capacity ? given : params.capacity;
+  const int step = pc_num_blocks_x() * pc_num_threads();
+  for (int i = pc_block_x() * pc_num_threads() + pc_thread(); i < count; i += step) {
+    const pc_vector entry = entries.load_vector(i);
+    const pc_int64 index = static_cast<pc_int64>(static_cast<pc_uint64>(entry.word[1]) << 32 | entry.word[0]);
+    if (index >= 0 && index < params.size) table.store(index, static_cast<int>(entry.word[2]));
+  }
+}
+
+}  // namespace pagecore

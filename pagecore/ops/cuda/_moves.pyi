@@ -1,0 +1,3 @@
+from pagecore.arrays import Tensor
+
+def scatter_entries(entries: int, count: int, capacity: int, table: Tensor, stream: int) -> int: ...

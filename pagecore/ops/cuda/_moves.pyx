@@ -1,0 +1,276 @@
+"""The kernels that move data, bound: Tensors to parameter structs, launched on the call's stream."""
+
+from libc.stdint cimport int32_t, int64_t, uintptr_t
+from libcpp.vector cimport vector
+
+from pagecore.arrays._tensor cimport Tensor, size_of
+from pagecore.native.translate cimport raise_python_error
+from pagecore.ops._checks cimport CPU, Place, note_written
+from pagecore.ops.cpu._cpu cimport (
+    add_arrays,
+    fill_cache,
+    fill_indices,
+    fill_lse,
+    fill_pairs,
+    fill_rows,
+    fill_table,
+)
+from pagecore.ops.cpu.args cimport BlockArray, Float, Indices, MergeArgs, Table, WriteArgs
+
+from pagecore.arrays import cuda, streams
+from pagecore.ops.cuda import kernels
+
+cdef extern from "cuda_src/abi_moves.h" nogil:
+    cdef struct PcTableParams:
+        uintptr_t entries
+        uintptr_t count
+        uintptr_t table
+        int64_t size
+        int32_t capacity
+        int32_t pad
+
+    cdef struct PcWriteParams:
+        pass
+
+    cdef struct PcPairParams:
+        pass
+
+    cdef struct PcSequenceParams:
+        pass
+
+    cdef struct PcMergeParams:
+        pass
+
+    cdef enum:
+        PC_MOVE_SHARED_BYTES
+
+cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
+    const int64_t kThreads
+    int64_t ceil_div(int64_t n, int64_t by)
+
+    cdef cppclass Grid:
+        int64_t x
+        int64_t y
+        int64_t z
+
+cdef extern from "pagecore/ops/cuda/write_launch.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass Divisors:
+        const char* data
+        float for_all
+
+    cdef cppclass WriteLaunch:
+        PcWriteParams params
+        Float type_from "from"
+        Float type_to "to"
+        Grid grid
+
+    vector[WriteLaunch] write_launches(
+        const WriteArgs& args, const Divisors& of_keys, const Divisors& of_values,
+        int64_t num_multiprocessors) except +raise_python_error
+
+cdef extern from "pagecore/ops/cuda/pair_runs.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass BlockPairs:
+        pass
+
+    BlockPairs host_pairs(const Indices& sources, const Indices& targets, bint one_cache) except +
+    BlockPairs device_pairs(const Indices& sources, const Indices& targets)
+
+cdef extern from "pagecore/ops/cuda/move_launch.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass MoveTypes:
+        int32_t type_from "from"
+        int32_t type_to "to"
+
+    cdef cppclass PairLaunch:
+        PcPairParams params
+        MoveTypes types
+        Grid grid
+
+    cdef cppclass SequenceLaunch:
+        PcSequenceParams params
+        MoveTypes types
+        Grid grid
+
+    cdef cppclass SequenceBatch:
+        Table table
+        Indices seq_lens
+        Indices rows
+        int64_t num_tokens
+        int64_t longest
+        bint gathers
+
+    vector[PairLaunch] pair_launches(
+        const vector[BlockArray]& sources, const vector[BlockArray]& targets, const BlockPairs& pairs,
+        bint one_cache, int64_t num_multiprocessors) except +raise_python_error
+    vector[SequenceLaunch] sequence_launches(
+        const vector[BlockArray]& caches, const vector[BlockArray]& packed,
+        const SequenceBatch& batch) except +raise_python_error
+
+cdef extern from "pagecore/ops/cuda/merge_launch.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass MergeLaunch:
+        PcMergeParams params
+        Grid grid
+
+    vector[MergeLaunch] merge_launches(const MergeArgs& args) except +raise_python_error
+
+cdef enum:
+    TABLE_BLOCKS = 64  # of a grid that must do for every count
+
+# By the numbers of Float.
+cdef tuple TYPES = ("float", "pc_half", "pc_bfloat16")
+cdef tuple WRITES = tuple(tuple(f"write_kv<{a},{b}>" for b in TYPES) for a in TYPES)
+cdef tuple MERGES = tuple(f"merge_parts<{a}>" for a in TYPES)
+# The last of each, which -1 finds, moves bytes.
+cdef tuple MOVED = (*TYPES, "pc_uint8")
+cdef tuple PAIR_MOVES = tuple(tuple(f"move_pairs<{a},{b}>" for b in MOVED) for a in MOVED)
+cdef tuple SEQUENCE_MOVES = tuple(tuple(f"move_sequences<{a},{b}>" for b in MOVED) for a in MOVED)
+
+
+cdef int launch(str name, const Grid& grid, int shared_bytes, const void* params, const Place* place) except -1:
+    kernels.launch(
+        name, (grid.x, grid.y, grid.z), kThreads, shared_bytes, place.stream, <uintptr_t>params, place.device_id)
+    return 0
+
+
+cdef int64_t multiprocessors(const Place* place) except -1:
+    return cuda.runtime().properties(place.device_id).num_multiprocessors
+
+
+cdef void fill_divisors(Divisors* divisors, Tensor for_each, float for_all) noexcept:
+    divisors.data = NULL
+    if for_each is not None:
+        divisors.data = for_each.data
+    divisors.for_all = for_all
+
+
+cdef int write_kv(
+        Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
+        float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1:
+    """Slot-mapped write of checked Tensors; see _moves.pxd."""
+    cdef WriteArgs args
+    cdef Divisors of_keys, of_values
+    cdef size_t i
+    fill_rows(&args.key, key)
+    fill_rows(&args.value, value)
+    fill_cache(&args.key_cache, key_cache)
+    fill_cache(&args.value_cache, value_cache)
+    fill_indices(&args.slots, slot_mapping)
+    fill_divisors(&of_keys, key_divisors, key_divisor)
+    fill_divisors(&of_values, value_divisors, value_divisor)
+    cdef vector[WriteLaunch] launches = write_launches(args, of_keys, of_values, multiprocessors(place))
+    for i in range(launches.size()):
+        name = WRITES[<int>launches[i].type_from][<int>launches[i].type_to]
+        launch(name, launches[i].grid, 0, &launches[i].params, place)
+    note_written(key_cache, place)
+    note_written(value_cache, place)
+    return 0
+
+
+cdef int note_all(list tensors, const Place* place) except -1:
+    for tensor in tensors:
+        note_written(tensor, place)
+    return 0
+
+
+cdef int copy_blocks(list caches, Tensor pairs, const Place* place) except -1:
+    """Block copies in caches of any dtype; see _moves.pxd."""
+    return move_pairs(caches, caches, pairs, True, place)
+
+
+cdef int transfer_blocks(list sources, list targets, Tensor pairs, const Place* place) except -1:
+    """Blocks of caches into others; see _moves.pxd."""
+    return move_pairs(sources, targets, pairs, False, place)
+
+
+cdef int move_pairs(list sources, list targets, Tensor pairs, bint one_cache, const Place* place) except -1:
+    cdef vector[BlockArray] from_arrays, to_arrays
+    cdef Indices source_ids, target_ids
+    cdef BlockPairs ids
+    cdef size_t i
+    add_arrays(from_arrays, sources)
+    add_arrays(to_arrays, targets)
+    fill_pairs(&source_ids, &target_ids, pairs)
+    if pairs.device_type == CPU:
+        ids = host_pairs(source_ids, target_ids, one_cache)
+    else:
+        ids = device_pairs(source_ids, target_ids)
+    cdef vector[PairLaunch] launches = pair_launches(from_arrays, to_arrays, ids, one_cache, multiprocessors(place))
+    for i in range(launches.size()):
+        name = PAIR_MOVES[launches[i].types.type_from][launches[i].types.type_to]
+        launch(name, launches[i].grid, 0, &launches[i].params, place)
+    return note_all(targets, place)
+
+
+cdef int gather_blocks(
+        list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
+        const Place* place) except -1:
+    """Sequences out of blocks; see _moves.pxd."""
+    move_sequences(caches, packed, block_table, seq_lens, rows, longest, True, place)
+    return note_all(packed, place)
+
+
+cdef int scatter_blocks(
+        list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
+        const Place* place) except -1:
+    """Sequences into blocks; see _moves.pxd."""
+    move_sequences(caches, packed, block_table, seq_lens, rows, longest, False, place)
+    return note_all(caches, place)
+
+
+cdef int move_sequences(
+        list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest, bint gathers,
+        const Place* place) except -1:
+    cdef vector[BlockArray] blocks, tokens
+    cdef SequenceBatch batch
+    cdef size_t i
+    if not caches:
+        return 0
+    add_arrays(blocks, caches)
+    add_arrays(tokens, packed)
+    fill_table(&batch.table, block_table)
+    fill_indices(&batch.seq_lens, seq_lens)
+    fill_indices(&batch.rows, rows)
+    batch.num_tokens = (<Tensor>packed[0]).shape_[0]
+    batch.longest = longest
+    batch.gathers = gathers
+    cdef vector[SequenceLaunch] launches = sequence_launches(blocks, tokens, batch)
+    for i in range(launches.size()):
+        name = SEQUENCE_MOVES[launches[i].types.type_from][launches[i].types.type_to]
+        launch(name, launches[i].grid, PC_MOVE_SHARED_BYTES, &launches[i].params, place)
+    return 0
+
+
+cdef int merge(
+        Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1:
+    """Join two parts of attention; see _moves.pxd."""
+    cdef MergeArgs args
+    cdef size_t i
+    fill_rows(&args.out_a, out_a)
+    fill_rows(&args.out_b, out_b)
+    fill_rows(&args.out, out)
+    fill_lse(&args.lse_a, lse_a)
+    fill_lse(&args.lse_b, lse_b)
+    fill_lse(&args.lse, lse)
+    cdef vector[MergeLaunch] launches = merge_launches(args)
+    for i in range(launches.size()):
+        launch(MERGES[out.dtype_code], launches[i].grid, 0, &launches[i].params, place)
+    note_written(out, place)
+    note_written(lse, place)
+    return 0
+
+
+cpdef int scatter_entries(
+        uintptr_t entries, uintptr_t count, int capacity, Tensor table, uintptr_t stream) except -1:
+    """Write changed entries into a table on the device; see _moves.pxd."""
+    cdef PcTableParams params
+    if capacity <= 0:
+        return 0
+    params.entries = entries
+    params.count = count
+    params.table = <uintptr_t>table.data
+    params.size = size_of(table)
+    params.capacity = capacity
+    params.pad = 0
+    grid = (min(ceil_div(capacity, kThreads), TABLE_BLOCKS), 1, 1)
+    kernels.launch("scatter_entries", grid, kThreads, 0, stream, <uintptr_t>&params, table.device_id)
+    streams.note_work(table, stream)
+    return 0

@@ -1,0 +1,194 @@
+// Copies between arrays of blocks as launches of move_pairs and move_sequences.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cuda/launch.hpp"
+#include "pagecore/ops/cuda/move_shape.hpp"
+#include "pagecore/ops/cuda/pair_runs.hpp"
+
+namespace pagecore::cuda {
+
+struct PairLaunch {
+  PcPairParams params = {};
+  MoveTypes types;
+  Grid grid;
+};
+
+struct SequenceLaunch {
+  PcSequenceParams params = {};
+  MoveTypes types;
+  Grid grid;
+};
+
+// Sequences of paged caches, and of the packed array beside each.
+struct SequenceBatch {
+  cpu::Table table;
+  cpu::Indices seq_lens;
+  cpu::Indices rows;
+  int64_t num_tokens = 0;  // of the packed arrays
+  int64_t longest = 0;     // tokens that no sequence has more than
+  bool gathers = true;
+};
+
+namespace internal {
+
+// Arrays of one plan, by address.
+struct MoveGroup {
+  MovePlan plan;
+  std::vector<pc_address> sources;
+  std::vector<pc_address> targets;
+};
+
+// Some of them, as many as a launch takes.
+struct MoveShare {
+  const MoveGroup* group;
+  int64_t begin;
+  int64_t size;
+};
+
+inline bool has_empty_axis(const cpu::BlockArray& array) {
+  return std::find(array.shape, array.shape + array.ndim, 0) != array.shape + array.ndim;
+}
+
+inline void add_to_groups(std::vector<MoveGroup>& groups, const MovePlan& plan, const cpu::BlockArray& source,
+                          const cpu::BlockArray& target) {
+  auto group = std::find_if(groups.begin(), groups.end(), [&](const MoveGroup& each) { return each.plan == plan; });
+  if (group == groups.end()) group = groups.insert(groups.end(), {plan, {}, {}});
+  group->sources.push_back(reinterpret_cast<uintptr_t>(source.data));
+  group->targets.push_back(reinterpret_cast<uintptr_t>(target.data));
+}
+
+inline std::vector<MoveShare> shares_of(const std::vector<MoveGroup>& groups) {
+  std::vector<MoveShare> shares;
+  for (const MoveGroup& group : groups) {
+    const int64_t count = std::ssize(group.sources);
+    for (int64_t i = 0; i < count; i += PC_MAX_ARRAYS) {
+      shares.push_back({&group, i, std::min<int64_t>(count - i, PC_MAX_ARRAYS)});
+    }
+  }
+  return shares;
+}
+
+inline void set_addresses(const MoveShare& share, pc_address* sources, pc_address* targets) {
+  std::copy_n(share.group->sources.begin() + share.begin, share.size, sources);
+  std::copy_n(share.group->targets.begin() + share.begin, share.size, targets);
+}
+
+inline pc_int32 fewest_blocks(const std::vector<cpu::BlockArray>& arrays) {
+  int64_t fewest = INT32_MAX;
+  for (const cpu::BlockArray& array : arrays) fewest = std::min(fewest, array.num_blocks);
+  return static_cast<pc_int32>(fewest);
+}
+
+inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairRun& run) {
+  params.ordered = run.ordered;
+  params.num_pairs = static_cast<pc_int32>(run.end - run.begin);
+  if (pairs.on_device != nullptr) {
+    params.on_device = reinterpret_cast<uintptr_t>(pairs.on_device);
+    params.pair_stride = pairs.pair_stride;
+    params.column_stride = pairs.column_stride;
+    params.wide = pairs.wide;
+    return;
+  }
+  for (int64_t i = run.begin; i < run.end; ++i) {
+    params.pairs[i - run.begin][0] = static_cast<pc_int32>(pairs.sources[static_cast<size_t>(i)]);
+    params.pairs[i - run.begin][1] = static_cast<pc_int32>(pairs.targets[static_cast<size_t>(i)]);
+  }
+}
+
+inline PcIndices device_indices(const cpu::Indices& indices) {
+  return {reinterpret_cast<uintptr_t>(indices.data), indices.stride / (indices.wide ? 8 : 4),
+          static_cast<pc_int32>(indices.size), indices.wide};
+}
+
+inline PcTable device_table(const cpu::Table& table) {
+  PcTable result = {};
+  result.data = reinterpret_cast<uintptr_t>(table.data);
+  result.row_stride = table.row_stride / (table.wide ? 8 : 4);
+  result.num_rows = static_cast<pc_int32>(table.num_rows);
+  result.width = static_cast<pc_int32>(table.width);
+  result.wide = table.wide;
+  return result;
+}
+
+}  // namespace internal
+
+// Blocks of each source onto blocks of the target beside it; `one_cache`: these are the same arrays. Pairs on the host
+// have been checked; those on the device run in order in one launch, in which each thread does the same bytes of all.
+[[nodiscard]] inline std::vector<PairLaunch> pair_launches(const std::vector<cpu::BlockArray>& sources,
+                                                           const std::vector<cpu::BlockArray>& targets,
+                                                           const BlockPairs& pairs, bool one_cache,
+                                                           int64_t num_multiprocessors) {
+  std::vector<internal::MoveGroup> groups;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (internal::has_empty_axis(sources[i])) continue;
+    internal::add_to_groups(groups, plan_blocks(sources[i], targets[i]), sources[i], targets[i]);
+  }
+  std::vector<PairRun> runs = runs_of(pairs, one_cache);
+  if (pairs.on_device != nullptr && pairs.size > 0) runs.push_back({0, pairs.size, true});
+  std::vector<PairLaunch> launches;
+  for (const internal::MoveShare& share : internal::shares_of(groups)) {
+    for (const PairRun& run : runs) {
+      PairLaunch& launch = launches.emplace_back();
+      PcPairParams& params = launch.params;
+      params.shape = share.group->plan.shape;
+      params.source_block_stride = share.group->plan.source_block_stride;
+      params.target_block_stride = share.group->plan.target_block_stride;
+      params.lowest = one_cache ? 0 : 1;
+      params.num_source_blocks = internal::fewest_blocks(sources);
+      params.num_target_blocks = internal::fewest_blocks(targets);
+      internal::set_pairs(params, pairs, run);
+      internal::set_addresses(share, params.sources, params.targets);
+      const int64_t units = params.shape.num_units, parallel = run.ordered ? 1 : run.end - run.begin;
+      const int64_t each = units_per_thread(units * parallel * share.size, num_multiprocessors);
+      params.units_per_thread = static_cast<pc_int32>(each);
+      launch.types = share.group->plan.types;
+      launch.grid = {ceil_div(units, kThreads * each), parallel, share.size};
+    }
+  }
+  return launches;
+}
+
+[[nodiscard]] inline std::vector<SequenceLaunch> sequence_launches(const std::vector<cpu::BlockArray>& caches,
+                                                                   const std::vector<cpu::BlockArray>& packed,
+                                                                   const SequenceBatch& batch) {
+  // Blocks of threads of all sequences together: enough for any device, few enough to be nothing where most of them
+  // find no tokens.
+  constexpr int64_t kWorkers = int64_t{1} << 15, kMaxGrid = 65535;
+  std::vector<internal::MoveGroup> groups;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    if (internal::has_empty_axis(caches[i])) continue;
+    const MovePlan plan = plan_tokens(caches[i], packed[i], batch.gathers);
+    internal::add_to_groups(groups, plan, batch.gathers ? caches[i] : packed[i], batch.gathers ? packed[i] : caches[i]);
+  }
+  std::vector<SequenceLaunch> launches;
+  const int64_t sequences = batch.seq_lens.size;
+  for (const internal::MoveShare& share : internal::shares_of(groups)) {
+    const int64_t size = caches[0].shape[0], blocks = std::min(ceil_div(batch.longest, size), batch.table.width);
+    if (sequences == 0 || blocks == 0 || batch.num_tokens == 0) break;
+    SequenceLaunch& launch = launches.emplace_back();
+    PcSequenceParams& params = launch.params;
+    const MovePlan& plan = share.group->plan;
+    params.shape = plan.shape;
+    params.block_stride = batch.gathers ? plan.source_block_stride : plan.target_block_stride;
+    params.token_stride = batch.gathers ? plan.target_block_stride : plan.source_block_stride;
+    params.table = internal::device_table(batch.table);
+    params.rows = internal::device_indices(batch.rows);
+    params.seq_lens = internal::device_indices(batch.seq_lens);
+    params.num_tokens = batch.num_tokens;
+    params.num_blocks = internal::fewest_blocks(caches);
+    params.block_size = static_cast<pc_int32>(size);
+    params.gathers = batch.gathers;
+    internal::set_addresses(share, batch.gathers ? params.caches : params.packed,
+                            batch.gathers ? params.packed : params.caches);
+    launch.types = plan.types;
+    launch.grid = {sequences, std::min(blocks, std::clamp<int64_t>(kWorkers / sequences, 1, kMaxGrid)), share.size};
+  }
+  return launches;
+}
+
+}  // namespace pagecore::cuda

@@ -1,0 +1,86 @@
+// Pairs of blocks, and which of them may be copied at once.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cuda/launch.hpp"
+
+namespace pagecore::cuda {
+
+// On the host, or in device memory as two columns of `size`.
+struct BlockPairs {
+  std::vector<int64_t> sources;
+  std::vector<int64_t> targets;
+  const char* on_device = nullptr;
+  int64_t size = 0;
+  int64_t pair_stride = 0;  // elements
+  int64_t column_stride = 0;
+  bool wide = false;
+};
+
+// Pairs on the host, without those that copy a block onto itself.
+[[nodiscard]] inline BlockPairs host_pairs(const cpu::Indices& sources, const cpu::Indices& targets, bool one_cache) {
+  BlockPairs pairs;
+  for (int64_t i = 0; i < sources.size; ++i) {
+    const int64_t source = sources.at(i), target = targets.at(i);
+    if (one_cache && source == target) continue;
+    pairs.sources.push_back(source);
+    pairs.targets.push_back(target);
+  }
+  return pairs;
+}
+
+// Pairs on the device, as they are.
+[[nodiscard]] inline BlockPairs device_pairs(const cpu::Indices& sources, const cpu::Indices& targets) {
+  const int64_t size = sources.wide ? 8 : 4;
+  BlockPairs pairs;
+  pairs.on_device = sources.data;
+  pairs.size = sources.size;
+  pairs.pair_stride = sources.stride / size;
+  pairs.column_stride = (targets.data - sources.data) / size;
+  pairs.wide = sources.wide;
+  return pairs;
+}
+
+// Pairs begin .. end - 1 of one launch; `ordered`: a later one sees what earlier ones wrote.
+struct PairRun {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool ordered = false;
+};
+
+// Cuts pairs on the host into waves in which no pair reads or writes what another one of the wave writes; with
+// `one_cache`, sources are blocks of what is written. Where waves come out short, runs are as long as a launch takes,
+// and ordered.
+[[nodiscard]] inline std::vector<PairRun> runs_of(const BlockPairs& pairs, bool one_cache) {
+  constexpr int64_t kShort = 8;
+  struct Wave {
+    size_t read = 0;  // numbers of the last waves that did; the first wave is 1
+    size_t written = 0;
+  };
+  const int64_t count = std::ssize(pairs.sources);
+  std::unordered_map<int64_t, Wave> blocks;
+  std::vector<PairRun> runs;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t source = pairs.sources[static_cast<size_t>(i)], target = pairs.targets[static_cast<size_t>(i)];
+    const size_t now = runs.size();
+    bool cut = runs.empty() || i - runs.back().begin == PC_MAX_PAIRS || blocks[target].written == now;
+    if (one_cache) cut = cut || blocks[target].read == now || blocks[source].written == now;
+    if (cut) runs.push_back({i, i, false});
+    runs.back().end = i + 1;
+    blocks[target].written = runs.size();
+    if (one_cache) blocks[source].read = runs.size();
+  }
+  if (std::ssize(runs) <= 2 || count >= kShort * std::ssize(runs)) return runs;
+  runs.clear();
+  for (int64_t i = 0; i < count; i += PC_MAX_PAIRS) {
+    runs.push_back({i, std::min<int64_t>(i + PC_MAX_PAIRS, count), true});
+  }
+  return runs;
+}
+
+}  // namespace pagecore::cuda

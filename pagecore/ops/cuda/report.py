@@ -1,0 +1,132 @@
+"""``python -m pagecore.ops.cuda.report``: every kernel for every architecture, with its registers and its spills."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pagecore.arrays.cuda import runtime
+from pagecore.errors import PagecoreError
+from pagecore.ops.cpu_count import usable_cores
+from pagecore.ops.cuda.compiler import ARCHITECTURES, check_architecture, compiler_version
+from pagecore.ops.cuda.cubins import set_cache_folder
+from pagecore.ops.cuda.manifest import Instance, instances
+from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill
+
+LEGEND = "registers of a thread; k: bytes of its stack; s: bytes that spills store and load; m: bytes of static shared"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, print the table; 1 where a kernel failed or one spills that must not, 2 where nothing could be tried."""
+    options = _parser().parse_args(arguments)
+    if options.cache is not None:
+        set_cache_folder(options.cache)
+    chosen = [each for each in instances() if options.kernel in each.name]
+    if not chosen:
+        return _refuse(f"no kernel of the manifest has {options.kernel!r} in its name")
+    begin = time.perf_counter()
+    try:
+        architectures = [check_architecture(_named(name)) for name in options.arch.split(",")]
+        version = compiler_version()
+        results = list(measure(chosen, architectures, options.jobs))
+    except PagecoreError as error:
+        return _refuse(str(error))
+    seconds = time.perf_counter() - begin
+    wrong = faults(chosen, results)
+    if options.json is not None:
+        text = as_json(results, version, seconds)
+        sys.stdout.write(text) if str(options.json) == "-" else options.json.write_text(text)
+    if str(options.json) != "-":
+        print(table(chosen, architectures, results))
+        print(f"{LEGEND}\nNVRTC {version}: {len(results)} programs in {seconds:.1f} s with {options.jobs} processes")
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m pagecore.ops.cuda.report", description=__doc__)
+    parser.add_argument(
+        "--arch", default=",".join(ARCHITECTURES), help="with commas; 'device' is the first device's (%(default)s)"
+    )
+    parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels with TEXT in their names")
+    parser.add_argument("--jobs", type=_positive, default=usable_cores(), help="processes (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there; - is stdout, without table")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where compiled kernels are kept")
+    return parser
+
+
+def _named(architecture: str) -> str:
+    return runtime().properties(0).architecture if architecture == "device" else architecture
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def faults(chosen: Sequence[Instance], results: Sequence[Usage | Failure]) -> list[str]:
+    """Return a line for each kernel that failed, and for each that spills and must not.
+
+    The instances of a source mostly fail for one reason: the log of the first stands for all of them.
+    """
+    strict = {each.name for each in chosen if must_not_spill(each)}
+    sources = {each.name: each.source for each in chosen}
+    lines, told = [], set()
+    for result in results:
+        if isinstance(result, Failure):
+            source = sources[result.kernel]
+            message = "fails as well" if source in told else result.message
+            told.add(source)
+            lines.append(f"{result.kernel} for {result.architecture}: {message}")
+        elif result.spills and result.kernel in strict:
+            lines.append(
+                f"{result.kernel} for {result.architecture} spills {result.spill_store_bytes} bytes out and "
+                f"{result.spill_load_bytes} in; decode and prefill must not"
+            )
+    return lines
+
+
+def table(chosen: Sequence[Instance], architectures: Sequence[str], results: Sequence[Usage | Failure]) -> str:
+    """Return kernels x architectures as text."""
+    cells = {(result.kernel, result.architecture): cell(result) for result in results}
+    rows = [["kernel", *architectures]]
+    rows += [[each.name, *(cells[each.name, name] for name in architectures)] for each in chosen]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+
+
+def cell(result: Usage | Failure) -> str:
+    """Return registers, and of the rest what is not 0."""
+    if isinstance(result, Failure):
+        return "failed"
+    text = str(result.registers)
+    if result.stack_bytes:
+        text += f" k{result.stack_bytes}"
+    if result.spills:
+        text += f" s{result.spill_store_bytes}+{result.spill_load_bytes}"
+    if result.static_shared_bytes:
+        text += f" m{result.static_shared_bytes}"
+    return text
+
+
+def as_json(results: Sequence[Usage | Failure], version: str, seconds: float) -> str:
+    """Return all figures."""
+    kernels = [asdict(result) for result in results]
+    return json.dumps({"nvrtc": version, "seconds": round(seconds, 1), "kernels": kernels}, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

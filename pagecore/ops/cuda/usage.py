@@ -1,0 +1,102 @@
+"""What the compiler gave each kernel: registers, shared memory, stack, and what it spilled."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagecore.errors import PagecoreError
+from pagecore.ops.cuda.cubins import cache_folder, cubin, set_cache_folder
+from pagecore.ops.cuda.manifest import Instance
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One kernel on one architecture.
+
+    Attributes
+    ----------
+    kernel, architecture : str
+    registers : int
+        Of a thread.
+    stack_bytes : int
+        Of a thread, in local memory: spills and arrays that are indexed while running.
+    spill_store_bytes, spill_load_bytes : int
+        Bytes that the instructions written for spills move.
+    static_shared_bytes : int
+        Of a block; dynamic shared memory is the launch's to say.
+    """
+
+    kernel: str
+    architecture: str
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_shared_bytes: int
+
+    @property
+    def spills(self) -> bool:
+        """Whether anything was spilled."""
+        return self.spill_store_bytes + self.spill_load_bytes > 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A kernel that could not be compiled for an architecture, or whose compiler does not tell what it took."""
+
+    kernel: str
+    architecture: str
+    message: str
+
+
+def read_usage(log: str, symbol: str, kernel: str, architecture: str) -> Usage | Failure:
+    """Read the part of a ptxas log that is about one kernel."""
+    parts = _ENTRY.split(log)
+    about = dict(zip(parts[1::2], parts[2::2], strict=True)).get(symbol, "")
+    registers, spills, shared = _REGISTERS.search(about), _SPILLS.search(about), _SHARED.search(about)
+    if registers is None or spills is None:
+        return Failure(kernel, architecture, f"the compiler's log says nothing of {symbol}:\n{log}")
+    stack, stores, loads = map(int, spills.groups())
+    return Usage(kernel, architecture, int(registers[1]), stack, stores, loads, int(shared[1]) if shared else 0)
+
+
+def measure(
+    instances: Iterable[Instance], architectures: Iterable[str], num_processes: int = 1
+) -> Iterator[Usage | Failure]:
+    """Compile every instance for every architecture and tell what each takes, in that order.
+
+    NVRTC compiles one program at a time in a process, so several processes share the work.
+    """
+    tasks = [(instance, architecture) for architecture in architectures for instance in instances]
+    if num_processes == 1 or len(tasks) < 2:
+        yield from map(_measure_one, tasks)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would inherit whatever the compiler holds
+    with ProcessPoolExecutor(
+        min(num_processes, len(tasks)), context, initializer=set_cache_folder, initargs=(cache_folder(),)
+    ) as pool:
+        yield from pool.map(_measure_one, tasks)
+
+
+def _measure_one(task: tuple[Instance, str]) -> Usage | Failure:
+    instance, architecture = task
+    try:
+        compiled = cubin([instance], architecture)
+    except PagecoreError as error:
+        return Failure(instance.name, architecture, str(error))
+    return read_usage(compiled.log, compiled.symbols[instance.name], instance.name, architecture)
+
+
+def must_not_spill(instance: Instance) -> bool:
+    """Whether a kernel is one whose inner loop a spill would ruin: decode and prefill."""
+    return Path(instance.source).stem.startswith(("decode", "prefill"))

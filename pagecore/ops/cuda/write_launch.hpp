@@ -1,0 +1,124 @@
+// A slot-mapped write as launches of write_kv: which units move, how many tokens a launch takes.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cuda/launch.hpp"
+
+namespace pagecore::cuda {
+
+// Numbers that are divided by, one for each head in device memory, or one for all.
+struct Divisors {
+  const char* data = nullptr;  // float32
+  float for_all = 1.0f;
+};
+
+struct WriteLaunch {
+  PcWriteParams params = {};
+  cpu::Float from = cpu::Float::F32;
+  cpu::Float to = cpu::Float::F32;
+  Grid grid;
+};
+
+namespace internal {
+
+struct WritePlaneShape {
+  PcWritePlane plane = {};
+  int64_t rows_per_token = 1;
+  int64_t row = 0;  // elements
+};
+
+// The widest unit that both arrays allow.
+inline int64_t unit_of(const cpu::Rows& rows, const cpu::Cache& cache, int64_t rows_per_token, int64_t row) {
+  uint64_t from = reinterpret_cast<uintptr_t>(rows.data) | bits_of(rows.token_stride);
+  uint64_t to = reinterpret_cast<uintptr_t>(cache.data);
+  if (cache.num_blocks > 1) to |= bits_of(cache.block_stride);
+  if (cache.block_size > 1) to |= bits_of(cache.token_stride);
+  if (rows.num_tokens == 1) from = reinterpret_cast<uintptr_t>(rows.data);
+  if (rows_per_token > 1) from |= bits_of(rows.head_stride), to |= bits_of(cache.head_stride);
+  const int64_t from_size = cpu::size_of(rows.type), to_size = cpu::size_of(cache.type);
+  int64_t unit = 16 / std::min(from_size, to_size);
+  while (unit > 1 && (row % unit != 0 || !allows(from, unit * from_size) || !allows(to, unit * to_size))) unit /= 2;
+  return unit;
+}
+
+inline WritePlaneShape shape_of(const cpu::Rows& rows, const cpu::Cache& cache, const Divisors& divisors) {
+  const int64_t from_size = cpu::size_of(rows.type), to_size = cpu::size_of(cache.type);
+  const bool heads_follow = rows.head_stride == rows.dim * from_size && cache.head_stride == rows.dim * to_size;
+  WritePlaneShape shape;
+  shape.row = rows.dim;
+  if (rows.num_heads == 1 || (heads_follow && divisors.data == nullptr)) {
+    shape.row *= rows.num_heads;
+  } else {
+    shape.rows_per_token = rows.num_heads;
+  }
+  const int64_t unit = unit_of(rows, cache, shape.rows_per_token, shape.row);
+  PC_EXPECTS(rows.num_heads <= kMaxUnits / rows.dim, ShapeError, "a token has ", rows.num_heads, " heads of ", rows.dim,
+             "; on CUDA it must have fewer than ", kMaxUnits, " numbers");
+  PcWritePlane& plane = shape.plane;
+  plane.rows = {reinterpret_cast<uintptr_t>(rows.data), rows.token_stride / from_size, rows.head_stride / from_size};
+  plane.cache = {reinterpret_cast<uintptr_t>(cache.data), cache.block_stride / to_size, cache.token_stride / to_size,
+                 cache.head_stride / to_size};
+  plane.scales = reinterpret_cast<uintptr_t>(divisors.data);
+  plane.scale = divisors.for_all;
+  plane.unit = static_cast<pc_int32>(unit);
+  plane.units_per_row = make_divisor(shape.row / unit);
+  plane.units_per_token = make_divisor(shape.rows_per_token * (shape.row / unit));
+  return shape;
+}
+
+inline void add_launches(std::vector<WriteLaunch>& launches, const cpu::WriteArgs& args, const PcWritePlane* planes,
+                         int64_t num_planes, WriteLaunch launch, int64_t num_multiprocessors) {
+  int64_t units = 1;  // of a token
+  for (int64_t i = 0; i < num_planes; ++i) units = std::max<int64_t>(units, planes[i].units_per_token.divisor);
+  const int64_t tokens_at_most = kMaxUnits / units, from_size = cpu::size_of(launch.from);
+  for (int64_t token = 0; token < args.slots.size; token += tokens_at_most) {
+    const int64_t tokens = std::min(tokens_at_most, args.slots.size - token);
+    PcWriteParams& params = launch.params;
+    const int64_t each = units_per_thread(tokens * units * num_planes, num_multiprocessors);
+    params.units_per_thread = static_cast<pc_int32>(each);
+    params.slots.data = reinterpret_cast<uintptr_t>(args.slots.data + token * args.slots.stride);
+    params.slots.size = static_cast<pc_int32>(tokens);
+    for (int64_t i = 0; i < num_planes; ++i) {
+      params.planes[i] = planes[i];
+      params.planes[i].rows.data += static_cast<pc_address>(token * planes[i].rows.token_stride * from_size);
+      params.planes[i].num_units = static_cast<pc_int32>(tokens * planes[i].units_per_token.divisor);
+    }
+    launch.grid = {ceil_div(tokens * units, kThreads * each), num_planes, 1};
+    launches.push_back(launch);
+  }
+}
+
+}  // namespace internal
+
+// Key and value ride in one launch where their types agree. `args` is checked, its scales are not looked at.
+inline std::vector<WriteLaunch> write_launches(const cpu::WriteArgs& args, const Divisors& of_keys,
+                                               const Divisors& of_values, int64_t num_multiprocessors) {
+  std::vector<WriteLaunch> launches;
+  const cpu::Cache& cache = args.key_cache;
+  const int64_t size = cache.block_size, slot_bytes = args.slots.wide ? 8 : 4;
+  WriteLaunch launch;
+  PcWriteParams& params = launch.params;
+  params.slots.stride = args.slots.stride / slot_bytes;
+  params.slots.wide = args.slots.wide;
+  params.num_slots = cache.num_blocks * size;
+  params.block_size = make_divisor(size);
+  params.block_shift = std::has_single_bit(bits_of(size)) ? std::countr_zero(bits_of(size)) : -1;
+  const PcWritePlane planes[2] = {internal::shape_of(args.key, args.key_cache, of_keys).plane,
+                                  internal::shape_of(args.value, args.value_cache, of_values).plane};
+  const bool is_one = args.key.type == args.value.type && args.key_cache.type == args.value_cache.type;
+  launch.from = args.key.type;
+  launch.to = args.key_cache.type;
+  internal::add_launches(launches, args, planes, is_one ? 2 : 1, launch, num_multiprocessors);
+  if (is_one) return launches;
+  launch.from = args.value.type;
+  launch.to = args.value_cache.type;
+  internal::add_launches(launches, args, planes + 1, 1, launch, num_multiprocessors);
+  return launches;
+}
+
+}  // namespace pagecore::cuda

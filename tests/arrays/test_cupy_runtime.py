@@ -1,0 +1,291 @@
+"""CupyRuntime asks CuPy for the right things on the right device, and says what to install where it cannot."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore.arrays import cuda
+from pagecore.arrays.cuda import DeviceProperties, use_runtime
+from pagecore.arrays.cupy_runtime import CupyRuntime, external_stream
+from pagecore.errors import DeviceError, NotEnoughMemory
+from tests.arrays.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCuda, OutOfMemoryError, make_cupy
+from tests.capabilities import require
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))
+    return fake
+
+
+@pytest.fixture
+def runtime(fake):
+    made = CupyRuntime()
+    made.current_stream(0)  # this thread has its context
+    del fake.calls[:]
+    return made
+
+
+def test_properties_are_asked_once_and_name_the_architecture(fake, runtime):
+    assert runtime.num_devices() == 2
+    expected = DeviceProperties("NVIDIA H200", "sm_90a", 132, 232448, 233472)
+    assert runtime.properties(1) == runtime.properties(1) == expected
+    assert [call for call in fake.calls if call[0] == "getDeviceProperties"] == [("getDeviceProperties", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [("8.0", "sm_80"), ("8.9", "sm_89"), ("9.0", "sm_90a"), ("10.0", "sm_100a"), ("12.0", "sm_120"), ("7.5", "sm_75")],
+)
+def test_architectures_with_instructions_of_their_own_end_in_a(monkeypatch, capability, architecture):
+    monkeypatch.setitem(sys.modules, "cupy", make_cupy(FakeCuda(capability=capability)))
+    assert CupyRuntime().properties(0).architecture == architecture
+
+
+def test_the_device_is_current_for_the_call_and_the_former_one_after_it(fake, runtime):
+    assert runtime.memory_info(1) == (5, 9)
+    assert fake.calls == [("setDevice", 1), ("memGetInfo", 1), ("setDevice", 0)]
+    assert fake.getDevice() == 0
+
+
+def test_the_former_device_is_current_after_a_failure_too(fake, runtime):
+    fake.failures["memGetInfo"] = CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access")
+    with pytest.raises(DeviceError, match="CUDA failed on cuda:1: cudaErrorIllegalAddress"):
+        runtime.memory_info(1)
+    assert fake.getDevice() == 0
+
+
+def test_a_new_thread_gets_a_context_before_its_first_call(fake, runtime):
+    thread = threading.Thread(target=runtime.memory_info, args=(0,))
+    thread.start()
+    thread.join()
+    assert fake.calls == [("setDevice", 0), ("memGetInfo", 0)]
+
+
+def test_memory_comes_from_cupy_on_the_stream_that_it_is_for(fake, runtime):
+    address, kept = runtime.allocate(1000, 1, 77)
+    assert address == kept.ptr
+    assert ("alloc", 1, 1000, 77) in fake.calls
+    assert fake.streams == []
+    runtime.allocate(8, 1, 0)
+    assert fake.calls[-2:] == [("alloc", 1, 8, 0), ("setDevice", 0)]
+
+
+def test_a_device_without_memory_says_how_much_was_wanted(fake, runtime):
+    fake.failures["alloc"] = OutOfMemoryError("Out of memory allocating 1,000 bytes")
+    with pytest.raises(NotEnoughMemory, match="cuda:1 has no 1,000 bytes to give: Out of memory"):
+        runtime.allocate(1000, 1, 77)
+    fake.failures["alloc_pinned_memory"] = OutOfMemoryError("no")
+    with pytest.raises(NotEnoughMemory, match="no 5 bytes to lock"):
+        runtime.allocate_pinned(5)
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_pinned_memory_is_an_array_that_keeps_it(fake, runtime, size):
+    array = runtime.allocate_pinned(size)
+    array[...] = 3
+    assert array.dtype == np.uint8
+    assert array.tolist() == [3] * size
+    assert fake.calls == [("alloc_pinned_memory", 0, max(size, 1))]
+
+
+def test_copies_and_fills_are_given_to_the_stream(fake, runtime):
+    fake.homes = {11: (1, 2)}
+    runtime.copy(11, 12, 13, 77)
+    runtime.fill(11, 255, 13, 77)
+    calls = [call for call in fake.calls if call[0] != "setDevice"]
+    assert calls == [("memcpyAsync", 0, 11, 12, 13, 4, 77), ("memsetAsync", 1, 11, 255, 13, 77)]
+
+
+def test_on_a_machine_of_one_device_nobody_asks_where_memory_lies(monkeypatch):
+    fake = FakeCuda(num_devices=1)
+    monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))
+    monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "pointerGetAttributes", None)
+    CupyRuntime().fill(11, 255, 13, 0)
+    assert fake.calls[-1] == ("memsetAsync", 0, 11, 255, 13, 0)
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_the_default_stream_is_that_of_the_memory_s_device(fake, runtime, stream):
+    fake.homes = {11: (1, 2), 12: (0, 1)}  # device memory of cuda:1, pinned memory
+    runtime.copy(11, 12, 13, stream)
+    runtime.copy(12, 11, 13, stream)
+    runtime.copy(12, 12, 13, stream)
+    runtime.fill(11, 0, 13, stream)
+    assert [call[:2] for call in fake.calls if call[0] != "setDevice"] == [
+        ("memcpyAsync", 1),
+        ("memcpyAsync", 1),
+        ("memcpyAsync", 0),
+        ("memsetAsync", 1),
+    ]
+
+
+def test_events_are_recorded_and_waited_for_on_their_device(fake, runtime):
+    event = runtime.make_event(1)
+    event.record(77)
+    runtime.wait_event(78, event)
+    event.synchronize()
+    number = event.event.ptr
+    assert [call for call in fake.calls if call[0] != "setDevice"] == [
+        ("Event", 1, True),
+        ("eventRecord", 1, number, 77),
+        ("streamWaitEvent", 1, 78, number),
+        ("eventSynchronize", 1, number),
+    ]
+
+
+def test_a_stream_is_waited_for_and_a_default_one_on_every_device(fake, runtime):
+    runtime.synchronize(77)
+    assert fake.calls == [("streamSynchronize", 0, 77)]
+    del fake.calls[:]
+    runtime.synchronize(0)
+    assert [call for call in fake.calls if call[0] != "setDevice"] == [
+        ("streamSynchronize", 0, 0),
+        ("streamSynchronize", 1, 0),
+    ]
+
+
+def test_the_default_stream_is_never_captured(fake, runtime):
+    assert runtime.is_capturing(77)
+    assert not runtime.is_capturing(0)
+    assert fake.calls == [("streamIsCapturing", 0, 77)]
+
+
+def test_the_current_stream_is_cupy_s(fake, runtime):
+    assert runtime.current_stream(1) == 101
+
+
+@pytest.mark.parametrize(("shared", "attributes"), [(48 * 1024, 0), (48 * 1024 + 1, 1)])
+def test_a_kernel_is_loaded_on_its_device_with_the_shared_memory_it_may_ask_for(fake, runtime, shared, attributes):
+    kernel = runtime.load("write_kv<float>", 1, lambda: (b"code", "_Z5write"), shared)
+    assert (kernel.name, kernel.device, kernel.module, kernel.function) == ("write_kv<float>", 1, 900, 901)
+    calls = [call for call in fake.calls if call[0] != "setDevice"]
+    assert calls[:2] == [("moduleLoadData", 1, b"code"), ("moduleGetFunction", 1, 900, "_Z5write")]
+    assert calls[2:] == [("funcSetAttribute", 1, 901, 8, shared)] * attributes
+
+
+def test_code_that_the_driver_does_not_take_is_told_with_device_and_remedy(fake, runtime):
+    fake.failures["moduleLoadData"] = CUDADriverError("CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available")
+    with pytest.raises(DeviceError, match=r"cuda:1 \(NVIDIA H200, sm_90a\) cannot load .* of write_kv: .*newer driver"):
+        runtime.load("write_kv", 1, lambda: (b"code", "_Z5write"), 0)
+
+
+def test_a_launch_hands_over_the_address_of_the_struct_s_address(fake, runtime):
+    kernel = runtime.load("write_kv", 1, lambda: (b"code", "_Z5write"), 0)
+    del fake.calls[:]
+    for number in (41, 42):
+        parameter = ctypes.c_int(number)
+        runtime.launch(kernel, (3, 4, 5), 128, 1024, 77, ctypes.addressof(parameter))
+    assert fake.launched == [41, 42]
+    launches = [call for call in fake.calls if call[0] == "launchKernel"]
+    assert launches == [("launchKernel", 1, 901, 3, 4, 5, 128, 1, 1, 1024, 77, 0)] * 2
+
+
+def test_a_launch_that_cuda_refuses_is_a_device_error(fake, runtime):
+    kernel = runtime.load("write_kv", 0, lambda: (b"code", "_Z5write"), 0)
+    fake.failures["launchKernel"] = CUDADriverError("CUDA_ERROR_INVALID_VALUE: invalid argument")
+    parameter = ctypes.c_int(1)
+    with pytest.raises(DeviceError, match="CUDA failed on cuda:0: CUDA_ERROR_INVALID_VALUE"):
+        runtime.launch(kernel, (1, 1, 1), 32, 0, 77, ctypes.addressof(parameter))
+
+
+def test_tensors_live_in_cupy_s_memory(fake, runtime):
+    with use_runtime(runtime):
+        tensor = pagecore.zeros((2, 3), "float32", "cuda:1", stream=77)
+    assert [call for call in fake.calls if call[0] != "setDevice"] == [
+        ("alloc", 1, 24, 77),
+        ("memsetAsync", 0, tensor.pointer, 0, 24, 77),
+    ]
+
+
+def test_a_borrowed_stream_of_cupy_neither_warns_nor_is_destroyed():
+    cupy = require("cupy")
+    stream = external_stream(cupy, 12345, 1)
+    assert isinstance(stream, cupy.cuda.ExternalStream)
+    assert (stream.ptr, stream.device_id) == (12345, 1)
+    assert external_stream(cupy, 0, 1).device_id == -1
+    assert not hasattr(type(stream), "__del__")
+
+
+# ---- no way to a device: one clear error each
+
+
+def refusal():
+    with use_runtime(None), pytest.raises(DeviceError) as caught:
+        cuda.runtime()
+    return str(caught.value)
+
+
+def import_fails(monkeypatch, error):
+    plain = builtins.__import__
+
+    def refuse(name, *arguments, **options):
+        if name == "cupy":
+            raise error
+        return plain(name, *arguments, **options)
+
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+def test_without_cupy_the_extras_are_named(monkeypatch):
+    import_fails(monkeypatch, ModuleNotFoundError("No module named 'cupy'", name="cupy"))
+    assert "CuPy, which is not installed: install pagecore[cuda12] or pagecore[cuda13]" in refusal()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("\n=====\nFailed to import CuPy.\nlibcublas.so.12: cannot open\n====="),
+        ModuleNotFoundError("No module named 'fastrlock'", name="fastrlock"),
+        AttributeError("module has no attribute"),
+    ],
+)
+def test_a_broken_cupy_is_told_with_its_first_line(monkeypatch, error):
+    import_fails(monkeypatch, error)
+    message = refusal()
+    assert "CuPy is installed and does not work" in message
+    assert "\n" not in message
+    assert "install pagecore[cuda12]" in message
+
+
+def test_cupy_for_another_maker_s_devices_is_refused(fake):
+    sys.modules["cupy"].cuda.runtime.is_hip = True
+    assert "built for ROCm" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("driver", "error", "told"),
+    [
+        (0, "cudaErrorInsufficientDriver: CUDA driver version is insufficient", "there is no CUDA driver"),
+        (
+            12080,
+            "cudaErrorInsufficientDriver: CUDA driver version is insufficient",
+            r"serves CUDA 12.8 and CuPy is built for CUDA 13.2: install pagecore[cuda12]",
+        ),
+        (13020, "cudaErrorNoDevice: no CUDA-capable device is detected", "sees no device (cudaErrorNoDevice"),
+        (13020, "cudaErrorSystemDriverMismatch: mismatch", "sees no device (cudaErrorSystemDriverMismatch"),
+    ],
+)
+def test_no_driver_an_old_one_and_no_device_are_told_apart(fake, driver, error, told):
+    fake.driver_version = driver
+    fake.failures["getDeviceCount"] = CUDARuntimeError(error)
+    assert told in refusal()
+
+
+def test_a_driver_that_counts_no_device_is_no_way_to_one(fake):
+    fake.num_devices = 0
+    assert "sees no device (it counts 0): look at nvidia-smi and CUDA_VISIBLE_DEVICES" in refusal()
+
+
+def test_a_device_that_is_not_there_is_named(fake):
+    with use_runtime(None), pytest.raises(DeviceError, match="'cuda:2', but this process sees 2 CUDA devices"):
+        pagecore.empty(3, device="cuda:2")

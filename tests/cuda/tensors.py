@@ -1,0 +1,46 @@
+"""Tensors of device memory: what is in them, and who waits for whom."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore.arrays import strided
+from pagecore.arrays.streams import note_work
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "bool"])
+def test_zeros_are_zeros(cuda, dtype):
+    tensor = pagecore.zeros((3, 5), dtype, cuda.device)
+    got = cuda.get(tensor)
+    assert (got.shape, got.dtype) == ((3, 5), tensor.dtype.numpy)
+    assert not got.view(np.uint8).any()
+
+
+def test_an_empty_shape_has_no_elements(cuda):
+    assert cuda.get(pagecore.zeros((0, 5), "float32", cuda.device)).shape == (0, 5)
+    assert cuda.get(pagecore.zeros((), "float32", cuda.device)) == 0
+
+
+def test_views_are_views_of_the_same_memory(cuda):
+    numbers = np.arange(24, dtype=ml_dtypes.bfloat16).reshape(4, 6)
+    tensor = cuda.put(numbers)
+    np.testing.assert_array_equal(cuda.get(tensor[1:, ::-2]), numbers[1:, ::-2])
+    np.testing.assert_array_equal(cuda.get(tensor.transpose()), numbers.T)
+    np.testing.assert_array_equal(cuda.get(tensor.reshape(3, 8)[-1]), numbers.reshape(3, 8)[-1])
+
+
+def test_a_view_cut_out_of_a_buffer_has_strides_of_its_own(cuda):
+    tensor = cuda.put(np.arange(24, dtype=np.float32))
+    cut = strided(tensor, (2, 3), (48, 8), byte_offset=4)
+    np.testing.assert_array_equal(cuda.get(cut), [[1, 3, 5], [13, 15, 17]])
+
+
+def test_a_capsule_and_back_is_the_same_memory(cuda):
+    tensor = pagecore.zeros((2, 3), "bfloat16", cuda.device)
+    back = pagecore.as_tensor(tensor.__dlpack__(max_version=(1, 0)))
+    assert (back.pointer, back.shape, back.dtype, back.device) == (tensor.pointer, (2, 3), "bfloat16", cuda.device)
+    note_work(tensor, 0)
+    assert pagecore.as_tensor(tensor.__dlpack__(stream=1)).pointer == tensor.pointer

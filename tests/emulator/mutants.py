@@ -1,0 +1,57 @@
+"""Kernels with one synchronisation taken out: each of them should be missed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.emulator.build import SOURCES
+from tests.emulator.runtime import EmulatedRuntime, EmulatorError
+
+SYNCHRONISATION = re.compile(
+    r"pc_(?:sync_block|sync_warp|fence_device|commit_copies)\(\);|pc_wait_copies<([^;]*)>\(\);"
+)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A file of the kernels in which one call is taken out, or one wait leaves a group more on its way."""
+
+    file: str
+    line: int
+    call: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.call}"
+
+
+def mutants(files: Iterable[str]) -> Iterator[Mutant]:
+    for file in files:
+        text = (SOURCES / file).read_text()
+        for found in SYNCHRONISATION.finditer(text):
+            instead = "" if found[1] is None else f"pc_wait_copies<({found[1]}) + 1>();"
+            line = text.count("\n", 0, found.start()) + 1
+            yield Mutant(file, line, found[0], text[: found.start()] + instead + text[found.end() :])
+
+
+def survivors(
+    folder: Path, files: Iterable[str], work: Callable[[EmulatedRuntime], None], seeds: Iterable[int] = (0, 1)
+) -> list[str]:
+    """Return the mutants with which `work` finds nothing wrong: neither the emulator nor an assertion of its own."""
+    found = []
+    for number, mutant in enumerate(mutants(files)):
+        sources = Path(shutil.copytree(SOURCES, folder / str(number)))
+        (sources / mutant.file).write_text(mutant.text)
+        try:
+            for seed in seeds:
+                runtime = EmulatedRuntime(sources, folder, seed=seed)
+                work(runtime)
+                runtime.finish()
+        except (EmulatorError, AssertionError):
+            continue
+        found.append(str(mutant))
+    return found

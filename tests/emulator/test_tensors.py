@@ -1,0 +1,80 @@
+"""The bodies of tests.cuda.tensors.py, and what only a device whose work comes late can show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore.arrays.results import finished_result, new_result
+from pagecore.errors import DeviceError
+from tests.cuda.tensors import *  # noqa: F403
+
+
+@pytest.fixture
+def late(cuda):
+    """A device that does its work when somebody waits for it."""
+    cuda.runtime.streams.deferred = True
+    return cuda.runtime
+
+
+def bytes_of(runtime, tensor, stream):
+    """What a reader on `stream` sees, without waiting for any other."""
+    host = np.empty(tensor.nbytes, np.uint8)
+    runtime.copy(host.ctypes.data, tensor.pointer, host.nbytes, stream)
+    return host
+
+
+def test_zeros_are_there_for_every_stream(late):
+    tensor = pagecore.zeros(64, "uint8", "cuda")
+    assert not bytes_of(late, tensor, late.streams.make()).any()
+
+
+def test_zeros_of_one_stream_are_there_for_that_stream(late):
+    stream, other = late.streams.make(), late.streams.make()
+    before = late.counts.copy()
+    tensor = pagecore.zeros(64, "uint8", "cuda", stream=stream)
+    assert late.counts["synchronizes"] == before["synchronizes"]
+    assert bytes_of(late, tensor, other).all()  # poison: nobody waited
+    assert not bytes_of(late, tensor, stream).any()
+
+
+def test_who_takes_memory_over_sees_what_its_stream_was_given(late):
+    stream, other = late.streams.make(), late.streams.make()
+    tensor = pagecore.zeros(64, "uint8", "cuda", stream=stream)
+    tensor.__dlpack__(stream=other)
+    assert not bytes_of(late, tensor, other).any()
+
+
+def test_who_takes_a_result_over_sees_what_was_computed(late):
+    stream, other = late.streams.make(), late.streams.make()
+    query = pagecore.empty(4, "uint8", "cuda")
+    result = new_result((64,), query.dtype, query, 0, stream)
+    late.fill(result.pointer, 5, 64, stream)
+    given = finished_result(result, query, stream)
+    given.__dlpack__(stream=other)
+    assert (bytes_of(late, given, other) == 5).all()
+
+
+def test_memory_cannot_be_made_ready_while_a_graph_is_captured(cuda):
+    stream = cuda.runtime.streams.make()
+    cuda.runtime.streams.begin_capture(stream)
+    with pytest.raises(DeviceError, match=r"while stream .* is captured"):
+        pagecore.empty(3, device="cuda")
+
+
+def test_memory_for_a_captured_stream_cannot_be_exported_to_another_that_is_not(cuda):
+    """The other way round: a stream that is captured cannot wait for one that is not."""
+    stream, other = cuda.runtime.streams.make(), cuda.runtime.streams.make()
+    tensor = pagecore.zeros(64, "uint8", "cuda", stream=other)
+    cuda.runtime.streams.begin_capture(stream)
+    with pytest.raises(BufferError, match="export the memory before the capture begins"):
+        tensor.__dlpack__(stream=stream)
+
+
+def test_the_device_s_free_memory_shrinks_and_comes_back(cuda):
+    before = cuda.runtime.memory_info(0)[0]
+    tensor = pagecore.empty(1 << 20, "uint8", "cuda")
+    assert before - cuda.runtime.memory_info(0)[0] == 1 << 20
+    del tensor
+    assert cuda.runtime.memory_info(0)[0] == before

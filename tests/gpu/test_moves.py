@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/moves.py."""
+
+from tests.cuda.moves import *  # noqa: F403

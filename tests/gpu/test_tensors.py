@@ -1,0 +1,1 @@
+from tests.cuda.tensors import *  # noqa: F403

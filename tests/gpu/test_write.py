@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/write.py."""
+
+from tests.cuda.write import *  # noqa: F403

@@ -1,0 +1,125 @@
+"""Compiling needs no device: what comes out, what is refused, and what is said where there is no compiler."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import sys
+import types
+
+import pytest
+
+from pagecore.errors import DeviceError
+from pagecore.ops.cuda import compiler
+from pagecore.ops.cuda.compiler import (
+    ARCHITECTURES,
+    FLAGS,
+    CompileError,
+    check_architecture,
+    compile_instances,
+    compile_source,
+    compiler_version,
+)
+from pagecore.ops.cuda.manifest import instances
+
+
+def test_several_instances_of_a_source_are_one_image_with_a_symbol_each(nvrtc, toys):
+    found = [each for each in instances() if each.source == "toy.cu"]
+    compiled = compile_instances(found, "sm_80")
+    assert compiled.image.startswith(b"\x7fELF")
+    assert set(compiled.symbols) == {"add<float,1>", "add<float,2>", "add<pc_half,1>", "add<pc_half,2>"}
+    assert len(set(compiled.symbols.values())) == 4
+    for symbol in compiled.symbols.values():
+        assert symbol.encode() in compiled.image
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_primitives_compile_for_every_architecture(nvrtc, toys, architecture):
+    assert compile_instances(instances()[:1], architecture).image
+
+
+def test_a_source_with_a_fault_is_refused_with_the_compiler_s_log(nvrtc):
+    with pytest.raises(CompileError, match=r"refuses bad.cu for sm_80 (?s:.*)bad.cu\(2\): error: identifier \"b\""):
+        compile_source("namespace pagecore {\n__global__ void a() { b(); }\n}", "bad.cu", {}, {}, "sm_80")
+
+
+def test_a_kernel_that_is_not_in_the_source_is_refused(nvrtc):
+    with pytest.raises(CompileError, match="error"):
+        compile_source("namespace pagecore {}", "none.cu", {}, {"a": "pagecore::a"}, "sm_80")
+
+
+def test_an_architecture_that_the_compiler_does_not_know_names_the_remedy(nvrtc):
+    with pytest.raises(DeviceError, match="does not compile for sm_199: install a newer nvidia-cuda-nvrtc"):
+        compile_source("", "empty.cu", {}, {}, "sm_199")
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_70", "sm_61"])
+def test_an_architecture_that_is_too_old_is_refused(architecture):
+    with pytest.raises(DeviceError, match=f"of {architecture}; the kernels need sm_80"):
+        check_architecture(architecture)
+
+
+@pytest.mark.parametrize("architecture", ["90a", "compute_90", "sm_9", "sm_90b", "sm_90a ", ""])
+def test_what_is_no_architecture_is_refused(architecture):
+    with pytest.raises(DeviceError, match="it is written sm_80, sm_90a"):
+        check_architecture(architecture)
+
+
+def test_numbers_are_computed_as_ieee_says():
+    assert not [flag for flag in FLAGS if "fast" in flag or "ftz" in flag or "prec" in flag]
+
+
+def binding(monkeypatch, version, major=12):
+    """Put a binding of NVRTC in CuPy's place; `version` is what it answers, or raises."""
+    cuda = types.ModuleType("cupy.cuda")
+    cuda.nvrtc = types.SimpleNamespace(getVersion=version)
+    cuda.runtime = types.SimpleNamespace(runtimeGetVersion=lambda: major * 1000 + 90)
+    cupy = types.ModuleType("cupy")
+    cupy.cuda = cuda
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+
+
+@pytest.fixture
+def forgetful():
+    compiler.nvrtc.cache_clear()
+    yield
+    compiler.nvrtc.cache_clear()
+
+
+def not_found():
+    raise RuntimeError("CuPy failed to load libnvrtc.so.12: cannot open shared object file")
+
+
+def test_without_nvrtc_the_extras_are_named(monkeypatch, forgetful):
+    binding(monkeypatch, not_found, major=99)
+    with pytest.raises(DeviceError, match=r"NVRTC, .* cannot be loaded \(CuPy failed.*install pagecore\[cuda12\]"):
+        compiler_version()
+
+
+@pytest.mark.parametrize("folder", ["cuda_nvrtc", "cu12"])
+def test_nvrtc_of_a_wheel_is_loaded_for_a_cupy_that_does_not_look_there(monkeypatch, forgetful, tmp_path, folder):
+    library = tmp_path / "nvidia" / folder / "lib" / "libnvrtc.so.12"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    loaded = []
+    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    binding(monkeypatch, lambda: (12, 9) if str(library) in loaded else not_found())
+    assert compiler_version() == "12.9"
+
+
+def test_without_cupy_the_extras_are_named(monkeypatch, forgetful):
+    plain = builtins.__import__
+
+    def refuse(name, *arguments, **options):
+        if name.startswith("cupy"):
+            raise ModuleNotFoundError("No module named 'cupy'", name="cupy")
+        return plain(name, *arguments, **options)
+
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.delitem(sys.modules, "cupy.cuda", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(DeviceError, match=r"cannot be imported \(No module named 'cupy'\): install pagecore\[cuda12\]"):
+        compiler_version()

@@ -1,0 +1,216 @@
+"""Compiled kernels on disk: found again, never half, and not missed where the disk cannot be written."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from pathlib import Path
+
+import pytest
+
+from pagecore.ops.cuda import cubins
+from pagecore.ops.cuda.compiler import Cubin
+from pagecore.ops.cuda.cubins import cache_folder, cache_key, cubin, read_cubin, set_cache_folder, write_cubin
+from pagecore.ops.cuda.manifest import Instance, instance
+
+ONE = Cubin(b"\x7fELF\n\0image\n\n", {"add<float,1>": "_Z3add"}, "Used 3 registers\n")
+
+
+@pytest.fixture
+def compiled(toys, monkeypatch):
+    """What was compiled, by a compiler that takes no time and may change its version."""
+    done = []
+
+    def compile_instances(instances, architecture):
+        done.append((tuple(each.name for each in instances), architecture))
+        return Cubin(f"image {len(done)}".encode(), {each.name: "symbol" for each in instances}, "log")
+
+    monkeypatch.setattr(cubins, "compile_instances", compile_instances)
+    monkeypatch.setattr(cubins, "compiler_version", lambda: "13.5")
+    return done
+
+
+def test_a_kernel_is_compiled_once_and_found_again(compiled):
+    one = instance("add<float,1>")
+    assert cubin([one], "sm_80") == cubin([one], "sm_80") == Cubin(b"image 1", {"add<float,1>": "symbol"}, "log")
+    assert compiled == [(("add<float,1>",), "sm_80")]
+
+
+def change_source(folder, monkeypatch):
+    (folder / "toy.cu").write_text((folder / "toy.cu").read_text() + "// more\n")
+
+
+def change_header(folder, monkeypatch):
+    (folder / "abi.h").write_text((folder / "abi.h").read_text() + "// more\n")
+
+
+def change_compiler(folder, monkeypatch):
+    monkeypatch.setattr(cubins, "compiler_version", lambda: "13.6")
+
+
+def change_flags(folder, monkeypatch):
+    monkeypatch.setattr(cubins, "FLAGS", ("--std=c++20",))
+
+
+@pytest.mark.parametrize("change", [change_source, change_header, change_compiler, change_flags])
+def test_whatever_the_code_depends_on_is_in_the_key(compiled, toys, monkeypatch, change):
+    one = instance("add<float,1>")
+    before = cache_key([one], "sm_80")
+    change(toys, monkeypatch)
+    assert cache_key([one], "sm_80") != before
+
+
+def test_instances_and_architectures_have_keys_of_their_own(compiled):
+    one, two = instance("add<float,1>"), instance("add<float,2>")
+    keys = [cache_key(*each) for each in (([one], "sm_80"), ([two], "sm_80"), ([one, two], "sm_80"), ([one], "sm_90a"))]
+    assert len(set(keys)) == 4
+
+
+def test_a_source_that_the_kernel_does_not_include_is_not_in_the_key(compiled, toys):
+    one = instance("add<float,1>")
+    before = cache_key([one], "sm_80")
+    (toys / "decode_toy.cu").write_text("// another\n")
+    assert cache_key([one], "sm_80") == before
+
+
+def test_a_file_holds_what_was_written(tmp_path):
+    path = tmp_path / "deep" / "er" / "one.cubin"
+    assert write_cubin(path, ONE)
+    assert read_cubin(path) == ONE
+    assert [each.name for each in path.parent.iterdir()] == ["one.cubin"]
+
+
+@pytest.fixture
+def whole(tmp_path):
+    write_cubin(tmp_path / "one.cubin", ONE)
+    return (tmp_path / "one.cubin").read_bytes()
+
+
+def test_a_file_that_was_torn_anywhere_is_no_file(tmp_path, whole):
+    path = tmp_path / "one.cubin"
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert read_cubin(path) is None, length
+    path.write_bytes(whole + b"\0")
+    assert read_cubin(path) is None
+
+
+def test_a_file_with_any_byte_changed_is_no_file(tmp_path, whole):
+    path = tmp_path / "one.cubin"
+    for i in range(len(whole)):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
+        assert read_cubin(path) is None, i
+
+
+def test_a_torn_file_is_compiled_anew_and_replaced(compiled, toys):
+    one = instance("add<float,1>")
+    cubin([one], "sm_80")
+    (path,) = (toys.parent / "cache").iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert cubin([one], "sm_80").image == b"image 2"
+    assert cubin([one], "sm_80").image == b"image 2"
+    assert len(compiled) == 2
+
+
+def test_a_folder_that_cannot_be_written_means_compiling_each_time(compiled, tmp_path):
+    (tmp_path / "file").touch()
+    set_cache_folder(tmp_path / "file" / "cache")
+    one = instance("add<float,1>")
+    assert [cubin([one], "sm_80").image for _ in range(2)] == [b"image 1", b"image 2"]
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(compiled, toys):
+    one = instance("add<float,1>")
+    path = toys.parent / "cache" / f"{cache_key([one], 'sm_80')}.cubin"
+    path.mkdir(parents=True)
+    assert cubin([one], "sm_80").image == b"image 1"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_the_folder_is_the_parameter_s_else_the_environment_s_else_the_user_s(monkeypatch, tmp_path):
+    for name in ("PAGECORE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "pagecore"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "pagecore"
+    monkeypatch.setenv("PAGECORE_CACHE_DIR", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    set_cache_folder(str(tmp_path / "said"))
+    assert cache_folder() == tmp_path / "said"
+    set_cache_folder(None)
+    assert cache_folder() == tmp_path / "own"
+
+
+def test_a_user_without_a_home_has_no_cache_and_works(compiled, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    set_cache_folder(None)
+    monkeypatch.delenv("PAGECORE_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_folder() is None
+    assert cubin([instance("add<float,1>")], "sm_80").image == b"image 1"
+
+
+def write_often(path, number):
+    for i in range(150):
+        if not write_cubin(path, Cubin(bytes([number]) * (1000 + 50 * i), {"one": str(number)}, "")):
+            raise SystemExit(1)
+
+
+def test_of_processes_that_write_one_file_readers_see_all_of_one(tmp_path):
+    path = tmp_path / "one.cubin"
+    write_cubin(path, Cubin(b"\1" * 1000, {"one": "1"}, ""))
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write_often, args=(path, number)) for number in (1, 2)]
+    for writer in writers:
+        writer.start()
+    reads = 0
+    while any(writer.is_alive() for writer in writers):
+        found = read_cubin(path)
+        assert found is not None
+        assert set(found.image) == {int(found.symbols["one"])}
+        reads += 1
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert reads > 0
+    assert [each.name for each in tmp_path.iterdir()] == ["one.cubin"]
+
+
+def compile_toy(folder, cache, queue):
+    from pagecore.ops.cuda import sources
+
+    sources.source_folder = lambda: folder
+    set_cache_folder(cache)
+    queue.put(cubin([Instance("add<float,1>", "add", "toy.cu", ("float", "1"))], "sm_80"))
+
+
+@pytest.mark.slow
+def test_processes_that_compile_one_kernel_at_once_all_get_it(nvrtc, toys):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    arguments = (toys, toys.parent / "cache", queue)
+    processes = [context.Process(target=compile_toy, args=arguments) for _ in range(2)]
+    for process in processes:
+        process.start()
+    found = [queue.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    assert found[0].symbols == found[1].symbols
+    assert all(each.image.startswith(b"\x7fELF") for each in found)
+    (path,) = (toys.parent / "cache").iterdir()
+    assert read_cubin(path) in found
+
+
+def test_threads_that_write_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "one.cubin"
+    threads = [threading.Thread(target=write_cubin, args=(path, ONE)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_cubin(path) == ONE
+    assert len(list(tmp_path.iterdir())) == 1

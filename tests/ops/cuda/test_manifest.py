@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from pagecore.ops.cuda.manifest import Instance, instance, instances, parse_manifest
+from pagecore.ops.cuda.sources import read_source, source_folder, with_headers
+
+
+def test_an_entry_is_built_for_the_cross_product_of_its_values():
+    found = parse_manifest("""
+        [[kernel]]
+        entry = "write"
+        source = "write.cu"
+        values = [["float", "unsigned int"], [64, 128]]
+        [[kernel]]
+        entry = "plain"
+        source = "other.cu"
+        [[kernel]]
+        entry = "write"
+        source = "write.cu"
+        values = [["pc_half"], [256]]
+    """)
+    assert [each.name for each in found] == [
+        "write<float,64>",
+        "write<float,128>",
+        "write<unsignedint,64>",
+        "write<unsignedint,128>",
+        "plain",
+        "write<pc_half,256>",
+    ]
+    assert found[1] == Instance("write<float,128>", "write", "write.cu", ("float", "128"))
+    assert (found[1].expression, found[4].expression) == ("pagecore::write<float,128>", "pagecore::plain")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[[kernel]]\nentry = "a"', "has the keys"),
+        ('[[kernel]]\nentry = "a"\nsource = "b.cu"\nvalue = [[1]]', "has the keys"),
+        ('[[kernel]]\nentry = "a"\nsource = "b.cu"\nvalues = [[1], []]', "empty list of values for a"),
+        ('[[kernel]]\nentry = "a"\nsource = "b.cu"\nvalues = [[1, 1]]', "has a<1> twice"),
+        ("[[kernel", "Expected"),
+    ],
+)
+def test_a_manifest_with_a_fault_is_refused(text, told):
+    with pytest.raises(ValueError, match=told):
+        parse_manifest(text)
+
+
+def test_the_manifest_names_sources_that_are_there():
+    for source in {each.source for each in instances()}:
+        assert (source_folder() / source).is_file(), source
+    assert len({each.name for each in instances()}) == len(instances())
+
+
+def test_an_instance_is_found_by_its_name(toys):
+    assert instance("add<pc_half,2>").source == "toy.cu"
+    with pytest.raises(KeyError, match="no kernel is called add<pc_half, 2>"):
+        instance("add<pc_half, 2>")
+
+
+def test_a_source_comes_with_every_header_that_it_reaches(toys):
+    text, headers = with_headers("toy.cu")
+    assert text == read_source("toy.cu")
+    assert set(headers) == {"toy.cuh", "primitives.cuh", "abi.h"}

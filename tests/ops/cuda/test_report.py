@@ -1,0 +1,177 @@
+"""The report: what the compiler's log says of a kernel, and what is wrong with that."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pagecore.arrays.cuda import use_runtime
+from pagecore.ops.cuda import report, usage
+from pagecore.ops.cuda.manifest import Instance, instance, instances
+from pagecore.ops.cuda.report import main
+from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
+from tests.arrays.fake_runtime import FakeRuntime
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z1a' for 'sm_90a'
+ptxas info    : Function properties for _Z1a
+ptxas         .     1840 bytes stack frame, 4384 bytes spill stores, 4024 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 1840 bytes cumulative stack size, 512 bytes smem, 368 bytes cmem[0]
+ptxas info    : Compiling entry function '_Z1b' for 'sm_90a'
+ptxas info    : Function properties for _Z1b
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 34 registers, used 1 barriers
+"""
+
+
+def test_the_log_s_part_of_a_kernel_is_read():
+    assert read_usage(LOG, "_Z1a", "a", "sm_90a") == Usage("a", "sm_90a", 255, 1840, 4384, 4024, 512)
+    plain = read_usage(LOG, "_Z1b", "b", "sm_90a")
+    assert plain == Usage("b", "sm_90a", 34, 0, 0, 0, 0)
+    assert not plain.spills
+
+
+@pytest.mark.parametrize(
+    "log", ["", LOG.replace("Used 34 registers", ""), LOG.replace("spill loads\nptxas info    : Used 34", "")]
+)
+def test_a_log_that_does_not_say_is_a_failure_and_no_zero(log):
+    found = read_usage(log, "_Z1b", "b", "sm_90a")
+    assert isinstance(found, Failure)
+    assert "says nothing of _Z1b" in found.message
+
+
+@pytest.mark.parametrize(
+    ("source", "strict"), [("decode.cu", True), ("prefill_mma.cu", True), ("write.cu", False), ("undecode.cu", False)]
+)
+def test_decode_and_prefill_must_not_spill(source, strict):
+    assert must_not_spill(Instance("a<1>", "a", source, ("1",))) == strict
+
+
+def test_real_figures_come_from_the_compiler(nvrtc, toys):
+    (found,) = measure([instance("add<float,1>")], ["sm_90a"])
+    assert isinstance(found, Usage)
+    assert 4 <= found.registers <= 32
+    assert (found.stack_bytes, found.spills, found.static_shared_bytes) == (0, False, 0)
+
+
+def test_a_spill_is_seen(nvrtc, toys):
+    (found,) = measure([Instance("spill<400>", "spill", "decode_toy.cu", ("400",))], ["sm_80"])
+    assert isinstance(found, Usage)
+    assert found.registers >= 254
+    assert found.spills
+    assert found.stack_bytes > 0
+
+
+@pytest.fixture
+def measured(toys, monkeypatch):
+    """Figures as given, without a compiler."""
+    figures = {}
+
+    def measure(chosen, architectures, num_processes):
+        for architecture in architectures:
+            for each in chosen:
+                yield figures.get((each.name, architecture), Usage(each.name, architecture, 40, 0, 0, 0, 0))
+
+    monkeypatch.setattr(report, "measure", measure)
+    monkeypatch.setattr(report, "compiler_version", lambda: "13.5")
+    return figures
+
+
+def test_the_table_has_a_row_a_kernel_and_a_column_an_architecture(measured, capsys):
+    measured["add<float,1>", "sm_90a"] = Usage("add<float,1>", "sm_90a", 255, 16, 8, 4, 512)
+    assert main(["--arch", "sm_80,sm_90a", "--jobs", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["kernel", "sm_80", "sm_90a"]
+    assert lines[1].split() == ["add<float,1>", "40", "255", "k16", "s8+4", "m512"]
+    assert [line.split()[0] for line in lines[1:6]] == [each.name for each in instances()]
+    assert len({len(line) for line in lines[:6]}) == 1
+    assert "NVRTC 13.5: 10 programs in" in lines[-1]
+    assert "3 processes" in lines[-1]
+
+
+def test_a_spill_in_decode_is_a_fault_and_elsewhere_none(measured, capsys):
+    for name in ("add<float,1>", "spill<8>"):
+        measured[name, "sm_80"] = Usage(name, "sm_80", 255, 16, 8, 4, 0)
+    assert main(["--arch", "sm_80"]) == 1
+    assert capsys.readouterr().err == "spill<8> for sm_80 spills 8 bytes out and 4 in; decode and prefill must not\n"
+    assert main(["--arch", "sm_80", "--kernel", "add"]) == 0
+
+
+def test_a_kernel_that_failed_is_a_fault_with_its_log(measured, capsys):
+    for name in ("add<float,1>", "add<float,2>"):
+        measured[name, "sm_80"] = Failure(name, "sm_80", "refused:\ntoy.cu(3): error")
+    assert main(["--arch", "sm_80"]) == 1
+    told = capsys.readouterr()
+    assert "failed" in told.out
+    assert told.err == "add<float,1> for sm_80: refused:\ntoy.cu(3): error\nadd<float,2> for sm_80: fails as well\n"
+
+
+def test_all_figures_go_to_json(measured, capsys, tmp_path):
+    assert main(["--arch", "sm_80", "--kernel", "pc_half,2", "--json", str(tmp_path / "usage.json")]) == 0
+    written = json.loads((tmp_path / "usage.json").read_text())
+    assert written["nvrtc"] == "13.5"
+    assert written["kernels"] == [
+        {
+            "kernel": "add<pc_half,2>",
+            "architecture": "sm_80",
+            "registers": 40,
+            "stack_bytes": 0,
+            "spill_store_bytes": 0,
+            "spill_load_bytes": 0,
+            "static_shared_bytes": 0,
+        }
+    ]
+    capsys.readouterr()
+    assert main(["--arch", "sm_80", "--kernel", "pc_half,2", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernels"] == written["kernels"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--kernel", "nothing"], "no kernel of the manifest has 'nothing' in its name"),
+        (["--arch", "sm_75"], "the kernels need sm_80"),
+        (["--arch", "90a"], "it is written sm_80"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(measured, capsys, arguments, told):
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_architecture_can_be_that_of_the_device(measured, capsys):
+    with use_runtime(FakeRuntime()):
+        assert main(["--arch", "device"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["kernel", "sm_90a"]
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two"])
+def test_processes_are_counted_from_one(measured, capsys, jobs):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--jobs", jobs])
+
+
+def test_kernels_are_compiled_in_processes_in_the_order_of_the_question(toys, monkeypatch):
+    """The pool is Python's own; one that runs in this process shows what is handed to it."""
+    made = []
+
+    class Pool:
+        def __init__(self, num_processes, context, initializer, initargs):
+            made.append((num_processes, context.get_start_method(), initargs))
+            initializer(*initargs)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        map = staticmethod(map)
+
+    monkeypatch.setattr(usage, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(usage, "_measure_one", lambda task: (task[0].name, task[1]))
+    found = list(measure(instances()[:2], ["sm_80", "sm_90a"], 8))
+    assert found == [(name, arch) for arch in ("sm_80", "sm_90a") for name in ("add<float,1>", "add<float,2>")]
+    assert made == [(4, "spawn", (toys.parent / "cache",))]
