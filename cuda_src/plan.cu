@@ -255,8 +255,7 @@ PC_KERNEL(kPlanThreads, 1) void plan(const PcPlanParams params) {
   write_mask_starts(params, block);
   PlanSection decode(params, block, PC_DECODE), prompts(params, block, PC_PROMPTS);
   decode.run(0);
-  pc_sync_block();  // tile_starts have been read
-  prompts.run(decode.num_items());
+  prompts.run(decode.num_items());  // sums before it writes: tile_starts have been read by then
   if (pc_thread() != 0) return;
   const Global<pc_int32> head(params.buffer);
   const int words[8] = {params.attention.num_sequences,

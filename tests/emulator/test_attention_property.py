@@ -1,0 +1,1 @@
+from tests.cuda.attention_property import *  # noqa: F403
