@@ -101,6 +101,7 @@ def run_step(step: Step, limit_s: float) -> Outcome:
     """Run one command, showing what it prints; it ends with all that it started when its time is up."""
     begin = time.monotonic()
     environment = os.environ | {"PAGECORE_REQUIRE": "gpu,torch,nvrtc", "PYTHONUNBUFFERED": "1"}
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # JAX would take three quarters of the memory
     last = ""
     with subprocess.Popen(
         step.command,

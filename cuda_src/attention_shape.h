@@ -69,6 +69,8 @@ constexpr PcRingShape pc_general_ring(int dim) {
   return {warps, dim <= 64 ? 4 : 2, 8 * dim * 4 * 2, 8, rows, warp_rows, rows * dim * 4, warp_rows * 8 * 4, rows};
 }
 
+constexpr int pc_max_general_dim = 512;
+
 constexpr PcLaunchShape pc_general_shape(int dim) {
   const PcRingShape ring = pc_general_ring(dim);
   return {ring.warps * 32, ring.bytes(), 2, 0x7fffffff, ring.warps * ring.tile_tokens};

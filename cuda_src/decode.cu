@@ -80,7 +80,7 @@ class DecodeRing {
     walk_.start(p, work, 0, heads.count);
   }
 
-  // Begins to fill a stage with the next tile; always two groups of copies. No lane may still read the stage.
+  // Begins to fill a stage with the next tile, behind a barrier of the warp; always two groups of copies.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
     const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
@@ -444,8 +444,6 @@ void decode(const PcAttentionParams p) {
       pc_sync_block();
       store_rows<kDim>(p, heads, i, exchange, true);
       pc_sync_block();
-    } else {
-      pc_sync_warp();
     }
   }
   clear_padding(p, heads, padding);

@@ -108,7 +108,7 @@ class GeneralRing {
     walk_.start(p, work, block.first_row, block.heads);
   }
 
-  // Begins to fill a stage with the next tile; always two groups of copies. No lane may still read the stage.
+  // Begins to fill a stage with the next tile, behind a barrier of the warp; always two groups of copies.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
     const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
@@ -645,11 +645,7 @@ void general(const PcAttentionParams p) {
       token += ItemRounds::kStep;
       num_used = 1;
       piece.last = --rounds == 0;
-      if (own_tile_only) {
-        pc_sync_warp();
-      } else {
-        pc_sync_block();
-      }
+      if (!own_tile_only) pc_sync_block();
       if (piece.last || (piece.folds && token % p.fold_tokens == 0)) {
         const GeneralExchange<kDim> exchange(shared, stage);
         rows.store(exchange.sums(pc_warp()), exchange.o(pc_warp()), rule.factor);

@@ -80,6 +80,8 @@ struct PrefillItem {
 // What all threads ask of an item, tile by tile.
 struct alignas(16) ItemSpan {
   pc_int64 table_row;
+  int item;  // of the schedule
+  int pad[3];
   KeyRange common;  // keys that all of its queries attend to, or none, as far as causality and the window go
 };
 
@@ -88,6 +90,8 @@ struct alignas(16) WarpSpan {
   KeyRange any;  // keys that one of them attends to
   KeyRange common;
 };
+
+static_assert(sizeof(ItemSpan) == 32 && sizeof(WarpSpan) == 16, "the shape has room for them");
 
 // Brings tiles of keys and values.
 template <typename T, int kDim, typename Options>
@@ -108,11 +112,13 @@ class PrefillFeed {
   }
 
   // A barrier is to follow.
-  PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item) const {
+  PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
     KeyRange common = common_keys(p, item.sequence, item.work);
     if (item.work.query_count == 1) common = {0, 0x7fffffff};
-    if (pc_thread() == 0) span_.store(0, {item.sequence.table_row, common});
+    if (pc_thread() == 0) span_.store(0, {item.sequence.table_row, i, {0, 0, 0}, common});
   }
+
+  PC_MEMBER int item() const { return span_.load(0).item; }
 
   // Whether some queries of the item attend to a key of the tile, and others do not.
   PC_MEMBER bool is_edge(int token) const {
@@ -588,7 +594,7 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
     const PrefillItem item(p, i);
     keys = item.keys();
     copy_queries<T, kDim, Options>(p, heads, item, shared);
-    feed.start(p, item);
+    feed.start(p, item, i);
     rows.start(p, heads, item);
   }
   pc_sync_block();
@@ -638,12 +644,13 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
     // Items of split tiles end there.
     const int next = token + Tile::kTokens;
     if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys.end) {
-      rows.fold(p, heads, PrefillItem(p, i), token / p.fold_tokens == keys.begin / p.fold_tokens, false);
+      rows.fold(p, heads, PrefillItem(p, feed.item()), token / p.fold_tokens == keys.begin / p.fold_tokens, false);
     }
   }
   pc_wait_copies<0>();
+  pc_sync_block();  // also where there was no tile, nobody needs the queries
 
-  const PrefillItem item(p, i);
+  const PrefillItem item(p, feed.item());
   if (item.splits.count > 1) {
     rows.store_part(p, heads, item);
   } else if (p.fold_tokens != 0) {
@@ -668,12 +675,15 @@ void prefill(const PcAttentionParams p) {
   using Tile = PrefillTile<kDim, Options>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
-  for (int i = load_work(p.schedule, pc_block_x()).first; i < load_work(p.schedule, pc_block_x()).end; ++i) {
-    run_item<T, kDim, Options>(p, heads, i, shared);
-    join_item(p, heads, i, (shared + Tile::kShape.words_begin()).template as<int>());
+  const Shared<ItemSpan> span = (shared + Tile::kShape.item_begin()).template as<ItemSpan>();
+  int next = load_work(p.schedule, pc_block_x()).first;
+  while (next < load_work(p.schedule, pc_block_x()).end) {
+    run_item<T, kDim, Options>(p, heads, next, shared);
+    join_item(p, heads, span.load(0).item, (shared + Tile::kShape.words_begin()).template as<int>());
+    next = span.load(0).item + 1;
     pc_sync_block();
   }
-  clear_padding(p, heads);
+  clear_padding(p, heads, first_padding_row(p));
 }
 
 }  // namespace pagecore

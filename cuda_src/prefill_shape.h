@@ -12,7 +12,7 @@
 //   ranges   [rows]: the first key that a row attends to and the one behind the last
 //   sums     [rows]: largest lse and sum of the pieces that have been folded
 //   words    [8]: what warps tell each other
-//   item     where its blocks are listed, 64 bits, and the keys that all of its queries attend to
+//   item     which it is, where its blocks are listed, and the keys that all of its queries attend to
 //   spans    [warps]: the keys that one of a warp's rows attends to, and those that all do
 struct PcPrefillShape {
   int head_dim;
@@ -30,7 +30,7 @@ struct PcPrefillShape {
   constexpr int sums_begin() const { return ranges_begin() + rows() * 8; }
   constexpr int words_begin() const { return sums_begin() + rows() * 8; }
   constexpr int item_begin() const { return words_begin() + 32; }
-  constexpr int spans_begin() const { return item_begin() + 16; }
+  constexpr int spans_begin() const { return item_begin() + 32; }
   constexpr int bytes() const { return spans_begin() + warps * 16; }
 };
 

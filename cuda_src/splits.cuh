@@ -77,6 +77,10 @@ PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads, int
   }
 }
 
+PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads) {
+  clear_padding(p, heads, first_padding_row(p));
+}
+
 // ---- parts of rows
 
 // Where an item stands among the splits of its tile.

@@ -117,12 +117,17 @@ cdef Imported import_capsule(object capsule, ArrayView* view):
     return imported
 
 
+cdef bint is_of_jax(object obj):
+    return str(type(obj).__module__).partition(".")[0] in ("jax", "jaxlib")
+
+
 cdef object capsule_of(object obj):
     """Ask a producer for the newest capsule it knows, without waiting for its streams."""
     cdef dict arguments = {}
     try:
         if int(obj.__dlpack_device__()[0]) != kDLCPU:
-            arguments["stream"] = -1
+            # JAX takes -1 for the address of a stream, and None for "wait on the host": its default stream waits.
+            arguments["stream"] = 1 if is_of_jax(obj) else -1
         try:
             return obj.__dlpack__(max_version=(1, 3), **arguments)
         except TypeError:
@@ -149,7 +154,7 @@ cdef object import_producer(object obj, ArrayView* view):
         imported = import_capsule(capsule, view)
     finally:
         capsule = None  # here no error is pending that the capsule's destructor could stumble over
-    if str(type(obj).__module__).partition(".")[0] in ("jax", "jaxlib"):
+    if is_of_jax(obj):
         view.readonly = True  # JAX arrays never change, which its unversioned capsules cannot say
     if view.device_type == kDLCUDA:
         imported.producer = obj

@@ -88,7 +88,8 @@ cdef class AttentionPlan:
                 0 if max_sequences is None else count_of(max_sequences, "max_sequences", ShapeError),
                 0 if max_tokens is None else count_of(max_tokens, "max_tokens", ShapeError),
             )
-        self.replan(NULL, NULL, 0)
+        if number is None or self.cuda.is_fixed:
+            self.replan(NULL, NULL, 0)
 
     cdef int check_unread(self) except -1:
         if self.num_readers > 0:

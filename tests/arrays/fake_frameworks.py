@@ -77,6 +77,8 @@ def fake_jax() -> types.ModuleType:
         def dtype(self) -> str:
             return str(self.tensor.dtype)
 
+    JaxArray.__module__ = "jaxlib._jax"
+
     def from_dlpack(tensor: pagecore.Tensor, copy: bool | None = None) -> JaxArray:
         return JaxArray(pagecore.as_tensor(tensor.__dlpack__(stream=90)), 90)
 

@@ -215,6 +215,14 @@ def test_only_jax_is_asked_to_order_its_work_before_a_stream(runtime, streams):
     assert given.asked == []
 
 
+def test_a_view_waits_for_nobody_and_jax_is_not_told_minus_one(runtime, streams):
+    """JAX would take -1 for the address of a stream; its default stream waits on the device."""
+    array, other = sys.modules["jax"].Array(pagecore.empty(4, device="cuda"), 3), torch_tensor()
+    assert pagecore.as_tensor(array).readonly
+    pagecore.as_tensor(other)
+    assert (array.asked, other.asked) == ([1], [-1])
+
+
 def test_jax_that_cannot_order_its_work_is_told(runtime, streams):
     array = sys.modules["jax"].Array(pagecore.empty(4, device="cuda"), 3)
     array.__class__.__dlpack__ = lambda self, stream: broken()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+import functools
 from typing import Any
 
 import numpy as np
 
 from tests.cuda.kit import Kit
+from tests.emulator import build
 from tests.ops.cases import Case, assert_lse_close, assert_output_close
 from tests.reference import attention as reference
 
@@ -46,13 +47,49 @@ Params = struct(
 assert ctypes.sizeof(Params) == 416
 
 
-@dataclass(frozen=True)
-class Shape:
-    """PcLaunchShape, as the kernel's header computes it."""
+class Shape(ctypes.Structure):
+    """PcLaunchShape."""
 
-    threads: int
-    shared_bytes: int
-    max_rows: int
+    _fields_ = [
+        (name, ctypes.c_int) for name in ("threads", "shared_bytes", "blocks_per_sm", "max_rows", "tile_tokens")
+    ]
+
+
+@functools.cache
+def launch_shapes() -> ctypes.CDLL:
+    """The kernels' own header, compiled for the host."""
+    header = (build.SOURCES / "attention_shape.h").read_text()
+    unit = build.FOLDER / f"attention_shape-{build.key_of(header)}.cpp"
+    path = unit.with_suffix(".so")
+    if not path.exists():
+        build.FOLDER.mkdir(parents=True, exist_ok=True)
+        unit.write_text(
+            '#include "attention_shape.h"\n'
+            'extern "C" PcLaunchShape decode(int dim) { return pc_decode_shape(dim); }\n'
+            'extern "C" PcLaunchShape general(int dim) { return pc_general_shape(dim); }\n'
+        )
+        build.compile_library(path, [f"-I{build.SOURCES}", str(unit)])
+    library = ctypes.CDLL(str(path))
+    library.decode.restype = library.general.restype = Shape
+    return library
+
+
+def shape_of(name: str, rows: int | None = None) -> Shape:
+    """How an instance is launched; items of the general path are given so many rows."""
+    entry, _, arguments = name.rstrip(">").partition("<")
+    dim = int(arguments.split(",")[1 if entry == "decode" else 0])
+    shape: Shape = getattr(launch_shapes(), entry)(dim)
+    shape.max_rows = shape.max_rows if rows is None else rows
+    return shape
+
+
+def decode_name(case: Case, kind: str = "Plain") -> str:
+    return f"decode<{FLOATS[str(case.query.dtype)][1]},{case.query.shape[2]},{kind}>"
+
+
+def general_name(case: Case, kind: str = "Plain") -> str:
+    dim = max(case.query.shape[2], case.value_cache.shape[3])
+    return f"general<{next(n for n in (64, 128, 256, 512) if n >= dim)},{kind}>"
 
 
 def query_ranges(case: Case) -> list[tuple[int, int]]:
@@ -93,14 +130,17 @@ class Call:
         self,
         kit: Kit,
         case: Case,
-        shape: Shape,
+        name: str,
         *,
+        rows: int | None = None,
         workers: int = 3,
         split: int = 0,
         fold: int = 0,
         reorder: int | None = None,
+        far: int = 0,
     ) -> None:
-        self.kit, self.case, self.shape = kit, case, shape
+        self.kit, self.case, self.name = kit, case, name
+        shape = self.shape = shape_of(name, rows)
         num_tokens, num_heads, head_dim = case.query.shape
         num_blocks, block_size, num_kv_heads, value_dim = case.value_cache.shape
         group = num_heads // num_kv_heads
@@ -130,9 +170,9 @@ class Call:
         p.table.num_rows, p.table.width = case.block_table.shape
         p.table.wide = int(case.block_table.itemsize == 8)
         self._indices(p.seq_lens, case.seq_lens)
-        for name in ("rows", "cu_query_lens"):
-            if name in case.options:
-                self._indices(getattr(p, name), case.options[name])
+        for array in ("rows", "cu_query_lens"):
+            if array in case.options:
+                self._indices(getattr(p, array), case.options[array])
         p.schedule.items = self._put(items.view(np.int32) if len(items) else np.zeros(8, np.int32)).pointer
         p.schedule.first_item = self._put(first_item).pointer
         p.lse, p.lse_token_stride, p.lse_head_stride = self.lse.pointer, num_heads, 1
@@ -146,8 +186,16 @@ class Call:
         p.num_blocks, p.block_size = num_blocks, block_size
         p.block_shift = block_size.bit_length() - 1 if block_size & (block_size - 1) == 0 else -1
         p.fold_tokens = fold
+        self._move_far(far)
         p.query_type = FLOATS[dtype][0]
         p.key_type, p.value_type = FLOATS[str(case.key_cache.dtype)][0], FLOATS[str(case.value_cache.dtype)][0]
+
+    def _move_far(self, blocks: int) -> None:
+        """Let block 0 lie so many blocks before the cache's memory, as if that were the end of a large pool."""
+        p = self.params
+        for plane, cache in ((p.key, self.case.key_cache), (p.value, self.case.value_cache)):
+            plane.data = (plane.data - blocks * plane.block_stride * cache.itemsize) % 2**64
+        p.num_blocks += blocks
 
     def _options(self, num_heads: int, num_kv_heads: int) -> None:
         p, options = self.params, self.case.options
@@ -167,17 +215,19 @@ class Call:
             p.mask, p.mask_size = self._put(mask).pointer, mask.size
             p.mask_starts = self._put(np.cumsum([0, *sizes_of])[:-1].astype(np.int64)).pointer
 
-    def run(self, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def run(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         grid = (self.workers, self.params.num_kv_heads, self.chunks)
-        self.kit.runtime.run(name, grid, self.shape.threads, self.shape.shared_bytes, self.params)
+        self.kit.runtime.run(self.name, grid, self.shape.threads, self.shape.shared_bytes, self.params)
         assert (self.kit.get(self.counters) == 0).all()
         return self.kit.get(self.out), self.kit.get(self.lse)
 
-    def check(self, name: str) -> None:
-        out, lse = self.run(name)
+    def check(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Run, and compare with the oracle; returns output and lse."""
+        out, lse = self.run()
         expected = self.case.expect()
         assert_output_close(out, expected[0], self.case.magnitude())
         assert_lse_close(lse, expected[1], str(self.case.query.dtype))
+        return out, lse
 
     def _keep(self, tensor: Any) -> Any:
         self._kept.append(tensor)

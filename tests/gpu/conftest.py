@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from pagecore.arrays.cuda import runtime
 from pagecore.errors import DeviceError
 from tests.capabilities import missing
 from tests.cuda.kit import Kit
+
+
+# JAX would take three quarters of the memory when it starts.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @pytest.fixture(scope="session")

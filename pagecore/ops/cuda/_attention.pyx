@@ -29,14 +29,16 @@ from pagecore.ops.cuda.abi_attention cimport (
     PcRows,
     PcTable,
     kFoldTokens,
+    kMaxGeneralDim,
     pc_decode_shape,
+    pc_general_shape,
     pc_prefill_shape,
 )
 from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
 
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays.device_memory import DeviceMemory
-from pagecore.errors import DeviceError, ShapeError
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import launch
 
 cdef enum:
@@ -155,7 +157,10 @@ cdef void fill_indices(PcIndices* indices, Tensor tensor) noexcept:
 
 cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor value_cache, Tensor lens) except -1:
     cdef int64_t block_size = key_cache.shape_[1]
+    cdef int64_t dim = max(query.shape_[2], value_cache.shape_[3])
     cdef int shift = 0
+    if dim > kMaxGeneralDim:
+        raise UnsupportedOption(f"head_dim is {dim}; on CUDA it is at most {kMaxGeneralDim}, for keys and for values")
     if max(query.shape_[0], lens.shape_[0], block_size) >= INT32_MAX:
         raise ShapeError(f"query has shape {query.shape} and key_cache {key_cache.shape}; counts are below 2^31")
     p.num_tokens, p.num_sequences = <int32_t>query.shape_[0], <int32_t>lens.shape_[0]
@@ -190,7 +195,7 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
             f"plan has causal={plan.causal} and window {plan.window}, the call causal={bool(p.causal)} and "
             f"{(p.window_left, p.window_right)}; make one for these"
         )
-    cdef bint fits = p.num_sequences == own.head.num_sequences
+    cdef bint fits = own.address != 0 and p.num_sequences == own.head.num_sequences
     if own.is_fixed:
         fits = p.num_sequences <= own.layout.max_sequences and p.num_tokens <= own.layout.max_tokens
     if not fits:
@@ -348,6 +353,14 @@ cdef str name_of(str entry, int element, int dim, bint full):
     return name
 
 
+cdef str general_name(int dim, bint full):
+    key = (dim, full)
+    name = _names.get(key)
+    if name is None:
+        name = _names[key] = f"general<{dim},{'Full' if full else 'Plain'}>"
+    return name
+
+
 cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, bint plain_memory) except -1:
     """Decode and prompts, each where it may have items; one of them in any case, for rows of padding."""
     cdef bint full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
@@ -378,9 +391,13 @@ cdef int launch_section(
     cdef PcLaunchShape shape
     p.schedule.first_item = work.buffer + work.layout.sections[section].first_item
     grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
+    cdef int dim = 64
     if not matrices:
-        raise DeviceError("this build has no kernel for this dtype, head_dim or alignment")
-    if section == PC_DECODE:
+        while dim < max(p.head_dim, p.value_dim):
+            dim *= 2
+        shape = pc_general_shape(dim)
+        name = general_name(dim, full)
+    elif section == PC_DECODE:
         shape = pc_decode_shape(p.head_dim)
         name = name_of("decode", p.query_type, p.head_dim, full)
     else:

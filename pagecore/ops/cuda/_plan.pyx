@@ -20,6 +20,17 @@ cdef extern from "cuda_src/attention_shape.h" nogil:
 cdef int NUM_STAGES = 2
 
 
+class Stage:
+    """Pinned memory that a copy may be reading until `event`, which is waited for before anybody else has it."""
+
+    def __init__(self, num_bytes, device):
+        self.array = runtime().allocate_pinned(num_bytes)
+        self.event = runtime().make_event(device)
+
+    def __del__(self):
+        self.event.synchronize()
+
+
 cdef class CudaPlan:
     """What an AttentionPlan is on a CUDA device.
 
@@ -78,7 +89,7 @@ cdef class CudaPlan:
         """Bytes held on the device and in staging."""
         own = 0 if self.memory is None else self.memory.nbytes
         own += 0 if self.workspace_memory is None else self.workspace_memory.nbytes
-        return own + sum([array.nbytes for array, _ in self.staging])
+        return own + sum([stage.array.nbytes for stage in self.staging])
 
     def bind(self, address):
         """Let the plan lie at a device address, a multiple of 16 with room for `num_bytes`, that the caller keeps."""
@@ -123,13 +134,10 @@ cdef class CudaPlan:
         return 0
 
     cdef int allocate(self, int64_t num_bytes, size_t stream) except -1:
-        found = runtime()
-        check_not_capturing(found, stream, "a plan grows")
+        check_not_capturing(runtime(), stream, "a plan grows")
         # The old memory serves work of this stream until it is done; the allocator orders by the stream.
         memory = DeviceMemory(num_bytes, self.device, stream, False)
-        staging = [(found.allocate_pinned(num_bytes), found.make_event(self.device)) for _ in range(NUM_STAGES)]
-        for _, event in self.staging:
-            event.synchronize()
+        staging = [Stage(num_bytes, self.device) for _ in range(NUM_STAGES)]
         self.memory, self.staging, self.turn = memory, staging, 0
         self.address = memory.address
         return 0
@@ -142,13 +150,13 @@ cdef class CudaPlan:
     cdef int send(self, const PlanBatch& batch, size_t stream) except -1:
         if self.is_bound:
             raise DeviceError("the plan is bound to memory of a cache, which plans it: prepare a batch of that cache")
-        array, event = self.staging[self.turn]
+        stage = self.staging[self.turn]
         self.turn = (self.turn + 1) % NUM_STAGES
-        event.synchronize()
-        cdef uintptr_t staged = array.ctypes.data
+        stage.event.synchronize()
+        cdef uintptr_t staged = stage.array.ctypes.data
         cdef int64_t num_bytes = self.plan_into(batch, <void*>staged)
         runtime().copy(self.address, staged, num_bytes, stream)
-        event.record(stream)
+        stage.event.record(stream)
         return 0
 
     cdef int reserve_workspace(self, int64_t value_dim, size_t stream) except -1:
@@ -169,10 +177,8 @@ cdef class CudaPlan:
     def items(self, section):
         """A copy of the items of the plan that was sent last, decode (0) or prompts (1), by worker: arrays of ints."""
         if not self.staging:
-            raise DeviceError("the plan lies in memory of a cache; its items are not at hand")
-        array, event = self.staging[self.turn - 1]
-        event.synchronize()
-        return items_in(array, self, section)
+            raise DeviceError("the plan was never made, or lies in memory of a cache: its items are not at hand")
+        return items_in(self.staging[self.turn - 1].array, self, section)
 
 
 cdef int check_not_capturing(object found, size_t stream, str what) except -1:

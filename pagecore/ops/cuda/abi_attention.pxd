@@ -97,6 +97,8 @@ cdef extern from "cuda_src/attention_shape.h" nogil:
         int max_rows
 
     PcLaunchShape pc_decode_shape(int head_dim)
+    PcLaunchShape pc_general_shape(int dim)
+    const int kMaxGeneralDim "pc_max_general_dim"
 
 
 cdef extern from "cuda_src/prefill_shape.h" nogil:

@@ -1,0 +1,113 @@
+"""Batch-invariant rows: their bits depend on their own query, keys and values alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cuda.attention_cases import DeviceCase, among, compare
+from tests.cuda.matrix import cases
+from tests.ops.cases import Case, Shape, make_case
+
+BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
+SHAPE = Shape(
+    seq_lens=(2300, 33, 1, 1100, 0, 1024, 1500, 2049),
+    query_lens=(1, 5, 1, 40, 2, 1, 70, 33),
+    heads=(4, 1),
+    dims=(64, 64),
+    **BF16,
+)
+DECODE = replace(SHAPE, seq_lens=(2300, 33, 1, 1100, 0, 1024), query_lens=None)
+SINKS = np.linspace(-2, 3, 4, dtype=np.float32)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 1100},
+    "sinks": {"sinks": SINKS, "value_scale": 0.7},
+    "full": {"softcap": 20.0, "sinks": SINKS},
+}
+
+
+def run(cuda: Any, case: Case, **more: Any) -> tuple[bytes, bytes]:
+    """Bits of output and lse of each row, as the rows of two arrays of bytes."""
+    there = DeviceCase(cuda, case)
+    got = there.run(plan=there.plan(**{"batch_invariant": True, **more}))
+    return tuple(np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in got)  # type: ignore
+
+
+def assert_same_bits(got: Any, expected: Any, rows: Any = slice(None)) -> None:
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other[rows])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_batch_invariant_attention_keeps_the_bounds(cuda, name):
+    case = make_case(SHAPE, **OPTIONS[name])
+    there = DeviceCase(cuda, case)
+    compare(case, there.run(plan=there.plan(batch_invariant=True)))
+    if cuda.is_emulated:
+        assert not any(kernel.startswith("decode") for kernel in cuda.runtime.launched)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dim", cases([64], [64, 128, 256]))
+def test_a_sequence_alone_gives_the_bits_that_it_gives_in_a_batch(cuda, name, dim):
+    case = make_case(replace(SHAPE, dims=(dim, dim)), **OPTIONS[name])
+    expected = run(cuda, case)
+    for i in range(len(case.seq_lens)):
+        single, rows = among(case, np.array([i]))
+        assert_same_bits(run(cuda, single), expected, rows)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 50])
+@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
+def test_the_number_of_workers_changes_no_bits(cuda, shape, num_workers):
+    """With few, splits have no room and tiles are folded by one CTA; with many, each piece is another CTA's."""
+    case = make_case(shape)
+    assert_same_bits(run(cuda, case, num_workers=num_workers), run(cuda, case))
+
+
+def test_the_order_of_a_batch_changes_no_bits(cuda):
+    case = make_case(SHAPE, sinks=SINKS)
+    other, rows = among(case, np.random.default_rng(0).permutation(len(case.seq_lens)))
+    assert_same_bits(run(cuda, other), run(cuda, case), rows)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("sizes", [(1,) * 4 + (66,), (33, 37), (69, 1)], ids=str)
+def test_how_much_of_a_prompt_is_computed_at_once_changes_no_bits(cuda, name, sizes):
+    """Rows of a chunk stand elsewhere in their tiles, beside other rows, or alone and are split."""
+    case = make_case(replace(SHAPE, seq_lens=(2100,), query_lens=(70,)), **OPTIONS[name])
+    expected, begin = run(cuda, case), 0
+    for size in sizes:
+        rows = slice(begin, begin + size)
+        options = {**case.options, "cu_query_lens": np.array([0, size], np.int32)}
+        lens = np.array([2100 - 70 + begin + size], np.int32)
+        chunk = replace(case, query=case.query[rows], seq_lens=lens, options=options)
+        assert_same_bits(run(cuda, chunk), expected, rows)
+        begin += size
+
+
+@pytest.mark.parametrize("layout", ["HND", "blockwise", "reversed"])
+def test_where_keys_lie_changes_no_bits(cuda, layout):
+    shape = replace(SHAPE, seq_lens=(1200, 90), query_lens=(3, 60))
+    assert_same_bits(run(cuda, make_case(replace(shape, layout=layout))), run(cuda, make_case(shape)))
+
+
+def test_rows_of_padding_change_no_bits(cuda):
+    case, padded = make_case(SHAPE), make_case(replace(SHAPE, padding=9))
+    assert_same_bits(run(cuda, case), run(cuda, padded), slice(len(case.query)))
+
+
+def test_one_plan_gives_the_same_bits_in_every_order_of_blocks_and_warps(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: a GPU's order cannot be chosen")
+    for batch_invariant in (False, True):
+        case, bits = make_case(SHAPE), []
+        for seed in range(4):
+            cuda.runtime.seed = seed
+            bits.append(run(cuda, case, num_workers=12, batch_invariant=batch_invariant))
+        for other in bits[1:]:
+            assert_same_bits(other, bits[0])

@@ -1,0 +1,256 @@
+"""Decode and the general path under schedules of any kind, and with faults planted in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cuda.kit import Kit
+from tests.cuda.matrix import cases
+from tests.emulator.attention_calls import Call, decode_name, general_name
+from tests.emulator.build import SOURCES
+from tests.emulator.probing import mutated
+from tests.emulator.runtime import EmulatedRuntime
+from tests.ops.cases import LAYOUTS, Case, Shape, make_case, random_mask
+
+KINDS = ("Plain", "Full")
+
+
+def random_case(seed: int, dims: list[int], dtypes: list[str], lens: list[int], counts: list[int]) -> tuple[Case, str]:
+    """Heads, lengths, layout and options drawn at random, and the kind of kernel that serves them."""
+    rng = np.random.default_rng(seed)
+    key_dim = int(rng.choice(dims))
+    value_dim = key_dim if len(dtypes) == 2 or rng.random() < 0.5 else int(rng.choice(dims))
+    cache_dtype = str(rng.choice(dtypes))
+    query_dtype = cache_dtype if len(dtypes) == 2 or rng.random() < 0.5 else str(rng.choice(dtypes))
+    num_kv_heads, group, n = (
+        int(rng.integers(1, 4)),
+        int(rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 16, 20])),
+        rng.integers(1, 4),
+    )
+    aligned = [layout for layout in LAYOUTS if layout != "padded" or len(dtypes) == 3]
+    shape = Shape(
+        seq_lens=rng.choice(lens, n).tolist(),
+        query_lens=rng.choice(counts, n).tolist() if rng.random() < 0.6 else None,
+        heads=(num_kv_heads * group, num_kv_heads),
+        dims=(key_dim, value_dim),
+        block_size=int(rng.choice([1, 5, 8, 16, 17, 64])),
+        query_dtype=query_dtype,
+        cache_dtype=cache_dtype,
+        layout=str(rng.choice(aligned)),
+        index_dtype=str(rng.choice(["int32", "int64"])),
+        shuffle_rows=bool(rng.random() < 0.4),
+    )
+    numbers = rng.random(num_kv_heads * group).astype(np.float32)
+    full: dict[str, Any] = {"softcap": 30.0, "alibi_slopes": numbers, "mask": random_mask(shape, seed)}
+    plain: dict[str, Any] = {
+        "causal": False,
+        "window": [5, 40, (3, 4), (None, 2)][rng.integers(4)],
+        "sinks": numbers - 0.5,
+        "key_scale": numbers[:num_kv_heads],
+        "value_scale": numbers[:num_kv_heads],
+        "scale": [-0.1, 0.3][rng.integers(2)],
+    }
+    kind = KINDS[int(rng.random() < 0.4)]
+    options = {name: value for name, value in plain.items() if rng.random() < 0.3}
+    options |= {name: value for name, value in full.items() if kind == "Full" and rng.random() < 0.5}
+    return make_case(shape, seed=seed, **options), kind
+
+
+def random_schedule(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        "workers": int(rng.choice([1, 2, 3, 7])),
+        "split": int(rng.choice([0, 16, 32, 100, 128])),
+        "reorder": seed if rng.random() < 0.5 else None,
+    }
+
+
+LENS = [0, 1, 2, 11, 12, 15, 16, 17, 31, 33, 63, 64, 65, 99, 130, 257]
+
+
+@pytest.mark.parametrize("seed", cases(range(24), range(400)))
+def test_decode_keeps_the_bounds_under_any_schedule(seed):
+    case, kind = random_case(seed, [64, 128, 256], ["float16", "bfloat16"], LENS, [0, 1, 2, 3])
+    kit = Kit(EmulatedRuntime(seed=seed % 3))
+    group = case.query.shape[1] // case.key_cache.shape[2]
+    assert group <= 16 or case.query.shape[1] > 16
+    Call(kit, case, decode_name(case, kind), **random_schedule(seed)).check()
+
+
+@pytest.mark.parametrize("seed", cases(range(16), range(300)))
+def test_the_general_path_keeps_the_bounds_under_any_schedule(seed):
+    dims = [1, 3, 5, 16, 40, 64, 64, 72, 80, 96, 128, 128, 192, 256, 300] + ([512] if seed % 8 == 0 else [])
+    case, kind = random_case(seed, dims, ["float32", "float16", "bfloat16"], LENS[:14], [0, 1, 2, 5, 9, 17])
+    kit = Kit(EmulatedRuntime(seed=seed % 3))
+    rows = [16, 64, 128][seed % 3]
+    Call(kit, case, general_name(case, kind), rows=rows, **random_schedule(seed)).check()
+
+
+@pytest.mark.parametrize("query_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dims", [(64, 128), (100, 72)])
+def test_keys_and_values_of_different_types_and_alignment(query_dtype, dims):
+    case = make_case(Shape(seq_lens=(33, 70), heads=(4, 2), dims=dims, query_dtype=query_dtype))
+    for key_dtype, value_dtype in (("float16", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16")):
+        mixed = make_case(
+            Shape(seq_lens=(33, 70), heads=(4, 2), dims=dims, query_dtype=query_dtype, cache_dtype=key_dtype)
+        )
+        other = make_case(
+            Shape(seq_lens=(33, 70), heads=(4, 2), dims=dims, query_dtype=query_dtype, cache_dtype=value_dtype)
+        )
+        case = Case(mixed.query, mixed.key_cache, other.value_cache, mixed.block_table, mixed.seq_lens)
+        Call(Kit(EmulatedRuntime()), case, general_name(case)).check()
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
+@pytest.mark.parametrize(("query_lens", "rows"), [(None, 16), ([5, 1, 40], 128)], ids=["decode", "prompts"])
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_row_has_the_same_bits_folded_and_split(dim, query_lens, rows, window):
+    options = {"sinks": np.linspace(-1, 1, 8, dtype=np.float32), "value_scale": 0.3, "window": window}
+    case = make_case(Shape(seq_lens=(300, 70, 129), query_lens=query_lens, heads=(8, 2), dims=(dim, dim)), **options)
+    kit = Kit(EmulatedRuntime())
+    folded = Call(kit, case, general_name(case), rows=rows, fold=64).check()
+    split = Call(kit, case, general_name(case), rows=rows, fold=64, split=64).check()
+    for one, other in zip(folded, split, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("layout", ["NHD", "reversed"])
+def test_blocks_behind_2_to_the_33_elements(dtype, layout):
+    case = make_case(Shape(seq_lens=(70, 33), query_dtype=dtype, cache_dtype=dtype, layout=layout))
+    far = 2**33 // abs(case.key_cache.strides[0] // case.key_cache.itemsize)
+    # Entries without a token are garbage; they stay so.
+    case.block_table = np.where(case.block_table < 100, case.block_table.astype(np.int64) + far, -1).astype(np.int32)
+    name = general_name(case) if dtype == "float32" else decode_name(case)
+    call = Call(Kit(EmulatedRuntime()), case, name, far=far)
+    case.block_table = case.block_table - far
+    call.check()
+
+
+# ---- faults
+
+RACE = "races|nobody has written|in flight"
+FAULTS: dict[str, tuple[str, str, str, str | None]] = {
+    "wait for keys that leaves a group too many": (
+        "decode.cu",
+        "2 * Tile::kStages - 1>",
+        "2 * Tile::kStages>",
+        "in flight",
+    ),
+    "wait for values that leaves a group too many": (
+        "decode.cu",
+        "2 * Tile::kStages - 2>",
+        "2 * Tile::kStages - 1>",
+        "in flight",
+    ),
+    "barrier behind the wait for keys": (
+        "decode.cu",
+        "    pc_wait_copies<2 * Tile::kStages - 1>();\n    pc_sync_warp();\n",
+        "    pc_wait_copies<2 * Tile::kStages - 1>();\n",
+        RACE,
+    ),
+    "barrier behind the wait for values": (
+        "decode.cu",
+        "    pc_wait_copies<2 * Tile::kStages - 2>();\n    pc_sync_warp();\n",
+        "    pc_wait_copies<2 * Tile::kStages - 2>();\n",
+        RACE,
+    ),
+    "barrier before slots are read, and a stage is filled again": (
+        "decode.cu",
+        "    pc_sync_warp();\n    if (!empty) copy(key_",
+        "    if (!empty) copy(key_",
+        RACE,
+    ),
+    "barrier behind the queries": (
+        "decode.cu",
+        "      pc_sync_block();\n      if (rounds == 0) {",
+        "      if (rounds == 0) {",
+        RACE,
+    ),
+    "barrier before the warps' sums are read": (
+        "decode.cu",
+        "      exchange.store(rows, rule.factor, num_rows);\n      pc_sync_block();\n",
+        "      exchange.store(rows, rule.factor, num_rows);\n",
+        RACE,
+    ),
+    "barrier before the warps' sums are overwritten": (
+        "decode.cu",
+        "      store_rows<kDim>(p, heads, i, exchange, true);\n      pc_sync_block();\n",
+        "      store_rows<kDim>(p, heads, i, exchange, true);\n",
+        RACE,
+    ),
+    "stage of another round": ("decode.cu", "num_used = 1;", "num_used = 2;", None),
+    "tokens of another item": (
+        "decode.cu",
+        "state.keys.has(state.token + first_row + rows)",
+        "true",
+        "not finite",
+    ),
+    "barrier behind the walk": (
+        "tile_walk.cuh",
+        "place_.store(0, state);\n    pc_sync_warp();\n",
+        "place_.store(0, state);\n",
+        RACE,
+    ),
+    "fence before the count": ("splits.cuh", "    pc_fence_device();  // what", "    // what", "fence"),
+    "fence behind the count": ("splits.cuh", "    pc_fence_device();  // and", "    // and", "fence"),
+    "a split too early": ("splits.cuh", "== splits.count - 1;", "== splits.count - 2;", None),
+    "swizzle of the copies": ("decode.cu", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
+    "swizzle of the reads": (
+        "decode.cu",
+        "(address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4)",
+        "address + (chunks << 4)",
+        None,
+    ),
+    "swizzle of the sums": ("decode.cu", "(first ^ (8 * n & 24)) + (8 * n & ~24)", "first + 8 * n", None),
+    "matrices of keys in another order": (
+        "decode.cu",
+        "pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2",
+        "pc_lane() % 16, pc_lane() / 16",
+        "is off by",
+    ),
+    "older sums are not scaled": ("decode.cu", "o_[n][i] *= keep[i / 2]", "o_[n][i] *= keep[0]", "is off by"),
+    "keys of the other splits": (
+        "scores.cuh",
+        "max_of(min_of(keys.end, item.key_end), begin)",
+        "keys.end",
+        "is off by",
+    ),
+    "sinks in every split": (
+        "decode.cu",
+        "whole ? load_sink(p, head) : -pc_infinity()",
+        "load_sink(p, head)",
+        "is off by",
+    ),
+}
+
+
+def fault_case() -> Case:
+    """Two kv heads, blocks smaller than a tile, several items a worker, splits, an item of several queries."""
+    sinks = np.linspace(-1, 3, 8, dtype=np.float32)
+    lens = {"seq_lens": (300, 37, 0, 129), "query_lens": (4, 1, 1, 1)}
+    shape = Shape(heads=(8, 2), block_size=5, query_dtype="bfloat16", cache_dtype="bfloat16", **lens)
+    return make_case(shape, sinks=sinks)
+
+
+def run_faults(case: Case, *where: Path) -> None:
+    for seed in range(3):
+        kit = Kit(EmulatedRuntime(*where, seed=seed))
+        for workers in (1, 4):
+            Call(kit, case, decode_name(case), workers=workers, split=100).check()
+
+
+def test_the_kernel_is_right_without_a_fault():
+    run_faults(fault_case())
+
+
+@pytest.mark.parametrize(("file", "before", "after", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_caught(tmp_path, file, before, after, message):
+    sources = mutated(tmp_path, file, before, after, SOURCES)
+    # What the emulator sees is an AssertionError too.
+    with pytest.raises(AssertionError, match=message):
+        run_faults(fault_case(), sources, tmp_path)

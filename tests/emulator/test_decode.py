@@ -1,0 +1,1 @@
+from tests.cuda.decode import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.cuda.attention import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tests.cuda.invariance import *  # noqa: F403
