@@ -109,9 +109,10 @@ def paged_attention(
         Return ``(out, lse)``, lse the natural logarithm of the softmax's denominator, float32 [T, Hq].
     plan : AttentionPlan, optional
         What `plan_attention` made of these lengths and options; one is made for this call otherwise. Unless it is
-        batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor.
-    stream : None
-        For CUDA arrays only.
+        batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor. On CUDA
+        its lengths are not compared with those of the call.
+    stream : int or a stream, optional
+        For CUDA arrays: what the work is given to, by default the current stream of the query's framework.
 
     Returns
     -------
@@ -132,6 +133,12 @@ def paged_attention(
     Large calls are shared among up to `num_threads` threads. Sums are float32. Where query, key and value are all
     bfloat16 and the instruction set multiplies it (x86-64-v4-bf16, x86-64-v4-amx), so are the weights that values are
     multiplied by, rounded, and denormal numbers count as 0.
+
+    On CUDA nothing waits for the device. Lengths, rows and tables may be given on the host, and are copied; lengths
+    there are checked and planned at once. What stands in device arrays is not checked: lengths are cut to what the
+    arrays hold, and a block that the cache does not have is read as block 0. Weights are rounded to the dtype of query,
+    key and value where that is float16 or bfloat16 for all three, the head dims are both 64, 128 or 256, and rows begin
+    at multiples of 16 bytes.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -150,10 +151,10 @@ def test_chunks_of_a_prompt_give_what_the_whole_gives(cuda, num_steps):
     expected = whole.expect()
     there = DeviceCase(cuda, whole)
     edges = np.linspace(0, 150, num_steps + 1, dtype=int)
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges.tolist()):
         there.arrays["query"] = cuda.put(whole.query[begin:end])
-        there.arrays["seq_lens"] = [int(end)]
-        there.arrays["cu_query_lens"] = [0, int(end - begin)]
+        there.arrays["seq_lens"] = [end]
+        there.arrays["cu_query_lens"] = [0, end - begin]
         out, lse = there.run(out=None)
         assert_output_close(out, expected[0][begin:end])
         assert_lse_close(lse, expected[1][begin:end], "bfloat16")
@@ -296,6 +297,6 @@ def test_a_capture_without_what_it_needs_is_refused(cuda):
     arrays = {**there.arrays, "out": there.out}
     with pytest.raises(UnsupportedOption, match="is on the host and the stream is being captured"):
         cuda.capture(lambda stream: paged_attention(**{**arrays, "seq_lens": [1] * 6}, stream=stream))
+    plan = there.plan()
     with pytest.raises(DeviceError, match="run the call once before the capture"):
-        plan = there.plan()
         cuda.capture(lambda stream: paged_attention(**arrays, plan=plan, stream=stream))

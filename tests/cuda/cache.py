@@ -39,11 +39,11 @@ def run_machine(machine, cuda: Kit, examples: int, steps: int) -> None:
 
 
 def test_a_cache_on_a_device_lives_as_its_model_does(cuda):
-    run_machine(CacheMachine, cuda, *cases((6, 20), (60, 30)))
+    run_machine(CacheMachine, cuda, *cases((30, 30), (200, 50)))
 
 
 def test_a_cache_on_a_device_reuses_prefixes_as_its_model_does(cuda):
-    run_machine(PrefixMachine, cuda, *cases((6, 20), (60, 30)))
+    run_machine(PrefixMachine, cuda, *cases((60, 30), (300, 50)))
 
 
 @pytest.mark.parametrize("layout", cases(["layerwise"], ["layerwise", "blockwise", "BNCHD"]))
@@ -128,18 +128,26 @@ def note(stored, layers, sequences, counts, key, value):
             first += count
 
 
+def move(stored, sequences, parents):
+    """Sequences become what their parents were before."""
+    before = {key: ([*keys], [*values]) for key, (keys, values) in stored.items()}
+    for sequence, parent in zip(sequences, parents, strict=True):
+        for layer in range(2):
+            stored[sequence, layer] = tuple([*side] for side in before[parent, layer])
+
+
 def test_one_graph_serves_every_step_of_a_batch(cuda):
     """Captured once; then other lengths, other sequences, blocks copied on write and given back by windows."""
     layers = [FULL, WINDOWED]
     cache = PagedKVCache(layers, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
     first, second = cache.add_sequence(range(40)), cache.add_sequence(range(50, 90))
-    batch, step, stored = cache.make_batch(3, 12), Step(cuda, 2, 12), {}
+    batch, step, stored = cache.make_batch(3, 16), Step(cuda, 2, 16), {}
     replay = None
     for i, of_both in enumerate(([5, 3], [1, 1], [4, 0], [1, 1], [6, 5], [1, 1])):
         sequences, counts = [first, second], of_both
         if i == 3:
             first_too = cache.fork(first)
-            stored.update({(first_too, layer): ([*k], [*v]) for (s, layer), (k, v) in stored.items() if s is first})
+            move(stored, [first_too], [first])
         if i >= 3:
             sequences, counts = [first_too, first, second], [1 + i % 3, *of_both]
         cache.prepare(sequences, counts, batch)
@@ -177,19 +185,30 @@ def test_a_warm_step_allocates_nothing_and_waits_for_nothing(cuda):
             assert spent["copies"] == 1
 
 
-def test_steps_may_run_on_a_side_stream(cuda):
+@pytest.mark.parametrize("stream", ["the default", "its own"])
+def test_beams_share_blocks_and_go_their_own_ways_on_any_stream(cuda, stream):
+    """Forks, and beams that change places; a block that several hold is copied before one of them goes on in it."""
     layers = [FULL, WINDOWED]
-    cache = PagedKVCache(layers, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
-    sequences, stream = [cache.add_sequence(range(40)), cache.add_sequence(range(50, 90))], cuda.stream()
-    batch, step, stored = cache.make_batch(3, 12), Step(cuda, 2, 12), {}
-    for i, counts in enumerate(([5, 3], [1, 1], [4, 1])):
+    cache = PagedKVCache(layers, block_size=4, num_blocks=40, max_sequences=4, device=cuda.device)
+    handle = cuda.stream() if stream == "its own" else 0
+    beams = [cache.add_sequence(range(50))]
+    batch, step, stored = cache.make_batch(4, 12), Step(cuda, 2, 12), {}
+    for i, counts in enumerate(([6], [3, 1], [1, 1, 1, 2], [1, 2, 1, 1], [4, 1, 2, 2])):
+        while len(beams) < len(counts):
+            beams.append(cache.fork(beams[0]))
+            move(stored, [beams[-1]], [beams[0]])
+        if i == 3:
+            parents = [beams[2], beams[0], beams[2], beams[1]]
+            cache.reorder(beams, parents)
+            move(stored, beams, parents)
         key, value, query = step.fill(i)
-        cache.prepare(sequences, counts, batch, stream=stream)
-        step.run(cache, batch, stream)
+        cache.prepare(beams, counts, batch, stream=handle)
+        step.run(cache, batch, handle)
         cache.commit(batch)
-        cuda.runtime.synchronize(stream)
-        note(stored, layers, sequences, counts, key, value)
-        expect_attention(cuda.get(step.out), layers, query, stored, sequences, counts)
+        cuda.runtime.synchronize(handle)
+        note(stored, layers, beams, counts, key, value)
+        expect_attention(cuda.get(step.out), layers, query, stored, beams, counts)
+    assert cache.stats().num_copied_blocks >= 4
 
 
 def test_a_step_that_is_abandoned_or_whose_sequence_goes_writes_nothing_for_it(cuda):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def make_plan(cuda: Kit, cu: Any, seq_lens: Any, where: str, **options: Any) -> 
         return plan, [plan.cuda.items(section) for section in (DECODE, PROMPTS)]
     lens = cuda.put(np.asarray(seq_lens, np.int64))
     offsets = None if cu is None else cuda.put(np.asarray(cu, np.int32))
-    buffer = cuda.get(plan_on_device(plan, lens, offsets, 0 if not seq_lens else len(seq_lens) if cu is None else cu[-1]))
+    num_tokens = len(seq_lens) if cu is None else cu[-1]
+    buffer = cuda.get(plan_on_device(plan, lens, offsets, num_tokens))
     return plan, [items_in(buffer, plan.cuda, section) for section in (DECODE, PROMPTS)]
 
 
@@ -62,7 +64,7 @@ def check_coverage(cu: Any, seq_lens: Any, items: Any, options: Any) -> None:
 
 
 def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> None:
-    """A section has the sequences that belong to it, workers that share its items, and splits with rows of their own."""
+    """A section has the sequences that belong to it, workers that share its items, splits with rows of their own."""
     group = plan.num_query_heads // plan.num_kv_heads
     tile = max(1, (DECODE_ROWS, PROMPT_ROWS)[section] // group)
     queries = np.ones(len(items), int) if cu is None else np.diff(cu)[items[:, SEQUENCE]]
@@ -99,7 +101,9 @@ def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> N
             assert (ordered[:-1, KEY_END] // FOLD == ordered[1:, KEY_BEGIN] // FOLD).all()
             assert (ordered[:, KEY_END] - ordered[:, KEY_BEGIN] <= FOLD).all()
     # Rows of splits, three for each row of each worker's tile.
-    room = max(3 * w * max(1, rows // group) for w, rows in zip(plan.cuda.num_workers, (DECODE_ROWS, PROMPT_ROWS)))
+    room = max(
+        3 * w * max(1, rows // group) for w, rows in zip(plan.cuda.num_workers, (DECODE_ROWS, PROMPT_ROWS), strict=True)
+    )
     assert max(owned, default=-1) < room
 
 
@@ -126,7 +130,7 @@ def check_plan(cuda: Kit, batch: Any, where: str) -> None:
 def costs(items: Any, first: Any) -> np.ndarray[Any, Any]:
     """Keys of each worker, 64 more for each item."""
     each = items[:, KEY_END] - items[:, KEY_BEGIN] + 64
-    return np.array([each[a:b].sum() for a, b in zip(first[:-1], first[1:], strict=True)])
+    return np.array([each[a:b].sum() for a, b in pairwise(first)])
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
@@ -143,7 +147,7 @@ def test_short_sequences_are_dealt_out_longest_first(cuda):
     items, first = sections[DECODE]
     assert len(items) == len(lens)
     assert costs(items, first).max() <= 1.1 * (sum(lens) + 64 * len(lens)) / 33
-    for a, b in zip(first[:-1], first[1:], strict=True):
+    for a, b in pairwise(first):
         assert (np.diff(items[a:b, KEY_END]) <= 0).all()
 
 

@@ -21,19 +21,20 @@ def make(cuda: Kit, **options):
     return PagedKVCache(LAYERS, **sizes | options, device=cuda.device)
 
 
-def fill(cuda: Kit, cache, sequences, counts, stream=None, seed=0):
-    """A step that writes random key and value in every layer; returns what must be kept until it is done."""
+def numbers(cuda: Kit, cache, count, seed=0):
+    """Random key and value of a step in every layer."""
+    random = np.random.default_rng(seed)
+    sides = [(cache.key(layer), cache.value(layer)) for layer in range(cache.num_layers)]
+    return [[cuda.put(random.normal(size=(count, *s.shape[2:])).astype(np.float32)) for s in pair] for pair in sides]
+
+
+def fill(cache, sequences, counts, arrays, stream=None):
+    """A step that writes them; returns its batch, which must be kept until it is done."""
     batch = cache.prepare(sequences, counts, stream=stream)
-    random, kept = np.random.default_rng(seed), []
-    for layer in range(cache.num_layers):
-        key, value = (
-            cuda.put(random.normal(size=(batch.num_tokens, *side.shape[2:])).astype(np.float32))
-            for side in (cache.key(layer), cache.value(layer))
-        )
+    for layer, (key, value) in enumerate(arrays):
         cache.write(layer, key, value, batch, stream=stream)
-        kept += [key, value]
     cache.commit(batch)
-    return [batch, *kept]
+    return batch
 
 
 def content(cuda: Kit, cache, sequence):
@@ -51,9 +52,9 @@ def test_what_comes_back_is_what_went_bit_for_bit(cuda, layout):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=[9, 9], layout=layout)
     first, second = cache.add_sequence(range(13)), cache.add_sequence(range(50, 58))
-    fill(cuda, cache, [first, second], [13, 8])
+    fill(cache, [first, second], [13, 8], numbers(cuda, cache, 21))
     fork = cache.fork(first)
-    fill(cuda, cache, [fork], 2, seed=1)
+    fill(cache, [fork], 2, numbers(cuda, cache, 2, seed=1))
     cuda.runtime.synchronize(0)
     before = {sequence: content(cuda, cache, sequence) for sequence in (first, second, fork)}
     cache.swap_out([first, fork], space)
@@ -70,7 +71,7 @@ def test_a_space_may_round_to_another_dtype(cuda):
     cache = PagedKVCache(AttentionSpec(2, 8, dtype="float32"), block_size=4, num_blocks=9, device=cuda.device)
     space = SwapSpace(cache, num_blocks=5, dtype="bfloat16")
     sequence = cache.add_sequence(range(8))
-    fill(cuda, cache, [sequence], 8)
+    fill(cache, [sequence], 8, numbers(cuda, cache, 8))
     cuda.runtime.synchronize(0)
     row = cache._tables.blocks(sequence.row)
     before = cuda.get(cache.key(0))[row]
@@ -83,14 +84,15 @@ def test_a_space_may_round_to_another_dtype(cuda):
 
 
 def test_swapping_goes_on_the_stream_of_the_last_step_and_the_host_waits_for_nothing(cuda):
-    cache, stream = make(cuda), cuda.stream()
+    cache, stream = make(cuda, prefix_cache=False), cuda.stream()
     space = SwapSpace(cache, num_blocks=[9, 9])
     sequence, other = cache.add_sequence(range(13)), cache.add_sequence(range(50, 61))
-    kept = fill(cuda, cache, [sequence], 13, stream)
+    arrays, others = numbers(cuda, cache, 13), numbers(cuda, cache, 11, seed=1)
+    kept = [fill(cache, [sequence], 13, arrays, stream)]
     cuda.runtime.synchronize(stream)
     before = content(cuda, cache, sequence)
     spent = requests_of(cuda, lambda: cache.swap_out(sequence, space))
-    kept += fill(cuda, cache, [other], 11, stream, seed=1)  # into the blocks that were given up
+    kept.append(fill(cache, [other], 11, others, stream))  # into the blocks that were given up
     cache.remove(other)
     spent |= requests_of(cuda, lambda: cache.swap_in(sequence))
     assert not {"synchronizes", "event_synchronizes"} & set(spent)
@@ -102,7 +104,7 @@ def test_a_space_that_is_short_takes_nothing(cuda):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=[3, 3])
     sequence = cache.add_sequence(range(13))
-    fill(cuda, cache, [sequence], 13)
+    fill(cache, [sequence], 13, numbers(cuda, cache, 13))
     before = cache.stats()
     with pytest.raises(OutOfBlocks):
         cache.swap_out(sequence, space)
@@ -113,7 +115,7 @@ def test_a_space_may_go_while_blocks_are_on_their_way(cuda):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=[9, 9])
     sequence = cache.add_sequence(range(13))
-    fill(cuda, cache, [sequence], 13)
+    fill(cache, [sequence], 13, numbers(cuda, cache, 13))
     before = content(cuda, cache, sequence)
     cache.swap_out(sequence, space)
     cache.swap_in(sequence)

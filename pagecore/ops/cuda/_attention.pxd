@@ -6,8 +6,8 @@ from pagecore.ops._checks cimport Place
 from pagecore.ops._plan cimport AttentionPlan
 
 
-# As the function of this name in ops/cpu/_cpu.pxd. seq_lens and cu_query_lens may still be on the host, everything else is
-# where the call runs.
+# As the function of this name in ops/cpu/_cpu.pxd. seq_lens and cu_query_lens may still be on the host, everything else
+# is where the call runs.
 cdef int attention(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,

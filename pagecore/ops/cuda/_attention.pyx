@@ -258,8 +258,8 @@ cdef int check_lengths(Tensor seq_lens, Tensor cu_query_lens, const PcAttentionP
         num_blocks = (lens[i] + block_size - 1) // block_size
         if num_blocks > p.table.width:
             raise ShapeError(
-                f"seq_lens[{i}] is {lens[i]}, which is more than {p.table.width} blocks of {block_size} hold; the block "
-                "table is too narrow"
+                f"seq_lens[{i}] is {lens[i]}, which is more than {p.table.width} blocks of {block_size} hold; the "
+                "block table is too narrow"
             )
         mask_size += <int64_t>lens[i] * (1 if cu.empty() else cu[i + 1] - cu[i])
     if p.mask != 0 and mask_size != p.mask_size:

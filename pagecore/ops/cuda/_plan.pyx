@@ -1,6 +1,6 @@
 """CudaPlan: the plan of a batch in device memory, and the memory that its kernels need beside it."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions
 
@@ -188,7 +188,7 @@ cdef int check_not_capturing(object found, size_t stream, str what) except -1:
 
 
 def items_in(array, CudaPlan plan, section):
-    """The items of a section in a plan's buffer on the host, uint8: int32 [num_items, 8] and first_item [workers + 1]."""
+    """A section of a plan's buffer on the host, uint8: items, int32 [num_items, 8], and first_item [workers + 1]."""
     cdef PcPlanLayout* layout = &plan.layout
     if not 0 <= section < PC_NUM_SECTIONS:
         raise ShapeError(f"section is {section}; it is 0 for decode, 1 for prompts")
@@ -200,7 +200,8 @@ def items_in(array, CudaPlan plan, section):
 
 
 cdef PcPlanLayout layout_for(
-        const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens, int device) except *:
+        const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens,
+        int device) except *:
     cdef CudaPlanShape shape
     cdef int64_t multiprocessors = num_workers
     shape.num_query_heads = options.num_query_heads
@@ -228,4 +229,3 @@ cdef int64_t place_workspace(
 
 cdef int64_t round_up(int64_t num_bytes) noexcept:
     return (num_bytes + 255) // 256 * 256
-
