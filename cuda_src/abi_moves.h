@@ -71,7 +71,7 @@ static_assert(sizeof(PcWriteParams) == 264, "the layout is part of the ABI");
 
 enum : pc_int32 {
   PC_MOVE_THREADS = 128,
-  PC_MOVE_SHARED_BYTES = PC_MOVE_THREADS / 32 * 8,  // of move_sequences: a sum for each warp
+  PC_MOVE_SHARED_BYTES = PC_MOVE_THREADS / 32 * 8,  // of those that add up: a sum for each warp
   PC_MAX_MOVE_AXES = 8,
   PC_MAX_ARRAYS = 112,  // of one launch
   PC_MAX_PAIRS = 128,

@@ -21,11 +21,30 @@ PC_DEVICE int clamp(pc_int64 x, int low, int high) {
 }
 PC_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }
 
-PC_DEVICE pc_int64 load_index(const PcIndices& array, int i) {
-  const pc_int64 at = i * array.stride;
-  if (array.wide != 0) return Global<pc_int64>(array.data).load(at);
-  return Global<pc_int32>(array.data).load(at);
+// An integer of 32 or 64 bits that is still on its way. Nothing waits for it before it is asked for.
+struct IntegerOnItsWay {
+  pc_uint32 low;
+  pc_uint32 high;  // of 64 bits
+
+  PC_MEMBER pc_int64 arrived(bool wide) const {
+    if (!wide) return static_cast<pc_int32>(low);
+    return static_cast<pc_int64>(static_cast<pc_uint64>(high) << 32 | low);
+  }
+};
+
+PC_DEVICE IntegerOnItsWay begin_integer(pc_address data, pc_int64 at, bool wide) {
+  const Global<pc_uint32> words(data);
+  IntegerOnItsWay integer = {0, 0};
+  if (wide) integer.high = words.load(2 * at + 1);
+  integer.low = words.load(wide ? 2 * at : at);
+  return integer;
 }
+
+PC_DEVICE IntegerOnItsWay begin_index(const PcIndices& array, int i) {
+  return begin_integer(array.data, i * array.stride, array.wide != 0);
+}
+
+PC_DEVICE pc_int64 load_index(const PcIndices& array, int i) { return begin_index(array, i).arrived(array.wide != 0); }
 
 PC_DEVICE float load_number(pc_address array, int i, float absent) {
   return array == 0 ? absent : Global<float>(array).load(i);
@@ -88,17 +107,24 @@ PC_DEVICE int held_tokens(const PcAttentionParams& p) {
 PC_DEVICE Sequence load_sequence(const PcAttentionParams& p, int index) {
   Sequence s;
   s.index = clamp(index, 0, p.num_sequences - 1);
-  const pc_int64 length = load_index(p.seq_lens, s.index);
-  const pc_int64 row = p.rows.data == 0 ? s.index : load_index(p.rows, s.index);
-  if (p.cu_query_lens.data == 0) {
-    s.queries_begin = s.index;
-    s.queries_end = s.index + 1;
-  } else {
-    s.queries_begin = clamp(load_index(p.cu_query_lens, s.index), 0, p.num_tokens);
-    s.queries_end = clamp(load_index(p.cu_query_lens, s.index + 1), 0, p.num_tokens);
+  s.queries_begin = s.index;
+  s.queries_end = s.index + 1;
+  pc_int64 row = s.index;
+  // All are on their way before any is looked at.
+  IntegerOnItsWay row_read = {0, 0}, begin_read = {0, 0}, end_read = {0, 0};
+  const IntegerOnItsWay length_read = begin_index(p.seq_lens, s.index);
+  if (p.rows.data != 0) row_read = begin_index(p.rows, s.index);
+  if (p.cu_query_lens.data != 0) {
+    begin_read = begin_index(p.cu_query_lens, s.index);
+    end_read = begin_index(p.cu_query_lens, s.index + 1);
+  }
+  if (p.rows.data != 0) row = row_read.arrived(p.rows.wide != 0);
+  if (p.cu_query_lens.data != 0) {
+    s.queries_begin = clamp(begin_read.arrived(p.cu_query_lens.wide != 0), 0, p.num_tokens);
+    s.queries_end = clamp(end_read.arrived(p.cu_query_lens.wide != 0), 0, p.num_tokens);
   }
   const bool exists = row >= 0 && row < p.table.num_rows;
-  s.length = exists ? clamp(length, 0, held_tokens(p)) : 0;
+  s.length = exists ? clamp(length_read.arrived(p.seq_lens.wide != 0), 0, held_tokens(p)) : 0;
   s.table_row = exists ? row * p.table.row_stride : 0;
   return s;
 }
@@ -145,12 +171,25 @@ struct Slot {
   int offset;  // token in the block
 };
 
+// A slot whose block is still on its way from the table.
+struct SlotOnItsWay {
+  IntegerOnItsWay block;
+  int offset;
+
+  PC_MEMBER Slot arrived(const PcAttentionParams& p) const {
+    const bool exists = block.high == 0 && block.low < static_cast<pc_uint32>(p.num_blocks);
+    return {exists ? static_cast<int>(block.low) : 0, offset};
+  }
+};
+
 // Of a token that the sequence has.
-PC_DEVICE Slot find_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
+PC_DEVICE SlotOnItsWay begin_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
   const int i = p.block_shift >= 0 ? token >> p.block_shift : token / p.block_size;
-  const pc_int64 id = p.table.wide != 0 ? Global<pc_int64>(p.table.data).load(table_row + i)
-                                        : Global<pc_int32>(p.table.data).load(table_row + i);
-  return {id >= 0 && id < p.num_blocks ? static_cast<int>(id) : 0, token - i * p.block_size};
+  return {begin_integer(p.table.data, table_row + i, p.table.wide != 0), token - i * p.block_size};
+}
+
+PC_DEVICE Slot find_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
+  return begin_slot(p, table_row, token).arrived(p);
 }
 
 // Of a slot's first element within its head.

@@ -9,6 +9,12 @@ struct PcLaunchShape {
   int tile_tokens;    // keys of one step of a CTA; shares that are multiples of it waste nothing
 };
 
+// CTAs that a multiprocessor really holds, by its shared memory; each CTA takes 1 KiB more than it asks for.
+constexpr int pc_resident_ctas(PcLaunchShape shape, int shared_bytes_per_sm) {
+  const int fit = shared_bytes_per_sm / (shape.shared_bytes + 1024);
+  return fit < 1 ? 1 : fit < shape.blocks_per_sm ? fit : shape.blocks_per_sm;
+}
+
 // A kernel's tiles go through rings of shared memory, one for each warp.
 //
 //   ring of a warp     [stages][key tile, value tile]

@@ -16,11 +16,10 @@
 // Warps take tiles in turn (tile_walk.cuh), each with a running softmax of its own, and meet only when an item ends:
 // sums and O go through shared memory, O into the stage that was used up last.
 //
-// Copies: every warp has a ring of `stages` tiles, each of 16 keys and 16 values, 64 * head_dim bytes; K and V are
-// groups of their own, so that S is computed while V is on its way. A stage is filled again as soon as it is used up,
-// over the ends of items. A CTA's rings are of 64 KiB, so that 192 KiB are in flight where a multiprocessor holds 3
-// CTAs: five times what 4.8 TB/s take in a microsecond, which also lets a CTA join its warps and splits meanwhile. The
-// table is looked up one tile before its slots are needed.
+// Copies: every warp has a ring of `stages` tiles, each of 16 keys and 16 values, 64 * head_dim bytes. A stage is
+// filled again as soon as it is used up, over the ends of items. A CTA's rings are of 64 KiB, so that two CTAs have 128
+// KiB in flight on a multiprocessor of an H200: 3.5 times its share of 4.8 TB/s in a microsecond, and enough while one
+// of the two ends an item. The table is looked up one tile before its slots are needed.
 //
 // Shared memory: a row of 2 * head_dim bytes has its 16-byte chunks permuted, chunk c of row r at c ^ (r % 8): copies
 // write and ldmatrix reads all 32 banks. A row of O has its groups of 8 numbers permuted alike, by r % 4.
@@ -42,7 +41,8 @@ struct DecodeTile {
   static constexpr int kRowBytes = 2 * kDim;
   static constexpr int kPlaneBytes = kTokens * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16;
-  static constexpr int kCopies = kTokens * kChunks / 32;  // of a lane, for keys and for values
+  static constexpr int kRowsAtOnce = 32 / kChunks;  // that a warp copies
+  static constexpr int kCopies = kTokens / kRowsAtOnce;
 
   static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kPlaneBytes, "");
   static_assert(kRing.stage_bytes == kRing.warp_rows * kDim * 4, "the sums of an item lie in a stage");
@@ -66,32 +66,29 @@ class DecodeRing {
   using Tile = DecodeTile<kDim>;
 
  public:
-  // A lane copies one chunk of every 32 / kChunks rows.
   PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
                        const WorkRange& work)
       : key_(p.key.data),
         value_(p.value.data),
         ring_(shared + pc_warp() * Tile::kRing.ring_bytes()),
-        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_uint64>()),
+        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_address>()),
         walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {
-    const int column = pc_lane() % Tile::kChunks * 8;
-    key_ = key_ + (heads.kv * p.key.head_stride + column);
-    value_ = value_ + (heads.kv * p.value.head_stride + column);
+    key_ = key_ + heads.kv * p.key.head_stride;
+    value_ = value_ + heads.kv * p.value.head_stride;
     walk_.start(p, work, 0, heads.count);
   }
 
-  // Begins to fill a stage with the next tile, behind a barrier of the warp; always two groups of copies.
+  // Begins to fill a stage with the next tile, behind a barrier of the warp; always one group of copies.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
     const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
     if (!empty && pc_lane() < Tile::kTokens) {
-      slots_.store(2 * pc_lane(), slot_offset(p.key, walk_.slot()));
-      slots_.store(2 * pc_lane() + 1, slot_offset(p.value, walk_.slot()));
+      const Slot slot = walk_.slot(p);
+      slots_.store(2 * pc_lane(), (key_ + slot_offset(p.key, slot)).address());
+      slots_.store(2 * pc_lane() + 1, (value_ + slot_offset(p.value, slot)).address());
     }
     pc_sync_warp();
-    if (!empty) copy(key_, stage * Tile::kRing.stage_bytes, 0, state);
-    pc_commit_copies();
-    if (!empty) copy(value_, stage * Tile::kRing.stage_bytes + Tile::kPlaneBytes, 1, state);
+    if (!empty) copy(stage, state);
     pc_commit_copies();
     if (state.rounds != 0) walk_.advance(p, state);
   }
@@ -99,31 +96,42 @@ class DecodeRing {
   PC_MEMBER Shared<pc_uint8> keys(int stage) const { return ring_ + stage * Tile::kRing.stage_bytes; }
   PC_MEMBER Shared<pc_uint8> values(int stage) const { return keys(stage) + Tile::kPlaneBytes; }
 
-  // Until the keys, or all, of the oldest tile are there for the whole warp.
-  PC_MEMBER void wait_for_keys() const {
-    pc_wait_copies<2 * Tile::kStages - 1>();
-    pc_sync_warp();
-  }
-  PC_MEMBER void wait_for_values() const {
-    pc_wait_copies<2 * Tile::kStages - 2>();
+  // Until the oldest tile is there for the whole warp.
+  PC_MEMBER void wait() const {
+    pc_wait_copies<Tile::kStages - 1>();
     pc_sync_warp();
   }
 
  private:
-  PC_MEMBER void copy(const Global<T>& column, int target, int which, const WalkState& state) const {
-    const int first_row = pc_lane() / Tile::kChunks;
-    const SharedAddress first = ring_.address(target + Tile::at(first_row, pc_lane() % Tile::kChunks));
+  // A lane copies one chunk of every 32 / kChunks rows, of keys and of values. Several slots are read before any copy
+  // begins: behind one, no read of shared memory is moved forward.
+  PC_MEMBER void copy(int stage, const WalkState& state) const {
+    constexpr int kAhead = Tile::kCopies < 8 ? Tile::kCopies : kDim <= 128 ? 8 : 4;
+    const int first_row = pc_lane() / Tile::kChunks, chunk = pc_lane() % Tile::kChunks;
+    const SharedAddress first = keys(stage).address(Tile::at(first_row, chunk));
     PC_UNROLL
-    for (int i = 0; i < Tile::kCopies; ++i) {
-      const int rows = i * (32 / Tile::kChunks);
-      const pc_int64 from = static_cast<pc_int64>(slots_.load(2 * (first_row + rows) + which));
-      pc_copy_async(Tile::below(first, rows), column, from, state.keys.has(state.token + first_row + rows));
+    for (int i = 0; i < Tile::kCopies; i += kAhead) {
+      pc_address key[kAhead], value[kAhead];
+      PC_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int row = first_row + (i + k) * Tile::kRowsAtOnce;
+        key[k] = slots_.load(2 * row);
+        value[k] = slots_.load(2 * row + 1);
+      }
+      PC_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int rows = (i + k) * Tile::kRowsAtOnce;
+        const bool valid = state.keys.has(state.token + first_row + rows);
+        const SharedAddress to = Tile::below(first, rows);
+        pc_copy_async(to, Global<pc_uint8>(key[k]), chunk * 16, valid);
+        pc_copy_async(to + Tile::kPlaneBytes, Global<pc_uint8>(value[k]), chunk * 16, valid);
+      }
     }
   }
 
-  Global<T> key_, value_;  // of the head, at the lane's column
+  Global<T> key_, value_;  // of the head
   Shared<pc_uint8> ring_;
-  Shared<pc_uint64> slots_;
+  Shared<pc_address> slots_;
   TileWalk<Tile::kTokens, Tile::kWarps> walk_;
 };
 
@@ -384,7 +392,7 @@ PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, 
   PcWorkItem item = load_item(p.schedule, i);
   const Splits splits = splits_of(item);
   fit_queries(p, item);
-  if (splits.count > 1 && is_last_part(p, splits, flag)) join_splits<4>(p, heads, item, splits);
+  if (splits.count > 1) join_if_last<4>(p, heads, item, splits, flag);
 }
 
 template <typename T, int kDim, typename Options>
@@ -429,11 +437,11 @@ void decode(const PcAttentionParams p) {
       }
     }
 
-    ring.wait_for_keys();
-    const bool has_keys = keys.meets(token, Tile::kTokens);
-    if (has_keys) rows.add_keys(p, rule, ring.keys(stage), token);
-    ring.wait_for_values();
-    if (has_keys) rows.add_values(p, ring.values(stage), token);
+    ring.wait();
+    if (keys.meets(token, Tile::kTokens)) {
+      rows.add_keys(p, rule, ring.keys(stage), token);
+      rows.add_values(p, ring.values(stage), token);
+    }
     token += ItemRounds::kStep;
     num_used = 1;
     if (--rounds == 0) {

@@ -18,8 +18,9 @@
 //
 // Every warp has a ring of its own and fills it as in decode.cu: 64 KiB in flight for a CTA. Where an item has no more
 // rows than a warp, each warp works on its own tiles; with more, rows are divided too, and a warp works on the tiles of
-// others: on all of them where each warp has rows of its own. Rows that cannot be copied by 16 bytes are loaded element
-// by element when a stage is filled. 16-bit elements become float32 where they lie, before their use.
+// others: on all of them where each warp has rows of its own, as it always is in batch-invariant calls. Rows that
+// cannot be copied by 16 bytes are loaded element by element when a stage is filled. 16-bit elements become float32
+// where they lie, before their use.
 //
 // Bytes: keys and values once for each block of rows; queries once a split; partial rows once written and once read.
 
@@ -54,8 +55,15 @@ struct GeneralTile {
   PC_MEMBER static int dim(int v) { return 4 * (v * kLanes + pc_lane() % kLanes); }
 };
 
-// How a block works on an item's rows first_row, first_row + 1 ...: warps that share rows stand together, and share the
-// tiles of a round.
+// How rows are divided among warps: those of a team have the same rows, and share the tiles of a round.
+struct Teams {
+  int warps;  // of a team
+  int rows;   // of a team, a multiple of 4
+
+  PC_MEMBER int first_row(int warp) const { return warp / warps * rows; }
+};
+
+// How a block works on an item: on rows first_row, first_row + 1 ... of it.
 template <int kDim>
 struct GeneralBlock {
   static constexpr int kWarps = GeneralTile<kDim>::kWarps;
@@ -63,12 +71,16 @@ struct GeneralBlock {
 
   int heads;
   int first_row;
+  bool invariant;  // a row's sums are of one warp, however many rows there are
 
   PC_MEMBER int rows(const PcWorkItem& item) const {
     return clamp(item.query_count * heads - first_row, 0, kWarps * kRows);
   }
-  // Warps that share a row.
-  PC_MEMBER static int sharers(int rows) { return rows <= kRows ? kWarps : rows <= 2 * kRows && kWarps == 4 ? 2 : 1; }
+  PC_MEMBER Teams teams(int rows) const {
+    if (!invariant && rows <= kRows) return {kWarps, kRows};
+    if (!invariant && rows <= 2 * kRows && kWarps == 4) return {2, kRows};
+    return {1, min_of(divide_up(rows, 4 * kWarps) * 4, kRows)};
+  }
 };
 
 // A plane of keys or values as it comes.
@@ -101,24 +113,24 @@ class GeneralRing {
       : key_(make_plane(p.key, p.key_type, p.head_dim, heads.kv)),
         value_(make_plane(p.value, p.value_type, p.value_dim, heads.kv)),
         rings_(shared),
-        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_int64>()),
+        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_address>()),
         walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {}
 
   PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work, const GeneralBlock<kDim>& block) {
     walk_.start(p, work, block.first_row, block.heads);
   }
 
-  // Begins to fill a stage with the next tile, behind a barrier of the warp; always two groups of copies.
+  // Begins to fill a stage with the next tile, behind a barrier of the warp; always one group of copies.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
     const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
     if (!empty && pc_lane() < Tile::kTokens) {
-      slots_.store(2 * pc_lane(), slot_offset(p.key, walk_.slot()) * key_.element());
-      slots_.store(2 * pc_lane() + 1, slot_offset(p.value, walk_.slot()) * value_.element());
+      const Slot slot = walk_.slot(p);
+      slots_.store(2 * pc_lane(), (key_.data + slot_offset(p.key, slot) * key_.element()).address());
+      slots_.store(2 * pc_lane() + 1, (value_.data + slot_offset(p.value, slot) * value_.element()).address());
     }
     pc_sync_warp();
     if (!empty) copy(key_, keys(stage, pc_warp()), 0, state);
-    pc_commit_copies();
     if (!empty) copy(value_, values(stage, pc_warp()), 1, state);
     pc_commit_copies();
     if (state.rounds != 0) walk_.advance(p, state);
@@ -129,15 +141,11 @@ class GeneralRing {
   }
   PC_MEMBER Shared<pc_uint8> values(int stage, int warp) const { return keys(stage, warp) + Tile::kPlaneBytes; }
 
-  // Until the warp's own keys, or values, of the oldest tile are there, in float32.
-  PC_MEMBER void wait_for_keys(int stage, bool wanted) const {
-    pc_wait_copies<2 * Tile::kStages - 1>();
+  // Until the warp's own part of the oldest round is there, in float32 if it is wanted.
+  PC_MEMBER void wait(int stage, bool wanted) const {
+    pc_wait_copies<Tile::kStages - 1>();
     pc_sync_warp();
     if (wanted && key_.type != PC_FLOAT32) widen(key_.type, keys(stage, pc_warp()));
-  }
-  PC_MEMBER void wait_for_values(int stage, bool wanted) const {
-    pc_wait_copies<2 * Tile::kStages - 2>();
-    pc_sync_warp();
     if (wanted && value_.type != PC_FLOAT32) widen(value_.type, values(stage, pc_warp()));
   }
 
@@ -151,23 +159,28 @@ class GeneralRing {
     }
   }
 
-  // Zeros stand behind the dims, and for tokens that the item does not have.
+  // Zeros stand behind the dims, and for tokens that the item does not have. Slots are read before any copy begins:
+  // behind one, no read of shared memory is moved forward.
   template <typename Element>
   PC_MEMBER void copy_of(const GeneralPlane& plane, const Shared<pc_uint8>& target, int which,
                          const WalkState& state) const {
-    constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16;
+    constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16, kCopies = Tile::kTokens * kChunks / 32;
     if (plane.in_vectors) {
-      PC_UNROLL
-      for (int i = 0; i < Tile::kTokens * kChunks / 32; ++i) {
-        const int row = (i * 32 + pc_lane()) / kChunks, byte = (i * 32 + pc_lane()) % kChunks * 16;
-        const bool valid = byte < plane.dim * kSize && state.keys.has(state.token + row);
-        pc_copy_async(target.address(row * Tile::kRowBytes + byte), plane.data, slots_.load(2 * row + which) + byte,
-                      valid);
+      constexpr int kAhead = kCopies < 8 ? kCopies : 8;
+      for (int first = pc_lane(); first < 32 * kCopies; first += 32 * kAhead) {
+        pc_address slot[kAhead];
+        PC_UNROLL
+        for (int i = 0; i < kAhead; ++i) slot[i] = slots_.load(2 * ((first + 32 * i) / kChunks) + which);
+        PC_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          const int row = (first + 32 * i) / kChunks, byte = (first + 32 * i) % kChunks * 16;
+          const bool valid = byte < plane.dim * kSize && state.keys.has(state.token + row);
+          pc_copy_async(target.address(row * Tile::kRowBytes + byte), Global<pc_uint8>(slot[i]), byte, valid);
+        }
       }
       return;
     }
     constexpr int kAhead = 4;
-    const Global<Element> source = plane.data.template as<Element>();
     const Shared<Element> stored = target.template as<Element>();
     for (int first = pc_lane(); first < Tile::kTokens * kDim; first += 32 * kAhead) {
       Element x[kAhead];
@@ -175,7 +188,7 @@ class GeneralRing {
       for (int i = 0; i < kAhead; ++i) {
         const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
         const bool valid = d < plane.dim && state.keys.has(state.token + row);
-        x[i] = valid ? source.load(slots_.load(2 * row + which) / kSize + d) : 0;
+        x[i] = valid ? Global<Element>(slots_.load(2 * row + which)).load(d) : 0;
       }
       PC_UNROLL
       for (int i = 0; i < kAhead; ++i) {
@@ -207,7 +220,7 @@ class GeneralRing {
 
   GeneralPlane key_, value_;
   Shared<pc_uint8> rings_;  // of all warps
-  Shared<pc_int64> slots_;
+  Shared<pc_address> slots_;
   TileWalk<Tile::kTokens, Tile::kWarps> walk_;
 };
 
@@ -260,9 +273,10 @@ class GeneralRows {
                                                      heads.first + packed % heads.count, true));
     }
     common_ = common_keys(p, sequence, item);
-    sharers_ = block.sharers(rows);
-    first_row_ = pc_warp() / sharers_ * Tile::kRows;
-    num_rows_ = clamp(rows - first_row_, 0, Tile::kRows);
+    const Teams teams = block.teams(rows);
+    sharers_ = teams.warps;
+    first_row_ = teams.first_row(pc_warp());
+    num_rows_ = clamp(rows - first_row_, 0, teams.rows);
     clear();
   }
 
@@ -449,12 +463,12 @@ class GeneralExchange {
   };
 
   template <int N>
-  PC_MEMBER Sums<N> load(int row, int d, int sharers) const {
-    const int first = row / Tile::kRows * sharers, own = row % Tile::kRows;
+  PC_MEMBER Sums<N> load(int row, int d, const Teams& teams) const {
+    const int first = row / teams.rows * teams.warps, own = row % teams.rows;
     Sums<N> all = no_sums<N>();
-    for (int w = first; w < first + sharers; ++w) all.top = pc_max(all.top, sums(w).load(2 * own));
+    for (int w = first; w < first + teams.warps; ++w) all.top = pc_max(all.top, sums(w).load(2 * own));
     const float origin = finite_or_zero(all.top);
-    for (int w = first; w < first + sharers; ++w) {
+    for (int w = first; w < first + teams.warps; ++w) {
       const float weight = pc_exp2(sums(w).load(2 * own) - origin);
       all.sum = pc_fma(weight, sums(w).load(2 * own + 1), all.sum);
       PC_UNROLL
@@ -511,8 +525,7 @@ PC_DEVICE void store_rows(const PcAttentionParams& p, const Heads& heads, const 
     const int row = task / vectors, d = task % vectors * N;
     const int query = (block.first_row + row) / heads.count, query_row = item.query_begin + query;
     const int head = heads.first + (block.first_row + row) % heads.count;
-    const auto sums =
-        has_keys ? exchange.template load<N>(row, d, block.sharers(rows)) : Exchange::template no_sums<N>();
+    const auto sums = has_keys ? exchange.template load<N>(row, d, block.teams(rows)) : Exchange::template no_sums<N>();
     const float sink = whole ? load_sink(p, head) : -pc_infinity();
     RowEnd end = end_row(sums.top, sums.sum, piece.folds ? -pc_infinity() : sink);
     float x[N];
@@ -563,11 +576,10 @@ PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, 
   PcWorkItem item = load_item(p.schedule, i);
   const Splits splits = splits_of(item);
   fit_queries(p, item);
-  if (!is_last_part(p, splits, flag)) return;
   if (by_four) {
-    join_splits<4>(p, heads, item, splits);
+    join_if_last<4>(p, heads, item, splits, flag);
   } else {
-    join_splits<1>(p, heads, item, splits);
+    join_if_last<1>(p, heads, item, splits, flag);
   }
 }
 
@@ -588,7 +600,7 @@ void general(const PcAttentionParams p) {
   const pc_uint64 places = p.out.token_stride | p.out.head_stride | p.value_dim;
   const bool by_four = places % 4 == 0 && p.out.data % (4 * element) == 0;
 
-  GeneralBlock<kDim> block = {heads.count, 0};
+  GeneralBlock<kDim> block = {heads.count, 0, p.fold_tokens != 0};
   for (bool more = true; more; block.first_row += Tile::kWarps * Tile::kRows) {
     more = false;
     ring.start(p, work, block);
@@ -632,8 +644,7 @@ void general(const PcAttentionParams p) {
       }
 
       const bool wanted = keys.meets(token + pc_warp() * Tile::kTokens, Tile::kTokens);
-      ring.wait_for_keys(stage, wanted);
-      ring.wait_for_values(stage, wanted);
+      ring.wait(stage, wanted);
       const bool own_tile_only = rows.sharers() == Tile::kWarps;
       if (!own_tile_only) pc_sync_block();
       for (int w = pc_warp() % rows.sharers(); rows.has_rows() && w < Tile::kWarps; w += rows.sharers()) {

@@ -9,6 +9,7 @@
 // is read once and written once; nothing is shared but the sum of the lengths.
 #include "abi_moves.h"
 #include "primitives.cuh"
+#include "sums.cuh"
 #include "units.cuh"
 
 namespace pagecore {
@@ -92,7 +93,7 @@ PC_DEVICE Pair pair_at(const PcPairParams& params, int i) {
 // Grid: stretches of a block's units, pairs, arrays. Pairs whose order counts are no axis of it: then each thread does
 // its units of every pair, in order, so that what it reads it has itself written.
 template <typename S, typename T>
-PC_KERNEL(128, 4)
+PC_KERNEL(128, 6)
 void move_pairs(const PcPairParams params) {
   const int array = pc_block_z(), step = pc_num_threads();
   const int first = pc_block_x() * step * params.units_per_thread + pc_thread();
@@ -108,23 +109,6 @@ void move_pairs(const PcPairParams params) {
                              Global<pc_uint8>(params.targets[array]) + pair.target * params.target_block_stride};
     move<S, T>(params.shape, base, false, first, step, end);
   }
-}
-
-// The sum over the threads of the block.
-PC_DEVICE pc_int64 sum_over_block(pc_int64 value) {
-  const Shared<pc_int64> sums = pc_shared_buffer().as<pc_int64>();
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const pc_uint64 bits = static_cast<pc_uint64>(value);
-    const int low = pc_shuffle_xor(static_cast<int>(static_cast<pc_uint32>(bits)), mask);
-    const int high = pc_shuffle_xor(static_cast<int>(static_cast<pc_uint32>(bits >> 32)), mask);
-    value +=
-        static_cast<pc_int64>(static_cast<pc_uint64>(static_cast<pc_uint32>(high)) << 32 | static_cast<pc_uint32>(low));
-  }
-  if (pc_lane() == 0) sums.store(pc_warp(), value);
-  pc_sync_block();
-  pc_int64 total = 0;
-  for (int i = 0; i < PC_MOVE_THREADS / 32; ++i) total += sums.load(i);
-  return total;
 }
 
 // Tokens of a sequence, as many as its row of the table can hold.

@@ -108,16 +108,23 @@ PC_DEVICE void store_partial_lse(const PcAttentionParams& p, pc_int64 row, int h
   Global<float>(p.partial_lse).store(row * p.num_query_heads + head, lse);
 }
 
-// Counts the CTAs of a tile and head that have written their parts; true for the last of them, in all threads. The
-// counter is 0 again then. `flag` is one word of shared memory.
-PC_DEVICE bool is_last_part(const PcAttentionParams& p, const Splits& splits, const Shared<int>& flag) {
+// Parts of the same rows, `step` partial rows apart.
+struct Parts {
+  int first_row;
+  int step;
+  int count;
+};
+
+// Counts the CTAs that have written one of these parts, by the counter of a partial row; true for the last of them, in
+// all threads. The counter is 0 again then. `flag` is one word of shared memory.
+PC_DEVICE bool is_last_part(const PcAttentionParams& p, int counter_row, int count, const Shared<int>& flag) {
   pc_sync_block();
   if (pc_thread() == 0) {
     const Global<int> counters(p.counters);
-    const pc_int64 tile = static_cast<pc_int64>(splits.first_row) * p.num_kv_heads + pc_block_y();
+    const pc_int64 tile = static_cast<pc_int64>(counter_row) * p.num_kv_heads + pc_block_y();
     const pc_int64 at = tile * pc_num_blocks_z() + pc_block_z();
     pc_fence_device();  // what the block has written is seen before its count is
-    const bool last = counters.atomic_add(at, 1) == splits.count - 1;
+    const bool last = counters.atomic_add(at, 1) == count - 1;
     pc_fence_device();  // and what the others wrote is read after theirs
     if (last) counters.store(at, 0);
     flag.store(0, last ? 1 : 0);
@@ -178,31 +185,83 @@ PC_DEVICE void add_parts(Global<float> lse, Global<float> out, pc_int64 lse_step
   }
 }
 
-// Writes the output of a split tile whose parts are all there. N == 4 wants a value_dim and rows of the output that are
-// multiples of 4.
+// Joins parts of an item's rows that are all there: into the output where they are all that there is, else into the
+// first of them.
 template <int N>
-PC_DEVICE void join_splits(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item,
-                           const Splits& splits) {
+PC_DEVICE void join_parts(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, const Parts& parts,
+                          bool whole) {
   const Global<float> partial_lse(p.partial_lse), partial_out(p.partial_out);
-  const pc_int64 lse_step = static_cast<pc_int64>(splits.step) * p.num_query_heads;
-  const float value_scale = load_number(p.value_scale, heads.kv, 1.0f);
-  const int vectors = p.value_dim / N;
-  const int tasks = item.query_count * heads.count * vectors;
-  for (int task = pc_thread(); task < tasks; task += pc_num_threads()) {
+  const pc_int64 lse_step = static_cast<pc_int64>(parts.step) * p.num_query_heads;
+  const float value_scale = whole ? load_number(p.value_scale, heads.kv, 1.0f) : 1.0f;
+  const int rows = item.query_count * heads.count, vectors = p.value_dim / N;
+  for (int task = pc_thread(); task < rows * vectors; task += pc_num_threads()) {
     const int row = task / vectors, d = task % vectors * N;
     const int query = row / heads.count, head = heads.first + row % heads.count;
-    const pc_int64 at = (static_cast<pc_int64>(splits.first_row) + query) * p.num_query_heads + head;
+    const pc_int64 at = (static_cast<pc_int64>(parts.first_row) + query) * p.num_query_heads + head;
     JoinedRow<N> joined;
     joined.clear();
-    add_parts<N>(partial_lse + at, partial_out + (at * p.value_dim + d), lse_step, lse_step * p.value_dim, splits.count,
+    add_parts<N>(partial_lse + at, partial_out + (at * p.value_dim + d), lse_step, lse_step * p.value_dim, parts.count,
                  joined);
-    const RowEnd end = joined.end(load_sink(p, head));
+    const RowEnd end = joined.end(whole ? load_sink(p, head) : -pc_infinity());
     PC_UNROLL
     for (int k = 0; k < N; ++k) joined.x[k] *= end.factor * value_scale;
     const int query_row = item.query_begin + query;
-    store_floats<N>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, joined.x);
-    if (d == 0) store_lse(p, query_row, head, end.lse);
+    if (whole) {
+      store_floats<N>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, joined.x);
+      if (d == 0) store_lse(p, query_row, head, end.lse);
+    } else {
+      store_floats<N>(PC_FLOAT32, p.partial_out, at * p.value_dim + d, joined.x);
+    }
   }
+  if (whole) return;
+  // The weights are not needed any more behind the barrier.
+  pc_sync_block();
+  for (int row = pc_thread(); row < rows; row += pc_num_threads()) {
+    const int query = row / heads.count, head = heads.first + row % heads.count;
+    const pc_int64 at = (static_cast<pc_int64>(parts.first_row) + query) * p.num_query_heads + head;
+    JoinedRow<1> joined;
+    joined.clear();
+    for (int i = 0; i < parts.count; ++i) joined.add(partial_lse.load(at + i * lse_step), {0.0f});
+    partial_lse.store(at, joined.end(-pc_infinity()).lse);
+  }
+}
+
+// Called when the CTA's part of an item that is split has been written: whoever comes last joins them. Of many parts,
+// whoever comes last of 16 joins those, and the last of these joins what they have got, so that a sequence that is
+// split over the whole machine does not wait for one CTA to read it all. Where rows are folded they are joined in one
+// go, as a fold does it. N == 4 wants a value_dim and rows of the output that are multiples of 4.
+template <int N>
+PC_DEVICE void join_if_last(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item,
+                            const Splits& splits, const Shared<int>& flag) {
+  constexpr int kManyParts = 48, kTogether = 16;
+  const bool many = splits.count > kManyParts && p.fold_tokens == 0;
+  for (int level = many ? 0 : 1; level < 2; ++level) {
+    Parts parts = {splits.first_row, splits.step, splits.count};
+    int counter_row = splits.first_row;
+    if (level == 0) {
+      const int first = splits.split / kTogether * kTogether;
+      parts.first_row += first * splits.step;
+      parts.count = min_of(splits.count - first, kTogether);
+      counter_row = parts.first_row;
+    } else if (many) {
+      parts.step *= kTogether;
+      parts.count = divide_up(splits.count, kTogether);
+      counter_row += splits.step;  // which counts for no 16
+    }
+    if (!is_last_part(p, counter_row, parts.count, flag)) return;
+    join_parts<N>(p, heads, item, parts, level == 1);
+  }
+}
+
+// As prompts have it: few parts.
+PC_DEVICE bool is_last_part(const PcAttentionParams& p, const Splits& splits, const Shared<int>& flag) {
+  return is_last_part(p, splits.first_row, splits.count, flag);
+}
+
+template <int N>
+PC_DEVICE void join_splits(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item,
+                           const Splits& splits) {
+  join_parts<N>(p, heads, item, {splits.first_row, splits.step, splits.count}, true);
 }
 
 }  // namespace pagecore

@@ -65,7 +65,7 @@ class TileWalk {
 
   PC_MEMBER WalkState state() const { return place_.load(0); }
   // Of token state().token + lane; looked up a step ago, because the table is not at hand at once.
-  PC_MEMBER const Slot& slot() const { return slot_; }
+  PC_MEMBER Slot slot(const PcAttentionParams& p) const { return slot_.arrived(p); }
 
   // To the next tile. `state` is what state() gave; all lanes are past that.
   PC_MEMBER void advance(const PcAttentionParams& p, WalkState state) {
@@ -117,16 +117,15 @@ class TileWalk {
 
   PC_MEMBER void look_up(const PcAttentionParams& p, const WalkState& state) {
     const int token = state.token + pc_lane();
+    slot_ = {{0, 0}, 0};
     if (state.rounds != 0 && pc_lane() < kTokens && state.keys.has(token)) {
-      slot_ = find_slot(p, state.table_row, token);
-    } else {
-      slot_ = {0, 0};
+      slot_ = begin_slot(p, state.table_row, token);
     }
   }
 
   Shared<WalkState> place_;
   int item_word_;
-  Slot slot_;
+  SlotOnItsWay slot_;
 };
 
 }  // namespace pagecore

@@ -43,6 +43,7 @@ from pagecore.models import ConfigError, specs_from_config
 from pagecore.ops import (
     AttentionPlan,
     copy_blocks,
+    debug,
     gather_blocks,
     merge_attention,
     paged_attention,
@@ -102,6 +103,7 @@ __all__ = [
     "as_tensor",
     "available_isas",
     "copy_blocks",
+    "debug",
     "effective_length",
     "empty",
     "gather_blocks",

@@ -3,6 +3,7 @@ from typing import Any, SupportsIndex
 
 from pagecore.arrays._tensor import Tensor
 
+def pinned(nbytes: int, device: str) -> Tensor: ...
 def empty(
     shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu", *, stream: Any = None
 ) -> Tensor: ...

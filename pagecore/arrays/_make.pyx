@@ -16,7 +16,7 @@ from pagecore.arrays.array_view cimport (
 )
 from pagecore.arrays.dlpack cimport make_array
 
-from pagecore.arrays import frameworks
+from pagecore.arrays import cuda, frameworks
 from pagecore.arrays.device_memory import DeviceMemory
 from pagecore.arrays.devices import device_index
 from pagecore.arrays.dtypes import as_dtype
@@ -54,6 +54,24 @@ cdef Tensor new_cuda_tensor(int ndim, const int64_t* shape, int code, int device
     view.data = <char*><uintptr_t>memory.address
     view.device_type = CUDA
     view.device_id = device
+    return tensor_of(view, memory)
+
+
+def pinned(nbytes, device):
+    """Return page-locked host memory, as bytes that a CUDA device reads and writes over its bus.
+
+    The tensor says that it is on the device: ops on the device take it, and nothing on the host does. Who drops it
+    waits first for what the device does with it.
+    """
+    cdef ArrayView view
+    memory = cuda.runtime().allocate_pinned(nbytes)
+    view.data = <char*><uintptr_t>memory.ctypes.data
+    view.dtype = as_dtype("uint8").code
+    view.ndim = 1
+    view.shape[0] = nbytes
+    set_contiguous_strides(view)
+    view.device_type = CUDA
+    view.device_id = device_index(device)
     return tensor_of(view, memory)
 
 

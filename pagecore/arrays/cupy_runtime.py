@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pagecore.arrays.cuda import DeviceProperties, Event
 from pagecore.errors import DeviceError, NotEnoughMemory
 
-_EXTRAS = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
+INSTALL = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
 # Without an attribute of its own a kernel gets no more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
 # Generations whose machine code for one chip has instructions that others have not.
@@ -33,7 +33,7 @@ class CupyRuntime:
     """
 
     def __init__(self) -> None:
-        self._cupy = _import_cupy()
+        self._cupy = import_cupy()
         self._runtime = self._cupy.cuda.runtime
         self._driver = self._cupy.cuda.driver
         self._num_devices = _count_devices(self._runtime)
@@ -271,17 +271,18 @@ def _is_default(stream: int) -> bool:
     return stream in (0, 1, 2)
 
 
-def _import_cupy() -> Any:
+def import_cupy() -> Any:
+    """Return CuPy; DeviceError where it is not installed, does not work, or is not for CUDA."""
     try:
         import cupy
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-            raise DeviceError(f"CUDA is used through CuPy, which is not installed: {_EXTRAS}") from error
-        raise DeviceError(f"CuPy is installed and does not work ({_first_line(error)}): {_EXTRAS}") from error
+            raise DeviceError(f"CUDA is used through CuPy, which is not installed: {INSTALL}") from error
+        raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
     except Exception as error:  # a broken installation can fail in any way
-        raise DeviceError(f"CuPy is installed and does not work ({_first_line(error)}): {_EXTRAS}") from error
+        raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
     if getattr(cupy.cuda.runtime, "is_hip", False):
-        raise DeviceError(f"CuPy is built for ROCm, which is not served: {_EXTRAS}")
+        raise DeviceError(f"CuPy is built for ROCm, which is not served: {INSTALL}")
     return cupy
 
 
@@ -315,6 +316,7 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message that says something."""
     lines = [line for line in str(error).splitlines() if line.strip(" =")]
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"

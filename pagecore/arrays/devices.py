@@ -25,6 +25,12 @@ def device_index(device: object) -> int | None:
     return int(match[1] or 0)
 
 
+def device_name(device: object) -> str:
+    """Return the name that a Tensor gives its device: "cpu", "cuda:0"; DeviceError as `device_index`."""
+    index = device_index(device)
+    return "cpu" if index is None else f"cuda:{index}"
+
+
 def check_device(index: int) -> None:
     """Refuse a CUDA device that is not there."""
     count = cuda.runtime().num_devices()

@@ -4,13 +4,16 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, size_of, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
-from pagecore.ops._checks cimport LAST_FLOAT, check_rank, host_tensor
+from pagecore.ops._checks cimport CPU, LAST_FLOAT, any_tensor, check_rank
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
 import numpy as np
 
-from pagecore.arrays import as_tensor
-from pagecore.errors import ShapeError, UnsupportedDtype
+from pagecore.arrays import cuda
+from pagecore.arrays.streams import await_producer, stream_handle
+from pagecore.arrays.uploads import placed
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.ops import write_kv
 
 cdef enum:
     BATCH = 0
@@ -22,7 +25,7 @@ cdef enum:
 cdef class StaticRoom:
     """Where the tokens of a static cache lie, and how many of them each layer has.
 
-    keys, values: [layers, batch, heads, length, dim], C-contiguous, of equal batch, heads and length.
+    keys, values: [layers, batch, heads, length, dim], C-contiguous, of equal batch, heads and length, on one device.
     lengths[i]: where the last update of layer i ended; written[i]: the farthest that any since `reset` ended.
     """
 
@@ -30,24 +33,30 @@ cdef class StaticRoom:
     cdef readonly Tensor values
     cdef readonly list lengths
     cdef readonly list written
-    cdef Tensor slots
+    cdef Tensor slots    # 0, 1, 2 ..., as many as were ever needed; on a device as many as can be
+    cdef object stream   # of the update that runs; None on the host
 
     def __init__(self, Tensor keys not None, Tensor values not None):
         self.keys = keys
         self.values = values
         self.lengths = [0] * keys.shape[0]
         self.written = [0] * keys.shape[0]
-        self.slots = as_tensor(np.arange(1))
+        most = 1 if keys.device_type == CPU else keys.shape_[1] * max(keys.shape_[2], keys.shape_[3])
+        self.slots = placed(np.arange(most), keys.device)
 
-    def reset(self):
+    def reset(self, stream=None):
         """Forget every token, and zero what was written."""
+        handle = self.stream_of(stream, None)
         for index, end in enumerate(self.written):
             for array in (self.keys, self.values):
-                array[index, :, :, :end] = 0
+                if handle is None:
+                    array[index, :, :, :end] = 0
+                elif end > 0:
+                    cuda.runtime().fill(array[index].pointer, 0, array[index].nbytes, handle)
         self.lengths = [0] * len(self.lengths)
         self.written = [0] * len(self.written)
 
-    def update(self, Py_ssize_t index, object key, object value, object position):
+    def update(self, Py_ssize_t index, object key, object value, object position, object stream=None):
         """Write key and value ``[batch, heads, tokens, dim]`` from `position` on; views of everything up to them."""
         cdef Tensor keys = self.fitting(key, "key", self.keys), values = self.fitting(value, "value", self.values)
         cdef int64_t batch = keys.shape_[BATCH], count = keys.shape_[TOKENS]
@@ -56,6 +65,10 @@ cdef class StaticRoom:
                 f"value has shape {values.shape} and key {keys.shape}; batch and tokens must be the same in both"
             )
         cdef int64_t begin = self.begin(position, count), end = begin + count
+        self.stream = self.stream_of(stream, key)
+        if self.stream is not None:
+            await_producer(key, self.stream)
+            await_producer(value, self.stream)
         if count > 0:
             self.write(index, self.readable(keys), self.readable(values), begin)
         self.lengths[index] = end
@@ -63,9 +76,19 @@ cdef class StaticRoom:
         return self.part(self.keys, index, 0, batch, 0, end, False), self.part(
             self.values, index, 0, batch, 0, end, False)
 
+    def stream_of(self, stream, example):
+        """The handle of the stream that a call works on; None on the host, which has none."""
+        if self.keys.device_type != CPU:
+            return stream_handle(stream, example, self.keys.device_id)
+        if stream is not None:
+            raise UnsupportedOption(f"stream is {stream!r}; a cache on the host has no streams: leave it out")
+        return None
+
     cdef Tensor fitting(self, object array, str name, Tensor room):
         """The array without a copy, its shape one that `room` takes."""
-        cdef Tensor tensor = host_tensor(array, name)
+        cdef Tensor tensor = any_tensor(array, name)
+        if tensor.device_type != room.device_type or tensor.device_id != room.device_id:
+            raise DeviceError(f"{name} is on {tensor.device} and the cache on {room.device}: pass a copy there")
         if tensor.dtype_code > LAST_FLOAT:
             raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
         check_rank(tensor, name, 4, "[batch, num_kv_heads, tokens, head_dim]")
@@ -101,6 +124,11 @@ cdef class StaticRoom:
             and not starts_in(tensor, self.values)
         ):
             return tensor
+        if self.stream is not None:
+            raise UnsupportedOption(
+                f"an array of shape {tensor.shape} and strides {tensor.strides} bytes is given; on a device its last "
+                "axis must be contiguous, and it must be no view of this cache: pass a copy"
+            )
         cdef Tensor copied = new_tensor(4, tensor.shape_, tensor.dtype_code, False)
         copied.numpy()[...] = tensor.numpy()
         return copied
@@ -120,19 +148,25 @@ cdef class StaticRoom:
         cdef bint tokens_next = key.shape_[TOKENS] == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
         cdef int axis = TOKENS if tokens_next else HEADS
         if is_merged(key, axis) and is_merged(value, axis):
-            return run_write(
+            return self.run(
                 merged(key, axis, 0, batch), merged(value, axis, 0, batch),
                 self.part(self.keys, index, 0, batch, begin, end, tokens_next),
                 self.part(self.values, index, 0, batch, begin, end, tokens_next),
-                self.first_slots(batch * key.shape_[axis]), None, None,
+                self.first_slots(batch * key.shape_[axis]),
             )
         for i in range(batch):
-            run_write(
+            self.run(
                 merged(key, axis, i, 1), merged(value, axis, i, 1),
                 self.part(self.keys, index, i, 1, begin, end, tokens_next),
                 self.part(self.values, index, i, 1, begin, end, tokens_next),
-                self.first_slots(key.shape_[axis]), None, None,
+                self.first_slots(key.shape_[axis]),
             )
+        return 0
+
+    cdef int run(self, Tensor key, Tensor value, Tensor keys, Tensor values, Tensor slots) except -1:
+        if self.stream is None:
+            return run_write(key, value, keys, values, slots, None, None)
+        write_kv(key, value, keys, values, slots, stream=self.stream)
         return 0
 
     cdef Tensor part(
@@ -153,7 +187,7 @@ cdef class StaticRoom:
     cdef Tensor first_slots(self, int64_t count):
         """0, 1, 2 ...: a prefix of one array, which grows by doubling."""
         if count > self.slots.shape_[0]:
-            self.slots = as_tensor(np.arange(max(count, 2 * self.slots.shape_[0])))
+            self.slots = placed(np.arange(max(count, 2 * self.slots.shape_[0])), self.keys.device)
         cdef ArrayView view = self.slots.view()
         view.shape[0] = count
         return tensor_of(view, self.slots.owner)

@@ -6,6 +6,7 @@ from pagecore.index._block_tables cimport BlockTables, StepBuffers
 cdef class Step:
     cdef readonly StepBuffers buffers
     cdef readonly bint in_flight   # prepared, and neither committed nor abandoned yet
+    cdef public object staged      # the StagedBatch of a batch on a device; None on the host
     cdef list sequences            # of the last load, in order
     cdef object owner
     cdef int32_t count

@@ -5,12 +5,14 @@ from typing import NoReturn
 from numpy.typing import ArrayLike
 
 from pagecore.cache._sequence import Sequence
+from pagecore.cache.staging import StagedBatch
 from pagecore.index import BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan
 
 class Step:
     buffers: StepBuffers
     in_flight: bool
+    staged: StagedBatch | None
     def __init__(self, buffers: StepBuffers) -> None: ...
     def load(self, owner: object, sequences: Iterable[Sequence], counts: ArrayLike) -> None: ...
     def prepare(self, tables: BlockTables) -> bool: ...

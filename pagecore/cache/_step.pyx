@@ -119,6 +119,8 @@ cdef class Step:
         """Write nothing for a sequence that goes: its blocks may be another's before this step is written."""
         cdef int32_t first = sum_of(self.counts, place)
         self.buffers.native.skip_slots(first, first + self.counts[place])
+        if self.staged is not None:
+            self.staged.send_slots()
 
     def commit(self, BlockTables tables, accepted=None, windows=(), publish=None):
         """Lengths advance by what was accepted, and blocks that no later query sees are given back.
@@ -153,6 +155,8 @@ cdef class Step:
         tables.truncate(self.rows_array[:live], self.lengths_array[:live])
         self.buffers.native.skip_slots(0, sum_of(self.counts, self.count))
         self.in_flight = False
+        if self.staged is not None:
+            self.staged.send_slots()
 
     cdef int32_t _settle(self, object verdict):
         """End the flight of each sequence that is still there; rows and lengths list them. None accepts everything."""

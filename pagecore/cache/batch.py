@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache._step import Step
 from pagecore.cache.layers import layer_number
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
+
+
+@dataclass(frozen=True)
+class StepArrays:
+    """The arrays of a batch in one place, on the host or on a device; see `Batch`.
+
+    `slot_mappings` has one for each group of layers, as `BatchGroup` has it.
+    """
+
+    rows: Tensor
+    query_lens: Tensor
+    cu_query_lens: Tensor
+    seq_lens: Tensor
+    positions: Tensor
+    slot_mappings: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -21,7 +40,7 @@ class BatchGroup:
         int64 (or the cache's index dtype) ``[max_tokens]``: the slot of each new token, -1 past the last.
     block_table : Tensor
         int32 ``[cache.max_sequences + 1, max_blocks]``: the whole table of the group; `Batch.rows` picks from it.
-        It aliases the index.
+        As `PagedKVCache.block_table` gives it.
     plan : AttentionPlan or None
         How the attention of this step is split; None where the spec does not say its query heads.
     """
@@ -37,7 +56,7 @@ class Batch:
     A batch has room for `max_sequences` and `max_tokens`; what the step does not use is padding: length 0, slot -1,
     and a row of the block table that holds null blocks only. The arrays are Tensors that alias the batch:
     ``numpy.asarray(batch.positions)`` and ``torch.from_dlpack(batch.positions)`` copy nothing. The next prepare into
-    the batch overwrites them.
+    the batch overwrites them; on CUDA, where they are device memory, in the order of the stream that it is given.
 
     Attributes
     ----------
@@ -49,19 +68,27 @@ class Batch:
         Where each sequence's new tokens start in the flat arrays.
     positions : Tensor, int32 [max_tokens]
         Position of each new token in its sequence.
+    host : StepArrays
+        The same arrays on the host, where they were made.
     """
 
-    def __init__(self, step: Step, layer_groups: list[int], tables: list[Tensor], plans: list[AttentionPlan | None]):
-        buffers = step.buffers
+    def __init__(
+        self,
+        step: Step,
+        layer_groups: list[int],
+        tables: list[Tensor],
+        plans: list[AttentionPlan | None],
+    ):
         self._step = step
         self._layer_groups = layer_groups
-        self.rows = as_tensor(buffers.rows)
-        self.query_lens = as_tensor(buffers.query_lens)
-        self.cu_query_lens = as_tensor(buffers.cu_query_lens)
-        self.seq_lens = as_tensor(buffers.seq_lens)
-        self.positions = as_tensor(buffers.positions)
-        slots = [as_tensor(array) for array in buffers.slot_mappings]
-        self._groups = [BatchGroup(*parts) for parts in zip(slots, tables, plans, strict=True)]
+        self.host = arrays_of(step.buffers)
+        shown = self.host if step.staged is None else step.staged.arrays
+        self.rows = shown.rows
+        self.query_lens = shown.query_lens
+        self.cu_query_lens = shown.cu_query_lens
+        self.seq_lens = shown.seq_lens
+        self.positions = shown.positions
+        self._groups = [BatchGroup(*parts) for parts in zip(shown.slot_mappings, tables, plans, strict=True)]
 
     @property
     def max_sequences(self) -> int:
@@ -99,3 +126,15 @@ class Batch:
     def __repr__(self) -> str:
         sequences = f"{self.num_sequences} of {self.max_sequences} sequences"
         return f"Batch({sequences}, {self.num_tokens} of {self.max_tokens} tokens)"
+
+
+def arrays_of(buffers: StepBuffers, view: Callable[[NDArray[Any]], Tensor] = as_tensor) -> StepArrays:
+    """The arrays of a step as Tensors; `view` makes one of each."""
+    return StepArrays(
+        rows=view(buffers.rows),
+        query_lens=view(buffers.query_lens),
+        cu_query_lens=view(buffers.cu_query_lens),
+        seq_lens=view(buffers.seq_lens),
+        positions=view(buffers.positions),
+        slot_mappings=tuple(view(array) for array in buffers.slot_mappings),
+    )

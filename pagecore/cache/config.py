@@ -10,8 +10,9 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from pagecore.arrays import DType, as_dtype
+from pagecore.arrays.devices import device_name
 from pagecore.cache.layers import Layers
-from pagecore.cache.limits import check_static_device, refuse_unserved
+from pagecore.cache.limits import cache_device, refuse_unserved
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
@@ -40,7 +41,8 @@ class PagedCacheConfig:
         Rows of the block tables.
     max_tokens_per_sequence : int, optional
         Room of a row. None or 0 is the model's longest, or what the smallest pool holds where that is not known.
-    device : {"cpu", "none"}
+    device : str
+        "cpu", "cuda" (which is "cuda:0"), another CUDA device, or "none" for a cache without bytes.
     layout : str or KVLayout, optional
         How the pools lie in memory; "layerwise" by default.
     prefix_cache : bool
@@ -72,7 +74,8 @@ class PagedCacheConfig:
             object.__setattr__(self, name, value)
 
         put("index_dtype", str(self.index_dtype))
-        refuse_unserved(self.device, self.prefix_cache, self.eviction_policy, self.index_dtype)
+        refuse_unserved(self.prefix_cache, self.eviction_policy, self.index_dtype)
+        put("device", cache_device(self.device))
         put("block_size", at_least("block_size", self.block_size))
         put("max_sequences", at_least("max_sequences", self.max_sequences))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
@@ -99,7 +102,8 @@ class StaticCacheConfig:
         Sequences that there is room for.
     max_length : int, optional
         Tokens of each; the model's longest where it is None or 0, or where it is more than that.
-    device : {"cpu"}
+    device : str
+        "cpu", "cuda" (which is "cuda:0") or another CUDA device.
     dtype : str or anything that names a dtype
         What key and value are stored as; "auto" takes the model's, any other replaces it in every layer.
 
@@ -112,7 +116,7 @@ class StaticCacheConfig:
     dtype: DType | str = "auto"
 
     def __post_init__(self) -> None:
-        check_static_device(self.device)
+        object.__setattr__(self, "device", device_name(self.device))
         object.__setattr__(self, "max_batch_size", at_least("max_batch_size", self.max_batch_size))
         object.__setattr__(self, "max_length", _optional_length("max_length", self.max_length))
         object.__setattr__(self, "dtype", _dtype_or_auto(self.dtype))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pagecore.arrays.devices import device_name
 from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import POLICIES
@@ -16,10 +17,8 @@ from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within
 
 
-def refuse_unserved(device: str, prefix_cache: bool, eviction_policy: str, index_dtype: str) -> None:
+def refuse_unserved(prefix_cache: bool, eviction_policy: str, index_dtype: str) -> None:
     """Refuse by name what this version does not serve."""
-    if device not in ("cpu", "none"):
-        raise DeviceError(f"device is {device!r}; this version keeps caches on 'cpu', or without bytes on 'none'")
     if not isinstance(prefix_cache, bool | np.bool_):
         raise UnsupportedOption(f"prefix_cache is {prefix_cache!r}; use True or False")
     if eviction_policy not in POLICIES:
@@ -28,10 +27,14 @@ def refuse_unserved(device: str, prefix_cache: bool, eviction_policy: str, index
         raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
 
 
-def check_static_device(device: str) -> None:
-    """Refuse a device that this version keeps no static cache on."""
-    if device != "cpu":
-        raise DeviceError(f"device is {device!r}; this version keeps static caches on 'cpu'")
+def cache_device(device: object) -> str:
+    """The whole name of the device that a paged cache is on: "cpu", "cuda:0"; "none" where it has no bytes."""
+    if isinstance(device, str) and device == "none":
+        return device
+    try:
+        return device_name(device)
+    except DeviceError as error:
+        raise DeviceError(f"{error}; or 'none' for a cache without bytes") from None
 
 
 def out_of_blocks(needed: Listed[int], available: Listed[int], can: str, advice: str) -> OutOfBlocks:
@@ -45,14 +48,18 @@ def out_of_blocks(needed: Listed[int], available: Listed[int], can: str, advice:
 
 
 def count_blocks(
-    groups: Listed[Group], block_size: int, num_blocks: int | Listed[int] | None, memory: Memory | None
+    groups: Listed[Group],
+    block_size: int,
+    num_blocks: int | Listed[int] | None,
+    memory: Memory | None,
+    device: str = "cpu",
 ) -> list[int]:
-    """Blocks of each group: as listed, or as many for each as fit into `memory` together."""
+    """Blocks of each group: as listed, or as many for each as fit into `memory` of a device together."""
     if (num_blocks is None) == (memory is None):
         raise ShapeError(f"num_blocks is {num_blocks} and memory is {memory!r}; give exactly one of them")
     if memory is not None:
         one = sum(group.bytes_per_block(block_size) for group in groups)
-        counted = [blocks_within(parse_memory(memory), one)] * len(groups)
+        counted = [blocks_within(parse_memory(memory, "cpu" if device == "none" else device), one)] * len(groups)
     else:
         given: Any = num_blocks
         if isinstance(given, np.ndarray):

@@ -27,13 +27,15 @@ from pagecore.cache._sequence import (
     rows_of,
     token_ids,
 )
+from pagecore.cache.admission import check_room, new_sequence, unused_name
 from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
-from pagecore.cache.keep import Keep, Spans, checked_rank, make_keep, reusable
+from pagecore.cache.keep import Spans, checked_rank, make_keep, reusable
 from pagecore.cache.layers import Layer, Layers, arrange, group_number, layer_number
-from pagecore.cache.limits import check_slots, count_blocks, refuse_unserved, row_capacity
+from pagecore.cache.limits import cache_device, check_slots, count_blocks, refuse_unserved, row_capacity
 from pagecore.cache.occupancy import check_window, measure
 from pagecore.cache.prefix import PrefixCache
+from pagecore.cache.staging import Staging
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.stepping import new_batch, refusal, take_step
 from pagecore.cache.store import Store
@@ -68,10 +70,11 @@ class PagedKVCache:
     max_sequences : int
         Rows of the block tables.
     max_tokens_per_sequence : int, optional
-        Room of a row; by default all that the smallest pool holds.
-    device : {"cpu", "none"}
-        "none" is the cache without bytes, for simulation and for engines that own their memory: everything works but
-        key, value, write and attend.
+        Room of a row; by default all that the smallest pool holds. On CUDA the block tables take device memory beside
+        the pools: 4 bytes for each block that each row of each group may have.
+    device : str
+        "cpu", "cuda" (which is "cuda:0"), another CUDA device, or "none": the cache without bytes, for simulation and
+        for engines that own their memory, where everything works but key, value, write and attend.
     layout : str or KVLayout, optional
         How the pools lie in memory; "layerwise" by default.
     index_dtype : {"int64", "int32"}
@@ -141,15 +144,15 @@ class PagedKVCache:
         index_dtype: str = "int64",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        refuse_unserved(device, prefix_cache, eviction_policy, str(index_dtype))
+        refuse_unserved(prefix_cache, eviction_policy, str(index_dtype))
         self.parallel = as_parallel(parallel)
         self.eviction_policy = str(eviction_policy)
         self.block_size = at_least("block_size", block_size)
         self.max_sequences = at_least("max_sequences", max_sequences)
-        self.device = device
+        self.device = cache_device(device)
         self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
         self._layers, self._groups = arrange(layers, num_layers, self.parallel)
-        blocks = count_blocks(self._groups, self.block_size, num_blocks, memory)
+        blocks = count_blocks(self._groups, self.block_size, num_blocks, memory, self.device)
         check_slots(blocks, self.block_size, self.index_dtype)
         self.max_tokens_per_sequence = row_capacity(blocks, self.block_size, max_tokens_per_sequence)
         self._block_pools = [BlockPool(n) for n in blocks]
@@ -160,7 +163,9 @@ class PagedKVCache:
             max_blocks_per_sequence=-(-self.max_tokens_per_sequence // self.block_size),
         )
         self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
-        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, device)
+        self._staging = Staging(self._tables, self.device) if self.device.startswith("cuda") else None
+        self._shown_tables = self._table_views if self._staging is None else self._staging.block_tables
+        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device)
         self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
         self._sequences: dict[object, Sequence] = {}
         self._prefix: PrefixCache | None = None
@@ -234,25 +239,26 @@ class PagedKVCache:
         Returns
         -------
         Tensor
-            int32 ``[max_sequences + 1, max_blocks]``, read-only; it aliases the index and changes with the cache.
-            `Sequence.row` is a sequence's row of it. Entries past a row's blocks are 0, holes that a window left too;
-            so is the whole last row, which padding points at.
+            int32 ``[max_sequences + 1, max_blocks]``, read-only; it aliases the index and changes with the cache. On
+            CUDA it is a copy on the device, which each prepare brings up to date. `Sequence.row` is a sequence's row
+            of it. Entries past a row's blocks are 0, holes that a window left too; so is the whole last row, which
+            padding points at.
 
         Raises
         ------
         ShapeError
             There is no such group.
         """
-        return self._table_views[group_number(group, self.num_groups)]
+        return self._shown_tables[group_number(group, self.num_groups)]
 
     @property
     def row_lengths(self) -> Tensor:
         """Tokens of each row whose slots are taken, those of a step in flight included.
 
-        int32 ``[max_sequences + 1]``, read-only; it aliases the index and changes with the cache. Rows that are not in
-        use are 0, and so is the last, which padding points at.
+        int32 ``[max_sequences + 1]``, read-only; it aliases the index and changes with the cache, or is a copy on the
+        device, as `block_table`. Rows that are not in use are 0, and so is the last, which padding points at.
         """
-        return as_tensor(self._tables.row_lengths)
+        return as_tensor(self._tables.row_lengths) if self._staging is None else self._staging.row_lengths
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
@@ -312,9 +318,9 @@ class PagedKVCache:
         most = reusable(len(ids), max_tokens)
         with self._lock:
             self._tick()
-            self._check_room(ids.shape[0])
-            name = self._name(id)
-            sequence = self._reusing(name, ids, keep, most)
+            check_room(ids.shape[0], self.max_tokens_per_sequence)
+            name = unused_name(id, self._sequences, self._names)
+            sequence = new_sequence(self, name, ids, keep, most)
             self._sequences[name] = sequence
             return sequence
 
@@ -352,7 +358,7 @@ class PagedKVCache:
         with self._lock:
             self._tick()
             row = row_of(self, sequence)
-            name = self._name(id)
+            name = unused_name(id, self._sequences, self._names)
             if self._tables.num_rows < self.max_sequences:
                 self._publish([sequence])
             child = forked(sequence, name, self._tables.fork(row))
@@ -503,9 +509,12 @@ class PagedKVCache:
         """
         sequences = self.max_sequences if max_sequences is None else at_least("max_sequences", max_sequences)
         tokens = sequences if max_tokens is None else at_least("max_tokens", max_tokens)
-        return new_batch(self, sequences, tokens)
+        with self._lock:
+            return new_batch(self, sequences, tokens)
 
-    def prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch:
+    def prepare(
+        self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
+    ) -> Batch:
         """Take the blocks of the next `counts` tokens of each sequence and fill a batch; all or nothing.
 
         Copy-on-write is done here. `counts` is an int for all, or one integer for each; ids need not be known yet.
@@ -514,6 +523,9 @@ class PagedKVCache:
         ----------
         out : Batch, optional
             From `make_batch`; a batch of just the right size is made where it is None.
+        stream : int or a stream, optional
+            Of a cache on CUDA, CuPy's current one by default: the stream that the step will run on, or one that it
+            waits for. Nothing waits here, and nothing is allocated where `out` is given; see `Batch`.
 
         Raises
         ------
@@ -521,17 +533,21 @@ class PagedKVCache:
             Blocks are short; nothing was changed.
         InvalidSequence, ShapeError
             A sequence that is not of this cache, listed twice or in flight; counts that do not fit.
+        UnsupportedOption, DeviceError
+            What is no stream, or one that is being captured: a graph holds a step, and not its preparation.
         """
         with self._lock:
-            batch = take_step(self, sequences, counts, out)
+            batch = take_step(self, sequences, counts, out, stream)
             if batch is None:
                 raise refusal(self)
             return batch
 
-    def try_prepare(self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None) -> Batch | None:
+    def try_prepare(
+        self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
+    ) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
         with self._lock:
-            return take_step(self, sequences, counts, out)
+            return take_step(self, sequences, counts, out, stream)
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
         """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
@@ -567,7 +583,7 @@ class PagedKVCache:
         with self._lock:
             self._own(batch)._step.abandon(self._tables)
 
-    def write(self, layer: int, key: Any, value: Any, batch: Batch) -> None:
+    def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
         T is the batch's `num_tokens`, or more with padding behind; floats are cast to the cache's dtype.
@@ -577,11 +593,11 @@ class PagedKVCache:
         ShapeError, UnsupportedDtype
             Arrays that do not fit; nothing was written.
         DeviceError
-            Arrays that are not on the host, or a cache of ``device="none"``.
+            Arrays that are not where the cache is, or a cache of ``device="none"``.
         InvalidSequence
             A batch of another cache.
         """
-        self._store.write(self._layer(layer), key, value, self._own(batch))
+        self._store.write(self._layer(layer), key, value, self._own(batch), stream)
 
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
         """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
@@ -639,24 +655,6 @@ class PagedKVCache:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _check_room(self, length: int) -> None:
-        if length > self.max_tokens_per_sequence:
-            raise ShapeError(
-                f"tokens has {length} ids; a sequence has room for {self.max_tokens_per_sequence}: raise "
-                "max_tokens_per_sequence or the number of blocks"
-            )
-
-    def _name(self, id: object) -> object:
-        if id is None:
-            return next(name for name in self._names if name not in self._sequences)
-        try:
-            is_there = id in self._sequences
-        except TypeError:
-            raise InvalidSequence(f"id is {id!r}, which cannot be hashed; give a number, a string or a tuple") from None
-        if is_there:
-            raise InvalidSequence(f"a sequence {id!r} is in the cache; remove it first, or choose another id")
-        return id
-
     def _layer(self, layer: int) -> Layer:
         return self._layers[layer_number(layer, len(self._layers))]
 
@@ -668,16 +666,7 @@ class PagedKVCache:
         if self._prefix is not None:
             self._prefix.publish(sequences)
 
-    def _reusing(self, name: object, ids: Any, keep: Keep, most: int) -> Sequence:
-        """A sequence in a row that begins with what the prefix cache has of it."""
-        if self._prefix is None or self._tables.num_rows == self.max_sequences:
-            return Sequence(self, name, self._tables.add(), ids)
-        row, hold = self._prefix.find(ids, keep, most)
-        sequence = Sequence(self, name, row, ids, hold.num_tokens, hold.num_tokens)
-        self._prefix.attach(sequence, hold)
-        return sequence
-
     def _own(self, batch: Batch) -> Batch:
-        if not isinstance(batch, Batch) or batch._groups[0].block_table is not self._table_views[0]:
+        if not isinstance(batch, Batch) or batch._groups[0].block_table is not self._shown_tables[0]:
             raise InvalidSequence(f"{batch!r} is no batch of this cache; make it with make_batch")
         return batch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, SupportsIndex
 
 from pagecore.arrays import Tensor, zeros
+from pagecore.arrays.devices import device_name
 from pagecore.cache._static import StaticRoom
 from pagecore.cache.layers import Layer, Layers, arrange, layer_number
-from pagecore.cache.limits import check_static_device
 from pagecore.cache.position import position_number
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import Plane, Spec, TensorParallel
@@ -29,7 +29,8 @@ class StaticKVCache:
         How often a single spec is repeated; 1 by default.
     max_batch_size, max_length : int
         Sequences, and tokens of each, that there is room for.
-    device : {"cpu"}
+    device : str
+        "cpu", "cuda" (which is "cuda:0") or another CUDA device.
     parallel : TensorParallel, optional
         Which rank of how many this cache serves: it holds the rank's heads, and `update` takes them.
 
@@ -37,7 +38,7 @@ class StaticKVCache:
     ----------
     key_array, value_array : Tensor
         The memory, ``[layers that store, max_batch_size, heads, max_length, head_dim or v_head_dim]``, zero where
-        nothing was written. It takes pages of the machine only where it is touched.
+        nothing was written. On the host it takes pages of the machine only where it is touched.
     parallel : TensorParallel
     max_batch_size, max_length : int
     device : str
@@ -72,8 +73,7 @@ class StaticKVCache:
         device: str = "cpu",
         parallel: TensorParallel | None = None,
     ) -> None:
-        check_static_device(device)
-        self.device = device
+        self.device = device_name(device)
         self.parallel = as_parallel(parallel)
         self.max_batch_size = at_least("max_batch_size", max_batch_size)
         if max_length is None:
@@ -86,8 +86,8 @@ class StaticKVCache:
         key, value = planes[0]
         self._places = _places(self._layers)
         room = len(set(self._places)), self.max_batch_size, key.shape[0], self.max_length
-        self.key_array = zeros((*room, key.shape[1]), key.dtype)
-        self.value_array = zeros((*room, value.shape[1]), value.dtype)
+        self.key_array = zeros((*room, key.shape[1]), key.dtype, self.device)
+        self.value_array = zeros((*room, value.shape[1]), value.dtype, self.device)
         self._room = StaticRoom(self.key_array, self.value_array)
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -120,7 +120,9 @@ class StaticKVCache:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def update(self, layer: SupportsIndex, key: Any, value: Any, position: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, layer: SupportsIndex, key: Any, value: Any, position: Any, *, stream: object = None
+    ) -> tuple[Tensor, Tensor]:
         """Write the keys and values of new tokens, and show everything up to them.
 
         Parameters
@@ -128,11 +130,15 @@ class StaticKVCache:
         layer : int
             A model layer; an alias writes to the layer that it shares.
         key, value : array, [batch, num_kv_heads, tokens, head_dim] and [batch, num_kv_heads, tokens, v_head_dim]
-            float32, float16 or bfloat16 on the host, of any framework and any strides; cast to the cache's dtype and
-            rounded to nearest even. They may be views of this cache: what they held before the call is written. Fewer
-            sequences than `max_batch_size` are its first ones.
+            float32, float16 or bfloat16 where the cache is, of any framework; cast to the cache's dtype and rounded to
+            nearest even. On the host they have any strides, and may be views of this cache: what they held before the
+            call is written. On CUDA the last axis is contiguous, and they are no views of this cache. Fewer sequences
+            than `max_batch_size` are its first ones.
         position : int, or an array of one integer on the host
             Where the first of the new tokens stands, the same in each sequence.
+        stream : int or a stream, optional
+            Of a cache on CUDA, where a call allocates nothing and waits for nothing; by default the current one of the
+            framework of `key`.
 
         Returns
         -------
@@ -147,11 +153,11 @@ class StaticKVCache:
         UnsupportedDtype, UnsupportedOption, DeviceError
             Arrays or a position that are not served. In every case nothing has been written.
         """
-        return self._room.update(self._place(layer), key, value, position_number(position))
+        return self._room.update(self._place(layer), key, value, position_number(position), stream)
 
-    def reset(self) -> None:
+    def reset(self, *, stream: object = None) -> None:
         """Forget every token: lengths are 0, and what `update` wrote is zero again. The arrays stay where they are."""
-        self._room.reset()
+        self._room.reset(stream)
 
     def _place(self, layer: SupportsIndex) -> int:
         """Where in the arrays a model layer is."""

@@ -6,7 +6,7 @@ Everything here runs under the lock of the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +15,8 @@ from pagecore.cache._sequence import rows_of
 from pagecore.cache._step import Step, refuse
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group
-from pagecore.errors import OutOfBlocks
+from pagecore.cache.staging import StagedBatch
+from pagecore.errors import OutOfBlocks, UnsupportedOption
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.storage import AttentionSpec
@@ -26,9 +27,15 @@ if TYPE_CHECKING:
     from pagecore.cache.paged import PagedKVCache
 
 
-def take_step(cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None) -> Batch | None:
+def take_step(
+    cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None, stream: object
+) -> Batch | None:
     """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
     cache._tick()
+    if cache._staging is not None:
+        cache._staging.begin(stream)
+    elif stream is not None:
+        raise UnsupportedOption(f"stream is {stream!r}; a cache on {cache.device!r} has no streams: leave it out")
     sequences = list(sequences)
     batch = _fitting(cache, sequences, counts) if out is None else cache._own(out)
     return batch if batch is not None and _load(cache, batch, sequences, counts) else None
@@ -42,11 +49,16 @@ def refusal(cache: PagedKVCache) -> OutOfBlocks:
         return error if cache._prefix is None else cache._prefix.eviction.with_evictable(error)
 
 
-def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int) -> Batch:
-    """An empty batch of a cache."""
-    buffers = StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype)
-    plans = [_plan(group) for group in cache._groups]
-    return Batch(Step(buffers), [layer.group for layer in cache._layers], cache._table_views, plans)
+def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, *, is_short_lived: bool = False) -> Batch:
+    """An empty batch of a cache; a short-lived one serves the next step alone."""
+    step = Step(StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype))
+    plans = [_plan(group, step.buffers, cache.device) for group in cache._groups]
+    if cache._staging is not None:
+        placed = [
+            (plan, _value_dim(group)) for plan, group in zip(plans, cache._groups, strict=True) if plan is not None
+        ]
+        step.staged = StagedBatch(cache._staging, step.buffers, placed, is_short_lived=is_short_lived)
+    return Batch(step, [layer.group for layer in cache._layers], cache._shown_tables, plans)
 
 
 def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike) -> bool:
@@ -55,15 +67,18 @@ def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
     step.load(cache, sequences, counts)
     if not (step.prepare(tables) if cache._prefix is None else cache._prefix.eviction.prepare(step)):
         return False
-    if tables.num_pending_copies:
-        for group, pairs in enumerate(tables.take_copies()):
-            cache._num_copied_blocks += len(pairs)
-            if len(pairs):
-                cache._store.copy(group, pairs)
+    copies = tables.take_copies() if tables.num_pending_copies else ()
+    cache._num_copied_blocks += sum(map(len, copies))
     try:
-        for batch_group in batch._groups:
-            if batch_group.plan is not None:
-                step.replan(batch_group.plan)
+        if step.staged is not None:
+            step.staged.send(copies, cache._store)
+        else:
+            for group, pairs in enumerate(copies):
+                if len(pairs):
+                    cache._store.copy(group, pairs)
+            for batch_group in batch._groups:
+                if batch_group.plan is not None:
+                    step.replan(batch_group.plan)
     except BaseException:
         step.abandon(tables)
         raise
@@ -77,12 +92,21 @@ def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) 
         return None
     each = np.asarray(counts)
     total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
-    return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX))
+    return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX), is_short_lived=True)
 
 
-def _plan(group: Group) -> AttentionPlan | None:
+def _plan(group: Group, buffers: StepBuffers, device: str) -> AttentionPlan | None:
     """An empty plan for the layers of a group; None where their query heads are not known beforehand."""
     spec = group.spec
     if not isinstance(spec, AttentionSpec) or spec.num_query_heads is None:
         return None
-    return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, window=spec.window)
+    room: dict[str, Any] = {}
+    if device.startswith("cuda"):
+        room = {"device": device, "max_sequences": buffers.max_sequences, "max_tokens": buffers.max_tokens}
+    return AttentionPlan(
+        num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, window=spec.window, **room
+    )
+
+
+def _value_dim(group: Group) -> int:
+    return next(plane.shape[-1] for plane in group.spec.planes if plane.name == "value")

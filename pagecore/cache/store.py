@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.arrays import Tensor, as_tensor
+from pagecore.arrays.uploads import placed
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group, Layer
 from pagecore.errors import DeviceError, ShapeError
@@ -34,7 +35,7 @@ class Store:
         order = as_layout("layerwise" if layout is None else layout)
         made = [] if device == "none" else list(zip(groups, num_blocks, strict=True))
         self.pools = [KVPool(group.spec, group.num_layers, n, block_size, order, device) for group, n in made]
-        self._options = [_attention_options(layer) for layer in layers]
+        self._options = [_attention_options(layer, device) for layer in layers]
 
     @property
     def nbytes(self) -> int:
@@ -49,19 +50,21 @@ class Store:
         """Values of a layer, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``."""
         return self._pool(layer).value(layer.index)
 
-    def copy(self, group: int, pairs: Any) -> None:
-        """Copy blocks ``[n, (source, target)]`` of a group in all of its layers."""
+    def copy(self, group: int, pairs: Any, stream: int | None = None) -> None:
+        """Copy blocks ``[n, (source, target)]`` of a group in all of its layers; on CUDA in the order of a stream."""
         if self.pools:
-            copy_blocks(self.pools[group].planes(), pairs)
+            copy_blocks(self.pools[group].planes(), pairs, stream=stream)
 
-    def write(self, layer: Layer, key: Any, value: Any, batch: Batch) -> None:
+    def write(self, layer: Layer, key: Any, value: Any, batch: Batch, stream: object) -> None:
         """Write the step's keys and values to the slots of the layer's group."""
         keys, values = self.key(layer), self.value(layer)
-        key, slots = as_tensor(key), batch._groups[layer.group].slot_mapping
-        if key.ndim == 3 and key.shape[0] < batch.num_tokens:
-            raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}")
-        rows = key.shape[0] if key.ndim else 0
-        write_kv(key, value, keys, values, slots if rows >= slots.shape[0] else slots[:rows])
+        tensor, slots = as_tensor(key), batch._groups[layer.group].slot_mapping
+        if tensor.ndim == 3 and tensor.shape[0] < batch.num_tokens:
+            raise ShapeError(f"key has {tensor.shape[0]} tokens; the step has {batch.num_tokens}")
+        rows = tensor.shape[0] if tensor.ndim else 0
+        # What `key` was given as says on which stream the write runs.
+        given = tensor if keys.device == "cpu" else key
+        write_kv(given, value, keys, values, slots if rows >= slots.shape[0] else slots[:rows], stream=stream)
 
     def attend(self, number: int, layer: Layer, query: Any, batch: Batch, options: dict[str, Any]) -> Any:
         """Attention of the step's queries at model layer `number`; `options` go before what its spec says."""
@@ -82,14 +85,16 @@ class Store:
 
     def _pool(self, layer: Layer) -> KVPool:
         if not self.pools:
-            raise DeviceError("this cache has device='none' and holds no key or value; make it with device='cpu'")
+            raise DeviceError(
+                "this cache has device='none' and holds no key or value; make it with device='cpu' or 'cuda'"
+            )
         return self.pools[layer.group]
 
 
-def _attention_options(layer: Layer) -> dict[str, Any]:
+def _attention_options(layer: Layer, device: str) -> dict[str, Any]:
     """What attention takes from a layer's spec; one of the user's own says its window only."""
     spec = layer.spec
     if not isinstance(spec, AttentionSpec):
         return {"window": spec.window}
-    sinks = None if spec.sinks is None else as_tensor(np.array(list(spec.sinks), np.float32))
+    sinks = None if spec.sinks is None else placed(np.array(list(spec.sinks), np.float32), device)
     return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}

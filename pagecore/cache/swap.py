@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import DType, as_dtype
+from pagecore.arrays._make import pinned
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
@@ -45,8 +46,9 @@ class SwapSpace:
         Store float32, float16 or bfloat16 instead of the cache's own floats. What comes back is then rounded to it;
         by default it comes back bit for bit.
 
-    A cache of ``device="none"`` has spaces without bytes: block ids only. A space is used under the lock
-    of its cache.
+    A cache of ``device="none"`` has spaces without bytes: block ids only. A cache on CUDA has spaces of page-locked
+    memory, which its device reads and writes in the order of the stream that the last step was given to; the host waits
+    for nothing. A space is used under the lock of its cache.
 
     Raises
     ------
@@ -94,9 +96,10 @@ class SwapSpace:
         self._block_pools = [BlockPool(n, order="address") for n in blocks]
         # Zipped with the cache's pools: there are none where the cache has no bytes.
         self._kv_pools = [
-            KVPool(group.spec, group.num_layers, n, cache.block_size, order or pool.layout)
+            host_pool(cache, group, n, order or pool.layout)
             for group, n, pool in zip(groups, blocks, cache._store.pools, strict=False)
         ]
+        self._last_use = None if cache._staging is None else cache._staging.runtime.make_event(cache._staging.device)
         self._held: dict[Sequence, Blocks] = {}
         with cache._lock:
             cache._swap_spaces.add(self)
@@ -140,6 +143,18 @@ class SwapSpace:
                 if not np.array_equal(np.bincount(held, minlength=pool.num_blocks), pool.ref_counts()):
                     raise PagecoreError(f"group {group} of {self!r} has blocks counted otherwise than they are held")
 
+    def _used(self) -> None:
+        """Blocks of the space are on their way, in the order of the stream of the cache."""
+        if self._last_use is not None:
+            assert self.cache._staging is not None
+            self._last_use.record(self.cache._staging.stream)
+
+    def __del__(self) -> None:
+        # What is on its way must arrive before its memory is another's.
+        last_use = getattr(self, "_last_use", None)
+        if last_use is not None:
+            last_use.synchronize()
+
     def _room(self, sequence: Sequence) -> int:
         """Tokens that the blocks held for a sequence have room for."""
         return len(self._held.get(sequence, (NONE,))[0]) * self.cache.block_size
@@ -151,6 +166,16 @@ class SwapSpace:
     def __repr__(self) -> str:
         blocks = sum(self.num_blocks) - len(self._block_pools)
         return f"SwapSpace({self.num_sequences} sequences, {self.num_used_blocks} of {blocks} blocks used)"
+
+
+def host_pool(cache: PagedKVCache, group: Group, num_blocks: int, layout: KVLayout) -> KVPool:
+    """Blocks in host memory that whoever moves blocks of the cache reaches."""
+    buffers = None
+    if cache._staging is not None:
+        bound = layout.bind(group.spec.planes, group.num_layers, num_blocks, cache.block_size)
+        buffers = [pinned(bound.buffer_nbytes(i), cache.device) for i in range(bound.num_buffers)]
+    device = "cpu" if buffers is None else cache.device
+    return KVPool(group.spec, group.num_layers, num_blocks, cache.block_size, layout, device, buffers)
 
 
 def entries_of(held: list[Blocks], group: int) -> NDArray[np.int32]:

@@ -49,7 +49,8 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
     if refusal is not None:
         return refusal
     cache._publish(sequences)
-    stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools)
+    stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools, _stream_of(cache))
+    space._used()
     try:
         cache._tables.remove(rows)
     except BaseException:
@@ -76,7 +77,8 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
     rows: list[int] = []
     try:
         for space, _, distinct, held in parts:
-            arrived += _copied(held, distinct, space._kv_pools, pools, cache._store.pools)
+            arrived += _copied(held, distinct, space._kv_pools, pools, cache._store.pools, _stream_of(cache))
+            space._used()
         rows += (tables.add(prefix=blocks) for blocks in arrived)
         moved = [sequence for _, some, _, _ in parts for sequence in some]
         rounded = [sequence for space, some, _, _ in parts if not space.is_exact for sequence in some]
@@ -162,7 +164,12 @@ def _rowless(cache: PagedKVCache, count: int) -> OutOfRows | None:
 
 
 def _copied(
-    held: list[Blocks], distinct: list[Ids], sources: list[KVPool], pools: list[BlockPool], targets: list[KVPool]
+    held: list[Blocks],
+    distinct: list[Ids],
+    sources: list[KVPool],
+    pools: list[BlockPool],
+    targets: list[KVPool],
+    stream: int | None,
 ) -> list[Blocks]:
     """The same sequences in new blocks of `pools`, bytes and all; every entry holds a reference."""
     taken: list[Ids] = []
@@ -171,7 +178,7 @@ def _copied(
             taken.append(pool.allocate(len(ids)))
         # A cache without bytes has no pools of them.
         for source, target, old, new in zip(sources, targets, distinct, taken, strict=False):
-            _transfer(source, target, np.stack([old, new], axis=1))
+            _transfer(source, target, np.stack([old, new], axis=1), stream)
         arrived = [tuple(map(_renamed, blocks, distinct, taken)) for blocks in held]
         for group, pool in enumerate(pools):
             pool.share(entries_of(arrived, group))
@@ -182,12 +189,17 @@ def _copied(
     return arrived
 
 
-def _transfer(source: KVPool, target: KVPool, pairs: Ids) -> None:
+def _stream_of(cache: PagedKVCache) -> int | None:
+    """That of the last step, which has computed what moves, on CUDA."""
+    return None if cache._staging is None else cache._staging.stream
+
+
+def _transfer(source: KVPool, target: KVPool, pairs: Ids, stream: int | None) -> None:
     """Block pairs[i, 0] of the source to block pairs[i, 1] of the target, in every layer and plane."""
     # Plane by plane: only those that are per token have an axis of tokens.
     for plane in source.spec.planes:
         sources, targets = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in (source, target))
-        transfer_blocks(sources, targets, pairs)
+        transfer_blocks(sources, targets, pairs, stream=stream)
 
 
 def _renamed(blocks: Ids, old: Ids, new: Ids) -> Ids:

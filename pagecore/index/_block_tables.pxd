@@ -15,6 +15,12 @@ cdef extern from "pagecore/index/pending_copies.hpp" namespace "pagecore" nogil:
         int32_t target
 
 
+cdef extern from "pagecore/index/changed_entries.hpp" namespace "pagecore" nogil:
+    cdef cppclass ChangedEntry:
+        int64_t index
+        int64_t value
+
+
 cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
     cdef cppclass DenseTable:
         int32_t* blocks
@@ -42,6 +48,8 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
         int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
         vector[BlockCopy] take_copies(int64_t group) except +raise_python_error
+        void follow_changes() except +raise_python_error
+        size_t take_changes(span[ChangedEntry] out) except +raise_python_error
         int32_t length(int32_t row) except +raise_python_error
         int64_t capacity(int32_t row) except +raise_python_error
         Int32s blocks(int32_t row, int64_t group) except +raise_python_error
@@ -66,6 +74,8 @@ cdef class BlockTables:
 
     # prepare of n rows without any conversion; False when blocks are short.
     cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
+    # take_changes into memory for `capacity` entries; returns how many came.
+    cdef Py_ssize_t take_changes_raw(self, ChangedEntry* out, Py_ssize_t capacity) except -1
     # The blocks of a row in a group, until the row changes.
     cdef Int32s row_raw(self, int32_t row, int64_t group)
     # Raises OutOfBlocks with the figures of the try_prepare_raw that just failed.

@@ -24,7 +24,7 @@ from pagecore.index._step_buffers cimport SlotsOut, SlotType, StepBuffers
 
 import numpy as np
 
-from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedOption
+from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
 
 # Steps of more tokens than this ask for blocks before they ask for memory to write slots into.
 cdef enum: MAX_TOKENS_UNASKED = 1 << 16
@@ -321,6 +321,49 @@ cdef class BlockTables:
         if group is not None:
             return copies_array(deref(self.native).take_copies(as_int64(group, "group")))
         return self._per_group([copies_array(deref(self.native).take_copies(g)) for g in range(len(self.pools))])
+
+    def follow_changes(self):
+        """Follow from now on which entries of the tables change, for a copy of them that lives elsewhere.
+
+        The copy is one array that begins as zeros: ``table(0)`` flat, then the tables of the other groups, then
+        `row_lengths`. Tables that nobody follows pay nothing for it.
+
+        Raises
+        ------
+        ShapeError
+            The array has more entries than int32 can name.
+        """
+        deref(self.native).follow_changes()
+
+    def take_changes(self, out):
+        """Hand over what has changed since the last call, each entry once, in ascending order.
+
+        Parameters
+        ----------
+        out : numpy.ndarray
+            int64 [n, 2], contiguous; gets rows of (index in the array, number that it holds now).
+
+        Returns
+        -------
+        int
+            How many rows were written. Fewer than n: there are no more.
+
+        Raises
+        ------
+        UnsupportedOption
+            Nobody has called `follow_changes`.
+        ShapeError
+            `out` is no such array.
+        """
+        target = writable(out, 2, "out", True)
+        if target.dtype != np.int64:
+            raise UnsupportedDtype(f"out is {target.dtype}; it must be int64")
+        if target.shape[1] != 2 or not target.flags.c_contiguous:
+            raise ShapeError(f"out has shape {target.shape}; it must be [n, 2] and contiguous")
+        return self.take_changes_raw(<ChangedEntry*> address_of(target), target.shape[0])
+
+    cdef Py_ssize_t take_changes_raw(self, ChangedEntry* out, Py_ssize_t capacity) except -1:
+        return <Py_ssize_t> deref(self.native).take_changes(span[ChangedEntry](out, <size_t> capacity))
 
     def truncate(self, rows, lengths, keep_capacity=False):
         """Cut rows to `lengths` tokens and give blocks past the last needed one back, tail first.

@@ -25,6 +25,8 @@ cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
         int32_t num_sequences()
         int32_t num_tokens()
         size_t nbytes()
+        const void* image()
+        size_t image_nbytes()
         int32_t* rows()
         int32_t* query_lens()
         int32_t* cu_query_lens()

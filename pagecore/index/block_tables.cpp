@@ -160,6 +160,7 @@ RowId BlockTables::take_row(TokenCount length) {
   const RowId row = id - 1;
   lengths_[static_cast<size_t>(row)] = length;
   rows_[static_cast<size_t>(row)].is_used = true;
+  mark_lengths({&row, 1});
   return row;
 }
 
@@ -176,8 +177,9 @@ RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix) {
         std::find_if(prefix[i].begin(), prefix[i].end(), [](BlockId block) { return block != kNullBlock; });
     for (const BlockId block : prefix[i].subspan(static_cast<size_t>(first - prefix[i].begin())))
       pool_of(group).share(block);
-    group.runs[static_cast<size_t>(row)] = {static_cast<int32_t>(prefix[i].size()),
-                                            static_cast<int32_t>(first - prefix[i].begin())};
+    const Run run{static_cast<int32_t>(prefix[i].size()), static_cast<int32_t>(first - prefix[i].begin())};
+    group.runs[static_cast<size_t>(row)] = run;
+    mark_entries(group, row, run.num_holes, run.count);
   }
   return row;
 }
@@ -196,6 +198,7 @@ RowId BlockTables::fork(RowId parent) {
       if (blocks[i] != kNullBlock) pool_of(group).share(blocks[i]);
     }
     group.runs[static_cast<size_t>(row)] = run;
+    mark_entries(group, row, run.num_holes, run.count);
   }
   return row;
 }
@@ -213,6 +216,7 @@ int64_t BlockTables::drop_blocks(Group& group, RowId row, int32_t from, int32_t 
     group.copies.drop(block);
     ++freed;
   }
+  mark_entries(group, row, from, to);
   return freed;
 }
 
@@ -237,6 +241,7 @@ void BlockTables::remove(Rows rows) {
     rows_[static_cast<size_t>(row)].is_used = false;
     free_rows_.push(row + 1);
   }
+  mark_lengths(rows);
 }
 
 void BlockTables::truncate(Rows rows, Counts lengths, bool keep_capacity) {
@@ -259,6 +264,7 @@ void BlockTables::truncate(Rows rows, Counts lengths, bool keep_capacity) {
     for (size_t i = 0; i < rows.size(); ++i) shrink(groups_[g], rows[i], groups_[g].block_size.ceil(lengths[i]));
   }
   for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] = lengths[i];
+  mark_lengths(rows);
 }
 
 int64_t BlockTables::release_before(Rows rows, int64_t group_index, Counts positions) {

@@ -12,6 +12,8 @@
 //     all null and of length 0: padding points at it.
 // I3: every entry that is not null holds one reference in the group's pool.
 // I4: a row is in free_rows_ iff it is not in use.
+// I5: once changes are followed, a copy of tables and lengths that is given every change equals them whenever none is
+//     left to take.
 // All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, with
 // all pools locked. References are dropped group after group, row after row, and tail first: a prefix lives longest.
 // Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before.
@@ -25,6 +27,7 @@
 #include <vector>
 
 #include "pagecore/index/block_pool.hpp"
+#include "pagecore/index/changed_entries.hpp"
 #include "pagecore/index/divider.hpp"
 #include "pagecore/index/free_list.hpp"
 #include "pagecore/index/pending_copies.hpp"
@@ -82,6 +85,12 @@ class BlockTables {
   int64_t release_before(Rows rows, int64_t group, Counts positions);
   // The copies that copy-on-write promised since the last call, in the order in which they must run.
   [[nodiscard]] std::vector<BlockCopy> take_copies(int64_t group);
+
+  // Follows from now on which entries change, for a copy that lives elsewhere and begins as all zeros. Its entries are
+  // those of table(0), of table(1) and so on, and then the lengths: all in one array.
+  void follow_changes();
+  // Takes changes since the last call, ascending, as many as there are or `out` has room for.
+  [[nodiscard]] size_t take_changes(std::span<ChangedEntry> out);
 
   [[nodiscard]] TokenCount length(RowId row) const;
   [[nodiscard]] int64_t capacity(RowId row) const;
@@ -150,6 +159,19 @@ class BlockTables {
     const int32_t held = group.runs[static_cast<size_t>(row)].count;
     return {group.block_size.floor(length), held, count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
   }
+  // Entries [from, to) of a row have changed.
+  void mark_entries(const Group& group, RowId row, int32_t from, int32_t to) {
+    if (changed_ == nullptr || from >= to) return;
+    const auto line = (&group - groups_.data()) * (max_sequences_ + 1) + row;
+    changed_->mark_run(static_cast<int32_t>(line * max_blocks_ + from), to - from);
+  }
+  void mark_lengths(Rows rows) {
+    if (changed_ == nullptr) return;
+    for (const RowId row : rows) changed_->mark(static_cast<int32_t>(num_table_entries() + row));
+  }
+  [[nodiscard]] int64_t num_table_entries() const {
+    return std::ssize(groups_) * (int64_t{max_sequences_} + 1) * max_blocks_;
+  }
   [[nodiscard]] BlockPool::Transaction& pool_of(const Group& group) const { return pools_[group.pool]; }
 
   void check_row(RowId row) const {
@@ -197,8 +219,9 @@ class BlockTables {
   mutable std::vector<BlockPool::Transaction> pools_;
   std::vector<Group> groups_;
   ZeroedArray<Row> rows_;
-  ZeroedArray<TokenCount> lengths_;  // of the rows; for callers too, so that it is an array of its own
-  FreeList free_rows_;               // row + 1, lowest first
+  ZeroedArray<TokenCount> lengths_;          // of the rows; for callers too, so that it is an array of its own
+  FreeList free_rows_;                       // row + 1, lowest first
+  std::unique_ptr<ChangedEntries> changed_;  // null where nobody follows
   uint64_t num_calls_ = 0;
 
   // Scratch, kept so that calls seldom allocate.

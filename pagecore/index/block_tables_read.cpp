@@ -1,5 +1,6 @@
 // What the tables tell: lengths, blocks, dense tables, copies to run, and whether they are sound.
 #include <algorithm>
+#include <limits>
 
 #include "pagecore/index/block_tables.hpp"
 #include "pagecore/native/checks.hpp"
@@ -67,6 +68,34 @@ std::vector<BlockCopy> BlockTables::take_copies(int64_t group_index) {
   return group.copies.take([&](BlockId block) { return pool_of(group).ref_count(block) > 0; });
 }
 
+void BlockTables::follow_changes() {
+  const int64_t num_entries = num_table_entries() + max_sequences_ + 1;
+  PC_EXPECTS(num_entries <= std::numeric_limits<int32_t>::max(), ShapeError, "the tables have ", num_entries,
+             " entries; changes are followed where int32 can name them: lower max_sequences or "
+             "max_blocks_per_sequence");
+  changed_ = std::make_unique<ChangedEntries>(static_cast<int32_t>(num_entries));
+  for (RowId row = 0; row < max_sequences_; ++row) {
+    if (!rows_[static_cast<size_t>(row)].is_used) continue;
+    mark_lengths({&row, 1});
+    for (const Group& group : groups_) mark_entries(group, row, 0, group.runs[static_cast<size_t>(row)].count);
+  }
+}
+
+size_t BlockTables::take_changes(std::span<ChangedEntry> out) {
+  PC_EXPECTS(changed_ != nullptr, UnsupportedOption,
+             "nobody follows the changes of these tables; call "
+             "follow_changes() first");
+  const int64_t num_in_group = num_table_entries() / std::ssize(groups_);
+  const BlockId* table = groups_[0].table.data();
+  int64_t first = 0;  // of that table
+  size_t group = 0;
+  return changed_->take(out, [&](int32_t index) {
+    for (; index - first >= num_in_group && group < groups_.size(); first += num_in_group)
+      table = ++group < groups_.size() ? groups_[group].table.data() : lengths_.data();
+    return table[index - first];
+  });
+}
+
 size_t BlockTables::num_pending_copies() const {
   size_t count = 0;
   for (const Group& group : groups_) count += group.copies.size();
@@ -76,6 +105,7 @@ size_t BlockTables::num_pending_copies() const {
 size_t BlockTables::nbytes() const {
   size_t nbytes =
       sizeof(*this) + rows_.nbytes() + lengths_.nbytes() + free_rows_.nbytes() + groups_.capacity() * sizeof(Group);
+  if (changed_ != nullptr) nbytes += changed_->nbytes();
   for (const Group& group : groups_) nbytes += group.table.nbytes() + group.runs.nbytes() + group.copies.nbytes();
   return nbytes;
 }
@@ -90,6 +120,7 @@ void BlockTables::check_invariants(bool exclusive) const {
   }
   PC_ASSERT(lengths_[static_cast<size_t>(max_sequences_)] == 0);
   for (const Group& group : groups_) check_group_invariants(group);
+  if (changed_ != nullptr) changed_->check_invariants();
   check_references(exclusive);
 }
 

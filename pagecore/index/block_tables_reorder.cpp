@@ -24,6 +24,7 @@ void BlockTables::reorder(Rows rows, Rows parents) {
   const Run* saved_runs = saved_runs_.data();
   for (Group& group : groups_) reorder_group(group, rows, parents, saved_blocks, saved_runs);
   for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] = saved_lengths_[i];
+  mark_lengths(rows);
 }
 
 void BlockTables::save_parents(Rows rows, Rows parents) {
@@ -62,6 +63,7 @@ void BlockTables::reorder_group(Group& group, Rows rows, Rows parents, const Blo
     if (rows[i] == parents[i]) continue;
     std::copy(blocks, blocks + (runs->count - runs->num_holes), entries(group, rows[i]) + runs->num_holes);
     group.runs[static_cast<size_t>(rows[i])] = *runs;
+    mark_entries(group, rows[i], runs->num_holes, runs->count);
     blocks += runs->count - runs->num_holes;
     ++runs;
   }

@@ -148,14 +148,17 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
     if (block == kNullBlock) {
       blocks[at] = pool.take();
       run.num_holes = std::min(run.num_holes, at);
+      mark_entries(group, row, at, at + 1);
     } else if (pool.ref_count(block) > 1) {
       blocks[at] = pool.take();
       pool.drop(block);
       const int64_t start = int64_t{at} * group.block_size.divisor();
       if (start < lengths_[static_cast<size_t>(row)]) group.copies.add({block, blocks[at]});
+      mark_entries(group, row, at, at + 1);
     }
   }
   for (int32_t at = span.held; at < span.last; ++at) blocks[at] = pool.take();
+  mark_entries(group, row, span.held, span.last);
   run.count = std::max(span.held, span.last);
 }
 
@@ -203,6 +206,7 @@ bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> o
 
 void BlockTables::advance(Rows rows, Counts counts) {
   for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] += counts[i];
+  mark_lengths(rows);
 }
 
 bool BlockTables::try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out) {

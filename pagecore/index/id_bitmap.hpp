@@ -9,6 +9,7 @@
 // Cost: insert and erase touch one word unless a word becomes or stops being empty. Threads: none of its own.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -24,6 +25,7 @@ class IdBitmap {
  public:
   explicit IdBitmap(int64_t capacity) : words_(place_levels(capacity)) {}
 
+  [[nodiscard]] bool is_empty() const { return words_[start_[num_levels_ - 1]] == 0; }
   [[nodiscard]] bool contains(BlockId id) const { return (words_[word_of(id)] >> bit_of(id)) & 1; }
 
   void insert(BlockId id) {
@@ -58,14 +60,27 @@ class IdBitmap {
     return count;
   }
 
+  // Inserts `count` ids from `first` on.
+  void insert_run(BlockId first, BlockId count) {
+    for (int64_t id = first, end = int64_t{first} + count; id < end;) {
+      const auto at = static_cast<size_t>(id) >> 6;
+      const int64_t next = std::min(end, static_cast<int64_t>(at + 1) * 64);
+      const bool was_empty = words_[at] == 0;
+      words_[at] |= ~uint64_t{0} >> (64 - (next - id)) << (id & 63);
+      if (was_empty) insert_above(at);
+      id = next;
+    }
+  }
+
   void erase(BlockId id) {
     words_[word_of(id)] &= ~(uint64_t{1} << bit_of(id));
     if (words_[word_of(id)] == 0) erase_above(word_of(id));
   }
 
-  // Moves the lowest ids into `out`, ascending; the set must hold that many.
-  void take_lowest(std::span<BlockId> out) {
-    for (size_t taken = 0; taken < out.size();) {
+  // Moves the lowest ids into `out`, ascending; returns how many, fewer than it has room for where the set has fewer.
+  size_t take_lowest(std::span<BlockId> out) {
+    size_t taken = 0;
+    while (taken < out.size() && !is_empty()) {
       const size_t at = lowest_word();
       uint64_t word = words_[at];
       if (word == ~uint64_t{0} && out.size() - taken >= 64) {  // no search for what is known
@@ -79,6 +94,7 @@ class IdBitmap {
       words_[at] = word;
       if (word == 0) erase_above(at);
     }
+    return taken;
   }
 
   [[nodiscard]] size_t nbytes() const { return words_.nbytes(); }
@@ -88,6 +104,9 @@ class IdBitmap {
     int64_t found = 0;
     for (size_t i = 0; i < start_[1]; ++i) found += std::popcount(words_[i]);
     PC_ASSERT(found == size);
+    check_levels();
+  }
+  void check_levels() const {
     for (int level = 1; level < num_levels_; ++level) {
       for (size_t i = 0; i < start_[level] - start_[level - 1]; ++i) {
         const bool marked = (words_[start_[level] + (i >> 6)] >> (i & 63)) & 1;

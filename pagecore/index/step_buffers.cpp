@@ -51,6 +51,7 @@ StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_
     slots_.push_back(carve(static_cast<size_t>(max_tokens_) * slot_size(slot_type_)));
     pad_slots(slots_.back(), 0, max_tokens_);
   }
+  image_nbytes_ = static_cast<size_t>(at - image());
 }
 
 void StepBuffers::pad(int32_t num_sequences, TokenCount num_tokens, RowId null_row) {

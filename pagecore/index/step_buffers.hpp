@@ -7,6 +7,7 @@
 //   positions       8  0  1  2  3 16 | 0  0 ...
 //   slots[group]   24 80 81 82 83 52 |-1 -1 ...
 //
+// The arrays lie one behind the other in one image, in this order: whoever needs them elsewhere copies that.
 // I1: behind the last step's sequences and tokens everything is padding, as drawn.
 // Cost: a step writes its own entries, and repaints what a longer step before it left. Threads: none of its own.
 #pragma once
@@ -34,6 +35,9 @@ class StepBuffers {
   [[nodiscard]] int32_t num_sequences() const { return num_sequences_; }
   [[nodiscard]] TokenCount num_tokens() const { return num_tokens_; }
   [[nodiscard]] size_t nbytes() const { return memory_.nbytes(); }
+  // All arrays, each at a multiple of 64 from here.
+  [[nodiscard]] const std::byte* image() const { return reinterpret_cast<const std::byte*>(rows_); }
+  [[nodiscard]] size_t image_nbytes() const { return image_nbytes_; }
 
   [[nodiscard]] RowId* rows() { return rows_; }
   [[nodiscard]] TokenCount* query_lens() { return query_lens_; }
@@ -60,6 +64,7 @@ class StepBuffers {
   TokenCount num_tokens_ = 0;
   RowId null_row_ = 0;  // what rows_ is padded with
   ZeroedArray<std::byte> memory_;
+  size_t image_nbytes_;
   RowId* rows_;
   TokenCount* query_lens_;
   TokenCount* cu_query_lens_;

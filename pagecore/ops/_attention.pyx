@@ -34,6 +34,7 @@ from pagecore.ops._checks cimport (
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 from pagecore.ops.cuda._attention cimport attention as launch_attention
+from pagecore.ops.cuda._debug cimport debug_attention, debugging
 from pagecore.ops.cuda._moves cimport merge as launch_merge
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
@@ -212,6 +213,8 @@ def paged_attention(
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, key_scale, value_scale, out), &place)
+        if debugging():
+            debug_attention(q, k, v, table, lens, picked, cu, causal, left, right, bits, &place)
         launch_attention(
             q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
             slopes, bits, key_scales, value_scales, result, lse, &place,

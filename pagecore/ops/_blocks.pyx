@@ -29,6 +29,7 @@ from pagecore.ops.cpu._cpu cimport (
     scatter_blocks as run_scatter,
     transfer_blocks as run_transfer,
 )
+from pagecore.ops.cuda._debug cimport debug_copied, debug_sequences, debug_transferred, debugging
 from pagecore.ops.cuda._moves cimport (
     copy_blocks as launch_copy,
     gather_blocks as launch_gather,
@@ -49,6 +50,14 @@ cdef int check_known(Sequences batch, list caches) except -1:
     return 0
 
 
+cdef int check_under_debug(
+        Sequences batch, list caches, list packed, str argument, bint many, const Place* place) except -1:
+    if not packed or not debugging():
+        return 0
+    name = label(argument, 0, many)
+    return debug_sequences(caches, <Tensor>packed[0], name, batch.table, batch.lens, batch.rows, place)
+
+
 cdef int64_t longest(Sequences batch, list packed):
     """What no sequence has more tokens than."""
     if batch.longest != UNKNOWN or not packed:
@@ -59,6 +68,10 @@ cdef int64_t longest(Sequences batch, list packed):
 def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=None):
     """Copy sequences out of the blocks of a paged cache: contiguous, one after another, packed.
 
+    All arrays are on one device, the host or CUDA; beside CUDA arrays lists and host arrays of integers are copied to
+    the device. A call on CUDA with `out` and integers on the device is one launch for all caches that lie alike, and
+    waits for nothing.
+
     Parameters
     ----------
     cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
@@ -68,14 +81,16 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         Block ids. The null block 0 is a hole, whose tokens are zeros. Entries past a sequence's length are not looked
         at.
     seq_lens : integers, [B]
-        Tokens of each sequence.
+        Tokens of each sequence. Where they are on CUDA, nobody adds them up without waiting for the device: `out` is
+        then required.
     rows : integers, [B], optional
         The row of `block_table` of each sequence.
     out : array, [sum(seq_lens), ...], optional
         Takes the result; for a list of caches a list. Its dtype is the cache's, or else both are of float32, float16
         and bfloat16: then numbers are rounded to nearest even. It must not share memory with a cache.
-    stream : None
-        For CUDA arrays only.
+    stream : int or a stream, optional
+        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        stream of the framework of `cache`.
 
     Returns
     -------
@@ -85,7 +100,8 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
     Raises
     ------
     InvalidBlock, InvalidSequence
-        A block or row out of range.
+        A block or row out of range. What stands in CUDA memory is not looked at but under `debug`: blocks and rows that
+        are not there are holes, and lengths end where a row of the table and `out` do.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
 
@@ -118,6 +134,7 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         run_gather(caches, packed, batch.table, batch.lens, batch.rows)
     else:
         await_arrays((cache, block_table, seq_lens, rows), &place)
+        check_under_debug(batch, caches, packed, "out", many, &place)
         launch_gather(caches, packed, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
     if out is None:
         given = [finished(<Tensor>packed[i], examples[i], &place) for i in range(len(packed))]
@@ -126,6 +143,8 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
 
 def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=None):
     """Copy packed sequences into the blocks of a paged cache: the inverse of `gather_blocks`.
+
+    Its rules for devices hold here too.
 
     Parameters
     ----------
@@ -136,18 +155,20 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         Written in place; as in `gather_blocks`.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
         Block ids. Tokens in the null block 0, a hole, are skipped. Of two sequences that hold the same block, the later
-        one stays.
+        one stays; on CUDA any of them may, and mixtures of both.
     seq_lens : integers, [B]
         Tokens of each sequence. Slots past them keep what they hold.
     rows : integers, [B], optional
         The row of `block_table` of each sequence.
-    stream : None
-        For CUDA arrays only.
+    stream : int or a stream, optional
+        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        stream of the framework of `cache`.
 
     Raises
     ------
     InvalidBlock, InvalidSequence
-        A block or row out of range.
+        A block or row out of range. What stands in CUDA memory is not looked at but under `debug`: tokens of blocks and
+        rows that are not there are skipped, and lengths end where a row of the table and `values` do.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
     """
@@ -165,11 +186,15 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
     else:
         await_arrays((values, block_table, seq_lens, rows), &place)
+        check_under_debug(batch, caches, packed, "values", many, &place)
         launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
 
 
 def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
     """Copy whole blocks from caches into other caches, whatever their layouts, dtypes and numbers of blocks.
+
+    All arrays are on one device, the host or CUDA; `pairs` may be on the host beside CUDA arrays, and then travel in
+    the launch. Between devices, copy with whatever owns the memory.
 
     Parameters
     ----------
@@ -181,14 +206,17 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
         may share memory with a source: `copy_blocks` copies inside a cache.
     pairs : integers, [n, 2]
         (source block, target block), the same for every cache; copied in order, so that of equal targets the later one
-        stays. Neither may be the null block 0.
-    stream : None
-        For CUDA arrays only.
+        stays. Neither may be the null block 0. Pairs on CUDA are copied one after another, those of the host as many at
+        once as have nothing to do with each other.
+    stream : int or a stream, optional
+        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        stream of the framework of `source_caches`.
 
     Raises
     ------
     InvalidBlock
-        A block that some cache does not have, or the null block.
+        A block that some cache does not have, or the null block. Pairs in CUDA memory are not looked at but under
+        `debug`: such pairs are skipped.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been copied.
     """
@@ -214,14 +242,20 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
     if place.device_type == CPU:
         run_transfer(sources, targets, ids)
         return
+    await_arrays((source_caches, pairs), &place)
     if ids.device_type == CPU:
         check_transferred(sources, targets, ids)
-    await_arrays((source_caches, pairs), &place)
+    elif debugging():
+        debug_transferred(sources, targets, ids, &place)
     launch_transfer(sources, targets, ids, &place)
 
 
 def copy_blocks(caches, pairs, *, stream=None):
     """Copy whole blocks inside caches, in the order given: what runs before a shared block is written.
+
+    All arrays are on one device, the host or CUDA, but for `pairs`, as in `transfer_blocks`. A call on CUDA is one
+    launch for all caches that lie alike and up to 128 pairs that have nothing to do with each other; it allocates
+    nothing and waits for nothing.
 
     Parameters
     ----------
@@ -229,13 +263,15 @@ def copy_blocks(caches, pairs, *, stream=None):
         Each is copied in place; any dtype, rank and strides.
     pairs : integers, [n, 2]
         (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote.
-    stream : None
-        For CUDA arrays only.
+    stream : int or a stream, optional
+        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        stream of the framework of `caches`.
 
     Raises
     ------
     InvalidBlock
-        A source or target that some cache does not have.
+        A source or target that some cache does not have. Pairs in CUDA memory are not looked at but under `debug`: such
+        pairs are skipped.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that are not served or cannot be written. In every case nothing has been copied.
     """
@@ -256,7 +292,9 @@ def copy_blocks(caches, pairs, *, stream=None):
     if place.device_type == CPU:
         run_copy(planes, ids)
         return
+    await_arrays((pairs,), &place)
     if ids.device_type == CPU:
         check_copied(planes, ids)
-    await_arrays((pairs,), &place)
+    elif debugging():
+        debug_copied(planes, ids, &place)
     launch_copy(planes, ids, &place)

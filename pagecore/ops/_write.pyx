@@ -18,6 +18,7 @@ from pagecore.ops._checks cimport (
     scale_numbers,
 )
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
+from pagecore.ops.cuda._debug cimport debug_slots, debugging
 from pagecore.ops.cuda._moves cimport write_kv as launch_write
 
 from pagecore.errors import ShapeError
@@ -94,10 +95,12 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
         return
     key_scales = divisors(key_scale, "key_scale", keys.shape_[2], &place, &key_divisor)
     value_scales = divisors(value_scale, "value_scale", keys.shape_[2], &place, &value_divisor)
+    await_arrays((key, value, slot_mapping, key_scale, value_scale), &place)
     if slots.device_type == CPU:
         check_slots(slots, k, keys)
+    elif debugging():
+        debug_slots(slots, k, keys, &place)
     slots = brought_to(slots, "slot_mapping", &place)
-    await_arrays((key, value, slot_mapping, key_scale, value_scale), &place)
     launch_write(
         k, v, keys, values, slots, key_scales, key_divisor, value_scales, value_divisor, &place
     )

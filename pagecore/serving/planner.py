@@ -161,6 +161,7 @@ def plan_memory(
     ranks: int = 1,
     block_size: int = 16,
     context: SupportsIndex | Iterable[SupportsIndex] = (),
+    device: str = "cpu",
 ) -> MemoryPlan:
     """How many blocks, tokens and requests fit into the memory of one rank.
 
@@ -181,6 +182,8 @@ def plan_memory(
         Tokens a block.
     context : int or iterable of int
         Lengths of requests to plan for.
+    device : str
+        Whose free memory a fraction is of.
 
     Raises
     ------
@@ -190,12 +193,14 @@ def plan_memory(
         Numbers that are none, heads that `ranks` cannot share, a memory that makes more blocks than ids can count.
     UnsupportedOption
         Layers that are no specs, or that are not known to be shared.
+    DeviceError
+        A fraction of a device that is not there.
     """
     ranks = at_least("ranks", ranks)
     block_size = at_least("block_size", block_size)
     contexts = [within("context", length) for length in _listed(context)]
     _, groups = arrange(specs, None, TensorParallel(0, ranks))
-    budget = parse_memory(memory)
+    budget = parse_memory(memory, device)
     num_blocks = count_blocks(groups, block_size, None, budget)[0]
     planned = tuple(_group(group, block_size) for group in groups)
     return MemoryPlan(
@@ -216,6 +221,7 @@ def plan_model(
     block_size: int = 16,
     context: SupportsIndex | Iterable[SupportsIndex] | None = None,
     dtype: object = "auto",
+    device: str = "cpu",
 ) -> ModelPlan:
     """`plan_memory` of a config.json; without `context`, of a few lengths up to the longest that it was made for."""
     model = read_model_config(config, dtype=dtype)
@@ -223,7 +229,7 @@ def plan_model(
         longest = model.max_length or INT32_MAX
         lengths = [length for length in CONTEXTS if length < longest]
         context = [*lengths, longest] if model.max_length else lengths
-    plan = plan_memory(model.layers, memory, ranks=ranks, block_size=block_size, context=context)
+    plan = plan_memory(model.layers, memory, ranks=ranks, block_size=block_size, context=context, device=device)
     return ModelPlan(model, plan)
 
 

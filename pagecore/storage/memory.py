@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pagecore.arrays import cuda
+from pagecore.arrays.devices import check_device, device_index
 from pagecore.errors import NotEnoughMemory, ShapeError
 
 UNITS: dict[str, int] = {"": 1, "B": 1} | {
@@ -58,9 +60,19 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes that `device` has free: for the host what the kernel calls available, within the limit of the cgroup."""
-    if device != "cpu":
-        raise NotEnoughMemory(f"how much memory {device!r} has free is not known; give bytes")
+    """Bytes that `device` has free: for the host what the kernel calls available, within the limit of the cgroup.
+
+    For a CUDA device what its driver calls free: memory that a framework's pool keeps for later counts as taken.
+
+    Raises
+    ------
+    DeviceError
+        What is no device, or not there.
+    """
+    index = device_index(device)
+    if index is not None:
+        check_device(index)
+        return cuda.runtime().memory_info(index)[0]
     available = _host_available()
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     return available if limit is None or used is None else max(0, min(available, limit - used))

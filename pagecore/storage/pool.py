@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pagecore.arrays import Tensor, as_tensor, empty, strided
+from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
+from pagecore.arrays.devices import device_name
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage.checks import at_least
 from pagecore.storage.layout import KVLayout, as_layout
@@ -25,11 +26,11 @@ class KVPool:
     layout : str or KVLayout
         How the planes lie in memory; see `KVLayout`.
     device : str
-        "cpu".
+        "cpu", "cuda" (the first CUDA device) or another one, such as "cuda:1".
     buffers : optional
         Memory that somebody else owns, adopted instead of allocating: one contiguous, writable array of at least
         `nbytes` bytes, or one a buffer of the layout (a sequence, or a mapping by plane name). Nothing is written to
-        it here. Without it the pool allocates, and zeroes the null block.
+        it here. Without it the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
 
     Raises
     ------
@@ -47,10 +48,8 @@ class KVPool:
         device: str = "cpu",
         buffers: object = None,
     ) -> None:
-        if device != "cpu":
-            raise DeviceError(f"device is {device!r}; this version keeps pools on 'cpu'")
         self.spec = spec
-        self.device = device
+        self.device = device_name(device)
         self.num_layers = at_least("num_layers", num_layers)
         self.num_blocks = at_least("num_blocks", num_blocks, least=2)
         self.block_size = at_least("block_size", block_size)
@@ -61,7 +60,7 @@ class KVPool:
             name: tuple(self._view(index, layer) for layer in range(self.num_layers))
             for index, name in enumerate(names)
         }
-        if buffers is None:
+        if buffers is None and self.device == "cpu":
             self._zero_null_block()
 
     @property
@@ -121,7 +120,9 @@ class KVPool:
 
     def _allocate(self) -> tuple[Tensor, ...]:
         sizes = [self.layout.buffer_nbytes(i) for i in range(self.layout.num_buffers)]
-        return tuple(empty((size,), "uint8", self.device) for size in sizes)
+        # Untouched, memory of the host costs nothing yet; a device has all of its own at once.
+        make = empty if self.device == "cpu" else zeros
+        return tuple(make((size,), "uint8", self.device) for size in sizes)
 
     def _adopt(self, buffers: object) -> tuple[Tensor, ...]:
         given = self._given(buffers)

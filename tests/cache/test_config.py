@@ -69,7 +69,7 @@ def test_configs_are_values():
         ({"memory": 1.5}, ShapeError),
         ({"max_sequences": 0}, ShapeError),
         ({"max_tokens_per_sequence": -1}, ShapeError),
-        ({"device": "cuda"}, DeviceError),
+        ({"device": "tpu"}, DeviceError),
         ({"layout": "rowwise"}, UnsupportedOption),
         ({"layout": 5}, UnsupportedOption),
         ({"prefix_cache": "yes"}, UnsupportedOption),

@@ -41,10 +41,16 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.random = np.random.default_rng(0)
-        self.cache = PagedKVCache(LAYERS, block_size=BLOCK, num_blocks=[14, 12], max_sequences=6)
+        self.cache = self.make_cache(LAYERS, block_size=BLOCK, num_blocks=[14, 12], max_sequences=6)
         self.batch = self.cache.make_batch(6, 40)
         self.spaces = [SwapSpace(self.cache, num_blocks=[7, 6]), SwapSpace(self.cache, num_blocks=30)]
         self.twins = {}
+
+    def make_cache(self, layers, **options):
+        return PagedKVCache(layers, **options)
+
+    def poison(self):
+        poison(self.cache, np.nan)
 
     def resident(self):
         return [sequence for sequence in self.twins if not sequence.is_swapped]
@@ -69,14 +75,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.try_swap_out(sequences, space) == suffices
         if suffices:
             assert self.cache.stats().num_swapped_blocks == before.num_swapped_blocks + sum(needed)
-            poison(self.cache, np.nan)
+            self.poison()
         else:
             assert self.cache.stats() == before
         assert all(sequence.is_swapped == suffices for sequence in sequences)
 
     def num_blocks(self, sequences, group):
         """Distinct blocks with computed tokens."""
-        table = self.batch.group(group).block_table.numpy()
+        table = self.cache._tables.table(group)
         return len(
             {
                 block
@@ -94,7 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
         suffices = len(self.resident()) + len(sequences) <= 6 and self.cache.shortage(sequences, 0) == 0
         assert self.cache.try_swap_in(sequences) == suffices
         if suffices:
-            poison(self.cache, np.nan)
+            self.poison()
         else:
             assert self.cache.stats() == before
         assert all(sequence.is_swapped != suffices for sequence in sequences)
@@ -153,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Write random keys and values in every layer, attend, and compare each row with dense attention."""
         total = sum(counts)
         rows = batch.max_tokens
-        assert np.asarray(batch.cu_query_lens)[len(sequences)] == total
+        assert batch.host.cu_query_lens.numpy()[len(sequences)] == total
         written = []
         for layer, spec in enumerate(LAYERS):
             key = self.random.normal(size=(rows, spec.num_kv_heads, spec.head_dim)).astype(np.float32)

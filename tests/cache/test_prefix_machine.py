@@ -68,7 +68,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @initialize(model=st.sampled_from(sorted(MODELS)), policy=st.sampled_from(["lru", "lfu", "fifo", "slru"]))
     def make(self, model, policy):
         self.layers, blocks = MODELS[model]
-        self.cache = PagedKVCache(
+        self.cache = self.make_cache(
             self.layers,
             block_size=BLOCK,
             num_blocks=blocks,
@@ -79,6 +79,12 @@ class PrefixMachine(RuleBasedStateMachine):
         self.space = SwapSpace(self.cache, num_blocks=9)
         self.random = np.random.default_rng(0)
         self.twins = {}
+
+    def make_cache(self, layers, **options):
+        return PagedKVCache(layers, **options)
+
+    def poison(self):
+        poison(self.cache, np.nan)
 
     def resident(self):
         return [sequence for sequence in self.twins if not sequence.is_swapped]
@@ -121,7 +127,7 @@ class PrefixMachine(RuleBasedStateMachine):
                 assert self.cache.stats() == before
             return
         batch = self.cache.prepare(sequences, counts)
-        poison(self.cache, np.nan)
+        self.poison()
         end = data.draw(st.sampled_from(["commit", "commit", "commit", "reject", "abandon"]))
         if end == "abandon":
             self.cache.abandon(batch)
@@ -247,8 +253,8 @@ class PrefixMachine(RuleBasedStateMachine):
         stats = self.cache.stats()
         assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
         rows = [sequence.row for sequence in self.resident()]
-        used = [len(np.unique(self.cache.block_table(g).numpy()[rows])) for g in range(self.cache.num_groups)]
-        holes = [(self.cache.block_table(g).numpy()[rows] == 0).any() for g in range(self.cache.num_groups)]
+        used = [len(np.unique(self.cache._tables.table(g)[rows])) for g in range(self.cache.num_groups)]
+        holes = [(self.cache._tables.table(g)[rows] == 0).any() for g in range(self.cache.num_groups)]
         # Whatever no row uses can be had, as in a cache that keeps nothing.
         left = [n - 1 - (u - hole) for n, u, hole in zip(self.cache.num_blocks, used, holes, strict=True)]
         assert self.cache.num_available == min(left)

@@ -24,7 +24,7 @@ from tests.cache.caches import SPEC, advance, make, normal
         ({"prefix_cache": "yes"}, UnsupportedOption),
         ({"eviction_policy": "best"}, UnsupportedOption),
         ({"parallel": 2}, UnsupportedOption),
-        ({"device": "cuda"}, DeviceError),
+        ({"device": "cuda:9999"}, DeviceError),
         ({"device": "tpu"}, DeviceError),
         ({"index_dtype": "uint8"}, UnsupportedOption),
         ({"layout": "rowwise"}, UnsupportedOption),

@@ -99,7 +99,7 @@ KEY, VALUE = Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32")
         ({"num_layers": 0}, ShapeError),
         ({"num_layers": 2**40}, ShapeError),
         ({"device": "none"}, DeviceError),
-        ({"device": "cuda"}, DeviceError),
+        ({"device": "cuda:9999"}, DeviceError),
         ({"parallel": 2}, UnsupportedOption),
         ({"spec": None}, UnsupportedOption),
         ({"spec": "llama", "num_layers": None}, UnsupportedOption),

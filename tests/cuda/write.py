@@ -208,7 +208,7 @@ def test_places_past_two_to_the_31_elements_are_reached(cuda, layout, block_size
         cache = cache.reshape(num_blocks, heads, block_size, dim).transpose(0, 2, 1, 3)
     last = num_blocks - 1
     blocks = [2**31 // per_block, 2**31 // per_block + 1, 2**32 // per_block, last, last, 1]
-    offsets = [3, 0, block_size - 1, block_size - 1, 0, 5]
+    offsets = [3, 1, block_size - 1, block_size - 2, 0, 5]  # all different: blocks of the values lie in one place
     slots = np.asarray([block * block_size + offset for block, offset in zip(blocks, offsets, strict=True)])
     key, value = numbers((6, heads, dim), "bfloat16"), numbers((6, heads, dim), "bfloat16", 1)
     other = cuda.put(np.zeros((4, block_size, heads, dim), DTYPES["bfloat16"]))[:1]
@@ -246,9 +246,10 @@ def test_a_warm_write_is_one_launch_and_nothing_else(cuda):
     """So that a graph can hold it: no memory is asked for, nothing copied, nothing waited for."""
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
-    key, cache = cuda.put(numbers((4, 2, 8))), cuda.put(np.zeros((4, 4, 2, 8), np.float16))
+    key = cuda.put(numbers((4, 2, 8)))
+    caches = [cuda.put(np.zeros((4, 4, 2, 8), np.float16)) for _ in range(2)]
     slots, scales = cuda.put(np.arange(4)), cuda.put(np.ones(2, np.float32))
-    call = lambda: pagecore.write_kv(key, key, cache, cache, slots, key_scale=0.5, value_scale=scales)  # noqa: E731
+    call = lambda: pagecore.write_kv(key, key, *caches, slots, key_scale=0.5, value_scale=scales)  # noqa: E731
     assert calls_of(cuda, call) == {"launches": 1}
 
 

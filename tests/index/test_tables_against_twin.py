@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
@@ -48,6 +48,7 @@ class TablesMachine(RuleBasedStateMachine):
         self.twin = TwinTables(twin_pools, self.sizes, MAX_SEQUENCES, MAX_BLOCKS)
         self.buffers = StepBuffers(MAX_SEQUENCES, MAX_TOKENS, len(plan), slot_dtype)
         self.foreign = [[] for _ in plan]  # references that somebody else holds, by group
+        self.copy = None  # of tables and lengths, once changes are followed
 
     def both(self, name, *arguments, **keywords):
         """Call both; they return the same, or refuse in the same way."""
@@ -200,6 +201,25 @@ class TablesMachine(RuleBasedStateMachine):
     def take_copies(self, data):
         group = data.draw(st.integers(0, len(self.sizes) - 1))
         assert [tuple(pair) for pair in self.tables.take_copies(group).tolist()] == self.twin.take_copies(group)
+
+    # A copy elsewhere.
+
+    @rule()
+    def follow_changes(self):
+        self.tables.follow_changes()
+        self.copy = np.zeros(len(self.sizes) * (MAX_SEQUENCES + 1) * MAX_BLOCKS + MAX_SEQUENCES + 1, np.int32)
+
+    @precondition(lambda self: self.copy is not None)
+    @rule(capacity=st.sampled_from([1, 2, 7, 1000]))
+    def take_changes(self, capacity):
+        out = np.full((capacity, 2), -7, np.int64)
+        while count := self.tables.take_changes(out):
+            assert (np.diff(out[:count, 0]) > 0).all()
+            assert (out[count:] == -7).all()
+            self.copy[out[:count, 0]] = out[:count, 1]
+            out[:] = -7
+        expected = [self.tables.table(group).ravel() for group in range(len(self.sizes))]
+        assert np.array_equal(self.copy, np.concatenate([*expected, self.tables.row_lengths]))
 
     # Others who hold blocks of the same pools.
 

@@ -169,3 +169,34 @@ def test_impossible_step_buffers_are_refused(arguments):
 def test_an_unknown_slot_dtype_is_refused_by_name():
     with pytest.raises(UnsupportedOption, match="int64 or int32"):
         StepBuffers(4, 4, 1, "int16")
+
+
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        (np.zeros((3, 2), np.int32), UnsupportedDtype),
+        (np.zeros((3, 2), np.float32), UnsupportedDtype),
+        (np.zeros((3, 3), np.int64), ShapeError),
+        (np.zeros((6, 2), np.int64)[::2], ShapeError),
+        (np.zeros(6, np.int64), ShapeError),
+        (np.broadcast_to(np.int64(0), (3, 2)), ShapeError),
+        ([[0, 0]], ShapeError),
+    ],
+)
+def test_changes_are_taken_into_nothing_but_pairs_of_int32(two_groups, out, error):
+    two_groups.follow_changes()
+    with pytest.raises(error):
+        two_groups.take_changes(out)
+    taken = np.zeros((99, 2), np.int64)
+    assert two_groups.take_changes(taken) == 2 * (2 + 4) + 2
+
+
+def test_changes_that_nobody_follows_are_refused(two_groups):
+    with pytest.raises(UnsupportedOption, match="follow_changes"):
+        two_groups.take_changes(np.zeros((3, 2), np.int64))
+
+
+def test_tables_that_int32_cannot_name_are_not_followed():
+    tables = BlockTables(BlockPool(9), block_sizes=4, max_sequences=2**15, max_blocks_per_sequence=2**16)
+    with pytest.raises(ShapeError, match="int32"):
+        tables.follow_changes()

@@ -105,7 +105,7 @@ def test_memory_that_cannot_be_adopted_is_refused(buffers, error):
         ({"layout": "rowwise"}, UnsupportedOption),
         ({"layout": 5}, UnsupportedOption),
         ({"layout": None}, UnsupportedOption),
-        ({"device": "cuda"}, DeviceError),
+        ({"device": "cuda:9999"}, DeviceError),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(arguments, error):

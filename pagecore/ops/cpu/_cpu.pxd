@@ -38,6 +38,9 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1
 # Only the checks of the above, of index arrays on the host: for calls that run elsewhere, of which these raise the same
 # errors. num_sources and num_targets are those of the smallest caches.
 cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -1
+cdef int check_attended(
+    Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
+    Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, Tensor mask) except -1
 cdef int check_copied(list caches, Tensor pairs) except -1
 cdef int check_sequences(
     list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1

@@ -23,6 +23,7 @@ from pagecore.ops.cpu.args cimport (
     choose_isa,
     current_isa,
     list_isas,
+    run_check_attention,
     run_check_copied,
     run_check_sequences,
     run_check_slots,
@@ -155,9 +156,7 @@ cdef int attention(
     fill_per_head(&args.alibi_slopes, alibi_slopes)
     fill_per_head(&args.key_scale, key_scale)
     fill_per_head(&args.value_scale, value_scale)
-    if mask is not None:
-        args.mask = <const uint8_t*>mask.data
-        args.mask_size = mask.shape_[0]
+    fill_mask(&args, mask)
     fill_rows(&args.out, out)
     fill_lse(&args.lse, lse)
     if plan is None:
@@ -201,6 +200,31 @@ cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -
     fill_cache(&cache, key_cache)
     run_check_slots(slots, key.shape_[0], cache)
     return 0
+
+
+cdef int check_attended(
+        Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
+        Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, Tensor mask) except -1:
+    """Tables, lengths, rows and masks on the host; see _cpu.pxd."""
+    cdef AttentionArgs args
+    fill_rows(&args.query, query)
+    fill_cache(&args.key, key_cache)
+    fill_cache(&args.value, value_cache)
+    fill_table(&args.table, block_table)
+    fill_indices(&args.seq_lens, seq_lens)
+    fill_indices(&args.rows, rows)
+    fill_indices(&args.cu_query_lens, cu_query_lens)
+    fill_mask(&args, mask)
+    args.causal, args.window_left, args.window_right = causal, window_left, window_right
+    run_check_attention(args)
+    return 0
+
+
+cdef void fill_mask(AttentionArgs* args, Tensor mask) noexcept:
+    if mask is None:
+        return
+    args.mask = <const uint8_t*>mask.data
+    args.mask_size = mask.shape_[0]
 
 
 cdef int check_copied(list caches, Tensor pairs) except -1:

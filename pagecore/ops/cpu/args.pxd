@@ -129,6 +129,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
 
     void run_check_slots "pagecore::cpu::check_slots"(
         const Indices& slots, int64_t num_tokens, const Cache& cache) except +raise_python_error
+    void run_check_attention "pagecore::cpu::check_attention"(const AttentionArgs& args) except +raise_python_error
     void run_check_copied "pagecore::cpu::check_copied"(
         const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except +raise_python_error
     void run_check_sequences "pagecore::cpu::check_sequences"(const PackedSequences& batch) except +raise_python_error

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/ops.hpp"
 #include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu {
@@ -158,5 +159,7 @@ void CheckedBatch::check_plan(const AttentionArgs& args, const PlanView& plan) c
   PC_EXPECTS(std::equal(cu_query_lens(), cu_query_lens() + num_sequences_ + 1, plan.cu_query_lens), ShapeError,
              "the plan was made for other cu_query_lens", kRemedy);
 }
+
+void check_attention(const AttentionArgs& args) { CheckedBatch().check(args); }
 
 }  // namespace pagecore::cpu

@@ -53,6 +53,7 @@ void merge(const MergeArgs& args, int64_t num_threads = 1);
 
 // What the above check of index arrays before anything is written, alone.
 int64_t check_slots(const Indices& slots, int64_t num_tokens, const Cache& cache);  // the tokens that would be written
+void check_attention(const AttentionArgs& args);  // reads args' index arrays and mask only
 void check_copied(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets);
 void check_sequences(const PackedSequences& batch);
 void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,

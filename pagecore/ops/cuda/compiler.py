@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pagecore.arrays.cupy_runtime import INSTALL, first_line, import_cupy
 from pagecore.errors import DeviceError, PagecoreError
 from pagecore.ops.cuda.manifest import Instance
 from pagecore.ops.cuda.sources import with_headers
@@ -27,7 +28,6 @@ FLAGS = (
 # What every kernel is compiled for in the tests and the report; a device of another compiles for its own.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 OLDEST = 80
-INSTALL = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
 _ARCHITECTURE = re.compile(r"sm_([0-9]{2,3})[af]?")
 
 
@@ -67,22 +67,17 @@ def check_architecture(architecture: str) -> str:
 @cache
 def nvrtc() -> Any:
     """Return CuPy's binding of NVRTC; DeviceError where it, or the library itself, is not there."""
+    cuda = import_cupy().cuda
     try:
-        from cupy.cuda import nvrtc as binding
-        from cupy.cuda import runtime
-    except Exception as error:  # a broken installation can fail in any way
-        raise DeviceError(
-            f"CuPy, through which kernels are compiled, cannot be imported ({error}): {INSTALL}"
-        ) from error
-    try:
-        binding.getVersion()
+        cuda.nvrtc.getVersion()
     except Exception:
-        _load_library(runtime.runtimeGetVersion() // 1000)
+        _load_library(cuda.runtime.runtimeGetVersion() // 1000)
         try:
-            binding.getVersion()
+            cuda.nvrtc.getVersion()
         except Exception as error:
-            raise DeviceError(f"NVRTC, which compiles kernels, cannot be loaded ({error}): {INSTALL}") from error
-    return binding
+            told = first_line(error)
+            raise DeviceError(f"NVRTC, which compiles kernels, cannot be loaded ({told}): {INSTALL}") from error
+    return cuda.nvrtc
 
 
 def _load_library(major: int) -> None:
@@ -141,7 +136,7 @@ def compile_source(
 
 def _refusal(error: Exception, log: str, name: str, architecture: str) -> PagecoreError:
     version = compiler_version()
-    if "architecture" in log or "INVALID_OPTION" in str(error):
+    if "invalid value for --gpu-architecture" in log:
         return DeviceError(
             f"NVRTC {version} does not compile for {architecture}: install a newer nvidia-cuda-nvrtc.\n{log.strip()}"
         )

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda_src/abi_moves.h"
+#include "pagecore/ops/cpu/args.hpp"
 
 namespace pagecore::cuda {
 
@@ -42,6 +43,22 @@ struct Grid {
 // once.
 [[nodiscard]] constexpr bool allows(uint64_t bits, int64_t bytes) {
   return (bits & static_cast<uint64_t>(std::min<int64_t>(bytes, 16) - 1)) == 0;
+}
+
+// Arrays in device memory, as kernels are told of them.
+[[nodiscard]] inline PcIndices device_indices(const cpu::Indices& indices) {
+  return {reinterpret_cast<uintptr_t>(indices.data), indices.stride / (indices.wide ? 8 : 4),
+          static_cast<pc_int32>(indices.size), indices.wide};
+}
+
+[[nodiscard]] inline PcTable device_table(const cpu::Table& table) {
+  PcTable result = {};
+  result.data = reinterpret_cast<uintptr_t>(table.data);
+  result.row_stride = table.row_stride / (table.wide ? 8 : 4);
+  result.num_rows = static_cast<pc_int32>(table.num_rows);
+  result.width = static_cast<pc_int32>(table.width);
+  result.wide = table.wide;
+  return result;
 }
 
 }  // namespace pagecore::cuda

@@ -100,21 +100,6 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
   }
 }
 
-inline PcIndices device_indices(const cpu::Indices& indices) {
-  return {reinterpret_cast<uintptr_t>(indices.data), indices.stride / (indices.wide ? 8 : 4),
-          static_cast<pc_int32>(indices.size), indices.wide};
-}
-
-inline PcTable device_table(const cpu::Table& table) {
-  PcTable result = {};
-  result.data = reinterpret_cast<uintptr_t>(table.data);
-  result.row_stride = table.row_stride / (table.wide ? 8 : 4);
-  result.num_rows = static_cast<pc_int32>(table.num_rows);
-  result.width = static_cast<pc_int32>(table.width);
-  result.wide = table.wide;
-  return result;
-}
-
 }  // namespace internal
 
 // Blocks of each source onto blocks of the target beside it; `one_cache`: these are the same arrays. Pairs on the host
@@ -176,9 +161,9 @@ inline PcTable device_table(const cpu::Table& table) {
     params.shape = plan.shape;
     params.block_stride = batch.gathers ? plan.source_block_stride : plan.target_block_stride;
     params.token_stride = batch.gathers ? plan.target_block_stride : plan.source_block_stride;
-    params.table = internal::device_table(batch.table);
-    params.rows = internal::device_indices(batch.rows);
-    params.seq_lens = internal::device_indices(batch.seq_lens);
+    params.table = device_table(batch.table);
+    params.rows = device_indices(batch.rows);
+    params.seq_lens = device_indices(batch.seq_lens);
     params.num_tokens = batch.num_tokens;
     params.num_blocks = internal::fewest_blocks(caches);
     params.block_size = static_cast<pc_int32>(size);

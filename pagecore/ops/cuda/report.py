@@ -13,12 +13,16 @@ from pathlib import Path
 from pagecore.arrays.cuda import runtime
 from pagecore.errors import PagecoreError
 from pagecore.ops.cpu_count import usable_cores
+from pagecore.ops.cuda._shapes import launch_shape
 from pagecore.ops.cuda.compiler import ARCHITECTURES, check_architecture, compiler_version
 from pagecore.ops.cuda.cubins import set_cache_folder
 from pagecore.ops.cuda.manifest import Instance, instances
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill
 
-LEGEND = "registers of a thread; k: bytes of its stack; s: bytes that spills store and load; m: bytes of static shared"
+LEGEND = (
+    "shared: dynamic shared bytes of a block, where they do not depend on the call\n"
+    "registers of a thread; k: bytes of its stack; s: bytes that spills store and load; m: static shared bytes"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = time.perf_counter() - begin
     wrong = faults(chosen, results)
     if options.json is not None:
-        text = as_json(results, version, seconds)
+        text = as_json(chosen, results, version, seconds)
         sys.stdout.write(text) if str(options.json) == "-" else options.json.write_text(text)
     if str(options.json) != "-":
         print(table(chosen, architectures, results))
@@ -102,10 +106,16 @@ def faults(chosen: Sequence[Instance], results: Sequence[Usage | Failure]) -> li
 def table(chosen: Sequence[Instance], architectures: Sequence[str], results: Sequence[Usage | Failure]) -> str:
     """Return kernels x architectures as text."""
     cells = {(result.kernel, result.architecture): cell(result) for result in results}
-    rows = [["kernel", *architectures]]
-    rows += [[each.name, *(cells[each.name, name] for name in architectures)] for each in chosen]
+    rows = [["kernel", "shared", *architectures]]
+    rows += [[each.name, shared(each), *(cells[each.name, name] for name in architectures)] for each in chosen]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+
+
+def shared(instance: Instance) -> str:
+    """Return the dynamic shared bytes of a block, where they are the kernel's own and not the call's."""
+    shape = launch_shape(instance.entry, instance.arguments)
+    return "-" if shape is None else str(shape[1])
 
 
 def cell(result: Usage | Failure) -> str:
@@ -122,9 +132,11 @@ def cell(result: Usage | Failure) -> str:
     return text
 
 
-def as_json(results: Sequence[Usage | Failure], version: str, seconds: float) -> str:
+def as_json(chosen: Sequence[Instance], results: Sequence[Usage | Failure], version: str, seconds: float) -> str:
     """Return all figures."""
-    kernels = [asdict(result) for result in results]
+    shapes = {each.name: launch_shape(each.entry, each.arguments) or (None, None) for each in chosen}
+    launches = {name: {"threads": shape[0], "dynamic_shared_bytes": shape[1]} for name, shape in shapes.items()}
+    kernels = [asdict(result) | launches[result.kernel] for result in results]
     return json.dumps({"nvrtc": version, "seconds": round(seconds, 1), "kernels": kernels}, indent=1) + "\n"
 
 

@@ -34,6 +34,7 @@ class TablesLife {
   }
 
   void step() {
+    if (random_.one_in(20)) follow();
     switch (random_.below(14)) {
       case 0: return add();
       case 1: return fork();
@@ -68,8 +69,32 @@ class TablesLife {
     }
   }
 
+  // A copy that is given every change, in rounds of any size, is what the tables are.
+  void same_copy() {
+    if (copy_.empty() || random_.one_in(3)) return;
+    for (bool is_all = false; !is_all;) {
+      Exact<ChangedEntry> changes(static_cast<size_t>(random_.pick({int64_t{1}, int64_t{3}, random_.between(1, 400)})));
+      const size_t count = tables_->take_changes(changes.span());
+      PC_CHECK(count <= changes.size(), count);
+      for (size_t i = 0; i < count; ++i) {
+        PC_CHECK(i == 0 || changes[i - 1].index < changes[i].index, "changes ascend");
+        copy_.at(static_cast<size_t>(changes[i].index)) = static_cast<int32_t>(changes[i].value);
+      }
+      is_all = count < changes.size();
+    }
+    size_t at = 0;
+    for (size_t g = 0; g < model_.num_groups(); ++g) {
+      const BlockId* table = tables_->table(static_cast<int64_t>(g));
+      for (size_t i = 0; i < num_entries(); ++i, ++at)
+        PC_CHECK(copy_[at] == table[i], "group ", g, " entry ", i, " is ", copy_[at], ", expected ", table[i]);
+    }
+    for (RowId row = 0; row <= model_.max_sequences; ++row, ++at)
+      PC_CHECK(copy_[at] == tables_->lengths()[row], "length ", copy_[at], " of row ", row);
+  }
+
   void end() {
     same();
+    same_copy();
     tables_->check_invariants(false);
     tables_.reset();
     for (const auto& [name, row] : model_.rows) forget(row);
@@ -82,6 +107,16 @@ class TablesLife {
  private:
   using Rows = std::vector<RowId>;
   using Counts = std::vector<TokenCount>;
+
+  [[nodiscard]] size_t num_entries() const {
+    return static_cast<size_t>(model_.max_sequences + 1) * static_cast<size_t>(model_.max_blocks);
+  }
+
+  // Begins anew each time: whoever follows last has the changes.
+  void follow() {
+    tables_->follow_changes();
+    copy_.assign(model_.num_groups() * num_entries() + static_cast<size_t>(model_.max_sequences) + 1, 0);
+  }
 
   void make_pool() {
     const Order order = random_.pick({Order::Lifo, Order::Fifo, Order::Address});
@@ -418,6 +453,7 @@ class TablesLife {
   ModelTables model_;
   std::vector<std::shared_ptr<BlockPool>> pools_;
   std::unique_ptr<BlockTables> tables_;
+  std::vector<int32_t> copy_;       // of tables and lengths, once changes are followed
   std::vector<BlockId> theirs_[3];  // references of somebody else, by pool
 };
 
@@ -435,6 +471,7 @@ PC_TEST(tables_live_as_their_model_does) {
     for (int i = 0; i < 120; ++i) {
       life.step();
       life.same();
+      life.same_copy();
     }
     life.end();
   });
@@ -448,6 +485,15 @@ PC_TEST(tables_refuse_sizes_without_sense) {
   }
   PC_REFUSES(ShapeError, make({}, 2, 2));
   PC_REFUSES(ShapeError, BlockTables({std::make_shared<BlockPool>(9, Order::Lifo)}, {4, 4}, 2, 2));
+}
+
+PC_TEST(tables_tell_no_changes_that_nobody_follows_or_that_int32_cannot_name) {
+  BlockTables tables = make({4}, 2, 2);
+  Exact<ChangedEntry> changes(1);
+  PC_REFUSES(UnsupportedOption, static_cast<void>(tables.take_changes(changes.span())));
+  PC_REFUSES(ShapeError, make({1, 1}, 32767, 32768).follow_changes());
+  tables.follow_changes();
+  PC_CHECK(tables.take_changes(changes.span()) == 0, "nothing has changed");
 }
 
 // A pool whose blocks somebody gave back wrongly: the tables say so, and their end takes nobody else's block.

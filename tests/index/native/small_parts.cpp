@@ -3,6 +3,7 @@
 #include <limits>
 #include <set>
 
+#include "pagecore/index/changed_entries.hpp"
 #include "pagecore/index/divider.hpp"
 #include "pagecore/index/free_list.hpp"
 #include "pagecore/index/id_bitmap.hpp"
@@ -128,16 +129,52 @@ PC_TEST(bitmap_gives_its_lowest_ids) {
         bitmap.erase(id);
         model.erase(id);
       } else {
-        Exact<BlockId> out(static_cast<size_t>(random.between(0, std::min<int64_t>(5, std::ssize(model)))));
-        bitmap.take_lowest(out.span());
-        for (const BlockId lowest : out.span()) {
+        Exact<BlockId> out(static_cast<size_t>(random.pick({random.between(0, 5), random.between(0, 200)})));
+        const size_t count = bitmap.take_lowest(out.span());
+        PC_CHECK(count == std::min(out.size(), model.size()), count);
+        for (const BlockId lowest : out.span().first(count)) {
           PC_CHECK(lowest == *model.begin(), lowest);
           model.erase(model.begin());
         }
       }
+      if (random.one_in(20)) {
+        const auto count = static_cast<BlockId>(random.between(0, std::min(capacity - id, 200)));
+        bitmap.insert_run(id, count);
+        for (BlockId k = 0; k < count; ++k) model.insert(id + k);
+      }
+      PC_CHECK(bitmap.is_empty() == model.empty(), model.size());
       PC_CHECK(bitmap.contains(id) == model.contains(id), id);
     }
     bitmap.check_invariants(std::ssize(model));
+  });
+}
+
+PC_TEST(changed_entries_come_out_once_and_ascending) {
+  rounds(60, [](Random& random) {
+    const auto size = static_cast<int32_t>(random.pick({int64_t{1}, int64_t{64}, random.between(2, 5000)}));
+    ChangedEntries changed(size);
+    std::set<int32_t> model;
+    for (int i = 0; i < 60; ++i) {
+      const auto at = static_cast<int32_t>(random.below(size));
+      if (random.one_in(3)) {
+        const auto count = static_cast<int32_t>(random.between(0, std::min(size - at, 700)));
+        changed.mark_run(at, count);
+        for (int32_t k = 0; k < count; ++k) model.insert(at + k);
+      } else if (random.one_in(2)) {
+        changed.mark(at);
+        model.insert(at);
+      } else {
+        Exact<ChangedEntry> out(static_cast<size_t>(random.pick({random.below(4), random.below(1000)})));
+        const size_t count = changed.take(out.span(), [i](int32_t index) { return index * 60 + i; });
+        PC_CHECK(count == std::min(out.size(), model.size()), count);
+        for (const ChangedEntry entry : out.span().first(count)) {
+          PC_CHECK(entry.index == *model.begin() && entry.value == entry.index * 60 + i, entry.index);
+          model.erase(model.begin());
+        }
+      }
+      PC_CHECK(changed.is_empty() == model.empty(), model.size());
+      changed.check_invariants();
+    }
   });
 }
 
@@ -215,6 +252,10 @@ PC_TEST(step_buffers_hold_all_that_they_promise) {
       StepBuffers buffers(sequences, tokens, random.between(1, 3), type);
       buffers.check_invariants();
       PC_CHECK(reinterpret_cast<uintptr_t>(buffers.slots(0)) % 64 == 0, "slots are aligned");
+      const auto* end = static_cast<const std::byte*>(buffers.slots(buffers.num_groups() - 1)) +
+                        tokens * (type == SlotType::Int64 ? 8 : 4);
+      const auto behind = buffers.image() + buffers.image_nbytes() - end;
+      PC_CHECK(0 <= behind && behind < 64, "the image ends ", behind, " bytes behind the last slot");
       BuffersCheck check(buffers, random);
       for (int i = 0; i < 12; ++i) check.step();
     }

@@ -8,6 +8,7 @@ import pytest
 
 from pagecore.arrays.cuda import use_runtime
 from pagecore.ops.cuda import report, usage
+from pagecore.ops.cuda._shapes import launch_shape
 from pagecore.ops.cuda.manifest import Instance, instance, instances
 from pagecore.ops.cuda.report import main
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
@@ -40,6 +41,16 @@ def test_a_log_that_does_not_say_is_a_failure_and_no_zero(log):
     found = read_usage(log, "_Z1b", "b", "sm_90a")
     assert isinstance(found, Failure)
     assert "says nothing of _Z1b" in found.message
+
+
+@pytest.mark.parametrize("entry", ["decode", "prefill", "general"])
+def test_attention_kernels_tell_what_they_are_launched_with(entry):
+    shapes = [launch_shape(each.entry, each.arguments) for each in instances() if each.entry == entry]
+    assert shapes
+    for threads, shared_bytes in shapes:
+        assert threads % 32 == 0
+        assert 1024 <= shared_bytes <= 99 * 1024
+    assert launch_shape("write_kv", ("float", "float")) is None
 
 
 @pytest.mark.parametrize(
@@ -83,8 +94,8 @@ def test_the_table_has_a_row_a_kernel_and_a_column_an_architecture(measured, cap
     measured["add<float,1>", "sm_90a"] = Usage("add<float,1>", "sm_90a", 255, 16, 8, 4, 512)
     assert main(["--arch", "sm_80,sm_90a", "--jobs", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["kernel", "sm_80", "sm_90a"]
-    assert lines[1].split() == ["add<float,1>", "40", "255", "k16", "s8+4", "m512"]
+    assert lines[0].split() == ["kernel", "shared", "sm_80", "sm_90a"]
+    assert lines[1].split() == ["add<float,1>", "-", "40", "255", "k16", "s8+4", "m512"]
     assert [line.split()[0] for line in lines[1:6]] == [each.name for each in instances()]
     assert len({len(line) for line in lines[:6]}) == 1
     assert "NVRTC 13.5: 10 programs in" in lines[-1]
@@ -121,6 +132,8 @@ def test_all_figures_go_to_json(measured, capsys, tmp_path):
             "spill_store_bytes": 0,
             "spill_load_bytes": 0,
             "static_shared_bytes": 0,
+            "threads": None,
+            "dynamic_shared_bytes": None,
         }
     ]
     capsys.readouterr()
@@ -144,7 +157,7 @@ def test_what_cannot_be_tried_is_refused(measured, capsys, arguments, told):
 def test_the_architecture_can_be_that_of_the_device(measured, capsys):
     with use_runtime(FakeRuntime()):
         assert main(["--arch", "device"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == ["kernel", "sm_90a"]
+    assert capsys.readouterr().out.splitlines()[0].split() == ["kernel", "shared", "sm_90a"]
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two"])

@@ -1,0 +1,66 @@
+"""What goes into a staging slot: bytes, laid out as the device finds them."""
+
+from libc.stdint cimport int32_t, int64_t, uintptr_t
+from libc.string cimport memcpy
+
+from pagecore.index._block_tables cimport BlockTables, ChangedEntry
+from pagecore.index._step_buffers cimport StepBuffers
+from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.plan cimport PlanBatch
+
+cdef extern from *:
+    """
+    #include <bit>
+    #include "cuda_src/abi_moves.h"
+    #include "pagecore/index/changed_entries.hpp"
+    using pagecore::ChangedEntry;
+    static_assert(std::endian::native == std::endian::little && sizeof(PcTableEntry) == sizeof(ChangedEntry) &&
+                  offsetof(PcTableEntry, block) == offsetof(ChangedEntry, value),
+                  "changed entries are what the kernel reads");
+    """
+
+# The number of entries stands before them, so far that they begin at a multiple of 16.
+COUNT_BYTES = 16
+ENTRY_BYTES = sizeof(ChangedEntry)
+
+
+def image_nbytes(StepBuffers buffers not None):
+    """Bytes of all arrays of a step."""
+    return <Py_ssize_t>buffers.native.image_nbytes()
+
+
+def image_offset(StepBuffers buffers not None, array):
+    """Where in them an array of the step begins."""
+    return <int64_t>array.ctypes.data - <int64_t>buffers.native.image()
+
+
+def pack_image(StepBuffers buffers not None, uintptr_t target):
+    """All arrays of a step."""
+    memcpy(<void*>target, buffers.native.image(), buffers.native.image_nbytes())
+
+
+def pack_pairs(const int32_t[:, ::1] pairs, uintptr_t target):
+    """Blocks to be copied on write."""
+    memcpy(<void*>target, &pairs[0, 0], pairs.shape[0] * 2 * sizeof(int32_t))
+
+
+def place_plan(AttentionPlan plan not None, uintptr_t address, int64_t value_dim, size_t stream):
+    """Let a plan lie at a device address, and have the memory for partial results that its calls need."""
+    plan.cuda.bind(address)
+    plan.cuda.reserve_workspace(value_dim, stream)
+
+
+def pack_plan(StepBuffers buffers not None, AttentionPlan plan not None, uintptr_t target):
+    """The plan of a step; padding rows have no queries."""
+    cdef PlanBatch batch
+    batch.cu_query_lens = buffers.cu_query_lens_data
+    batch.seq_lens = buffers.seq_lens_data
+    batch.num_sequences = buffers.native.max_sequences()
+    plan.cuda.plan_into(batch, <void*>target)
+
+
+def pack_changes(BlockTables tables not None, uintptr_t target, Py_ssize_t capacity):
+    """How many table entries changed, and these; returns the number. As many as `capacity`: there may be more."""
+    cdef Py_ssize_t count = tables.take_changes_raw(<ChangedEntry*>(target + 16), capacity)
+    (<int32_t*>target)[0] = <int32_t>count
+    return count

@@ -1,0 +1,24 @@
+# What `debug` asks for: index arrays on a device checked before they are used. Raise as the host kernels do.
+from libc.stdint cimport int64_t
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._checks cimport Place
+
+
+# Whether to; UnsupportedOption where PAGECORE_DEBUG, asked for the first time, makes no sense.
+cdef bint debugging() except -1
+
+cdef int debug_slots(Tensor slot_mapping, Tensor key, Tensor key_cache, const Place* place) except -1
+cdef int debug_copied(list caches, Tensor pairs, const Place* place) except -1
+cdef int debug_transferred(list sources, list targets, Tensor pairs, const Place* place) except -1
+
+# Of gather and scatter; `packed` is the first packed array, `name` what it is called; rows may be None.
+cdef int debug_sequences(
+    list caches, Tensor packed, str name, Tensor block_table, Tensor seq_lens, Tensor rows,
+    const Place* place) except -1
+
+# rows, cu_query_lens and mask may be None.
+cdef int debug_attention(
+    Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
+    Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, Tensor mask,
+    const Place* place) except -1

@@ -1,0 +1,269 @@
+"""PagedKVCache on CUDA: what steps write and attend to, beside models that keep every key and value in lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from pagecore import Alias, AttentionSpec, PagedKVCache, as_dtype
+from pagecore.errors import DeviceError, InvalidSequence, ShapeError
+from tests.cache.test_paged_machine import CacheMachine
+from tests.cache.test_prefix_machine import PrefixMachine
+from tests.cuda.caches import DeviceCache, on_host, poison, requests_of
+from tests.cuda.kit import Kit
+from tests.cuda.matrix import cases
+from tests.reference.dense import dense_attention
+
+FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
+WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=6)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def run_machine(machine, cuda: Kit, examples: int, steps: int) -> None:
+    """Drive a state machine of the host's cache on a device."""
+
+    class OnDevice(machine):
+        def make_cache(self, layers, **options):
+            return DeviceCache(cuda, layers, **options)
+
+        def poison(self):
+            poison(cuda, self.cache)
+
+    limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(OnDevice, settings=settings(max_examples=examples, stateful_step_count=steps, **limits))
+
+
+def test_a_cache_on_a_device_lives_as_its_model_does(cuda):
+    run_machine(CacheMachine, cuda, *cases((30, 30), (200, 50)))
+
+
+def test_a_cache_on_a_device_reuses_prefixes_as_its_model_does(cuda):
+    run_machine(PrefixMachine, cuda, *cases((60, 30), (300, 50)))
+
+
+@pytest.mark.parametrize("layout", cases(["layerwise"], ["layerwise", "blockwise", "BNCHD"]))
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float16", 3e-3), ("bfloat16", 2e-2)])
+def test_prefill_in_chunks_then_decode_equals_dense_attention(cuda, dtype, bound, layout):
+    """Heads of 64, which 16-bit kernels multiply by matrices; a window, sinks and a layer that shares another's."""
+    spec = AttentionSpec(2, 64, dtype=dtype, num_query_heads=8, sinks=range(8))
+    windowed = AttentionSpec(2, 64, dtype=dtype, num_query_heads=8, window=40, softcap=5.0)
+    layers = [spec, windowed, Alias(0)]
+    cache = PagedKVCache(layers, block_size=16, num_blocks=12, max_sequences=3, layout=layout, device=cuda.device)
+    sequence, other = cache.add_sequence(range(90)), cache.add_sequence(range(100, 120))
+    floats = as_dtype(dtype).numpy
+    key, value = (normal(2, 2, 90, 2, 64, seed=seed).astype(floats) for seed in (0, 1))  # [layer, sequence, token ...]
+    query = normal(2, 90, 8, 64, seed=2).astype(floats)
+    batch, done = cache.make_batch(3, 70), np.zeros(2, int)
+
+    def packed(array, spans):
+        """The rows of a step, and NaN up to where the batch ends."""
+        rows = np.concatenate([array[i, span] for i, span in enumerate(spans)])
+        return cuda.put(np.concatenate([rows, np.full((70 - len(rows), *rows.shape[1:]), np.nan, rows.dtype)]))
+
+    for counts in ([53, 17], [30, 1], [1, 1], [1, 0]):
+        cache.prepare([sequence, other], counts, batch)
+        spans = [slice(start, start + count) for start, count in zip(done, counts, strict=True)]
+        for layer, of in ((0, spec), (1, windowed), (2, spec)):
+            if layer < 2:
+                cache.write(layer, packed(key[layer], spans), packed(value[layer], spans), batch)
+            found = cuda.get(cache.attend(layer, packed(query, spans), batch)).astype(np.float64)
+            first = 0
+            for i, (span, count) in enumerate(zip(spans, counts, strict=True)):
+                stored = [side[layer % 2, i, : span.stop].astype(np.float64) for side in (key, value)]
+                options = {"window": of.window, "softcap": of.softcap, "sinks": of.sinks}
+                expected = dense_attention(query[i, span].astype(np.float64), *stored, **options)
+                error = np.linalg.norm(found[first : first + count] - expected)
+                assert error <= bound * np.linalg.norm(expected)
+                first += count
+            assert not found[first:].any(), "padding gives 0"
+        cache.commit(batch)
+        done += counts
+
+
+class Step:
+    """Keys, values, queries and outputs of one step, at fixed addresses."""
+
+    def __init__(self, cuda: Kit, num_layers: int, rows: int) -> None:
+        self.cuda = cuda
+        shapes = [(num_layers, rows, heads, 8) for heads in (2, 2, 4, 4)]
+        self.key, self.value, self.query, self.out = (cuda.empty(shape, "float32") for shape in shapes)
+
+    def fill(self, seed):
+        """New numbers, the same on the host."""
+        arrays = [normal(*side.shape, seed=(seed, i)) for i, side in enumerate((self.key, self.value, self.query))]
+        for side, array in zip((self.key, self.value, self.query), arrays, strict=True):
+            self.cuda.runtime.copy(side.pointer, array.ctypes.data, array.nbytes, 0)
+        self.cuda.runtime.synchronize(0)
+        return arrays
+
+    def run(self, cache, batch, stream=None):
+        for layer in range(len(self.key)):
+            cache.write(layer, self.key[layer], self.value[layer], batch, stream=stream)
+            cache.attend(layer, self.query[layer], batch, out=self.out[layer], stream=stream)
+
+
+def expect_attention(found, layers, query, stored, sequences, counts):
+    """What each row of a step gave is dense attention to all that its sequence has stored."""
+    for layer, spec in enumerate(layers):
+        first = 0
+        for sequence, count in zip(sequences, counts, strict=True):
+            keys, values = (np.concatenate(side) for side in stored[sequence, layer])
+            expected = dense_attention(query[layer, first : first + count], keys, values, window=spec.window)
+            np.testing.assert_allclose(found[layer, first : first + count], expected, rtol=0, atol=2e-5)
+            first += count
+
+
+def note(stored, layers, sequences, counts, key, value):
+    for layer in range(len(layers)):
+        first = 0
+        for sequence, count in zip(sequences, counts, strict=True):
+            keys, values = stored.setdefault((sequence, layer), ([], []))
+            keys.append(key[layer, first : first + count])
+            values.append(value[layer, first : first + count])
+            first += count
+
+
+def move(stored, sequences, parents):
+    """Sequences become what their parents were before."""
+    before = {key: ([*keys], [*values]) for key, (keys, values) in stored.items()}
+    for sequence, parent in zip(sequences, parents, strict=True):
+        for layer in range(2):
+            stored[sequence, layer] = tuple([*side] for side in before[parent, layer])
+
+
+def test_one_graph_serves_every_step_of_a_batch(cuda):
+    """Captured once; then other lengths, other sequences, blocks copied on write and given back by windows."""
+    layers = [FULL, WINDOWED]
+    cache = PagedKVCache(layers, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
+    first, second = cache.add_sequence(range(40)), cache.add_sequence(range(50, 90))
+    batch, step, stored = cache.make_batch(3, 16), Step(cuda, 2, 16), {}
+    replay = None
+    for i, of_both in enumerate(([5, 3], [1, 1], [4, 0], [1, 1], [6, 5], [1, 1])):
+        sequences, counts = [first, second], of_both
+        if i == 3:
+            first_too = cache.fork(first)
+            move(stored, [first_too], [first])
+        if i >= 3:
+            sequences, counts = [first_too, first, second], [1 + i % 3, *of_both]
+        cache.prepare(sequences, counts, batch)
+        key, value, query = step.fill(i)
+        if i == 0:
+            step.run(cache, batch)
+        else:
+            replay = replay or cuda.capture(lambda stream: step.run(cache, batch, stream))
+            cuda.runtime.synchronize(0)
+            replay()
+        note(stored, layers, sequences, counts, key, value)
+        expect_attention(cuda.get(step.out), layers, query, stored, sequences, counts)
+        assert not cuda.get(step.out)[:, sum(counts) :].any()
+        cache.commit(batch)
+    assert cache.stats().num_copied_blocks > 0
+
+
+def test_a_warm_step_allocates_nothing_and_waits_for_nothing(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: it counts calls")
+    cache = PagedKVCache([FULL, WINDOWED], block_size=4, num_blocks=40, max_sequences=4, device=cuda.device)
+    sequences = [cache.add_sequence(range(40)) for _ in range(3)]
+    batch, step = cache.make_batch(4, 20), Step(cuda, 2, 20)
+    step.fill(0)
+    for i, counts in enumerate([[9, 3, 1], [1, 1, 1], [1, 4, 1], [1, 1, 1], [2, 2, 2]]):
+
+        def run(counts=counts):
+            cache.prepare(sequences, counts, batch)
+            step.run(cache, batch)
+            cache.commit(batch)
+
+        spent = requests_of(cuda, run)
+        if i > 0:
+            assert set(spent) <= {"copies", "records", "launches", "event_synchronizes"}
+            assert spent["copies"] == 1
+
+
+@pytest.mark.parametrize("stream", ["the default", "its own"])
+def test_beams_share_blocks_and_go_their_own_ways_on_any_stream(cuda, stream):
+    """Forks, and beams that change places; a block that several hold is copied before one of them goes on in it."""
+    layers = [FULL, WINDOWED]
+    cache = PagedKVCache(layers, block_size=4, num_blocks=40, max_sequences=4, device=cuda.device)
+    handle = cuda.stream() if stream == "its own" else 0
+    beams = [cache.add_sequence(range(50))]
+    batch, step, stored = cache.make_batch(4, 12), Step(cuda, 2, 12), {}
+    for i, counts in enumerate(([6], [3, 1], [1, 1, 1, 2], [1, 2, 1, 1], [4, 1, 2, 2])):
+        while len(beams) < len(counts):
+            beams.append(cache.fork(beams[0]))
+            move(stored, [beams[-1]], [beams[0]])
+        if i == 3:
+            parents = [beams[2], beams[0], beams[2], beams[1]]
+            cache.reorder(beams, parents)
+            move(stored, beams, parents)
+        key, value, query = step.fill(i)
+        cache.prepare(beams, counts, batch, stream=handle)
+        step.run(cache, batch, handle)
+        cache.commit(batch)
+        cuda.runtime.synchronize(handle)
+        note(stored, layers, beams, counts, key, value)
+        expect_attention(cuda.get(step.out), layers, query, stored, beams, counts)
+    assert cache.stats().num_copied_blocks >= 4
+
+
+def test_a_step_that_is_abandoned_or_whose_sequence_goes_writes_nothing_for_it(cuda):
+    cache = PagedKVCache(FULL, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
+    stays, goes = cache.add_sequence(range(9)), cache.add_sequence(range(50, 57))
+    batch, step = cache.make_batch(3, 12), Step(cuda, 1, 12)
+    step.fill(0)
+    cache.prepare([goes, stays], [7, 5], batch)
+    slots = batch.host.slot_mappings[0].numpy().copy()
+    cache.remove(goes)
+    before = [plane.numpy().copy() for plane in on_host(cuda, cache._store.pools[0]).planes()]
+    step.run(cache, batch)
+    after = [plane.numpy() for plane in on_host(cuda, cache._store.pools[0]).planes()]
+    for old, new in zip(before, after, strict=True):
+        changed = (old != new).any(axis=(2, 3)).ravel().nonzero()[0]
+        assert changed.tolist() == sorted(slots[7:12].tolist())
+    cache.commit(batch)
+
+    cache.prepare([stays], 4, batch)
+    cache.abandon(batch)
+    step.run(cache, batch)
+    for old, new in zip(after, on_host(cuda, cache._store.pools[0]).planes(), strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+
+
+def test_arrays_that_are_not_where_the_cache_is_are_refused(cuda):
+    cache = PagedKVCache(FULL, block_size=4, num_blocks=30, device=cuda.device)
+    batch = cache.prepare([cache.add_sequence(range(3))], 3)
+    on_device, there = cuda.put(normal(3, 2, 8)), normal(3, 2, 8)
+    for key, value in ((there, there), (there, on_device), (on_device, there)):
+        with pytest.raises(DeviceError, match="cuda:0"):
+            cache.write(0, key, value, batch)
+    with pytest.raises(DeviceError, match="cuda:0"):
+        cache.attend(0, normal(3, 4, 8), batch)
+    with pytest.raises(ShapeError, match="the step has 3"):
+        cache.write(0, on_device[:2], on_device[:2], batch)
+    other = PagedKVCache(FULL, block_size=4, num_blocks=30, device=cuda.device)
+    with pytest.raises(InvalidSequence, match="no batch of this cache"):
+        other.write(0, on_device, on_device, batch)
+    on_host = PagedKVCache(FULL, block_size=4, num_blocks=30)
+    with pytest.raises(DeviceError, match="cuda:0"):
+        on_host.write(0, on_device, on_device, on_host.prepare([on_host.add_sequence(range(3))], 3))
+
+
+def test_the_index_of_a_cache_on_a_device_tells_what_the_hosts_does(cuda):
+    def life(device):
+        cache = PagedKVCache([FULL, WINDOWED], block_size=4, num_blocks=30, max_sequences=4, device=device)
+        sequences = [cache.add_sequence(range(20)), cache.add_sequence(range(9))]
+        cache.commit(cache.prepare(sequences, [13, 9]))
+        cache.fork(sequences[1])
+        cache.commit(cache.prepare(sequences, 2))
+        cache.check_invariants()
+        maps = [cache.block_map(group) for group in range(2)]
+        return cache.stats(), [(one.sequences, one.tokens) for one in maps] if hasattr(maps[0], "tokens") else maps
+
+    on_device, expected = life(cuda.device), life("cpu")
+    assert on_device[0] == expected[0]
+    assert repr(on_device[1]) == repr(expected[1])

@@ -1,0 +1,191 @@
+"""debug: what lies in index arrays on a device is checked, and told of as the host tells of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore import errors
+from tests.cuda.kit import Kit
+from tests.cuda.memory import assert_same_memory
+from tests.ops.block_cases import random_numbers
+
+
+@pytest.fixture(autouse=True)
+def debugging() -> Iterator[None]:
+    pagecore.debug(True)
+    yield
+    pagecore.debug(None)
+
+
+def on_device(cuda: Kit, arguments: dict[str, Any]) -> dict[str, Any]:
+    def put(x: Any) -> Any:
+        if isinstance(x, list):
+            return [put(each) for each in x]
+        return cuda.put(x) if isinstance(x, np.ndarray) else x
+
+    return {name: put(x) for name, x in arguments.items()}
+
+
+WRITE: dict[str, Any] = {
+    "key": random_numbers((5, 2, 8), "float32"),
+    "value": random_numbers((5, 2, 8), "float32", 1),
+    "key_cache": np.zeros((6, 4, 2, 8), np.float32),
+    "value_cache": np.zeros((6, 4, 2, 8), np.float32),
+    "slot_mapping": np.asarray([4, -1, 23, 0, -(2**31)]),
+}
+GATHER: dict[str, Any] = {
+    "cache": random_numbers((9, 4, 2), "float32"),
+    "block_table": np.asarray([[3, 0, -5], [8, 2**31 - 1, 1], [1, 2, 3]], np.int32),
+    "seq_lens": np.asarray([5, 4, 0], np.int32),
+    "out": np.zeros((9, 2), np.float32),
+}
+SCATTER = {name: x for name, x in GATHER.items() if name != "out"} | {"values": np.ones((9, 2), np.float32)}
+TRANSFER: dict[str, Any] = {
+    "source_caches": [random_numbers((9, 4, 2), "float32"), random_numbers((8, 4, 3), "float32")],
+    "target_caches": [np.zeros((5, 4, 2), np.float32), np.zeros((7, 4, 3), np.float32)],
+    "pairs": np.asarray([(1, 4), (7, 1)]),
+}
+COPY: dict[str, Any] = {
+    "caches": [random_numbers((9, 4, 2), "float32"), random_numbers((6, 3), "float32")],
+    "pairs": np.asarray([(0, 5), (5, 1), (3, 3)], np.int32),
+}
+ATTEND: dict[str, Any] = {
+    "query": random_numbers((3, 4, 64), "float16"),
+    "key_cache": random_numbers((6, 4, 2, 64), "float16"),
+    "value_cache": random_numbers((6, 4, 2, 64), "float16", 1),
+    "block_table": np.asarray([[1, 2, 3], [4, 5, -1]], np.int32),
+    "seq_lens": np.asarray([10, 7], np.int32),
+    "cu_query_lens": np.asarray([0, 2, 3], np.int32),
+}
+MASK = np.ones(27, bool)
+GOOD: list[tuple[str, dict[str, Any]]] = [
+    ("write_kv", WRITE),
+    ("gather_blocks", GATHER),
+    ("scatter_blocks", SCATTER),
+    ("transfer_blocks", TRANSFER),
+    ("copy_blocks", COPY),
+    ("paged_attention", ATTEND),
+    ("paged_attention", ATTEND | {"mask": MASK}),
+]
+WINDOW = {"block_table": np.asarray([[-9, 2, 3], [2**31 - 1, 5, 7]], np.int32), "window": 3}
+HIDDEN = np.ones(27, bool)
+HIDDEN[20:24] = False  # the first block of the second sequence
+BAD: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("write_kv", WRITE, {"slot_mapping": np.asarray([4, 24, 25], np.int32)}),
+    ("write_kv", WRITE, {"slot_mapping": np.asarray([2**62, 24])[::-1]}),
+    ("write_kv", WRITE, {"slot_mapping": np.asarray([0, 1, 2, 3, 2**40])}),
+    ("gather_blocks", GATHER, {"block_table": np.asarray([[3, 9], [8, 1], [1, 1]])}),
+    ("gather_blocks", GATHER, {"block_table": np.asarray([[3, 0], [-1, 1], [1, 1]], np.int32)}),
+    ("gather_blocks", GATHER, {"seq_lens": np.asarray([5, 13, 0])}),
+    ("gather_blocks", GATHER, {"seq_lens": np.asarray([9, -1, 0])}),
+    ("gather_blocks", GATHER, {"seq_lens": np.asarray([5, 2**31, 0])}),
+    ("gather_blocks", GATHER, {"seq_lens": np.asarray([5, 3, 0])}),
+    ("gather_blocks", GATHER, {"seq_lens": np.asarray([5, 4, 1])}),
+    ("gather_blocks", GATHER, {"rows": np.asarray([0, 1, 3])}),
+    ("gather_blocks", GATHER, {"rows": np.asarray([0, -1, 2], np.int32)}),
+    ("gather_blocks", GATHER, {"block_table": np.zeros((0, 2), np.int32), "seq_lens": np.zeros(0, np.int32)}),
+    ("scatter_blocks", SCATTER, {"block_table": np.asarray([[3, 2], [8, 1], [1, 1]])[:, ::1] + 6}),
+    ("scatter_blocks", SCATTER, {"seq_lens": np.asarray([5, 3, 0])}),
+    ("transfer_blocks", TRANSFER, {"pairs": np.asarray([(1, 4), (0, 1)])}),
+    ("transfer_blocks", TRANSFER, {"pairs": np.asarray([(1, 4), (8, 1)])}),
+    ("transfer_blocks", TRANSFER, {"pairs": np.asarray([(1, 5), (8, 1)], np.int32)}),
+    ("copy_blocks", COPY, {"pairs": np.asarray([(0, 1), (6, 1)])}),
+    ("copy_blocks", COPY, {"pairs": np.asarray([(0, -1), (1, 2)], np.int32)}),
+    ("paged_attention", ATTEND, {"block_table": np.asarray([[1, 2, 6], [4, 5, 0]], np.int32)}),
+    ("paged_attention", ATTEND, {"seq_lens": np.asarray([10, 13], np.int32)}),
+    ("paged_attention", ATTEND, {"seq_lens": np.asarray([-1, 3], np.int32)}),
+    ("paged_attention", ATTEND, {"rows": np.asarray([0, 2], np.int32)}),
+    ("paged_attention", ATTEND, {"cu_query_lens": np.asarray([1, 2, 3], np.int32)}),
+    ("paged_attention", ATTEND, {"cu_query_lens": np.asarray([0, 2, 1], np.int32)}),
+    ("paged_attention", ATTEND, {"cu_query_lens": np.asarray([0, 2, 4], np.int32)}),
+    ("paged_attention", ATTEND, {"mask": MASK[:-1]}),
+    ("paged_attention", ATTEND, {"window": 9, "block_table": np.asarray([[1, 2, 3], [4, -5, -1]], np.int32)}),
+]
+
+
+@pytest.mark.parametrize(("op", "arguments"), GOOD)
+def test_calls_that_make_sense_are_as_without_it(cuda, op, arguments):
+    results = []
+    for on in (True, False):
+        pagecore.debug(on)
+        given = on_device(cuda, arguments)
+        result = getattr(pagecore, op)(**given)
+        arrays = [x for value in [*given.values(), result] for x in (value if isinstance(value, list) else [value])]
+        results.append([cuda.get(x) for x in arrays if isinstance(x, pagecore.Tensor)])
+    for with_debug, without in zip(*results, strict=True):
+        assert_same_memory(with_debug, without)
+
+
+@pytest.mark.parametrize(("op", "arguments", "change"), BAD)
+def test_what_makes_no_sense_raises_what_the_host_raises_and_nothing_is_written(cuda, op, arguments, change):
+    given = arguments | change
+    on_host = {name: [x.copy() for x in a] if isinstance(a, list) else a for name, a in given.items()}
+    with pytest.raises(errors.PagecoreError) as refused:
+        getattr(pagecore, op)(**on_host)
+    device = on_device(cuda, given)
+    with pytest.raises(type(refused.value)) as raised:
+        getattr(pagecore, op)(**device)
+    assert str(raised.value) == str(refused.value)
+    for name, value in device.items():
+        for tensor, array in zip(
+            *((value, given[name]) if isinstance(value, list) else ([value], [given[name]])), strict=True
+        ):
+            if isinstance(array, np.ndarray):
+                assert_same_memory(cuda.get(tensor), array)
+
+
+@pytest.mark.parametrize(("op", "arguments", "change"), BAD)
+def test_without_debug_it_does_no_harm(cuda, op, arguments, change):
+    """Nothing raises, and nothing outside of the arrays is touched: the emulator looks at every access."""
+    pagecore.debug(False)
+    if change.keys() & {"mask", "cu_query_lens"}:
+        pytest.skip("attention has tests of its own")
+    getattr(pagecore, op)(**on_device(cuda, arguments | change))
+
+
+@pytest.mark.parametrize("change", [WINDOW, {"mask": HIDDEN, "block_table": np.asarray([[1, 2, 3], [-4, 5, 0]])}])
+def test_blocks_that_no_query_attends_to_may_hold_anything(cuda, change):
+    pagecore.paged_attention(**on_device(cuda, ATTEND | change))
+
+
+def test_what_the_host_sees_is_checked_without_it_too(cuda):
+    pagecore.debug(False)
+    with pytest.raises(errors.InvalidBlock):
+        pagecore.write_kv(**on_device(cuda, WRITE) | {"slot_mapping": [24]})
+
+
+def test_a_captured_call_is_refused(cuda, monkeypatch):
+    given = on_device(cuda, COPY)
+    monkeypatch.setattr(cuda.runtime, "is_capturing", lambda stream: True)
+    with pytest.raises(errors.UnsupportedOption, match=r"captured.*pagecore\.debug\(False\)"):
+        pagecore.copy_blocks(**given)
+    pagecore.debug(False)
+    pagecore.copy_blocks(**given)
+
+
+def test_the_environment_says_what_none_means(monkeypatch):
+    monkeypatch.setenv("PAGECORE_DEBUG", "1")
+    assert pagecore.debug() is True
+    assert pagecore.debug(False) is False
+    assert pagecore.debug(None) is True
+    monkeypatch.setenv("PAGECORE_DEBUG", "0")
+    assert pagecore.debug(None) is False
+    monkeypatch.setenv("PAGECORE_DEBUG", "yes")
+    pagecore.debug(True)
+    with pytest.raises(errors.UnsupportedOption, match="PAGECORE_DEBUG is 'yes'"):
+        pagecore.debug(None)
+    monkeypatch.delenv("PAGECORE_DEBUG")
+    assert pagecore.debug(None) is False
+    assert os.environ.get("PAGECORE_DEBUG") is None
+
+
+@pytest.mark.parametrize("on", [1, 0, "1", [], np.bool_(True)])
+def test_debug_is_true_false_or_none(on):
+    with pytest.raises(errors.UnsupportedOption, match="it must be True, False or None"):
+        pagecore.debug(on)

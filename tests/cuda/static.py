@@ -1,0 +1,130 @@
+"""StaticKVCache on CUDA: its twin beside it, views that copy nothing, refusals."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, KVCache, StaticCacheConfig, StaticKVCache, as_dtype, make_cache
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from tests.cuda.caches import requests_of
+from tests.cuda.kit import Kit
+from tests.reference.static_cache import StaticTwin
+
+FLOATS = ["float32", "float16", "bfloat16"]
+
+
+def laid_out(random, shape, order, dtype):
+    """Random numbers whose first three axes lie in memory in some order, with gaps between, one of them backwards."""
+    sizes = [shape[axis] + 2 for axis in order] + [shape[3] + int(random.integers(0, 3))]
+    memory = random.normal(size=sizes).astype(np.float32).astype(as_dtype(dtype).numpy)
+    array = memory.transpose(*np.argsort(order), 3)[tuple(slice(1, 1 + n) for n in shape[:3])][..., : shape[3]]
+    return array[tuple(slice(None, None, -1 if axis == order[0] else 1) for axis in range(3))]
+
+
+def ones(cuda: Kit, *shape, dtype="float32"):
+    return cuda.put(np.ones(shape, as_dtype(dtype).numpy))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_static_cache_on_a_device_holds_what_its_twin_holds(cuda, seed):
+    random = np.random.default_rng(seed)
+    layers, batch, heads, length, *dims = random.integers(1, [4, 4, 4, 13, 10, 10]).tolist()
+    dtype = FLOATS[seed % 3]
+    cache = StaticKVCache(AttentionSpec(heads, *dims, dtype=dtype), layers, batch, length, device="cuda")
+    assert cache.device == cache.key_array.device == "cuda:0"
+    twin = StaticTwin(layers, batch, heads, length, dims, as_dtype(dtype).numpy)
+    orders = list(itertools.permutations(range(3)))
+    for step in range(8):
+        if step == 5:
+            cache.reset()
+            twin.reset()
+        count = int(random.integers(0, length + 1))
+        layer, some = int(random.integers(layers)), int(random.integers(0, batch + 1))
+        position = int(random.integers(0, length - count + 1))
+        given = FLOATS[random.integers(3)]
+        new = [laid_out(random, (some, heads, count, dim), orders[random.integers(6)], given) for dim in dims]
+        views = cache.update(layer, *map(cuda.put, new), position)
+        for view, expected in zip(views, twin.update(layer, *new, position), strict=True):
+            np.testing.assert_array_equal(cuda.get(view), expected)
+        for array, plane in zip((cache.key_array, cache.value_array), twin.planes, strict=True):
+            np.testing.assert_array_equal(cuda.get(array), plane)
+        assert [cache.length(layer) for layer in range(layers)] == twin.lengths
+
+
+def test_views_share_memory_and_see_what_is_written_later(cuda):
+    cache = make_cache(StaticCacheConfig(4, 16, cuda.device, "float32"), AttentionSpec(2, 8), num_layers=3)
+    assert isinstance(cache, KVCache)
+    key, value = cache.update(1, ones(cuda, 4, 2, 6, 8), ones(cuda, 4, 2, 6, 8), 0)
+    assert (key.pointer, value.pointer) == (cache.key(1).pointer, cache.value(1).pointer)
+    assert (key.shape, key.strides) == ((4, 2, 6, 8), cache.key(1).strides)
+    cache.update(1, cuda.put(np.full((4, 2, 1, 8), 7, np.float32)), ones(cuda, 4, 2, 1, 8), 3)
+    assert cuda.get(key)[0, 0, :, 0].tolist() == [1, 1, 1, 7, 1, 1]
+
+
+def test_an_update_runs_on_the_stream_that_it_is_given_and_waits_for_nothing(cuda):
+    cache, stream = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda"), cuda.stream()
+    new = ones(cuda, 2, 2, 3, 8)
+    cache.update(0, new, new, 0, stream=stream)
+    if cuda.is_emulated:
+        cuda.runtime.streams.deferred = True
+        assert set(requests_of(cuda, lambda: cache.update(0, new, new, 3, stream=stream))) == {"launches"}
+        assert not cuda.get(cache.key(0))[:, :, 3:].any(), "stream 0 is not what the update was given to"
+    else:
+        cache.update(0, new, new, 3, stream=stream)
+    cuda.runtime.synchronize(stream)
+    assert (cuda.get(cache.key(0))[:, :, :6] == 1).all()
+    cache.reset(stream=stream)
+    cuda.runtime.synchronize(stream)
+    assert not cuda.get(cache.key_array).any()
+
+
+def test_an_update_becomes_part_of_a_graph(cuda):
+    cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
+    new = cuda.put(np.zeros((2, 2, 3, 8), np.float32))
+    cache.update(0, new, new, 0)
+    cuda.runtime.synchronize(0)
+    replay = cuda.capture(lambda stream: cache.update(0, new, new, 5, stream=stream))
+    filled = np.random.default_rng(0).normal(size=(2, 2, 3, 8)).astype(np.float32)
+    cuda.runtime.copy(new.pointer, filled.ctypes.data, filled.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    replay()
+    np.testing.assert_array_equal(cuda.get(cache.key(0))[:, :, 5:8], filled)
+
+
+def test_what_a_device_does_not_serve_is_refused_and_nothing_is_written(cuda):
+    cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
+    new, wide = ones(cuda, 2, 2, 3, 8), ones(cuda, 2, 2, 3, 16)
+    refused = [
+        (DeviceError, (np.ones((2, 2, 3, 8), np.float32), new, 0)),
+        (DeviceError, (new, np.ones((2, 2, 3, 8), np.float32), 0)),
+        (UnsupportedOption, (wide[..., ::2], new, 0)),
+        (UnsupportedOption, (cache.key(0)[:, :, :3], new, 4)),
+        (ShapeError, (new, new, 14)),
+        (ShapeError, (wide, new, 0)),
+        (DeviceError, (new, new, ones(cuda, 1, dtype="int64"))),
+    ]
+    for error, arguments in refused:
+        with pytest.raises(error):
+            cache.update(0, *arguments)
+    with pytest.raises(UnsupportedOption, match="stream"):
+        cache.update(0, new, new, 0, stream="now")
+    assert cache.length() == 0
+    assert not cuda.get(cache.key_array).any()
+
+
+def test_a_cache_on_the_host_has_no_streams(cuda):
+    cache, new = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16), np.ones((2, 2, 3, 8), np.float32)
+    for call in (lambda: cache.update(0, new, new, 0, stream=0), lambda: cache.reset(stream=0)):
+        with pytest.raises(UnsupportedOption, match="no streams"):
+            call()
+    with pytest.raises(DeviceError, match="cuda:0 and the cache on cpu"):
+        cache.update(0, cuda.put(new), new, 0)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "none", "tpu"])
+def test_a_device_that_is_not_there_is_refused_by_name(cuda, device):
+    with pytest.raises(DeviceError, match=f"device is {device!r}"):
+        StaticKVCache(AttentionSpec(2, 8), 1, 2, 16, device=device)

@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/swap.py."""
+
+from tests.cuda.swap import *  # noqa: F403

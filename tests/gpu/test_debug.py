@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/debug.py."""
+
+from tests.cuda.debug import *  # noqa: F403

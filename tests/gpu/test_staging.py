@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/staging.py."""
+
+from tests.cuda.staging import *  # noqa: F403
