@@ -140,6 +140,19 @@ def test_what_makes_no_sense_raises_what_the_host_raises_and_nothing_is_written(
                 assert_same_memory(cuda.get(tensor), array)
 
 
+@pytest.mark.parametrize("place", [0, 127, 128, 299])
+def test_every_entry_of_a_long_row_and_every_slot_is_looked_at(cuda, place):
+    """More than a block of threads has."""
+    table, slots = np.ones((2, 300), np.int32), np.full(300, -1)
+    table[1, place], slots[place] = 9, 24
+    cache, lens = cuda.put(np.zeros((9, 4), np.float32)), np.asarray([0, 1200])
+    with pytest.raises(errors.InvalidBlock, match=rf"block_table\[1, {place}\] is 9"):
+        pagecore.gather_blocks(cache, cuda.put(table), cuda.put(lens), out=cuda.empty((1200,)))
+    new = cuda.put(random_numbers((300, 2, 8), "float32"))
+    with pytest.raises(errors.InvalidBlock, match=rf"slot_mapping\[{place}\] is 24"):
+        pagecore.write_kv(**on_device(cuda, WRITE) | {"key": new, "value": new, "slot_mapping": cuda.put(slots)})
+
+
 @pytest.mark.parametrize(("op", "arguments", "change"), BAD)
 def test_without_debug_it_does_no_harm(cuda, op, arguments, change):
     """Nothing raises, and nothing outside of the arrays is touched: the emulator looks at every access."""

@@ -321,6 +321,15 @@ def test_of_tables_and_lengths_on_the_device_only_what_makes_sense_is_read(cuda)
         assert_same_memory(cuda.get(device), want)
 
 
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+def test_negative_lengths_are_none(cuda, index_dtype):
+    cache = random_numbers((9, 4, 2), "float32")
+    table, lens = cuda.put(np.asarray([[1, 2], [3, 4], [5, 6]])), np.asarray([-1, 5, -(2**31)], index_dtype)
+    out = cuda.empty((5, 2))
+    pagecore.gather_blocks(cuda.put(cache), table, cuda.put(lens), out=out)
+    np.testing.assert_array_equal(cuda.get(out), np.concatenate([cache[3], cache[4, :1]]))
+
+
 def test_a_cache_without_blocks_holds_nothing_but_holes(cuda):
     cache, out = cuda.put(np.zeros((0, 4, 2), np.float32)), cuda.empty((5, 2))
     args = cuda.put(np.asarray([[1, 2]])), cuda.put(np.asarray([5]))

@@ -103,14 +103,15 @@ def test_any_number_of_tokens(cuda, count):
     check(cuda, key, value, *caches("NHD", (50, 16, 2, 64), "float16"), slots_of(count, 800))
 
 
-def test_more_units_than_the_device_has_threads_are_taken_in_turns(cuda):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_more_units_than_the_device_has_threads_are_taken_in_turns(cuda, dtype):
     """Two, three and four units a thread: of heads that do not follow one another, a stretch is no whole rows."""
     threads = 2048 * cuda.runtime.properties(0).num_multiprocessors
     if not cuda.is_emulated:
         threads = 2048 * 4
     for turns in (2, 3, 5):
         count = threads * turns // (2 * 5 * 3) + 7  # planes, heads, units of a head
-        key, value = numbers((count, 5, 24), "bfloat16"), numbers((count, 5, 24), "bfloat16", 1)
+        key, value = numbers((count, 5, 24), dtype), numbers((count, 5, 24), dtype, 1)
         check(cuda, key, value, *caches("HND", (count // 7 + 1, 7, 5, 24), "bfloat16"), slots_of(count, count))
 
 
