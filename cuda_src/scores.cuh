@@ -164,7 +164,8 @@ PC_DEVICE void add_to_softmax(float factor, Softmax& state, float (&s)[Tiles][4]
     top = pc_max(top, pc_shuffle_xor(top, 1));
     top = pc_max(top, pc_shuffle_xor(top, 2));
     const float origin = -factor * finite_or_zero(top);
-    keep[r] = pc_exp2(pc_fma(factor, state.top[r], origin));
+    // Exactly 1 where it stays: factor * top - round(factor * top) is not 0.
+    keep[r] = top == state.top[r] ? 1.0f : pc_exp2(pc_fma(factor, state.top[r], origin));
     float sum = 0.0f;
     PC_UNROLL
     for (int t = 0; t < Tiles; ++t) {

@@ -168,19 +168,19 @@ def test_blocks_behind_2_to_the_33_elements(dtype, layout):
 RACE = "races|nobody has written|in flight"
 FAULTS: dict[str, tuple[str, str, str, str | None]] = {
     "wait that leaves a group too many": (
-        "decode.cu",
+        "decode_ring.cuh",
         "pc_wait_copies<Tile::kStages - 1>();",
         "pc_wait_copies<Tile::kStages>();",
         "in flight",
     ),
     "barrier behind the wait": (
-        "decode.cu",
+        "decode_ring.cuh",
         "    pc_wait_copies<Tile::kStages - 1>();\n    pc_sync_warp();\n",
         "    pc_wait_copies<Tile::kStages - 1>();\n",
         RACE,
     ),
     "barrier before slots are read, and a stage is filled again": (
-        "decode.cu",
+        "decode_ring.cuh",
         "    pc_sync_warp();\n    if (!empty) copy(",
         "    if (!empty) copy(",
         RACE,
@@ -205,7 +205,7 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
     ),
     "stage of another round": ("decode.cu", "num_used = 1;", "num_used = 2;", None),
     "tokens of another item": (
-        "decode.cu",
+        "decode_ring.cuh",
         "state.keys.has(state.token + first_row + rows)",
         "true",
         "not finite",
@@ -219,21 +219,21 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
     "fence before the count": ("splits.cuh", "    pc_fence_device();  // what", "    // what", "fence"),
     "fence behind the count": ("splits.cuh", "    pc_fence_device();  // and", "    // and", "fence"),
     "a split too early": ("splits.cuh", "== count - 1;", "== count - 2;", None),
-    "swizzle of the copies": ("decode.cu", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
+    "swizzle of the copies": ("decode_ring.cuh", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
     "swizzle of the reads": (
-        "decode.cu",
+        "decode_ring.cuh",
         "(address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4)",
         "address + (chunks << 4)",
         None,
     ),
-    "swizzle of the sums": ("decode.cu", "(first ^ (8 * n & 24)) + (8 * n & ~24)", "first + 8 * n", None),
+    "swizzle of the sums": ("decode_rows.cuh", "(first ^ (8 * n & 24)) + (8 * n & ~24)", "first + 8 * n", None),
     "matrices of keys in another order": (
-        "decode.cu",
+        "decode_rows.cuh",
         "pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2",
         "pc_lane() % 16, pc_lane() / 16",
         "is off by",
     ),
-    "older sums are not scaled": ("decode.cu", "o_[n][i] *= keep[i / 2]", "o_[n][i] *= keep[0]", "is off by"),
+    "older sums are not scaled": ("decode_rows.cuh", "o_[n][i] *= keep[i / 2]", "o_[n][i] *= keep[0]", "is off by"),
     "keys of the other splits": (
         "scores.cuh",
         "max_of(min_of(keys.end, item.key_end), begin)",
@@ -274,3 +274,57 @@ def test_a_planted_fault_is_caught(tmp_path, file, before, after, message):
     # What the emulator sees is an AssertionError too.
     with pytest.raises(AssertionError, match=message):
         run_faults(fault_case(), sources, tmp_path)
+
+
+GENERAL_FAULTS: dict[str, tuple[str, str, str, str | None]] = {
+    "barrier before the tiles of others are read": (
+        "general.cu",
+        "      if (!own_tile_only) pc_sync_block();\n      for (",
+        "      for (",
+        RACE,
+    ),
+    "barrier before the tiles of others are filled again": (
+        "general.cu",
+        "      if (!own_tile_only) pc_sync_block();\n      if (piece.last",
+        "      if (piece.last",
+        RACE,
+    ),
+    "barrier before elements are widened where they lie": (
+        "general_ring.cuh",
+        "pairs.load(i * 32 + pc_lane());\n      pc_sync_warp();\n",
+        "pairs.load(i * 32 + pc_lane());\n",
+        RACE,
+    ),
+    "barrier before weights are read": (
+        "general_rows.cuh",
+        "edge);\n    }\n    pc_sync_warp();\n",
+        "edge);\n    }\n",
+        RACE,
+    ),
+    "barrier before weights are overwritten": (
+        "general_rows.cuh",
+        "        }\n      }\n    }\n    pc_sync_warp();\n  }\n",
+        "        }\n      }\n    }\n  }\n",
+        RACE,
+    ),
+    "sums of lanes that are not exchanged": ("general_rows.cuh", "upper ? x[i + kHalf] : x[i]", "x[i]", "is off by"),
+}
+
+
+def run_general_faults(*where: Path) -> None:
+    """Prompts of more rows than a warp has, and keys that some of them do not attend to and that are NaN."""
+    shape = Shape((70, 33), (20, 1), heads=(4, 2), query_dtype="float16", cache_dtype="float16")
+    case = make_case(shape, window=16)
+    for seed in range(3):
+        Call(Kit(EmulatedRuntime(*where, seed=seed)), case, general_name(case), rows=128, split=32).check()
+
+
+def test_the_general_path_is_right_without_a_fault():
+    run_general_faults()
+
+
+@pytest.mark.parametrize(("file", "before", "after", "message"), GENERAL_FAULTS.values(), ids=GENERAL_FAULTS)
+def test_a_fault_planted_in_the_general_path_is_caught(tmp_path, file, before, after, message):
+    sources = mutated(tmp_path, file, before, after, SOURCES)
+    with pytest.raises(AssertionError, match=message):
+        run_general_faults(sources, tmp_path)

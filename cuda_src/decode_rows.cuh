@@ -1,0 +1,232 @@
+// The rows of an item of decode.cu: their queries, what a warp adds up for them, and where warps meet.
+#pragma once
+
+#include "decode_ring.cuh"
+#include "splits.cuh"
+#include "values.cuh"
+
+namespace pagecore {
+
+// The queries of an item to shared memory; rows that it does not have are 0.
+template <typename T, int kDim>
+PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, bool negate,
+                            const Shared<pc_uint8>& queries) {
+  using Tile = DecodeTile<kDim>;
+  const Global<T> query(p.query.data);
+  const pc_uint32 signs = negate ? 0x80008000u : 0;
+  PC_UNROLL
+  for (int i = 0; i < Tile::kRing.warp_rows * Tile::kChunks / (32 * Tile::kWarps); ++i) {
+    const int at = i * (32 * Tile::kWarps) + pc_thread();
+    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
+    pc_vector v = {{0, 0, 0, 0}};
+    if (row < item.query_count * heads.count) {
+      const int query_row = item.query_begin + row / heads.count, head = heads.first + row % heads.count;
+      v = query.load_vector(row_offset(p.query, query_row, head) + chunk * 8);
+      for (int k = 0; k < 4; ++k) v.word[k] ^= signs;
+    }
+    queries.store_vector(Tile::at(row, chunk), v);
+  }
+}
+
+// What a warp has of an item: 16 rows of queries, and their sums over its own tiles.
+template <typename T, int kDim, typename Options>
+class DecodeRows {
+  using Tile = DecodeTile<kDim>;
+
+ public:
+  PC_MEMBER explicit DecodeRows(const Shared<pc_uint8>& shared)
+      : queries_(shared + Tile::kRing.queries_begin()),
+        score_rows_((shared + Tile::kRing.score_rows_begin()).template as<ScoreRow>()) {}
+
+  // The block's queries and what they attend to go to shared memory; a barrier is to follow.
+  PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
+                       bool negate) {
+    load_queries<T, kDim>(p, heads, item, negate, queries_);
+    if (pc_thread() < Tile::kRing.warp_rows) {
+      const int query_row = item.query_begin + pc_thread() / heads.count,
+                head = heads.first + pc_thread() % heads.count;
+      const bool exists = pc_thread() < item.query_count * heads.count;
+      score_rows_.store(pc_thread(), load_score_row<Options>(p, sequence, item, query_row, head, exists));
+    }
+    common_ = common_keys(p, sequence, item);
+    several_ = item.query_count > 1;
+    softmax_.clear();
+    PC_UNROLL
+    for (int n = 0; n < kDim / 8; ++n) {
+      PC_UNROLL
+      for (int i = 0; i < 4; ++i) o_[n][i] = 0.0f;
+    }
+  }
+
+  // One tile, keys `token` .. token + 15; weights are left for add_values.
+  PC_MEMBER void add_keys(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
+    PC_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      PC_UNROLL
+      for (int i = 0; i < 4; ++i) s_[n][i] = 0.0f;
+    }
+    // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
+    const SharedAddress first_query = queries_.address(Tile::at(pc_lane() % 16, pc_lane() / 16));
+    const SharedAddress first = keys.address(Tile::at(pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
+    PC_UNROLL
+    for (int k = 0; k < kDim / 16; ++k) {
+      pc_uint32 q[4], b[4];
+      pc_load_matrices(q, Tile::right_of(first_query, 2 * k));
+      pc_load_matrices(b, Tile::right_of(first, 2 * k));
+      pc_multiply<T>(s_[0], q, b[0], b[1]);
+      pc_multiply<T>(s_[1], q, b[2], b[3]);
+    }
+    edge_ = token < common_.begin || token + Tile::kTokens > common_.end;
+    if (Options::kFull || edge_) {
+      const ScoreRow rows[2] = {score_rows_.load(pc_lane() / 4), score_rows_.load(pc_lane() / 4 + 8)};
+      change_scores<Options>(p, rule, rows, token + 2 * (pc_lane() % 4), edge_, s_);
+    }
+    float keep[2];
+    add_to_softmax(rule.factor, softmax_, s_, keep);
+    // Mostly a tile has no larger score than those before it.
+    if (pc_ballot(keep[0] != 1.0f || keep[1] != 1.0f) == 0) return;
+    PC_UNROLL
+    for (int n = 0; n < kDim / 8; ++n) {
+      PC_UNROLL
+      for (int i = 0; i < 4; ++i) o_[n][i] *= keep[i / 2];
+    }
+  }
+
+  PC_MEMBER void add_values(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
+    pc_uint32 weights[4];
+    pack_weights<T>(s_[0], s_[1], weights);
+    if ((edge_ && several_) || (Options::kFull && p.mask != 0)) add_not_finite(p, values, token);
+    const SharedAddress first = first_values(values);
+    PC_UNROLL
+    for (int n = 0; n < kDim / 16; ++n) {
+      pc_uint32 b[4];
+      pc_load_matrices_transposed(b, Tile::right_of(first, 2 * n));
+      pc_multiply<T>(o_[2 * n], weights, b[0], b[1]);
+      pc_multiply<T>(o_[2 * n + 1], weights, b[2], b[3]);
+    }
+  }
+
+  // Row r of the lane's two: its largest score and the sum that counts from it.
+  PC_MEMBER void complete() { complete_softmax(softmax_); }
+  PC_MEMBER float top(int r) const { return softmax_.top[r]; }
+  PC_MEMBER float sum(int r) const { return softmax_.sum[r]; }
+  // Dims 8 * n + 2 * (lane % 4) and the next of it.
+  PC_MEMBER float low(int n, int r) const { return o_[n][2 * r]; }
+  PC_MEMBER float high(int n, int r) const { return o_[n][2 * r + 1]; }
+
+ private:
+  // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
+  PC_MEMBER static SharedAddress first_values(const Shared<pc_uint8>& values) {
+    return values.address(Tile::at(pc_lane() % 16, pc_lane() / 16));
+  }
+
+  // A bit for each key of the tile that has a value which is infinite or NaN.
+  PC_MEMBER static int find_not_finite(const Shared<pc_uint8>& values) {
+    int found = 0;
+    for (int i = 0; i < Tile::kCopies; ++i) {
+      const pc_vector v = values.load_vector((i * 32 + pc_lane()) * 16);
+      for (int k = 0; k < 4; ++k) {
+        if (is_not_finite<T>(v.word[k])) found |= 1 << (i * 32 + pc_lane()) / Tile::kChunks;
+      }
+    }
+    return or_of_warp(found);
+  }
+
+  // What such keys give to the rows that attend to them. From then on zeros stand in their place.
+  PC_MEMBER void add_not_finite(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
+    const int found = find_not_finite(values);
+    if (found == 0) return;
+    const ScoreRow rows[2] = {score_rows_.load(pc_lane() / 4), score_rows_.load(pc_lane() / 4 + 8)};
+    for (int t = 0; t < Tile::kTokens; ++t) {
+      if ((found >> t & 1) == 0) continue;
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float even = t < 8 ? s_[0][2 * r] : s_[1][2 * r], odd = t < 8 ? s_[0][2 * r + 1] : s_[1][2 * r + 1];
+        const float weight = pc_shuffle(t % 2 == 0 ? even : odd, pc_lane() / 4 * 4 + t % 8 / 2);
+        if (!attends<Options>(p, rows[r], token + t)) continue;
+        PC_UNROLL
+        for (int n = 0; n < kDim / 8; ++n) {
+          const pc_uint32 pair = values.template as<pc_uint32>().load(Tile::at(t, n) / 4 + pc_lane() % 4);
+          o_[n][2 * r] = pc_fma(weight, low_of<T>(pair), o_[n][2 * r]);
+          o_[n][2 * r + 1] = pc_fma(weight, high_of<T>(pair), o_[n][2 * r + 1]);
+        }
+      }
+      pc_sync_warp();
+      if (pc_lane() < Tile::kChunks) values.store_vector(Tile::at(t, pc_lane()), {{0, 0, 0, 0}});
+    }
+    pc_sync_warp();
+  }
+
+  Shared<pc_uint8> queries_;
+  Shared<ScoreRow> score_rows_;
+  KeyRange common_;
+  bool several_, edge_;
+  Softmax softmax_;
+  float s_[2][4];
+  float o_[kDim / 8][4];
+};
+
+// Where the warps' sums of an item meet: largest scores (factor included) and sums, and O in a stage of each ring.
+template <int kDim>
+class DecodeExchange {
+  using Tile = DecodeTile<kDim>;
+  static constexpr int kRows = Tile::kRing.warp_rows;
+
+ public:
+  PC_MEMBER DecodeExchange(const Shared<pc_uint8>& shared, int stage)
+      : sums_((shared + Tile::kRing.sums_begin()).template as<float>()),
+        o_(shared.template as<float>()),
+        stage_(stage * (Tile::kRing.stage_bytes / 4)) {}
+
+  template <typename Rows>
+  PC_MEMBER void store(const Rows& rows, float factor, int num_rows) const {
+    PC_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = pc_lane() / 4 + 8 * r;
+      if (row >= num_rows) continue;
+      if (pc_lane() % 4 == 0) {
+        sums_.store(2 * (pc_warp() * kRows + row), rows.top(r) * factor);
+        sums_.store(2 * (pc_warp() * kRows + row) + 1, rows.sum(r));
+      }
+      const int first = at(pc_warp(), row, 2 * (pc_lane() % 4));
+      PC_UNROLL
+      for (int n = 0; n < kDim / 8; ++n) {
+        const pc_uint64 low = pc_float_to_bits(rows.low(n, r)), high = pc_float_to_bits(rows.high(n, r));
+        const int to = (first ^ (8 * n & 24)) + (8 * n & ~24);  // at(warp, row, 8 * n + ...)
+        o_.template as<pc_uint64>().store(to / 2, low | high << 32);
+      }
+    }
+  }
+
+  // Four numbers of a row, over all warps: what end_row and the output are made of.
+  struct Sums {
+    float top, sum;
+    float x[4];
+  };
+
+  PC_MEMBER Sums load(int row, int d) const {
+    Sums sums = {-pc_infinity(), 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+    PC_UNROLL
+    for (int w = 0; w < Tile::kWarps; ++w) sums.top = pc_max(sums.top, sums_.load(2 * (w * kRows + row)));
+    const float origin = finite_or_zero(sums.top);
+    PC_UNROLL
+    for (int w = 0; w < Tile::kWarps; ++w) {
+      const float weight = pc_exp2(sums_.load(2 * (w * kRows + row)) - origin);
+      const pc_vector v = o_.load_vector(at(w, row, d));
+      sums.sum = pc_fma(weight, sums_.load(2 * (w * kRows + row) + 1), sums.sum);
+      PC_UNROLL
+      for (int k = 0; k < 4; ++k) sums.x[k] = pc_fma(weight, pc_bits_to_float(v.word[k]), sums.x[k]);
+    }
+    return sums;
+  }
+
+ private:
+  PC_MEMBER int at(int warp, int row, int d) const {
+    return stage_ + warp * (Tile::kRing.ring_bytes() / 4) + row * kDim + (d ^ ((row & 3) << 3));
+  }
+
+  Shared<float> sums_, o_;
+  int stage_;
+};
+
+}  // namespace pagecore
