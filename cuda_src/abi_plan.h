@@ -105,8 +105,8 @@ struct ShareCuts {
     const pc_int64 high = end < least ? 0 : static_cast<pc_int64>(end - least) / unit * unit;
     if (low > high) return 2 * into < cost ? kBefore : kBehind;
     const pc_int64 key = begin + into - kItemCost;
-    if (key < low - unit / 2) return kBefore;
-    if (key >= high + unit / 2) return kBehind;
+    if (2 * key < begin + low) return kBefore;
+    if (2 * key >= high + end) return kBehind;
     const pc_int64 nearest = (key + unit / 2) / unit * unit;
     return static_cast<pc_int32>(nearest < low ? low : nearest > high ? high : nearest);
   }

@@ -113,7 +113,7 @@ def test_a_plan_of_the_host_is_whole_and_within_its_capacities(cuda, batch):
     check_plan(cuda, batch, "host")
 
 
-@few
+@many
 @given(batches())
 def test_a_plan_of_the_device_is_whole_and_within_its_capacities(cuda, batch):
     check_plan(cuda, batch, "device")
@@ -173,6 +173,14 @@ def test_batch_invariant_plans_cut_single_tiles_at_folds_and_leave_prompts_whole
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("num_workers", [1, 3, 8])
+def test_a_short_window_over_a_fold_is_cut_there_and_nowhere_else(cuda, where, num_workers):
+    options = {"num_query_heads": 1, "num_kv_heads": 1, "window": 2, "batch_invariant": True}
+    _, sections = make_plan(cuda, None, [1025], where, **options, num_workers=num_workers)
+    assert sorted(sections[PROMPTS][0][:, KEY_BEGIN].tolist()) == [1023, 1024]
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
 def test_splits_that_have_no_room_stay_whole(cuda, where):
     plan, sections = make_plan(cuda, None, [100_000] * 5, where, **HEADS, batch_invariant=True, num_workers=2)
     items = sections[PROMPTS][0]
@@ -207,6 +215,16 @@ def test_lengths_that_make_no_sense_never_leave_the_buffer(cuda, batch, seed):
         assert (np.diff(first) >= 0).all()
         assert (items[:, QUERY_BEGIN] >= 0).all()
         assert (items[:, QUERY_BEGIN] + items[:, QUERY_COUNT] <= num_tokens).all()
+
+
+def test_ranges_that_overlap_have_no_more_items_than_there_is_room(cuda):
+    num_tokens = 4000
+    plan = plan_attention([0, *[num_tokens] * 40], [100] * 40, **HEADS, device=cuda.device, num_workers=2)
+    lens, falling = cuda.put(np.full(40, 100)), cuda.put(np.array([0, num_tokens] * 20 + [0]))
+    buffer = cuda.get(plan_on_device(plan, lens, falling, num_tokens))
+    items, first = items_in(buffer, plan.cuda, PROMPTS)
+    assert 40 < first[-1] < 40 + num_tokens // 32 + 10
+    assert (items[:, QUERY_BEGIN] + items[:, QUERY_COUNT] <= num_tokens).all()
 
 
 def test_a_plan_is_planned_anew_without_allocating(cuda):
