@@ -17,7 +17,7 @@ from bench.machine import commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
-NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "replay")
+NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "dispatch", "replay")
 # The bench that has a picture.
 DRAWN = "cpu_attention"
 PEERS = ("sglang", "vllm")
