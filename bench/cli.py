@@ -18,7 +18,7 @@ from bench.machine import commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
-NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "replay")
+NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "dispatch", "replay")
 # These need a GPU.
 GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_prefill")
 # The bench that has a picture.

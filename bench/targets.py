@@ -32,6 +32,8 @@ IN_CACHE_AMX_GB_PER_S_MIN = 30.0
 BLOCK_SIZE_RATIO_MIN = MappingProxyType({1: 0.7, 8: 0.95, 64: 0.95, 256: 0.95})
 # Slot-mapped writes as multiples of NumPy fancy indexing, by the number of tokens.
 WRITE_RATIO_MIN = MappingProxyType({8: 1.0, 64: 1.0, 2048: 1.7})
+# A call of an operator through torch's dispatcher, to and fro.
+DISPATCH_US_MAX = 10.0
 # On a GPU: writes and moves as a share of a device-to-device copy of the same bytes; decode as a share of the rate at
 # which such a copy moves bytes, and what one sequence of 4,096 tokens may take; a prompt of 8,192 tokens as a share of
 # the rate of a matrix product.

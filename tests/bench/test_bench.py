@@ -99,6 +99,24 @@ def test_torch_stands_beside_where_it_is_installed(torch, tmp_path):
             assert any("torch" in control for control in figure["controls"]), figure["name"]
 
 
+def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
+    text, report = smoke
+    assert "torch is not installed and left out" in text
+    names = [figure["name"] for figure in report["results"]["dispatch"]["figures"]]
+    assert names[:2] == ["write_kv, NumPy", "paged_attention, NumPy"]
+    assert not any("torch" in name for name in names)
+
+
+def test_dispatch_holds_torch_against_the_plain_call_and_its_own_arrays(torch, tmp_path):
+    path = tmp_path / "out.json"
+    ran = run_bench("dispatch", "--smoke", "--json", path)
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(path.read_text())["results"]["dispatch"]["figures"]
+    for name in ("write_kv, torch eager", "paged_attention, torch eager", "write_kv, torch.compile"):
+        (figure,) = (figure for figure in figures if figure["name"] == name)
+        assert list(figure["controls"]) == ["pagecore.Tensor", "pagecore's function, torch arrays"]
+
+
 def test_replay_takes_a_trace_and_a_number_of_requests(tmp_path):
     line = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
     trace, out = tmp_path / "small.jsonl", tmp_path / "out.json"

@@ -1,0 +1,64 @@
+"""An engine that keeps its own request table: slots from a SlotAllocator, attention over tables made from them.
+
+Run it: python examples/own_request_table.py
+"""
+
+import numpy as np
+
+from pagecore import BlockPool, RequestTable, SlotAllocator, paged_attention, write_kv
+
+BLOCK, HEADS, KV_HEADS, DIM = 16, 4, 2, 32
+random = np.random.default_rng(0)
+
+pool = BlockPool(64)
+allocator = SlotAllocator(pool, BLOCK)
+requests = RequestTable(num_requests=8, max_context=256)
+# The engine's own memory: any array will do, one for the keys and one for the values of a layer.
+key_cache, value_cache = np.zeros((2, pool.num_blocks, BLOCK, KV_HEADS, DIM), np.float32)
+
+
+def attend(rows, counts):
+    """Write and attend `counts` new tokens of each request, whose slots are in the table already."""
+    lengths = [requests.length(row) for row in rows]
+    slots = [requests.read(row, 0, length) for row, length in zip(rows, lengths, strict=True)]
+    new = np.concatenate([own[len(own) - count :] for own, count in zip(slots, counts, strict=True)])
+    key, value = random.normal(size=(2, len(new), KV_HEADS, DIM)).astype(np.float32)
+    write_kv(key, value, key_cache, value_cache, new)
+    # A block's first slot says which block it is.
+    table = np.zeros((len(rows), -(-max(lengths) // BLOCK)), np.int32)
+    for entries, own in zip(table, slots, strict=True):
+        entries[: -(-len(own) // BLOCK)] = own[::BLOCK] // BLOCK
+    query = random.normal(size=(len(new), HEADS, DIM)).astype(np.float32)
+    starts = np.cumsum([0, *counts])
+    return paged_attention(query, key_cache, value_cache, table, lengths, cu_query_lens=starts)
+
+
+def main():
+    prompts = [40, 7, 100]
+    rows = requests.allocate(len(prompts))
+    for row, length in zip(rows, prompts, strict=True):
+        requests.write(row, 0, allocator.allocate(length))
+    print("prefill:", attend(rows, prompts).shape)
+
+    lengths = np.asarray(prompts)
+    for _ in range(20):
+        last = np.concatenate(
+            [requests.read(row, length - 1, length) for row, length in zip(rows, lengths, strict=True)]
+        )
+        slots = allocator.decode(lengths + 1, last)  # one call for the batch
+        for row, length, slot in zip(rows, lengths, slots, strict=True):
+            requests.write(row, length, [slot])
+        lengths += 1
+        output = attend(rows, [1] * len(rows))
+    print("decode:", output.shape, "lengths", lengths.tolist())
+
+    print(pool.num_used, "blocks held")
+    with allocator.free_group():  # all of them are given back at once
+        for row in rows:
+            allocator.free(requests.read(row, 0, requests.length(row)))
+    requests.free(rows)
+    print(pool.num_used, "blocks held when all have left")
+
+
+if __name__ == "__main__":
+    main()
