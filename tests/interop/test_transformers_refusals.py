@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, Unsup
 from tests.interop.families import dynamic_cache, make_cache, make_model, prompts, torch, transformers
 
 from pagecore.interop.transformers import PagedCache, attention  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
 
 SPEC = AttentionSpec(2, 16, dtype="float32", num_query_heads=4)
 OWN_MASK = "lays a mask of its own"
@@ -106,11 +108,21 @@ def test_keys_that_are_not_attended_to_are_refused(model, cache):
     assert cache.kv.num_sequences == 0
 
 
-def test_families_that_no_config_speaks_of_need_layers():
-    gpt2 = make_model("gpt2")
-    gpt2.set_attn_implementation("pagecore")
-    with pytest.raises(UnsupportedOption, match="gpt2"):
-        PagedCache(gpt2, num_blocks=9)
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"kv_lora_rank": 16}, r"the unheard_of has latent attention \(kv_lora_rank = 16\).*: use another cache"),
+        ({"layer_types": ["full_attention", "conv"] * 2}, "layer 1 of the unheard_of is 'conv'.*: use another cache"),
+        ({"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "sliding_window of None"),
+        ({"attention_chunk_size": 8}, "layer 0 of the unheard_of is 'chunked_attention'"),
+        ({"num_attention_heads": None}, r"num_attention_heads = None.*give layers=\[AttentionSpec"),
+    ],
+)
+def test_a_config_that_says_nothing_of_full_or_sliding_attention_is_refused(fields, says):
+    usual = {"model_type": "unheard_of", "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
+    assert len(specs_of_model(SimpleNamespace(**usual), "float32")) == 4
+    with pytest.raises(UnsupportedOption, match=says):
+        specs_of_model(SimpleNamespace(**usual | fields), "float32")
 
 
 def test_what_is_no_decoder_is_refused(model):

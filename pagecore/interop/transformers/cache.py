@@ -19,7 +19,7 @@ from pagecore.interop.transformers.following import follow
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.inputs import read_ids, read_inputs, read_mask
 from pagecore.interop.transformers.rows import Rows
-from pagecore.models import specs_from_config
+from pagecore.interop.transformers.specs import specs_of_model
 from pagecore.storage import Spec
 
 # Keys of these are turned by angles that depend on how long the text is by now: they serve no other text.
@@ -38,7 +38,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         A decoder with attention implementation "pagecore": ``model.set_attn_implementation("pagecore")``. A hook on it
         tells the cache of each forward pass that runs with this cache, for as long as the cache lives.
     layers : list of AttentionSpec, optional
-        What each layer stores; by default what `specs_from_config` reads from the model's config, in its dtype.
+        What each layer stores; by default what the model's config says, in the model's dtype.
     block_size, num_blocks, memory, max_sequences, prefix_cache, ... :
         As `PagedKVCache` has them; the device is the model's.
 
@@ -51,8 +51,9 @@ class PagedCache(Cache):  # type: ignore[misc]
     Raises
     ------
     UnsupportedOption
-        A model with another attention implementation, with an encoder, or one whose config is not known; then give
-        `layers`. A prefix cache for a model whose keys depend on the length of the text.
+        A model with another attention implementation, with an encoder, with layers that are no attention, or one whose
+        config does not say what they store; then give `layers`. A prefix cache for a model whose keys depend on the
+        length of the text.
     As `PagedKVCache`.
 
     Notes
@@ -80,7 +81,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             raise UnsupportedOption(f"the {type(model).__name__} has an encoder; a PagedCache serves decoders alone")
         _check_implementation(model)
         if layers is None:
-            layers = specs_from_config(config.to_dict(), dtype=str(model.dtype).removeprefix("torch."))
+            layers = specs_of_model(config, str(model.dtype).removeprefix("torch."))
         if len(layers) != config.num_hidden_layers:
             raise ShapeError(f"layers has {len(layers)} specs; the model has {config.num_hidden_layers} layers")
         if _depends_on_length(config):

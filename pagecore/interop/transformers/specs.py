@@ -1,0 +1,72 @@
+"""What the layers of a transformers model store, by its config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models import specs_from_config
+from pagecore.models.families import FAMILIES
+from pagecore.storage import AttentionSpec
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
+    """The spec of each layer: `specs_from_config` for the families that it knows, the fields' usual meaning for others.
+
+    Where they mean something else, the first pass of the model is refused: a layer's keys and its window must be those
+    of its spec.
+
+    Raises
+    ------
+    UnsupportedOption
+        A config without a number of heads or dims, with latent attention, or with layers of neither full nor sliding
+        attention.
+    As `specs_from_config`.
+    """
+    if config.model_type in FAMILIES:
+        return specs_from_config(config.to_dict(), dtype=dtype)
+    if _given(config, "kv_lora_rank"):
+        raise UnsupportedOption(
+            f"the {config.model_type} has latent attention (kv_lora_rank = {config.kv_lora_rank}), which a PagedCache "
+            "does not serve: use another cache"
+        )
+    heads = _number(config, "num_attention_heads")
+    kv_heads = 1 if _given(config, "multi_query") else _given(config, "num_key_value_heads") or heads
+    head_dim = _given(config, "head_dim") or _number(config, "hidden_size") // heads
+    return [
+        AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads)
+        for window in _windows(config)
+    ]
+
+
+def _windows(config: Any) -> list[int | None]:
+    """The window of each layer, as transformers' own caches read them."""
+    window = _given(config, "sliding_window") if _given(config, "use_sliding_window") is not False else None
+    kinds = _given(config, "layer_types")
+    if kinds is None:
+        chunked = window is None and _given(config, "attention_chunk_size") is not None
+        kind = "chunked_attention" if chunked else _FULL if window is None else _SLIDING
+        kinds = [kind] * _number(config, "num_hidden_layers")
+    for layer, kind in enumerate(kinds):
+        if kind not in (_FULL, _SLIDING) or (kind == _SLIDING and window is None):
+            raise UnsupportedOption(
+                f"layer {layer} of the {config.model_type} is {kind!r} with a sliding_window of {window}; a PagedCache "
+                f"serves {_FULL!r}, and {_SLIDING!r} with a window: use another cache"
+            )
+    return [window if kind == _SLIDING else None for kind in kinds]
+
+
+def _given(config: Any, name: str) -> Any:
+    return getattr(config, name, None)
+
+
+def _number(config: Any, name: str) -> int:
+    number = _given(config, name)
+    if not isinstance(number, int) or number < 1:
+        raise UnsupportedOption(
+            f"the config of the {config.model_type} has {name} = {number!r}, which tells nothing of what its layers "
+            "store; give layers=[AttentionSpec(...), ...], one for each layer"
+        )
+    return number
