@@ -157,6 +157,11 @@ class TestTorch:
         with pytest.raises(PagecoreError):
             as_tensor(make(torch))
 
+    @pytest.mark.parametrize("dtype", ["float64", "int16", "uint16", "complex64"])
+    def test_a_dtype_that_is_not_served_is_named_with_what_to_convert_it_to(self, torch, dtype):
+        with pytest.raises(UnsupportedDtype, match=rf"{dtype}, .*convert to one of float32"):
+            as_tensor(torch.zeros(2, dtype=getattr(torch, dtype)))
+
     def test_read_only_memory_and_negative_strides_are_not_given_to_torch(self, torch):
         array = np.arange(4, dtype="f4")
         for example in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
