@@ -10,7 +10,7 @@ import pytest
 
 from pagecore.arrays import Tensor, as_tensor, empty, like, zeros
 from pagecore.arrays.dtypes import DTYPES
-from pagecore.errors import DeviceError, PagecoreError, UnsupportedOption
+from pagecore.errors import DeviceError, PagecoreError, UnsupportedDtype, UnsupportedOption
 
 rng = np.random.default_rng(3)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
