@@ -68,7 +68,8 @@ def test_logits_agree_in_bfloat16(family):
     [
         {"do_sample": True, "num_return_sequences": 3},
         {"do_sample": True, "top_k": 5, "temperature": 0.7},
-        {"num_beams": 4, "num_return_sequences": 2},
+        {"num_beams": 4, "num_return_sequences": 4, "early_stopping": True},
+        {"guidance_scale": 1.5},
         {"num_beams": 2, "do_sample": True},
         {"repetition_penalty": 1.3, "min_new_tokens": 10},
     ],
@@ -120,6 +121,34 @@ def test_padding_may_stand_anywhere(family):
         cache.reset()
         expected = generate(model, alone, cache)
         assert got[row][7:] == expected[0][alone.shape[1] :]
+
+
+@SOME_FAMILIES
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [
+        (prompts(1, 1), None),
+        (prompts(1).expand(3, -1), None),
+        (prompts(), left_padded(prompts()).bool()),
+        (prompts(), left_padded(prompts()).float()),
+    ],
+    ids=["one token", "expanded", "bool mask", "float mask"],
+)
+def test_prompts_and_masks_of_every_make_are_read(family, ids, mask):
+    mask = torch.ones_like(ids) if mask is None else mask
+    expected, got, _ = both(make_model(family), ids, attention_mask=mask, max_new_tokens=6)
+    assert got == expected
+
+
+@SOME_FAMILIES
+def test_padding_on_the_right_leaves_the_logits_of_tokens(family):
+    model, ids = make_model(family), prompts()
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, past_key_values=dynamic_cache(model)).logits
+        got = model(ids, attention_mask=mask, past_key_values=make_cache(model)).logits
+    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
 
 
 @SOME_FAMILIES
