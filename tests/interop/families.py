@@ -40,7 +40,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", _GROUPED | _WINDOW | {"num_local_experts": 4, "rope_parameters": _YARN}),
     "phi3": ("Phi3", _GROUPED),
     "qwen2_moe": ("Qwen2Moe", _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
-    "opt": ("OPT", _BASE | {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
@@ -63,7 +62,7 @@ def make_cache(model: Any, **options: Any) -> Any:
     from pagecore.interop.transformers import PagedCache
 
     model.set_attn_implementation("pagecore")
-    if model.config.model_type in ("gpt2", "opt"):
+    if model.config.model_type == "gpt2":
         options = {"layers": [AttentionSpec(4, 16, dtype=str(model.dtype)[6:], num_query_heads=4)] * 4} | options
     return PagedCache(model, **{"num_blocks": 200, "block_size": 4} | options)
 

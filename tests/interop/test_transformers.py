@@ -175,6 +175,34 @@ def test_steps_by_hand_agree_with_one_pass(family):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
+class Around(transformers.LlamaPreTrainedModel):
+    """A base model that is not run itself: the head calls the decoder in it, as that of OPT does."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.decoder = transformers.LlamaModel(config)
+
+
+class Headed(transformers.LlamaForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Around(config)
+
+    def forward(self, input_ids, past_key_values=None, **options):
+        hidden = self.model.decoder(input_ids, past_key_values=past_key_values, **options).last_hidden_state
+        return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(hidden))
+
+
+def test_a_model_that_runs_its_decoder_alone_gives_the_same():
+    model, ids = Headed(make_model("llama").config).eval(), prompts(columns=12)
+    with torch.no_grad():
+        whole = model(ids, past_key_values=dynamic_cache(model)).logits
+        cache = make_cache(model)
+        parts = [model(some, past_key_values=cache).logits for some in ids.split(4, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+    assert cache.begin(ids) == 8
+
+
 def test_a_model_that_is_compiled_gives_the_same():
     model, ids = make_model("llama", seed=5), prompts()
     expected = generate(model, ids, dynamic_cache(model), max_new_tokens=4)
