@@ -1,6 +1,7 @@
 """Which optional capabilities this machine has, and what a test does without one.
 
-A missing capability skips the test with its name; ``PAGECORE_REQUIRE=torch,jax`` turns those skips into failures.
+A missing capability skips the test with its name; ``PAGECORE_REQUIRE=torch,jax,transformers,nvrtc`` turns those skips
+into failures.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ import numpy as np
 from pagecore.arrays._shapes import dtype_table
 from pagecore.errors import UnsupportedDtype
 
-__all__ = ["DTYPES", "DType", "as_dtype"]
+__all__ = ["DTYPES", "DType", "as_dtype", "no_dlpack_dtype"]
 
 # CuPy has no such dtypes: it holds their bits.
 _CUPY_STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+_DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}
 
 
 class DType(str):
@@ -81,7 +82,16 @@ def _unsupported(dtype: object) -> UnsupportedDtype:
         text = repr(dtype)
     except Exception:
         text = f"a {type(dtype).__name__}"
-    return UnsupportedDtype(f"dtype {text[:80]} is not supported; the dtypes are {', '.join(DTYPES)}")
+    return UnsupportedDtype(f"dtype {text[:80]} is not supported; convert to one of {', '.join(DTYPES)}")
+
+
+def no_dlpack_dtype(code: int, bits: int, lanes: int) -> UnsupportedDtype:
+    """Return the error for an array whose dtype in DLPack is none of the table's."""
+    name = f"{_DLPACK_KINDS[code]}{bits}, " if code in _DLPACK_KINDS else ""
+    return UnsupportedDtype(
+        f"the dtype is {name}in DLPack code {code} of {bits} bits and {lanes} lanes, which is not supported; convert "
+        f"to one of {', '.join(DTYPES)}"
+    )
 
 
 def as_dtype(dtype: object) -> DType:

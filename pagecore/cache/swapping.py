@@ -256,6 +256,6 @@ def _growth(cache: PagedKVCache, sequence: Sequence, count: int) -> int:
     if length + count > cache.max_tokens_per_sequence:
         raise ShapeError(
             f"sequence {sequence.id!r} would have {length + count} tokens; a row holds at most "
-            f"{cache.max_tokens_per_sequence}"
+            f"{cache.max_tokens_per_sequence}: make the cache with a larger max_tokens_per_sequence or num_blocks"
         )
     return -(-(length + count) // cache.block_size) - -(-length // cache.block_size)

@@ -11,6 +11,8 @@ namespace pagecore {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr const char* kLongerRows =
+    ": give the tables more max_blocks_per_sequence, a cache more max_tokens_per_sequence or num_blocks";
 
 int32_t checked_size(const char* name, int64_t value, int64_t most) {
   PC_EXPECTS(value >= 1 && value <= most, ShapeError, name, " is ", value, "; use 1 to ", most);
@@ -95,7 +97,7 @@ void BlockTables::check_group(int64_t group) const {
 
 void BlockTables::check_room(int64_t tokens, RowId row) const {
   PC_EXPECTS(tokens <= max_length_, ShapeError, "row ", row, " would have ", tokens, " tokens; a row holds at most ",
-             max_length_, ", from max_blocks_per_sequence and the block sizes");
+             max_length_, kLongerRows);
 }
 
 void BlockTables::check_held(const Group& group, RowId row, int32_t from, int32_t to) const {
@@ -126,7 +128,7 @@ int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> pref
     PC_EXPECTS(tokens == length, ShapeError, "the prefix has ", tokens, " tokens in group ", i, " and ", length,
                " in group 0; give blocks for the same tokens");
     PC_EXPECTS(tokens <= max_length_, ShapeError, "the prefix has ", tokens, " tokens; a row holds at most ",
-               max_length_, ", from max_blocks_per_sequence and the block sizes");
+               max_length_, kLongerRows);
   }
   return length;
 }

@@ -80,13 +80,15 @@ def _copy(caches: list[Any], pairs: Any) -> None:
 # ---- what they return where only shapes are traced, and what is refused there already
 
 
-def _trace_write(key: Any, value: Any, key_cache: Any, value_cache: Any, *_: Any, **__: Any) -> None:
+def _trace_write(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any, **scales: Any) -> None:
     _check_traced(("key", key, 3), ("value", value, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    _refuse_without_memory(key, slot_mapping=slots, **scales)
     _refuse_moving(key_cache=key_cache, value_cache=value_cache)
 
 
-def _trace_attention(query: Any, key_cache: Any, value_cache: Any, *_: Any, **__: Any) -> Any:
+def _trace_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, lens: Any, **options: Any) -> Any:
     _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    _refuse_without_memory(query, block_table=table, seq_lens=lens, **options)
     return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
 
 
@@ -96,9 +98,9 @@ def _trace_attention_lse(query: Any, *arrays: Any, **options: Any) -> Any:
 
 
 def _trace_attention_out(
-    query: Any, key_cache: Any, value_cache: Any, _table: Any, _lens: Any, out: Any, **__: Any
+    query: Any, key_cache: Any, value_cache: Any, table: Any, lens: Any, out: Any, **options: Any
 ) -> None:
-    expected = _trace_attention(query, key_cache, value_cache)
+    expected = _trace_attention(query, key_cache, value_cache, table, lens, **options)
     _check_traced(("query", query, 3), ("out", out, 3))
     if out.dtype != expected.dtype:
         raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is")
@@ -110,9 +112,10 @@ def _trace_merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
 
 
-def _trace_copy(caches: list[Any], _pairs: Any) -> None:
+def _trace_copy(caches: list[Any], pairs: Any) -> None:
     for place, cache in enumerate(caches):
         _refuse_moving(**{f"caches[{place}]": cache})
+        _refuse_without_memory(cache, pairs=pairs)
 
 
 def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) -> None:
@@ -127,6 +130,13 @@ def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) ->
             raise UnsupportedOption(
                 f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or run under no_grad()"
             )
+
+
+def _refuse_without_memory(first: Any, **others: Any) -> None:
+    """One on "meta" beside others that are not: torch takes the call for a trace then, and computes nothing."""
+    for name, array in others.items():
+        if isinstance(array, torch.Tensor) and (array.device.type == "meta") != (first.device.type == "meta"):
+            raise DeviceError(f"{name} is on {array.device} and the others on {first.device}; move one to the other")
 
 
 def _refuse_moving(**mutated: Any) -> None:
@@ -174,6 +184,17 @@ _copy_blocks = torch.ops.pagecore.copy_blocks.default
 # ---- the same with the arguments of pagecore's own functions
 
 
+def _check_kinds(*arrays: object) -> None:
+    """An operator's own refusal of what is no tensor does not say what to do."""
+    for array in arrays:
+        if not isinstance(array, torch.Tensor):
+            remedy = "as_torch(tensor)" if type(array) is Tensor else "torch.as_tensor(array)"
+            raise UnsupportedDtype(
+                f"a {type(array).__module__}.{type(array).__name__} is given; the operators take torch tensors alone: "
+                f"pass {remedy}, or call pagecore's own function"
+            )
+
+
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -188,8 +209,11 @@ def write_kv(
 
     Raises
     ------
+    UnsupportedDtype
+        What is no torch tensor.
     As `pagecore.write_kv`; while a graph is traced, what does not fit is refused then.
     """
+    _check_kinds(key, value, key_cache, value_cache, slot_mapping)
     if key_scale is None and value_scale is None:
         _write_kv(key, value, key_cache, value_cache, slot_mapping)
         return
@@ -218,8 +242,11 @@ def paged_attention(
 
     Raises
     ------
+    UnsupportedDtype
+        What is no torch tensor.
     As `pagecore.paged_attention`; while a graph is traced, what does not fit is refused then.
     """
+    _check_kinds(query, key_cache, value_cache, block_table, seq_lens)
     if window is not None:
         options["window_left"], options["window_right"] = _window(window)
     if key_scale is not None:
@@ -249,13 +276,16 @@ def merge_attention(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`pagecore.merge_attention` as a torch operator, into fresh tensors."""
+    _check_kinds(out_a, lse_a, out_b, lse_b)
     merged: tuple[torch.Tensor, torch.Tensor] = _merge_attention(out_a, lse_a, out_b, lse_b)
     return merged
 
 
 def copy_blocks(caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
     """`pagecore.copy_blocks` as a torch operator; the caches are mutated."""
-    _copy_blocks([caches] if isinstance(caches, torch.Tensor) else list(caches), pairs)
+    listed = list(caches) if isinstance(caches, Sequence) else [caches]
+    _check_kinds(*listed, pairs)
+    _copy_blocks(listed, pairs)
 
 
 # ---- memory of pagecore as torch tensors

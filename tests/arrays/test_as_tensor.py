@@ -11,23 +11,12 @@ import numpy as np
 import pytest
 
 from pagecore.arrays import as_tensor, empty, like
-from pagecore.arrays.dtypes import DTYPES
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
 
 def test_a_tensor_is_itself():
     tensor = empty(3)
     assert as_tensor(tensor) is tensor
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_numpy_arrays_are_viewed_in_every_dtype(dtype):
-    source = np.zeros((2, 3, 4), dtype.numpy)
-    tensor = as_tensor(source)
-    assert (tensor.pointer, tensor.shape, tensor.strides) == (source.ctypes.data, source.shape, source.strides)
-    assert (tensor.dtype, tensor.readonly) == (dtype, False)
-    source[1, 2, 3] = 1
-    assert tensor[1, 2, 3].item() == 1
 
 
 @pytest.mark.parametrize(
@@ -54,13 +43,7 @@ def test_any_strides_of_numpy_are_kept(view):
     np.testing.assert_array_equal(tensor.numpy(), source)
 
 
-def test_misaligned_arrays_are_viewed():
-    raw = np.arange(41, dtype="u1")
-    source = raw[1:].view("f4")
-    tensor = as_tensor(source)
-    assert tensor.pointer == source.ctypes.data
-    assert tensor.pointer % 4 != 0
-    np.testing.assert_array_equal(np.asarray(tensor).view("u1"), raw[1:])
+def test_strides_that_are_no_whole_elements_are_viewed():
     packed = np.zeros(3, dtype=[("tag", "u1"), ("value", "f4")])
     packed["value"] = [1, 2, 3]
     assert as_tensor(packed["value"]).tolist() == [1, 2, 3]

@@ -223,3 +223,33 @@ def test_results_for_cupy_are_cupy_s(cuda):
         stream.synchronize()
     assert out.dtype == cupy.float16
     assert bool(cupy.isfinite(out).all())
+
+
+def test_transformers_generates_on_a_stream_of_its_own(torch_cuda: Any) -> None:
+    """The cache's arrays are sent on the stream that the model runs on, whichever it is."""
+    transformers = require("transformers")
+    from pagecore.interop.transformers import PagedCache
+
+    torch = torch_cuda
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval().cuda()
+    ids = torch.randint(2, 97, (2, 20), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
+    expected = model.generate(ids, **options)
+    model.set_attn_implementation("pagecore")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        got = model.generate(ids, past_key_values=PagedCache(model, num_blocks=64), **options)
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(got, expected)

@@ -38,6 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),
     "gpt_oss": ("GptOss", _GROUPED | _WINDOW | {"num_local_experts": 4, "rope_parameters": _YARN}),
     "phi3": ("Phi3", _GROUPED),
+    "qwen2_moe": ("Qwen2Moe", _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
     "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
     # No config reader knows these: their fields mean what they usually do.
     "gpt_bigcode": ("GPTBigCode", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),

@@ -178,6 +178,37 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written(change, err
     assert torch.equal(step.key_cache, before.key_cache)
 
 
+def test_what_is_no_tensor_of_torch_is_refused_with_what_to_pass():
+    step = make_step()
+    calls = {
+        "numpy.ndarray is given.*torch.as_tensor": lambda: interop.write_kv(step.key.numpy(), *step.written[1:]),
+        "list is given.*torch.as_tensor": lambda: interop.write_kv(*step.written[:4], [12, 13]),
+        "Tensor is given.*as_torch": lambda: interop.paged_attention(
+            step.query, pagecore.as_tensor(step.key_cache), *step.attended[2:]
+        ),
+        "tuple is given": lambda: interop.merge_attention(step.query, (), step.query, ()),
+        "numpy.ndarray is": lambda: interop.copy_blocks([step.key_cache.numpy()], torch.tensor([[1, 2]])),
+        "list is": lambda: interop.copy_blocks(step.key_cache, [[1, 2]]),
+    }
+    for says, call in calls.items():
+        with pytest.raises(UnsupportedDtype, match=says):
+            call()
+
+
+def test_an_index_without_memory_is_not_taken_for_a_trace():
+    step = make_step()
+    nowhere = step.seq_lens.to("meta")
+    for call in (
+        lambda: interop.paged_attention(*step.attended[:4], nowhere, cu_query_lens=step.cu_query_lens),
+        lambda: interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens.to("meta")),
+        lambda: interop.paged_attention(*step.attended[:4], nowhere, out=torch.empty_like(step.query)),
+        lambda: interop.write_kv(*step.written[:4], step.slot_mapping.to("meta")),
+        lambda: interop.copy_blocks(step.key_cache, torch.zeros(1, 2, dtype=torch.int32, device="meta")),
+    ):
+        with pytest.raises(DeviceError, match="on meta and the others on cpu"):
+            call()
+
+
 def test_options_that_an_operator_cannot_take_are_refused():
     step = make_step()
     out = torch.empty_like(step.query)

@@ -126,6 +126,48 @@ def test_views_that_the_graph_makes_are_written(backend):
     assert torch.equal(stacked, expected)
 
 
+CUTS = {
+    "interleaved": ((9, BLOCK, KV_HEADS, 2 * DIM), lambda whole, _: whole.split(DIM, dim=-1)),
+    "heads first": ((2, 9, KV_HEADS, BLOCK, DIM), lambda whole, _: whole.transpose(2, 3).unbind(0)),
+    "a layer of many": ((3, 2, 9, BLOCK, KV_HEADS, DIM), lambda whole, layer: whole[layer].unbind(0)),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cut", CUTS)
+def test_planes_that_the_graph_cuts_out_are_written_and_read(cut, backend):
+    shape, planes = CUTS[cut]
+
+    def layer(step, whole, number):
+        caches = planes(whole, number)
+        interop.write_kv(step.key + number, step.value, *caches, step.slot_mapping)
+        return interop.paged_attention(
+            step.query, *caches, step.block_table, step.seq_lens, cu_query_lens=step.cu_query_lens
+        )
+
+    step, whole, expected = make_step(), torch.zeros(shape), torch.zeros(shape)
+    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=False)
+    for number in range(3):
+        torch.testing.assert_close(compiled(step, whole, number), layer(step, expected, number))
+    assert torch.equal(whole, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_of_either_width_and_no_tokens_at_all_are_served(dtype):
+    step = make_step()
+    written = step.key_cache.clone()
+    compiled = torch.compile(interop.write_kv, fullgraph=True, backend="aot_eager")
+    compiled(step.key, step.value, step.key_cache, step.value_cache, step.slot_mapping.to(dtype))
+    ops.write_kv(step.key, step.value, written, step.value_cache, step.slot_mapping)
+    assert torch.equal(step.key_cache, written)
+    compiled(step.key[:0], step.value[:0], step.key_cache, step.value_cache, step.slot_mapping[:0].to(dtype))
+    assert torch.equal(step.key_cache, written)
+    nothing = torch.compile(interop.paged_attention, fullgraph=True, backend="aot_eager")(
+        step.query[:0], step.key_cache, step.value_cache, step.block_table[:0], step.seq_lens[:0]
+    )
+    assert nothing.shape == (0, HEADS, DIM)
+
+
 def test_views_whose_place_the_graph_does_not_know_are_refused():
     step, stacked = make_step(), torch.zeros(2, 9, BLOCK, KV_HEADS, DIM)
     compiled = torch.compile(both_planes, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -68,7 +68,8 @@ def test_logits_agree_in_bfloat16(family):
     [
         {"do_sample": True, "num_return_sequences": 3},
         {"do_sample": True, "top_k": 5, "temperature": 0.7},
-        {"num_beams": 4, "num_return_sequences": 2},
+        {"num_beams": 4, "num_return_sequences": 4, "early_stopping": True},
+        {"guidance_scale": 1.5},
         {"num_beams": 2, "do_sample": True},
         {"repetition_penalty": 1.3, "min_new_tokens": 10},
     ],
@@ -123,6 +124,34 @@ def test_padding_may_stand_anywhere(family):
 
 
 @SOME_FAMILIES
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [
+        (prompts(1, 1), None),
+        (prompts(1).expand(3, -1), None),
+        (prompts(), left_padded(prompts()).bool()),
+        (prompts(), left_padded(prompts()).float()),
+    ],
+    ids=["one token", "expanded", "bool mask", "float mask"],
+)
+def test_prompts_and_masks_of_every_make_are_read(family, ids, mask):
+    mask = torch.ones_like(ids) if mask is None else mask
+    expected, got, _ = both(make_model(family), ids, attention_mask=mask, max_new_tokens=6)
+    assert got == expected
+
+
+@SOME_FAMILIES
+def test_padding_on_the_right_leaves_the_logits_of_tokens(family):
+    model, ids = make_model(family), prompts()
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, past_key_values=dynamic_cache(model)).logits
+        got = model(ids, attention_mask=mask, past_key_values=make_cache(model)).logits
+    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+@SOME_FAMILIES
 def test_a_chat_goes_on_where_the_cache_stands(family):
     model, ids = make_model(family), prompts()
     answers = []
@@ -144,6 +173,34 @@ def test_steps_by_hand_agree_with_one_pass(family):
         cache = make_cache(model)
         parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 10), (10, 11), (11, 20), (20, 24))]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+class Around(transformers.LlamaPreTrainedModel):
+    """A base model that is not run itself: the head calls the decoder in it, as that of OPT does."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.decoder = transformers.LlamaModel(config)
+
+
+class Headed(transformers.LlamaForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Around(config)
+
+    def forward(self, input_ids, past_key_values=None, **options):
+        hidden = self.model.decoder(input_ids, past_key_values=past_key_values, **options).last_hidden_state
+        return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(hidden))
+
+
+def test_a_model_that_runs_its_decoder_alone_gives_the_same():
+    model, ids = Headed(make_model("llama").config).eval(), prompts(columns=12)
+    with torch.no_grad():
+        whole = model(ids, past_key_values=dynamic_cache(model)).logits
+        cache = make_cache(model)
+        parts = [model(some, past_key_values=cache).logits for some in ids.split(4, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+    assert cache.begin(ids) == 8
 
 
 def test_a_model_that_is_compiled_gives_the_same():

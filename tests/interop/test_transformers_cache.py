@@ -210,6 +210,32 @@ def test_more_than_ids_publishes_nothing_and_is_not_taken_for_equal():
     assert num_cached(cache) == 0
 
 
+def test_a_model_of_images_publishes_what_is_text_alone():
+    """Its base model is told of the ids, the decoder within of embeddings."""
+    text = transformers.LlamaConfig(**make_model("llama").config.to_dict())
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=EOS - 1)
+    model, ids = transformers.LlavaForConditionalGeneration(config).eval(), prompts(2, 12)
+    ids[ids == EOS - 1] = 5
+    expected = expect(model, ids)
+    cache = make_cache(model)
+    assert run(model, ids, cache) == expected
+    cache.reset()
+    with torch.no_grad():  # some versions of generate also say how the model would look at images
+        model.base_model(ids, past_key_values=cache)
+    assert cache.begin(ids) == 8
+    assert run(model, ids, cache) == expected
+    pictured = ids.clone()
+    pictured[:, 2:6] = EOS - 1
+    images = {"pixel_values": torch.randn(2, 3, 28, 28)}
+    expected = expect(model, pictured, **images)
+    cache = make_cache(model)
+    assert run(model, pictured, cache, **images) == expected
+    assert num_cached(cache) == 0
+
+
 def test_other_positions_publish_nothing_and_do_not_follow_a_reused_prefix():
     model, ids = make_model("llama"), prompts(1, 12)
     positions = 3 * torch.arange(12)[None]
@@ -362,7 +388,7 @@ def test_running_out_of_blocks_ends_a_generation_and_not_the_cache(family):
         model(prompts(1, 3), past_key_values=cache)
     cache.reset()
     assert run(model, ids, cache, max_new_tokens=3) == expect(model, ids, max_new_tokens=3)
-    with pytest.raises(ShapeError, match="would have 60 tokens; a row holds at most 28"):
+    with pytest.raises(ShapeError, match=r"60 tokens; a row holds at most 28: .*max_tokens_per_sequence or num_blocks"):
         run(model, prompts(2, 60), make_cache(model, num_blocks=8))
 
 

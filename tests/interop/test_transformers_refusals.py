@@ -239,7 +239,7 @@ def test_soft_capped_models_are_not_left_to_sdpa():
 
 def test_what_the_cache_cannot_give_is_refused(model, cache):
     key = torch.zeros(1, 2, 1, 16)
-    attention.stamp(key, attention.Ticket(None, 0))
+    attention.stamp(key, key, attention.Ticket(None, 0))
     base = {"module": torch.nn.Module(), "query": key, "key": key, "value": key, "attention_mask": None}
     for options, says in (
         ({"attention_mask": torch.zeros(1, 1, 1, 1)}, "attention_mask"),
@@ -261,8 +261,6 @@ def causal(*_):
         {"use_vmap": True},
         {"allow_is_causal_skip": False},
         {"mask_function": causal},
-        {"local_size": 9},
-        {"local_size": 16, "mask_function": causal},
     ],
     ids=" ".join,
 )
@@ -272,6 +270,50 @@ def test_masks_of_the_model_s_own_are_refused(options):
         attention._mask(kv_length=columns, **options)
     assert attention._mask(kv_length=columns) is None
     assert attention._mask(kv_length=columns, local_size=8, mask_function=causal) is None
+
+
+def test_masks_of_other_windows_are_refused_where_a_layer_attends_with_them():
+    """Models make them whether a layer has such a window or not."""
+    model = make_model("mistral")
+    cache = make_cache(model, layers=[SPEC] * 4)
+    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*a chunk of 8 keys.*specs that have the model's windows"):
+        run(model, prompts(), cache)
+    assert cache.kv.num_sequences == 0
+    moe = make_model("qwen2_moe")  # has a window of 0, and no layer that slides
+    assert run(moe, prompts(), make_cache(moe)).shape[:2] == (2, 7)
+
+
+def test_values_that_a_model_changes_after_storing_them_are_refused(model, cache):
+    """What it attends to would not be what the cache has."""
+    attend = model.base_model.layers[1].self_attn
+    interface = transformers.AttentionInterface()
+
+    def halved(module, query, key, value, mask, **options):
+        return attention._attention(module, query, key, 0.5 * value, mask, **options)
+
+    interface.register("halved", halved)
+    attend.config = copy.copy(attend.config)
+    attend.config._attn_implementation = "halved"
+    try:
+        with pytest.raises(UnsupportedOption, match=r"values that it made of those in the cache.*use another cache"):
+            run(model, prompts(), cache)
+    finally:
+        attend.config = model.config
+    assert cache.kv.num_sequences == 0
+
+
+def test_models_that_attend_by_code_of_their_own_are_refused():
+    config = transformers.MptConfig(vocab_size=30, d_model=16, n_heads=2, n_layers=1)
+    mpt = transformers.MptForCausalLM(config)
+    mpt.set_attn_implementation("pagecore")
+    with pytest.raises(UnsupportedOption, match=r"MptForCausalLM computes attention by code of its own.*another cache"):
+        PagedCache(mpt, layers=[SPEC], num_blocks=9)
+
+
+def test_a_generation_without_a_cache_is_told_from_one_that_goes_on(model, cache):
+    with pytest.raises(ShapeError, match=r"position 0 again.*use_cache=True|mask has shape.*reset\(\)"):
+        model.generate(prompts(), past_key_values=cache, use_cache=False, max_new_tokens=4)
+    cache.kv.check_invariants()
 
 
 def test_copies_are_refused_with_what_to_do_instead(cache):

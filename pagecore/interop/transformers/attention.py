@@ -1,14 +1,14 @@
 """The attention implementation "pagecore" of transformers: paged where a `PagedCache` runs, SDPA elsewhere.
 
 A forward pass with a paged cache is known by what the cache hands out, so that other passes, on this thread or others,
-are not touched: `Columns` in place of the length of its keys, and a `Ticket` on the keys that it has stored.
+are not touched: `Columns` in place of the length of its keys, and a `Ticket` on the keys and values that it has stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from transformers import AttentionInterface
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NAME = "pagecore"
 REMEDY = f'call model.set_attn_implementation("{NAME}")'
 _TICKET = "_pagecore_ticket"
+_REFUSAL = "_pagecore_refusal"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -59,9 +60,10 @@ class Ticket:
     layer: int
 
 
-def stamp(key: torch.Tensor, ticket: Ticket) -> None:
-    """Let keys say where they went: by an attribute, since models hand them on to their attention as they are."""
+def stamp(key: torch.Tensor, value: torch.Tensor, ticket: Ticket) -> None:
+    """Let both say where they went: by an attribute, since models hand them on to their attention as they are."""
     setattr(key, _TICKET, ticket)
+    setattr(value, _TICKET, ticket)
 
 
 def _attention(
@@ -78,7 +80,7 @@ def _attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim]; `PagedCache.update` has the keys."""
-    ticket = getattr(key, _TICKET, None)
+    ticket: Ticket | None = getattr(key, _TICKET, None)
     if ticket is None:
         for name, given in (("softcap", softcap), ("sinks", s_aux)):
             if given is not None:
@@ -90,12 +92,17 @@ def _attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return attended
+    of_value: object = getattr(value, _TICKET, None)
+    if of_value is not ticket:
+        _refuse("the model attends to values that it made of those in the cache", "use another cache")
     causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         _refuse("is_causal is False", "choose another implementation for this model")
     if dropout:
         _refuse(f"dropout is {dropout}", "call model.eval()")
     if attention_mask is not None:
+        if hasattr(attention_mask, _REFUSAL):
+            raise UnsupportedOption(getattr(attention_mask, _REFUSAL))
         _refuse("attention_mask has a mask for every layer", "pass the padding mask [batch, columns] alone")
     for name in ("position_bias", "head_mask"):
         if options.get(name) is not None:
@@ -106,21 +113,35 @@ def _attention(
 
 
 def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
-    """No mask where a paged cache knows which tokens are there; else what SDPA takes."""
+    """No mask where a paged cache knows which tokens are there; else what SDPA takes.
+
+    Models lay masks of every window that their config speaks of, whether a layer has it or not: one that the cache does
+    not know is refused where a layer attends with it.
+    """
     columns = options.get("kv_length")
     if not isinstance(columns, Columns):
         mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
         return mask
     window, rule = options.get("local_size"), options.get("mask_function", causal_mask_function)
-    is_known = rule is causal_mask_function if window is None else window in columns.windows
+    is_known = rule is causal_mask_function or window is not None
     if not is_known or options.get("use_vmap") or not options.get("allow_is_causal_skip", True):
-        raise UnsupportedOption(
-            "the model lays a mask of its own over causality (tokens that see later ones, as those of an image, or see "
-            f"their own chunk only); with a PagedCache attention {NAME!r} serves causal attention and the windows of "
-            f"the cache's layers, {sorted(filter(None, columns.windows)) or 'which has none'}: use another cache"
-        )
-    return None
+        whose = "tokens that see later ones, as those of an image, or see their own chunk only"
+        raise UnsupportedOption(_why_masks_are_refused(whose, columns))
+    if window is None or window in columns.windows:
+        return None
+    refused = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+    setattr(refused, _REFUSAL, _why_masks_are_refused(f"a window or a chunk of {window} keys", columns))
+    return refused
 
 
-def _refuse(what: str, remedy: str) -> None:
+def _why_masks_are_refused(whose: str, columns: Columns) -> str:
+    return (
+        f"the model lays a mask of its own over causality ({whose}); with a PagedCache attention {NAME!r} serves "
+        "causal attention and the windows of the cache's layers, "
+        f"{sorted(filter(None, columns.windows)) or 'which has none'}: make the cache with specs that have the model's "
+        "windows, or use another"
+    )
+
+
+def _refuse(what: str, remedy: str) -> NoReturn:
     raise UnsupportedOption(f"{what}; with a PagedCache attention {NAME!r} does not serve it: {remedy}")

@@ -96,10 +96,10 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._rows = Rows(self.kv)
         self._forward: Forward | None = None
         self._model = weakref.ref(model)
-        self._is_running = False
+        self._running: torch.nn.Module | None = None
         windows = [spec.window for spec in layers]
         super().__init__(layers=[PagedLayer(self, index, windows) for index in range(len(layers))])
-        follow(model.base_model, self)
+        follow(model, self)
 
     # -- what a generation begins with ---------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         ShapeError, UnsupportedDtype, DeviceError
             Keys and values that do not fit what the cache stores for the layer.
         """
-        if self._forward is None or not self._is_running:
+        if self._forward is None or self._running is None:
             model = self._model()
             own = "which is gone" if model is None else f"a {type(model).__name__}"
             raise UnsupportedOption(
@@ -164,7 +164,7 @@ class PagedCache(Cache):  # type: ignore[misc]
                 "PagedCache for each model, and call that model with past_key_values=cache"
             )
         self._forward.store(layer_idx, key_states, value_states)
-        stamp(key_states, Ticket(self._forward, layer_idx))
+        stamp(key_states, value_states, Ticket(self._forward, layer_idx))
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
@@ -232,8 +232,10 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     # -- a forward pass ------------------------------------------------------------------------------------------
 
-    def _enter(self, given: Mapping[str, Any]) -> None:
-        """Make ready for a forward pass of the model with these arguments."""
+    def _enter(self, given: Mapping[str, Any], module: torch.nn.Module) -> None:
+        """Make ready for a forward pass of `module`, the model or the decoder in it, with these arguments."""
+        if self._running is not None and module is not self._running:
+            return  # what runs has called it
         model = self._model()
         assert model is not None
         _check_implementation(model)
@@ -254,13 +256,14 @@ class PagedCache(Cache):  # type: ignore[misc]
             )
         previous = None if self._forward is None else self._forward.batch
         self._forward = Forward(rows, inputs, model.device, previous)
-        self._is_running = True
+        self._running = module
 
-    def _leave(self, has_failed: bool) -> None:
-        """The forward pass that was entered is through, or has raised."""
-        forward, self._is_running = self._forward if self._is_running else None, False
-        if forward is None:
+    def _leave(self, module: torch.nn.Module, has_failed: bool) -> None:
+        """The forward pass of `module` is through, or has raised; also where it could not be entered."""
+        if module is not self._running:
             return
+        self._running, forward = None, self._forward
+        assert forward is not None
         if has_failed:
             forward.abandon()
         else:
@@ -324,8 +327,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
 def _check_implementation(model: PreTrainedModel) -> None:
     name = model.config.get_text_config(decoder=True)._attn_implementation
-    if name != NAME:
-        raise UnsupportedOption(f"the model's attention implementation is {name!r}; {REMEDY}")
+    if name == NAME:
+        return
+    if not getattr(type(model), "_can_set_attn_implementation", lambda: True)():
+        raise UnsupportedOption(
+            f"the {type(model).__name__} computes attention by code of its own, which transformers lets no "
+            "implementation replace; use another cache"
+        )
+    raise UnsupportedOption(f"the model's attention implementation is {name!r}; {REMEDY}")
 
 
 def _depends_on_length(config: Any) -> bool:

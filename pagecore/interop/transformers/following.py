@@ -11,11 +11,23 @@ import torch
 from pagecore.interop.transformers.attention import untraced
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from pagecore.interop.transformers.cache import PagedCache
 
 
-def follow(module: torch.nn.Module, cache: PagedCache) -> None:
-    """Tell the cache of the module's forward passes, until it is gone."""
+def follow(model: PreTrainedModel, cache: PagedCache) -> None:
+    """Tell the cache of the model's forward passes, until it is gone.
+
+    Most models run their base model, which knows more of what is given than the decoder within; some (OPT) run the
+    decoder alone.
+    """
+    base, decoder = model.base_model, model.get_decoder()
+    for module in (base,) if decoder is base else (base, decoder):
+        _follow_module(module, cache)
+
+
+def _follow_module(module: torch.nn.Module, cache: PagedCache) -> None:
     reference = weakref.ref(cache)
     names = list(inspect.signature(module.forward).parameters)
 
@@ -24,17 +36,17 @@ def follow(module: torch.nn.Module, cache: PagedCache) -> None:
         return own if own is not None and given.get("past_key_values") is own else None
 
     @untraced
-    def enter(_: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def enter(called: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         given = dict(zip(names, arguments, strict=False)) | options
         own = running(given)
         if own is not None:
-            own._enter(given)
+            own._enter(given, called)
 
     @untraced
-    def leave(_: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+    def leave(called: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         own = running(dict(zip(names, arguments, strict=False)) | options)
         if own is not None:
-            own._leave(has_failed=output is None)
+            own._leave(called, has_failed=output is None)
 
     for hook in (
         module.register_forward_pre_hook(enter, with_kwargs=True),

@@ -50,7 +50,10 @@ class Forward:
             if ids is not None:
                 rows.name(ids if self._own is None else ids[self._own], is_token)
             fits = previous is not None and _fits(previous, is_token)
-            self.batch = rows.cache.prepare(rows.sequences, is_token.sum(axis=1), out=previous if fits else None)
+            # The pass runs on torch's current stream; left to itself, the cache would send its arrays on CuPy's.
+            stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+            counts, out = is_token.sum(axis=1), previous if fits else None
+            self.batch = rows.cache.prepare(rows.sequences, counts, out=out, stream=stream)
         except BaseException:
             if is_first:
                 rows.clear()

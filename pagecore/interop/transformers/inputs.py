@@ -119,8 +119,10 @@ def _read_positions(positions: torch.Tensor | None, columns: int) -> Ids | None:
 
 
 def _speaks(name: str, value: Any) -> bool:
-    """Whether an argument may say more of the tokens than their ids: anything but a switch."""
-    return name not in _SILENT and value is not None and not isinstance(value, bool | int | float)
+    """Whether an argument may say more of the tokens than their ids: anything but a switch, or what holds nothing."""
+    if name in _SILENT or value is None or isinstance(value, bool | int | float):
+        return False
+    return not isinstance(value, Mapping) or any(_speaks("", each) for each in value.values())
 
 
 def _told(value: object) -> str:

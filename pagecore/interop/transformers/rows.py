@@ -107,7 +107,7 @@ class Rows:
         if ((given == 0) & (positions > 0) & inputs.is_token).any():
             raise ShapeError(
                 f"tokens start at position 0 again, and the cache holds {self.num_columns} columns of this generation; "
-                "give what follows them, or leave it with reset() or begin()"
+                "give what follows them (as generate does with use_cache=True), or leave it with reset() or begin()"
             )
         is_canonical = bool((given == positions)[inputs.is_token].all())
         if not is_canonical and any(sequence.num_cached_tokens for sequence in self.sequences):

@@ -1,0 +1,37 @@
+"""The code of the README and of each page of docs runs as it stands, one piece after another."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.capabilities import require
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_runs_and_prints_what_it_says(page):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    code = "\n".join(blocks)
+    for framework in re.findall(r"^(?:from|import) (torch|transformers|jax)\b", code, re.MULTILINE):
+        require(framework)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    promised = re.findall(r"print\(.*?\)\s*# (.*)", code)
+    assert promised
+    assert ran.stdout.splitlines() == promised
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_files_that_it_names_are_there(page):
+    text = page.read_text()
+    named = re.findall(r"`((?:examples|docs|bench)/[\w./]+)`", text)
+    linked = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]
+    missing = [name for name in named if not (ROOT / name).exists()]
+    missing += [link for link in linked if not (page.parent / link).exists()]
+    assert not missing
