@@ -297,6 +297,8 @@ def test_a_capture_without_what_it_needs_is_refused(cuda):
     arrays = {**there.arrays, "out": there.out}
     with pytest.raises(UnsupportedOption, match="is on the host and the stream is being captured"):
         cuda.capture(lambda stream: paged_attention(**{**arrays, "seq_lens": [1] * 6}, stream=stream))
+    with pytest.raises(DeviceError, match=r"being captured, and a call without a plan.*pass a plan"):
+        cuda.capture(lambda stream: paged_attention(**arrays, stream=stream))
     plan = there.plan()
     with pytest.raises(DeviceError, match="run the call once before the capture"):
         cuda.capture(lambda stream: paged_attention(**arrays, plan=plan, stream=stream))

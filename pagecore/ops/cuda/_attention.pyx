@@ -302,6 +302,11 @@ cdef Tensor plan_here(
 
 cdef Tensor plan_there(const PcAttentionParams& p, Work* work, const Place* place):
     """Let the device plan lengths that only it knows."""
+    if runtime().is_capturing(place.stream):
+        raise DeviceError(
+            f"stream {place.stream:#x} is being captured, and a call without a plan works in memory that it gives back "
+            "when it returns, long before the graph runs: pass a plan"
+        )
     work.layout = layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
     cdef int64_t num_bytes = work.layout.num_bytes
     cdef Tensor buffer = new_at(1, &num_bytes, UINT8, place)
