@@ -209,7 +209,7 @@ class EmulatedRuntime:
         if event.marker is not None:
             self.streams.wait(stream, event.marker)
 
-    def synchronize(self, stream: int) -> None:
+    def synchronize(self, stream: int, device: int | None = None) -> None:
         self.counts["synchronizes"] += 1
         self.streams.refuse_any_capture("a stream is waited for")
         self.streams.drain(stream)
