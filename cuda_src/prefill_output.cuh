@@ -65,6 +65,7 @@ class PrefillOutput {
     const pc_int64 own = p.num_partial_rows - (pc_num_blocks_x() - pc_block_x()) * tile_queries;
     const float value_scale = load_number(p.value_scale, heads.kv, 1.0f);
     const Global<pc_uint64> partial(p.partial_out);
+    float tops[kRowTiles][2], totals[kRowTiles][2];
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       complete_softmax(sums.softmax[m]);
@@ -79,7 +80,6 @@ class PrefillOutput {
           row.top = folded_.load(2 * place.row);
           row.sum = folded_.load(2 * place.row + 1);
         }
-        pc_sync_warp();
         const float top = row.top, sum = row.sum;
         PC_UNROLL
         for (int n = 0; n < kDimTiles; ++n) {
@@ -103,18 +103,23 @@ class PrefillOutput {
           gather_row(sums, m, r);
           continue;
         }
-        if (pc_lane() % 4 == 0) {
-          folded_.store(2 * place.row, row.top);
-          folded_.store(2 * place.row + 1, row.sum);
-        }
+        tops[m][r] = row.top;
+        totals[m][r] = row.sum;
         if (place.exists) store_row(partial, to, sums, m, r);
       }
     }
-    if (is_last) {
-      store_rows(p, heads, item);
-    } else {
-      sums.clear();  // all threads meet before the next piece is folded
+    if (is_last) return store_rows(p, heads, item);
+    pc_sync_warp();  // the four lanes of a row have read what one of them replaces
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (pc_lane() % 4 != 0) continue;
+        folded_.store(2 * row_of(m, r), tops[m][r]);
+        folded_.store(2 * row_of(m, r) + 1, totals[m][r]);
+      }
     }
+    sums.clear();  // all threads meet before the next piece is folded
   }
 
  private:
@@ -127,8 +132,10 @@ class PrefillOutput {
     bool exists;
   };
 
+  PC_MEMBER static int row_of(int m, int r) { return pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4; }
+
   PC_MEMBER static Place place_of(const Heads& heads, const PrefillItem& item, int m, int r) {
-    const int row = pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4;
+    const int row = row_of(m, r);
     const int query = row / heads.count;
     return {row, query, item.work.query_begin + query, heads.first + row % heads.count, row < item.num_rows(heads)};
   }
@@ -147,8 +154,7 @@ class PrefillOutput {
 
   // Output is gathered in the place of the warp's queries, which nobody needs any more.
   PC_MEMBER void gather_row(const Sums& sums, int m, int r) const {
-    const int row = pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4;
-    const int first = pc_opaque(Tile::at(row, 0) + pc_lane() % 4 * 4);
+    const int first = pc_opaque(Tile::at(row_of(m, r), 0) + pc_lane() % 4 * 4);
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
       const pc_uint32 pair = pc_pack<T>(sums.o[m][n][2 * r], sums.o[m][n][2 * r + 1]);
