@@ -83,8 +83,8 @@ class Runtime(Protocol):
     def wait_event(self, stream: int, event: Event) -> None:
         """Let what the stream is given from now on wait for an event."""
 
-    def synchronize(self, stream: int) -> None:
-        """Wait for all work of a stream."""
+    def synchronize(self, stream: int, device: int | None = None) -> None:
+        """Wait for all work of a stream; of a default stream, on `device`, or on every device where that is None."""
 
     def is_capturing(self, stream: int) -> bool:
         """Whether what the stream is given becomes part of a graph instead of being run."""

@@ -102,11 +102,14 @@ class CupyRuntime:
         with self._on(event.device):
             self._runtime.streamWaitEvent(stream, event.event.ptr)
 
-    def synchronize(self, stream: int) -> None:
-        """Wait for all work of a stream; of a default stream, on every device."""
-        devices = range(self._num_devices) if _is_default(stream) else [None]
-        for device in devices:
-            with self._on(device):
+    def synchronize(self, stream: int, device: int | None = None) -> None:
+        """Wait for all work of a stream; of a default stream, on `device`, or on every device where that is None.
+
+        Who knows the device says it: to make one current takes a context on it, and memory.
+        """
+        devices = range(self._num_devices) if device is None and _is_default(stream) else [device]
+        for each in devices:
+            with self._on(each):
                 self._runtime.streamSynchronize(stream)
 
     def is_capturing(self, stream: int) -> bool:

@@ -43,7 +43,7 @@ class DeviceMemory:
         if self._runtime.is_capturing(worker):
             self.stream = worker  # a graph cannot be waited for; its own stream comes after it
         else:
-            self._runtime.synchronize(worker)
+            self._runtime.synchronize(worker, self.device)
 
     def order(self, consumer: int) -> None:
         """Let what `consumer` is given from now on wait for what the memory's stream was given up to now."""

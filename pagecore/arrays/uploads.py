@@ -23,5 +23,5 @@ def placed(array: NDArray[Any], device: str) -> Tensor:
     runtime = cuda.runtime()
     stream = runtime.current_stream(index)
     runtime.copy(tensor.pointer, array.ctypes.data, array.nbytes, stream)
-    runtime.synchronize(stream)
+    runtime.synchronize(stream, index)
     return tensor

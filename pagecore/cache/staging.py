@@ -153,7 +153,7 @@ class StagedBatch:
             place_plan(plan, self._memory.pointer + offset, value_dim, self._stream)
         if not is_short_lived:
             self.send_image(0)
-            staging.runtime.synchronize(self._stream)
+            staging.runtime.synchronize(self._stream, staging.device)
 
     def send(self, copies: Listed[NDArray[np.int32]], store: Store) -> None:
         """Send the step that was prepared, and what has changed of the tables, in the order of `Staging.stream`.

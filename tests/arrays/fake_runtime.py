@@ -63,8 +63,8 @@ class FakeRuntime:
     def wait_event(self, stream: int, event: Any) -> None:
         self.calls.append(("wait", stream, event.number))
 
-    def synchronize(self, stream: int) -> None:
-        self.calls.append(("synchronize", stream))
+    def synchronize(self, stream: int, device: int | None = None) -> None:
+        self.calls.append(("synchronize", stream, device))
 
     def is_capturing(self, stream: int) -> bool:
         return stream in self.capturing

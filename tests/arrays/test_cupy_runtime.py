@@ -153,6 +153,11 @@ def test_a_stream_is_waited_for_and_a_default_one_on_every_device(fake, runtime)
     ]
 
 
+def test_a_default_stream_of_one_device_leaves_the_others_alone(fake, runtime):
+    runtime.synchronize(0, 1)
+    assert [call for call in fake.calls if call[0] != "setDevice"] == [("streamSynchronize", 1, 0)]
+
+
 def test_the_default_stream_is_never_captured(fake, runtime):
     assert runtime.is_capturing(77)
     assert not runtime.is_capturing(0)

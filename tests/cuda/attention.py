@@ -199,7 +199,7 @@ def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda):
     there = {name: cuda.put(array) for name, array in arrays_of(made[0]).items()}
     out, heads = cuda.empty(made[0].query.shape, "bfloat16"), {"num_query_heads": 8, "num_kv_heads": 2}
     plan = AttentionPlan(**heads, device=cuda.device, max_sequences=3, max_tokens=100)
-    paged_attention(**there, out=out, plan=plan)  # allocates the workspace
+    paged_attention(**there, out=out, plan=plan)  # allocates the workspace, and loads what a graph may launch
     replay = cuda.capture(lambda stream: paged_attention(**there, out=out, plan=plan, stream=stream))
     for case in made:
         for name, array in arrays_of(case).items():
@@ -297,6 +297,8 @@ def test_a_capture_without_what_it_needs_is_refused(cuda):
     arrays = {**there.arrays, "out": there.out}
     with pytest.raises(UnsupportedOption, match="is on the host and the stream is being captured"):
         cuda.capture(lambda stream: paged_attention(**{**arrays, "seq_lens": [1] * 6}, stream=stream))
+    with pytest.raises(DeviceError, match=r"being captured, and a call without a plan.*pass a plan"):
+        cuda.capture(lambda stream: paged_attention(**arrays, stream=stream))
     plan = there.plan()
     with pytest.raises(DeviceError, match="run the call once before the capture"):
         cuda.capture(lambda stream: paged_attention(**arrays, plan=plan, stream=stream))

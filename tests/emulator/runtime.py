@@ -209,7 +209,7 @@ class EmulatedRuntime:
         if event.marker is not None:
             self.streams.wait(stream, event.marker)
 
-    def synchronize(self, stream: int) -> None:
+    def synchronize(self, stream: int, device: int | None = None) -> None:
         self.counts["synchronizes"] += 1
         self.streams.refuse_any_capture("a stream is waited for")
         self.streams.drain(stream)
@@ -223,6 +223,7 @@ class EmulatedRuntime:
 
     def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]] | None, shared_bytes: int) -> Kernel:
         self.counts["loads"] += 1
+        self.streams.refuse_any_capture("a kernel is loaded")
         if shared_bytes > SHARED_BYTES:
             raise DeviceError(f"{name} asks for {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES}")
         if name not in self._kernels:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore.arrays.cuda import use_runtime
-from tests.cuda.attention_cases import check
+from tests.cuda.attention_cases import DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
 from tests.emulator.mutants import survivors
@@ -18,13 +18,17 @@ BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)
 FLOATS = replace(MIXED, query_dtype="float32", cache_dtype="float32")
+NO_KEYS = Shape(seq_lens=(3, 200), query_lens=(40, 40), heads=(8, 2), **BF16)  # that the first tile attends to
+LONG = Shape(seq_lens=(2100,), query_lens=(40,), heads=(8, 2), **BF16)
 
 
-def with_nan(case):
-    """A value that is not a number, of a key that some queries of a tile attend to and others do not."""
-    last = int(case.seq_lens[4]) - 1
-    case.value_cache[case.block_table[4, last // 16], last % 16, 0, 3] = np.nan
-    return case
+def check_nan(kit):
+    """Values that are not numbers reach the queries that attend to them, and not the others of their tile."""
+    case = make_case(MIXED)
+    for key in (270, 299):
+        case.value_cache[case.block_table[0, key // 16], key % 16, :, 3] = np.nan
+    got = DeviceCase(kit, case).run()[0].astype(np.float32)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(case.expect()[0]))
 
 
 def attend(*shapes):
@@ -36,10 +40,19 @@ def attend(*shapes):
     return work
 
 
+def prompts(runtime):
+    with use_runtime(runtime):
+        kit = Kit(runtime)
+        check(kit, make_case(MIXED, scale=-0.1))
+        check(kit, make_case(NO_KEYS))
+        check_nan(kit)
+        check(kit, make_case(LONG), plan=True, batch_invariant=True)
+
+
 KERNELS = {
     "decode": (["decode.cu", "tile_walk.cuh", "splits.cuh"], attend(DECODE, MIXED)),
     "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)))),
-    "prefill": (["prefill.cu"], attend(MIXED)),
+    "prefill": (["prefill.cu", "prefill_output.cuh", "prefill_sums.cuh"], prompts),
     "plan": (["plan.cu"], attend(MIXED, replace(DECODE, seq_lens=(50,) * 300))),
 }
 

@@ -39,7 +39,7 @@ from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays.device_memory import DeviceMemory
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
-from pagecore.ops.cuda.kernels import launch
+from pagecore.ops.cuda.kernels import kernel, launch
 
 cdef enum:
     INT64 = 8  # in the dtype table, whose first three are those of PcFloat
@@ -59,6 +59,7 @@ cdef struct Work:
     PcPlanLayout layout
     uint64_t buffer
     int64_t num_items[2]  # UNKNOWN where only the device knows
+    bint has_plan  # of the caller's: later calls with it may be captured
     Workspace workspace
 
 
@@ -211,6 +212,7 @@ cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const 
     work.layout = plan.layout
     work.buffer = plan.address
     work.workspace = plan.workspace
+    work.has_plan = True
     # A graph is captured once and runs other plans later.
     cdef bint known = not runtime().is_capturing(place.stream)
     cdef int section
@@ -302,6 +304,11 @@ cdef Tensor plan_here(
 
 cdef Tensor plan_there(const PcAttentionParams& p, Work* work, const Place* place):
     """Let the device plan lengths that only it knows."""
+    if runtime().is_capturing(place.stream):
+        raise DeviceError(
+            f"stream {place.stream:#x} is being captured, and a call without a plan works in memory that it gives back "
+            "when it returns, long before the graph runs: pass a plan"
+        )
     work.layout = layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
     cdef int64_t num_bytes = work.layout.num_bytes
     cdef Tensor buffer = new_at(1, &num_bytes, UINT8, place)
@@ -362,47 +369,59 @@ cdef str general_name(int dim, bint full):
 
 
 cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, bint plain_memory) except -1:
-    """Decode and prompts, each where it may have items; one of them in any case, for rows of padding."""
+    """Decode and prompts, each where it may have items; one of them in any case, for rows of padding.
+
+    Kernels that a capture with the same plan would launch as well are loaded beforehand: CUDA loads none during one.
+    """
     cdef bint full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
     cdef bint matrices = (
         plain_memory and p.query_type != 0 and p.query_type == p.key_type and p.query_type == p.value_type
         and p.head_dim == p.value_dim and p.head_dim in (64, 128, 256)
     )
     cdef bint launched = False
+    cdef PcLaunchShape shape
     cdef int section
     for section in range(PC_NUM_SECTIONS):
-        if not may_have_items(p, work, section) and (launched or section == PC_DECODE):
-            continue
-        launch_section(p, work, place, section, matrices, full)
-        launched = True
+        if may_have_items(p, work, section) or (section == PC_PROMPTS and not launched):
+            launch_section(p, work, place, section, matrices, full)
+            launched = True
+        elif work.has_plan and could_have_items(p, work, section):
+            kernel(kernel_of(p, section, matrices, full, &shape), place.device_id, place.stream)
     return 0
 
 
 cdef bint may_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept:
-    if work.num_items[section] != UNKNOWN:
-        return work.num_items[section] > 0
+    cdef int64_t known = work.num_items[section]
+    return known > 0 if known != UNKNOWN else could_have_items(p, work, section)
+
+
+cdef bint could_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept:
     if section == PC_DECODE:
         return not work.layout.batch_invariant and work.layout.group <= 16
     return p.cu_query_lens.data != 0 or work.layout.group > 16 or work.layout.batch_invariant
 
 
-cdef int launch_section(
-        PcAttentionParams& p, const Work& work, const Place* place, int section, bint matrices, bint full) except -1:
-    cdef PcLaunchShape shape
-    p.schedule.first_item = work.buffer + work.layout.sections[section].first_item
-    grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
+cdef str kernel_of(const PcAttentionParams& p, int section, bint matrices, bint full, PcLaunchShape* shape):
+    """The kernel that serves a section, and how it is launched."""
     cdef int dim = 64
     if not matrices:
         while dim < max(p.head_dim, p.value_dim):
             dim *= 2
-        shape = pc_general_shape(dim)
-        name = general_name(dim, full)
-    elif section == PC_DECODE:
-        shape = pc_decode_shape(p.head_dim)
-        name = name_of("decode", p.query_type, p.head_dim, full)
-    else:
-        shape = pc_prefill_shape(p.head_dim, full)
-        name = name_of("prefill", p.query_type, p.head_dim, full)
+        shape[0] = pc_general_shape(dim)
+        return general_name(dim, full)
+    if section == PC_DECODE:
+        shape[0] = pc_decode_shape(p.head_dim)
+        return name_of("decode", p.query_type, p.head_dim, full)
+    shape[0] = pc_prefill_shape(p.head_dim, full)
+    return name_of("prefill", p.query_type, p.head_dim, full)
+
+
+cdef int launch_section(
+        PcAttentionParams& p, const Work& work, const Place* place, int section, bint matrices, bint full) except -1:
+    cdef PcLaunchShape shape
+    cdef str name = kernel_of(p, section, matrices, full, &shape)
+    p.schedule.first_item = work.buffer + work.layout.sections[section].first_item
+    grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
     launch(name, grid, shape.threads, shape.shared_bytes, place.stream, <uintptr_t>&p, place.device_id)
     return 0
 

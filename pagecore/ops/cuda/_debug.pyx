@@ -148,7 +148,7 @@ cdef Tensor brought_back(Tensor tensor, const Place* place):
     runtime = cuda.runtime()
     if num_bytes > 0:
         runtime.copy(<uintptr_t>held.data, <uintptr_t>(tensor.data + extent.low), num_bytes, place.stream)
-    runtime.synchronize(place.stream)
+    runtime.synchronize(place.stream, place.device_id)
     view.data = held.data - extent.low
     view.device_type = CPU
     view.device_id = 0

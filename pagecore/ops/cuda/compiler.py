@@ -17,11 +17,14 @@ from pagecore.errors import DeviceError, PagecoreError
 from pagecore.ops.cuda.manifest import Instance
 from pagecore.ops.cuda.sources import with_headers
 
-# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed. NVRTC 12 has no __builtin_offsetof;
-# 12 and 13 have what their own headers make offsetof of. ptxas writes registers and spills into the log.
+# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed. A product and a sum are one rounding
+# where a source says pc_fma, and nowhere else: two paths that promise the same bits are compiled apart. NVRTC 12 has no
+# __builtin_offsetof; 12 and 13 have what their own headers make offsetof of. ptxas writes registers and spills into the
+# log.
 FLAGS = (
     "--std=c++17",
     "-default-device",
+    "--fmad=false",
     "--define-macro=__builtin_offsetof(type,member)=__INTADDR__(&((static_cast<type*>(nullptr))->member))",
     "--ptxas-options=-v",
 )

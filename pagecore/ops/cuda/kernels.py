@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pagecore.arrays.cuda import Runtime, runtime
+from pagecore.errors import DeviceError
 from pagecore.ops.cuda.compiler import check_architecture
 from pagecore.ops.cuda.cubins import cubin
 from pagecore.ops.cuda.manifest import instance
@@ -18,17 +19,18 @@ _loading = threading.Lock()
 _latest: tuple[Runtime | None, dict[tuple[str, int], Any]] = (None, {})
 
 
-def kernel(name: str, device: int) -> Any:
+def kernel(name: str, device: int, stream: int | None = None) -> Any:
     """Return the kernel of an instance of the manifest, ready for `launch`; the first call compiles and loads it.
 
     Raises
     ------
     DeviceError
-        No way to the device, no compiler, or a device that the kernels are not made for.
+        No way to the device, no compiler, or a device that the kernels are not made for; or the kernel is not loaded
+        and `stream` is being captured: CUDA loads nothing then, and would end the capture.
     """
     latest, kernels = _latest
     found = kernels.get((name, device)) if latest is runtime() else None
-    return found if found is not None else _load(name, device)
+    return found if found is not None else _load(name, device, stream)
 
 
 def launch(
@@ -41,16 +43,21 @@ def launch(
     device: int,
 ) -> None:
     """Launch an instance with the parameter struct at the address `parameters`, which is copied before this returns."""
-    runtime().launch(kernel(name, device), grid, num_threads, shared_bytes, stream, parameters)
+    runtime().launch(kernel(name, device, stream), grid, num_threads, shared_bytes, stream, parameters)
 
 
-def _load(name: str, device: int) -> Any:
+def _load(name: str, device: int, stream: int | None) -> Any:
     global _latest  # noqa: PLW0603
     with _loading:
         current = runtime()
         kernels = _loaded.setdefault(current, {})
         if (name, device) not in kernels:
             wanted = instance(name)
+            if stream is not None and current.is_capturing(stream):
+                raise DeviceError(
+                    f"{name} is not loaded yet, and stream {stream:#x} is being captured: run the call once before the "
+                    "capture"
+                )
             properties = current.properties(device)
             architecture = check_architecture(properties.architecture)
 

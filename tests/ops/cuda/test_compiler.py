@@ -69,6 +69,15 @@ def test_numbers_are_computed_as_ieee_says():
     assert not [flag for flag in FLAGS if "fast" in flag or "ftz" in flag or "prec" in flag]
 
 
+def test_a_product_and_a_sum_are_rounded_apart_unless_the_source_says_otherwise(nvrtc):
+    def image(expression):
+        text = f'extern "C" __global__ void f(float* x) {{ x[3] = {expression}; }}'
+        return compile_source(text, "f.cu", {}, {"f": "f"}, "sm_90a").image
+
+    assert image("x[0] * x[1] + x[2]") == image("__fadd_rn(__fmul_rn(x[0], x[1]), x[2])")
+    assert image("fmaf(x[0], x[1], x[2])") != image("x[0] * x[1] + x[2]")
+
+
 def binding(monkeypatch, version, major=12):
     """Put a binding of NVRTC in CuPy's place; `version` is what it answers, or raises."""
     cuda = types.ModuleType("cupy.cuda")

@@ -44,6 +44,15 @@ def test_a_launch_says_everything_to_the_runtime(runtime):
     assert runtime.calls[-1] == ("launch", ("add<float,2>", 1), (3, 4, 5), 128, 1024, 77, 4096)
 
 
+def test_a_launch_into_a_capture_loads_nothing(runtime):
+    runtime.capturing = (77,)
+    with pytest.raises(DeviceError, match=r"add<float,2> is not loaded yet.*run the call once before the capture"):
+        launch("add<float,2>", (1, 1, 1), 128, 0, 77, 4096, 0)
+    assert loads(runtime) == []
+    kernel("add<float,2>", 0)
+    launch("add<float,2>", (1, 1, 1), 128, 0, 77, 4096, 0)
+
+
 def test_a_kernel_that_is_not_in_the_manifest_is_no_kernel(runtime):
     with pytest.raises(KeyError, match="no kernel is called add<double,1>"):
         kernel("add<double,1>", 0)

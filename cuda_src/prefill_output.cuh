@@ -1,0 +1,182 @@
+// Where the sums of prefill.cu go: the output, partial rows of a split, or those that the next piece goes on with.
+#pragma once
+
+#include "prefill_sums.cuh"
+
+namespace pagecore {
+
+// A warp's rows of an item, once their keys or those of a piece have been seen.
+template <typename T, int kDim, typename Options>
+class PrefillOutput {
+  using Tile = PrefillTile<kDim, Options>;
+  using Sums = PrefillSums<T, kDim, Options>;
+  static constexpr int kRowTiles = Tile::kRowTiles;
+  static constexpr int kDimTiles = Tile::kDimTiles;
+
+ public:
+  // `factor`: what scores were multiplied by within the softmax.
+  PC_MEMBER PrefillOutput(const Shared<pc_uint8>& shared, float factor)
+      : shared_(shared), folded_((shared + Tile::kShape.sums_begin()).template as<float>()), factor_(factor) {}
+
+  // The keys of a whole item have been seen: to the output.
+  PC_MEMBER void store_whole(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item,
+                             Sums& sums) const {
+    const float value_scale = load_number(p.value_scale, heads.kv, 1.0f);
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      complete_softmax(sums.softmax[m]);
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const Place place = place_of(heads, item, m, r);
+        const float sink = place.exists ? load_sink(p, place.head) : -pc_infinity();
+        const RowEnd end = end_row(sums.softmax[m].top[r] * factor_, sums.softmax[m].sum[r], sink);
+        if (place.exists && pc_lane() % 4 == 0) store_lse(p, place.query_row, place.head, end.lse);
+        sums.scale_row(m, r, end.factor * value_scale);
+        gather_row(sums, m, r);
+      }
+    }
+    store_rows(p, heads, item);
+  }
+
+  // The keys of a split have been seen: to its partial rows.
+  PC_MEMBER void store_part(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, Sums& sums) const {
+    const Global<pc_uint64> partial(p.partial_out);
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      complete_softmax(sums.softmax[m]);
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const Place place = place_of(heads, item, m, r);
+        if (!place.exists) continue;
+        const RowEnd end = end_row(sums.softmax[m].top[r] * factor_, sums.softmax[m].sum[r], -pc_infinity());
+        sums.scale_row(m, r, end.factor);
+        const pc_int64 row = item.splits.row(place.query);
+        if (pc_lane() % 4 == 0) store_partial_lse(p, row, place.head, end.lse);
+        store_row(partial, partial_offset(p, row, place.head), sums, m, r);
+      }
+    }
+  }
+
+  // A piece of a tile that is not split has been seen: it joins those before it, in the partial rows that the worker
+  // has for itself, and the last of them goes to the output.
+  PC_MEMBER void fold(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, bool is_first,
+                      bool is_last, Sums& sums) const {
+    const int tile_queries = max_of(Tile::kRows / (p.num_query_heads / p.num_kv_heads), 1);
+    const pc_int64 own = p.num_partial_rows - (pc_num_blocks_x() - pc_block_x()) * tile_queries;
+    const float value_scale = load_number(p.value_scale, heads.kv, 1.0f);
+    const Global<pc_uint64> partial(p.partial_out);
+    float tops[kRowTiles][2], totals[kRowTiles][2];
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      complete_softmax(sums.softmax[m]);
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const Place place = place_of(heads, item, m, r);
+        const pc_int64 to = partial_offset(p, own + place.query, place.head);
+        const RowEnd piece = end_row(sums.softmax[m].top[r] * factor_, sums.softmax[m].sum[r], -pc_infinity());
+        JoinedRow<2> row;
+        row.clear();
+        if (!is_first) {
+          row.top = folded_.load(2 * place.row);
+          row.sum = folded_.load(2 * place.row + 1);
+        }
+        const float top = row.top, sum = row.sum;
+        PC_UNROLL
+        for (int n = 0; n < kDimTiles; ++n) {
+          const float part[2] = {sums.o[m][n][2 * r] * piece.factor, sums.o[m][n][2 * r + 1] * piece.factor};
+          row.top = top;
+          row.sum = sum;
+          row.x[0] = row.x[1] = 0.0f;
+          if (!is_first && place.exists) {
+            const pc_uint64 pair = partial.load(to / 2 + 4 * n + pc_lane() % 4);
+            row.x[0] = pc_bits_to_float(static_cast<pc_uint32>(pair));
+            row.x[1] = pc_bits_to_float(static_cast<pc_uint32>(pair >> 32));
+          }
+          row.add(piece.lse, part);
+          sums.o[m][n][2 * r] = row.x[0];
+          sums.o[m][n][2 * r + 1] = row.x[1];
+        }
+        if (is_last) {
+          const RowEnd end = row.end(place.exists ? load_sink(p, place.head) : -pc_infinity());
+          if (place.exists && pc_lane() % 4 == 0) store_lse(p, place.query_row, place.head, end.lse);
+          sums.scale_row(m, r, end.factor * value_scale);
+          gather_row(sums, m, r);
+          continue;
+        }
+        tops[m][r] = row.top;
+        totals[m][r] = row.sum;
+        if (place.exists) store_row(partial, to, sums, m, r);
+      }
+    }
+    if (is_last) return store_rows(p, heads, item);
+    pc_sync_warp();  // the four lanes of a row have read what one of them replaces
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (pc_lane() % 4 != 0) continue;
+        folded_.store(2 * row_of(m, r), tops[m][r]);
+        folded_.store(2 * row_of(m, r) + 1, totals[m][r]);
+      }
+    }
+    sums.clear();  // all threads meet before the next piece is folded
+  }
+
+ private:
+  // Where row r of row tile m, of the two that a lane has, stands.
+  struct Place {
+    int row;  // of the item
+    int query;
+    int query_row;
+    int head;
+    bool exists;
+  };
+
+  PC_MEMBER static int row_of(int m, int r) { return pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4; }
+
+  PC_MEMBER static Place place_of(const Heads& heads, const PrefillItem& item, int m, int r) {
+    const int row = row_of(m, r);
+    const int query = row / heads.count;
+    return {row, query, item.work.query_begin + query, heads.first + row % heads.count, row < item.num_rows(heads)};
+  }
+
+  PC_MEMBER static pc_int64 partial_offset(const PcAttentionParams& p, pc_int64 row, int head) {
+    return (row * p.num_query_heads + head) * kDim;
+  }
+
+  PC_MEMBER void store_row(const Global<pc_uint64>& target, pc_int64 offset, const Sums& sums, int m, int r) const {
+    PC_UNROLL
+    for (int n = 0; n < kDimTiles; ++n) {
+      const pc_uint64 low = pc_float_to_bits(sums.o[m][n][2 * r]), high = pc_float_to_bits(sums.o[m][n][2 * r + 1]);
+      target.store(offset / 2 + 4 * n + pc_lane() % 4, low | high << 32);
+    }
+  }
+
+  // Output is gathered in the place of the warp's queries, which nobody needs any more.
+  PC_MEMBER void gather_row(const Sums& sums, int m, int r) const {
+    const int first = pc_opaque(Tile::at(row_of(m, r), 0) + pc_lane() % 4 * 4);
+    PC_UNROLL
+    for (int n = 0; n < kDimTiles; ++n) {
+      const pc_uint32 pair = pc_pack<T>(sums.o[m][n][2 * r], sums.o[m][n][2 * r + 1]);
+      const int to = (first ^ ((n & 7) << 4)) + ((n & ~7) << 4);  // at(row, n) + ...
+      shared_.template as<pc_uint32>().store(to / 4, pair);
+    }
+  }
+
+  PC_MEMBER void store_rows(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) const {
+    pc_sync_warp();
+    const Global<T> out(p.out.data);
+    const int end = min_of(Tile::kWarpRows, item.num_rows(heads) - pc_warp() * Tile::kWarpRows);
+    for (int i = pc_lane(); i < end * Tile::kChunks; i += 32) {
+      const int row = pc_warp() * Tile::kWarpRows + i / Tile::kChunks, chunk = i % Tile::kChunks;
+      const pc_int64 to = row_offset(p.out, item.work.query_begin + row / heads.count, heads.first + row % heads.count);
+      out.store_vector(to + chunk * 8, shared_.load_vector(Tile::at(row, chunk)));
+    }
+  }
+
+  Shared<pc_uint8> shared_;
+  Shared<float> folded_;
+  float factor_;
+};
+
+}  // namespace pagecore

@@ -1,0 +1,130 @@
+// The rows of an item of prefill.cu: what they attend to, and their scores.
+#pragma once
+
+#include "prefill_sums.cuh"
+
+namespace pagecore {
+
+// What a warp asks of its rows.
+struct alignas(16) WarpSpan {
+  KeyRange any;  // keys that one of them attends to
+  KeyRange common;
+};
+
+static_assert(sizeof(WarpSpan) == 16, "the shape has room for it");
+
+// What a warp has of an item. Keys are met by halves of a tile, Tile::kKeys of them; a half begins at `token`, and in
+// its tile at `key`.
+template <typename T, int kDim, typename Options>
+class PrefillRows {
+  using Tile = PrefillTile<kDim, Options>;
+  static constexpr int kRowTiles = Tile::kRowTiles;
+  static constexpr int kKeyTiles = Tile::kKeyTiles;
+
+ public:
+  PC_MEMBER PrefillRows(const Shared<pc_uint8>& shared, const ScoreRule& rule)
+      : shared_(shared),
+        ranges_((shared + Tile::kShape.ranges_begin()).template as<KeyRange>()),
+        span_((shared + (Tile::kShape.spans_begin() + pc_warp() * 16)).template as<WarpSpan>()),
+        rule_(rule) {}
+
+  PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) {
+    const int first = pc_warp() * Tile::kWarpRows, num_rows = item.num_rows(heads);
+    const int last = min_of(first + Tile::kWarpRows, num_rows) - 1;
+    WarpSpan span = {{0, 0}, {0, 0}};
+    if (first <= last) {
+      const int a = item.sequence.position(item.work.query_begin + first / heads.count);
+      const int b = item.sequence.position(item.work.query_begin + last / heads.count);
+      const KeyRange early = keys_of(p, item.sequence, item.work, a);
+      const KeyRange late = keys_of(p, item.sequence, item.work, b);
+      span = {{early.begin, late.end}, {late.begin, early.end}};
+    }
+    if (pc_lane() == 0) span_.store(0, span);
+    if (Options::kFull) {
+      rows_[0] = load_row(p, heads, item, first + pc_lane() / 4);
+      rows_[1] = load_row(p, heads, item, first + pc_lane() / 4 + 8);
+    } else if (pc_lane() < Tile::kWarpRows) {
+      ranges_.store(first + pc_lane(), load_row(p, heads, item, first + pc_lane()).keys);
+    }
+  }
+
+  // Whether any of the warp's rows attends to a key of the half.
+  PC_MEMBER bool attends_to(int token) const {
+    const KeyRange any = span_.load(0).any;
+    return token < any.end && token + Tile::kKeys > any.begin;
+  }
+
+  // S of the half.
+  PC_MEMBER void multiply_keys(int key) {
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      PC_UNROLL
+      for (int n = 0; n < kKeyTiles; ++n) {
+        PC_UNROLL
+        for (int i = 0; i < 4; ++i) s_[m][n][i] = 0.0f;
+      }
+    }
+    // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
+    const SharedAddress first_query =
+        shared_.address(Tile::at(pc_warp() * Tile::kWarpRows + pc_lane() % 16, pc_lane() / 16));
+    const SharedAddress first_key = shared_.address(
+        Tile::kShape.keys_begin() + Tile::at(key + pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
+    PC_UNROLL
+    for (int k = 0; k < kDim / 16; ++k) {
+      pc_uint32 q[kRowTiles][4];
+      PC_UNROLL
+      for (int m = 0; m < kRowTiles; ++m) {
+        pc_load_matrices(q[m], Tile::right_of(first_query, 2 * k) + 16 * m * Tile::kRowBytes);
+      }
+      PC_UNROLL
+      for (int n = 0; n < kKeyTiles / 2; ++n) {
+        pc_uint32 b[4];
+        pc_load_matrices(b, Tile::right_of(first_key, 2 * k) + 16 * n * Tile::kRowBytes);
+        PC_UNROLL
+        for (int m = 0; m < kRowTiles; ++m) {
+          pc_multiply<T>(s_[m][2 * n], q[m], b[0], b[1]);
+          pc_multiply<T>(s_[m][2 * n + 1], q[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // S becomes weights.
+  PC_MEMBER void weigh_keys(const PcAttentionParams& p, int token, PrefillSums<T, kDim, Options>& sums) {
+    const KeyRange common = span_.load(0).common;
+    const bool edge = token < common.begin || token + Tile::kKeys > common.end;
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      if (Options::kFull || edge) change_row_tile(p, m, token, edge);
+      sums.weigh(m, rule_.factor, s_[m]);
+    }
+  }
+
+ private:
+  PC_MEMBER static ScoreRow load_row(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, int row) {
+    return load_score_row<Options>(p, item.sequence, item.work, item.work.query_begin + row / heads.count,
+                                   heads.first + row % heads.count, row < item.num_rows(heads));
+  }
+
+  PC_MEMBER void change_row_tile(const PcAttentionParams& p, int m, int token, bool edge) {
+    const int first_key = token + 2 * (pc_lane() % 4);
+    if constexpr (!Options::kFull) {
+      const int row = pc_warp() * Tile::kWarpRows + 16 * m + pc_lane() / 4;
+      ScoreRow rows[2];
+      rows[0].keys = ranges_.load(row);
+      rows[1].keys = ranges_.load(row + 8);
+      change_scores<Options>(p, rule_, rows, first_key, edge, s_[m]);
+    } else {
+      change_scores<Options>(p, rule_, rows_, first_key, edge, s_[m]);
+    }
+  }
+
+  Shared<pc_uint8> shared_;
+  Shared<KeyRange> ranges_;
+  Shared<WarpSpan> span_;
+  ScoreRule rule_;
+  ScoreRow rows_[2];
+  float s_[kRowTiles][kKeyTiles][4];
+};
+
+}  // namespace pagecore

@@ -1,0 +1,144 @@
+// What a warp of prefill.cu adds up for the rows of an item: the running softmax and O, in registers.
+#pragma once
+
+#include "prefill_feed.cuh"
+#include "values.cuh"
+
+namespace pagecore {
+
+template <typename T, int kDim, typename Options>
+struct PrefillSums {
+  using Tile = PrefillTile<kDim, Options>;
+  static constexpr int kRowTiles = Tile::kRowTiles;
+  static constexpr int kKeyTiles = Tile::kKeyTiles;
+  static constexpr int kDimTiles = Tile::kDimTiles;
+
+  Softmax softmax[kRowTiles];
+  pc_uint32 weights[kRowTiles][kKeyTiles / 2][4];  // of the half tile that was weighed last
+  float o[kRowTiles][kDimTiles][4];
+
+  // Of nothing yet.
+  PC_MEMBER void clear() {
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) {
+      softmax[m].clear();
+      PC_UNROLL
+      for (int n = 0; n < kDimTiles; ++n) {
+        PC_UNROLL
+        for (int i = 0; i < 4; ++i) o[m][n][i] = 0.0f;
+      }
+    }
+  }
+
+  // Scores of row tile m become weights, and O counts from the largest score since.
+  PC_MEMBER void weigh(int m, float factor, float (&s)[kKeyTiles][4]) {
+    float keep[2];
+    add_to_softmax(factor, softmax[m], s, keep);
+    PC_UNROLL
+    for (int k = 0; k < kKeyTiles / 2; ++k) pack_weights<T>(s[2 * k], s[2 * k + 1], weights[m][k]);
+    // Mostly there is no larger score than those before.
+    if (pc_ballot(keep[0] != 1.0f || keep[1] != 1.0f) == 0) return;
+    PC_UNROLL
+    for (int n = 0; n < kDimTiles; ++n) {
+      PC_UNROLL
+      for (int i = 0; i < 4; ++i) o[m][n][i] *= keep[i / 2];
+    }
+  }
+
+  // The values of the half whose keys were weighed; it begins in its tile at `key`.
+  PC_MEMBER void add_values(const Shared<pc_uint8>& shared, int key) {
+    // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
+    const SharedAddress first =
+        shared.address(Tile::kShape.values_begin() + Tile::at(key + pc_lane() % 16, pc_lane() / 16));
+    PC_UNROLL
+    for (int k = 0; k < kKeyTiles / 2; ++k) {
+      PC_UNROLL
+      for (int n = 0; n < kDimTiles / 2; ++n) {
+        pc_uint32 b[4];
+        pc_load_matrices_transposed(b, Tile::right_of(first, 2 * n) + 16 * k * Tile::kRowBytes);
+        PC_UNROLL
+        for (int m = 0; m < kRowTiles; ++m) {
+          pc_multiply<T>(o[m][2 * n], weights[m][k], b[0], b[1]);
+          pc_multiply<T>(o[m][2 * n + 1], weights[m][k], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // What keys with infinite or NaN values give to the rows that attend to them: bit t of `found` is key t of the half.
+  // Rows that do not attend to one have a weight of 0.
+  PC_MEMBER void add_by_hand(const Shared<pc_uint8>& shared, pc_uint32 found, int key) {
+    for (int t = 0; found != 0; ++t, found >>= 1) {
+      if ((found & 1) == 0) continue;
+      PC_UNROLL
+      for (int m = 0; m < kRowTiles; ++m) {
+        PC_UNROLL
+        for (int r = 0; r < 2; ++r) add_key_by_hand(shared, weight_of(m, r, t), key + t, m, r);
+      }
+    }
+  }
+
+  PC_MEMBER void scale_row(int m, int r, float factor) {
+    PC_UNROLL
+    for (int n = 0; n < kDimTiles; ++n) {
+      o[m][n][2 * r] *= factor;
+      o[m][n][2 * r + 1] *= factor;
+    }
+  }
+
+ private:
+  // Of key t of the half and row r of row tile m, of the two that the lane has.
+  PC_MEMBER float weight_of(int m, int r, int t) const {
+    pc_uint32 pair = 0;  // all but one are masked: registers have no index, and memory would be used for one
+    PC_UNROLL
+    for (int i = 0; i < kKeyTiles; ++i) pair |= weights[m][i / 2][2 * (i % 2) + r] & (i == t / 8 ? 0xffffffffu : 0u);
+    pair = static_cast<pc_uint32>(pc_shuffle(static_cast<int>(pair), pc_lane() / 4 * 4 + t % 8 / 2));
+    return t % 2 == 0 ? low_of<T>(pair) : high_of<T>(pair);
+  }
+
+  PC_MEMBER void add_key_by_hand(const Shared<pc_uint8>& shared, float weight, int key, int m, int r) {
+    if (weight == 0.0f) return;
+    PC_UNROLL
+    for (int n = 0; n < kDimTiles; ++n) {
+      const int at = Tile::kShape.values_begin() + Tile::at(key, n);
+      const pc_uint32 pair = shared.template as<pc_uint32>().load(at / 4 + pc_lane() % 4);
+      o[m][n][2 * r] = pc_fma(weight, low_of<T>(pair), o[m][n][2 * r]);
+      o[m][n][2 * r + 1] = pc_fma(weight, high_of<T>(pair), o[m][n][2 * r + 1]);
+    }
+  }
+};
+
+// A bit for each key of the tile that has a value which is infinite or NaN; each warp looks at some of the keys.
+// All threads meet before it is asked again.
+template <typename T, int kDim, typename Options>
+PC_DEVICE pc_uint64 find_not_finite(const Shared<pc_uint8>& shared) {
+  using Tile = PrefillTile<kDim, Options>;
+  constexpr int kOwn = Tile::kTokens / Tile::kShape.warps;
+  const Shared<pc_uint8> values = shared + (Tile::kShape.values_begin() + pc_warp() * kOwn * Tile::kRowBytes);
+  const Shared<int> words = (shared + Tile::kShape.words_begin()).template as<int>();
+  int found = 0;
+  for (int i = pc_lane(); i < kOwn * Tile::kChunks; i += 32) {
+    const pc_vector v = values.load_vector(16 * i);
+    for (int k = 0; k < 4; ++k) {
+      if (is_not_finite<T>(v.word[k])) found |= 1 << i / Tile::kChunks;
+    }
+  }
+  found = or_of_warp(found);
+  if (pc_lane() == 0) words.store(pc_warp(), found);
+  pc_sync_block();
+  pc_uint64 all = 0;
+  for (int w = 0; w < Tile::kShape.warps; ++w) all |= static_cast<pc_uint64>(words.load(w)) << w * kOwn;
+  return all;
+}
+
+// Zeros in place of the values of some keys: bit t of `found` is key first + t of the tile.
+template <int kDim, typename Options>
+PC_DEVICE void clear_values(const Shared<pc_uint8>& shared, pc_uint32 found, int first) {
+  using Tile = PrefillTile<kDim, Options>;
+  for (int i = pc_thread(); i < Tile::kTokens / 2 * Tile::kChunks; i += Tile::kThreads) {
+    if ((found >> i / Tile::kChunks & 1) == 0) continue;
+    shared.store_vector(Tile::kShape.values_begin() + first * Tile::kRowBytes + 16 * i, {{0, 0, 0, 0}});
+  }
+}
+
+}  // namespace pagecore

@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/sequences.py."""
+
+from tests.cuda.sequences import *  # noqa: F403
