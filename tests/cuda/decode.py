@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 33},
     "both sides": {"causal": False, "window": (40, 9)},
     "sinks": {"sinks": SINKS},
+    "sinks far from the scores": {"sinks": 100 * SINKS},
     "scales": {"key_scale": np.array([0.5, 2.0], np.float32), "value_scale": 0.7, "scale": 0.2},
     "negative scale": {"scale": -0.1},
     "zero scale": {"scale": 0.0},
@@ -226,7 +227,7 @@ def test_a_block_that_the_cache_does_not_have_is_the_null_block(cuda, shape):
 
 
 @EVERY_SHAPE
-def test_a_plan_of_more_queries_than_the_call_has_reads_and_writes_nothing_outside(cuda, shape):
+def test_a_plan_of_more_queries_or_sequences_than_the_call_has_reads_and_writes_nothing_outside(cuda, shape):
     case = make_case(replace(shape, query_lens=(4, 2, 3, 1)))
     there = DeviceCase(cuda, case)
     heads = {"num_query_heads": shape.heads[0], "num_kv_heads": shape.heads[1], "device": cuda.device}
@@ -235,6 +236,10 @@ def test_a_plan_of_more_queries_than_the_call_has_reads_and_writes_nothing_outsi
     for num_tokens in (9, 5, 1):
         there.arrays["query"] = cuda.put(case.query[:num_tokens])
         assert there.run(out=None, plan=plan)[0].shape[0] == num_tokens
+    for name, array in (("seq_lens", case.seq_lens), ("block_table", case.block_table)):
+        there.arrays[name] = cuda.put(array[:1])
+    there.arrays["cu_query_lens"] = cuda.put(case.options["cu_query_lens"][:2])
+    there.run(out=None, plan=plan)
 
 
 @EVERY_SHAPE

@@ -59,7 +59,7 @@ class Expanse:
 @pytest.mark.parametrize("query_lens", [(1, 1), (50, 1)], ids=["decode", "prompts"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_attention_reaches_every_entry(cuda, dtype, query_lens, axis):
-    """Queries, heads, blocks, tokens of blocks, rows of the table."""
+    """Queries, heads, blocks, tokens of blocks, rows of the table, and their blocks."""
     shape = Shape(seq_lens=(70, 33), query_lens=query_lens, heads=(8, 2), query_dtype=dtype, cache_dtype=dtype)
     case = make_case(replace(shape, shuffle_rows=True), seed=1)
     assert case.options["rows"].max() >= 3
@@ -67,7 +67,11 @@ def test_attention_reaches_every_entry(cuda, dtype, query_lens, axis):
     there.arrays["query"] = expanse.put(case.query, axis)
     there.arrays["key_cache"] = expanse.put(case.key_cache, axis)
     there.arrays["value_cache"] = expanse.put(case.value_cache, axis)
-    there.arrays["block_table"] = expanse.put(case.block_table, 0)
+    # Rows of more blocks than 32 bits count tokens of; the row behind them is not there.
+    table = expanse.put(np.pad(case.block_table, ((0, 1), (0, 0))), 0)
+    offset = table.pointer - expanse.memory.pointer
+    wide = (len(case.block_table), 2**28)
+    there.arrays["block_table"] = strided(expanse.memory, wide, table.strides, offset, table.dtype)
     out = expanse.empty(there.shape, case.query.dtype, axis)
     _, lse = pagecore.paged_attention(**there.arrays, out=out, return_lse=True)
     compare(case, (expanse.get(out, axis), cuda.get(lse)))
@@ -116,7 +120,10 @@ def test_copies_and_transfers_of_blocks_reach_every_entry(cuda, axis):
 @AXES
 def test_gathered_and_scattered_sequences_reach_every_entry(cuda, axis):
     expanse = Expanse(cuda)
-    cache, table = random_numbers((5, 4, 6, 16), "float32"), np.asarray([[0, 0], [9, 9], [9, 9], [4, 2], [3, 1]])
+    cache, table = (
+        random_numbers((5, 4, 6, 16), "float32"),
+        np.asarray([[0, 0], [9, 9], [9, 9], [4, 2], [3, 1]], np.int32),
+    )
     lens, rows = np.asarray([7, 5]), np.asarray([3, 4])
     values = pagecore.gather_blocks(cache, table, lens, rows=rows)
     device, ids = expanse.put(cache, axis), expanse.put(table, 0)
@@ -127,3 +134,17 @@ def test_gathered_and_scattered_sequences_reach_every_entry(cuda, axis):
     pagecore.scatter_blocks(packed, blank, ids, cuda.put(lens), rows=cuda.put(rows))
     pagecore.scatter_blocks(values, expected := np.zeros_like(cache), table, lens, rows=rows)
     np.testing.assert_array_equal(expanse.get(blank, axis), expected)
+
+
+def test_sequences_begin_behind_lengths_that_add_up_to_more_than_32_bits(cuda):
+    """Of the packed array there are but a few tokens: what begins behind them has none."""
+    table = np.zeros((1, 2**23), np.int32)
+    table[0, 0] = 1
+    cache, packed = random_numbers((2, 256), "float32"), cuda.empty((5,), "float32")
+    lens, rows = cuda.put(np.asarray([2**31, 2**31, 3])), cuda.put(np.zeros(3, np.int32))
+    values = random_numbers((5,), "float32", 1)
+    pagecore.gather_blocks(cuda.put(cache), cuda.put(table), lens, rows=rows, out=packed)
+    np.testing.assert_array_equal(cuda.get(packed), cache[1, :5])
+    there = cuda.put(cache)
+    pagecore.scatter_blocks(cuda.put(values), there, cuda.put(table), lens, rows=rows)
+    np.testing.assert_array_equal(cuda.get(there), np.stack([cache[0], [*values, *cache[1, 5:]]]))
