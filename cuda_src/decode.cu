@@ -106,7 +106,6 @@ void decode(const PcAttentionParams p) {
       pc_sync_block();
       if (rounds == 0) {
         store_rows<kDim>(p, heads, i, DecodeExchange<kDim>(shared, stage), false);
-        pc_sync_block();
         continue;
       }
     }
@@ -128,8 +127,7 @@ void decode(const PcAttentionParams p) {
       pc_sync_block();
     }
   }
-  clear_padding(p, heads, padding);
-  pc_wait_copies<0>();
+  clear_padding(p, heads, padding);  // nothing is on its way any more: the last groups are empty
 }
 
 }  // namespace pagecore

@@ -177,7 +177,6 @@ void general(const PcAttentionParams p) {
         if (rounds == 0) {
           piece.last = true;
           store_item(p, heads, block, i, piece, by_four, shared, stage, false);
-          pc_sync_block();
           continue;
         }
       }
@@ -207,8 +206,7 @@ void general(const PcAttentionParams p) {
       }
     }
   }
-  clear_padding(p, heads, padding);
-  pc_wait_copies<0>();
+  clear_padding(p, heads, padding);  // nothing is on its way any more: the last groups are empty
 }
 
 }  // namespace pagecore

@@ -86,7 +86,8 @@ def test_every_group_of_query_heads(cuda, heads):
 
 @pytest.mark.slow
 def test_a_group_of_more_heads_than_a_tile_has_rows(cuda):
-    check(cuda, make_case(replace(MIXED, seq_lens=(90,), query_lens=(2,), heads=(130, 1))))
+    """In two chunks, the second of which is shorter, of items whose keys are split."""
+    check(cuda, make_case(replace(MIXED, seq_lens=(600,), query_lens=(2,), heads=(131, 1))))
 
 
 @pytest.mark.parametrize("seq_len", [1, 31, 32, 33, 63, 64, 65, 127, 129])
@@ -247,9 +248,10 @@ def test_nonsense_in_device_arrays_reads_and_writes_nothing_outside(cuda, seed):
 
 
 def test_a_plan_older_than_the_lengths_reads_and_writes_nothing_outside(cuda):
-    case = make_case(MIXED)
+    case = make_case(MIXED, mask=random_mask(MIXED))
     there = DeviceCase(cuda, case)
     plan = there.plan()
+    there.run(plan=plan, cu_query_lens=cuda.put(np.full(7, len(case.query), np.int32)))
     for lens in (np.zeros(6, np.int32), np.full(6, 2**31 - 1, np.int32)):
         there.arrays["seq_lens"] = cuda.put(lens)
         there.run(plan=plan)

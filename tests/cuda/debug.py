@@ -153,6 +153,15 @@ def test_every_entry_of_a_long_row_and_every_slot_is_looked_at(cuda, place):
         pagecore.write_kv(**on_device(cuda, WRITE) | {"key": new, "value": new, "slot_mapping": cuda.put(slots)})
 
 
+def test_the_lengths_of_many_sequences_are_added_up(cuda):
+    """More than a block of threads has."""
+    cache, table = cuda.put(np.zeros((9, 4), np.float32)), cuda.put(np.ones((300, 1), np.int32))
+    lens = cuda.put(np.full(300, 2))
+    pagecore.gather_blocks(cache, table, lens, out=cuda.empty((600,)))
+    with pytest.raises(errors.ShapeError, match="599"):
+        pagecore.gather_blocks(cache, table, lens, out=cuda.empty((599,)))
+
+
 @pytest.mark.parametrize(("op", "arguments", "change"), BAD)
 def test_without_debug_it_does_no_harm(cuda, op, arguments, change):
     """Nothing raises, and nothing outside of the arrays is touched: the emulator looks at every access."""

@@ -10,6 +10,7 @@ import pytest
 
 from pagecore import paged_attention
 from pagecore.errors import UnsupportedOption
+from pagecore.ops import AttentionPlan, plan_attention
 from tests.cuda.attention_cases import DeviceCase, check, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Case, Shape, make_case, random_mask
@@ -34,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 33},
     "both sides": {"causal": False, "window": (40, 9)},
     "sinks": {"sinks": SINKS},
+    "sinks far from the scores": {"sinks": 100 * SINKS},
     "scales": {"key_scale": np.array([0.5, 2.0], np.float32), "value_scale": 0.7, "scale": 0.2},
     "negative scale": {"scale": -0.1},
     "zero scale": {"scale": 0.0},
@@ -199,16 +201,53 @@ def test_garbage_in_the_indices_reads_nothing_outside_of_the_arrays(cuda, shape)
         cache[np.isnan(cache.astype(np.float32))] = 0
     case.block_table = np.random.default_rng(0).integers(-(2**31), 2**31 - 1, case.block_table.shape).astype(np.int32)
     case.block_table[:, 1] = 2
+    case.block_table[:, 2] = len(case.key_cache)
     there = DeviceCase(cuda, case)
     plan = there.plan()
     wrong = {
-        "rows": np.array([-1, 5, 2**31 - 1, 2], np.int32),
+        "rows": np.array([-1, len(case.block_table), 2**31 - 1, 2], np.int32),
         "seq_lens": np.array([2**31 - 1, -5, 30, 10**6], np.int32),
         "cu_query_lens": np.array([-3, 4, 10**6, 2, 10], np.int32),
     }
     for names in (["rows"], ["seq_lens"], ["cu_query_lens"], list(wrong)):
         out, _ = there.run(plan=plan, **{name: cuda.put(wrong[name]) for name in names})
         assert out.shape == there.shape
+
+
+@EVERY_SHAPE
+def test_a_block_that_the_cache_does_not_have_is_the_null_block(cuda, shape):
+    case = make_case(replace(shape, index_dtype="int64"))
+    for cache in (case.key_cache, case.value_cache):
+        cache[np.isnan(cache.astype(np.float32))] = 0
+    got = []
+    for block in (0, 2**32 + 3, -1):
+        case.block_table[0, :2] = block
+        got.append(DeviceCase(cuda, case).run()[0].astype(np.float32))
+        np.testing.assert_array_equal(got[0], got[-1])
+
+
+@EVERY_SHAPE
+def test_a_plan_of_more_queries_or_sequences_than_the_call_has_reads_and_writes_nothing_outside(cuda, shape):
+    case = make_case(replace(shape, query_lens=(4, 2, 3, 1)))
+    there = DeviceCase(cuda, case)
+    heads = {"num_query_heads": shape.heads[0], "num_kv_heads": shape.heads[1], "device": cuda.device}
+    plan = AttentionPlan(**heads, max_sequences=4, max_tokens=10)
+    plan_attention(case.options["cu_query_lens"], case.seq_lens, **heads, out=plan)
+    for num_tokens in (9, 5, 1):
+        there.arrays["query"] = cuda.put(case.query[:num_tokens])
+        assert there.run(out=None, plan=plan)[0].shape[0] == num_tokens
+    for name, array in (("seq_lens", case.seq_lens), ("block_table", case.block_table)):
+        there.arrays[name] = cuda.put(array[:1])
+    there.arrays["cu_query_lens"] = cuda.put(case.options["cu_query_lens"][:2])
+    there.run(out=None, plan=plan)
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("more", [1, 200])
+def test_a_plan_of_longer_sequences_serves_shorter_ones(cuda, shape, more):
+    case = make_case(shape)
+    longer = replace(case, seq_lens=case.seq_lens + more)
+    compare(case, DeviceCase(cuda, case).run(plan=DeviceCase(cuda, longer).plan()))
 
 
 def test_the_result_of_a_call_without_out_is_of_the_querys_type(cuda):

@@ -38,7 +38,14 @@ def make_plan(cuda: Kit, cu: Any, seq_lens: Any, where: str, **options: Any) -> 
     offsets = None if cu is None else cuda.put(np.asarray(cu, np.int32))
     num_tokens = len(seq_lens) if cu is None else cu[-1]
     buffer = cuda.get(plan_on_device(plan, lens, offsets, num_tokens))
-    return plan, [items_in(buffer, plan.cuda, section) for section in (DECODE, PROMPTS)]
+    sections = [items_in(buffer, plan.cuda, section) for section in (DECODE, PROMPTS)]
+    head = buffer[:20].view(np.int32).tolist()
+    assert head[:3] == [len(seq_lens), *(len(items) for items, _ in sections)]
+    for counted, (items, _) in zip(head[3:], sections, strict=True):
+        rows = items[items[:, NUM_SPLITS] > 1, QUERY_COUNT].sum()
+        # Batch-invariant tiles that have no room for their splits count as well.
+        assert counted >= rows if plan.batch_invariant else counted == rows
+    return plan, sections
 
 
 def check_coverage(cu: Any, seq_lens: Any, items: Any, options: Any) -> None:

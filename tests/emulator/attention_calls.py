@@ -15,6 +15,7 @@ from tests.reference import attention as reference
 
 FLOATS = {"float32": (0, "float"), "float16": (1, "pc_half"), "bfloat16": (2, "pc_bfloat16")}
 PROMPT_ROWS = 128  # kPromptRows of abi_plan.h
+FAR_ROWS, FAR_BYTES = 2**26, 2**33  # in front of partial rows, and of the mask
 ITEM = np.dtype([(name, np.int32) for name in (
     "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits"
 )])  # fmt: skip
@@ -173,6 +174,9 @@ class Call:
         for array in ("rows", "cu_query_lens"):
             if array in case.options:
                 self._indices(getattr(p, array), case.options[array])
+        self.far = far
+        if far:
+            items["partial"][items["num_splits"] > 1] += FAR_ROWS
         p.schedule.items = self._put(items.view(np.int32) if len(items) else np.zeros(8, np.int32)).pointer
         p.schedule.first_item = self._put(first_item).pointer
         p.lse, p.lse_token_stride, p.lse_head_stride = self.lse.pointer, num_heads, 1
@@ -191,11 +195,22 @@ class Call:
         p.key_type, p.value_type = FLOATS[str(case.key_cache.dtype)][0], FLOATS[str(case.value_cache.dtype)][0]
 
     def _move_far(self, blocks: int) -> None:
-        """Let block 0 lie so many blocks before the cache's memory, as if that were the end of a large pool."""
+        """Let block 0 lie so many blocks before the cache's memory, as if that were the end of a large pool.
+
+        So do parts of rows and the mask.
+        """
         p = self.params
+        if not blocks:
+            return
         for plane, cache in ((p.key, self.case.key_cache), (p.value, self.case.value_cache)):
             plane.data = (plane.data - blocks * plane.block_stride * cache.itemsize) % 2**64
         p.num_blocks += blocks
+        p.num_partial_rows += FAR_ROWS
+        p.partial_out -= 4 * FAR_ROWS * p.num_query_heads * p.value_dim
+        p.partial_lse -= 4 * FAR_ROWS * p.num_query_heads
+        p.counters -= 4 * FAR_ROWS * p.num_kv_heads * self.chunks
+        p.mask -= FAR_BYTES
+        p.mask_size += FAR_BYTES
 
     def _options(self, num_heads: int, num_kv_heads: int) -> None:
         p, options = self.params, self.case.options
@@ -213,7 +228,8 @@ class Call:
             mask = np.asarray(options["mask"]).astype(np.uint8)
             sizes_of = [(e - b) * int(n) for (b, e), n in zip(query_ranges(self.case), self.case.seq_lens, strict=True)]
             p.mask, p.mask_size = self._put(mask).pointer, mask.size
-            p.mask_starts = self._put(np.cumsum([0, *sizes_of])[:-1].astype(np.int64)).pointer
+            starts = np.cumsum([FAR_BYTES if self.far else 0, *sizes_of])[:-1]
+            p.mask_starts = self._put(starts.astype(np.int64)).pointer
 
     def run(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         grid = (self.workers, self.params.num_kv_heads, self.chunks)

@@ -152,13 +152,14 @@ def test_many_splits_are_joined_in_two_steps(dtype, length, seed):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("layout", ["NHD", "reversed"])
-def test_blocks_behind_2_to_the_33_elements(dtype, layout):
-    case = make_case(Shape(seq_lens=(70, 33), query_dtype=dtype, cache_dtype=dtype, layout=layout))
+def test_blocks_parts_and_masks_behind_2_to_the_33_elements(dtype, layout):
+    shape = Shape(seq_lens=(70, 33), query_dtype=dtype, cache_dtype=dtype, layout=layout)
+    case = make_case(shape, mask=random_mask(shape))
     far = 2**33 // abs(case.key_cache.strides[0] // case.key_cache.itemsize)
     # Entries without a token are garbage; they stay so.
     case.block_table = np.where(case.block_table < 100, case.block_table.astype(np.int64) + far, -1).astype(np.int32)
-    name = general_name(case) if dtype == "float32" else decode_name(case)
-    call = Call(Kit(EmulatedRuntime()), case, name, far=far)
+    name = general_name(case, "Full") if dtype == "float32" else decode_name(case, "Full")
+    call = Call(Kit(EmulatedRuntime()), case, name, far=far, split=32)
     case.block_table = case.block_table - far
     call.check()
 

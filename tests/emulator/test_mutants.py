@@ -31,11 +31,18 @@ def check_nan(kit):
     np.testing.assert_array_equal(np.isnan(got), np.isnan(case.expect()[0]))
 
 
-def attend(*shapes):
+def attend(*shapes, num_workers=()):
+    """With few workers too, of which each has several items, and with splits that are joined in two steps."""
+
     def work(runtime):
         with use_runtime(runtime):
             for shape in shapes:
                 check(Kit(runtime), make_case(shape))
+            for number in num_workers:
+                check(Kit(runtime), make_case(shapes[0]), plan=True, num_workers=number)
+            if num_workers:
+                long = replace(shapes[0], seq_lens=(50 * 128,), heads=(4, 1), block_size=64)
+                check(Kit(runtime), make_case(long), plan=True, num_workers=50)
 
     return work
 
@@ -50,8 +57,8 @@ def prompts(runtime):
 
 
 KERNELS = {
-    "decode": (["decode.cu", "tile_walk.cuh", "splits.cuh"], attend(DECODE, MIXED)),
-    "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)))),
+    "decode": (["decode.cu", "tile_walk.cuh", "splits.cuh"], attend(DECODE, MIXED, num_workers=(2,))),
+    "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
     "prefill": (["prefill.cu", "prefill_output.cuh", "prefill_sums.cuh"], prompts),
     "plan": (["plan.cu"], attend(MIXED, replace(DECODE, seq_lens=(50,) * 300))),
 }

@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/far.py."""
+
+from tests.cuda.far import *  # noqa: F403
