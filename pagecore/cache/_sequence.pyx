@@ -135,16 +135,24 @@ cdef Sequence require(object owner, object sequence, bint idle):
     return checked
 
 
-def row_of(owner, sequence, idle=True):
-    """The row of a live sequence of `owner`; InvalidSequence where it is none, or must be idle and is not."""
-    return require(owner, sequence, idle).row
+def row_of(owner, sequence):
+    """The row of an idle sequence of `owner`; InvalidSequence where it is none."""
+    return require(owner, sequence, True).row
 
 
-def rows_of(owner, sequences, idle=True):
+def row_to_remove(owner, sequence):
+    """The row of a live sequence of `owner` that may be in flight; DeviceError where its step cannot be told."""
+    cdef Sequence checked = require(owner, sequence, False)
+    if checked.flight is not None:
+        checked.flight.check_reachable()
+    return checked.row
+
+
+def rows_of(owner, sequences):
     """`row_of` for each of several sequences, no two of them the same."""
     rows = {}
     for sequence in sequences:
-        row = row_of(owner, sequence, idle)
+        row = row_of(owner, sequence)
         if row in rows:
             raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; give each once")
         rows[row] = None
@@ -180,13 +188,13 @@ def move(Sequence sequence, int32_t row, swap_space):
 
 def detach(Sequence sequence):
     """Mark a sequence as removed; its ids stay readable. A step in flight writes nothing for it any more."""
-    if sequence.flight is not None:
-        sequence.flight.skip(sequence.place)
-        sequence.flight = None
+    flight, sequence.flight = sequence.flight, None
     sequence.owner = None
     sequence.swap_space = None
     sequence.row = -1
     sequence.pending = -1
+    if flight is not None:
+        flight.skip(sequence.place)
 
 
 def forked(Sequence parent, id, int32_t row):

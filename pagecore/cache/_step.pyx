@@ -3,7 +3,7 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
 from pagecore.cache._sequence cimport Sequence, num_whole, require
-from pagecore.index._block_tables cimport BlockTables, StepBuffers
+from pagecore.index._block_tables cimport BlockCopy, BlockTables, StepBuffers
 from pagecore.index._integers cimport Integers, as_int64, as_integers
 from pagecore.ops._plan cimport AttentionPlan
 
@@ -115,12 +115,27 @@ cdef class Step:
         cdef int32_t rows = self.buffers.max_sequences
         plan.replan(self.buffers.cu_query_lens_data, self.buffers.seq_lens_data, rows)
 
+    def check_reachable(self):
+        """DeviceError where what is undone now would be undone in a graph."""
+        if self.staged is not None:
+            self.staged.check_reachable()
+
     def skip(self, int32_t place):
         """Write nothing for a sequence that goes: its blocks may be another's before this step is written."""
         cdef int32_t first = sum_of(self.counts, place)
         self.buffers.native.skip_slots(first, first + self.counts[place])
         if self.staged is not None:
             self.staged.send_slots()
+
+    def undo_copies(self, BlockTables tables, copies):
+        """Have the rows of the prepared step hold again what they held before copy-on-write.
+
+        `copies` lists (source, target) of each group, int32 ``[n, 2]``, as `BlockTables.take_copies` gave them.
+        """
+        cdef int32_t[:, ::1] pairs
+        for group, pairs in enumerate(copies):
+            if pairs.shape[0]:
+                tables.undo_copies_raw(self.rows, self.count, group, <BlockCopy*>&pairs[0, 0], pairs.shape[0])
 
     def commit(self, BlockTables tables, accepted=None, windows=(), publish=None):
         """Lengths advance by what was accepted, and blocks that no later query sees are given back.
@@ -151,6 +166,7 @@ cdef class Step:
         The buffers keep no slots: a late write must not find blocks that are another's by then.
         """
         self._require_in_flight("abandoned")
+        self.check_reachable()
         cdef int32_t live = self._settle([0] * self.count)
         tables.truncate(self.rows_array[:live], self.lengths_array[:live])
         self.buffers.native.skip_slots(0, sum_of(self.counts, self.count))

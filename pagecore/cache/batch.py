@@ -57,7 +57,8 @@ class Batch:
     A batch has room for `max_sequences` and `max_tokens`; what the step does not use is padding: length 0, slot -1,
     and a row of the block table that holds null blocks only. The arrays are Tensors that alias the batch:
     ``numpy.asarray(batch.positions)`` and ``torch.from_dlpack(batch.positions)`` copy nothing. The next prepare into
-    the batch overwrites them; on CUDA, where they are device memory, in the order of the stream that it is given.
+    the batch overwrites them; on CUDA, where they are device memory, in the order of the stream that it is given. Keep
+    a batch on CUDA, and its cache, until the device has done what it was given to do with them.
 
     Attributes
     ----------

@@ -96,7 +96,8 @@ def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
 
 def lengths_of(sequences: Listed[Sequence], lengths: Any) -> list[int]:
     """A length for each sequence, of an int for all or one for each; none past what is known or computed."""
-    listed = list(lengths) if isinstance(lengths, list | tuple | np.ndarray) else [lengths] * len(sequences)
+    is_list = isinstance(lengths, list | tuple) or (isinstance(lengths, np.ndarray) and lengths.ndim > 0)
+    listed = list(lengths) if is_list else [lengths] * len(sequences)
     if len(listed) != len(sequences):
         raise ShapeError(f"{len(listed)} lengths are given for {len(sequences)} sequences; give one for each")
     for sequence, length in zip(sequences, listed, strict=True):

@@ -65,8 +65,14 @@ def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -
     return sum(waste.values())
 
 
-def check_window(table: Table, row: int, length: int, window: int, block_size: int) -> None:
-    """The next token of a sequence cut to `length` must still find every key of its window."""
+def check_windows(table: Table, rows: list[int], lengths: list[int], window: int, block_size: int) -> None:
+    """The next token of each sequence, cut to its length, must still find every key of its window."""
+    for row, length in zip(rows, lengths, strict=True):
+        if length:
+            _check_window(table, row, length, window, block_size)
+
+
+def _check_window(table: Table, row: int, length: int, window: int, block_size: int) -> None:
     entries = table[row, : -(-length // block_size)]
     holes = int(np.argmax(entries != 0)) if entries.any() else entries.size
     released = holes * block_size

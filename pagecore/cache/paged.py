@@ -24,6 +24,7 @@ from pagecore.cache._sequence import (
     detach,
     forked,
     row_of,
+    row_to_remove,
     rows_of,
     token_ids,
 )
@@ -40,7 +41,7 @@ from pagecore.cache.limits import (
     refuse_unserved,
     row_capacity,
 )
-from pagecore.cache.occupancy import check_window, measure
+from pagecore.cache.occupancy import check_windows, measure
 from pagecore.cache.prefix import PrefixCache
 from pagecore.cache.staging import Staging
 from pagecore.cache.stats import CacheStats
@@ -413,9 +414,7 @@ class PagedKVCache:
             kept = lengths_of(cut_ones, lengths)
             computed = [min(length, each.num_computed_tokens) for each, length in zip(cut_ones, kept, strict=True)]
             for group, window in self._windows:
-                for row, length in zip(rows, computed, strict=True):
-                    if length:
-                        check_window(self._table_views[group].numpy(), row, length, window, self.block_size)
+                check_windows(self._table_views[group].numpy(), rows, computed, window, self.block_size)
             self._tables.truncate(rows, computed)
             for sequence, length, left in zip(cut_ones, kept, computed, strict=True):
                 if self._prefix is not None:
@@ -442,7 +441,7 @@ class PagedKVCache:
             A rank that the policy does not use.
         """
         with self._lock:
-            row = row_of(self, sequence, idle=False)
+            row = row_to_remove(self, sequence)
             self._tick()
             rank = checked_rank(self.eviction_policy, rank)
             if sequence.swap_space is None:
@@ -541,8 +540,9 @@ class PagedKVCache:
         out : Batch, optional
             From `make_batch`; a batch of just the right size is made where it is None.
         stream : int or a stream, optional
-            Of a cache on CUDA, CuPy's current one by default: the stream that the step will run on, or one that it
-            waits for. Nothing waits here, and nothing is allocated where `out` is given; see `Batch`.
+            Of a cache on CUDA, CuPy's current one by default: the stream that the step will run on. It waits for that
+            of the step before, the host for nothing, and nothing is allocated where `out` is given; see `Batch`. A
+            handle must stay good until a prepare is given another; swaps, and what undoes the step, use it too.
 
         Raises
         ------

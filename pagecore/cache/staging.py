@@ -7,7 +7,8 @@
               block tables, row lengths  ◄── scatter_entries ──── changed entries
 
 Where more has changed than a batch has room for, more rounds follow that carry changes alone. Everything is given to
-one stream and nothing waits, so that each step finds what was sent for it, and finds it until the next one is sent.
+one stream, or to another that waits for it, and the host waits for nothing, so that each step finds what was sent for
+it, and finds it until the next one is sent.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Staging:
     row_lengths : Tensor
         int32 ``[max_sequences + 1]``, as of then too.
     stream : int
-        That the last step was given to.
+        That the last step was given to; what follows waits for it, also where it is given to another.
     """
 
     def __init__(self, tables: BlockTables, device: str) -> None:
@@ -72,6 +73,7 @@ class Staging:
         self.runtime = cuda.runtime()
         self.ring = PinnedRing(self.runtime, index)
         self.stream = self.runtime.current_stream(index)
+        self._passed = self.runtime.make_event(index)
         rows, width = tables.max_sequences + 1, tables.max_blocks_per_sequence
         tables.follow_changes()
         self.memory = zeros((tables.num_groups * rows * width + rows,), "int32", device)
@@ -82,15 +84,28 @@ class Staging:
         self.row_lengths = self.memory[tables.num_groups * rows * width :]
         self._is_lost = False
 
-    def begin(self, stream: object) -> None:
-        """Let everything that follows be given to this stream; None is CuPy's current one."""
+    def stream_of(self, stream: object) -> int:
+        """The handle of the stream that a step is to be given to; None is CuPy's current one."""
         handle = stream_handle(stream, None, self.device)
-        if self.runtime.is_capturing(handle):
+        self.refuse_captured(handle)
+        if handle != self.stream:
+            self.refuse_captured(self.stream)
+        return handle
+
+    def refuse_captured(self, stream: int) -> None:
+        """DeviceError where what the stream is given becomes part of a graph."""
+        if self.runtime.is_capturing(stream):
             raise DeviceError(
-                f"stream {handle:#x} is being captured: a step cannot be prepared as part of a graph, only used; "
-                "prepare it before the capture begins"
+                f"stream {stream:#x} is being captured: a graph holds what uses a step, and not what prepares, undoes "
+                "or moves one; do that before the capture begins, or after it"
             )
-        self.stream = handle
+
+    def go_on(self, stream: int) -> None:
+        """Let everything that follows be given to a stream, once the one before has done what it was given."""
+        if stream != self.stream:
+            self._passed.record(self.stream)
+            self.runtime.wait_event(stream, self._passed)
+            self.stream = stream
 
     def begin_sending(self) -> None:
         """Changes are taken from now on; where some of them do not arrive, all tables are sent anew the next time."""
@@ -117,8 +132,8 @@ class StagedBatch:
     ----------
     plans : list of (AttentionPlan, int)
         Of the groups that have one, with the width of their values.
-    is_short_lived : bool
-        Made for the next step alone.
+    stream : int, optional
+        That the batch is for, where it is made for the next step alone; None where it stays, for any.
 
     Attributes
     ----------
@@ -127,7 +142,7 @@ class StagedBatch:
     """
 
     def __init__(
-        self, staging: Staging, buffers: StepBuffers, plans: Listed[tuple[AttentionPlan, int]], *, is_short_lived: bool
+        self, staging: Staging, buffers: StepBuffers, plans: Listed[tuple[AttentionPlan, int]], stream: int | None
     ) -> None:
         self._staging = staging
         self._buffers = buffers
@@ -144,24 +159,24 @@ class StagedBatch:
         self._capacity = usual_changes(staging.tables, buffers) + SPARE_ENTRIES
         num_bytes = self._changes + COUNT_BYTES + self._capacity * ENTRY_BYTES
         # A batch of one step is for the work of its stream alone; any other waits once, until all may use its memory.
-        stream = staging.stream if is_short_lived else None
         self._memory = empty((num_bytes,), "uint8", f"cuda:{staging.device}", stream=stream)
         self.arrays = arrays_of(buffers, self._on_device)
         staging.ring.reserve(num_bytes)
-        self._stream = staging.stream
+        self._stream = staging.stream if stream is None else stream
         for (plan, value_dim), (_, offset) in zip(plans, self._plans, strict=True):
             place_plan(plan, self._memory.pointer + offset, value_dim, self._stream)
-        if not is_short_lived:
+        if stream is None:
             self.send_image(0)
             staging.runtime.synchronize(self._stream, staging.device)
 
-    def send(self, copies: Listed[NDArray[np.int32]], store: Store) -> None:
-        """Send the step that was prepared, and what has changed of the tables, in the order of `Staging.stream`.
+    def send(self, copies: Listed[NDArray[np.int32]], store: Store, stream: int) -> None:
+        """Send the step that was prepared, and what has changed of the tables, in the order of a stream.
 
         `copies` lists what each group of the store copies on write; it is empty where no group does.
         """
         staging, target = self._staging, self._memory.pointer
-        self._stream = staging.stream
+        staging.go_on(stream)
+        self._stream = stream
         slot, begin = staging.ring.take(), 0
         pack_image(self._buffers, slot.address)
         for plan, offset in self._plans:
@@ -184,6 +199,10 @@ class StagedBatch:
             on_device = strided(self._memory, pairs.shape, None, self._copies[group], "int32")
             store.copy(group, on_device, self._stream)
         note_work(self._memory, self._stream)
+
+    def check_reachable(self) -> None:
+        """DeviceError where what is sent now would become part of a graph."""
+        self._staging.refuse_captured(self._stream)
 
     def send_slots(self) -> None:
         """Send the slot mappings anew: some of what was prepared is not to be written after all."""

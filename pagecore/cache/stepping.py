@@ -32,13 +32,14 @@ def take_step(
 ) -> Batch | None:
     """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
     cache._tick()
+    handle = None
     if cache._staging is not None:
-        cache._staging.begin(stream)
+        handle = cache._staging.stream_of(stream)
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a cache on {cache.device!r} has no streams: leave it out")
     sequences = list(sequences)
-    batch = _fitting(cache, sequences, counts) if out is None else cache._own(out)
-    return batch if batch is not None and _load(cache, batch, sequences, counts) else None
+    batch = _fitting(cache, sequences, counts, handle) if out is None else cache._own(out)
+    return batch if batch is not None and _load(cache, batch, sequences, counts, handle) else None
 
 
 def refusal(cache: PagedKVCache) -> OutOfBlocks:
@@ -49,19 +50,19 @@ def refusal(cache: PagedKVCache) -> OutOfBlocks:
         return error if cache._prefix is None else cache._prefix.eviction.with_evictable(error)
 
 
-def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, *, is_short_lived: bool = False) -> Batch:
-    """An empty batch of a cache; a short-lived one serves the next step alone."""
+def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, stream: int | None = None) -> Batch:
+    """An empty batch of a cache; one that is given a stream serves the next step alone."""
     step = Step(StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype))
     plans = [_plan(group, step.buffers, cache.device) for group in cache._groups]
     if cache._staging is not None:
         placed = [
             (plan, _value_dim(group)) for plan, group in zip(plans, cache._groups, strict=True) if plan is not None
         ]
-        step.staged = StagedBatch(cache._staging, step.buffers, placed, is_short_lived=is_short_lived)
+        step.staged = StagedBatch(cache._staging, step.buffers, placed, stream)
     return Batch(step, [layer.group for layer in cache._layers], cache._shown_tables, plans)
 
 
-def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike) -> bool:
+def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> bool:
     """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
     step, tables = batch._step, cache._tables
     step.load(cache, sequences, counts)
@@ -69,11 +70,10 @@ def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
     if not (step.prepare(tables) if cache._prefix is None else cache._prefix.eviction.prepare(step)):
         return False
     copies = tables.take_copies() if tables.num_pending_copies else ()
-    batch._copies = copies
-    cache._num_copied_blocks += sum(map(len, copies))
     try:
         if step.staged is not None:
-            step.staged.send(copies, cache._store)
+            assert stream is not None
+            step.staged.send(copies, cache._store, stream)
         else:
             for group, pairs in enumerate(copies):
                 if len(pairs):
@@ -82,19 +82,22 @@ def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
                 if batch_group.plan is not None:
                     step.replan(batch_group.plan)
     except BaseException:
+        step.undo_copies(tables, copies)
         step.abandon(tables)
         raise
+    batch._copies = copies
+    cache._num_copied_blocks += sum(map(len, copies))
     return True
 
 
-def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) -> Batch | None:
+def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> Batch | None:
     """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
     rows_of(cache, sequences)  # refuses those that are swapped out, which `shortage` counts
     if cache.shortage(sequences, counts):
         return None
     each = np.asarray(counts)
     total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())
-    return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX), is_short_lived=True)
+    return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX), stream)
 
 
 def _plan(group: Group, buffers: StepBuffers, device: str) -> AttentionPlan | None:

@@ -42,14 +42,14 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
     """Move the computed blocks of sequences into a space; returns why that cannot be, or None when it is done."""
     if not isinstance(space, SwapSpace) or space.cache is not cache:
         raise InvalidSequence(f"{space!r} is no swap space of this cache; make it with SwapSpace(cache)")
-    rows = rows_of(cache, sequences)
+    rows, stream = rows_of(cache, sequences), _stream_of(cache)
     held = [_computed_blocks(cache, sequence) for sequence in sequences]
     distinct = _distinct(held, cache.num_groups)
     refusal = _short(distinct, space._block_pools, " of the swap space; swap something in, or make the space larger")
     if refusal is not None:
         return refusal
     cache._publish(sequences)
-    stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools, _stream_of(cache))
+    stored = _copied(held, distinct, cache._store.pools, space._block_pools, space._kv_pools, stream)
     space._used()
     try:
         cache._tables.remove(rows)
@@ -67,7 +67,7 @@ def move_out(cache: PagedKVCache, sequences: list[Sequence], space: SwapSpace) -
 def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | OutOfRows | None:
     """Move sequences back into blocks and rows of the cache; returns why that cannot be, or None when it is done."""
     require_swapped(cache, sequences)
-    tables, pools = cache._tables, cache._block_pools
+    tables, pools, stream = cache._tables, cache._block_pools, _stream_of(cache)
     parts = [(space, some, _distinct(held, len(pools)), held) for space, some, held in _by_space(sequences)]
     needed = [np.concatenate([ids[group] for _, _, ids, _ in parts] or [NONE]) for group in range(len(pools))]
     refusal = _rowless(cache, len(sequences)) or _make_room(cache, needed)
@@ -77,7 +77,7 @@ def move_in(cache: PagedKVCache, sequences: list[Sequence]) -> OutOfBlocks | Out
     rows: list[int] = []
     try:
         for space, _, distinct, held in parts:
-            arrived += _copied(held, distinct, space._kv_pools, pools, cache._store.pools, _stream_of(cache))
+            arrived += _copied(held, distinct, space._kv_pools, pools, cache._store.pools, stream)
             space._used()
         rows += (tables.add(prefix=blocks) for blocks in arrived)
         moved = [sequence for _, some, _, _ in parts for sequence in some]
@@ -190,8 +190,11 @@ def _copied(
 
 
 def _stream_of(cache: PagedKVCache) -> int | None:
-    """That of the last step, which has computed what moves, on CUDA."""
-    return None if cache._staging is None else cache._staging.stream
+    """On CUDA that of the last step, which has computed what moves; DeviceError where it is being captured."""
+    if cache._staging is None:
+        return None
+    cache._staging.refuse_captured(cache._staging.stream)
+    return cache._staging.stream
 
 
 def _transfer(source: KVPool, target: KVPool, pairs: Ids, stream: int | None) -> None:

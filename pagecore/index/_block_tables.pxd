@@ -48,6 +48,7 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
         int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
         vector[BlockCopy] take_copies(int64_t group) except +raise_python_error
+        void undo_copies(Int32s rows, int64_t group, span[BlockCopy] copies) except +raise_python_error
         void follow_changes() except +raise_python_error
         size_t take_changes(span[ChangedEntry] out) except +raise_python_error
         int32_t length(int32_t row) except +raise_python_error
@@ -74,6 +75,10 @@ cdef class BlockTables:
 
     # prepare of n rows without any conversion; False when blocks are short.
     cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
+    # Undoes the copies that take_copies just gave of a group, in the rows of the step that promised them.
+    cdef int undo_copies_raw(
+        self, const int32_t* rows, Py_ssize_t num_rows, int64_t group, BlockCopy* copies, Py_ssize_t num_copies
+    ) except -1
     # take_changes into memory for `capacity` entries; returns how many came.
     cdef Py_ssize_t take_changes_raw(self, ChangedEntry* out, Py_ssize_t capacity) except -1
     # The blocks of a row in a group, until the row changes.

@@ -322,6 +322,14 @@ cdef class BlockTables:
             return copies_array(deref(self.native).take_copies(as_int64(group, "group")))
         return self._per_group([copies_array(deref(self.native).take_copies(g)) for g in range(len(self.pools))])
 
+    cdef int undo_copies_raw(
+        self, const int32_t* rows, Py_ssize_t num_rows, int64_t group, BlockCopy* copies, Py_ssize_t num_copies
+    ) except -1:
+        deref(self.native).undo_copies(
+            span[const_int32](rows, <size_t> num_rows), group, span[BlockCopy](copies, <size_t> num_copies)
+        )
+        return 0
+
     def follow_changes(self):
         """Follow from now on which entries of the tables change, for a copy of them that lives elsewhere.
 

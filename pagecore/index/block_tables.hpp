@@ -85,6 +85,9 @@ class BlockTables {
   int64_t release_before(Rows rows, int64_t group, Counts positions);
   // The copies that copy-on-write promised since the last call, in the order in which they must run.
   [[nodiscard]] std::vector<BlockCopy> take_copies(int64_t group);
+  // Undoes copy-on-write of a step that `rows` are in: they hold the sources again. For copies that the last
+  // take_copies gave and nobody has run; nothing else may have changed since.
+  void undo_copies(Rows rows, int64_t group, std::span<const BlockCopy> copies);
 
   // Follows from now on which entries change, for a copy that lives elsewhere and begins as all zeros. Its entries are
   // those of table(0), of table(1) and so on, and then the lengths: all in one array.

@@ -204,6 +204,28 @@ bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> o
   return true;
 }
 
+void BlockTables::undo_copies(Rows rows, int64_t group_index, std::span<const BlockCopy> copies) {
+  check_rows(rows);
+  check_group(group_index);
+  Group& group = groups_[static_cast<size_t>(group_index)];
+  const PoolsLock lock(pools_);
+  BlockPool::Transaction& pool = pool_of(group);
+  for (const BlockCopy copy : copies) {
+    PC_ASSERT(pool.ref_count(copy.source) > 0 && pool.ref_count(copy.target) == 1);
+    for (const RowId row : rows) {
+      const std::span<BlockId> blocks(entries(group, row), group.runs[static_cast<size_t>(row)].count);
+      const auto found = std::find(blocks.begin(), blocks.end(), copy.target);
+      if (found == blocks.end()) continue;
+      *found = copy.source;
+      pool.share(copy.source);
+      pool.drop(copy.target);
+      const auto at = static_cast<int32_t>(found - blocks.begin());
+      mark_entries(group, row, at, at + 1);
+      break;
+    }
+  }
+}
+
 void BlockTables::advance(Rows rows, Counts counts) {
   for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] += counts[i];
   mark_lengths(rows);

@@ -137,7 +137,7 @@ def test_several_are_truncated_together_or_not_at_all():
     cache.truncate([long, short, fork], np.asarray([29, 5, 0]))
     assert [sequence.num_computed_tokens for sequence in (long, short, fork)] == [29, 5, 0]
     cache.check_invariants()
-    cache.truncate([long, short, fork], 0)
+    cache.truncate([long, short, fork], np.asarray(0))
     assert cache.stats().num_used_blocks == 0
 
 

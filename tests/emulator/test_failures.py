@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/failures.py."""
+
+from tests.cuda.failures import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/ordering.py."""
+
+from tests.cuda.ordering import *  # noqa: F403
