@@ -15,7 +15,8 @@ from pagecore.arrays.streams import note_work
 def new_result(shape: tuple[int, ...], dtype: DType, example: object, device: int, stream: int) -> Tensor:
     """Return new device memory for what work of `stream` computes; `finished_result` hands it to the caller.
 
-    torch and CuPy allocate their own, so that their caches and the capture of graphs serve it.
+    torch and CuPy allocate their own, so that their caches and the capture of graphs serve it. What a call needs for
+    itself alone comes from here too: it is given back in the order of the stream when the call returns.
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(example, torch.Tensor):
@@ -24,6 +25,15 @@ def new_result(shape: tuple[int, ...], dtype: DType, example: object, device: in
         with cupy.cuda.Device(device), _cupy_stream(cupy, stream, device):
             return as_tensor(cupy.empty(shape, dtype.cupy))
     return empty(shape, dtype, f"cuda:{device}", stream=stream)
+
+
+def lasts_for_graphs(example: object) -> bool:
+    """Whether memory that is given back while a graph is captured stays the graph's: torch sees to that, CuPy does not.
+
+    `example` is what `new_result` was told to allocate like.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(example, torch.Tensor)
 
 
 def finished_result(result: Tensor, example: object, stream: int) -> Any:

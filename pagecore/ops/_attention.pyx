@@ -217,7 +217,7 @@ def paged_attention(
             debug_attention(q, k, v, table, lens, picked, cu, causal, left, right, bits, &place)
         launch_attention(
             q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
-            slopes, bits, key_scales, value_scales, result, lse, &place,
+            slopes, bits, key_scales, value_scales, result, lse, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagecore.arrays import results
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from tests.cuda.attention_cases import INDICES, DeviceCase, check, compare
@@ -170,8 +171,23 @@ def test_one_plan_serves_all_layers(cuda):
         assert cuda.runtime.launched.count("plan") == 0
 
 
-def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda):
-    """Lengths, tables and the plan are written anew between replays; memory, grids and arguments stay."""
+@pytest.mark.parametrize("has_plan", [True, False])
+def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkeypatch, has_plan):
+    """Lengths, tables and the plan are written anew between replays; memory, grids and arguments stay.
+
+    Without a plan the graph plans by itself, in memory that the framework keeps for it, as torch does.
+    """
+    if not has_plan:
+        kept: dict[Any, Any] = {}
+        allocate = results.new_result
+
+        def keep(shape: Any, *more: Any) -> Any:
+            if shape not in kept:
+                kept[shape] = allocate(shape, *more)
+            return kept[shape]
+
+        monkeypatch.setattr(results, "new_result", keep)
+        monkeypatch.setattr(results, "lasts_for_graphs", lambda example: True)
     steps = [
         replace(MIXED, seq_lens=(90, 200, 7), query_lens=(1, 1, 1), padding=97),
         replace(MIXED, seq_lens=(90, 201, 600), query_lens=(1, 60, 2), padding=37),
@@ -199,14 +215,16 @@ def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda):
 
     there = {name: cuda.put(array) for name, array in arrays_of(made[0]).items()}
     out, heads = cuda.empty(made[0].query.shape, "bfloat16"), {"num_query_heads": 8, "num_kv_heads": 2}
-    plan = AttentionPlan(**heads, device=cuda.device, max_sequences=3, max_tokens=100)
+    fixed = {"max_sequences": 3, "max_tokens": 100}
+    plan = AttentionPlan(**heads, device=cuda.device, **fixed) if has_plan else None
     paged_attention(**there, out=out, plan=plan)  # allocates the workspace, and loads what a graph may launch
     replay = cuda.capture(lambda stream: paged_attention(**there, out=out, plan=plan, stream=stream))
     for case in made:
         for name, array in arrays_of(case).items():
             held = np.ascontiguousarray(array)
             cuda.runtime.copy(there[name].pointer, held.ctypes.data, held.nbytes, 0)
-        plan_attention(case.options["cu_query_lens"], case.seq_lens, **heads, out=plan)
+        if plan is not None:
+            plan_attention(case.options["cu_query_lens"], case.seq_lens, **heads, out=plan)
         cuda.runtime.synchronize(0)
         replay()
         assert_output_close(cuda.get(out), case.expect()[0])

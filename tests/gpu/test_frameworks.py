@@ -173,6 +173,34 @@ def test_a_graph_serves_other_slots_and_lengths_than_those_it_was_captured_with(
         assert_close(out, batch.expected(torch, lens))
 
 
+def test_a_graph_of_torch_s_operators_plans_by_itself(cuda, torch_cuda):
+    torch = torch_cuda
+    from pagecore.interop.torch import paged_attention
+
+    batch = Batch(torch, torch.bfloat16)
+
+    def step() -> Any:
+        return paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.table, batch.lens)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out = step()
+    others = [torch.full((1 << 20,), -1, dtype=torch.int32, device="cuda") for _ in range(8)]  # not in its memory
+    for lens in ((38, 127, 2), (1, 1, 1), (48, 100, 16)):
+        batch.lens.copy_(torch.tensor(lens, dtype=torch.int32))
+        batch.query.normal_()
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_close(out, batch.expected(torch, lens))
+    assert all(bool((other == -1).all()) for other in others)
+
+
 def test_jax_sees_the_memory_of_a_tensor(cuda, jax_cuda):
     tensor = pagecore.zeros((3, 64), "float32", cuda.device)
     array = jax_cuda.dlpack.from_dlpack(tensor)

@@ -5,7 +5,7 @@ from libc.string cimport memset
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at
+from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at, new_result
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cuda._plan cimport (
     PC_DECODE,
@@ -37,7 +37,7 @@ from pagecore.ops.cuda.abi_attention cimport (
 from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
 
 from pagecore.arrays.cuda import runtime
-from pagecore.arrays.device_memory import DeviceMemory
+from pagecore.arrays import results
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import kernel, launch
 
@@ -67,7 +67,7 @@ cdef int attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
         double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale,
-        Tensor out, Tensor lse, const Place* place) except -1:
+        Tensor out, Tensor lse, object example, const Place* place) except -1:
     """See _attention.pxd."""
     cdef PcAttentionParams p
     cdef Work work
@@ -111,8 +111,8 @@ cdef int attention(
     fill_indices(&p.cu_query_lens, cu)
     if plan is None:
         if not on_host:
-            buffer = plan_there(p, &work, place)
-        kept = [buffer, allocate_workspace(p, &work, place)]
+            buffer = plan_there(p, &work, example, place)
+        kept = [buffer, allocate_workspace(p, &work, example, place)]
     p.partial_out, p.partial_lse = work.workspace.partial_out, work.workspace.partial_lse
     p.counters, p.num_partial_rows = work.workspace.counters, work.layout.num_partial_rows
     p.mask_starts = work.buffer + work.layout.mask_starts
@@ -302,16 +302,16 @@ cdef Tensor plan_here(
     return there
 
 
-cdef Tensor plan_there(const PcAttentionParams& p, Work* work, const Place* place):
+cdef Tensor plan_there(const PcAttentionParams& p, Work* work, object example, const Place* place):
     """Let the device plan lengths that only it knows."""
-    if runtime().is_capturing(place.stream):
+    if runtime().is_capturing(place.stream) and not results.lasts_for_graphs(example):
         raise DeviceError(
             f"stream {place.stream:#x} is being captured, and a call without a plan works in memory that it gives back "
             "when it returns, long before the graph runs: pass a plan"
         )
     work.layout = layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
     cdef int64_t num_bytes = work.layout.num_bytes
-    cdef Tensor buffer = new_at(1, &num_bytes, UINT8, place)
+    cdef Tensor buffer = new_result(1, &num_bytes, UINT8, example, place)
     work.buffer = address_of(buffer)
     work.num_items[PC_DECODE] = work.num_items[PC_PROMPTS] = UNKNOWN
     launch_plan(p, work.layout, work.buffer, place.stream, place.device_id)
@@ -326,15 +326,15 @@ cdef int launch_plan(
     return 0
 
 
-cdef object allocate_workspace(const PcAttentionParams& p, Work* work, const Place* place):
+cdef Tensor allocate_workspace(const PcAttentionParams& p, Work* work, object example, const Place* place):
     if work.layout.num_partial_rows == 0:
         return None
     cdef PlanOptions options = options_of(p)
     cdef int64_t rows = work.layout.num_partial_rows
     cdef int64_t num_bytes = place_workspace(&work.workspace, 0, options, work.layout, rows, p.value_dim)
-    memory = DeviceMemory(num_bytes, place.device_id, place.stream, False)
-    place_workspace(&work.workspace, memory.address, options, work.layout, rows, p.value_dim)
-    cdef int64_t counters = memory.address + num_bytes - work.workspace.counters
+    cdef Tensor memory = new_result(1, &num_bytes, UINT8, example, place)
+    place_workspace(&work.workspace, address_of(memory), options, work.layout, rows, p.value_dim)
+    cdef int64_t counters = <int64_t>(address_of(memory) + num_bytes - work.workspace.counters)
     runtime().fill(work.workspace.counters, 0, counters, place.stream)
     return memory
 
