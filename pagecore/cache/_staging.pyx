@@ -20,7 +20,10 @@ cdef extern from *:
     """
 
 # The number of entries stands before them, so far that they begin at a multiple of 16.
-COUNT_BYTES = 16
+cdef enum:
+    BEFORE_ENTRIES = 16
+
+COUNT_BYTES = BEFORE_ENTRIES
 ENTRY_BYTES = sizeof(ChangedEntry)
 
 
@@ -44,6 +47,14 @@ def pack_pairs(const int32_t[:, ::1] pairs, uintptr_t target):
     memcpy(<void*>target, &pairs[0, 0], pairs.shape[0] * 2 * sizeof(int32_t))
 
 
+def fix_plan(StepBuffers buffers not None, AttentionPlan plan not None):
+    """Let a plan have room for every step of the buffers; returns its bytes, for which it takes no memory itself."""
+    plan.cuda.fix(
+        plan.plan.options, plan.num_workers_given, buffers.native.max_sequences(), buffers.native.max_tokens()
+    )
+    return plan.cuda.num_bytes
+
+
 def place_plan(AttentionPlan plan not None, uintptr_t address, int64_t value_dim, size_t stream):
     """Let a plan lie at a device address, and have the memory for partial results that its calls need."""
     plan.cuda.bind(address)
@@ -61,6 +72,6 @@ def pack_plan(StepBuffers buffers not None, AttentionPlan plan not None, uintptr
 
 def pack_changes(BlockTables tables not None, uintptr_t target, Py_ssize_t capacity):
     """How many table entries changed, and these; returns the number. As many as `capacity`: there may be more."""
-    cdef Py_ssize_t count = tables.take_changes_raw(<ChangedEntry*>(target + 16), capacity)
+    cdef Py_ssize_t count = tables.take_changes_raw(<ChangedEntry*>(target + BEFORE_ENTRIES), capacity)
     (<int32_t*>target)[0] = <int32_t>count
     return count

@@ -603,7 +603,7 @@ class PagedKVCache:
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens`, or more with padding behind; floats are cast to the cache's dtype.
+        T is the batch's `num_tokens`, or more; floats are cast to the cache's dtype; `stream` is that of the prepare.
 
         Raises
         ------

@@ -25,6 +25,7 @@ from pagecore.arrays.streams import note_work, stream_handle
 from pagecore.cache._staging import (
     COUNT_BYTES,
     ENTRY_BYTES,
+    fix_plan,
     image_nbytes,
     image_offset,
     pack_changes,
@@ -149,9 +150,8 @@ class StagedBatch:
         self._plans: list[tuple[AttentionPlan, int]] = []
         self._changes = aligned(image_nbytes(buffers))
         for plan, _ in plans:
-            assert plan.cuda is not None
             self._plans.append((plan, self._changes))
-            self._changes += aligned(plan.cuda.num_bytes)
+            self._changes += aligned(fix_plan(buffers, plan))
         # A row copies one block of a group at most: that which it goes on with.
         most = aligned(buffers.max_sequences * PAIR_BYTES)
         self._copies = [self._changes + group * most for group in range(buffers.num_groups)]

@@ -6,7 +6,7 @@ Everything here runs under the lock of the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -53,7 +53,7 @@ def refusal(cache: PagedKVCache) -> OutOfBlocks:
 def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, stream: int | None = None) -> Batch:
     """An empty batch of a cache; one that is given a stream serves the next step alone."""
     step = Step(StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype))
-    plans = [_plan(group, step.buffers, cache.device) for group in cache._groups]
+    plans = [_plan(group, cache.device) for group in cache._groups]
     if cache._staging is not None:
         placed = [
             (plan, _value_dim(group)) for plan, group in zip(plans, cache._groups, strict=True) if plan is not None
@@ -100,16 +100,16 @@ def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, 
     return new_batch(cache, max(1, len(sequences)), min(max(1, total), INT32_MAX), stream)
 
 
-def _plan(group: Group, buffers: StepBuffers, device: str) -> AttentionPlan | None:
+def _plan(group: Group, device: str) -> AttentionPlan | None:
     """An empty plan for the layers of a group; None where their query heads are not known beforehand."""
     spec = group.spec
     if not isinstance(spec, AttentionSpec) or spec.num_query_heads is None:
         return None
-    room: dict[str, Any] = {}
-    if device.startswith("cuda"):
-        room = {"device": device, "max_sequences": buffers.max_sequences, "max_tokens": buffers.max_tokens}
     return AttentionPlan(
-        num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, window=spec.window, **room
+        num_query_heads=spec.num_query_heads,
+        num_kv_heads=spec.num_kv_heads,
+        window=spec.window,
+        device=device if device.startswith("cuda") else "cpu",
     )
 
 

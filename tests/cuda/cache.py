@@ -211,6 +211,23 @@ def test_beams_share_blocks_and_go_their_own_ways_on_any_stream(cuda, stream):
     assert cache.stats().num_copied_blocks >= 4
 
 
+def test_every_row_of_a_large_step_may_copy_a_block_of_each_group(cuda):
+    cache = PagedKVCache([FULL, WINDOWED], block_size=4, num_blocks=100, max_sequences=70, device=cuda.device)
+    sequences, batch, step = [cache.add_sequence(range(50))], cache.make_batch(70, 70), Step(cuda, 2, 70)
+    stored = {}
+    for i, count in enumerate((6, 1)):
+        if i == 1:
+            sequences += [cache.fork(sequences[0]) for _ in range(69)]
+            move(stored, sequences[1:], sequences[:1] * 69)
+        key, value, query = step.fill(i)
+        cache.prepare(sequences, count, batch)
+        step.run(cache, batch)
+        cache.commit(batch)
+        note(stored, [FULL, WINDOWED], sequences, [count] * len(sequences), key, value)
+    assert [len(batch.copied_blocks(layer)) for layer in range(2)] == [69, 69]
+    expect_attention(cuda.get(step.out), [FULL, WINDOWED], query, stored, sequences, [1] * 70)
+
+
 def test_a_step_that_is_abandoned_or_whose_sequence_goes_writes_nothing_for_it(cuda):
     cache = PagedKVCache(FULL, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
     stays, goes = cache.add_sequence(range(9)), cache.add_sequence(range(50, 57))

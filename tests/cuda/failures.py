@@ -41,9 +41,8 @@ PLACES = [(staging, "scatter_entries"), (staging, "pack_changes"), (staging, "pa
 
 @pytest.mark.parametrize(("place", "name"), PLACES)
 def test_blocks_that_a_refused_step_would_have_copied_are_held_and_whole(cuda, monkeypatch, place, name):
-    cache, batch = make(cuda), None
-    first = cache.add_sequence(range(30))
-    batch = cache.make_batch(4, 20)
+    cache = make(cuda)
+    first, batch = cache.add_sequence(range(30)), cache.make_batch(4, 60)
     kept = fill(cache, [first], 6, numbers(cuda, cache, 6))
     forks = [cache.fork(first), cache.fork(first)]
     before = cache.stats(), [cache._tables.table(group).copy() for group in range(2)]
@@ -66,6 +65,9 @@ def test_blocks_that_a_refused_step_would_have_copied_are_held_and_whole(cuda, m
     expect_alike(cuda, cache, batch)
     cache.commit(batch, [0, 0, 0])
     assert cache.stats().num_copied_blocks == 4
+    assert len(batch.copied_blocks(0)) == 2
+    assert cache.try_prepare([first, *forks], [20, 20, 20], batch) is None
+    assert len(batch.copied_blocks(0)) == 0
     for sequence, expected in zip((first, *forks), keys, strict=True):
         for layer, found in enumerate(keys_of(cuda, cache, sequence)):
             np.testing.assert_array_equal(found, expected[layer])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
+from pagecore.arrays import streams
 from pagecore.errors import DeviceError
+from tests.cuda.caches import requests_of
 from tests.cuda.kit import Kit
-from tests.cuda.staging import expect_alike
+from tests.cuda.staging import expect_alike, expect_staged
 from tests.cuda.swap import content, fill, numbers
 
 SPEC = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -138,3 +142,79 @@ def test_bytes_that_went_on_one_stream_come_back_on_another(cuda):
     cache.swap_in(sequence)
     cuda.runtime.synchronize(other)
     assert content(cuda, cache, sequence) == before
+
+
+def test_the_host_runs_three_copies_ahead_before_it_waits(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: its work can be kept back")
+    cache, stream = make(cuda), cuda.stream()
+    sequence, batch = cache.add_sequence(range(20)), cache.make_batch(1, 4)
+    cuda.runtime.streams.deferred = True
+    first, is_done = cuda.runtime.make_event(0), []
+    for step in range(5):
+        cache.commit(cache.prepare([sequence], 4, batch, stream=stream))
+        if step == 0:
+            first.record(stream)
+        is_done.append(first.marker.passed)
+    assert is_done == [False] * 4 + [True]
+    cuda.runtime.synchronize(stream)
+
+
+def test_who_takes_a_batch_over_on_another_stream_waits_for_the_step(cuda):
+    cache, stream, other = make(cuda), cuda.stream(), cuda.stream()
+    batch = cache.make_batch(1, 4)
+    cache.prepare([cache.add_sequence(range(20))], 4, batch, stream=stream)
+    capsules = [batch.positions.__dlpack__(stream=other), cache.block_table().__dlpack__(stream=other)]
+    cuda.runtime.synchronize(other)
+    assert cuda.get(batch.positions).tolist() == [0, 1, 2, 3]
+    assert cuda.get(cache.block_table())[0, 0] == 1
+    cuda.runtime.synchronize(stream)
+    del capsules
+
+
+def test_a_new_batch_is_padding_for_every_stream_at_once(cuda):
+    cache, stream = make(cuda), cuda.stream()
+    step = cache.prepare([cache.add_sequence(range(8))], 8, stream=stream)
+    expect_staged(cuda, cache.make_batch(3, 9))
+    cache.commit(step)
+
+
+def test_a_batch_of_one_step_is_made_without_waiting(cuda):
+    cache, stream = make(cuda), cuda.stream()
+    sequence, kept = cache.add_sequence(range(20)), []
+    kept.append(cache.make_batch())  # has the ring reserve what it takes
+    spent = requests_of(cuda, lambda: kept.append(cache.prepare([sequence], 4, stream=stream)))
+    assert not {"synchronizes", "event_synchronizes", "pinned_allocations"} & set(spent)
+    expect_alike(cuda, cache, kept[1], stream)
+
+
+def test_a_write_without_a_stream_follows_the_framework_of_its_key(cuda, monkeypatch):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: its work can be kept back")
+
+    class Foreign:
+        def __init__(self, tensor):
+            self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+
+    cache, stream = make(cuda), cuda.stream()
+    key, value = numbers(cuda, cache, 4)[0]
+    batch = cache.prepare([cache.add_sequence(range(20))], 4, stream=stream)
+    monkeypatch.setattr(streams, "_current_stream", lambda given, device: stream if isinstance(given, Foreign) else 0)
+    cuda.runtime.streams.deferred = True
+    cache.write(0, Foreign(key), value, batch)
+    assert not cuda.get(cache.key(0)).any(), "stream 0 is not that of the key"
+    cuda.runtime.synchronize(stream)
+    assert cuda.get(cache.key(0)).any()
+
+
+def test_a_space_may_go_while_blocks_are_on_their_way_there(cuda):
+    cache, stream = make(cuda), cuda.stream()
+    space = SwapSpace(cache, num_blocks=9)
+    sequence = cache.add_sequence(range(13))
+    kept = fill(cache, [sequence], 13, numbers(cuda, cache, 13), stream)
+    cache.swap_out(sequence, space)
+    cache.remove(sequence)
+    del space
+    gc.collect()
+    cuda.runtime.synchronize(stream)
+    assert not kept.in_flight

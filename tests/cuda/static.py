@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, KVCache, StaticCacheConfig, StaticKVCache, as_dtype, make_cache
+from pagecore.cache import _static
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from tests.cuda.caches import requests_of
 from tests.cuda.kit import Kit
@@ -79,6 +80,18 @@ def test_an_update_runs_on_the_stream_that_it_is_given_and_waits_for_nothing(cud
     cache.reset(stream=stream)
     cuda.runtime.synchronize(stream)
     assert not cuda.get(cache.key_array).any()
+
+
+def test_an_update_waits_for_whoever_makes_its_key_and_its_value(cuda, monkeypatch):
+    awaited = []
+    monkeypatch.setattr(_static, "await_producer", lambda array, stream: awaited.append((array, stream)))
+    cache, stream = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda"), cuda.stream()
+    key, value = ones(cuda, 2, 2, 3, 8), ones(cuda, 2, 2, 3, 8)
+    cache.update(0, key, value, 0, stream=stream)
+    assert [handle for _, handle in awaited] == [stream, stream]
+    assert awaited[0][0] is key
+    assert awaited[1][0] is value
+    cuda.runtime.synchronize(stream)
 
 
 def test_an_update_becomes_part_of_a_graph(cuda):

@@ -85,6 +85,9 @@ cdef class CudaPlan:
         self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens,
         size_t stream) except -1
 
+    # Capacities of a plan of a cache, which keeps it: it takes no memory of its own, and `bind` says where it lies.
+    cdef int fix(
+        self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens) except -1
     cdef int allocate(self, int64_t num_bytes, size_t stream) except -1
 
     # Writes a plan of checked lengths to host memory, layout.num_bytes at a multiple of 16; returns the bytes in use.

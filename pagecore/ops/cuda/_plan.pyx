@@ -133,6 +133,13 @@ cdef class CudaPlan:
         self.layout = layout
         return 0
 
+    cdef int fix(
+            self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens) except -1:
+        self.is_fixed = self.is_bound = True
+        self.layout.max_sequences = max_sequences
+        self.layout.max_tokens = max_tokens
+        return self.reserve(options, num_workers, max_sequences, max_tokens, 0)
+
     cdef int allocate(self, int64_t num_bytes, size_t stream) except -1:
         check_not_capturing(runtime(), stream, "a plan grows")
         # The old memory serves work of this stream until it is done; the allocator orders by the stream.
