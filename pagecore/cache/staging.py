@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, cuda, empty, strided, zeros
 from pagecore.arrays.devices import check_device, device_index
+from pagecore.arrays.pinned import PinnedRing
 from pagecore.arrays.streams import note_work, stream_handle
 from pagecore.cache._staging import (
     COUNT_BYTES,
@@ -35,7 +36,6 @@ from pagecore.cache._staging import (
     place_plan,
 )
 from pagecore.cache.batch import arrays_of
-from pagecore.cache.ring import PinnedRing
 from pagecore.errors import DeviceError
 from pagecore.index import BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan

@@ -24,6 +24,7 @@ import numpy as np
 
 from pagecore.arrays import cuda, empty, like, results, streams
 from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.uploads import upload
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
 cdef extern from "Python.h":
@@ -122,8 +123,7 @@ cdef Tensor brought_to(Tensor tensor, str name, const Place* place):
 
 
 cdef Tensor copied_to(Tensor host, str name, const Place* place):
-    runtime = cuda.runtime()
-    if runtime.is_capturing(place.stream):
+    if cuda.runtime().is_capturing(place.stream):
         raise UnsupportedOption(
             f"{name} is on the host and the stream is being captured: a graph would read memory that is gone; pass an "
             f"array on {device_of(place)}"
@@ -132,8 +132,8 @@ cdef Tensor copied_to(Tensor host, str name, const Place* place):
         host = as_tensor(np.ascontiguousarray(host.numpy()))
     cdef Tensor copied = new_at(host.ndim, host.shape_, host.dtype_code, place)
     if size_of(host) > 0:
-        # From pageable memory: whoever copies has read it by the time that it returns.
-        runtime.copy(<uintptr_t>copied.data, <uintptr_t>host.data, size_of(host) * host.itemsize, place.stream)
+        upload(
+            <uintptr_t>host.data, size_of(host) * host.itemsize, <uintptr_t>copied.data, place.stream, place.device_id)
     return copied
 
 

@@ -74,8 +74,7 @@ cdef class CudaPlan:
     cdef readonly uint64_t address  # of the plan in device memory
     cdef readonly object workspace_memory
     cdef object memory
-    cdef list staging
-    cdef int turn
+    cdef object staging  # a PinnedRing, or None
     cdef int64_t value_dim
     cdef Workspace workspace
     cdef CudaPlanner planner

@@ -8,6 +8,7 @@ import numpy as np
 
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays.device_memory import DeviceMemory
+from pagecore.arrays.pinned import PinnedRing
 from pagecore.errors import DeviceError, ShapeError
 
 cdef extern from "cuda_src/attention_shape.h" nogil:
@@ -17,18 +18,6 @@ cdef extern from "cuda_src/attention_shape.h" nogil:
     PcLaunchShape pc_decode_shape(int head_dim)
 
 # Copies of a plan that may be on their way while the next one is made.
-cdef int NUM_STAGES = 2
-
-
-class Stage:
-    """Pinned memory that a copy may be reading until `event`, which is waited for before anybody else has it."""
-
-    def __init__(self, num_bytes, device):
-        self.array = runtime().allocate_pinned(num_bytes)
-        self.event = runtime().make_event(device)
-
-    def __del__(self):
-        self.event.synchronize()
 
 
 cdef class CudaPlan:
@@ -47,7 +36,6 @@ cdef class CudaPlan:
         self.is_fixed = max_sequences > 0
         self.layout.max_sequences = max_sequences
         self.layout.max_tokens = max_tokens
-        self.staging = []
 
     @property
     def num_bytes(self):
@@ -89,7 +77,7 @@ cdef class CudaPlan:
         """Bytes held on the device and in staging."""
         own = 0 if self.memory is None else self.memory.nbytes
         own += 0 if self.workspace_memory is None else self.workspace_memory.nbytes
-        return own + sum([stage.array.nbytes for stage in self.staging])
+        return own if self.staging is None else own + self.staging.nbytes
 
     def bind(self, address):
         """Let the plan lie at a device address, a multiple of 16 with room for `num_bytes`, that the caller keeps."""
@@ -99,8 +87,7 @@ cdef class CudaPlan:
             raise ShapeError(f"address is {address:#x}; a plan begins at a multiple of 16")
         self.is_bound = True
         self.address = address
-        self.memory = None
-        self.staging = []
+        self.memory = self.staging = None
 
     cdef int reserve(
             self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens,
@@ -144,8 +131,9 @@ cdef class CudaPlan:
         check_not_capturing(runtime(), stream, "a plan grows")
         # The old memory serves work of this stream until it is done; the allocator orders by the stream.
         memory = DeviceMemory(num_bytes, self.device, stream, False)
-        staging = [Stage(num_bytes, self.device) for _ in range(NUM_STAGES)]
-        self.memory, self.staging, self.turn = memory, staging, 0
+        staging = PinnedRing(runtime(), self.device)
+        staging.reserve(num_bytes)
+        self.memory, self.staging = memory, staging
         self.address = memory.address
         return 0
 
@@ -157,13 +145,9 @@ cdef class CudaPlan:
     cdef int send(self, const PlanBatch& batch, size_t stream) except -1:
         if self.is_bound:
             raise DeviceError("the plan is bound to memory of a cache, which plans it: prepare a batch of that cache")
-        stage = self.staging[self.turn]
-        self.turn = (self.turn + 1) % NUM_STAGES
-        stage.event.synchronize()
-        cdef uintptr_t staged = stage.array.ctypes.data
-        cdef int64_t num_bytes = self.plan_into(batch, <void*>staged)
-        runtime().copy(self.address, staged, num_bytes, stream)
-        stage.event.record(stream)
+        stage = self.staging.take()
+        cdef uintptr_t staged = stage.address
+        stage.send(0, self.plan_into(batch, <void*>staged), self.address, stream)
         return 0
 
     cdef int reserve_workspace(self, int64_t value_dim, size_t stream) except -1:
@@ -183,9 +167,9 @@ cdef class CudaPlan:
 
     def items(self, section):
         """A copy of the items of the plan that was sent last, decode (0) or prompts (1), by worker: arrays of ints."""
-        if not self.staging:
+        if self.staging is None:
             raise DeviceError("the plan was never made, or lies in memory of a cache: its items are not at hand")
-        return items_in(self.staging[self.turn - 1].array, self, section)
+        return items_in(self.staging.latest.memory, self, section)
 
 
 cdef int check_not_capturing(object found, size_t stream, str what) except -1:

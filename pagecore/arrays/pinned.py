@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from pagecore.arrays.cuda import Runtime
+import sys
 
-# The host may be so many copies ahead of the device before it waits.
-NUM_SLOTS = 3
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays.cuda import Runtime
 
 
 class Slot:
-    """One piece of pinned memory; it may be written until it is sent, and again after `wait`."""
+    """One piece of pinned memory; it may be written until it is sent, and again after `wait`.
+
+    Attributes
+    ----------
+    memory : array of uint8
+    address : int
+    """
 
     def __init__(self, runtime: Runtime, device: int) -> None:
+        self.memory: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.address = 0
         self._runtime = runtime
         self._event = runtime.make_event(device)
         self._is_on_its_way = False
-        self._num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
         """Have room for so many bytes; what was there may be lost."""
-        if self._num_bytes < num_bytes:
+        if self.memory.nbytes < num_bytes:
             self.wait()
-            self._memory = self._runtime.allocate_pinned(num_bytes)
-            self._num_bytes, self.address = num_bytes, self._memory.ctypes.data
+            self.memory = self._runtime.allocate_pinned(num_bytes)
+            self.address = self.memory.ctypes.data
 
     def send(self, begin: int, end: int, target: int, stream: int) -> None:
         """Copy bytes [begin, end) to `target`, in the order of a stream."""
@@ -42,12 +50,23 @@ class PinnedRing:
     """Slots of pinned memory, taken in turn.
 
     A slot is taken again when the copy that was last sent from it is done; the host waits for that only where it is
-    `NUM_SLOTS` copies ahead. When the ring goes, it waits for all of them.
+    `num_slots` copies ahead. When the ring goes, it waits for all of them.
+
+    Attributes
+    ----------
+    latest : Slot
+        The one that was taken last.
     """
 
-    def __init__(self, runtime: Runtime, device: int) -> None:
-        self._slots = [Slot(runtime, device) for _ in range(NUM_SLOTS)]
+    def __init__(self, runtime: Runtime, device: int, num_slots: int = 3) -> None:
+        self._slots = [Slot(runtime, device) for _ in range(num_slots)]
         self._turn = 0
+        self.latest = self._slots[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Pinned memory of all slots."""
+        return sum(slot.memory.nbytes for slot in self._slots)
 
     def reserve(self, num_bytes: int) -> None:
         """Have room for so many bytes in every slot."""
@@ -56,11 +75,13 @@ class PinnedRing:
 
     def take(self) -> Slot:
         """The next slot, free to be filled."""
-        slot = self._slots[self._turn]
-        self._turn = (self._turn + 1) % NUM_SLOTS
+        self.latest = slot = self._slots[self._turn]
+        self._turn = (self._turn + 1) % len(self._slots)
         slot.wait()
         return slot
 
     def __del__(self) -> None:
+        if sys.is_finalizing():  # the memory goes with the process
+            return
         for slot in getattr(self, "_slots", ()):
             slot.wait()
