@@ -15,6 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch._C._functorch import (
+    TransformType,
+    is_functorch_wrapped_tensor,
+)
+from torch._C._functorch import (
+    get_interpreter_stack as _transforms,
+)
+from torch.autograd import forward_ad
 
 from pagecore import ops
 from pagecore.arrays import Tensor
@@ -184,14 +192,30 @@ _copy_blocks = torch.ops.pagecore.copy_blocks.default
 # ---- the same with the arguments of pagecore's own functions
 
 
-def _check_kinds(*arrays: object) -> None:
-    """An operator's own refusal of what is no tensor does not say what to do."""
+def _check_arguments(*arrays: object) -> None:
+    """What torch itself would refuse without saying what to do, or take and give gradients of 0 for."""
     for array in arrays:
         if not isinstance(array, torch.Tensor):
             remedy = "as_torch(tensor)" if type(array) is Tensor else "torch.as_tensor(array)"
             raise UnsupportedDtype(
                 f"a {type(array).__module__}.{type(array).__name__} is given; the operators take torch tensors alone: "
                 f"pass {remedy}, or call pagecore's own function"
+            )
+    if not torch.compiler.is_compiling() and (_transforms() or forward_ad._current_level >= 0):
+        _refuse_gradients(arrays)
+
+
+def _refuse_gradients(arrays: tuple[Any, ...]) -> None:
+    """Under torch.func an operator without a gradient is a constant to torch, and so it is to forward mode."""
+    is_differentiated = any(
+        transform.key() in (TransformType.Grad, TransformType.Jvp) for transform in _transforms() or ()
+    )
+    for array in arrays:
+        is_wrapped = is_differentiated and is_functorch_wrapped_tensor(array)
+        if is_wrapped or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None):
+            raise UnsupportedOption(
+                "an operator is differentiated by torch.func or in forward mode, and it has no gradient; pass "
+                "tensor.detach(), or attend by other means"
             )
 
 
@@ -213,7 +237,7 @@ def write_kv(
         What is no torch tensor.
     As `pagecore.write_kv`; while a graph is traced, what does not fit is refused then.
     """
-    _check_kinds(key, value, key_cache, value_cache, slot_mapping)
+    _check_arguments(key, value, key_cache, value_cache, slot_mapping)
     if key_scale is None and value_scale is None:
         _write_kv(key, value, key_cache, value_cache, slot_mapping)
         return
@@ -246,7 +270,7 @@ def paged_attention(
         What is no torch tensor.
     As `pagecore.paged_attention`; while a graph is traced, what does not fit is refused then.
     """
-    _check_kinds(query, key_cache, value_cache, block_table, seq_lens)
+    _check_arguments(query, key_cache, value_cache, block_table, seq_lens)
     if window is not None:
         options["window_left"], options["window_right"] = _window(window)
     if key_scale is not None:
@@ -276,7 +300,7 @@ def merge_attention(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`pagecore.merge_attention` as a torch operator, into fresh tensors."""
-    _check_kinds(out_a, lse_a, out_b, lse_b)
+    _check_arguments(out_a, lse_a, out_b, lse_b)
     merged: tuple[torch.Tensor, torch.Tensor] = _merge_attention(out_a, lse_a, out_b, lse_b)
     return merged
 
@@ -284,7 +308,7 @@ def merge_attention(
 def copy_blocks(caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
     """`pagecore.copy_blocks` as a torch operator; the caches are mutated."""
     listed = list(caches) if isinstance(caches, Sequence) else [caches]
-    _check_kinds(*listed, pairs)
+    _check_arguments(*listed, pairs)
     _copy_blocks(listed, pairs)
 
 

@@ -156,6 +156,32 @@ def test_what_requires_grad_is_refused_with_what_to_do():
         interop.write_kv(step.key.requires_grad_(), *step.written[1:])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when it differentiates forward
+def test_what_is_differentiated_by_torch_func_is_refused_and_not_taken_for_a_constant():
+    step = make_step()
+
+    def attend(query):
+        return interop.paged_attention(query, *step.attended[1:], cu_query_lens=step.cu_query_lens).sum()
+
+    def write(key):
+        cache = step.key_cache.clone()
+        interop.write_kv(key, step.value, cache, step.value_cache, step.slot_mapping)
+        return cache.sum()
+
+    for differentiate in (
+        lambda: torch.func.grad(attend)(step.query),
+        lambda: torch.func.jvp(attend, (step.query,), (step.query,)),
+        lambda: torch.func.grad(write)(step.key),
+        lambda: torch.vmap(torch.func.grad(attend))(torch.stack([step.query] * 2)),
+    ):
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+            differentiate()
+    with torch.autograd.forward_ad.dual_level():
+        attend(step.query)
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+            attend(torch.autograd.forward_ad.make_dual(step.query, step.query))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
