@@ -184,6 +184,7 @@ def test_what_the_host_sees_is_checked_without_it_too(cuda):
 
 def test_a_captured_call_is_refused(cuda, monkeypatch):
     given = on_device(cuda, COPY)
+    pagecore.copy_blocks(**given)  # loads the kernel
     monkeypatch.setattr(cuda.runtime, "is_capturing", lambda stream: True)
     with pytest.raises(errors.UnsupportedOption, match=r"captured.*pagecore\.debug\(False\)"):
         pagecore.copy_blocks(**given)

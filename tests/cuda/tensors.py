@@ -9,6 +9,7 @@ import pytest
 import pagecore
 from pagecore.arrays import strided
 from pagecore.arrays.streams import note_work
+from pagecore.arrays.uploads import NUM_SLOTS, SLOT_BYTES_MAX, upload
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "bool"])
@@ -22,6 +23,24 @@ def test_zeros_are_zeros(cuda, dtype):
 def test_an_empty_shape_has_no_elements(cuda):
     assert cuda.get(pagecore.zeros((0, 5), "float32", cuda.device)).shape == (0, 5)
     assert cuda.get(pagecore.zeros((), "float32", cuda.device)) == 0
+
+
+def test_what_is_uploaded_may_change_at_once(cuda):
+    """Also where many uploads are on their way, and where one is large, which alone is read where it lies."""
+    rng = np.random.default_rng(0)
+    sizes = [*rng.integers(1, 5000, 2 * NUM_SLOTS), SLOT_BYTES_MAX, SLOT_BYTES_MAX + 1]
+    arrays = [rng.integers(0, 256, size, np.uint8) for size in sizes]
+    tensors = [cuda.empty(array.shape, "uint8") for array in arrays]
+    stream, read_in_place = cuda.stream(), cuda.runtime.counts["pageable"] if cuda.is_emulated else 0
+    for array, tensor in zip(arrays, tensors, strict=True):
+        sent = array.copy()
+        upload(sent.ctypes.data, sent.nbytes, tensor.pointer, stream, 0)
+        sent[:] = ~sent
+    if cuda.is_emulated:
+        assert cuda.runtime.counts["pageable"] == read_in_place + 1
+    cuda.runtime.synchronize(stream)
+    for array, tensor in zip(arrays, tensors, strict=True):
+        np.testing.assert_array_equal(cuda.get(tensor), array)
 
 
 def test_views_are_views_of_the_same_memory(cuda):

@@ -173,7 +173,8 @@ class EmulatedRuntime:
         held = source
         if len(known) < 2:
             self.streams.refuse_capture(stream, "pageable memory is copied")
-        if source not in known:  # it is read before the call returns
+        if source not in known:  # it is read before the call returns, which not every device promises
+            self.counts["pageable"] += 1
             kept = ctypes.create_string_buffer(ctypes.string_at(source, num_bytes), num_bytes)
             held = ctypes.addressof(kept)
 

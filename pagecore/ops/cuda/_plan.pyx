@@ -11,13 +11,13 @@ from pagecore.arrays.device_memory import DeviceMemory
 from pagecore.arrays.pinned import PinnedRing
 from pagecore.errors import DeviceError, ShapeError
 
-cdef extern from "cuda_src/attention_shape.h" nogil:
+cdef extern from "cuda_src/prefill_shape.h" nogil:
     cdef struct PcLaunchShape:
-        int blocks_per_sm
+        pass
 
     PcLaunchShape pc_decode_shape(int head_dim)
-
-# Copies of a plan that may be on their way while the next one is made.
+    PcLaunchShape pc_prefill_shape(int head_dim, bint full)
+    int pc_resident_ctas(PcLaunchShape shape, int shared_bytes_per_sm)
 
 
 cdef class CudaPlan:
@@ -194,7 +194,6 @@ cdef PcPlanLayout layout_for(
         const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens,
         int device) except *:
     cdef CudaPlanShape shape
-    cdef int64_t multiprocessors = num_workers
     shape.num_query_heads = options.num_query_heads
     shape.num_kv_heads = options.num_kv_heads
     shape.batch_invariant = options.batch_invariant
@@ -202,9 +201,12 @@ cdef PcPlanLayout layout_for(
     shape.max_tokens = max_tokens
     shape.decode_ctas = shape.prompt_ctas = num_workers
     if num_workers == 0:
-        multiprocessors = runtime().properties(device).num_multiprocessors
-        shape.decode_ctas = multiprocessors * pc_decode_shape(128).blocks_per_sm
-        shape.prompt_ctas = shape.decode_ctas
+        properties = runtime().properties(device)
+        # Those of head_dim 128 for all: their shared memory is about the same.
+        shape.decode_ctas = properties.num_multiprocessors * pc_resident_ctas(
+            pc_decode_shape(128), properties.shared_bytes_per_multiprocessor)
+        shape.prompt_ctas = properties.num_multiprocessors * pc_resident_ctas(
+            pc_prefill_shape(128, False), properties.shared_bytes_per_multiprocessor)
     return make_layout(shape)
 
 
