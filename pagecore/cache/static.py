@@ -156,7 +156,10 @@ class StaticKVCache:
         return self._room.update(self._place(layer), key, value, position_number(position), stream)
 
     def reset(self, *, stream: object = None) -> None:
-        """Forget every token: lengths are 0, and what `update` wrote is zero again. The arrays stay where they are."""
+        """Forget every token: lengths are 0, and what `update` wrote is zero again. The arrays stay where they are.
+
+        On CUDA that is done in the order of `stream`, which is CuPy's current one by default.
+        """
         self._room.reset(stream)
 
     def _place(self, layer: SupportsIndex) -> int:

@@ -87,6 +87,7 @@ def broken():
         (lambda: 77, "__cuda_stream__ of SimpleNamespace is broken"),
         (broken, "gone"),
         (lambda: (0, -77), "it must be None, a handle"),
+        (lambda: (0, True), "it must be None, a handle"),
     ],
 )
 def test_a_protocol_that_does_not_keep_its_word_is_refused(protocol, told):

@@ -82,6 +82,30 @@ def test_an_update_runs_on_the_stream_that_it_is_given_and_waits_for_nothing(cud
     assert not cuda.get(cache.key_array).any()
 
 
+def test_a_reset_forgets_a_single_token_too(cuda):
+    cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
+    cache.update(0, ones(cuda, 2, 2, 1, 8), ones(cuda, 2, 2, 1, 8), 0)
+    cache.reset()
+    assert not cuda.get(cache.key_array).any()
+
+
+def test_an_update_of_more_heads_than_tokens_allocates_nothing(cuda):
+    cache = StaticKVCache(AttentionSpec(20, 8, dtype="float32"), 1, 2, 4, device="cuda")
+    new = cuda.put(np.ones((2, 2, 20, 8), np.float32).transpose(0, 2, 1, 3))
+    assert set(requests_of(cuda, lambda: cache.update(0, new, new, 0))) <= {"launches", "loads"}
+    assert (cuda.get(cache.key(0))[:, :, :2] == 1).all()
+
+
+def test_an_update_from_another_device_is_refused(cuda, monkeypatch):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: it has as many devices as it says")
+    monkeypatch.setattr(cuda.runtime, "_num_devices", 2)
+    cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda:1")
+    new = ones(cuda, 2, 2, 3, 8)
+    with pytest.raises(DeviceError, match="cuda:0 and the cache on cuda:1"):
+        cache.update(0, new, new, 0)
+
+
 def test_an_update_waits_for_whoever_makes_its_key_and_its_value(cuda, monkeypatch):
     awaited = []
     monkeypatch.setattr(_static, "await_producer", lambda array, stream: awaited.append((array, stream)))

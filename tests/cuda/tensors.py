@@ -9,7 +9,7 @@ import pytest
 import pagecore
 from pagecore.arrays import strided
 from pagecore.arrays.streams import note_work
-from pagecore.arrays.uploads import NUM_SLOTS, SLOT_BYTES_MAX, upload
+from pagecore.arrays.uploads import NUM_SLOTS, SLOT_BYTES_MAX, placed, upload
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "bool"])
@@ -63,3 +63,10 @@ def test_a_capsule_and_back_is_the_same_memory(cuda):
     assert (back.pointer, back.shape, back.dtype, back.device) == (tensor.pointer, (2, 3), "bfloat16", cuda.device)
     note_work(tensor, 0)
     assert pagecore.as_tensor(tensor.__dlpack__(stream=1)).pointer == tensor.pointer
+
+
+def test_a_host_array_that_is_placed_on_a_device_is_there_for_every_stream(cuda):
+    if cuda.is_emulated:
+        cuda.runtime.stream = cuda.stream()
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    np.testing.assert_array_equal(cuda.get(placed(array, cuda.device)), array)

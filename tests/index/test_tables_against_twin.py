@@ -272,3 +272,17 @@ class TablesMachine(RuleBasedStateMachine):
 
 
 TestTablesAgainstTwin = TablesMachine.TestCase
+
+
+def test_changes_of_a_long_row_are_all_taken():
+    """Longer than three words of the bitmap that they are marked in, and beginning within one."""
+    tables = BlockTables(BlockPool(400), block_sizes=1, max_sequences=2, max_blocks_per_sequence=200)
+    tables.follow_changes()
+    tables.extend([tables.add()], [200])
+    tables.fork(0)
+    entries = np.zeros((1000, 2), np.int64)
+    count = tables.take_changes(entries)
+    copy = np.zeros(3 * 200 + 3, np.int64)
+    copy[entries[:count, 0]] = entries[:count, 1]
+    np.testing.assert_array_equal(copy[:600].reshape(3, 200), tables.table())
+    np.testing.assert_array_equal(copy[600:], tables.row_lengths)
