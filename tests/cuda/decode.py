@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scales": {"key_scale": np.array([0.5, 2.0], np.float32), "value_scale": 0.7, "scale": 0.2},
     "negative scale": {"scale": -0.1},
     "zero scale": {"scale": 0.0},
+    "negative scale of keys": {"key_scale": np.array([-0.5, 2.0], np.float32)},
     "softcap": {"softcap": 30.0},
     "strong softcap": {"softcap": 0.7},
     "alibi": {"alibi_slopes": SLOPES},
@@ -220,7 +221,7 @@ def test_a_block_that_the_cache_does_not_have_is_the_null_block(cuda, shape):
     for cache in (case.key_cache, case.value_cache):
         cache[np.isnan(cache.astype(np.float32))] = 0
     got = []
-    for block in (0, 2**32 + 3, -1):
+    for block in (0, 2**32 + case.block_table[1, 0], -1):
         case.block_table[0, :2] = block
         got.append(DeviceCase(cuda, case).run()[0].astype(np.float32))
         np.testing.assert_array_equal(got[0], got[-1])
