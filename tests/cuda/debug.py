@@ -52,7 +52,7 @@ TRANSFER: dict[str, Any] = {
     "pairs": np.asarray([(1, 4), (7, 1)]),
 }
 COPY: dict[str, Any] = {
-    "caches": [random_numbers((9, 4, 2), "float32"), random_numbers((6, 3), "float32")],
+    "caches": [random_numbers((6, 3), "float32"), random_numbers((9, 4, 2), "float32")],
     "pairs": np.asarray([(0, 5), (5, 1), (3, 3)], np.int32),
 }
 ATTEND: dict[str, Any] = {
