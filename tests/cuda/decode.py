@@ -92,6 +92,15 @@ def test_every_layout(cuda, shape, layout):
     check(cuda, make_case(replace(shape, layout=layout, index_dtype="int64", shuffle_rows=True)))
 
 
+@pytest.mark.parametrize("layouts", [("NHD", "HND"), ("HND", "blockwise"), ("interleaved", "NHD")], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES.values(), replace(DRAFTS, query_lens=(40, 2, 1, 3))], ids=[*SHAPES, "prompts"]
+)
+def test_keys_and_values_of_different_layouts(cuda, shape, layouts):
+    key, value = (make_case(replace(shape, layout=layout)) for layout in layouts)
+    check(cuda, replace(key, value_cache=value.value_cache))
+
+
 @pytest.mark.parametrize("num_workers", [1, 3, 64])
 @EVERY_SHAPE
 def test_any_number_of_workers(cuda, shape, num_workers):
