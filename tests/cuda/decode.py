@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import paged_attention
+from pagecore.arrays import strided
 from pagecore.errors import UnsupportedOption
 from pagecore.ops import AttentionPlan, plan_attention
 from tests.cuda.attention_cases import DeviceCase, check, compare
@@ -119,8 +120,9 @@ def test_drafts(cuda, query_len, dtype):
 
 @EVERY_SHAPE
 def test_padding_rows_are_cleared(cuda, shape):
-    shape = replace(shape, query_lens=shape.query_lens or (1,) * 4, padding=5)
-    check(cuda, make_case(shape, sinks=SINKS))
+    case = make_case(replace(shape, query_lens=shape.query_lens or (1,) * 4, padding=5), sinks=SINKS)
+    check(cuda, case)
+    check(cuda, case, on_host=("seq_lens", "cu_query_lens"))  # by one kernel alone
 
 
 @EVERY_SHAPE
@@ -151,6 +153,14 @@ def test_outputs_and_queries_in_strides(cuda, dtype):
     assert (cuda.get(wide)[:, 0].view(np.uint8) == 0xFF).all()
 
 
+@pytest.mark.parametrize("place", [(512, 64, 1), (513, 64, 0), (528, 65, 0)], ids=["offset", "token", "head"])
+def test_an_output_of_the_general_path_may_lie_anywhere(cuda, place):
+    token, head, offset = place
+    out = strided(cuda.empty((4 * 600,)), (4, 8, 64), (4 * token, 4 * head, 4), 4 * offset)
+    case = make_case(GENERAL)
+    compare(case, DeviceCase(cuda, case).run(out=out))
+
+
 @pytest.mark.parametrize(
     "dims", [(80, 80), (96, 96), (72, 40), (5, 3), (192, 128), (1, 1), (300, 64), (512, 512)], ids=str
 )
@@ -173,7 +183,9 @@ def test_query_key_and_value_of_different_types(cuda, query_dtype, dtypes):
     check(cuda, Case(key.query, key.key_cache, value.value_cache, key.block_table, key.seq_lens, key.options))
 
 
-@pytest.mark.parametrize("shape", [DRAFTS, replace(DRAFTS, **F32)], ids=["decode", "general"])
+@pytest.mark.parametrize(
+    "shape", [DRAFTS, replace(DRAFTS, heads=(8, 1)), replace(DRAFTS, **F32)], ids=["decode", "pairs", "general"]
+)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("plane", ["key_cache", "value_cache"])
 @pytest.mark.parametrize(("how", "place"), [("causal", 299), ("window", 295), ("mask", 120)])

@@ -99,6 +99,7 @@ def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> N
         assert (ordered[:, NUM_SPLITS] == len(splits)).all()
         assert (ordered[1:, KEY_BEGIN] == ordered[:-1, KEY_END]).all()
         assert (ordered[1:, KEY_BEGIN] % floor == 0).all()
+        assert len(splits) == 1 or (ordered[:, KEY_BEGIN] < ordered[:, KEY_END]).all()
         if len(splits) == 1:
             assert splits[0][PARTIAL] == -1
             continue
@@ -162,12 +163,13 @@ def test_short_sequences_are_dealt_out_longest_first(cuda):
         assert (np.diff(items[a:b, KEY_END]) <= 0).all()
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("queries", [1, 20])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_more_tiles_than_the_kernel_has_threads_are_planned_in_rounds(cuda, queries, batch_invariant):
-    lens = [3000] * 4 + [50] * 280 + [5000] * 20 + [1] * 240 + [2000, 60]
+def test_more_tiles_than_the_kernel_has_threads_are_planned_in_rounds(cuda, queries, batch_invariant, where):
+    lens = [3000] * 4 + [50] * 280 + [5000] * 20 + [1] * 240 + [2048, 60]
     options = {**HEADS, "causal": True, "window": None, "batch_invariant": batch_invariant, "num_workers": 66}
-    check_plan(cuda, (list(range(0, queries * len(lens) + 1, queries)), lens, options), "device")
+    check_plan(cuda, (list(range(0, queries * len(lens) + 1, queries)), lens, options), where)
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
