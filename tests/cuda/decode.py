@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import paged_attention
+from pagecore.arrays import strided
 from pagecore.errors import UnsupportedOption
 from pagecore.ops import AttentionPlan, plan_attention
 from tests.cuda.attention_cases import DeviceCase, check, compare
@@ -39,6 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scales": {"key_scale": np.array([0.5, 2.0], np.float32), "value_scale": 0.7, "scale": 0.2},
     "negative scale": {"scale": -0.1},
     "zero scale": {"scale": 0.0},
+    "negative scale of keys": {"key_scale": np.array([-0.5, 2.0], np.float32)},
     "softcap": {"softcap": 30.0},
     "strong softcap": {"softcap": 0.7},
     "alibi": {"alibi_slopes": SLOPES},
@@ -91,6 +93,15 @@ def test_every_layout(cuda, shape, layout):
     check(cuda, make_case(replace(shape, layout=layout, index_dtype="int64", shuffle_rows=True)))
 
 
+@pytest.mark.parametrize("layouts", [("NHD", "HND"), ("HND", "blockwise"), ("interleaved", "NHD")], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*SHAPES.values(), replace(DRAFTS, query_lens=(40, 2, 1, 3))], ids=[*SHAPES, "prompts"]
+)
+def test_keys_and_values_of_different_layouts(cuda, shape, layouts):
+    key, value = (make_case(replace(shape, layout=layout)) for layout in layouts)
+    check(cuda, replace(key, value_cache=value.value_cache))
+
+
 @pytest.mark.parametrize("num_workers", [1, 3, 64])
 @EVERY_SHAPE
 def test_any_number_of_workers(cuda, shape, num_workers):
@@ -109,8 +120,9 @@ def test_drafts(cuda, query_len, dtype):
 
 @EVERY_SHAPE
 def test_padding_rows_are_cleared(cuda, shape):
-    shape = replace(shape, query_lens=shape.query_lens or (1,) * 4, padding=5)
-    check(cuda, make_case(shape, sinks=SINKS))
+    case = make_case(replace(shape, query_lens=shape.query_lens or (1,) * 4, padding=5), sinks=SINKS)
+    check(cuda, case)
+    check(cuda, case, on_host=("seq_lens", "cu_query_lens"))  # by one kernel alone
 
 
 @EVERY_SHAPE
@@ -139,6 +151,14 @@ def test_outputs_and_queries_in_strides(cuda, dtype):
     out, lse = there.run(out=wide[:, 1])
     compare(case, (out, lse))
     assert (cuda.get(wide)[:, 0].view(np.uint8) == 0xFF).all()
+
+
+@pytest.mark.parametrize("place", [(512, 64, 1), (513, 64, 0), (528, 65, 0)], ids=["offset", "token", "head"])
+def test_an_output_of_the_general_path_may_lie_anywhere(cuda, place):
+    token, head, offset = place
+    out = strided(cuda.empty((4 * 600,)), (4, 8, 64), (4 * token, 4 * head, 4), 4 * offset)
+    case = make_case(GENERAL)
+    compare(case, DeviceCase(cuda, case).run(out=out))
 
 
 @pytest.mark.parametrize(
@@ -193,6 +213,22 @@ def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(cuda, sha
     np.testing.assert_array_equal(lse[~reached], clean[1][~reached])
 
 
+def test_a_nan_that_only_the_second_of_two_queries_attends_to(cuda):
+    case = make_case(replace(DRAFTS, seq_lens=(300,), query_lens=(2,)))
+    case.value_cache[case.block_table[0, 299 // 16], 299 % 16] = np.nan
+    out, _ = DeviceCase(cuda, case).run()
+    assert np.isnan(out.astype(np.float32)).any(axis=(1, 2)).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("plane", ["key_cache", "value_cache"])
+def test_a_cache_of_the_general_path_may_begin_anywhere(cuda, plane):
+    case = make_case(GENERAL)
+    cache = getattr(case, plane)
+    moved = np.full(cache.size + 1, np.nan, cache.dtype)[1:].reshape(cache.shape)
+    moved[...] = cache
+    check(cuda, replace(case, **{plane: moved}))
+
+
 @EVERY_SHAPE
 def test_garbage_in_the_indices_reads_nothing_outside_of_the_arrays(cuda, shape):
     """Blocks, rows and lengths of any value: some numbers come out, and no memory that is not there is touched."""
@@ -220,7 +256,7 @@ def test_a_block_that_the_cache_does_not_have_is_the_null_block(cuda, shape):
     for cache in (case.key_cache, case.value_cache):
         cache[np.isnan(cache.astype(np.float32))] = 0
     got = []
-    for block in (0, 2**32 + 3, -1):
+    for block in (0, 2**32 + case.block_table[1, 0], -1):
         case.block_table[0, :2] = block
         got.append(DeviceCase(cuda, case).run()[0].astype(np.float32))
         np.testing.assert_array_equal(got[0], got[-1])

@@ -138,10 +138,13 @@ def test_gathered_and_scattered_sequences_reach_every_entry(cuda, axis):
 
 def test_sequences_begin_behind_lengths_that_add_up_to_more_than_32_bits(cuda):
     """Of the packed array there are but a few tokens: what begins behind them has none."""
-    table = np.zeros((1, 2**23), np.int32)
+    table = np.zeros((2, 2**23), np.int32)  # the second row has nothing but holes
     table[0, 0] = 1
     cache, packed = random_numbers((2, 256), "float32"), cuda.empty((5,), "float32")
-    lens, rows = cuda.put(np.asarray([2**31, 2**31, 3])), cuda.put(np.zeros(3, np.int32))
+    each, picked = np.zeros(19, np.int64), np.zeros(19, np.int32)
+    each[[1, 17, 18]] = 2**31, 2**31, 3  # two that two lanes add up before a third one does
+    picked[18] = 1
+    lens, rows = cuda.put(each), cuda.put(picked)
     values = random_numbers((5,), "float32", 1)
     pagecore.gather_blocks(cuda.put(cache), cuda.put(table), lens, rows=rows, out=packed)
     np.testing.assert_array_equal(cuda.get(packed), cache[1, :5])

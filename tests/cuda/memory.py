@@ -33,6 +33,19 @@ def bytes_of(array: Any) -> Any:
     return packed.reshape(-1).view(np.uint8).reshape(*array.shape, array.itemsize)
 
 
+def spaced(array: Any, axis: int) -> Any:
+    """Return a copy whose entries along one axis lie an odd number of elements apart."""
+    strides, step = [0] * array.ndim, 1
+    for i in reversed(range(array.ndim)):
+        strides[i] = step + (i == axis)
+        step = strides[i] * array.shape[i]
+        step += -step % 16 if i <= axis else 0
+    memory = np.full(step, np.nan, array.dtype)
+    copy = np.lib.stride_tricks.as_strided(memory, array.shape, [n * array.itemsize for n in strides])
+    copy[...] = array
+    return copy
+
+
 def want_memory(cuda: Kit, num_bytes: int) -> None:
     """Skip a test where the device has not that much; the emulator takes memory only where it is touched."""
     if not cuda.is_emulated and cuda.runtime.memory_info(0)[0] < num_bytes:

@@ -9,7 +9,7 @@ import pytest
 
 import pagecore
 from tests.cuda.kit import Kit
-from tests.cuda.memory import calls_of
+from tests.cuda.memory import calls_of, spaced
 from tests.ops.cases import DTYPES, assert_lse_close, assert_output_close
 from tests.reference import attention as reference
 
@@ -99,6 +99,17 @@ def test_parts_and_results_may_be_strided(cuda, shift, dtype):
     np.testing.assert_array_equal(cuda.get(lse), expected[1])
     assert np.isnan(got[..., :shift]).all()
     assert np.isnan(got[..., shift + 32 :]).all()
+
+
+@pytest.mark.parametrize("which", [0, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_any_stride_may_be_odd(cuda, axis, which):
+    given = parts("float16", (6, 4, 32))
+    expected = merged(cuda, given)
+    given[which] = spaced(given[which], axis)
+    out, lse = merged(cuda, given)
+    np.testing.assert_array_equal(out, expected[0])
+    np.testing.assert_array_equal(lse, expected[1])
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -45,6 +45,10 @@ def make_plan(cuda: Kit, cu: Any, seq_lens: Any, where: str, **options: Any) -> 
         rows = items[items[:, NUM_SPLITS] > 1, QUERY_COUNT].sum()
         # Batch-invariant tiles that have no room for their splits count as well.
         assert counted >= rows if plan.batch_invariant else counted == rows
+    begin = -(-(32 + 4 * sum(len(first) for _, first in sections)) // 16) * 16
+    query_lens = np.ones(len(seq_lens), int) if cu is None else np.diff(cu)
+    starts = np.cumsum([0, *query_lens * np.asarray(seq_lens, int)])[:-1]
+    assert buffer[begin : begin + 8 * len(seq_lens)].view(np.int64).tolist() == starts.tolist()  # of masks
     return plan, sections
 
 
@@ -95,6 +99,7 @@ def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> N
         assert (ordered[:, NUM_SPLITS] == len(splits)).all()
         assert (ordered[1:, KEY_BEGIN] == ordered[:-1, KEY_END]).all()
         assert (ordered[1:, KEY_BEGIN] % floor == 0).all()
+        assert len(splits) == 1 or (ordered[:, KEY_BEGIN] < ordered[:, KEY_END]).all()
         if len(splits) == 1:
             assert splits[0][PARTIAL] == -1
             continue
@@ -156,6 +161,15 @@ def test_short_sequences_are_dealt_out_longest_first(cuda):
     assert costs(items, first).max() <= 1.1 * (sum(lens) + 64 * len(lens)) / 33
     for a, b in pairwise(first):
         assert (np.diff(items[a:b, KEY_END]) <= 0).all()
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("queries", [1, 20])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_more_tiles_than_the_kernel_has_threads_are_planned_in_rounds(cuda, queries, batch_invariant, where):
+    lens = [3000] * 4 + [50] * 280 + [5000] * 20 + [1] * 240 + [2048, 60]
+    options = {**HEADS, "causal": True, "window": None, "batch_invariant": batch_invariant, "num_workers": 66}
+    check_plan(cuda, (list(range(0, queries * len(lens) + 1, queries)), lens, options), where)
 
 
 @pytest.mark.parametrize("where", ["host", "device"])

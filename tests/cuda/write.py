@@ -10,7 +10,7 @@ import pytest
 import pagecore
 from pagecore.errors import InvalidBlock, ShapeError
 from tests.cuda.kit import Kit
-from tests.cuda.memory import assert_same_memory, calls_of, want_memory
+from tests.cuda.memory import assert_same_memory, calls_of, spaced, want_memory
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
 from tests.reference import attention as reference
 
@@ -174,6 +174,12 @@ def test_key_and_value_may_differ_in_dim_dtype_and_layout(cuda):
     check(cuda, key, value, key_cache, value_cache, np.asarray([1, 14, 3]))
 
 
+@pytest.mark.parametrize("dims", [(64, 8), (8, 64)])
+def test_key_and_value_of_one_launch_may_differ_in_dim(cuda, dims):
+    key, value = (numbers((90, 3, dim), "bfloat16") for dim in dims)
+    check(cuda, key, value, *caches("NHD", (25, 4, 3, dims[0]), "bfloat16", dims[1]), slots_of(90, 100))
+
+
 @pytest.mark.parametrize("offset", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_arrays_may_begin_at_any_element(cuda, dtype, offset):
@@ -185,6 +191,18 @@ def test_arrays_may_begin_at_any_element(cuda, dtype, offset):
         new = key[mine : mine + 7 * 2 * 32].reshape(7, 2, 32)
         made = [base.copy()[theirs : theirs + size].reshape(shape) for _ in range(2)]
         check(cuda, new, new[::-1], *made, slots_of(7, 16))
+
+
+@pytest.mark.parametrize("place", ["rows", "cache"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_any_stride_may_be_odd(cuda, heads, axis, place):
+    key, cache = numbers((7, heads, 32), "bfloat16"), np.zeros((4, 4, heads, 32), DTYPES["bfloat16"])
+    if place == "rows":
+        key = spaced(key, min(axis, 1))
+    else:
+        cache = spaced(cache, axis)
+    check(cuda, key, key, cache, cache.copy(), slots_of(7, 16))
 
 
 def test_new_rows_may_have_any_strides(cuda):

@@ -118,6 +118,13 @@ def test_a_row_has_the_same_bits_folded_and_split(dim, query_lens, rows, window)
         np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
+def test_pieces_of_a_row_are_joined_one_by_one_however_many_they_are():
+    case = make_case(Shape(seq_lens=(50 * 64,), heads=(4, 1)))
+    calls = [Call(Kit(EmulatedRuntime()), case, general_name(case), rows=16, fold=64, split=n) for n in (0, 64)]
+    for one, other in zip(*(call.check() for call in calls), strict=True):
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
 @pytest.mark.parametrize("dim", [64, 128, 256, 512])
 def test_a_row_of_the_general_path_has_the_same_bits_alone_and_in_a_prompt(dim):
     """Where keys are summed in pieces (batch-invariant), and whatever rows stand beside it."""
