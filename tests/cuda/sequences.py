@@ -97,6 +97,12 @@ def test_sequences_around_the_edges_of_blocks(cuda, block_size):
     round_trip(cuda, random_numbers((20, block_size, 2, 8), "float16"), batch, DTYPES["float16"], "int32")
 
 
+@pytest.mark.parametrize("dim", [1, 3, 5])
+def test_tokens_shorter_than_what_moves_at_once_in_parts_of_blocks(cuda, dim):
+    """A whole block is a multiple of 16 bytes, the tokens that a sequence has of it are not."""
+    round_trip(cuda, random_numbers((9, 8, 1, dim), "float16"), batch_of([3, 8, 13, 1], 8, 9), DTYPES["float16"])
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_pick_sequences_of_a_larger_table(cuda, place):
     table, _ = batch_of([8, 8, 8, 8, 8], 4, 20)
