@@ -184,6 +184,13 @@ class PrefixCache:
             pool.share(blocks)
             twin.share(blocks)
 
+    def hold_nothing(self, sequence):
+        """Give up what a receipt holds, for one on nothing."""
+        self.release(sequence.receipt, sequence.twin_receipt)
+        sequence.receipt = self.tree.match_and_lock([], namespace=sequence.namespace)
+        sequence.twin_receipt = self.twin_tree.match_and_lock([], namespace=sequence.namespace)[1]
+        sequence.runs_on = True
+
     def fork(self, parent):
         try:
             row = self.twin_tables.fork(parent.row)

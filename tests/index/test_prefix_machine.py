@@ -136,13 +136,14 @@ class PrefixMachine(RuleBasedStateMachine):
     def truncate(self, data, goes_on):
         sequence = self.one(data)
         length = data.draw(st.integers(0, self.cache.length(sequence)))
-        if self.is_tidy and length < sequence.receipt.num_tokens:
-            self.publish_all(data, [sequence])  # else the tree would take blocks below that no receipt holds
         if not self.cache.can_go_on_from(sequence, length):
             return
         kept = self.cache.whole(length + self.cache.block_size - 1)
         if self.is_tidy and kept < sequence.receipt.num_tokens:
-            self.cache.publish_all([sequence], kept)
+            if kept:
+                self.cache.publish_all([sequence], kept)
+            else:
+                self.cache.hold_nothing(sequence)
         self.cache.truncate(sequence, length, not self.is_tidy and data.draw(st.booleans()))
         if goes_on:
             self.go_on(data, [sequence])
