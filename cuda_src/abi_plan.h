@@ -20,6 +20,11 @@
 
 enum PcSectionId : pc_int32 { PC_DECODE = 0, PC_PROMPTS = 1, PC_NUM_SECTIONS = 2 };
 
+enum : pc_int32 {
+  PC_PLAN_THREADS = 256,
+  PC_PLAN_SHARED_BYTES = PC_PLAN_THREADS / 32 * 8,  // a sum for each warp
+};
+
 struct PcPlanHead {
   pc_int32 num_sequences;
   pc_int32 num_items[PC_NUM_SECTIONS];

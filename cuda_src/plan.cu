@@ -14,8 +14,6 @@
 
 namespace pagecore {
 
-constexpr int kPlanThreads = 256;
-
 // Sums over the block, of 64 bits.
 class BlockSum {
  public:
@@ -34,7 +32,7 @@ class BlockSum {
     pc_sync_block();
     pc_int64 earlier = 0;
     all = 0;
-    for (int w = 0; w < kPlanThreads / 32; ++w) {
+    for (int w = 0; w < PC_PLAN_THREADS / 32; ++w) {
       const pc_int64 total = totals_.load(w);
       if (w < pc_warp()) earlier += total;
       all += total;
@@ -74,7 +72,7 @@ class PlanSection {
     find_total();
     pc_int64 cost = 0, rows = 0;
     num_items_ = 0;
-    for (int base = 0; base < num_tiles_; base += kPlanThreads) {
+    for (int base = 0; base < num_tiles_; base += PC_PLAN_THREADS) {
       const int t = base + pc_thread();
       const bool exists = t < num_tiles_;
       PlanTile tile;
@@ -100,7 +98,7 @@ class PlanSection {
     }
     num_partial_rows_ = min_of(clamp(rows, 0, 0x7fffffff), params_.layout.num_split_rows);
     if (num_tiles_ == 0) {
-      for (int w = pc_thread(); w < section_.num_workers; w += kPlanThreads) first_item_.store(w, first);
+      for (int w = pc_thread(); w < section_.num_workers; w += PC_PLAN_THREADS) first_item_.store(w, first);
     }
     if (pc_thread() == 0) first_item_.store(section_.num_workers, first + num_items_);
   }
@@ -114,7 +112,7 @@ class PlanSection {
   // Where each sequence's tiles begin.
   PC_MEMBER void find_tiles() {
     pc_int64 tiles = 0;
-    for (int base = 0; base < num_sequences(); base += kPlanThreads) {
+    for (int base = 0; base < num_sequences(); base += PC_PLAN_THREADS) {
       const int i = base + pc_thread();
       int own = 0;
       if (i < num_sequences()) own = count_tiles(load_sequence(params_.attention, i));
@@ -138,7 +136,7 @@ class PlanSection {
 
   PC_MEMBER void find_total() {
     pc_int64 own = 0;
-    for (int t = pc_thread(); t < num_tiles_; t += kPlanThreads) own += load_tile(t).cost();
+    for (int t = pc_thread(); t < num_tiles_; t += PC_PLAN_THREADS) own += load_tile(t).cost();
     block_.before(own, total_);
   }
 
@@ -237,7 +235,7 @@ PC_DEVICE void write_mask_starts(const PcPlanParams& params, const BlockSum& blo
   const Global<pc_int64> starts(params.buffer + params.layout.mask_starts);
   const int n = params.attention.num_sequences;
   pc_int64 begin = 0;
-  for (int base = 0; base < n; base += kPlanThreads) {
+  for (int base = 0; base < n; base += PC_PLAN_THREADS) {
     const int i = base + pc_thread();
     pc_int64 own = 0, all;
     if (i < n) {
@@ -250,7 +248,7 @@ PC_DEVICE void write_mask_starts(const PcPlanParams& params, const BlockSum& blo
   }
 }
 
-PC_KERNEL(kPlanThreads, 1) void plan(const PcPlanParams params) {
+PC_KERNEL(PC_PLAN_THREADS, 1) void plan(const PcPlanParams params) {
   const BlockSum block(pc_shared_buffer().as<pc_int64>());
   write_mask_starts(params, block);
   PlanSection decode(params, block, PC_DECODE), prompts(params, block, PC_PROMPTS);

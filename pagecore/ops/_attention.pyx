@@ -110,7 +110,8 @@ def paged_attention(
     plan : AttentionPlan, optional
         What `plan_attention` made of these lengths and options; one is made for this call otherwise. Unless it is
         batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor. On CUDA
-        its lengths are not compared with those of the call.
+        its lengths are not compared with those of the call, and the number of sequences is, except in a capture: a
+        graph goes with plans of later steps. The call before the capture needs a plan of its own batch.
     stream : int or a stream, optional
         For CUDA arrays: what the work is given to, by default the current stream of the query's framework.
 

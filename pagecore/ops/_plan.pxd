@@ -1,5 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
 
+from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops.cuda._plan cimport CudaPlan
 from pagecore.ops.plan cimport Plan
 
@@ -17,3 +19,7 @@ cdef class AttentionPlan:
     # the plan is copied to the device on `stream`, or where it is bound (see CudaPlan), must be planned into staging.
     cdef int replan(
         self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences, size_t stream=*) except -1
+
+
+# int32 or int64 of any stride on the host into plain int32; ShapeError for what does not fit.
+cdef int copy_lens(Tensor lens, str name, vector[int32_t]& out) except -1

@@ -10,9 +10,11 @@ from pagecore.ops.cuda._plan cimport CudaPlan
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
 
 from operator import index
+from sys import modules
 
 import numpy as np
 
+from pagecore.arrays.cuda import runtime
 from pagecore.arrays.devices import check_device, device_index
 from pagecore.arrays.streams import stream_handle
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
@@ -45,8 +47,9 @@ cdef class AttentionPlan:
     device : str
         "cpu", "cuda" or "cuda:N".
     max_sequences, max_tokens : int, optional
-        Both, for CUDA: the most sequences and query rows of a batch. Device memory is allocated now, and no address
-        changes, so that a graph which was captured once serves every later plan. Without them the plan grows.
+        Both, for CUDA: the most sequences and query rows of a batch. Device memory is allocated now, and the host waits
+        until every stream may use it. No address changes from then on, nor do heads, `batch_invariant` and workers, so
+        that a graph which was captured once serves every later plan. Without them the plan grows.
 
     Raises
     ------
@@ -55,7 +58,9 @@ cdef class AttentionPlan:
     UnsupportedOption
         A window or a number of workers that makes no sense.
     DeviceError
-        A device that is not there.
+        A device that is not there, or memory taken there while the current stream is being captured.
+    NotEnoughMemory
+        No room on the device.
     """
 
     def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False,
@@ -88,8 +93,12 @@ cdef class AttentionPlan:
                 0 if max_sequences is None else count_of(max_sequences, "max_sequences", ShapeError),
                 0 if max_tokens is None else count_of(max_tokens, "max_tokens", ShapeError),
             )
-        if number is None or self.cuda.is_fixed:
+        if number is None:
             self.replan(NULL, NULL, 0)
+        elif self.cuda.is_fixed:
+            stream = runtime().current_stream(number)
+            self.replan(NULL, NULL, 0, stream)
+            runtime().synchronize(stream, number)  # no stream that plans it anew would wait for the empty plan
 
     cdef int check_unread(self) except -1:
         if self.num_readers > 0:
@@ -108,9 +117,7 @@ cdef class AttentionPlan:
         batch.num_sequences = num_sequences
         if self.cuda is not None:
             check_plan_batch(batch)
-            self.cuda.reserve(
-                self.plan.options, self.num_workers_given, num_sequences, num_queries(batch), stream)
-            return self.cuda.send(batch, stream)
+            return self.cuda.replan(self.plan.options, self.num_workers_given, batch, stream)
         cdef int64_t before = self.plan.options.num_workers
         self.plan.options.num_workers = self.num_workers_given or threads_of_a_call()
         try:
@@ -188,10 +195,6 @@ cdef class AttentionPlan:
                 f"{self.num_query_heads}/{self.num_kv_heads} heads)")
 
 
-cdef int64_t num_queries(const PlanBatch& batch) noexcept:
-    return batch.query_end(batch.num_sequences - 1) if batch.num_sequences > 0 else 0
-
-
 cdef int64_t count_of(object number, str name, object error) except -1:
     try:
         count = index(number)
@@ -203,7 +206,7 @@ cdef int64_t count_of(object number, str name, object error) except -1:
 
 
 cdef int copy_lens(Tensor lens, str name, vector[int32_t]& out) except -1:
-    """int32 or int64 of any stride into plain int32."""
+    """See _plan.pxd."""
     cdef int64_t i, value
     cdef char* at = lens.data
     out.resize(lens.shape_[0])
@@ -214,6 +217,14 @@ cdef int copy_lens(Tensor lens, str name, vector[int32_t]& out) except -1:
         out[i] = <int32_t>value
         at += lens.strides_[0]
     return 0
+
+
+cdef object framework_array(object lens):
+    """The lengths where their framework has streams; a torch for the host alone has none."""
+    torch = modules.get("torch")
+    if torch is not None and isinstance(lens, torch.Tensor) and not torch.backends.cuda.is_built():
+        return None
+    return lens
 
 
 def plan_attention(
@@ -254,7 +265,8 @@ def plan_attention(
         Is planned anew with these lengths and options, in its own buffers, and returned. Refused while another thread
         attends with it.
     stream : int or a stream, optional
-        For CUDA: what the copy is given to, by default the current stream; the calls must come behind it.
+        For CUDA: what the copy is given to; the calls must come behind it. By default the current stream of the
+        framework of `seq_lens`, and CuPy's for lists and NumPy arrays: pass `stream` where the calls go to torch's.
 
     Returns
     -------
@@ -263,9 +275,15 @@ def plan_attention(
     Raises
     ------
     ShapeError
-        Lengths that are negative, fall, or do not fit each other; `out` is unchanged.
+        Lengths that are negative, fall, or do not fit each other; what does not fit an `out` of fixed size. As with
+        every error, `out` is unchanged.
     UnsupportedOption
         An option that makes no sense.
+    DeviceError
+        A device that is not there, lengths on a device, `out` on another one, a stream of another one or one that is
+        being captured: plan before the capture.
+    NotEnoughMemory
+        No room on the device for a plan that grows.
 
     Notes
     -----
@@ -302,7 +320,7 @@ def plan_attention(
         raise DeviceError(f"out is a plan on {target.device} and device is {place!r}; plan there, or leave device out")
     cdef size_t handle = 0
     if number is not None:
-        handle = stream_handle(stream, None, number)
+        handle = stream_handle(stream, framework_array(seq_lens), number)
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a plan on the host is made at once: leave stream out")
     target.check_unread()

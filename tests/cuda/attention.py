@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagecore.arrays import results
-from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from tests.cuda.attention_cases import INDICES, DeviceCase, check, compare
 from tests.cuda.matrix import cases
@@ -217,6 +217,8 @@ def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkey
     out, heads = cuda.empty(made[0].query.shape, "bfloat16"), {"num_query_heads": 8, "num_kv_heads": 2}
     fixed = {"max_sequences": 3, "max_tokens": 100}
     plan = AttentionPlan(**heads, device=cuda.device, **fixed) if has_plan else None
+    if plan is not None:
+        plan_attention(None, [1, 1, 1], **heads, out=plan)
     paged_attention(**there, out=out, plan=plan)  # allocates the workspace, and loads what a graph may launch
     replay = cuda.capture(lambda stream: paged_attention(**there, out=out, plan=plan, stream=stream))
     for case in made:
@@ -289,8 +291,75 @@ def test_plans_for_other_calls_are_refused(cuda):
     with pytest.raises(ShapeError, match="plan is of 1 sequences"):
         there.run(plan=plan_attention(None, [5], num_query_heads=8, num_kv_heads=2, device=cuda.device))
     fixed = AttentionPlan(num_query_heads=8, num_kv_heads=2, device=cuda.device, max_sequences=6, max_tokens=100)
-    with pytest.raises(ShapeError, match="room for 6 and 100"):
+    with pytest.raises(ShapeError, match=r"room for 6 and 100; plan this batch first \(plan_attention"):
         there.run(plan=fixed)
+
+
+def fixed_plan(cuda: Any, case: Any, max_sequences: int) -> tuple[AttentionPlan, Any]:
+    """Return an empty plan, and what plans lengths of one query each into it."""
+    heads = {"num_query_heads": case.query.shape[1], "num_kv_heads": case.key_cache.shape[2]}
+    sizes = {"max_sequences": max_sequences, "max_tokens": max_sequences}
+    plan = AttentionPlan(**heads, device=cuda.device, **sizes)
+    return plan, lambda lens: plan_attention(None, lens, **heads, out=plan)
+
+
+DECODED = Shape(seq_lens=(5000, 900), heads=(8, 2), dims=(64, 64), **BF16)
+
+
+def test_a_plan_of_fixed_size_serves_the_number_of_sequences_that_it_was_planned_for(cuda):
+    case = make_case(DECODED)
+    there = DeviceCase(cuda, case)
+    plan, make = fixed_plan(cuda, case, 4)
+    for lens in (None, [5000], [5000, 900, 7]):
+        if lens is not None:
+            make(lens)
+        with pytest.raises(ShapeError, match=r"the call has 2 sequences .*; plan this batch first"):
+            there.run(plan=plan)
+    make(case.seq_lens)
+    compare(case, there.run(plan=plan))
+    make([1])  # a graph is captured whatever the plan holds by then
+    replay = cuda.capture(lambda stream: paged_attention(**there.arrays, out=there.out, plan=plan, stream=stream))
+    make(case.seq_lens)
+    cuda.runtime.fill(there.out.pointer, 0xFF, there.out.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    replay()
+    assert_output_close(cuda.get(there.out), case.expect()[0], case.magnitude())
+
+
+def test_a_graph_keeps_its_workspace_when_a_call_has_wider_values(cuda):
+    narrow, wide = make_case(DECODED), make_case(replace(DECODED, dims=(64, 128)))
+    there = DeviceCase(cuda, narrow)
+    plan, make = fixed_plan(cuda, narrow, 2)
+    assert make(narrow.seq_lens).num_partial_rows > 0
+    paged_attention(**there.arrays, out=there.out, plan=plan)
+    before = plan.nbytes
+    replay = cuda.capture(lambda stream: paged_attention(**there.arrays, out=there.out, plan=plan, stream=stream))
+    compare(wide, DeviceCase(cuda, wide).run(plan=plan))
+    assert plan.nbytes > before
+    cuda.runtime.fill(there.out.pointer, 0xFF, there.out.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    replay()
+    assert_output_close(cuda.get(there.out), narrow.expect()[0], narrow.magnitude())
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_workspace_that_finds_no_memory_leaves_the_one_before(cuda, monkeypatch, has_one):
+    case, wide = make_case(DECODED), make_case(replace(DECODED, dims=(64, 128)))
+    there, other = DeviceCase(cuda, case), DeviceCase(cuda, wide)
+    plan = there.plan()
+    assert plan.num_partial_rows > 0
+    if has_one:
+        there.run(plan=plan)
+
+    def refuse(*arguments: Any) -> None:
+        raise NotEnoughMemory("no room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(cuda.runtime, "allocate", refuse)
+        with pytest.raises(NotEnoughMemory):
+            paged_attention(**other.arrays, out=other.out, plan=plan)
+    compare(case, there.run(plan=plan))
+    compare(wide, other.run(plan=plan))
 
 
 @pytest.mark.parametrize(
@@ -298,6 +367,8 @@ def test_plans_for_other_calls_are_refused(cuda):
     [
         ({"seq_lens": [300, 77, 5, 0, 130, -1]}, "lengths start at 0"),
         ({"seq_lens": [300, 77, 5, 0, 130, 2**30]}, "the block table is too narrow"),
+        ({"seq_lens": [300, 77, 5, 0, 130, 2**40]}, r"seq_lens\[5\] is 1099511627776; lengths are 0 to"),
+        ({"cu_query_lens": [0, 40, 117, 118, 118, 120, -(2**40)]}, r"cu_query_lens\[6\] is -1099511627776"),
         ({"cu_query_lens": [0, 40, 30, 118, 118, 120, 184]}, "must never fall"),
         ({"cu_query_lens": [1, 40, 117, 118, 118, 120, 184]}, "must start at 0"),
         ({"cu_query_lens": [0, 40, 117, 118, 118, 120, 185]}, "every query must have its row"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagecore.arrays import pinned
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, plan_attention
 from pagecore.ops.cuda._attention import plan_on_device
@@ -270,11 +273,102 @@ def test_a_plan_of_fixed_size_refuses_more_and_keeps_what_it_held(cuda):
     plan_attention(None, [100] * 4, **HEADS, out=plan)
     before = plan.items
     for cu, lens in ((None, [1] * 5), ([0, 11], [20])):
-        with pytest.raises(ShapeError, match="has room for 4 and 10"):
+        with pytest.raises(
+            ShapeError, match="has room for 4 and 10; make one with larger max_sequences and max_tokens"
+        ):
             plan_attention(cu, lens, **HEADS, out=plan)
     with pytest.raises(ShapeError):
         plan_attention(None, [-1], **HEADS, out=plan)
     assert plan.items.tolist() == before.tolist()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"num_query_heads": 16}, {"num_kv_heads": 4}, {"batch_invariant": True}, {"num_workers": 12}], ids=str
+)
+def test_a_plan_of_fixed_size_keeps_the_layout_that_graphs_rely_on(cuda, changed):
+    plan = AttentionPlan(**HEADS, num_workers=24, device=cuda.device, max_sequences=4, max_tokens=10)
+    with pytest.raises(ShapeError, match="plan with the options that it was made with"):
+        plan_attention(None, [100], **HEADS | {"num_workers": 24} | changed, out=plan)
+    again = plan_attention(None, [100], **HEADS, num_workers=24, causal=False, window=(5, 5), out=plan)
+    assert (again.num_sequences, again.num_query_heads) == (1, 8)
+
+
+def planned_sequences(cuda: Kit, plan: Any) -> int:
+    """What the head of a plan says in device memory, after all work of stream 0."""
+    head = np.zeros(8, np.int32)
+    cuda.runtime.copy(head.ctypes.data, plan.cuda.address, head.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    return int(head[0])
+
+
+def test_a_new_plan_of_fixed_size_may_be_planned_on_any_stream(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: its work can be kept back")
+    cuda.runtime.streams.deferred = True
+    plan, stream = AttentionPlan(**HEADS, device=cuda.device, max_sequences=4, max_tokens=10), cuda.stream()
+    plan_attention(None, [100] * 4, **HEADS, out=plan, stream=stream)
+    cuda.runtime.synchronize(stream)
+    assert planned_sequences(cuda, plan) == 4
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_without_a_stream_a_plan_follows_the_framework_of_its_lengths(cuda, monkeypatch, has_cuda):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: its work can be kept back")
+
+    class Lens(list[int]):
+        pass
+
+    def current_stream(device: int) -> Any:
+        assert has_cuda, "a torch for the host alone has no streams"
+        return SimpleNamespace(cuda_stream=stream)
+
+    torch = SimpleNamespace(
+        Tensor=Lens,
+        backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: has_cuda)),
+        cuda=SimpleNamespace(current_stream=current_stream),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    plan, stream = AttentionPlan(**HEADS, device=cuda.device, max_sequences=4, max_tokens=10), cuda.stream()
+    cuda.runtime.streams.deferred = True
+    plan_attention(None, Lens([100] * 4), **HEADS, out=plan)
+    assert planned_sequences(cuda, plan) == (0 if has_cuda else 4)
+    cuda.runtime.synchronize(stream)
+    assert planned_sequences(cuda, plan) == 4
+
+
+@pytest.mark.parametrize("fixed", [{"max_sequences": 64, "max_tokens": 64}, {}])
+def test_to_plan_in_a_capture_is_refused(cuda, fixed):
+    """The graph would copy pinned memory that later plans have written over."""
+    plan = AttentionPlan(**HEADS, device=cuda.device, **fixed)
+    plan_attention(None, [100] * 4, **HEADS, out=plan)
+    for lens in ([10] * 3, [10] * 50):
+        with pytest.raises(DeviceError, match=r"is being captured: plan before the capture"):
+            cuda.capture(lambda stream, lens=lens: plan_attention(None, lens, **HEADS, out=plan, stream=stream))
+    assert plan.num_sequences == 4
+
+
+@pytest.mark.parametrize("lens", [[700] * 2, [10] * 500], ids=["as large", "larger"])
+def test_a_plan_that_cannot_be_sent_leaves_the_one_before(cuda, monkeypatch, lens):
+    plan = plan_attention(None, [5000, 300], **HEADS, device=cuda.device)
+
+    def state() -> Any:
+        own = plan.cuda
+        sizes = (own.max_sequences, own.max_tokens, own.num_bytes, own.num_workers, own.num_partial_rows)
+        return (repr(plan), own.address, plan.nbytes, plan.batch_invariant, sizes, plan.items.tolist())
+
+    def refuse(*arguments: Any) -> None:
+        raise DeviceError("the device is gone")
+
+    before = state()
+    with monkeypatch.context() as broken:
+        broken.setattr(pinned.Slot, "send", refuse)
+        with pytest.raises(DeviceError, match="gone"):
+            plan_attention(
+                None, lens, num_query_heads=12, num_kv_heads=4, num_workers=12, batch_invariant=True, out=plan
+            )
+    assert state() == before
+    assert planned_sequences(cuda, plan) == 2
 
 
 def test_a_plan_grows_with_its_batches(cuda):
@@ -287,6 +381,8 @@ def test_a_plan_grows_with_its_batches(cuda):
 
 def test_what_makes_no_sense_is_refused(cuda):
     plan = plan_attention(None, [10], **HEADS, device="cuda")
+    with pytest.raises(DeviceError, match="its items are not at hand; plan it with plan_attention"):
+        _ = AttentionPlan(**HEADS, device="cuda").items
     with pytest.raises(DeviceError, match="out is a plan on cuda:0"):
         plan_attention(None, [10], **HEADS, out=plan, device="cpu")
     with pytest.raises(UnsupportedOption, match="leave stream out"):

@@ -6,10 +6,12 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at, new_result
-from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._plan cimport AttentionPlan, copy_lens
 from pagecore.ops.cuda._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
+    PC_PLAN_SHARED_BYTES,
+    PC_PLAN_THREADS,
     PC_PROMPTS,
     CudaPlan,
     CudaPlanner,
@@ -44,8 +46,6 @@ from pagecore.ops.cuda.kernels import kernel, launch
 cdef enum:
     INT64 = 8  # in the dtype table, whose first three are those of PcFloat
     UINT8 = 6
-    PLAN_THREADS = 256
-    PLAN_SHARED_BYTES = 64
     UNKNOWN = -1
 
 ELEMENTS = ("float", "pc_half", "pc_bfloat16")
@@ -180,7 +180,10 @@ cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor
 # ---- plans
 
 cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place* place) except -1:
-    """Heads, causality, window and room; the lengths are not compared, they may be known on the device only."""
+    """Heads, causality, window, room and sequences; lengths are not compared, they may be known on the device only.
+
+    A graph has the plans of later steps, which may have other sequences than the one at hand.
+    """
     cdef CudaPlan own = plan.cuda
     if own is None or own.device != place.device_id:
         raise DeviceError(
@@ -196,13 +199,16 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
             f"plan has causal={plan.causal} and window {plan.window}, the call causal={bool(p.causal)} and "
             f"{(p.window_left, p.window_right)}; make one for these"
         )
-    cdef bint fits = own.address != 0 and p.num_sequences == own.head.num_sequences
+    cdef bint fits = own.address != 0
     if own.is_fixed:
         fits = p.num_sequences <= own.layout.max_sequences and p.num_tokens <= own.layout.max_tokens
+    if fits and p.num_sequences != own.head.num_sequences:
+        fits = own.is_fixed and runtime().is_capturing(place.stream)
     if not fits:
         raise ShapeError(
             f"the call has {p.num_sequences} sequences and {p.num_tokens} queries; plan is of {own.num_sequences} "
-            f"sequences and has room for {own.max_sequences} and {own.max_tokens}"
+            f"sequences and has room for {own.max_sequences} and {own.max_tokens}; plan this batch first "
+            "(plan_attention(..., out=plan))"
         )
     return 0
 
@@ -228,26 +234,15 @@ cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
     return options
 
 
-cdef int read_integers(Tensor tensor, vector[int32_t]& out) except -1:
-    cdef int64_t i, value
-    cdef char* at = tensor.data
-    out.resize(tensor.shape_[0])
-    for i in range(tensor.shape_[0]):
-        value = (<int64_t*>at)[0] if tensor.dtype_code == INT64 else (<int32_t*>at)[0]
-        out[i] = <int32_t>max(min(value, INT32_MAX), -1)
-        at += tensor.strides_[0]
-    return 0
-
-
 cdef int check_lengths(Tensor seq_lens, Tensor cu_query_lens, const PcAttentionParams& p) except -1:
     """What the host knows beforehand is refused as for arrays of the host."""
     cdef vector[int32_t] lens, cu
     cdef PlanBatch batch
     cdef int64_t i, num_blocks, block_size = p.block_size, mask_size = 0
     batch.cu_query_lens = NULL
-    read_integers(seq_lens, lens)
+    copy_lens(seq_lens, "seq_lens", lens)
     if cu_query_lens is not None:
-        read_integers(cu_query_lens, cu)
+        copy_lens(cu_query_lens, "cu_query_lens", cu)
         batch.cu_query_lens = cu.data()
     batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
     check_plan_batch(batch)
@@ -282,9 +277,9 @@ cdef Tensor plan_here(
     cdef int section
     cdef int64_t num_bytes
     batch.cu_query_lens = NULL
-    read_integers(seq_lens, lens)
+    copy_lens(seq_lens, "seq_lens", lens)
     if cu_query_lens is not None:
-        read_integers(cu_query_lens, cu)
+        copy_lens(cu_query_lens, "cu_query_lens", cu)
         batch.cu_query_lens = cu.data()
     batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
     work.layout = layout_for(options, 0, p.num_sequences, p.num_tokens, place.device_id)
@@ -322,7 +317,7 @@ cdef int launch_plan(
         const PcAttentionParams& p, const PcPlanLayout& layout, uint64_t buffer, size_t stream, int device) except -1:
     cdef PcPlanParams params
     params.attention, params.layout, params.buffer = p, layout, buffer
-    launch("plan", (1, 1, 1), PLAN_THREADS, PLAN_SHARED_BYTES, stream, <uintptr_t>&params, device)
+    launch("plan", (1, 1, 1), PC_PLAN_THREADS, PC_PLAN_SHARED_BYTES, stream, <uintptr_t>&params, device)
     return 0
 
 

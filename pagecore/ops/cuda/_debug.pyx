@@ -8,7 +8,7 @@ from libc.stdint cimport INT64_MIN, int64_t, uint64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor, new_tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView, Extent, checked_extent
-from pagecore.ops._checks cimport CPU, Place, check_length, new_at
+from pagecore.ops._checks cimport CPU, Place, brought_to, check_length, new_at
 from pagecore.ops.cpu._cpu cimport (
     check_attended,
     check_copied,
@@ -254,9 +254,11 @@ cdef int debug_attention(
         Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, Tensor mask,
         const Place* place) except -1:
     cdef Tensor verdict = new_verdict(place)
+    # These two stay on the host where they are given there, for the plan.
+    cdef Tensor lens = brought_to(seq_lens, "seq_lens", place)
+    cdef Tensor cu = None if cu_query_lens is None else brought_to(cu_query_lens, "cu_query_lens", place)
     check_batch(
-        verdict, block_table, seq_lens, rows, cu_query_lens, ANY, query.shape_[0], key_cache.shape_[0],
-        key_cache.shape_[1], place)
+        verdict, block_table, lens, rows, cu, ANY, query.shape_[0], key_cache.shape_[0], key_cache.shape_[1], place)
     # The length of a mask follows from all lengths together.
     if is_guilty(verdict, place) or mask is not None:
         check_attended(

@@ -10,6 +10,8 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
     enum: PC_DECODE
     enum: PC_PROMPTS
     enum: PC_NUM_SECTIONS
+    enum: PC_PLAN_THREADS
+    enum: PC_PLAN_SHARED_BYTES
 
     cdef struct PcPlanHead:
         int32_t num_sequences
@@ -65,37 +67,40 @@ cdef struct Workspace:
 
 cdef class CudaPlan:
     cdef readonly int device
-    cdef readonly bint is_fixed  # capacities stay as they are, and with them every address
+    cdef readonly bint is_fixed  # capacities, heads and workers stay as they are, and with them every address
     cdef bint is_bound  # the buffer is somebody else's
     cdef PlanOptions options
-    cdef int64_t num_workers_given
     cdef PcPlanLayout layout
     cdef PcPlanHead head  # of the last plan that the host made
     cdef readonly uint64_t address  # of the plan in device memory
     cdef readonly object workspace_memory
     cdef object memory
+    cdef list outgrown  # workspaces that graphs may still write to, where is_fixed
     cdef object staging  # a PinnedRing, or None
+    cdef object sent  # the memory of its slot that the plan was last sent from
     cdef int64_t value_dim
     cdef Workspace workspace
     cdef CudaPlanner planner
 
-    # New options, and capacities of at least so many sequences and query rows. Nothing has changed where it raises.
-    cdef int reserve(
-        self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens,
-        size_t stream) except -1
+    # The layout for a batch; what a plan of fixed size cannot hold, or other heads or workers there, raise.
+    cdef PcPlanLayout layout_of(
+        self, const PlanOptions& options, int64_t num_workers, int64_t num_sequences, int64_t num_tokens) except *
+    cdef bint has_other_heads(self, const PlanOptions& options) noexcept
+    cdef void lay_out(self, const PcPlanLayout& layout, const PlanOptions& options) noexcept
 
     # Capacities of a plan of a cache, which keeps it: it takes no memory of its own, and `bind` says where it lies.
     cdef int fix(
         self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens) except -1
-    cdef int allocate(self, int64_t num_bytes, size_t stream) except -1
 
     # Writes a plan of checked lengths to host memory, layout.num_bytes at a multiple of 16; returns the bytes in use.
     cdef int64_t plan_into(self, const PlanBatch& batch, void* target) except -1
 
-    # Plans into staging of its own and copies that to the device.
-    cdef int send(self, const PlanBatch& batch, size_t stream) except -1
+    # Plans checked lengths, growing where it may, and copies the plan to the device. Nothing has changed where it
+    # raises.
+    cdef int replan(
+        self, const PlanOptions& options, int64_t num_workers, const PlanBatch& batch, size_t stream) except -1
 
-    # Memory for partial results of this many numbers a head, once for all layers.
+    # Memory for partial results of this many numbers a head, once for all layers. Nothing has changed where it raises.
     cdef int reserve_workspace(self, int64_t value_dim, size_t stream) except -1
 
 

@@ -1,6 +1,7 @@
 """CudaPlan: the plan of a batch in device memory, and the memory that its kernels need beside it."""
 
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.string cimport memcmp
 
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions
 
@@ -24,8 +25,9 @@ cdef class CudaPlan:
     """What an AttentionPlan is on a CUDA device.
 
     A buffer of fixed layout (cuda_src/abi_plan.h), planned on the host and copied, and a workspace for partial results.
-    Both are kept from step to step. Where `is_fixed`, capacities were chosen beforehand and no address changes, so that
-    a graph which was captured once serves every later plan.
+    Both are kept from step to step. Where `is_fixed`, capacities were chosen beforehand and neither the layout nor an
+    address changes, so that a graph which was captured once serves every later plan. A workspace that a call with wider
+    values replaces is then kept too: graphs of calls before write to it.
 
     A cache keeps plans in its own staging and device memory instead: `num_bytes` says how much a plan takes, `bind`
     where it lies on the device, and `plan_into` writes it to host memory, which the cache copies there.
@@ -34,6 +36,7 @@ cdef class CudaPlan:
     def __init__(self, device, max_sequences, max_tokens):
         self.device = device
         self.is_fixed = max_sequences > 0
+        self.outgrown = []
         self.layout.max_sequences = max_sequences
         self.layout.max_tokens = max_tokens
 
@@ -77,6 +80,7 @@ cdef class CudaPlan:
         """Bytes held on the device and in staging."""
         own = 0 if self.memory is None else self.memory.nbytes
         own += 0 if self.workspace_memory is None else self.workspace_memory.nbytes
+        own += sum(memory.nbytes for memory in self.outgrown)
         return own if self.staging is None else own + self.staging.nbytes
 
     def bind(self, address):
@@ -87,54 +91,45 @@ cdef class CudaPlan:
             raise ShapeError(f"address is {address:#x}; a plan begins at a multiple of 16")
         self.is_bound = True
         self.address = address
-        self.memory = self.staging = None
+        self.memory = self.staging = self.sent = None
 
-    cdef int reserve(
-            self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens,
-            size_t stream) except -1:
+    cdef PcPlanLayout layout_of(
+            self, const PlanOptions& options, int64_t num_workers, int64_t num_sequences, int64_t num_tokens) except *:
+        """Room for a batch; where the plan grows, for twice as many."""
         cdef int64_t sequences = self.layout.max_sequences, tokens = self.layout.max_tokens
-        if self.is_fixed:
-            if max_sequences > sequences or max_tokens > tokens:
-                raise ShapeError(
-                    f"the batch has {max_sequences} sequences and {max_tokens} queries; the plan has room for "
-                    f"{sequences} and {tokens}"
-                )
-        else:
-            if max_sequences > sequences:
-                sequences = max(max_sequences, 2 * sequences)
-            if max_tokens > tokens:
-                tokens = max(max_tokens, 2 * tokens)
-        cdef PcPlanLayout layout = layout_for(options, num_workers, sequences, tokens, self.device)
-        if self.is_fixed and 0 < self.layout.num_bytes < layout.num_bytes:
+        if self.is_fixed and (num_sequences > sequences or num_tokens > tokens):
             raise ShapeError(
-                f"the plan would take {layout.num_bytes} bytes; it was made for {self.layout.num_bytes}: plan with the "
-                "options that it was made with"
+                f"the batch has {num_sequences} sequences and {num_tokens} queries; the plan has room for {sequences} "
+                f"and {tokens}; make one with larger max_sequences and max_tokens"
             )
-        if not self.is_bound and (self.memory is None or layout.num_bytes > self.memory.nbytes):
-            self.allocate(layout.num_bytes, stream)
-        if layout.num_partial_rows > self.layout.num_partial_rows or options.num_query_heads != (
-                self.options.num_query_heads) or options.num_kv_heads != self.options.num_kv_heads:
+        if num_sequences > sequences:
+            sequences = max(num_sequences, 2 * sequences)
+        if num_tokens > tokens:
+            tokens = max(num_tokens, 2 * tokens)
+        cdef PcPlanLayout layout = layout_for(options, num_workers, sequences, tokens, self.device)
+        if self.is_fixed and self.layout.num_bytes > 0 and (
+                self.has_other_heads(options) or memcmp(&layout, &self.layout, sizeof(layout)) != 0):
+            raise ShapeError(
+                f"these options make a plan of {described(options, layout)}, and graphs may rely on the one given, "
+                f"which is of {described(self.options, self.layout)}: plan with the options that it was made with, or "
+                "make another plan"
+            )
+        return layout
+
+    cdef bint has_other_heads(self, const PlanOptions& options) noexcept:
+        return options.num_query_heads != self.options.num_query_heads or (
+            options.num_kv_heads != self.options.num_kv_heads)
+
+    cdef void lay_out(self, const PcPlanLayout& layout, const PlanOptions& options) noexcept:
+        if layout.num_partial_rows > self.layout.num_partial_rows or self.has_other_heads(options):
             self.value_dim = 0  # the workspace no longer fits
         self.options = options
-        self.num_workers_given = num_workers
         self.layout = layout
-        return 0
 
     cdef int fix(
             self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens) except -1:
+        self.lay_out(layout_for(options, num_workers, max_sequences, max_tokens, self.device), options)
         self.is_fixed = self.is_bound = True
-        self.layout.max_sequences = max_sequences
-        self.layout.max_tokens = max_tokens
-        return self.reserve(options, num_workers, max_sequences, max_tokens, 0)
-
-    cdef int allocate(self, int64_t num_bytes, size_t stream) except -1:
-        check_not_capturing(runtime(), stream, "a plan grows")
-        # The old memory serves work of this stream until it is done; the allocator orders by the stream.
-        memory = DeviceMemory(num_bytes, self.device, stream, False)
-        staging = PinnedRing(runtime(), self.device)
-        staging.reserve(num_bytes)
-        self.memory, self.staging = memory, staging
-        self.address = memory.address
         return 0
 
     cdef int64_t plan_into(self, const PlanBatch& batch, void* target) except -1:
@@ -142,40 +137,65 @@ cdef class CudaPlan:
         self.head = (<PcPlanHead*>target)[0]
         return num_bytes
 
-    cdef int send(self, const PlanBatch& batch, size_t stream) except -1:
+    cdef int replan(
+            self, const PlanOptions& options, int64_t num_workers, const PlanBatch& batch, size_t stream) except -1:
         if self.is_bound:
             raise DeviceError("the plan is bound to memory of a cache, which plans it: prepare a batch of that cache")
-        stage = self.staging.take()
-        cdef uintptr_t staged = stage.address
-        stage.send(0, self.plan_into(batch, <void*>staged), self.address, stream)
+        # A graph would copy what later plans have written over.
+        check_not_capturing(stream, "a plan is copied from memory of the host", "plan before the capture")
+        cdef int64_t num_tokens = batch.query_end(batch.num_sequences - 1) if batch.num_sequences > 0 else 0
+        cdef PcPlanLayout layout = self.layout_of(options, num_workers, batch.num_sequences, num_tokens)
+        memory, staging = self.memory, self.staging
+        if memory is None or layout.num_bytes > memory.nbytes:
+            memory = DeviceMemory(layout.num_bytes, self.device, stream, False)
+            staging = PinnedRing(runtime(), self.device)
+            staging.reserve(layout.num_bytes)
+        slot = staging.take()
+        cdef uintptr_t staged = slot.address
+        slot.send(0, self.planner.plan_into(layout, options, batch, <void*>staged), memory.address, stream)
+        self.lay_out(layout, options)
+        self.head = (<PcPlanHead*>staged)[0]
+        # Memory that the plan has outgrown serves work of this stream until it is done: the allocator orders by it.
+        self.memory, self.staging, self.sent = memory, staging, slot.memory
+        self.address = memory.address
         return 0
 
     cdef int reserve_workspace(self, int64_t value_dim, size_t stream) except -1:
+        cdef Workspace workspace
         if value_dim <= self.value_dim:
             return 0
-        check_not_capturing(runtime(), stream, "the first call with a plan allocates its workspace")
-        cdef int64_t num_bytes = place_workspace(
-            &self.workspace, 0, self.options, self.layout, self.layout.num_partial_rows, value_dim)
+        check_not_capturing(
+            stream, "the first call with a plan allocates its workspace", "run the call once before the capture")
+        cdef int64_t rows = self.layout.num_partial_rows
+        cdef int64_t num_bytes = place_workspace(&workspace, 0, self.options, self.layout, rows, value_dim)
         memory = DeviceMemory(num_bytes, self.device, stream, False)
-        place_workspace(
-            &self.workspace, memory.address, self.options, self.layout, self.layout.num_partial_rows, value_dim)
-        runtime().fill(
-            self.workspace.counters, 0, memory.address + num_bytes - self.workspace.counters, stream)
-        self.workspace_memory = memory
-        self.value_dim = value_dim
+        place_workspace(&workspace, memory.address, self.options, self.layout, rows, value_dim)
+        runtime().fill(workspace.counters, 0, memory.address + num_bytes - workspace.counters, stream)
+        if self.is_fixed and self.workspace_memory is not None:
+            self.outgrown.append(self.workspace_memory)
+        self.workspace, self.workspace_memory, self.value_dim = workspace, memory, value_dim
         return 0
 
     def items(self, section):
         """A copy of the items of the plan that was sent last, decode (0) or prompts (1), by worker: arrays of ints."""
-        if self.staging is None:
-            raise DeviceError("the plan was never made, or lies in memory of a cache: its items are not at hand")
-        return items_in(self.staging.latest.memory, self, section)
+        if self.sent is None:
+            raise DeviceError(
+                "the plan was never made, or lies in memory of a cache: its items are not at hand; plan it with "
+                "plan_attention"
+            )
+        return items_in(self.sent, self, section)
 
 
-cdef int check_not_capturing(object found, size_t stream, str what) except -1:
-    if found.is_capturing(stream):
-        raise DeviceError(f"{what}, and stream {stream:#x} is being captured: run the call once before the capture")
+cdef int check_not_capturing(size_t stream, str what, str remedy) except -1:
+    if runtime().is_capturing(stream):
+        raise DeviceError(f"{what}, and stream {stream:#x} is being captured: {remedy}")
     return 0
+
+
+cdef str described(const PlanOptions& options, const PcPlanLayout& layout):
+    return (f"{options.num_query_heads}/{options.num_kv_heads} heads, "
+            f"{layout.sections[PC_DECODE].num_workers} and {layout.sections[PC_PROMPTS].num_workers} workers, "
+            f"batch_invariant={bool(options.batch_invariant)}")
 
 
 def items_in(array, CudaPlan plan, section):

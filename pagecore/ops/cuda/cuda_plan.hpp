@@ -34,9 +34,8 @@ struct CudaPlanShape {
 // Sizes from capacities. Let W workers share `total` cost, pieces being at least as long as a share, s = total / W.
 //
 //   tiles            each sequence has at most one that is not full: <= max_sequences + max_tokens / query_tile
-//   cut by length    tiles of K keys > piece >= s are cut at multiples of `piece` into less than K / piece + 2; less
-//   than
-//                    W tiles are that long, so that all of them make less than total / s + 2 W = 3 W splits
+//   cut by length    tiles of K keys > piece >= s are cut at multiples of `piece` into less than K / piece + 2; fewer
+//                    than W tiles are that long, so that all of them make less than total / s + 2 W = 3 W splits
 //   cut by borders   W - 1 borders cut at most W - 1 tiles: less than 2 W splits
 //   batch-invariant  tiles stay whole where num_split_rows does not hold their splits
 //
@@ -93,7 +92,7 @@ class CudaPlanner {
     const int64_t n = batch.num_sequences, num_tokens = n == 0 ? 0 : batch.query_end(n - 1);
     PC_EXPECTS(n <= layout.max_sequences && num_tokens <= layout.max_tokens, ShapeError, "the batch has ", n,
                " sequences and ", num_tokens, " queries; the plan has room for ", layout.max_sequences, " and ",
-               layout.max_tokens);
+               layout.max_tokens, "; make one with larger max_sequences and max_tokens");
     layout_ = &layout;
     buffer_ = static_cast<char*>(buffer);
     PcPlanHead head = {};
