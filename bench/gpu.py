@@ -17,7 +17,7 @@ import pagecore
 from bench.runner import Bench, Job
 from pagecore.arrays.cuda import runtime
 
-# Four times the largest L2 there is: what so many bytes have gone through holds nothing of before.
+# Five times the L2 of an H100 or H200, 50 MB: what so many bytes have gone through holds nothing of before.
 COLD_BYTES = 256 << 20
 # Fewer would let the start of a graph, some 10 us, be seen.
 CALLS_MIN = 8

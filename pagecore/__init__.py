@@ -26,6 +26,7 @@ from pagecore.cache import (
     make_cache,
 )
 from pagecore.errors import (
+    CompileError,
     DeviceError,
     DoubleFree,
     InvalidBlock,
@@ -70,6 +71,7 @@ __all__ = [
     "BlockPool",
     "BlockTables",
     "CacheStats",
+    "CompileError",
     "ConfigError",
     "DType",
     "DeviceError",

@@ -7,6 +7,7 @@ offending value, the limit it broke and what to do about it.
 from __future__ import annotations
 
 __all__ = [
+    "CompileError",
     "DeviceError",
     "DoubleFree",
     "InvalidBlock",
@@ -53,7 +54,7 @@ class OutOfRows(PagecoreError, MemoryError):
 
 
 class NotEnoughMemory(PagecoreError, MemoryError):
-    """A memory budget holds fewer than two blocks, the null block and one to give."""
+    """The host, a device or a memory budget has not as much as is needed; nothing was taken."""
 
 
 class InvalidBlock(PagecoreError, IndexError):
@@ -82,3 +83,7 @@ class UnsupportedOption(PagecoreError, ValueError):
 
 class DeviceError(PagecoreError, RuntimeError):
     """A tensor is on the wrong device, or a device cannot be used."""
+
+
+class CompileError(PagecoreError, RuntimeError):
+    """A source that the compiler refuses: a fault of pagecore's, or of the compiler; the message ends with its log."""

@@ -62,6 +62,24 @@ def pinned(nbytes, device):
 
     The tensor says that it is on the device: ops on the device take it, and nothing on the host does. Who drops it
     waits first for what the device does with it.
+
+    Parameters
+    ----------
+    nbytes : int
+    device : str
+        A CUDA device.
+
+    Returns
+    -------
+    Tensor
+        ``[nbytes]``, uint8, with undefined elements; it owns the memory.
+
+    Raises
+    ------
+    DeviceError
+        No way to the device, or a graph is being captured.
+    NotEnoughMemory
+        The host has not as much to lock.
     """
     cdef ArrayView view
     memory = cuda.runtime().allocate_pinned(nbytes)

@@ -76,7 +76,9 @@ class CupyRuntime:
         with self._on(None):
             try:
                 memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
-            except MemoryError as error:
+            except (MemoryError, self._runtime.CUDARuntimeError) as error:  # its pool passes on what CUDA says
+                if not isinstance(error, MemoryError) and error.status != self._runtime.errorMemoryAllocation:
+                    raise
                 raise NotEnoughMemory(f"the host has no {num_bytes:,} bytes to lock: {error}") from error
         return np.ndarray(num_bytes, np.uint8, memory)
 
@@ -169,7 +171,10 @@ class CupyRuntime:
         if self._num_devices == 1:
             return None
         for address in addresses:
-            attributes = self._runtime.pointerGetAttributes(address)
+            try:
+                attributes = self._runtime.pointerGetAttributes(address)
+            except self._runtime.CUDARuntimeError as error:
+                raise _failure(None, error) from error
             if attributes.devicePointer and attributes.type in (2, 3):  # device or managed memory, not pinned
                 return int(attributes.device)
         return None
@@ -228,23 +233,34 @@ class _Current:
         self._before: int | None = None
 
     def __enter__(self) -> None:
-        before = self._runtime.getDevice()
-        device = before if self._device is None else self._device
-        if device != before:
-            self._runtime.setDevice(device)
-            self._before = before
-        elif not getattr(self._thread, "has_context", False):
-            self._runtime.setDevice(device)  # the driver's own calls want a context, which a new thread has not
+        try:
+            before = self._runtime.getDevice()
+            device = before if self._device is None else self._device
+            if device != before:
+                self._runtime.setDevice(device)
+                self._before = before
+            elif not getattr(self._thread, "has_context", False):
+                self._runtime.setDevice(device)  # the driver's own calls want a context, which a new thread has not
+        except self._runtime.CUDARuntimeError as error:
+            raise _failure(self._device, error) from error
         self._thread.has_context = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._before is not None:
-            self._runtime.setDevice(self._before)
+            try:
+                self._runtime.setDevice(self._before)
+            except self._runtime.CUDARuntimeError as late:
+                if error is None:  # else the block's own error says more
+                    raise _failure(self._before, late) from late
         if isinstance(error, (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)):
-            place = "the current device" if self._device is None else f"cuda:{self._device}"
-            raise DeviceError(f"CUDA failed on {place}: {error}") from error
+            raise _failure(self._device, error) from error
+
+
+def _failure(device: int | None, error: BaseException) -> DeviceError:
+    """What CUDA says, as pagecore tells it."""
+    return DeviceError(f"CUDA failed on {'the current device' if device is None else f'cuda:{device}'}: {error}")
 
 
 def external_stream(cupy: Any, stream: int, device: int) -> Any:

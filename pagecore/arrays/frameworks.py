@@ -13,14 +13,22 @@ if TYPE_CHECKING:
 JAX_ALIGNMENT = 64
 
 
+def is_instance(example: object, module: str, kind: str) -> bool:
+    """Whether `example` is of a class of a framework: not where nobody has imported that, or its import has just begun.
+
+    A module stands in `sys.modules` before its names do; who has one of its arrays has waited for them.
+    """
+    found = getattr(sys.modules.get(module), kind, None)
+    return found is not None and isinstance(example, found)
+
+
 def like_framework(tensor: Tensor, example: object) -> Any:
     """Return `tensor` as what `example` is: an array of torch, JAX or CuPy, else of NumPy."""
-    torch, jax, cupy = (sys.modules.get(name) for name in ("torch", "jax", "cupy"))
-    if torch is not None and isinstance(example, torch.Tensor):
-        return _torch_view(tensor, torch)
-    if jax is not None and isinstance(example, jax.Array):
-        return _jax_view(tensor, jax)
-    if cupy is not None and isinstance(example, cupy.ndarray):
+    if is_instance(example, "torch", "Tensor"):
+        return _torch_view(tensor, sys.modules["torch"])
+    if is_instance(example, "jax", "Array"):
+        return _jax_view(tensor, sys.modules["jax"])
+    if is_instance(example, "cupy", "ndarray"):
         return tensor.cupy()
     return tensor.numpy()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,5 +84,15 @@ class PinnedRing:
     def __del__(self) -> None:
         if sys.is_finalizing():  # the memory goes with the process
             return
+        failure: Exception | None = None
         for slot in getattr(self, "_slots", ()):
-            slot.wait()
+            try:
+                slot.wait()
+            except Exception as error:  # a destructor warns and never raises
+                failure = failure or error
+        if failure is not None:
+            warnings.warn(
+                f"pinned memory is given back while a device may still read it: {failure}",
+                ResourceWarning,
+                stacklevel=1,
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -9,7 +10,9 @@ from pagecore.arrays._make import empty, like
 from pagecore.arrays._tensor import Tensor, as_tensor
 from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM
 from pagecore.arrays.dtypes import DType
+from pagecore.arrays.frameworks import is_instance
 from pagecore.arrays.streams import note_work
+from pagecore.errors import NotEnoughMemory
 
 
 def new_result(shape: tuple[int, ...], dtype: DType, example: object, device: int, stream: int) -> Tensor:
@@ -17,13 +20,21 @@ def new_result(shape: tuple[int, ...], dtype: DType, example: object, device: in
 
     torch and CuPy allocate their own, so that their caches and the capture of graphs serve it. What a call needs for
     itself alone comes from here too: it is given back in the order of the stream when the call returns.
+
+    NotEnoughMemory where the device has not as much.
     """
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None and isinstance(example, torch.Tensor):
-        return as_tensor(_torch_empty(torch, shape, dtype, device, stream))
-    if cupy is not None and isinstance(example, cupy.ndarray) and dtype.cupy == dtype.numpy:
-        with cupy.cuda.Device(device), _cupy_stream(cupy, stream, device):
-            return as_tensor(cupy.empty(shape, dtype.cupy))
+    try:
+        if is_instance(example, "torch", "Tensor"):
+            return as_tensor(_torch_empty(sys.modules["torch"], shape, dtype, device, stream))
+        if is_instance(example, "cupy", "ndarray") and dtype.cupy == dtype.numpy:
+            cupy: Any = sys.modules["cupy"]
+            with cupy.cuda.Device(device), _cupy_stream(cupy, stream, device):
+                return as_tensor(cupy.empty(shape, dtype.cupy))
+    except Exception as error:
+        if type(error).__name__ != "OutOfMemoryError":  # as torch and CuPy call it, of different bases
+            raise
+        num_bytes = math.prod(shape) * dtype.itemsize
+        raise NotEnoughMemory(f"cuda:{device} has no {num_bytes:,} bytes to give: {error}") from error
     return empty(shape, dtype, f"cuda:{device}", stream=stream)
 
 
@@ -32,8 +43,7 @@ def lasts_for_graphs(example: object) -> bool:
 
     `example` is what `new_result` was told to allocate like.
     """
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(example, torch.Tensor)
+    return is_instance(example, "torch", "Tensor")
 
 
 def finished_result(result: Tensor, example: object, stream: int) -> Any:

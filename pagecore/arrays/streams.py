@@ -9,6 +9,7 @@ from pagecore.arrays import cuda
 from pagecore.arrays._import import work_stream
 from pagecore.arrays._tensor import Tensor
 from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
+from pagecore.arrays.frameworks import is_instance
 from pagecore.errors import DeviceError, UnsupportedOption
 
 
@@ -46,13 +47,12 @@ def note_work(tensor: Tensor, stream: int) -> None:
         owner.stream = stream
 
 
-def await_producer(array: object, stream: int) -> None:
+def await_producer(array: Any, stream: int) -> None:
     """Let `stream` wait for the work that makes `array` where its framework keeps its streams to itself, as JAX does.
 
     Arrays of torch, CuPy and pagecore are used in the order of the stream that the caller chose.
     """
-    jax = sys.modules.get("jax")
-    if jax is None or not isinstance(array, jax.Array):
+    if not is_instance(array, "jax", "Array"):
         return
     try:
         array.__dlpack__(stream=LEGACY_STREAM if stream == DEFAULT_STREAM else stream)
@@ -66,11 +66,10 @@ def _current_stream(example: object, device: int) -> int:
     handle: int | None = work_stream(example, device)
     if handle is not None:
         return handle
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None and isinstance(example, torch.Tensor):
-        return int(torch.cuda.current_stream(device).cuda_stream)
-    if cupy is not None and isinstance(example, cupy.ndarray):
-        return int(cupy.cuda.get_current_stream(device).ptr)
+    if is_instance(example, "torch", "Tensor"):
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    if is_instance(example, "cupy", "ndarray"):
+        return int(sys.modules["cupy"].cuda.get_current_stream(device).ptr)
     return cuda.runtime().current_stream(device)
 
 

@@ -33,8 +33,7 @@ cdef class StaticRoom:
     cdef readonly Tensor values
     cdef readonly list lengths
     cdef readonly list written
-    cdef Tensor slots    # 0, 1, 2 ..., as many as were ever needed; on a device as many as can be
-    cdef object stream   # of the update that runs; None on the host
+    cdef Tensor slots  # 0, 1, 2 ..., as many as were ever needed; on a device as many as can be
 
     def __init__(self, Tensor keys not None, Tensor values not None):
         self.keys = keys
@@ -65,12 +64,12 @@ cdef class StaticRoom:
                 f"value has shape {values.shape} and key {keys.shape}; batch and tokens must be the same in both"
             )
         cdef int64_t begin = self.begin(position, count), end = begin + count
-        self.stream = self.stream_of(stream, key)
-        if self.stream is not None:
-            await_producer(key, self.stream)
-            await_producer(value, self.stream)
+        handle = self.stream_of(stream, key)
+        if handle is not None:
+            await_producer(key, handle)
+            await_producer(value, handle)
         if count > 0:
-            self.write(index, self.readable(keys), self.readable(values), begin)
+            self.write(index, self.readable(keys), self.readable(values), begin, handle)
         self.lengths[index] = end
         self.written[index] = max(end, self.written[index])
         return self.part(self.keys, index, 0, batch, 0, end, False), self.part(
@@ -124,7 +123,7 @@ cdef class StaticRoom:
             and not starts_in(tensor, self.values)
         ):
             return tensor
-        if self.stream is not None:
+        if self.keys.device_type != CPU:
             raise UnsupportedOption(
                 f"an array of shape {tensor.shape} and strides {tensor.strides} bytes is given; on a device its last "
                 "axis must be contiguous, and it must be no view of this cache: pass a copy"
@@ -133,7 +132,7 @@ cdef class StaticRoom:
         copied.numpy()[...] = tensor.numpy()
         return copied
 
-    cdef int write(self, Py_ssize_t index, Tensor key, Tensor value, int64_t begin) except -1:
+    cdef int write(self, Py_ssize_t index, Tensor key, Tensor value, int64_t begin, object stream) except -1:
         """A slot-mapped write whose tokens are two axes of the source, merged.
 
             tokens next  source [batch * tokens, heads, dim]  target [batch, tokens, heads, dim]
@@ -152,21 +151,21 @@ cdef class StaticRoom:
                 merged(key, axis, 0, batch), merged(value, axis, 0, batch),
                 self.part(self.keys, index, 0, batch, begin, end, tokens_next),
                 self.part(self.values, index, 0, batch, begin, end, tokens_next),
-                self.first_slots(batch * key.shape_[axis]),
+                self.first_slots(batch * key.shape_[axis]), stream,
             )
         for i in range(batch):
             self.run(
                 merged(key, axis, i, 1), merged(value, axis, i, 1),
                 self.part(self.keys, index, i, 1, begin, end, tokens_next),
                 self.part(self.values, index, i, 1, begin, end, tokens_next),
-                self.first_slots(key.shape_[axis]),
+                self.first_slots(key.shape_[axis]), stream,
             )
         return 0
 
-    cdef int run(self, Tensor key, Tensor value, Tensor keys, Tensor values, Tensor slots) except -1:
-        if self.stream is None:
+    cdef int run(self, Tensor key, Tensor value, Tensor keys, Tensor values, Tensor slots, object stream) except -1:
+        if stream is None:
             return run_write(key, value, keys, values, slots, None, None)
-        write_kv(key, value, keys, values, slots, stream=self.stream)
+        write_kv(key, value, keys, values, slots, stream=stream)
         return 0
 
     cdef Tensor part(
@@ -186,11 +185,12 @@ cdef class StaticRoom:
 
     cdef Tensor first_slots(self, int64_t count):
         """0, 1, 2 ...: a prefix of one array, which grows by doubling."""
-        if count > self.slots.shape_[0]:
-            self.slots = placed(np.arange(max(count, 2 * self.slots.shape_[0])), self.keys.device)
-        cdef ArrayView view = self.slots.view()
+        cdef Tensor slots = self.slots
+        if count > slots.shape_[0]:
+            self.slots = slots = placed(np.arange(max(count, 2 * slots.shape_[0])), self.keys.device)
+        cdef ArrayView view = slots.view()
         view.shape[0] = count
-        return tensor_of(view, self.slots.owner)
+        return tensor_of(view, slots.owner)
 
 
 cdef bint starts_in(Tensor tensor, Tensor array) noexcept:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -152,8 +154,13 @@ class SwapSpace:
     def __del__(self) -> None:
         # What is on its way must arrive before its memory is another's.
         last_use = getattr(self, "_last_use", None)
-        if last_use is not None:
+        if last_use is None or sys.is_finalizing():
+            return
+        try:
             last_use.synchronize()
+        except Exception as error:  # a destructor warns and never raises
+            told = f"blocks of a swap space are given back while a device may still copy them: {error}"
+            warnings.warn(told, ResourceWarning, stacklevel=1)
 
     def _room(self, sequence: Sequence) -> int:
         """Tokens that the blocks held for a sequence have room for."""

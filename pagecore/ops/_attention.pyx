@@ -128,6 +128,8 @@ def paged_attention(
         A block or row out of range that would be read. Nothing has been written.
     UnsupportedDtype, UnsupportedOption, DeviceError
         A dtype, option or device that is not served.
+    NotEnoughMemory
+        The host or the device has none for the result, or for what the call works in. Nothing has been written.
 
     Notes
     -----
@@ -266,6 +268,8 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     ------
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other or are not served; nothing has been written.
+    NotEnoughMemory
+        The host or the device has none for the result.
 
     Notes
     -----

@@ -103,7 +103,9 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         A block or row out of range. What stands in CUDA memory is not looked at but under `debug`: blocks and rows that
         are not there are holes, and lengths end where a row of the table and `out` do.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
+        Arrays that do not fit each other, are not served or cannot be written.
+    NotEnoughMemory
+        The host or the device has none for the result. In every case nothing has been written.
 
     Examples
     --------

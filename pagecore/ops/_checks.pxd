@@ -26,9 +26,6 @@ cdef int find_place(Place* place, Tensor first, str name, object example, object
 # That an array is where the call runs.
 cdef int check_place(Tensor tensor, str name, const Place* place) except -1
 
-# For what only the host serves.
-cdef int check_on_host(const Place* place) except -1
-
 # A new C-contiguous tensor with undefined elements, for the work of the call: scratch memory.
 cdef Tensor new_at(int ndim, const int64_t* shape, int dtype_code, const Place* place)
 
@@ -42,7 +39,6 @@ cdef int note_written(Tensor tensor, const Place* place) except -1
 
 # On the host or CUDA.
 cdef Tensor any_tensor(object array, str name)
-cdef Tensor host_tensor(object array, str name)
 
 # float32, float16 or bfloat16 of `ndim` axes, aligned, last axis contiguous, no axis from `first_full` on empty; on the
 # host or CUDA, here and below.

@@ -67,14 +67,6 @@ cdef int check_place(Tensor tensor, str name, const Place* place) except -1:
     return 0
 
 
-cdef int check_on_host(const Place* place) except -1:
-    if place.device_type != CPU:
-        raise DeviceError(
-            f"{<str>place.name} is on {device_of(place)}; this version serves arrays on the host: pass a copy there"
-        )
-    return 0
-
-
 cdef Tensor new_at(int ndim, const int64_t* shape, int dtype_code, const Place* place):
     if place.device_type == CPU:
         return new_tensor(ndim, shape, dtype_code, False)
@@ -148,13 +140,6 @@ cdef Tensor any_tensor(object array, str name):
         except (PagecoreError, TypeError, ValueError, BufferError) as error:
             error.args = (f"{name}: {error}", *error.args[1:])
             raise
-    return tensor
-
-
-cdef Tensor host_tensor(object array, str name):
-    cdef Tensor tensor = any_tensor(array, name)
-    if tensor.device_type != CPU:
-        raise DeviceError(f"{name} is on {tensor.device}; this version serves arrays on the host: pass a copy there")
     return tensor
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 
 class CUDARuntimeError(RuntimeError):
-    pass
+    def __init__(self, message: str, status: int = 999) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CUDADriverError(RuntimeError):
@@ -45,12 +47,16 @@ class FakeCuda:
             raise self.failures[name]
 
     def getDevice(self) -> int:
+        if "getDevice" in self.failures:
+            raise self.failures["getDevice"]
         return getattr(self.thread, "device", 0)
 
     def setDevice(self, device: int) -> None:
         if device >= self.num_devices:
             raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
         self.calls.append(("setDevice", device))
+        if f"setDevice {device}" in self.failures:
+            raise self.failures[f"setDevice {device}"]
         self.thread.device = device
 
     def getDeviceCount(self) -> int:
@@ -70,6 +76,8 @@ class FakeCuda:
         }
 
     def pointerGetAttributes(self, address: int) -> Any:
+        if "pointerGetAttributes" in self.failures:
+            raise self.failures["pointerGetAttributes"]
         device, kind = self.homes.get(address, (-1, 0))
         return types.SimpleNamespace(device=device, type=kind, devicePointer=address if kind else 0, hostPointer=0)
 
@@ -133,6 +141,7 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
         CUDARuntimeError=CUDARuntimeError,
         is_hip=False,
         memcpyDefault=4,
+        errorMemoryAllocation=2,
         driverGetVersion=lambda: cuda.driver_version,
         runtimeGetVersion=lambda: cuda.built,
         memGetInfo=forwarded("memGetInfo", (5, 9)),

@@ -63,6 +63,31 @@ def test_the_former_device_is_current_after_a_failure_too(fake, runtime):
     assert fake.getDevice() == 0
 
 
+BROKEN = "cudaErrorIllegalAddress: an illegal memory access"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("getDevice", lambda runtime: runtime.memory_info(1)),
+        ("setDevice 1", lambda runtime: runtime.memory_info(1)),
+        ("setDevice 0", lambda runtime: runtime.memory_info(1)),
+        ("pointerGetAttributes", lambda runtime: runtime.fill(11, 0, 13, 77)),
+    ],
+)
+def test_what_cuda_says_around_a_call_is_a_device_error_too(fake, runtime, name, call):
+    fake.failures[name] = CUDARuntimeError(BROKEN)
+    with pytest.raises(DeviceError, match=f"CUDA failed on .*: {BROKEN}"):
+        call(runtime)
+
+
+@pytest.mark.parametrize("error", [CUDARuntimeError("cudaErrorAssert: first"), ValueError("first")])
+def test_an_error_of_the_call_is_told_and_not_the_one_that_follows_from_it(fake, runtime, error):
+    fake.failures = {"memGetInfo": error, "setDevice 0": CUDARuntimeError("cudaErrorAssert: second")}
+    with pytest.raises((DeviceError, ValueError), match="first"):
+        runtime.memory_info(1)
+
+
 def test_a_new_thread_gets_a_context_before_its_first_call(fake, runtime):
     thread = threading.Thread(target=runtime.memory_info, args=(0,))
     thread.start()
@@ -85,6 +110,15 @@ def test_a_device_without_memory_says_how_much_was_wanted(fake, runtime):
         runtime.allocate(1000, 1, 77)
     fake.failures["alloc_pinned_memory"] = OutOfMemoryError("no")
     with pytest.raises(NotEnoughMemory, match="no 5 bytes to lock"):
+        runtime.allocate_pinned(5)
+
+
+def test_a_host_without_memory_to_lock_is_told_from_other_failures(fake, runtime):
+    fake.failures["alloc_pinned_memory"] = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory", 2)
+    with pytest.raises(NotEnoughMemory, match="no 5 bytes to lock: cudaErrorMemoryAllocation"):
+        runtime.allocate_pinned(5)
+    fake.failures["alloc_pinned_memory"] = CUDARuntimeError(BROKEN, 700)
+    with pytest.raises(DeviceError, match="CUDA failed"):
         runtime.allocate_pinned(5)
 
 

@@ -12,9 +12,9 @@ import pagecore
 from pagecore.arrays._import import work_stream
 from pagecore.arrays.cuda import use_runtime
 from pagecore.arrays.dtypes import DType
-from pagecore.arrays.results import finished_result, new_result
+from pagecore.arrays.results import finished_result, lasts_for_graphs, new_result
 from pagecore.arrays.streams import await_producer, note_work, stream_handle
-from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import FakeCuda, make_cupy
 from tests.arrays.fake_frameworks import Array, Streams, fake_jax, fake_torch
 from tests.arrays.fake_runtime import FakeRuntime
@@ -237,3 +237,39 @@ def test_work_on_memory_of_others_is_not_pagecore_s_to_note(runtime, streams):
     note_work(pagecore.zeros(3), 66)
     viewed.__dlpack__(stream=5)
     assert viewed.allocation.producer.asked[-1] == 5
+
+
+# ---- frameworks that have just begun to be imported, and devices without memory
+
+
+def test_a_framework_that_is_still_being_imported_is_nobody_s(runtime, monkeypatch):
+    for name in ("torch", "jax", "cupy"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    array = np.zeros(3, np.float32)
+    assert stream_handle(None, array, 0) == runtime.stream
+    await_producer(array, 7)
+    assert not lasts_for_graphs(array)
+    assert new_result((3,), FLOAT32, array, 0, 7).shape == (3,)
+    assert type(pagecore.arrays.like(array, [])) is np.ndarray
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is: no MemoryError."""
+
+
+def test_a_framework_without_memory_for_a_result_is_told_as_ours_is(streams, monkeypatch):
+    example = torch_tensor()
+
+    def empty(*arguments, **options):
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 4 KiB")
+
+    monkeypatch.setattr(sys.modules["torch"], "empty", empty)
+    with pytest.raises(NotEnoughMemory, match="cuda:1 has no 4,000 bytes to give: CUDA out of memory"):
+        new_result((10, 100), FLOAT32, example, 1, 41)
+
+
+def test_other_failures_of_a_framework_are_its_own(streams, monkeypatch):
+    example = torch_tensor()
+    monkeypatch.setattr(sys.modules["torch"], "empty", lambda *arguments, **options: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        new_result((10, 100), FLOAT32, example, 1, 41)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache
+import pagecore
+from pagecore import AttentionSpec, PagedKVCache, SwapSpace
 from pagecore.cache import staging
 from pagecore.cache.store import Store
 from pagecore.errors import DeviceError
@@ -87,3 +88,59 @@ def test_a_sequence_whose_slots_cannot_be_sent_is_removed_all_the_same(cuda, mon
     assert "removed" in repr(sequence)
     cache.commit(batch)
     cache.check_invariants()
+
+
+def halves(cuda: Kit, *shape, dtype="float16"):
+    return cuda.put(np.full(shape, 7, dtype))
+
+
+def call_of_two_kernels(cuda: Kit, op: str):
+    """A call that needs two kernels, and what it writes to."""
+    ones, cache = halves(cuda, 3, 2, 8, dtype="float32"), halves(cuda, 6, 4, 2, 8)
+    other = halves(cuda, 6, 4, 2, 8, dtype="float32")
+    if op == "write_kv":
+        slots = cuda.put(np.arange(3))
+        return lambda: pagecore.write_kv(ones, ones, cache, other, slots), [cache, other]
+    if op == "transfer_blocks":
+        targets = [halves(cuda, 6, 4, 2, 8), halves(cuda, 6, 4, 2, 8)]
+        return lambda: pagecore.transfer_blocks([cache, other], targets, [(1, 2)]), targets
+    if op == "gather_blocks":
+        out = [halves(cuda, 5, 2, 8), halves(cuda, 5, 2, 8)]
+        return lambda: pagecore.gather_blocks([cache, other], [[1, 2]], [5], out=out), out
+    query, out, blocks = halves(cuda, 41, 2, 64), halves(cuda, 41, 2, 64), halves(cuda, 6, 16, 2, 64)
+    table, lens, begins = np.asarray([[1, 0, 0], [2, 3, 4]]), np.asarray([9, 40]), np.asarray([0, 1, 41])
+    return lambda: pagecore.paged_attention(query, blocks, blocks, table, lens, cu_query_lens=begins, out=out), [out]
+
+
+@pytest.mark.parametrize("op", ["write_kv", "transfer_blocks", "gather_blocks", "paged_attention"])
+def test_a_call_whose_second_kernel_cannot_be_loaded_has_written_nothing(cuda, monkeypatch, op):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: no kernel is loaded yet")
+    call, written = call_of_two_kernels(cuda, op)
+    before = [cuda.get(array).copy() for array in written]
+    load, asked = cuda.runtime.load, []
+
+    def load_once(name, *arguments):
+        asked.append(name)
+        return load(name, *arguments) if len(asked) == 1 else refuse()
+
+    monkeypatch.setattr(cuda.runtime, "load", load_once)
+    with pytest.raises(DeviceError, match="gone"):
+        call()
+    assert len(asked) == 2
+    assert cuda.runtime.launched == []
+    for array, expected in zip(written, before, strict=True):
+        np.testing.assert_array_equal(cuda.get(array), expected)
+    monkeypatch.undo()
+    call()
+    assert len(cuda.runtime.launched) == 2
+
+
+def test_a_space_that_cannot_wait_as_it_goes_warns_and_does_not_raise(cuda, monkeypatch):
+    cache = make(cuda)
+    space = SwapSpace(cache, num_blocks=[9, 9])
+    assert space._last_use is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(type(space._last_use), "synchronize", refuse)
+        with pytest.warns(ResourceWarning, match="a device may still copy them: the device is gone"):
+            space.__del__()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pagecore
+from pagecore.arrays import strided
 from pagecore.errors import InvalidBlock, ShapeError
 from tests.cuda.memory import assert_same_memory, calls_of, want_memory
 from tests.cuda.move_cases import CASTS, PLACES, check_all, indices, put_all
@@ -253,3 +254,9 @@ def test_warm_calls_are_launches_and_nothing_else(cuda):
     ]
     for call in calls:
         assert calls_of(cuda, call) == {"launches": 1}
+
+
+def test_more_pairs_than_32_bits_count_are_refused(cuda):
+    pairs = strided(cuda.put(np.asarray([1, 2], np.int32)), (2**32 + 1, 2), (0, 4))
+    with pytest.raises(ShapeError, match="pairs holds 4294967297 pairs on the device; at most 2147483647"):
+        pagecore.copy_blocks(cuda.empty((4, 4, 2)), pairs)

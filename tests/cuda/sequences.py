@@ -245,3 +245,18 @@ def test_no_order_of_threads_changes_what_is_moved(cuda, seed):
     cuda.runtime.seed = seed
     batch = batch_of([7, 300, 12], 4, 90, holes=0.2)
     round_trip(cuda, random_cache("HND", (90, 4, 3, 16), "bfloat16"), batch, DTYPES["float32"], "int32")
+
+
+def test_a_table_may_have_more_rows_than_32_bits_count(cuda):
+    cache = random_numbers((4, 4, 2), "float32")
+    table = strided(cuda.put(np.asarray([2, 3], np.int32)), (2**32 + 1, 2), (0, 4))
+    got = pagecore.gather_blocks(cuda.put(cache), table, cuda.put(np.asarray([5])), rows=[9], out=cuda.empty((5, 2)))
+    np.testing.assert_array_equal(cuda.get(got), cache[2:].reshape(8, 2)[:5])
+
+
+def test_more_sequences_than_32_bits_count_are_refused(cuda):
+    count = 2**32 + 1
+    cache, table = cuda.empty((4, 4, 2)), strided(cuda.put(np.zeros(2, np.int32)), (count, 2), (0, 4))
+    lens = strided(cuda.put(np.zeros(1, np.int32)), (count,), (0,))
+    with pytest.raises(ShapeError, match=f"seq_lens holds {count} sequences; on CUDA at most 2147483647"):
+        pagecore.gather_blocks(cache, table, lens, out=cuda.empty((5, 2)))

@@ -118,6 +118,26 @@ def test_an_update_waits_for_whoever_makes_its_key_and_its_value(cuda, monkeypat
     cuda.runtime.synchronize(stream)
 
 
+def test_an_update_keeps_its_stream_while_another_thread_updates_another_layer(cuda, monkeypatch):
+    """Sequences that lie apart are a write each; between the first two of them the other thread has its turn."""
+    cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 2, 2, 16, device="cuda")
+    first, second = cuda.stream(), cuda.stream()
+    apart, other = ones(cuda, 2, 3, 3, 8)[:, :2], ones(cuda, 2, 2, 3, 8)
+    write, streams = _static.write_kv, []
+
+    def write_kv(*arguments, stream):
+        streams.append(stream)
+        write(*arguments, stream=stream)
+        if len(streams) == 1:
+            cache.update(1, other, other, 0, stream=second)
+
+    monkeypatch.setattr(_static, "write_kv", write_kv)
+    cache.update(0, apart, apart, 0, stream=first)
+    assert streams == [first, second, first]
+    for stream in (first, second):
+        cuda.runtime.synchronize(stream)
+
+
 def test_an_update_becomes_part_of_a_graph(cuda):
     cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
     new = cuda.put(np.zeros((2, 2, 3, 8), np.float32))

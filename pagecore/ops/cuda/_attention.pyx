@@ -143,7 +143,8 @@ cdef void fill_cache(PcCache* cache, Tensor tensor) noexcept:
 cdef void fill_table(PcTable* table, Tensor tensor) noexcept:
     table.data = address_of(tensor)
     table.row_stride = tensor.strides_[0] // tensor.itemsize
-    table.num_rows, table.width = <int32_t>tensor.shape_[0], <int32_t>min(tensor.shape_[1], INT32_MAX)
+    table.num_rows = <int32_t>min(tensor.shape_[0], INT32_MAX)
+    table.width = <int32_t>min(tensor.shape_[1], INT32_MAX)
     table.wide = tensor.dtype_code == INT64
 
 
@@ -366,22 +367,27 @@ cdef str general_name(int dim, bint full):
 cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, bint plain_memory) except -1:
     """Decode and prompts, each where it may have items; one of them in any case, for rows of padding.
 
-    Kernels that a capture with the same plan would launch as well are loaded beforehand: CUDA loads none during one.
+    Every kernel is loaded before the first one writes: to load may fail. So are those that a capture with the same plan
+    would launch as well: CUDA loads none during one.
     """
     cdef bint full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
     cdef bint matrices = (
         plain_memory and p.query_type != 0 and p.query_type == p.key_type and p.query_type == p.value_type
         and p.head_dim == p.value_dim and p.head_dim in (64, 128, 256)
     )
-    cdef bint launched = False
-    cdef PcLaunchShape shape
+    cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
+    cdef list ready = []
     cdef int section
     for section in range(PC_NUM_SECTIONS):
-        if may_have_items(p, work, section) or (section == PC_PROMPTS and not launched):
-            launch_section(p, work, place, section, matrices, full)
-            launched = True
-        elif work.has_plan and could_have_items(p, work, section):
-            kernel(kernel_of(p, section, matrices, full, &shape), place.device_id, place.stream)
+        launches = may_have_items(p, work, section) or (section == PC_PROMPTS and ready[PC_DECODE] is None)
+        loaded = None
+        if launches or (work.has_plan and could_have_items(p, work, section)):
+            name = kernel_of(p, section, matrices, full, &shapes[section])
+            loaded = kernel(name, place.device_id, place.stream)
+        ready.append(loaded if launches else None)
+    for section in range(PC_NUM_SECTIONS):
+        if ready[section] is not None:
+            launch_section(p, work, place, section, ready[section], shapes[section])
     return 0
 
 
@@ -412,12 +418,11 @@ cdef str kernel_of(const PcAttentionParams& p, int section, bint matrices, bint 
 
 
 cdef int launch_section(
-        PcAttentionParams& p, const Work& work, const Place* place, int section, bint matrices, bint full) except -1:
-    cdef PcLaunchShape shape
-    cdef str name = kernel_of(p, section, matrices, full, &shape)
+        PcAttentionParams& p, const Work& work, const Place* place, int section, object loaded,
+        const PcLaunchShape& shape) except -1:
     p.schedule.first_item = work.buffer + work.layout.sections[section].first_item
     grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
-    launch(name, grid, shape.threads, shape.shared_bytes, place.stream, <uintptr_t>&p, place.device_id)
+    runtime().launch(loaded, grid, shape.threads, shape.shared_bytes, place.stream, <uintptr_t>&p)
     return 0
 
 

@@ -72,7 +72,7 @@ cdef extern from "pagecore/ops/cuda/pair_runs.hpp" namespace "pagecore::cuda" no
     cdef cppclass BlockPairs:
         pass
 
-    BlockPairs host_pairs(const Indices& sources, const Indices& targets, bint one_cache) except +
+    BlockPairs host_pairs(const Indices& sources, const Indices& targets, bint one_cache) except +raise_python_error
     BlockPairs device_pairs(const Indices& sources, const Indices& targets)
 
 cdef extern from "pagecore/ops/cuda/move_launch.hpp" namespace "pagecore::cuda" nogil:
@@ -125,9 +125,14 @@ cdef tuple PAIR_MOVES = tuple(tuple(f"move_pairs<{a},{b}>" for b in MOVED) for a
 cdef tuple SEQUENCE_MOVES = tuple(tuple(f"move_sequences<{a},{b}>" for b in MOVED) for a in MOVED)
 
 
-cdef int launch(str name, const Grid& grid, int shared_bytes, const void* params, const Place* place) except -1:
-    kernels.launch(
-        name, (grid.x, grid.y, grid.z), kThreads, shared_bytes, place.stream, <uintptr_t>params, place.device_id)
+cdef object loaded(str name, const Place* place):
+    """A kernel, ready to be launched. A call loads all of its own before the first one writes: to load may fail."""
+    return kernels.kernel(name, place.device_id, place.stream)
+
+
+cdef int launch(object kernel, const Grid& grid, int shared_bytes, const void* params, const Place* place) except -1:
+    cuda.runtime().launch(
+        kernel, (grid.x, grid.y, grid.z), kThreads, shared_bytes, place.stream, <uintptr_t>params)
     return 0
 
 
@@ -157,9 +162,11 @@ cdef int write_kv(
     fill_divisors(&of_keys, key_divisors, key_divisor)
     fill_divisors(&of_values, value_divisors, value_divisor)
     cdef vector[WriteLaunch] launches = write_launches(args, of_keys, of_values, multiprocessors(place))
+    cdef list ready = []
     for i in range(launches.size()):
-        name = WRITES[<int>launches[i].type_from][<int>launches[i].type_to]
-        launch(name, launches[i].grid, 0, &launches[i].params, place)
+        ready.append(loaded(WRITES[<int>launches[i].type_from][<int>launches[i].type_to], place))
+    for i in range(launches.size()):
+        launch(ready[i], launches[i].grid, 0, &launches[i].params, place)
     note_written(key_cache, place)
     note_written(value_cache, place)
     return 0
@@ -194,9 +201,11 @@ cdef int move_pairs(list sources, list targets, Tensor pairs, bint one_cache, co
     else:
         ids = device_pairs(source_ids, target_ids)
     cdef vector[PairLaunch] launches = pair_launches(from_arrays, to_arrays, ids, one_cache, multiprocessors(place))
+    cdef list ready = []
     for i in range(launches.size()):
-        name = PAIR_MOVES[launches[i].types.type_from][launches[i].types.type_to]
-        launch(name, launches[i].grid, 0, &launches[i].params, place)
+        ready.append(loaded(PAIR_MOVES[launches[i].types.type_from][launches[i].types.type_to], place))
+    for i in range(launches.size()):
+        launch(ready[i], launches[i].grid, 0, &launches[i].params, place)
     return note_all(targets, place)
 
 
@@ -233,9 +242,11 @@ cdef int move_sequences(
     batch.longest = longest
     batch.gathers = gathers
     cdef vector[SequenceLaunch] launches = sequence_launches(blocks, tokens, batch)
+    cdef list ready = []
     for i in range(launches.size()):
-        name = SEQUENCE_MOVES[launches[i].types.type_from][launches[i].types.type_to]
-        launch(name, launches[i].grid, PC_MOVE_SHARED_BYTES, &launches[i].params, place)
+        ready.append(loaded(SEQUENCE_MOVES[launches[i].types.type_from][launches[i].types.type_to], place))
+    for i in range(launches.size()):
+        launch(ready[i], launches[i].grid, PC_MOVE_SHARED_BYTES, &launches[i].params, place)
     return 0
 
 
@@ -251,8 +262,9 @@ cdef int merge(
     fill_lse(&args.lse_b, lse_b)
     fill_lse(&args.lse, lse)
     cdef vector[MergeLaunch] launches = merge_launches(args)
+    kernel = loaded(MERGES[out.dtype_code], place)
     for i in range(launches.size()):
-        launch(MERGES[out.dtype_code], launches[i].grid, 0, &launches[i].params, place)
+        launch(kernel, launches[i].grid, 0, &launches[i].params, place)
     note_written(out, place)
     note_written(lse, place)
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pagecore.arrays.cupy_runtime import INSTALL, first_line, import_cupy
-from pagecore.errors import DeviceError, PagecoreError
+from pagecore.errors import CompileError, DeviceError, PagecoreError
 from pagecore.ops.cuda.manifest import Instance
 from pagecore.ops.cuda.sources import with_headers
 
@@ -32,10 +32,6 @@ FLAGS = (
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 OLDEST = 80
 _ARCHITECTURE = re.compile(r"sm_([0-9]{2,3})[af]?")
-
-
-class CompileError(PagecoreError, RuntimeError):
-    """A source that the compiler refuses: a fault of pagecore's, or of the compiler; the message ends with its log."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ struct Grid {
   return std::clamp<int64_t>(ceil_div(units, num_multiprocessors * kResident), 1, kMaxInFlight);
 }
 
+// Of a length of which what comes behind is out of a kernel's reach.
+[[nodiscard]] constexpr pc_int32 clamped(int64_t length) {
+  return static_cast<pc_int32>(std::min<int64_t>(length, INT32_MAX));
+}
+
 [[nodiscard]] constexpr uint64_t bits_of(int64_t value) { return static_cast<uint64_t>(value); }
 
 // Whether an address or a stride, or several of them or-ed, allow accesses of `bytes`, of which 16 are the most at
@@ -47,16 +52,16 @@ struct Grid {
 
 // Arrays in device memory, as kernels are told of them.
 [[nodiscard]] inline PcIndices device_indices(const cpu::Indices& indices) {
-  return {reinterpret_cast<uintptr_t>(indices.data), indices.stride / (indices.wide ? 8 : 4),
-          static_cast<pc_int32>(indices.size), indices.wide};
+  return {reinterpret_cast<uintptr_t>(indices.data), indices.stride / (indices.wide ? 8 : 4), clamped(indices.size),
+          indices.wide};
 }
 
 [[nodiscard]] inline PcTable device_table(const cpu::Table& table) {
   PcTable result = {};
   result.data = reinterpret_cast<uintptr_t>(table.data);
   result.row_stride = table.row_stride / (table.wide ? 8 : 4);
-  result.num_rows = static_cast<pc_int32>(table.num_rows);
-  result.width = static_cast<pc_int32>(table.width);
+  result.num_rows = clamped(table.num_rows);
+  result.width = clamped(table.width);
   result.wide = table.wide;
   return result;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 #include "pagecore/ops/cuda/move_shape.hpp"
@@ -108,6 +109,8 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
                                                            const std::vector<cpu::BlockArray>& targets,
                                                            const BlockPairs& pairs, bool one_cache,
                                                            int64_t num_multiprocessors) {
+  PC_EXPECTS(pairs.size <= INT32_MAX, ShapeError, "pairs holds ", pairs.size, " pairs on the device; at most ",
+             INT32_MAX, " are served: pass a part of them at a time");
   std::vector<internal::MoveGroup> groups;
   for (size_t i = 0; i < sources.size(); ++i) {
     if (internal::has_empty_axis(sources[i])) continue;
@@ -144,6 +147,8 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
   // Blocks of threads of all sequences together: enough for any device, few enough to be nothing where most of them
   // find no tokens.
   constexpr int64_t kWorkers = int64_t{1} << 15, kMaxGrid = 65535;
+  PC_EXPECTS(batch.seq_lens.size <= INT32_MAX, ShapeError, "seq_lens holds ", batch.seq_lens.size,
+             " sequences; on CUDA at most ", INT32_MAX, " are served: pass a part of them at a time");
   std::vector<internal::MoveGroup> groups;
   for (size_t i = 0; i < caches.size(); ++i) {
     if (internal::has_empty_axis(caches[i])) continue;

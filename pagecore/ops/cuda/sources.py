@@ -6,17 +6,22 @@ import re
 from functools import cache
 from pathlib import Path
 
+from pagecore.errors import DeviceError
+
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 
 @cache
 def source_folder() -> Path:
-    """Return the folder of cuda_src: in an installed package within it, in a source tree beside it."""
+    """Return the folder of cuda_src: in an installed package within it, in a source tree beside it.
+
+    DeviceError where it is in neither: without it there is no way to a device.
+    """
     package = Path(__file__).parents[2]
     for folder in (package / "cuda_src", package.parent / "cuda_src"):
         if (folder / "manifest.toml").is_file():
             return folder
-    raise FileNotFoundError(f"the CUDA sources are neither in {package} nor beside it; install pagecore again")
+    raise DeviceError(f"the CUDA sources are neither in {package} nor beside it: install pagecore again")
 
 
 def read_source(name: str) -> str:

@@ -9,12 +9,11 @@ import types
 
 import pytest
 
-from pagecore.errors import DeviceError
+from pagecore.errors import CompileError, DeviceError
 from pagecore.ops.cuda import compiler
 from pagecore.ops.cuda.compiler import (
     ARCHITECTURES,
     FLAGS,
-    CompileError,
     check_architecture,
     compile_instances,
     compile_source,

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from pagecore.errors import DeviceError
+from pagecore.ops.cuda import sources
 from pagecore.ops.cuda.manifest import Instance, instance, instances, parse_manifest
 from pagecore.ops.cuda.sources import read_source, source_folder, with_headers
 
@@ -63,3 +65,9 @@ def test_a_source_comes_with_every_header_that_it_reaches(toys):
     text, headers = with_headers("toy.cu")
     assert text == read_source("toy.cu")
     assert set(headers) == {"toy.cuh", "primitives.cuh", "abi.h"}
+
+
+def test_a_package_without_its_sources_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "pagecore" / "ops" / "cuda" / "sources.py"))
+    with pytest.raises(DeviceError, match=r"CUDA sources are neither in .* nor beside it: install pagecore again"):
+        source_folder.__wrapped__()
