@@ -11,8 +11,7 @@ gradients. On CUDA they run on torch's current stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -206,16 +205,17 @@ _OPTIONS = {
 }
 
 
-def _check_arguments(*arrays: object, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+def _check_arguments(*arrays: object, options: dict[str, Any] | None = None) -> None:
     """What torch itself would refuse without saying what to do, or take and give gradients of 0 for."""
     for array in arrays:
         if not isinstance(array, torch.Tensor):
             raise _no_tensor(array, "is given")
-    for name, value in options.items():
-        if not isinstance(value, _OPTIONS.get(name, object)):
-            _check_option(name, value)
+    if options:
+        for name, value in options.items():
+            if name in _OPTIONS and not isinstance(value, _OPTIONS[name]):
+                _check_option(name, value)
     if not torch.compiler.is_compiling() and (_transforms() or forward_ad._current_level >= 0):
-        _refuse_gradients((*arrays, *options.values()))
+        _refuse_gradients((*arrays, *(options or {}).values()))
 
 
 def _check_option(name: str, value: Any) -> None:
@@ -317,8 +317,8 @@ def paged_attention(
                 f"{name} is given; a torch operator takes none: leave it out, or call pagecore's own"
             )
     arrays = (query, key_cache, value_cache, block_table, seq_lens)
-    _check_arguments(*arrays, *(() if out is None else (out,)), options=options)
     if out is None:
+        _check_arguments(*arrays, options=options)
         if return_lse:
             both: tuple[torch.Tensor, torch.Tensor] = _paged_attention_lse(*arrays, **options)
             return both
@@ -326,6 +326,7 @@ def paged_attention(
         return attended
     if return_lse:
         raise UnsupportedOption("out and return_lse are both given; the operator with out= gives no lse: leave one out")
+    _check_arguments(*arrays, out, options=options)
     _paged_attention_out(*arrays, out, **options)
     return out
 
