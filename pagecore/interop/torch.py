@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch._C._functorch import (
     TransformType,
@@ -136,7 +137,8 @@ def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) ->
             raise DeviceError(f"{name} is on {array.device} and {first[0]} on {first[1].device}; move one to the other")
         if array.requires_grad and torch.is_grad_enabled():
             raise UnsupportedOption(
-                f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or run under no_grad()"
+                f"{name} requires grad, and the operator has no gradient; pass {name}.detach() (what is computed under "
+                "torch.no_grad() requires none)"
             )
 
 
@@ -192,25 +194,57 @@ _copy_blocks = torch.ops.pagecore.copy_blocks.default
 # ---- the same with the arguments of pagecore's own functions
 
 
-def _check_arguments(*arrays: object) -> None:
+# What torch takes for each option without a word; of what is something else `_check_option` decides.
+_ARRAY = (torch.Tensor, type(None))
+_NUMBER = (float, int, torch.SymFloat, torch.SymInt)
+_OPTIONS = {
+    **dict.fromkeys(("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale"), _ARRAY),
+    "scale": (*_NUMBER, type(None)),
+    "softcap": _NUMBER,
+    "causal": (int,),
+}
+
+
+def _check_arguments(*arrays: object, options: dict[str, Any] | None = None) -> None:
     """What torch itself would refuse without saying what to do, or take and give gradients of 0 for."""
     for array in arrays:
         if not isinstance(array, torch.Tensor):
-            remedy = "as_torch(tensor)" if type(array) is Tensor else "torch.as_tensor(array)"
-            raise UnsupportedDtype(
-                f"a {type(array).__module__}.{type(array).__name__} is given; the operators take torch tensors alone: "
-                f"pass {remedy}, or call pagecore's own function"
-            )
+            raise _no_tensor(array, "is given")
+    if options:
+        for name, value in options.items():
+            if name in _OPTIONS and not isinstance(value, _OPTIONS[name]):
+                _check_option(name, value)
     if not torch.compiler.is_compiling() and (_transforms() or forward_ad._current_level >= 0):
-        _refuse_gradients(arrays)
+        _refuse_gradients((*arrays, *(options or {}).values()))
 
 
-def _refuse_gradients(arrays: tuple[Any, ...]) -> None:
+def _check_option(name: str, value: Any) -> None:
+    if _OPTIONS[name] is _ARRAY:
+        raise _no_tensor(value, f"is given as {name}")
+    if name == "causal":
+        if not isinstance(value, np.bool_):
+            raise UnsupportedOption(f"causal is {value!r}; it must be True or False")
+        return
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        raise UnsupportedOption(f"{name} requires grad, and the operator has no gradient; pass {name}.item()")
+    if not isinstance(value, np.number | torch.Tensor) or value.ndim:
+        raise UnsupportedOption(f"{name} is {value!r}; it must be a number")
+
+
+def _no_tensor(array: object, how: str) -> UnsupportedDtype:
+    remedy = "as_torch(tensor)" if type(array) is Tensor else "torch.as_tensor(array)"
+    return UnsupportedDtype(
+        f"a {type(array).__module__}.{type(array).__name__} {how}; the operators take torch tensors alone: pass "
+        f"{remedy}, or call pagecore's own function"
+    )
+
+
+def _refuse_gradients(given: tuple[Any, ...]) -> None:
     """Under torch.func an operator without a gradient is a constant to torch, and so it is to forward mode."""
     is_differentiated = any(
         transform.key() in (TransformType.Grad, TransformType.Jvp) for transform in _transforms() or ()
     )
-    for array in arrays:
+    for array in (each for each in given if isinstance(each, torch.Tensor)):
         is_wrapped = is_differentiated and is_functorch_wrapped_tensor(array)
         if is_wrapped or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None):
             raise UnsupportedOption(
@@ -237,12 +271,13 @@ def write_kv(
         What is no torch tensor.
     As `pagecore.write_kv`; while a graph is traced, what does not fit is refused then.
     """
-    _check_arguments(key, value, key_cache, value_cache, slot_mapping)
     if key_scale is None and value_scale is None:
+        _check_arguments(key, value, key_cache, value_cache, slot_mapping)
         _write_kv(key, value, key_cache, value_cache, slot_mapping)
         return
-    scales = [_each_head(scale, key_cache) for scale in (key_scale, value_scale)]
-    _write_kv(key, value, key_cache, value_cache, slot_mapping, key_scale=scales[0], value_scale=scales[1])
+    scales = {"key_scale": _each_head(key_scale, key_cache), "value_scale": _each_head(value_scale, key_cache)}
+    _check_arguments(key, value, key_cache, value_cache, slot_mapping, options=scales)
+    _write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
 
 
 def paged_attention(
@@ -270,7 +305,6 @@ def paged_attention(
         What is no torch tensor.
     As `pagecore.paged_attention`; while a graph is traced, what does not fit is refused then.
     """
-    _check_arguments(query, key_cache, value_cache, block_table, seq_lens)
     if window is not None:
         options["window_left"], options["window_right"] = _window(window)
     if key_scale is not None:
@@ -282,17 +316,18 @@ def paged_attention(
             raise UnsupportedOption(
                 f"{name} is given; a torch operator takes none: leave it out, or call pagecore's own"
             )
+    arrays = (query, key_cache, value_cache, block_table, seq_lens)
     if out is None:
+        _check_arguments(*arrays, options=options)
         if return_lse:
-            both: tuple[torch.Tensor, torch.Tensor] = _paged_attention_lse(
-                query, key_cache, value_cache, block_table, seq_lens, **options
-            )
+            both: tuple[torch.Tensor, torch.Tensor] = _paged_attention_lse(*arrays, **options)
             return both
-        attended: torch.Tensor = _paged_attention(query, key_cache, value_cache, block_table, seq_lens, **options)
+        attended: torch.Tensor = _paged_attention(*arrays, **options)
         return attended
     if return_lse:
         raise UnsupportedOption("out and return_lse are both given; the operator with out= gives no lse: leave one out")
-    _paged_attention_out(query, key_cache, value_cache, block_table, seq_lens, out, **options)
+    _check_arguments(*arrays, out, options=options)
+    _paged_attention_out(*arrays, out, **options)
     return out
 
 
@@ -347,10 +382,12 @@ def as_torch(tensor: Tensor, *, read_only: bool = False) -> torch.Tensor:
     return shown
 
 
-def _each_head(scale: Scale, key_cache: torch.Tensor) -> torch.Tensor | None:
-    """One number for each key head, as the operators take it."""
-    if scale is None or isinstance(scale, torch.Tensor):
+def _each_head(scale: Scale, key_cache: torch.Tensor) -> Any:
+    """One number for each key head, as the operators take it; what is no number as it is, to be refused."""
+    if not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
         return scale
+    if key_cache.ndim != 4:
+        raise ShapeError(f"key_cache has shape {tuple(key_cache.shape)}; it must have 4 axes")
     return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
 
 
@@ -361,8 +398,14 @@ def _window(window: Window) -> tuple[int, int]:
     if isinstance(window, tuple | list):
         if len(window) != 2:
             raise UnsupportedOption(f"window is {window!r}; it must be a number of keys, or (left, right)")
-        left, right = (-1 if side is None else side for side in window)
+        left, right = (-1 if side is None else _count(side, window) for side in window)
         return left, right
-    if window < 1:
+    if _count(window, window) < 1:
         raise UnsupportedOption(f"window is {window!r}; it must be at least 1, the query's own key, or None")
     return window - 1, -1
+
+
+def _count(number: Any, window: Window) -> Any:
+    if isinstance(number, int | torch.SymInt | np.integer):
+        return number
+    raise UnsupportedOption(f"window is {window!r}; it must be a number of keys, or (left, right)")

@@ -176,6 +176,29 @@ def test_what_is_differentiated_by_torch_func_is_refused_and_not_taken_for_a_con
     ):
         with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
             differentiate()
+    numbers = {"sinks": torch.zeros(HEADS), "alibi_slopes": torch.zeros(HEADS)}
+    numbers |= {"key_scale": HEAD_NUMBERS, "value_scale": HEAD_NUMBERS}
+    for name, tensor in numbers.items():
+
+        def attend_with(tensor, name=name):
+            return interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, **{name: tensor}).sum()
+
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+            torch.func.grad(attend_with)(tensor)
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+            attend_with(torch.autograd.forward_ad.make_dual(tensor, tensor))
+
+    def scaled_write(scale):
+        cache = step.key_cache.clone()
+        interop.write_kv(step.key, step.value, cache, step.value_cache, step.slot_mapping, key_scale=scale)
+        return cache.sum()
+
+    def attend_into(out):
+        return interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, out=out).sum()
+
+    for function, tensor in ((scaled_write, HEAD_NUMBERS), (attend_into, torch.empty_like(step.query))):
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+            torch.func.grad(function)(tensor)
     with torch.autograd.forward_ad.dual_level():
         attend(step.query)
         with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
@@ -219,6 +242,58 @@ def test_what_is_no_tensor_of_torch_is_refused_with_what_to_pass():
     for says, call in calls.items():
         with pytest.raises(UnsupportedDtype, match=says):
             call()
+
+
+OWN = pagecore.zeros((35,), "bool")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"rows": np.arange(3)}, UnsupportedDtype, r"numpy.ndarray is given as rows; .* torch.as_tensor\(array\)"),
+        ({"cu_query_lens": [0, 5, 6, 7]}, UnsupportedDtype, "list is given as cu_query_lens"),
+        ({"sinks": np.zeros(4)}, UnsupportedDtype, "numpy.ndarray is given as sinks"),
+        ({"mask": OWN}, UnsupportedDtype, r"Tensor is given as mask; .* as_torch\(tensor\)"),
+        ({"out": np.zeros((7, HEADS, DIM))}, UnsupportedDtype, "numpy.ndarray is given; .* torch.as_tensor"),
+        ({"key_scale": np.ones(2)}, UnsupportedDtype, "numpy.ndarray is given as key_scale"),
+        ({"value_scale": "a"}, UnsupportedDtype, "str is given as value_scale"),
+        ({"window": "a"}, UnsupportedOption, r"window is 'a'; it must be a number of keys, or \(left, right\)"),
+        ({"window": 2.5}, UnsupportedOption, "window is 2.5; it must be a number of keys"),
+        ({"window": (1, "a")}, UnsupportedOption, r"window is \(1, 'a'\)"),
+        ({"scale": "a"}, UnsupportedOption, "scale is 'a'; it must be a number"),
+        ({"scale": torch.tensor(0.5, requires_grad=True)}, UnsupportedOption, r"requires grad.* pass scale.item\(\)"),
+        ({"softcap": None}, UnsupportedOption, "softcap is None; it must be a number"),
+        ({"causal": "a"}, UnsupportedOption, "causal is 'a'; it must be True or False"),
+    ],
+    ids=str,
+)
+def test_options_of_other_types_are_refused_by_name(options, error, says):
+    step = make_step()
+    with pytest.raises(error, match=says):
+        interop.paged_attention(*step.attended, **{"cu_query_lens": step.cu_query_lens} | options)
+
+
+def test_scales_are_checked_before_they_are_spread():
+    step = make_step()
+    for scale in (np.ones(2), "a"):
+        with pytest.raises(UnsupportedDtype, match="is given as key_scale"):
+            interop.write_kv(*step.written, key_scale=scale)
+    flat = step.key_cache.flatten(1, 3)
+    with pytest.raises(ShapeError, match=r"key_cache has shape \(9, 128\); it must have 4 axes"):
+        interop.write_kv(*step.written[:2], flat, *step.written[3:], key_scale=0.5)
+    with pytest.raises(ShapeError, match="key_cache has shape"):
+        interop.paged_attention(step.query, flat, *step.attended[2:], value_scale=0.5)
+    with pytest.raises(UnsupportedDtype, match=r"numpy\.ndarray is given"):
+        interop.write_kv(*step.written[:2], step.key_cache.numpy(), *step.written[3:], key_scale=0.5)
+
+
+def test_numbers_of_other_kinds_are_taken_for_what_they_are():
+    step = make_step()
+    where = {"cu_query_lens": step.cu_query_lens}
+    expected = interop.paged_attention(*step.attended, scale=0.5, causal=False, window=(2, 0), key_scale=0.5, **where)
+    for number in (np.float32(0.5), torch.tensor(0.5)):
+        options = {"scale": number, "causal": np.False_, "window": (np.int64(2), 0), "key_scale": number}
+        assert torch.equal(interop.paged_attention(*step.attended, **where, **options), expected)
 
 
 def test_an_index_without_memory_is_not_taken_for_a_trace():
@@ -278,6 +353,11 @@ def test_shapes_and_dtypes_are_known_without_memory():
         (ShapeError, "value_cache has shape", lambda q, c, i: interop.paged_attention(q, c, c[0], i, i)),
         (UnsupportedDtype, "key_cache is", lambda q, c, i: interop.paged_attention(q, c.int(), c, i, i)),
         (UnsupportedDtype, "out is", lambda q, c, i: interop.paged_attention(q, c, c, i, i, out=q.float())),
+        (
+            UnsupportedOption,
+            r"key requires grad.* pass key.detach\(\) \(what is computed under torch.no_grad\(\)",
+            lambda q, c, i: interop.write_kv(q.detach().requires_grad_(), q, c, c, i),
+        ),
         (ShapeError, "key has shape", lambda q, c, i: interop.write_kv(q[0], q, c, c, i)),
         (DeviceError, "is on", lambda q, c, i: interop.write_kv(q, q, torch.zeros(9, 4, 2, 16), c, i)),
         (ShapeError, "lse_a has", lambda q, c, i: interop.merge_attention(q, q, q, q)),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pagecore.errors import OutOfBlocks, OutOfRows, ShapeError, UnsupportedOption
+from pagecore.errors import OutOfBlocks, OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.families import (
     EOS,
     dynamic_cache,
@@ -126,9 +126,15 @@ def test_namespaces_share_nothing():
     assert cache.begin(ids, namespace="adapter b") == 0
     assert cache.begin(ids) == 0
     assert cache.begin(ids, namespace="adapter a") == 16
-    cache.reset()
-    cache.kv.clear_prefix_cache()
-    assert cache.begin(ids, namespace="adapter a") == 0
+
+
+def test_clearing_forgets_the_rows_of_the_last_generation_too():
+    model, ids = make_model("llama"), prompts(1, 20)
+    cache = make_cache(model)
+    run(model, ids, cache)
+    assert cache.clear_prefix_cache() == 6  # 27 columns, in whole blocks of 4
+    assert (cache.begin(ids), cache.kv.stats().num_cached_blocks) == (0, 0)
+    assert make_cache(model, prefix_cache=False).clear_prefix_cache() == 0
 
 
 def test_a_prompt_must_be_the_one_that_the_cache_began_with():
@@ -288,10 +294,33 @@ def test_rows_change_only_by_being_repeated_chosen_or_begun():
     cache.reorder_cache(torch.tensor([1, 1]))
     with pytest.raises(ShapeError, match="rows 0 to 1"):
         cache.batch_select_indices(torch.tensor([2]))
+    for repeats in (0, -1):
+        with pytest.raises(ShapeError, match=f"repeats is {repeats}; it must be at least 1"):
+            cache.batch_repeat_interleave(repeats)
+    assert cache.kv.num_sequences == 2
     cache.kv.check_invariants()
     cache.reset()
     assert cache.kv.num_sequences == 0
     assert run(model, prompts(3), cache) == expect(model, prompts(3))
+
+
+def test_when_no_row_is_kept_the_cache_is_as_new():
+    model, ids = make_model("llama"), prompts(2, 9)
+    cache = make_cache(model)
+    run(model, ids, cache)
+    cache.batch_select_indices(torch.zeros(0, dtype=torch.long))
+    assert (cache.get_seq_length(), cache.kv.num_sequences) == (0, 0)
+    assert run(model, prompts(3), cache) == expect(model, prompts(3))
+
+
+def test_rows_are_named_by_integers():
+    model = make_model("llama")
+    cache = make_cache(model)
+    run(model, prompts(), cache)
+    for indices in ([0], torch.tensor([0.5]), torch.tensor([True, False])):
+        with pytest.raises(UnsupportedDtype, match=r"indices is .*; it must be a torch tensor of integers \[rows\]"):
+            cache.batch_select_indices(indices)
+    assert cache.kv.num_sequences == 2
 
 
 def test_a_prompt_that_is_computed_already_is_refused():
@@ -423,6 +452,59 @@ def test_a_pass_that_raises_is_undone(family, error):
     cache.kv.check_invariants()
 
 
+def test_a_first_pass_that_raises_stays_in_its_namespace():
+    model, ids = make_model("llama"), prompts(2, 20)
+    cache = make_cache(model)
+    cache.begin(ids, namespace="adapter")
+    with failing(model, Failure), pytest.raises(Failure):
+        run(model, ids, cache)
+    assert run(model, ids, cache) == expect(model, ids)
+    assert cache.begin(ids) == 0
+    assert cache.begin(ids, namespace="adapter") == 16
+
+
+@WINDOWED
+@pytest.mark.parametrize("reused", [0, 16])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"num_return_sequences": 3, "do_sample": True}], ids=str)
+def test_a_pass_that_raises_leaves_what_was_begun(family, reused, options):
+    model, ids = make_model(family), prompts(1, 20)
+    expected, expected_of_beams = expect(model, ids), expect(model, ids, num_beams=2)
+    cache = make_cache(model)
+    if reused:
+        run(model, ids, cache)
+    assert cache.begin(ids) == reused
+    used = cache.kv.stats().num_used_blocks
+    other = ids.clone()
+    other[0, 18] += 1
+    for _ in range(2):
+        with failing(model, Failure), pytest.raises(Failure):
+            run(model, ids, cache, **options)
+        assert (cache.kv.num_sequences, cache.kv.stats().num_used_blocks) == (1, used)
+        with pytest.raises(ShapeError, match="token 18 of a row is"):
+            run(model, other, cache, **options)
+    assert run(model, ids, cache, num_beams=2) == expected_of_beams
+    cache.begin(ids)
+    with failing(model, Failure), pytest.raises(Failure):
+        run(model, ids, cache, **options)
+    assert run(model, ids, cache) == expected
+    cache.kv.check_invariants()
+
+
+def test_a_refused_pass_leaves_what_is_known_by_its_ids():
+    model, ids = make_model("llama"), prompts(2, 12)
+    embeddings = model.get_input_embeddings()(ids).detach()
+    cache = make_cache(model, max_sequences=1)
+    with torch.no_grad():
+        with pytest.raises(OutOfRows):
+            model(inputs_embeds=embeddings, past_key_values=cache)
+        model(ids[:1], past_key_values=cache)
+        assert cache.begin(ids[:1]) == 8
+        with failing(model, Failure), pytest.raises(Failure):
+            model(inputs_embeds=embeddings[:1, 8:], past_key_values=cache)
+        model(ids[:1, 8:], past_key_values=cache)
+    assert num_cached(cache) == 3
+
+
 # ---- caches and models
 
 
@@ -454,6 +536,19 @@ def test_a_model_is_freed_while_its_cache_lives():
     assert gone() is None
     with pytest.raises(UnsupportedOption, match="which is gone"):
         cache.update(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 1, 16), 0)
+
+
+def test_a_base_model_whose_model_is_gone_is_refused():
+    model = transformers.LlamaForCausalLM(make_model("llama").config)
+    cache = make_cache(model)
+    base = model.base_model
+    del model
+    gc.collect()
+    with (
+        torch.no_grad(),
+        pytest.raises(UnsupportedOption, match=r"a LlamaModel runs.*which is gone; make a PagedCache"),
+    ):
+        base(prompts(), past_key_values=cache)
 
 
 def test_caches_of_one_model_do_not_meet():

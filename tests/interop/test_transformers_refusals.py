@@ -125,6 +125,17 @@ def test_a_config_that_says_nothing_of_full_or_sliding_attention_is_refused(fiel
         specs_of_model(SimpleNamespace(**usual | fields), "float32")
 
 
+def test_a_config_whose_layers_differ_is_refused():
+    class Differing(SimpleNamespace):
+        @property
+        def head_dim(self):
+            raise RuntimeError("ambiguous")
+
+    config = Differing(model_type="unheard_of", num_hidden_layers=4, num_attention_heads=4, hidden_size=64)
+    with pytest.raises(UnsupportedOption, match=r"unheard_of has head_dim that differs between layers; give layers="):
+        specs_of_model(config, "float32")
+
+
 def test_what_is_no_decoder_is_refused(model):
     config = transformers.BartConfig(
         vocab_size=30,
@@ -140,6 +151,15 @@ def test_what_is_no_decoder_is_refused(model):
         PagedCache(bart, layers=[SPEC], num_blocks=9)
     with pytest.raises(UnsupportedOption, match="give the PreTrainedModel that it wraps"):
         PagedCache(torch.nn.Sequential(model), num_blocks=9)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 30}
+    both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.BertConfig(**sizes, intermediate_size=16),
+        transformers.GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=30, add_cross_attention=True),
+    )
+    pair = transformers.EncoderDecoderModel(both)
+    pair.set_attn_implementation("pagecore")
+    with pytest.raises(UnsupportedOption, match="the EncoderDecoderModel has an encoder"):
+        PagedCache(pair, num_blocks=9)
 
 
 def test_options_of_the_cache_are_checked_as_ever(model):
@@ -182,6 +202,31 @@ def test_gradients_are_refused_with_what_to_do(model, cache):
 def test_masks_that_are_no_padding_masks_are_refused(model, cache, mask, error, says):
     with pytest.raises(error, match=says):
         run(model, prompts(), cache, attention_mask=mask())
+    assert cache.kv.num_sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"input_ids": prompts().numpy()}, UnsupportedDtype, r"input_ids is a ndarray; it must be a torch tensor of"),
+        (
+            {"input_ids": prompts().float()},
+            UnsupportedDtype,
+            r"input_ids is torch.float32; .* integers \[batch, columns",
+        ),
+        ({"attention_mask": prompts().numpy()}, UnsupportedDtype, "attention_mask is a ndarray; it must be a torch"),
+        ({"position_ids": prompts().numpy()}, UnsupportedDtype, "position_ids is a ndarray; it must be a torch"),
+        ({"position_ids": prompts().float()}, UnsupportedDtype, "position_ids is torch.float32"),
+        ({"position_ids": torch.arange(7).repeat(3, 1)}, ShapeError, "position_ids has 3 rows and the forward pass 2"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, dict) else None,
+)
+def test_what_is_no_tensor_of_integers_is_refused_by_name(model, cache, given, error, says):
+    with pytest.raises(error, match=says), torch.no_grad():
+        model(**{"input_ids": prompts()} | given, past_key_values=cache)
+    if "position_ids" not in given:
+        with pytest.raises(error, match=says):
+            cache.begin(**{"input_ids": prompts()} | given)
     assert cache.kv.num_sequences == 0
 
 
@@ -243,7 +288,10 @@ def test_what_the_cache_cannot_give_is_refused(model, cache):
     base = {"module": torch.nn.Module(), "query": key, "key": key, "value": key, "attention_mask": None}
     for options, says in (
         ({"attention_mask": torch.zeros(1, 1, 1, 1)}, "attention_mask"),
-        ({"position_bias": key}, "position_bias"),
+        *(
+            ({name: key}, name)
+            for name in ("position_bias", "sinks", "indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
+        ),
         ({"is_causal": False}, "is_causal"),
         ({"output_attentions": True}, "output_attentions.*eager"),
     ):

@@ -24,8 +24,7 @@ class CacheShape:
     """What the two arrays of a cache have in common: one layer's, or with `layer` a stack of them."""
 
     def __init__(self, key_cache: Any, value_cache: Any, layer: Any, layout: str) -> None:
-        if layout not in ("NHD", "HND"):
-            raise UnsupportedOption(f"layout is {layout!r}; it must be 'NHD' or 'HND', the order of a block's axes")
+        check_layout(layout)
         self.heads_first = layout == "HND"
         inner = "num_kv_heads, block_size" if self.heads_first else "block_size, num_kv_heads"
         self._stacked = layer is not None
@@ -53,6 +52,12 @@ class CacheShape:
             hint = "without layer=, caches are one layer's" if ndim == 4 else "with layer=, caches are stacked"
             raise ShapeError(f"{name} has shape {array.shape}; it must have {ndim} axes: {axes} ({hint})")
         return _without_empty(array, name, ndim - 3, axes)
+
+
+def check_layout(layout: object) -> None:
+    """One of the two."""
+    if layout not in ("NHD", "HND"):
+        raise UnsupportedOption(f"layout is {layout!r}; it must be 'NHD' or 'HND', the order of a block's axes")
 
 
 def _layer_number(layer: Any, num_layers: int) -> Any:
@@ -164,9 +169,21 @@ def flat_mask(array: Any) -> jax.Array:
 
 def number(value: Any, name: str) -> float:
     """A number that is known when the function is traced."""
-    if isinstance(value, jax.core.Tracer):
-        raise UnsupportedOption(f"{name} is traced; it must be known when the function is compiled: a Python number")
+    _refuse_tracer(value, name, "a Python number")
     return _xla.number(value, name)
+
+
+def switch(value: Any, name: str) -> bool:
+    """A bool that is known when the function is traced."""
+    _refuse_tracer(value, name, "True or False")
+    if not isinstance(value, bool | np.bool_):
+        raise UnsupportedOption(f"{name} is {value!r}; it must be True or False")
+    return bool(value)
+
+
+def _refuse_tracer(value: Any, name: str, what: str) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise UnsupportedOption(f"{name} is traced; it must be known when the function is compiled: {what}")
 
 
 def _as_jax(array: Any, name: str) -> Any:

@@ -11,7 +11,8 @@ import numpy as np
 from pagecore.arrays import Tensor, as_tensor, like
 from pagecore.cache import Batch
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.jax.arguments import Layout
+from pagecore.interop.jax.arguments import Layout, check_layout
+from pagecore.storage.checks import at_least
 
 
 def as_jax(tensor: Tensor, *, layout: Layout = "NHD") -> jax.Array:
@@ -32,19 +33,22 @@ def as_jax(tensor: Tensor, *, layout: Layout = "NHD") -> jax.Array:
     Raises
     ------
     UnsupportedOption
-        JAX would have to copy: strides that are not the layout's, misaligned memory, 64-bit integers without x64; or
-        the tensor is read-only, which JAX cannot say of an array.
+        JAX would have to copy: strides that are not the layout's, or misaligned memory; or the tensor is read-only,
+        which JAX cannot say of an array.
+    UnsupportedDtype
+        64-bit integers without x64, or no `pagecore.Tensor`.
+    ShapeError
+        "HND" of a tensor without the 4 axes of a plane.
+    DeviceError
+        Memory that is not the host's.
     """
     if type(tensor) is not Tensor:
         raise UnsupportedDtype(f"a {type(tensor).__name__} is no pagecore.Tensor; make one with pagecore.as_tensor")
-    if layout not in ("NHD", "HND"):
-        raise UnsupportedOption(f"layout is {layout!r}; it must be 'NHD' or 'HND', the order of a block's axes")
+    check_layout(layout)
     if layout == "HND":
         if tensor.ndim != 4:
             raise ShapeError(f"the tensor has shape {tensor.shape}; layout='HND' is for the 4 axes of a cache's plane")
-        readonly = tensor.readonly
         tensor = as_tensor(tensor.numpy().swapaxes(1, 2))
-        assert tensor.readonly == readonly
     if not _is_row_major(tensor):
         raise UnsupportedOption(
             f"the tensor has shape {tensor.shape} and strides {tensor.strides} bytes in layout {layout!r}, which "
@@ -92,8 +96,8 @@ def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) 
     Parameters
     ----------
     batch : Batch
-        Of a cache of any device; ``PagedKVCache(device="none", index_dtype="int32")`` is the one for caches that JAX
-        owns.
+        Of a cache on the host, or without bytes: ``PagedKVCache(device="none", index_dtype="int32")`` is the one for
+        caches that JAX owns.
     layer : int
         A layer of the group whose slots and blocks are wanted.
     max_blocks : int, optional
@@ -105,6 +109,8 @@ def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) 
         A sequence holds more blocks than `max_blocks`, or that is not from 1 to what a row holds.
     UnsupportedOption
         Slots of int64 while JAX has no such integers.
+    DeviceError
+        A batch of a cache on CUDA.
     """
     group = batch.group(layer)
     slots = group.slot_mapping.numpy()
@@ -114,9 +120,9 @@ def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) 
             "jax_enable_x64"
         )
     table, lens = group.block_table.numpy(), batch.seq_lens.numpy().copy()
-    width = table.shape[1] if max_blocks is None else max_blocks
-    if not 1 <= width <= table.shape[1]:
-        raise ShapeError(f"max_blocks is {max_blocks}; it must be 1 to {table.shape[1]}, the blocks that a row holds")
+    width = table.shape[1] if max_blocks is None else at_least("max_blocks", max_blocks)
+    if width > table.shape[1]:
+        raise ShapeError(f"max_blocks is {width}; it must be at most {table.shape[1]}, the blocks that a row holds")
     rows = table[batch.rows.numpy()]
     if rows[:, width:].any():
         needed = np.flatnonzero(rows.any(axis=0))[-1] + 1

@@ -21,6 +21,7 @@ from pagecore.interop.jax.arguments import (
     indices,
     number,
     scales,
+    switch,
 )
 
 # As in handlers.hpp: which of these a call has, in this order, is an attribute of it.
@@ -97,7 +98,25 @@ def paged_attention(
         )
     lens = indices(seq_lens, "seq_lens", 1, "[num_sequences]")
     table = indices(block_table, "block_table", 2, "[num_sequences, max_blocks]")
-    optional: dict[str, Any] = {"layer": cache.layer}
+    optional = {"layer": cache.layer} | _which_queries(query, table, lens, rows, cu_query_lens)
+    optional |= _per_head(num_heads, sinks=sinks, alibi_slopes=alibi_slopes)
+    if mask is not None:
+        optional["mask"] = flat_mask(mask)
+    optional["key_scale"] = scales(key_scale, "key_scale", cache.num_heads, divides=False)
+    optional["value_scale"] = scales(value_scale, "value_scale", cache.num_heads, divides=False)
+    attributes = _attributes(dim**-0.5 if scale is None else scale, softcap, causal, window)
+    attributes["heads_first"] = np.int64(cache.heads_first)
+    results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value_dim), query.dtype)]
+    if switch(return_lse, "return_lse"):
+        results.append(jax.ShapeDtypeStruct((num_tokens, num_heads), np.float32))
+    arrays = (query, key_cache, value_cache, table, lens)
+    returned = _call("paged_attention", arrays, results, optional, attributes)
+    return tuple(returned) if return_lse else returned[0]
+
+
+def _which_queries(query: Any, table: Any, lens: Any, rows: Any, cu_query_lens: Any) -> dict[str, Any]:
+    """The arrays that say whose a query is; without them there is one for each of `lens`, in the order of the table."""
+    optional = {}
     if rows is None:
         check_length(table, "block_table", 0, lens.shape[0], "one row for each of seq_lens, or pass rows= to pick some")
     else:
@@ -108,32 +127,26 @@ def paged_attention(
     else:
         optional["cu_query_lens"] = indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]")
         check_length(optional["cu_query_lens"], "cu_query_lens", 0, lens.shape[0] + 1, "one more than seq_lens")
+    return optional
+
+
+def _per_head(num_heads: int, **given: Any) -> dict[str, Any]:
+    return {name: head_numbers(array, name, num_heads) for name, array in given.items() if array is not None}
+
+
+def _attributes(scale: Any, softcap: Any, causal: Any, window: Any) -> dict[str, Any]:
+    """What is known when the function is traced."""
     cap = number(softcap, "softcap")
     if cap < 0 or 0 < cap < SMALLEST_SOFTCAP:
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
     left, right = _xla.window_sides(window)
-    if sinks is not None:
-        optional["sinks"] = head_numbers(sinks, "sinks", num_heads)
-    if alibi_slopes is not None:
-        optional["alibi_slopes"] = head_numbers(alibi_slopes, "alibi_slopes", num_heads)
-    if mask is not None:
-        optional["mask"] = flat_mask(mask)
-    optional["key_scale"] = scales(key_scale, "key_scale", cache.num_heads, divides=False)
-    optional["value_scale"] = scales(value_scale, "value_scale", cache.num_heads, divides=False)
-    attributes = {
-        "scale": np.float64(dim**-0.5 if scale is None else number(scale, "scale")),
+    return {
+        "scale": np.float64(number(scale, "scale")),
         "softcap": np.float64(cap),
-        "causal": np.int64(bool(causal)),
+        "causal": np.int64(switch(causal, "causal")),
         "window_left": np.int64(left),
         "window_right": np.int64(right),
-        "heads_first": np.int64(cache.heads_first),
     }
-    results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value_dim), query.dtype)]
-    if return_lse:
-        results.append(jax.ShapeDtypeStruct((num_tokens, num_heads), np.float32))
-    arrays = (query, key_cache, value_cache, table, lens)
-    returned = _call("paged_attention", arrays, results, optional, attributes)
-    return tuple(returned) if return_lse else returned[0]
 
 
 def write_kv(

@@ -24,6 +24,11 @@ NAME = "pagecore"
 REMEDY = f'call model.set_attn_implementation("{NAME}")'
 _TICKET = "_pagecore_ticket"
 _REFUSAL = "_pagecore_refusal"
+# Options of attention, beside those of `_attention`, by which models change what it gives.
+_CHANGING = (
+    *("position_bias", "head_mask", "sinks", "indices", "block_indices"),
+    *("cu_seq_lens_q", "cu_seq_lens_k"),  # several texts in a row, each of which sees itself alone
+)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -104,7 +109,7 @@ def _attention(
         if hasattr(attention_mask, _REFUSAL):
             raise UnsupportedOption(getattr(attention_mask, _REFUSAL))
         _refuse("attention_mask has a mask for every layer", "pass the padding mask [batch, columns] alone")
-    for name in ("position_bias", "head_mask"):
+    for name in _CHANGING:
         if options.get(name) is not None:
             _refuse(f"{name} is given", "choose another implementation for this model")
     if options.get("output_attentions"):

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Listed
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -17,7 +16,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, Ticket, stamp, untraced
 from pagecore.interop.transformers.following import follow
 from pagecore.interop.transformers.forward import Forward
-from pagecore.interop.transformers.inputs import read_ids, read_inputs, read_mask
+from pagecore.interop.transformers.inputs import Mask, read_ids, read_inputs, read_integers, read_mask
 from pagecore.interop.transformers.rows import Rows
 from pagecore.interop.transformers.specs import specs_of_model
 from pagecore.storage import Spec
@@ -77,7 +76,7 @@ class PagedCache(Cache):  # type: ignore[misc]
                 f"model is a {type(model).__name__}; give the PreTrainedModel that it wraps, such as get_base_model()"
             )
         config = model.config.get_text_config(decoder=True)
-        if config.is_encoder_decoder:
+        if config.is_encoder_decoder or model.config.is_encoder_decoder:
             raise UnsupportedOption(f"the {type(model).__name__} has an encoder; a PagedCache serves decoders alone")
         _check_implementation(model)
         if layers is None:
@@ -119,7 +118,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             0 where a column is padding.
         namespace : hashable, optional
             Prompts of different namespaces share nothing: name what else the keys depend on, such as the adapter that
-            the model runs with. After the weights have changed, call ``cache.kv.clear_prefix_cache()``.
+            the model runs with. After the weights have changed, call `clear_prefix_cache`.
 
         Returns
         -------
@@ -128,7 +127,7 @@ class PagedCache(Cache):  # type: ignore[misc]
 
         Raises
         ------
-        ShapeError, OutOfRows
+        ShapeError, UnsupportedDtype, UnsupportedOption, OutOfRows
             Ids, a mask or a number of rows that do not fit.
         """
         ids = read_ids(input_ids)
@@ -140,6 +139,17 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Let all rows go; what they have computed stays in the prefix cache until blocks are short."""
         self._settle()
         self._rows.clear()
+
+    def clear_prefix_cache(self) -> int:
+        """Let all rows go, and forget what was computed: after the weights have changed, say.
+
+        Returns
+        -------
+        int
+            Blocks that the prefix cache gave back.
+        """
+        self.reset()
+        return self.kv.clear_prefix_cache()
 
     # -- what transformers asks ----------------------------------------------------------------------------------
 
@@ -157,12 +167,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             Keys and values that do not fit what the cache stores for the layer.
         """
         if self._forward is None or self._running is None:
-            model = self._model()
-            own = "which is gone" if model is None else f"a {type(model).__name__}"
-            raise UnsupportedOption(
-                f"update was called outside of a forward pass of the model that the cache was made for, {own}; make a "
-                "PagedCache for each model, and call that model with past_key_values=cache"
-            )
+            raise _not_its_model("update was called", self._model())
         self._forward.store(layer_idx, key_states, value_states)
         stamp(key_states, value_states, Ticket(self._forward, layer_idx))
         return key_states, value_states
@@ -184,17 +189,37 @@ class PagedCache(Cache):  # type: ignore[misc]
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows, in this order; one that is named twice becomes two that share their blocks."""
+        """Keep these rows, in this order; one that is named twice becomes two that share their blocks.
+
+        Raises
+        ------
+        UnsupportedDtype
+            No torch tensor of integers.
+        ShapeError
+            A row that the cache does not have.
+        OutOfRows
+            More rows than it can have.
+        """
+        rows = read_integers(indices, "indices", "[rows]").reshape(-1).tolist()
         self._settle()
-        self._rows.select(np.asarray(indices.cpu()).reshape(-1).tolist())
+        self._rows.select(rows)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Let each row become `repeats` rows that share its blocks."""
+        """Let each row become `repeats` rows that share its blocks.
+
+        Raises
+        ------
+        ShapeError
+            `repeats` is below 1.
+        OutOfRows
+            More rows than the cache can have.
+        """
         self._settle()
-        self._rows.select([row for row in range(len(self._rows)) for _ in range(repeats)])
+        self._rows.repeat(repeats)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last ``-tokens_to_remove`` columns; a positive number is the length to keep, as it once was.
+        """Forget the last ``-tokens_to_remove`` columns; a positive number is the length to keep, which older
+        transformers pass.
 
         Raises
         ------
@@ -237,19 +262,18 @@ class PagedCache(Cache):  # type: ignore[misc]
         if self._running is not None and module is not self._running:
             return  # what runs has called it
         model = self._model()
-        assert model is not None
+        if model is None:
+            raise _not_its_model(f"a {type(module).__name__} runs with a PagedCache", None)
         _check_implementation(model)
         self._settle()
         rows = self._rows
         inputs = read_inputs(given, rows.num_columns)
-        if len(rows) and len(rows) != inputs.batch:
-            if not rows.is_begun or inputs.batch % len(rows):
-                raise ShapeError(
-                    f"the forward pass has {inputs.batch} rows and the cache {len(rows)}; leave the generation with "
-                    "reset() or begin(), or repeat its rows with batch_repeat_interleave()"
-                )
-            self.batch_repeat_interleave(inputs.batch // len(rows))
-        if inputs.past is not None and len(rows) and not np.array_equal(inputs.past, rows.is_token):
+        if len(rows) and len(rows) != inputs.batch and (not rows.is_begun or inputs.batch % len(rows)):
+            raise ShapeError(
+                f"the forward pass has {inputs.batch} rows and the cache {len(rows)}; leave the generation with "
+                "reset() or begin(), or repeat its rows with batch_repeat_interleave()"
+            )
+        if inputs.past is not None and len(rows) and (inputs.past != _repeated(rows.is_token, inputs.batch)).any():
             raise UnsupportedOption(
                 "attention_mask hides, or shows, other columns than when they were computed; a paged cache stores "
                 "tokens alone: reset() it and compute them again"
@@ -323,6 +347,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 "the PagedCache that this layer belongs to is gone; keep it for as long as its layers"
             )
         return cache
+
+
+def _not_its_model(what: str, model: PreTrainedModel | None) -> UnsupportedOption:
+    own = "which is gone" if model is None else f"a {type(model).__name__}"
+    return UnsupportedOption(
+        f"{what} outside of a forward pass of the model that the cache was made for, {own}; make a PagedCache for each "
+        "model, and call that model with past_key_values=cache"
+    )
+
+
+def _repeated(is_token: Mask, batch: int) -> Mask:
+    return is_token if len(is_token) == batch else is_token.repeat(batch // len(is_token), axis=0)
 
 
 def _check_implementation(model: PreTrainedModel) -> None:

@@ -24,7 +24,8 @@ class Forward:
     for all: it alone is stored and attended, and the others are forked from it once the pass counts.
 
     States: prepared (made) -> done (finish) -> over (commit); prepared -> over (abandon). What is done can still be
-    cropped without a trace: it counts when the next pass begins.
+    cropped without a trace: it counts when the next pass begins. A pass that is abandoned, or cannot be made, leaves
+    the rows as they were before it.
     """
 
     def __init__(self, rows: Rows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
@@ -34,35 +35,39 @@ class Forward:
         self._attended: set[int] = set()
         self.is_done = False
         self.is_over = False
-        is_first = len(rows) == 0
-        ids = rows.vouch(inputs)
         # Which rows of the pass are stored, and for each row the place among them of the one that stands for it.
         self._own: NDArray[np.intp] | None = None
         self._twins: NDArray[np.intp] | None = None
+        self._before = rows.standing()
+        try:
+            is_token = self._take_rows(inputs)
+            self._pick, self._repeat = _index(self._own, device), _index(self._twins, device)
+            # Which of the stored columns are tokens, flat; None where all are.
+            self._places = None if is_token.all() else _index(np.flatnonzero(is_token), device)
+            # The pass runs on torch's current stream; left to itself, the cache would send its arrays on CuPy's.
+            stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+            out = previous if previous is not None and _fits(previous, is_token) else None
+            self.batch = rows.cache.prepare(rows.sequences, is_token.sum(axis=1), out=out, stream=stream)
+        except BaseException:
+            rows.restore(self._before)
+            raise
+
+    def _take_rows(self, inputs: Inputs) -> Mask:
+        """Open rows, or repeat those that a prompt began, and name the new ids; returns the mask of what is stored."""
+        rows, is_first = self._rows, len(self._rows) == 0
         if is_first:
             _check_room(rows, inputs.batch)
+        elif len(rows) != inputs.batch:
+            rows.repeat(inputs.batch // len(rows))
+        ids = rows.vouch(inputs)
+        if is_first:
             if ids is not None:
                 self._own, self._twins = _equal_rows(ids, inputs.is_token)
             rows.open(inputs.batch if self._own is None else len(self._own))
-        is_token = self._is_token if self._own is None else self._is_token[self._own]
-        lengths = [sequence.num_tokens for sequence in rows.sequences]
-        try:
-            if ids is not None:
-                rows.name(ids if self._own is None else ids[self._own], is_token)
-            fits = previous is not None and _fits(previous, is_token)
-            # The pass runs on torch's current stream; left to itself, the cache would send its arrays on CuPy's.
-            stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-            counts, out = is_token.sum(axis=1), previous if fits else None
-            self.batch = rows.cache.prepare(rows.sequences, counts, out=out, stream=stream)
-        except BaseException:
-            if is_first:
-                rows.clear()
-            else:
-                rows.forget_past(lengths)
-            raise
-        self._pick, self._repeat = _index(self._own, device), _index(self._twins, device)
-        # Which of the stored columns are tokens, flat; None where all are.
-        self._places = None if is_token.all() else _index(np.flatnonzero(is_token), device)
+        is_token = inputs.is_token if self._own is None else inputs.is_token[self._own]
+        if ids is not None:
+            rows.name(ids if self._own is None else ids[self._own], is_token)
+        return is_token
 
     @property
     def num_columns(self) -> int:
@@ -149,12 +154,8 @@ class Forward:
         if self.is_over:
             return
         self.is_done, self.is_over = False, True
-        rows = self._rows
-        rows.cache.abandon(self.batch)
-        if rows.num_columns == 0:
-            rows.clear()
-        else:
-            rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
+        self._rows.cache.abandon(self.batch)
+        self._rows.restore(self._before)
 
     def _check(self, array: torch.Tensor) -> None:
         if array.ndim != 4 or (array.shape[0], array.shape[2]) != self._is_token.shape:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
 Mask = NDArray[np.bool_]
 Ids = NDArray[np.int64]
@@ -82,7 +82,16 @@ def read_ids(ids: torch.Tensor) -> Ids:
     """Token ids ``[batch, columns]``."""
     if getattr(ids, "ndim", None) != 2:
         raise ShapeError(f"input_ids is {_told(ids)}; it must be [batch, columns]")
-    read: Ids = ids.detach().cpu().numpy().astype(np.int64, copy=False)
+    return read_integers(ids, "input_ids", "[batch, columns]")
+
+
+def read_integers(array: Any, name: str, axes: str) -> Ids:
+    """Integers of a torch tensor; nothing else is cut to integers."""
+    is_tensor = isinstance(array, torch.Tensor)
+    if not is_tensor or array.is_floating_point() or array.is_complex() or array.dtype == torch.bool:
+        given = array.dtype if is_tensor else f"a {type(array).__name__}"
+        raise UnsupportedDtype(f"{name} is {given}; it must be a torch tensor of integers {axes}")
+    read: Ids = array.detach().cpu().numpy().astype(np.int64, copy=False)
     return read
 
 
@@ -96,6 +105,10 @@ def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> 
         )
     if tuple(mask.shape) != (batch, columns):
         raise ShapeError(f"attention_mask has shape {tuple(mask.shape)}; it must be {(batch, columns)}: {why}")
+    if not isinstance(mask, torch.Tensor):
+        raise UnsupportedDtype(
+            f"attention_mask is a {type(mask).__name__}; it must be a torch tensor [batch, columns], 0 where padding is"
+        )
     read: Mask = mask.detach().cpu().numpy() != 0
     return read
 
@@ -112,10 +125,8 @@ def _read_positions(positions: torch.Tensor | None, columns: int) -> Ids | None:
     """Positions; -1, where no token stands, for those that are no plain count (several to a token)."""
     if positions is None:
         return None
-    if positions.ndim != 2 or positions.shape[1] != columns:
-        return np.full((1, columns), -1, np.int64)
-    read: Ids = positions.detach().cpu().numpy().astype(np.int64, copy=False)
-    return read
+    read = read_integers(positions, "position_ids", "[batch, columns]")
+    return read if read.ndim == 2 and read.shape[1] == columns else np.full((1, columns), -1, np.int64)
 
 
 def _speaks(name: str, value: Any) -> bool:

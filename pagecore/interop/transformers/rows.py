@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,16 @@ import numpy as np
 from pagecore.cache import PagedKVCache, Sequence
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
+from pagecore.storage.checks import at_least
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What rows were before a pass: how many, which ids they wait to compute, and whether new ids become known."""
+
+    count: int
+    waiting: list[Any]
+    is_known: bool
 
 
 class Rows:
@@ -93,6 +104,28 @@ class Rows:
             raise
         self.is_token = np.zeros((count, 0), np.bool_)
 
+    def standing(self) -> Standing:
+        """What `restore` goes back to."""
+        waiting = [
+            s.tokens[s.num_computed_tokens :] if s.num_tokens > s.num_computed_tokens else () for s in self.sequences
+        ]
+        return Standing(len(self), waiting, self._is_known)
+
+    def restore(self, before: Standing) -> None:
+        """Undo what a pass that does not count did to the rows: it may have opened or repeated them, and their ids."""
+        if before.count == 0:
+            self.clear()
+            return
+        if len(self) != before.count:
+            self.select(range(0, len(self), len(self) // before.count))
+        self.forget_past([sequence.num_computed_tokens for sequence in self.sequences])
+        self.cache.append_tokens(self.sequences, before.waiting)
+        self._is_known = before.is_known
+
+    def repeat(self, repeats: int) -> None:
+        """Let each row become `repeats` rows that share its blocks."""
+        self.select([row for row in range(len(self)) for _ in range(at_least("repeats", repeats))])
+
     def vouch(self, inputs: Inputs) -> Ids | None:
         """The ids of new columns; None where their keys, or those before them, are not what ids and positions make.
 
@@ -103,6 +136,11 @@ class Rows:
         given = inputs.positions
         if given is None:
             given = np.arange(self.num_columns, self.num_columns + inputs.columns)[None]
+        if len(given) not in (1, inputs.batch):
+            raise ShapeError(
+                f"position_ids has {len(given)} rows and the forward pass {inputs.batch}; give one for each, or one "
+                "for all of them"
+            )
         given = np.broadcast_to(given, positions.shape)
         if ((given == 0) & (positions > 0) & inputs.is_token).any():
             raise ShapeError(
@@ -161,6 +199,9 @@ class Rows:
         """Row i becomes what row parents[i] was; rows may go, and one may become several, which share its blocks."""
         if any(not 0 <= parent < len(self) for parent in parents):
             raise ShapeError(f"rows {list(parents)} are wanted; the cache has rows 0 to {len(self) - 1}")
+        if not parents:
+            self.clear()
+            return
         if len(parents) == len(self):
             self.cache.reorder(self.sequences, [self.sequences[parent] for parent in parents])
         else:

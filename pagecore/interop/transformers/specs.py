@@ -59,7 +59,13 @@ def _windows(config: Any) -> list[int | None]:
 
 
 def _given(config: Any, name: str) -> Any:
-    return getattr(config, name, None)
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers has a class of its own for it, in its later versions alone
+        raise UnsupportedOption(
+            f"the config of the {config.model_type} has {name} that differs between layers; give "
+            "layers=[AttentionSpec(...), ...], one for each layer"
+        ) from None
 
 
 def _number(config: Any, name: str) -> int:

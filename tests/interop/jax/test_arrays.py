@@ -141,8 +141,9 @@ def test_a_table_that_is_too_narrow_is_refused(interop):
     assert interop.step_arrays(batch, max_blocks=3).block_table.shape[1] == 3
     with pytest.raises(ShapeError, match="max_blocks is 2, and a sequence holds 3 blocks"):
         interop.step_arrays(batch, max_blocks=2)
-    with pytest.raises(ShapeError, match="max_blocks is 0; it must be 1 to"):
-        interop.step_arrays(batch, max_blocks=0)
+    for width, says in ((0, "at least 1"), (99, "at most 15, the blocks"), ("a", "an integer"), (2.0, "an integer")):
+        with pytest.raises(ShapeError, match=f"max_blocks is {width!r}; .*{says}"):
+            interop.step_arrays(batch, max_blocks=width)
 
 
 def test_wide_slots_are_refused_without_x64(jax, interop):

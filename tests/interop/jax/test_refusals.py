@@ -41,6 +41,9 @@ ATTENTION = [
     ({"cu_query_lens": [0, 5]}, ShapeError, "one more than seq_lens"),
     ({"scale": "much"}, UnsupportedOption, "scale is 'much'; it must be a number"),
     ({"scale": np.inf}, UnsupportedOption, "scale is inf; it must be finite"),
+    ({"causal": "no"}, UnsupportedOption, "causal is 'no'; it must be True or False"),
+    ({"causal": np.zeros(1)}, UnsupportedOption, "it must be True or False"),
+    ({"return_lse": 2}, UnsupportedOption, "return_lse is 2; it must be True or False"),
     ({"softcap": -1.0}, UnsupportedOption, "softcap is -1.0; it must be at least"),
     ({"softcap": 1e-35}, UnsupportedOption, "or 0 for no cap"),
     ({"window": 0}, UnsupportedOption, "window is 0; it must be at least 1"),
@@ -103,6 +106,8 @@ def test_numbers_that_are_options_cannot_be_traced(jax, interop):
         jax.jit(lambda scale: interop.paged_attention(*map(jax.numpy.array, case.arrays), scale=scale, **case.options))(
             0.1
         )
+    with pytest.raises(UnsupportedOption, match=r"causal is traced; it must be known .*: True or False"):
+        jax.jit(lambda on: interop.paged_attention(*map(jax.numpy.array, case.arrays), causal=on, **case.options))(True)
 
 
 def test_caches_that_jax_would_copy_are_refused(jax, interop):
