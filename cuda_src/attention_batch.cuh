@@ -6,12 +6,10 @@
 #pragma once
 
 #include "abi_attention.h"
+#include "logarithms.cuh"
 #include "primitives.cuh"
 
 namespace pagecore {
-
-constexpr float kLog2OfE = 1.44269504f;
-constexpr float kLogOf2 = 0.693147181f;
 
 PC_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
 PC_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
@@ -32,6 +30,7 @@ struct IntegerOnItsWay {
   }
 };
 
+// In words, unlike ask_index of units.cuh: by loads of 64 bits, prefill with a head_dim of 128 spills.
 PC_DEVICE IntegerOnItsWay begin_integer(pc_address data, pc_int64 at, bool wide) {
   const Global<pc_uint32> words(data);
   IntegerOnItsWay integer = {0, 0};

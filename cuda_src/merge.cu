@@ -4,6 +4,7 @@
 // logarithms before one of them writes the result, which may lie there. Both parts are read once and the output is
 // written once; a unit is written by the lane that has read it.
 #include "abi_moves.h"
+#include "logarithms.cuh"
 #include "primitives.cuh"
 #include "units.cuh"
 
@@ -17,11 +18,10 @@ struct MergeWeights {
 };
 
 PC_DEVICE MergeWeights weigh(float a, float b) {
-  constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
   const float top = a > b ? a : b;
   if (top == -pc_infinity()) return {0.0f, 0.0f, top};
-  const float part_a = pc_exp2((a - top) * kLog2E), part_b = pc_exp2((b - top) * kLog2E), total = part_a + part_b;
-  return {part_a / total, part_b / total, top + pc_log2(total) * kLn2};
+  const float part_a = pc_exp2((a - top) * kLog2OfE), part_b = pc_exp2((b - top) * kLog2OfE), total = part_a + part_b;
+  return {part_a / total, part_b / total, top + pc_log2(total) * kLogOf2};
 }
 
 template <typename T, int Count>
