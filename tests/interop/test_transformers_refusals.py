@@ -284,7 +284,7 @@ def test_soft_capped_models_are_not_left_to_sdpa():
 
 def test_what_the_cache_cannot_give_is_refused(model, cache):
     key = torch.zeros(1, 2, 1, 16)
-    attention.stamp(key, key, attention.Ticket(None, 0))
+    attention.mark_stored(key, key, attention.StoredKeys(None, 0))
     base = {"module": torch.nn.Module(), "query": key, "key": key, "value": key, "attention_mask": None}
     for options, says in (
         ({"attention_mask": torch.zeros(1, 1, 1, 1)}, "attention_mask"),
