@@ -79,11 +79,13 @@ def _attention(
     """Outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim]; `PagedCache.update` has the keys."""
     stored: StoredKeys | None = getattr(key, _STORED_KEYS, None)
     if stored is None:
-        for name, given in (("softcap", softcap), ("sinks", s_aux)):
+        served = {"softcap": softcap, "sinks (s_aux)": s_aux}
+        for name, given in (served | {each: options.get(each) for each in ("sinks", "block_indices")}).items():
             if given is not None:
+                remedy = "pass a PagedCache, or call" if name in served else "call"
                 raise UnsupportedOption(
                     f"the model attends with {name}, and not to a PagedCache: attention {NAME!r} leaves that to SDPA, "
-                    'which has none; pass a PagedCache, or call model.set_attn_implementation("eager")'
+                    f'which has none; {remedy} model.set_attn_implementation("eager")'
                 )
         attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
