@@ -27,6 +27,13 @@ def test_the_code_runs_and_prints_what_it_says(page):
     assert ran.stdout.splitlines() == promised
 
 
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_a_page_has_what_the_readme_says_of_it(page):
+    parts = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    assert parts[0] == "The shortest loop"
+    assert {"What is copied, and what is not", "Streams", "What is refused", "Versions"} <= set(parts)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_files_that_it_names_are_there(page):
     text = page.read_text()

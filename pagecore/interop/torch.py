@@ -248,8 +248,8 @@ def _refuse_gradients(given: tuple[Any, ...]) -> None:
         is_wrapped = is_differentiated and is_functorch_wrapped_tensor(array)
         if is_wrapped or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None):
             raise UnsupportedOption(
-                "an operator is differentiated by torch.func or in forward mode, and it has no gradient; pass "
-                "tensor.detach(), or attend by other means"
+                "an operator is differentiated by torch.func or in forward mode, and it has no gradient; call it "
+                "outside of what is differentiated, on plain tensors, or attend by other means"
             )
 
 

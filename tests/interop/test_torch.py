@@ -174,7 +174,7 @@ def test_what_is_differentiated_by_torch_func_is_refused_and_not_taken_for_a_con
         lambda: torch.func.grad(write)(step.key),
         lambda: torch.vmap(torch.func.grad(attend))(torch.stack([step.query] * 2)),
     ):
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
             differentiate()
     numbers = {"sinks": torch.zeros(HEADS), "alibi_slopes": torch.zeros(HEADS)}
     numbers |= {"key_scale": HEAD_NUMBERS, "value_scale": HEAD_NUMBERS}
@@ -183,9 +183,12 @@ def test_what_is_differentiated_by_torch_func_is_refused_and_not_taken_for_a_con
         def attend_with(tensor, name=name):
             return interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, **{name: tensor}).sum()
 
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
             torch.func.grad(attend_with)(tensor)
-        with torch.autograd.forward_ad.dual_level(), pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+        with (
+            torch.autograd.forward_ad.dual_level(),
+            pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"),
+        ):
             attend_with(torch.autograd.forward_ad.make_dual(tensor, tensor))
 
     def scaled_write(scale):
@@ -197,11 +200,11 @@ def test_what_is_differentiated_by_torch_func_is_refused_and_not_taken_for_a_con
         return interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, out=out).sum()
 
     for function, tensor in ((scaled_write, HEAD_NUMBERS), (attend_into, torch.empty_like(step.query))):
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
             torch.func.grad(function)(tensor)
     with torch.autograd.forward_ad.dual_level():
         attend(step.query)
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*detach"):
+        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
             attend(torch.autograd.forward_ad.make_dual(step.query, step.query))
 
 

@@ -282,9 +282,24 @@ def test_soft_capped_models_are_not_left_to_sdpa():
             model.generate(prompts(), max_new_tokens=2, do_sample=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("softcap", "softcap.*; pass a PagedCache, or call model.set"),
+        ("s_aux", r"sinks \(s_aux\).*; pass a PagedCache, or call model.set"),
+        ("sinks", "sinks, .*has none; call model.set"),
+        ("block_indices", "block_indices, .*has none; call model.set"),
+    ],
+)
+def test_what_sdpa_would_ignore_is_refused_without_a_cache(name, says):
+    query = torch.zeros(1, 2, 1, 16)
+    with pytest.raises(UnsupportedOption, match=rf"attends with {says}"):
+        attention._attention(torch.nn.Module(), query, query, query, None, **{name: query})
+
+
 def test_what_the_cache_cannot_give_is_refused(model, cache):
     key = torch.zeros(1, 2, 1, 16)
-    attention.stamp(key, key, attention.Ticket(None, 0))
+    attention.mark_stored(key, key, attention.StoredKeys(None, 0))
     base = {"module": torch.nn.Module(), "query": key, "key": key, "value": key, "attention_mask": None}
     for options, says in (
         ({"attention_mask": torch.zeros(1, 1, 1, 1)}, "attention_mask"),

@@ -1,14 +1,14 @@
 """The attention implementation "pagecore" of transformers: paged where a `PagedCache` runs, SDPA elsewhere.
 
 A forward pass with a paged cache is known by what the cache hands out, so that other passes, on this thread or others,
-are not touched: `Columns` in place of the length of its keys, and a `Ticket` on the keys and values that it has stored.
+are not touched: `Columns` in place of the length of its keys, and `StoredKeys` on the keys and values that it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from transformers import AttentionInterface
@@ -22,21 +22,13 @@ if TYPE_CHECKING:
 
 NAME = "pagecore"
 REMEDY = f'call model.set_attn_implementation("{NAME}")'
-_TICKET = "_pagecore_ticket"
+_STORED_KEYS = "_pagecore_stored_keys"
 _REFUSAL = "_pagecore_refusal"
 # Options of attention, beside those of `_attention`, by which models change what it gives.
 _CHANGING = (
     *("position_bias", "head_mask", "sinks", "indices", "block_indices"),
     *("cu_seq_lens_q", "cu_seq_lens_k"),  # several texts in a row, each of which sees itself alone
 )
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def untraced(function: _Function) -> _Function:
-    """Keep torch.compile out of a function: what the cache decides is Python, between the graphs of the model."""
-    kept: _Function = torch.compiler.disable(function, reason="a PagedCache takes blocks and looks them up in Python")
-    return kept
 
 
 def register() -> None:
@@ -58,17 +50,17 @@ class Columns(int):
 
 
 @dataclass(frozen=True)
-class Ticket:
+class StoredKeys:
     """Where the keys of a layer went."""
 
     forward: Forward
     layer: int
 
 
-def stamp(key: torch.Tensor, value: torch.Tensor, ticket: Ticket) -> None:
+def mark_stored(key: torch.Tensor, value: torch.Tensor, stored: StoredKeys) -> None:
     """Let both say where they went: by an attribute, since models hand them on to their attention as they are."""
-    setattr(key, _TICKET, ticket)
-    setattr(value, _TICKET, ticket)
+    setattr(key, _STORED_KEYS, stored)
+    setattr(value, _STORED_KEYS, stored)
 
 
 def _attention(
@@ -85,20 +77,22 @@ def _attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim]; `PagedCache.update` has the keys."""
-    ticket: Ticket | None = getattr(key, _TICKET, None)
-    if ticket is None:
-        for name, given in (("softcap", softcap), ("sinks", s_aux)):
+    stored: StoredKeys | None = getattr(key, _STORED_KEYS, None)
+    if stored is None:
+        served = {"softcap": softcap, "sinks (s_aux)": s_aux}
+        for name, given in (served | {each: options.get(each) for each in ("sinks", "block_indices")}).items():
             if given is not None:
+                remedy = "pass a PagedCache, or call" if name in served else "call"
                 raise UnsupportedOption(
                     f"the model attends with {name}, and not to a PagedCache: attention {NAME!r} leaves that to SDPA, "
-                    'which has none; pass a PagedCache, or call model.set_attn_implementation("eager")'
+                    f'which has none; {remedy} model.set_attn_implementation("eager")'
                 )
         attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return attended
-    of_value: object = getattr(value, _TICKET, None)
-    if of_value is not ticket:
+    of_value: object = getattr(value, _STORED_KEYS, None)
+    if of_value is not stored:
         _refuse("the model attends to values that it made of those in the cache", "use another cache")
     causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
@@ -114,7 +108,7 @@ def _attention(
             _refuse(f"{name} is given", "choose another implementation for this model")
     if options.get("output_attentions"):
         _refuse("output_attentions is set", 'call model.set_attn_implementation("eager") and use another cache')
-    return ticket.forward.attend(ticket.layer, query, scaling, softcap or 0.0, sliding_window, s_aux), None
+    return stored.forward.attend(stored.layer, query, scaling, softcap or 0.0, sliding_window, s_aux), None
 
 
 def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:

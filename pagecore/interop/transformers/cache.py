@@ -13,12 +13,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, Ticket, stamp, untraced
-from pagecore.interop.transformers.following import follow
+from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, StoredKeys, mark_stored
 from pagecore.interop.transformers.forward import Forward
+from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.inputs import Mask, read_ids, read_inputs, read_integers, read_mask
 from pagecore.interop.transformers.rows import Rows
 from pagecore.interop.transformers.specs import specs_of_model
+from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import Spec
 
 # Keys of these are turned by angles that depend on how long the text is by now: they serve no other text.
@@ -98,7 +99,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._running: torch.nn.Module | None = None
         windows = [spec.window for spec in layers]
         super().__init__(layers=[PagedLayer(self, index, windows) for index in range(len(layers))])
-        follow(model, self)
+        register_hooks(model, self)
 
     # -- what a generation begins with ---------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         if self._forward is None or self._running is None:
             raise _not_its_model("update was called", self._model())
         self._forward.store(layer_idx, key_states, value_states)
-        stamp(key_states, value_states, Ticket(self._forward, layer_idx))
+        mark_stored(key_states, value_states, StoredKeys(self._forward, layer_idx))
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.attention import REMEDY, untraced
+from pagecore.interop.transformers.attention import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.interop.transformers.rows import Rows
+from pagecore.interop.transformers.tracing import untraced
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -36,12 +37,12 @@ class Forward:
         self.is_done = False
         self.is_over = False
         # Which rows of the pass are stored, and for each row the place among them of the one that stands for it.
-        self._own: NDArray[np.intp] | None = None
-        self._twins: NDArray[np.intp] | None = None
+        self._unique_rows: NDArray[np.intp] | None = None
+        self._row_of_unique: NDArray[np.intp] | None = None
         self._before = rows.standing()
         try:
             is_token = self._take_rows(inputs)
-            self._pick, self._repeat = _index(self._own, device), _index(self._twins, device)
+            self._pick, self._repeat = _index(self._unique_rows, device), _index(self._row_of_unique, device)
             # Which of the stored columns are tokens, flat; None where all are.
             self._places = None if is_token.all() else _index(np.flatnonzero(is_token), device)
             # The pass runs on torch's current stream; left to itself, the cache would send its arrays on CuPy's.
@@ -59,14 +60,14 @@ class Forward:
             _check_room(rows, inputs.batch)
         elif len(rows) != inputs.batch:
             rows.repeat(inputs.batch // len(rows))
-        ids = rows.vouch(inputs)
+        ids = rows.reusable_ids(inputs)
         if is_first:
             if ids is not None:
-                self._own, self._twins = _equal_rows(ids, inputs.is_token)
-            rows.open(inputs.batch if self._own is None else len(self._own))
-        is_token = inputs.is_token if self._own is None else inputs.is_token[self._own]
+                self._unique_rows, self._row_of_unique = _equal_rows(ids, inputs.is_token)
+            rows.open(inputs.batch if self._unique_rows is None else len(self._unique_rows))
+        is_token = inputs.is_token if self._unique_rows is None else inputs.is_token[self._unique_rows]
         if ids is not None:
-            rows.name(ids if self._own is None else ids[self._own], is_token)
+            rows.append_ids(ids if self._unique_rows is None else ids[self._unique_rows], is_token)
         return is_token
 
     @property
@@ -140,14 +141,14 @@ class Forward:
             return
         self.is_done, self.is_over = False, True
         rows, kept = self._rows, self._is_token[:, :num_columns]
-        own = kept if self._own is None else kept[self._own]
+        counted = kept if self._unique_rows is None else kept[self._unique_rows]
         is_cut = num_columns is not None
-        rows.cache.commit(self.batch, own.sum(axis=1) if is_cut else None)
+        rows.cache.commit(self.batch, counted.sum(axis=1) if is_cut else None)
         if is_cut:
             rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
-        rows.extend(own)
-        if self._twins is not None:
-            rows.select(self._twins.tolist())
+        rows.extend(counted)
+        if self._row_of_unique is not None:
+            rows.select(self._row_of_unique.tolist())
 
     def abandon(self) -> None:
         """Undo a pass that failed."""
@@ -174,7 +175,7 @@ class Forward:
 
     def _unpack(self, tokens: torch.Tensor) -> torch.Tensor:
         """[batch, columns, heads, dim] of [tokens, heads, dim]."""
-        rows = self._is_token.shape[0] if self._own is None else len(self._own)
+        rows = self._is_token.shape[0] if self._unique_rows is None else len(self._unique_rows)
         if self._places is not None:
             spread = tokens.new_zeros((rows * self.num_columns, *tokens.shape[1:]))
             spread[self._places] = tokens
@@ -199,16 +200,16 @@ def _check_room(rows: Rows, count: int) -> None:
 def _equal_rows(ids: Ids, is_token: Mask) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
     """The first of each set of equal rows, and for each row the place of its first; None where no two are equal."""
     places: dict[bytes, int] = {}
-    own: list[int] = []
-    twins: list[int] = []
+    unique_rows: list[int] = []
+    row_of_unique: list[int] = []
     for row, tokens in enumerate(np.where(is_token, ids, -1)):
-        place = places.setdefault(tokens.tobytes(), len(own))
-        if place == len(own):
-            own.append(row)
-        twins.append(place)
-    if len(own) == len(twins):
+        place = places.setdefault(tokens.tobytes(), len(unique_rows))
+        if place == len(unique_rows):
+            unique_rows.append(row)
+        row_of_unique.append(place)
+    if len(unique_rows) == len(row_of_unique):
         return None, None
-    return np.asarray(own, np.intp), np.asarray(twins, np.intp)
+    return np.asarray(unique_rows, np.intp), np.asarray(row_of_unique, np.intp)
 
 
 def _index(array: NDArray[np.intp] | None, device: torch.device) -> torch.Tensor | None:

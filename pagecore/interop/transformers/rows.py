@@ -37,7 +37,8 @@ class Rows:
 
     I1: between calls every sequence has as many computed tokens as its row of `is_token` has ones.
     I2: ids that a sequence knows are those its keys were computed from, at positions 0, 1, 2 ..., so that others may
-        reuse them. After a pass of which that cannot be said (`vouch`), no more become known until rows are cleared.
+        reuse them. After a pass of which that cannot be said (`reusable_ids`), no more become known until rows are
+        cleared.
     """
 
     def __init__(self, cache: PagedKVCache) -> None:
@@ -126,7 +127,7 @@ class Rows:
         """Let each row become `repeats` rows that share its blocks."""
         self.select([row for row in range(len(self)) for _ in range(at_least("repeats", repeats))])
 
-    def vouch(self, inputs: Inputs) -> Ids | None:
+    def reusable_ids(self, inputs: Inputs) -> Ids | None:
         """The ids of new columns; None where their keys, or those before them, are not what ids and positions make.
 
         Refuses columns that begin anew, or that do not go on where keys from the prefix cache end.
@@ -158,7 +159,7 @@ class Rows:
             self.forget_past([sequence.num_computed_tokens for sequence in self.sequences])
         return inputs.ids if self._is_known else None
 
-    def name(self, ids: Ids, is_token: Mask) -> None:
+    def append_ids(self, ids: Ids, is_token: Mask) -> None:
         """Make the ids of new columns known, where they are not yet; refuses ids that contradict what is known."""
         new: list[Any] = []
         for sequence, row, mask in zip(self.sequences, ids, is_token, strict=True):

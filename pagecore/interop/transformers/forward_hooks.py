@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagecore.interop.transformers.attention import untraced
+from pagecore.interop.transformers.tracing import untraced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pagecore.interop.transformers.cache import PagedCache
 
 
-def follow(model: PreTrainedModel, cache: PagedCache) -> None:
+def register_hooks(model: PreTrainedModel, cache: PagedCache) -> None:
     """Tell the cache of the model's forward passes, until it is gone.
 
     Most models run their base model, which knows more of what is given than the decoder within; some (OPT) run the
@@ -24,10 +24,10 @@ def follow(model: PreTrainedModel, cache: PagedCache) -> None:
     """
     base, decoder = model.base_model, model.get_decoder()
     for module in (base,) if decoder is base else (base, decoder):
-        _follow_module(module, cache)
+        _register_on(module, cache)
 
 
-def _follow_module(module: torch.nn.Module, cache: PagedCache) -> None:
+def _register_on(module: torch.nn.Module, cache: PagedCache) -> None:
     reference = weakref.ref(cache)
     names = list(inspect.signature(module.forward).parameters)
 
