@@ -12,7 +12,7 @@ REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 # pip would compile everything anew, in a folder that it throws away; the native parts are built in place by .built.
 EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 
-.PHONY: demo test test-quick emulate lint bench sanitize test-aarch64 format build venv clean
+.PHONY: demo test test-quick emulate lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -44,6 +44,12 @@ bench: $(VENV)/.cli build
 # The native code under ASan, UBSan and TSan; needs g++ and make, and nothing of .venv.
 sanitize:
 	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target sanitize
+
+# The tests of a GPU under compute-sanitizer, of the CUDA toolkit: TOOL=memcheck, racecheck, initcheck or synccheck.
+TOOL ?= memcheck
+sanitize-gpu: $(VENV)/.test $(VENV)/.cuda13 build
+	@command -v compute-sanitizer > /dev/null || { echo >&2 "compute-sanitizer is not here; it comes with the CUDA toolkit"; exit 2; }
+	PAGECORE_REQUIRE=gpu compute-sanitizer --tool $(TOOL) --error-exitcode 9 $(BIN)/python -m pytest tests/gpu -q
 
 # The drivers of the native code with the kernels for NEON, run by an emulator; needs nothing of .venv.
 test-aarch64:
