@@ -241,6 +241,11 @@ def test_what_would_be_copied_from_the_host_is_refused_while_a_graph_is_captured
 
 @pytest.mark.parametrize("op", ["copy_blocks", "transfer_blocks"])
 def test_pairs_of_the_host_ride_in_the_graph(cuda, op):
-    device = on_device(cuda, op) | {"pairs": [(1, 4), (7, 1)]}
-    getattr(pagecore, op)(**device)
-    cuda.capture(lambda stream: getattr(pagecore, op)(**device, stream=stream))()
+    pairs = {"pairs": [(1, 4), (7, 1)]}
+    getattr(pagecore, op)(**on_device(cuda, op) | pairs)  # loads the kernel
+    device, host = on_device(cuda, op) | pairs, {name: array.copy() for name, array in OPS[op].items()} | pairs
+    replay = cuda.capture(lambda stream: getattr(pagecore, op)(**device, stream=stream))
+    replay()
+    getattr(pagecore, op)(**host)
+    for name in host.keys() - pairs.keys():
+        np.testing.assert_array_equal(cuda.get(device[name]), host[name])
