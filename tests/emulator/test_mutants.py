@@ -41,7 +41,7 @@ def attend(*shapes, num_workers=()):
             for number in num_workers:
                 check(Kit(runtime), make_case(shapes[0]), plan=True, num_workers=number)
             if num_workers:
-                long = replace(shapes[0], seq_lens=(50 * 128,), heads=(4, 1), block_size=64)
+                long = replace(shapes[0], seq_lens=(50 * 128,), query_lens=None, heads=(4, 1), block_size=64)
                 check(Kit(runtime), make_case(long), plan=True, num_workers=50)
 
     return work
@@ -57,9 +57,12 @@ def prompts(runtime):
 
 
 KERNELS = {
-    "decode": (["decode.cu", "tile_walk.cuh", "splits.cuh"], attend(DECODE, MIXED, num_workers=(2,))),
+    "decode": (
+        ["decode.cu", "decode_ring.cuh", "tile_walk.cuh", "splits.cuh"],
+        attend(DECODE, MIXED, num_workers=(2,)),
+    ),
     "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
-    "prefill": (["prefill.cu", "prefill_output.cuh", "prefill_sums.cuh"], prompts),
+    "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts),
     "plan": (["plan.cu"], attend(MIXED, replace(DECODE, seq_lens=(50,) * 300))),
 }
 
