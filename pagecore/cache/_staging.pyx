@@ -1,7 +1,7 @@
 """What goes into a staging slot: bytes, laid out as the device finds them."""
 
 from libc.stdint cimport int32_t, int64_t, uintptr_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from pagecore.index._block_tables cimport BlockTables, ChangedEntry
 from pagecore.index._step_buffers cimport StepBuffers
@@ -40,6 +40,16 @@ def image_offset(StepBuffers buffers not None, array):
 def pack_image(StepBuffers buffers not None, uintptr_t target):
     """All arrays of a step."""
     memcpy(<void*>target, buffers.native.image(), buffers.native.image_nbytes())
+
+
+def pad_slots(StepBuffers buffers not None, uintptr_t image, int32_t first, int32_t last):
+    """Overwrite the slots of tokens [first, last) in a packed image with padding."""
+    cdef size_t group
+    cdef size_t width = 8 if buffers.slot_dtype == "int64" else 4
+    cdef char* slots
+    for group in range(buffers.native.num_groups()):
+        slots = <char*>image + (<char*>buffers.native.slots(group) - <char*>buffers.native.image())
+        memset(slots + first * width, 0xFF, <size_t>(last - first) * width)  # -1
 
 
 def pack_pairs(const int32_t[:, ::1] pairs, uintptr_t target):

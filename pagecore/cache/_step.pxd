@@ -1,24 +1,53 @@
 from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
 
-from pagecore.index._block_tables cimport BlockTables, StepBuffers
+from pagecore.cache._sequence cimport Sequence
+from pagecore.cache._state cimport CacheState
+from pagecore.index._block_tables cimport BlockCopy, StepBuffers
 
 
 cdef class Step:
     cdef readonly StepBuffers buffers
+    cdef readonly CacheState state
     cdef readonly bint in_flight   # prepared, and neither committed nor abandoned yet
+    cdef readonly bint is_lost     # its batch was collected
+    cdef bint has_uncopied         # its copies on write have not been run yet
+    cdef bint is_device_stale      # slots on the device may be padding that the host does not have
     cdef public object staged      # the StagedBatch of a batch on a device; None on the host
     cdef list sequences            # of the last load, in order
-    cdef object owner
     cdef int32_t count
-    cdef object rows_array         # scratch of max_sequences entries each, so that a step allocates nothing
-    cdef object counts_array
-    cdef object lengths_array
-    cdef int32_t* rows
-    cdef int32_t* counts
-    cdef int32_t* lengths
+    # Scratch of max_sequences entries each, so that a step allocates nothing.
+    cdef vector[int32_t] rows
+    cdef vector[int32_t] counts
+    cdef vector[int32_t] accepted
+    cdef vector[int32_t] live_rows
+    cdef vector[int32_t] lengths
+    cdef vector[int32_t] positions
+    cdef vector[int64_t] missing           # of each group
+    cdef vector[vector[BlockCopy]] copies  # copy-on-write of each group
+    cdef vector[size_t] users              # threads that write or attend with it now
 
     cdef int _take_counts(self, object counts) except -1
     cdef int _check_size(self, Py_ssize_t size) except -1
     cdef int32_t _checked(self, int64_t count) except -1
-    cdef int32_t _settle(self, object verdict)
-    cdef list _fuller(self, int32_t block_size)
+    cdef int _read_accepted(self, object accepted) except -1
+    cdef int _require_in_flight(self, str verb) except -1
+    cdef int _check_reachable(self) except -1
+    cdef int _skip_on_device(self, int32_t first, int32_t last) except -1
+    cdef list _writers(self)
+    cdef bint _try_take(self, list writers) except -1
+    cdef int _begin(self) except -1
+    cdef void _fill_token_ids(self) noexcept
+    cdef Py_ssize_t _list_live(self, bint is_kept) noexcept
+    cdef void _end(self, bint is_kept) noexcept
+    cdef int _undo_copies(self) except -1
+    cdef int _undo(self) except -1
+    cdef bint _is_live(self, int32_t place) noexcept
+    # The tokens of a sequence that goes: nothing is written for them any more.
+    cdef int32_t first_token(self, int32_t place) noexcept
+    cdef int skip_on_device(self, Sequence sequence) except -1
+    cdef void skip(self, Sequence sequence) noexcept
+
+
+cdef class BatchTicket:
+    cdef Step step

@@ -1,41 +1,50 @@
-"""One forward pass's way through the index: load, prepare, then commit or abandon."""
+"""One forward pass's way through the index: load, take, then commit or abandon."""
 
+cimport cython
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+from libc.string cimport memcpy
 
-from pagecore.cache._sequence cimport Sequence, num_whole, require
-from pagecore.index._block_tables cimport BlockCopy, BlockTables, StepBuffers
-from pagecore.index._integers cimport Integers, as_int64, as_integers
+from pagecore.cache._sequence cimport Sequence, num_whole, require_each
+from pagecore.cache._state cimport CacheState
+from pagecore.index._block_tables cimport BlockCopy, StepBuffers
+from pagecore.index._integers cimport Integers, as_int64, as_integers, new_int32
 from pagecore.ops._plan cimport AttentionPlan
 
-import numpy as np
-
 from pagecore.errors import InvalidSequence, ShapeError
-from pagecore.index._integers import int32_array
-
-# Every load has a number of its own; a sequence that already bears it is listed twice.
-cdef uint64_t _loads = 0
 
 
 cdef class Step:
     """The sequences of one forward pass and how many tokens each brings.
 
-    States: idle -> loaded (load) -> in flight (prepare) -> idle (commit or abandon).
+    States: idle -> loaded (load) -> in flight (take) -> idle (commit or abandon).
+
+    `load`, `take` and `undo` are called under the lock of the cache; `commit`, `abandon` and `run` take it.
     """
 
-    def __cinit__(self, StepBuffers buffers):
+    def __cinit__(self, CacheState state not None, StepBuffers buffers not None):
+        cdef size_t size = <size_t>max(1, buffers.max_sequences)
+        cdef size_t group, num_groups = <size_t>buffers.num_groups
+        self.state = state
         self.buffers = buffers
         self.sequences = []
-        size = max(1, buffers.max_sequences)
-        self.rows_array, self.counts_array, self.lengths_array = (np.zeros(size, np.int32) for _ in range(3))
-        self.rows = _address(self.rows_array)
-        self.counts = _address(self.counts_array)
-        self.lengths = _address(self.lengths_array)
+        self.rows.resize(size)
+        self.counts.resize(size)
+        self.accepted.resize(size)
+        self.live_rows.resize(size)
+        self.lengths.resize(size)
+        self.positions.resize(size)
+        self.missing.resize(num_groups)
+        self.copies.resize(num_groups)
+        for group in range(num_groups):
+            self.copies[group].reserve(size)  # a row copies one block of a group at most
 
-    def load(self, owner, sequences, counts):
+    # -- load ----------------------------------------------------------------------------------------------------
+
+    def load(self, sequences, counts):
         """Check and take the sequences of a step, and how many tokens each brings (an int for all, or one each)."""
-        global _loads
         cdef list given = list(sequences)
-        cdef Sequence sequence
+        cdef list checked
         cdef int32_t i
         if self.in_flight:
             raise InvalidSequence("the batch holds a step in flight; commit or abandon it before preparing another")
@@ -43,15 +52,12 @@ cdef class Step:
             raise ShapeError(f"{len(given)} sequences are given; the batch has room for {self.buffers.max_sequences}")
         self.count = <int32_t>len(given)
         self._take_counts(counts)
-        _loads += 1
+        checked = require_each(self.state, given, True)
+        if self.in_flight or self.count != len(checked):
+            raise InvalidSequence("a count prepared the same batch while it was converted; give plain integers")
         for i in range(self.count):
-            sequence = require(owner, given[i], True)
-            if sequence.seen == _loads:
-                raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; give each once, with all its tokens")
-            sequence.seen = _loads
-            self.rows[i] = sequence.row
-        self.owner = owner
-        self.sequences = given
+            self.rows[i] = (<Sequence>checked[i]).row
+        self.sequences = checked
 
     cdef int _take_counts(self, object counts) except -1:
         cdef Integers given
@@ -84,151 +90,344 @@ cdef class Step:
             raise ShapeError(f"a count is {count}; counts are 0 to {INT32_MAX}")
         return <int32_t>count
 
-    def prepare(self, BlockTables tables):
-        """Take the blocks and fill the buffers; False, with nothing changed, where blocks are short."""
+    # -- take ----------------------------------------------------------------------------------------------------
+
+    def take(self):
+        """Take the blocks of the loaded step and fill the buffers; False, with nothing changed, where they are short.
+
+        Copies on write are promised, and to be run before anything is written: see `copied`.
+        """
+        cdef list writers = self._writers()
+        if self.state.prefix is not None and writers:
+            self.state.prefix.reserve_moves(len(writers))
+        if not self._try_take(writers):
+            return False
+        self._begin()
+        return True
+
+    cdef list _writers(self):
+        """List the sequences with new tokens that were truncated inside a block which they share with the tree."""
+        cdef list writers = []
+        cdef int32_t i
+        if self.state.prefix is not None and self.state.prefix.num_cut:
+            for i in range(self.count):
+                if self.counts[i] > 0 and (<Sequence>self.sequences[i]).is_cut:
+                    writers.append(self.sequences[i])
+        return writers
+
+    cdef bint _try_take(self, list writers) except -1:
+        cdef const int32_t* rows = self.rows.data()
+        cdef const int32_t* counts = self.counts.data()
+        cdef size_t group
+        if self.state.tables.try_prepare_raw(rows, counts, self.count, self.buffers):
+            for writer in writers:
+                self.state.prefix.give_up_truncated(<Sequence>writer)
+            return True
+        if self.state.prefix is None:
+            return False
+        self.state.tables.shortage_raw(rows, counts, self.count, self.missing)
+        self.state.prefix.subtract_evictable(self.missing, writers)
+        for group in range(self.missing.size()):
+            if self.missing[group] > 0:
+                return False
+        # There is enough: from here on nothing fails.
+        for writer in writers:
+            self.state.prefix.give_up_truncated(<Sequence>writer)
+        while not self.state.tables.try_prepare_raw(rows, counts, self.count, self.buffers):
+            self.state.tables.shortage_raw(rows, counts, self.count, self.missing)
+            if self.state.prefix.free_blocks(self.missing) == 0:
+                return False
+        return True
+
+    cdef int _begin(self) except -1:
+        cdef size_t group
         cdef int32_t i
         cdef Sequence sequence
-        if not tables.try_prepare_raw(self.rows, self.counts, self.count, self.buffers):
-            return False
+        self.in_flight = True
+        self.has_uncopied = False
         for i in range(self.count):
             sequence = <Sequence>self.sequences[i]
             sequence.pending = self.counts[i]
             sequence.flight = self
             sequence.place = i
-        self.in_flight = True
-        return True
+        for group in range(self.copies.size()):
+            self.state.tables.take_copies_raw(<int64_t>group, self.copies[group])
+            self.has_uncopied = self.has_uncopied or self.copies[group].size() > 0
+            self.state.num_copied_blocks += <int64_t>self.copies[group].size()
+        self._fill_token_ids()
+        return 0
 
-    def brings_tokens(self, Sequence sequence not None):
-        """Whether the loaded step has tokens of a sequence."""
-        cdef int32_t i
+    cdef void _fill_token_ids(self) noexcept:
+        """Write the ids of the step's tokens; -1 for those that are not known yet."""
+        cdef int32_t* out = self.buffers.token_ids_data
+        cdef int32_t i, k, known
+        cdef Sequence sequence
         for i in range(self.count):
-            if self.sequences[i] is sequence:
-                return self.counts[i] > 0
-        return False
+            sequence = <Sequence>self.sequences[i]
+            known = max(0, min(self.counts[i], sequence.known - sequence.computed))
+            if known > 0:
+                memcpy(out, sequence.ids + sequence.computed, known * sizeof(int32_t))
+            for k in range(known, self.counts[i]):
+                out[k] = -1
+            out += self.counts[i]
 
-    def missing(self, BlockTables tables):
-        """Blocks of each group that `prepare` lacks."""
-        return tables.shortage(self.rows_array[: self.count], self.counts_array[: self.count])
+    def copied(self):
+        """Return the copies on write of each group, in the order in which they must run: int32 [n, 2] each."""
+        cdef int32_t* data = NULL
+        cdef size_t group, size
+        arrays = []
+        for group in range(self.copies.size()):
+            size = self.copies[group].size()
+            array = new_int32(<Py_ssize_t>(2 * size), &data)
+            if size > 0:
+                memcpy(data, self.copies[group].data(), size * sizeof(BlockCopy))
+            arrays.append(array.reshape(-1, 2))
+        return tuple(arrays)
+
+    @property
+    def num_copies(self):
+        """Blocks that the step copies on write, in all groups."""
+        cdef size_t group
+        return sum([self.copies[group].size() for group in range(self.copies.size())])
+
+    def finish(self):
+        """Note that the copies on write have been run, or are in the order of the step's stream."""
+        self.has_uncopied = False
 
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""
         cdef int32_t rows = self.buffers.max_sequences
         plan.replan(self.buffers.cu_query_lens_data, self.buffers.seq_lens_data, rows)
 
-    def check_reachable(self):
+    def undo(self):
+        """Undo `take`, copies on write included; does nothing where nothing is in flight."""
+        if not self.in_flight:
+            return
+        self.has_uncopied = True
+        self._undo()
+        if self.staged is not None:
+            try:
+                self.staged.send_slots()  # padding by now
+            except Exception:  # the device has failed before, which is why the step is undone
+                pass
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def run(self, call, *args):
+        """Call `call(*args)` while the step is in flight; it cannot end, or lose a sequence, before the call has.
+
+        Raises
+        ------
+        InvalidSequence
+            The step is not in flight: its blocks may belong to others.
+        """
+        cdef size_t thread = <size_t>PyThread_get_thread_ident()
+        with self.state.lock:
+            if not self.in_flight:
+                raise InvalidSequence(
+                    "the batch holds no step in flight, so that its blocks may belong to other sequences; write and "
+                    "attend between prepare and commit or abandon"
+                )
+            if self.is_device_stale:
+                self.staged.send_slots()
+                self.is_device_stale = False
+            self.users.push_back(thread)
+        try:
+            return call(*args)
+        finally:
+            self._leave(thread)
+
+    def _leave(self, size_t thread):
+        cdef size_t i = 0
+        while self.users[i] != thread:
+            i += 1
+        self.users[i] = self.users.back()
+        self.users.pop_back()
+        if self.state.num_waiting:
+            with self.state.lock:
+                self.state.condition.notify_all()
+
+    def is_used_elsewhere(self):
+        """Return True if another thread writes or attends with the step now.
+
+        Raises
+        ------
+        InvalidSequence
+            This thread does.
+        """
+        cdef size_t thread = <size_t>PyThread_get_thread_ident()
+        cdef size_t user
+        for user in self.users:
+            if user == thread:
+                raise InvalidSequence("a step ends, or loses a sequence, after write and attend, not within them")
+        return self.users.size() > 0
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def commit(self, accepted=None):
+        """Advance lengths by what was accepted, forget the rest, publish full blocks, release passed windows."""
+        cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
+        cdef Py_ssize_t live
+        cdef size_t i, k
+        with self.state.lock:
+            self.state.begin()
+            self._require_in_flight("committed")
+            if self.state.prefix is not None:
+                self.state.prefix.name_spaces([each for each in self.sequences if (<Sequence>each).flight is self])
+            self.state.wait_for(self)
+            self._require_in_flight("committed")
+            self._read_accepted(given)
+            # From here on nothing fails.
+            live = self._list_live(True)
+            if given is not None:
+                self.state.tables.truncate_raw(self.live_rows.data(), self.lengths.data(), live, True)
+            self._end(True)
+            for i in range(self.state.windows.size()):
+                for k in range(<size_t>live):
+                    self.positions[k] = <int32_t>max(0, self.lengths[k] - (self.state.windows[i] - 1))
+                self.state.tables.release_before_raw(
+                    self.live_rows.data(), self.state.window_groups[i], self.positions.data(), live
+                )
+
+    def abandon(self):
+        """Give back what `take` took; spare capacity of the sequences goes too, and slots become padding."""
+        with self.state.lock:
+            self.state.begin()
+            self._require_in_flight("abandoned")
+            self.state.wait_for(self)
+            self._require_in_flight("abandoned")
+            self._check_reachable()
+            self._skip_on_device(0, self.buffers.num_tokens)
+            self._undo()
+
+    def give_up(self):
+        """Abandon a step whose batch was collected; a device that cannot be reached keeps its slots."""
+        if not self.in_flight:
+            return
+        self._undo()
+        if self.staged is not None:
+            try:
+                self.staged.check_reachable()
+                self.staged.send_slots()
+            except Exception:  # a stream that is captured or broken takes nothing; the batch is out of use anyway
+                pass
+
+    cdef int _require_in_flight(self, str verb) except -1:
+        if not self.in_flight:
+            raise InvalidSequence(f"the batch holds no step in flight; it can be {verb} once after each prepare")
+        return 0
+
+    cdef int _read_accepted(self, object accepted) except -1:
+        cdef Integers given = accepted
+        cdef int32_t i, kept
+        if given is not None and not given.is_scalar and given.size != self.count:
+            raise ShapeError(f"accepted has {given.size} counts; give one for each of the {self.count} sequences")
+        for i in range(self.count):
+            kept = self.counts[i] if given is None else given.data[0 if given.is_scalar else i]
+            if not 0 <= kept <= self.counts[i]:
+                raise ShapeError(
+                    f"accepted[{i}] is {kept}; the step brought {self.counts[i]} tokens of that sequence: give 0 to "
+                    f"{self.counts[i]}"
+                )
+            self.accepted[i] = kept
+        return 0
+
+    cdef bint _is_live(self, int32_t place) noexcept:
+        return (<Sequence>self.sequences[place]).flight is self
+
+    cdef Py_ssize_t _list_live(self, bint is_kept) noexcept:
+        """Write the rows of the sequences that are still there, and their lengths after the step; returns how many."""
+        cdef Py_ssize_t live = 0
+        cdef int32_t i
+        for i in range(self.count):
+            if self._is_live(i):
+                self.live_rows[live] = (<Sequence>self.sequences[i]).row
+                self.lengths[live] = (<Sequence>self.sequences[i]).computed + (self.accepted[i] if is_kept else 0)
+                live += 1
+        return live
+
+    cdef void _end(self, bint is_kept) noexcept:
+        """End the flight of each sequence that is still there; rejected ids, and all after them, are forgotten."""
+        cdef int32_t i
+        cdef Sequence sequence
+        for i in range(self.count):
+            if not self._is_live(i):
+                continue
+            sequence = <Sequence>self.sequences[i]
+            sequence.pending = -1
+            sequence.flight = None
+            if is_kept:
+                sequence.computed += self.accepted[i]
+                if self.accepted[i] < self.counts[i]:
+                    sequence.known = min(sequence.known, sequence.computed)
+                if self.state.prefix is not None:
+                    self.state.prefix.publish_one(sequence, False)
+        self.in_flight = self.is_lost = self.is_device_stale = False
+
+    cdef int _undo(self) except -1:
+        cdef Py_ssize_t live
+        if self.has_uncopied:
+            self._undo_copies()
+        live = self._list_live(False)
+        self.state.tables.truncate_raw(self.live_rows.data(), self.lengths.data(), live, False)
+        self.buffers.native.skip_slots(0, self.buffers.num_tokens)
+        self._end(False)
+        return 0
+
+    cdef int _undo_copies(self) except -1:
+        """Have the rows hold again what they held before copy-on-write, which has not run."""
+        cdef size_t group
+        for group in range(self.copies.size()):
+            if self.copies[group].size() > 0:
+                self.state.tables.undo_copies_raw(
+                    self.rows.data(), self.count, <int64_t>group, self.copies[group].data(),
+                    <Py_ssize_t>self.copies[group].size()
+                )
+                self.state.num_copied_blocks -= <int64_t>self.copies[group].size()
+                self.copies[group].clear()
+        self.has_uncopied = False
+        return 0
+
+    # -- on a device ---------------------------------------------------------------------------------------------
+
+    cdef int _check_reachable(self) except -1:
         """DeviceError where what is undone now would be undone in a graph."""
         if self.staged is not None:
             self.staged.check_reachable()
+        return 0
 
-    def skip(self, int32_t place):
-        """Write nothing for a sequence that goes: its blocks may be another's before this step is written."""
-        cdef int32_t first = sum_of(self.counts, place)
-        self.buffers.native.skip_slots(first, first + self.counts[place])
+    cdef int _skip_on_device(self, int32_t first, int32_t last) except -1:
+        """Make padding of the slots of tokens [first, last) on the device; the host's follow once that is done."""
         if self.staged is not None:
-            self.staged.send_slots()
+            self.is_device_stale = True
+            self.staged.send_slots(first, last)
+        return 0
 
-    def undo_copies(self, BlockTables tables, copies):
-        """Have the rows of the prepared step hold again what they held before copy-on-write.
+    cdef int32_t first_token(self, int32_t place) noexcept:
+        cdef int32_t i, total = 0
+        for i in range(place):
+            total += self.counts[i]
+        return total
 
-        `copies` lists (source, target) of each group, int32 ``[n, 2]``, as `BlockTables.take_copies` gave them.
-        """
-        cdef int32_t[:, ::1] pairs
-        for group, pairs in enumerate(copies):
-            if pairs.shape[0]:
-                tables.undo_copies_raw(self.rows, self.count, group, <BlockCopy*>&pairs[0, 0], pairs.shape[0])
+    cdef int skip_on_device(self, Sequence sequence) except -1:
+        cdef int32_t first = self.first_token(sequence.place)
+        self._check_reachable()
+        return self._skip_on_device(first, first + self.counts[sequence.place])
 
-    def commit(self, BlockTables tables, accepted=None, windows=(), publish=None):
-        """Lengths advance by what was accepted, and blocks that no later query sees are given back.
-
-        `windows` lists (group, window) of the groups that have one. Rejected tokens keep their capacity. A sequence
-        that was removed in flight is passed over. Before anything is given back, `publish` is called with the list of
-        sequences that have full blocks which the prefix cache does not know yet, where there are any.
-        """
-        self._require_in_flight("committed")
-        verdict = self._accepted(accepted)
-        cdef int32_t live = self._settle(verdict)
-        rows, lengths = self.rows_array[:live], self.lengths_array[:live]
-        if verdict is not None:
-            tables.truncate(rows, lengths, keep_capacity=True)
-        fuller = self._fuller(tables.block_sizes[0]) if publish is not None else None
-        try:
-            if fuller:
-                publish(fuller)
-        finally:
-            for group, window in windows:
-                # A window may be larger than any length, and than int32.
-                tables.release_before(rows, group, np.maximum(lengths - (min(window, INT32_MAX) - 1), 0))
-            self.in_flight = False
-
-    def abandon(self, BlockTables tables):
-        """Give back what prepare took, as if it had not been; spare capacity of the sequences goes too.
-
-        The buffers keep no slots: a late write must not find blocks that are another's by then.
-        """
-        self._require_in_flight("abandoned")
-        self.check_reachable()
-        cdef int32_t live = self._settle([0] * self.count)
-        tables.truncate(self.rows_array[:live], self.lengths_array[:live])
-        self.buffers.native.skip_slots(0, sum_of(self.counts, self.count))
-        self.in_flight = False
-        if self.staged is not None:
-            self.staged.send_slots()
-
-    cdef int32_t _settle(self, object verdict):
-        """End the flight of each sequence that is still there; rows and lengths list them. None accepts everything."""
-        cdef int32_t i, live = 0
-        cdef Sequence sequence
-        for i in range(self.count):
-            sequence = <Sequence>self.sequences[i]
-            if sequence.owner is not self.owner or sequence.pending < 0:
-                continue
-            sequence.computed += self.counts[i] if verdict is None else <int32_t>verdict[i]
-            sequence.pending = -1
-            sequence.flight = None
-            self.rows[live] = sequence.row
-            self.lengths[live] = sequence.computed
-            live += 1
-        return live
-
-    cdef list _fuller(self, int32_t block_size):
-        """The sequences with blocks that are full, known and not published."""
-        cdef list fuller = []
-        cdef Sequence sequence
-        for sequence in self.sequences:
-            if sequence.owner is self.owner and num_whole(sequence, block_size) > sequence._published:
-                fuller.append(sequence)
-        return fuller
-
-    def _require_in_flight(self, verb):
-        if not self.in_flight:
-            raise InvalidSequence(f"the batch holds no step in flight; it can be {verb} once after each prepare")
-
-    def _accepted(self, accepted):
-        """`accepted` as a list of ints; None where everything is."""
-        if accepted is None:
-            return None
-        array = int32_array(accepted, "accepted count", ShapeError)
-        if array.shape != (self.count,):
-            raise ShapeError(f"accepted has shape {array.shape}; give one for each of the {self.count} sequences")
-        wrong = (array < 0) | (array > self.counts_array[: self.count])
-        if wrong.any():
-            i = int(wrong.argmax())
-            raise ShapeError(f"accepted[{i}] is {array[i]}; the step brought {self.counts[i]} tokens of that sequence")
-        return array.tolist()
+    cdef void skip(self, Sequence sequence) noexcept:
+        cdef int32_t first = self.first_token(sequence.place)
+        self.buffers.native.skip_slots(first, first + self.counts[sequence.place])
+        self.is_device_stale = False
 
 
-def refuse(BlockTables tables):
-    """Raise OutOfBlocks with the figures of the prepare or shortage that came last."""
-    tables.fail_out_of_blocks()
+@cython.no_gc  # else its step could be gone by the time it is collected
+cdef class BatchTicket:
+    """A batch's reference to its step: once it is collected, the cache abandons a step that is still in flight."""
 
+    def __cinit__(self, Step step not None):
+        self.step = step
 
-cdef int32_t sum_of(const int32_t* counts, int32_t size) noexcept:
-    cdef int32_t i, total = 0
-    for i in range(size):
-        total += counts[i]
-    return total
-
-
-cdef int32_t* _address(object array):
-    cdef int32_t[::1] view = array
-    return &view[0]
+    def __dealloc__(self):
+        if self.step is not None and self.step.in_flight:
+            self.step.is_lost = True
+            self.step.state.num_lost += 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, as_tensor
-from pagecore.cache._step import Step
+from pagecore.cache._step import BatchTicket, Step
 from pagecore.cache.layers import layer_number
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
@@ -28,6 +28,7 @@ class StepArrays:
     cu_query_lens: Tensor
     seq_lens: Tensor
     positions: Tensor
+    token_ids: Tensor
     slot_mappings: tuple[Tensor, ...]
 
 
@@ -54,6 +55,10 @@ class BatchGroup:
 class Batch:
     """The arrays of one forward pass, at fixed addresses, filled by `PagedKVCache.prepare`.
 
+    A batch serves `write` and `attend` from its prepare until it is committed or abandoned. As a context manager it
+    abandons a step that is still in flight when an exception ends the block; a batch that is collected abandons its
+    step too.
+
     A batch has room for `max_sequences` and `max_tokens`; what the step does not use is padding: length 0, slot -1,
     and a row of the block table that holds null blocks only. The arrays are Tensors that alias the batch:
     ``numpy.asarray(batch.positions)`` and ``torch.from_dlpack(batch.positions)`` copy nothing. The next prepare into
@@ -70,6 +75,8 @@ class Batch:
         Where each sequence's new tokens start in the flat arrays.
     positions : Tensor, int32 [max_tokens]
         Position of each new token in its sequence.
+    token_ids : Tensor, int32 [max_tokens]
+        Id of each new token, as far as it was known when the step was prepared; -1 for the others.
     host : StepArrays
         The same arrays on the host, where they were made.
     """
@@ -82,6 +89,7 @@ class Batch:
         plans: list[AttentionPlan | None],
     ):
         self._step = step
+        self._ticket = BatchTicket(step)
         self._layer_groups = layer_groups
         self.host = arrays_of(step.buffers)
         shown = self.host if step.staged is None else step.staged.arrays
@@ -90,6 +98,7 @@ class Batch:
         self.cu_query_lens = shown.cu_query_lens
         self.seq_lens = shown.seq_lens
         self.positions = shown.positions
+        self.token_ids = shown.token_ids
         self._groups = [BatchGroup(*parts) for parts in zip(shown.slot_mappings, tables, plans, strict=True)]
         self._copies: tuple[NDArray[np.int32], ...] = ()
 
@@ -125,8 +134,8 @@ class Batch:
     def copied_blocks(self, layer: int) -> NDArray[np.int32]:
         """Copy-on-write of the step, in the pool of model layer `layer`: (source, target) blocks, int32 ``[n, 2]``.
 
-        A cache that holds bytes has copied them. With ``device="none"`` whoever holds them must, in this order and in
-        every layer of the group, before the step writes.
+        A cache that holds bytes has copied them. With ``device="none"`` the owner of the bytes copies them, in this
+        order and in every layer of the group, before the step writes.
         """
         group = self._group_of(layer)
         return self._copies[group] if self._copies else np.zeros((0, 2), np.int32)
@@ -137,6 +146,13 @@ class Batch:
     @property
     def _buffers(self) -> StepBuffers:
         return self._step.buffers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self.in_flight:
+            self._step.abandon()
 
     def __repr__(self) -> str:
         sequences = f"{self.num_sequences} of {self.max_sequences} sequences"
@@ -151,5 +167,6 @@ def arrays_of(buffers: StepBuffers, view: Callable[[NDArray[Any]], Tensor] = as_
         cu_query_lens=view(buffers.cu_query_lens),
         seq_lens=view(buffers.seq_lens),
         positions=view(buffers.positions),
+        token_ids=view(buffers.token_ids),
         slot_mappings=tuple(view(array) for array in buffers.slot_mappings),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, at_least
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within
-
-if TYPE_CHECKING:
-    from pagecore.cache._sequence import Sequence
 
 
 def refuse_unserved(prefix_cache: bool, eviction_policy: str, index_dtype: str) -> None:
@@ -48,6 +45,17 @@ def out_of_blocks(needed: Listed[int], available: Listed[int], can: str, advice:
     )
     figures: Any = (tuple(needed), tuple(available)) if len(needed) > 1 else (needed[0], available[0])
     return OutOfBlocks(text + advice, *figures)
+
+
+def with_evictable(refusal: OutOfBlocks, evictable: Listed[int]) -> OutOfBlocks:
+    """Return a refusal that counts the blocks of each group which eviction would free as available."""
+    if not any(evictable):
+        return refusal
+    wanted, free = np.atleast_1d(refusal.requested).tolist(), np.atleast_1d(refusal.available).tolist()
+    total = [count + more for count, more in zip(free, evictable, strict=True)]
+    return out_of_blocks(
+        wanted, total, "can be had", ", cached ones included; remove a sequence or make the pool larger"
+    )
 
 
 def count_blocks(
@@ -92,16 +100,3 @@ def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
     slots = max(blocks) * block_size
     if index_dtype == "int32" and slots > INT32_MAX + 1:
         raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")
-
-
-def lengths_of(sequences: Listed[Sequence], lengths: Any) -> list[int]:
-    """A length for each sequence, of an int for all or one for each; none past what is known or computed."""
-    is_list = isinstance(lengths, list | tuple) or (isinstance(lengths, np.ndarray) and lengths.ndim > 0)
-    listed = list(lengths) if is_list else [lengths] * len(sequences)
-    if len(listed) != len(sequences):
-        raise ShapeError(f"{len(listed)} lengths are given for {len(sequences)} sequences; give one for each")
-    for sequence, length in zip(sequences, listed, strict=True):
-        most = max(sequence.num_tokens, sequence.num_computed_tokens)
-        if at_least("length", length, least=0) > most:
-            raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens")
-    return [int(length) for length in listed]

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache._sequence import Sequence
-from pagecore.cache.prefix import PrefixCache
+from pagecore.cache._prefix import PrefixCache
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.swap import SwapSpace
-from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockTables
 
 Table = NDArray[np.int32]
@@ -32,7 +31,7 @@ def measure(
     swapped: list[Sequence] = []
     for sequence in sequences:
         (swapped if sequence.is_swapped else resident).append(sequence)
-    evictable = 0 if prefix is None else sum(prefix.eviction.evictable())
+    evictable = 0 if prefix is None else sum(prefix.evictable())
     used = sum(pool.num_used for pool in pools) - evictable
     held = used * block_size
     wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(len(pools)))
@@ -63,21 +62,3 @@ def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -
                 waste[block] = min(waste.get(block, block_size), block_size - valid)
             valid = 0
     return sum(waste.values())
-
-
-def check_windows(table: Table, rows: list[int], lengths: list[int], window: int, block_size: int) -> None:
-    """The next token of each sequence, cut to its length, must still find every key of its window."""
-    for row, length in zip(rows, lengths, strict=True):
-        if length:
-            _check_window(table, row, length, window, block_size)
-
-
-def _check_window(table: Table, row: int, length: int, window: int, block_size: int) -> None:
-    entries = table[row, : -(-length // block_size)]
-    holes = int(np.argmax(entries != 0)) if entries.any() else entries.size
-    released = holes * block_size
-    if released > max(0, length - (window - 1)):
-        raise UnsupportedOption(
-            f"length is {length}, but the keys before {released} have left the window of {window} and were released; "
-            "truncate to 0 and compute the sequence again"
-        )

@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
-from itertools import count
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pagecore.arrays import Tensor, as_tensor
-from pagecore.cache._sequence import (
-    Sequence,
-    any_swapped,
-    append_each,
-    append_some,
-    become,
-    cut,
-    detach,
-    forked,
-    row_of,
-    row_to_remove,
-    rows_of,
-    token_ids,
-)
-from pagecore.cache.admission import check_room, new_sequence, unused_name
+from pagecore.cache import _lifecycle as lifecycle
+from pagecore.cache._prefix import PrefixCache
+from pagecore.cache._sequence import Sequence, as_list, token_ids
+from pagecore.cache._state import CacheState
 from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
-from pagecore.cache.keep import Spans, checked_rank, make_keep, reusable
 from pagecore.cache.layers import Layer, Layers, arrange, group_number, layer_number
 from pagecore.cache.limits import (
     cache_device,
     check_slots,
     count_blocks,
-    lengths_of,
     refuse_unserved,
     row_capacity,
 )
-from pagecore.cache.occupancy import check_windows, measure
-from pagecore.cache.prefix import PrefixCache
+from pagecore.cache.occupancy import measure
+from pagecore.cache.retention import Spans, checked_rank, retention_options, reusable
+from pagecore.cache.sequences import Sequences
 from pagecore.cache.staging import Staging
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.stepping import new_batch, refusal, take_step
 from pagecore.cache.store import Store
 from pagecore.cache.swap import NONE, SwapSpace
-from pagecore.cache.swapping import as_list, move_in, move_out, shortage_with_swapped
-from pagecore.errors import InvalidSequence
+from pagecore.cache.swap_ops import move_in, move_out, shortage_with_swapped
+from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, Spec, TensorParallel
 from pagecore.storage.checks import at_least
@@ -174,17 +160,10 @@ class PagedKVCache:
         self._staging = Staging(self._tables, self.device) if self.device.startswith("cuda") else None
         self._shown_tables = self._table_views if self._staging is None else self._staging.block_tables
         self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device)
-        self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
-        self._sequences: dict[object, Sequence] = {}
-        self._prefix: PrefixCache | None = None
-        if prefix_cache:
-            self._prefix = PrefixCache(
-                self._groups, self._tables, self.block_size, self._sequences, self.eviction_policy, clock
-            )
+        policy = self.eviction_policy if prefix_cache else None
+        windows = [group.spec.window for group in self._groups]
+        self._state = CacheState(self._tables, windows, policy, clock, lifecycle.remove)
         self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
-        self._names = count()
-        self._num_copied_blocks = 0
-        self._lock = threading.RLock()
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -205,20 +184,23 @@ class PagedKVCache:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had in the scarcest group: free ones, and cached ones that nobody uses."""
-        with self._lock:
-            evictable = [0] * self.num_groups if self._prefix is None else self._prefix.eviction.evictable()
-            return min(pool.num_free + more for pool, more in zip(self._block_pools, evictable, strict=True))
+        """Blocks of the scarcest group that are free, or cached and unused."""
+        return min(lifecycle.available(self._state))
 
     @property
     def has_prefix_cache(self) -> bool:
-        """Whether sequences reuse what others have computed."""
+        """True if sequences reuse what others have computed."""
         return self._prefix is not None
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in the cache, those that are swapped out among them."""
-        return len(self._sequences)
+        """Sequences in the cache, those that are swapped out included."""
+        return self._state.num_live
+
+    @property
+    def sequences(self) -> Sequences:
+        """The sequences in the cache by id, those that are swapped out included: a read-only mapping."""
+        return Sequences(self._state)
 
     @property
     def nbytes(self) -> int:
@@ -322,15 +304,14 @@ class PagedKVCache:
         Without a prefix cache nothing is looked up, and namespace and digests are not looked at.
         """
         ids = token_ids(tokens)
-        keep = make_keep(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
+        options = retention_options(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
         most = reusable(len(ids), max_tokens)
-        with self._lock:
-            self._tick()
-            check_room(ids.shape[0], self.max_tokens_per_sequence)
-            name = unused_name(id, self._sequences, self._names)
-            sequence = new_sequence(self, name, ids, keep, most)
-            self._sequences[name] = sequence
-            return sequence
+        if len(ids) > self.max_tokens_per_sequence:
+            raise ShapeError(
+                f"tokens has {len(ids)} ids; a sequence has room for {self.max_tokens_per_sequence}: raise "
+                "max_tokens_per_sequence or the number of blocks"
+            )
+        return lifecycle.add(self._state, id, ids, options, most)
 
     def match_length(
         self,
@@ -346,50 +327,47 @@ class PagedKVCache:
         UnsupportedDtype; 0 without a prefix cache.
         """
         ids = token_ids(tokens)
-        keep = make_keep(self.eviction_policy, namespace, spans)
+        options = retention_options(self.eviction_policy, namespace, spans)
         most = reusable(len(ids), max_tokens)
-        with self._lock:
-            return 0 if self._prefix is None else self._prefix.match_length(ids, keep, most)
+        with self._state.lock:
+            return 0 if self._prefix is None else self._prefix.match_length(ids, options, most)
 
-    def append_tokens(self, sequences: Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
-        """Make known what was sampled: one id for each sequence, or a list of ids for each.
+    def append_tokens(self, sequences: Sequence | Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
+        """Make the ids of sampled tokens known; all or nothing.
 
         It may come after the step that computes those tokens was prepared, or even committed.
+
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+        ids : array_like of int
+            ``[num_sequences]``, one for each sequence; ``[num_sequences, k]``, k for each; or a list with a list of
+            ids for each, of any lengths.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            Ids that do not fit int32, or not one row of them for each sequence.
+        InvalidSequence
+            An object that is not a sequence of this cache.
         """
-        given: Any = ids
-        is_ragged = isinstance(given, list | tuple) and any(np.ndim(some) for some in given)
-        with self._lock:
-            (append_some if is_ragged else append_each)(self, sequences, given)
+        lifecycle.append(self._state, sequences, ids)
 
     def fork(self, sequence: Sequence, id: object = None) -> Sequence:
-        """A second sequence with the same tokens, sharing every block until one of the two writes into it."""
-        with self._lock:
-            self._tick()
-            row = row_of(self, sequence)
-            name = unused_name(id, self._sequences, self._names)
-            if self._tables.num_rows < self.max_sequences:
-                self._publish([sequence])
-            child = forked(sequence, name, self._tables.fork(row))
-            if self._prefix is not None:
-                self._prefix.fork([child], [sequence])
-            self._sequences[name] = child
-            return child
+        """Add a sequence with the same tokens, which shares every block until one of the two writes into it.
 
-    def reorder(self, sequences: Listed[Sequence], parents: Listed[Sequence]) -> None:
+        Raises
+        ------
+        InvalidSequence
+            `sequence` is not idle in this cache, or `id` is taken.
+        OutOfRows
+            `max_sequences` are there.
+        """
+        return lifecycle.fork(self._state, sequence, id)
+
+    def reorder(self, sequences: Iterable[Sequence], parents: Iterable[Sequence]) -> None:
         """Let each sequence become what its parent was before the call (beam search); parents may repeat."""
-        sequences, parents = list(sequences), list(parents)
-        with self._lock:
-            rows = rows_of(self, sequences)
-            parent_rows = [row_of(self, parent) for parent in parents]
-            self._tick()
-            if len(rows) == len(parent_rows):
-                self._publish(parents)
-            self._tables.reorder(rows, parent_rows)
-            states = [(parent.tokens, parent.num_computed_tokens, parent.num_cached_tokens) for parent in parents]
-            if self._prefix is not None:
-                self._prefix.fork(sequences, parents)
-            for sequence, state in zip(sequences, states, strict=True):
-                become(sequence, *state)
+        lifecycle.reorder(self._state, sequences, parents)
 
     def truncate(self, sequences: Sequence | Iterable[Sequence], lengths: ArrayLike) -> None:
         """Forget the tokens past a length, and give back the blocks that only they needed; all or nothing.
@@ -407,19 +385,7 @@ class PagedKVCache:
         UnsupportedOption
             A group with a window has released keys that the next token would see; truncate to 0 and compute again.
         """
-        with self._lock:
-            self._tick()
-            cut_ones = as_list(sequences)
-            rows = rows_of(self, cut_ones)
-            kept = lengths_of(cut_ones, lengths)
-            computed = [min(length, each.num_computed_tokens) for each, length in zip(cut_ones, kept, strict=True)]
-            for group, window in self._windows:
-                check_windows(self._table_views[group].numpy(), rows, computed, window, self.block_size)
-            self._tables.truncate(rows, computed)
-            for sequence, length, left in zip(cut_ones, kept, computed, strict=True):
-                if self._prefix is not None:
-                    self._prefix.cut(sequence, left)
-                cut(sequence, length)
+        lifecycle.truncate(self._state, sequences, lengths)
 
     def remove(self, sequence: Sequence, *, rank: float | None = None) -> None:
         """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight.
@@ -440,25 +406,11 @@ class PagedKVCache:
         UnsupportedOption
             A rank that the policy does not use.
         """
-        with self._lock:
-            row = row_to_remove(self, sequence)
-            self._tick()
-            rank = checked_rank(self.eviction_policy, rank)
-            if sequence.swap_space is None:
-                self._publish([sequence])
-                self._tables.remove([row])
-            else:
-                sequence.swap_space._drop(sequence)
-            if self._prefix is not None:
-                self._prefix.remove(sequence, rank)
-            del self._sequences[sequence.id]
-            detach(sequence)
+        lifecycle.remove(self._state, sequence, checked_rank(self.eviction_policy, rank))
 
     def clear_prefix_cache(self) -> int:
         """Forget what no sequence uses of the prefix cache; returns how many blocks became free."""
-        with self._lock:
-            self._tick()
-            return 0 if self._prefix is None else self._prefix.eviction.clear()
+        return lifecycle.clear(self._state)
 
     # -- swapping ------------------------------------------------------------------------------------------------
 
@@ -482,17 +434,13 @@ class PagedKVCache:
         InvalidSequence
             A sequence that is not of this cache, listed twice, in flight or swapped out; a space of another cache.
         """
-        with self._lock:
-            self._tick()
-            refusal = move_out(self, as_list(sequences), space)
-            if refusal is not None:
-                raise refusal
+        refusal = move_out(self, sequences, space)
+        if refusal is not None:
+            raise refusal
 
     def try_swap_out(self, sequences: Sequence | Iterable[Sequence], space: SwapSpace) -> bool:
         """`swap_out`, with False instead of `OutOfBlocks`."""
-        with self._lock:
-            self._tick()
-            return move_out(self, as_list(sequences), space) is None
+        return move_out(self, sequences, space) is None
 
     def swap_in(self, sequences: Sequence | Iterable[Sequence]) -> None:
         """Move sequences back into rows and blocks of the cache, from whichever space holds them; all or nothing.
@@ -504,17 +452,13 @@ class PagedKVCache:
         InvalidSequence
             A sequence that is not of this cache, listed twice, or not swapped out.
         """
-        with self._lock:
-            self._tick()
-            refusal = move_in(self, as_list(sequences))
-            if refusal is not None:
-                raise refusal
+        refusal = move_in(self, sequences)
+        if refusal is not None:
+            raise refusal
 
     def try_swap_in(self, sequences: Sequence | Iterable[Sequence]) -> bool:
         """`swap_in`, with False instead of `OutOfBlocks` and `OutOfRows`."""
-        with self._lock:
-            self._tick()
-            return move_in(self, as_list(sequences)) is None
+        return move_in(self, sequences) is None
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -525,8 +469,7 @@ class PagedKVCache:
         """
         sequences = self.max_sequences if max_sequences is None else at_least("max_sequences", max_sequences)
         tokens = sequences if max_tokens is None else at_least("max_tokens", max_tokens)
-        with self._lock:
-            return new_batch(self, sequences, tokens)
+        return new_batch(self, sequences, tokens)
 
     def prepare(
         self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
@@ -553,7 +496,8 @@ class PagedKVCache:
         UnsupportedOption, DeviceError
             What is no stream, or one that is being captured: a graph holds a step, and not its preparation.
         """
-        with self._lock:
+        with self._state.lock:
+            self._state.settle()
             batch = take_step(self, sequences, counts, out, stream)
             if batch is None:
                 raise refusal(self)
@@ -563,7 +507,8 @@ class PagedKVCache:
         self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
     ) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
-        with self._lock:
+        with self._state.lock:
+            self._state.settle()
             return take_step(self, sequences, counts, out, stream)
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
@@ -571,12 +516,12 @@ class PagedKVCache:
 
         For sequences that are swapped out: what one `swap_in` of them all, and then the prepare, would lack.
         """
-        sequences = list(sequences)
-        with self._lock:
-            if any_swapped(sequences):
-                return shortage_with_swapped(self, sequences, counts)
-            missing = self._tables.shortage(rows_of(self, sequences), counts)
-            return max(missing if self._prefix is None else self._prefix.eviction.lacking(missing, sequences, counts))
+        with self._state.lock:
+            listed = as_list(sequences)
+            if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
+                self._state.settle()
+                return shortage_with_swapped(self, listed, counts)
+            return max(lifecycle.shortage(self._state, listed, counts))
 
     def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
         """Count the tokens of a step as computed.
@@ -586,19 +531,28 @@ class PagedKVCache:
         are known, are from now on found by others that begin alike, up to the first that another sequence shares.
         Blocks that have left every window of their group are given back.
         """
-        publish = None if self._prefix is None else self._prefix.publish
-        with self._lock:
-            self._tick()
-            self._own(batch)._step.commit(self._tables, accepted, self._windows, publish)
+        self._own(batch)._step.commit(accepted)
 
-    def abandon(self, batch: Batch) -> None:
+    def abandon(self, batch: Batch | Sequence | Iterable[Sequence]) -> None:
         """Undo a prepare whose forward pass failed.
 
         Blocks that it copied on write stay copied, and capacity that rejected tokens had left is given back too. The
-        batch's slot mappings become padding, so that a write that comes late finds nothing to overwrite.
+        batch's slot mappings become padding, so that a late write finds nothing to overwrite.
+
+        Parameters
+        ----------
+        batch : Batch, Sequence or iterable of Sequence
+            The batch; or, where it is not at hand, sequences whose steps are abandoned, each with all of its sequences.
+
+        Raises
+        ------
+        InvalidSequence
+            The batch or a sequence has no step in flight, or belongs to another cache.
         """
-        with self._lock:
-            self._own(batch)._step.abandon(self._tables)
+        if isinstance(batch, Batch):
+            self._own(batch)._step.abandon()
+        else:
+            lifecycle.abandon(self._state, batch)
 
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
@@ -614,7 +568,8 @@ class PagedKVCache:
         InvalidSequence
             A batch of another cache.
         """
-        self._store.write(self._layer(layer), key, value, self._own(batch), stream)
+        step = self._own(batch)._step
+        step.run(self._store.write, self._layer(layer), key, value, batch, stream)
 
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
         """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
@@ -627,19 +582,21 @@ class PagedKVCache:
         ------
         As `write`, and what `paged_attention` refuses of its options.
         """
-        return self._store.attend(layer, self._layer(layer), query, self._own(batch), options)
+        step = self._own(batch)._step
+        return step.run(self._store.attend, layer, self._layer(layer), query, batch, options)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
         """How full the cache is at this moment."""
-        with self._lock:
+        with self._state.lock:
+            self._state.settle()
             return measure(
                 self._tables,
-                self._sequences.values(),
+                self._state.listed(),
                 self._swap_spaces,
                 self._prefix,
-                num_copied_blocks=self._num_copied_blocks,
+                num_copied_blocks=self._state.num_copied_blocks,
                 nbytes=self.nbytes,
             )
 
@@ -652,21 +609,23 @@ class PagedKVCache:
             There is no such group.
         """
         number = group_number(group, self.num_groups)
-        with self._lock:
+        with self._state.lock:
             known = NONE if self._prefix is None else self._prefix.cached(number)
-            return map_blocks(number, self._tables, self._sequences.values(), known)
+            return map_blocks(number, self._tables, self._state.listed(), known)
 
     def check_invariants(self) -> None:
         """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""
-        with self._lock:
+        with self._state.lock:
+            self._state.settle()
+            sequences = self._state.listed()
             self._tables.check_invariants(exclusive=self._prefix is None)
             if self._prefix is not None:
-                self._prefix.check_invariants()
-            for name, sequence in self._sequences.items():
-                space = sequence.swap_space
-                room = self._tables.length(sequence.row) if space is None else space._room(sequence)
-                if name is not sequence.id or sequence.num_computed_tokens > room:
+                self._prefix.check_invariants(sequences)
+            for sequence in sequences:
+                if not sequence.is_swapped and sequence.num_computed_tokens > self._tables.length(sequence.row):
                     raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
+            if len(sequences) != self.num_sequences:
+                raise InvalidSequence(f"{len(sequences)} sequences are listed, and {self.num_sequences} are counted")
             for space in self._swap_spaces:
                 space.check_invariants()
 
@@ -675,15 +634,11 @@ class PagedKVCache:
     def _layer(self, layer: int) -> Layer:
         return self._layers[layer_number(layer, len(self._layers))]
 
-    def _tick(self) -> None:
-        if self._prefix is not None:
-            self._prefix.tick()
-
-    def _publish(self, sequences: list[Sequence]) -> None:
-        if self._prefix is not None:
-            self._prefix.publish(sequences)
+    @property
+    def _prefix(self) -> PrefixCache | None:
+        return self._state.prefix
 
     def _own(self, batch: Batch) -> Batch:
-        if not isinstance(batch, Batch) or batch._groups[0].block_table is not self._shown_tables[0]:
-            raise InvalidSequence(f"{batch!r} is no batch of this cache; make it with make_batch")
+        if not isinstance(batch, Batch) or batch._step.state is not self._state:
+            raise InvalidSequence(f"expected a batch of this cache (from prepare or make_batch), got {batch!r}")
         return batch

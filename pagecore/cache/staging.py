@@ -33,6 +33,7 @@ from pagecore.cache._staging import (
     pack_image,
     pack_pairs,
     pack_plan,
+    pad_slots,
     place_plan,
 )
 from pagecore.cache.batch import arrays_of
@@ -204,14 +205,15 @@ class StagedBatch:
         """DeviceError where what is sent now would become part of a graph."""
         self._staging.refuse_captured(self._stream)
 
-    def send_slots(self) -> None:
-        """Send the slot mappings anew: some of what was prepared is not to be written after all."""
-        self.send_image(image_offset(self._buffers, self._buffers.slot_mappings[0]))
+    def send_slots(self, first: int = 0, last: int = 0) -> None:
+        """Send the slot mappings anew, in the order of the step's stream; those of tokens [first, last) as padding."""
+        self.send_image(image_offset(self._buffers, self._buffers.slot_mappings[0]), first, last)
 
-    def send_image(self, begin: int) -> None:
-        """Send the arrays from a byte of their image on, in the order of the stream that the step was given to."""
+    def send_image(self, begin: int, first: int = 0, last: int = 0) -> None:
+        """Send the arrays from a byte of their image on; the slots of tokens [first, last) as padding."""
         slot = self._staging.ring.take()
         pack_image(self._buffers, slot.address)
+        pad_slots(self._buffers, slot.address, first, last)
         slot.send(begin, image_nbytes(self._buffers), self._memory.pointer + begin, self._stream)
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:

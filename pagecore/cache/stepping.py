@@ -1,4 +1,4 @@
-"""What it takes to make a step ready: its batch, its blocks, the copies that it needs and the plan of its attention.
+"""Preparation of a step: its batch, its blocks, copy-on-write and the plan of its attention.
 
 Everything here runs under the lock of the cache.
 """
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pagecore.cache._sequence import rows_of
-from pagecore.cache._step import Step, refuse
+from pagecore.cache._lifecycle import shortage
+from pagecore.cache._sequence import as_list
+from pagecore.cache._step import Step
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group
+from pagecore.cache.limits import with_evictable
 from pagecore.cache.staging import StagedBatch
 from pagecore.errors import OutOfBlocks, UnsupportedOption
 from pagecore.index import StepBuffers
@@ -31,28 +33,27 @@ def take_step(
     cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None, stream: object
 ) -> Batch | None:
     """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
-    cache._tick()
     handle = None
     if cache._staging is not None:
         handle = cache._staging.stream_of(stream)
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a cache on {cache.device!r} has no streams: leave it out")
-    sequences = list(sequences)
+    sequences = as_list(sequences)
     batch = _fitting(cache, sequences, counts, handle) if out is None else cache._own(out)
-    return batch if batch is not None and _load(cache, batch, sequences, counts, handle) else None
+    return batch if batch is not None and _take(cache, batch, sequences, counts, handle) else None
 
 
 def refusal(cache: PagedKVCache) -> OutOfBlocks:
-    """Why the last step could not be taken."""
+    """Return the error that says why the last step could not be taken."""
     try:
-        refuse(cache._tables)
+        cache._tables.refuse()
     except OutOfBlocks as error:
-        return error if cache._prefix is None else cache._prefix.eviction.with_evictable(error)
+        return error if cache._prefix is None else with_evictable(error, cache._prefix.evictable())
 
 
 def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, stream: int | None = None) -> Batch:
     """An empty batch of a cache; one that is given a stream serves the next step alone."""
-    step = Step(StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype))
+    step = Step(cache._state, StepBuffers(max_sequences, max_tokens, cache.num_groups, cache.index_dtype))
     plans = [_plan(group, cache.device) for group in cache._groups]
     if cache._staging is not None:
         placed = [
@@ -62,38 +63,34 @@ def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, stream: 
     return Batch(step, [layer.group for layer in cache._layers], cache._shown_tables, plans)
 
 
-def _load(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> bool:
-    """Take the blocks of a step, copy what it will write to, and plan it; False where blocks are short."""
-    step, tables = batch._step, cache._tables
-    step.load(cache, sequences, counts)
-    batch._copies = ()
-    if not (step.prepare(tables) if cache._prefix is None else cache._prefix.eviction.prepare(step)):
-        return False
-    copies = tables.take_copies() if tables.num_pending_copies else ()
+def _take(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> bool:
+    """Take the blocks of a step, copy the shared ones that it writes to, and plan it; False where blocks are short."""
+    step = batch._step
+    step.load(sequences, counts)
     try:
+        if not step.take():
+            return False
+        batch._copies = step.copied() if step.num_copies else ()
         if step.staged is not None:
             assert stream is not None
-            step.staged.send(copies, cache._store, stream)
+            step.staged.send(batch._copies, cache._store, stream)
         else:
-            for group, pairs in enumerate(copies):
+            for group, pairs in enumerate(batch._copies):
                 if len(pairs):
                     cache._store.copy(group, pairs)
             for batch_group in batch._groups:
                 if batch_group.plan is not None:
                     step.replan(batch_group.plan)
+        step.finish()
+        return True
     except BaseException:
-        step.undo_copies(tables, copies)
-        step.abandon(tables)
+        step.undo()
         raise
-    batch._copies = copies
-    cache._num_copied_blocks += sum(map(len, copies))
-    return True
 
 
 def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> Batch | None:
     """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
-    rows_of(cache, sequences)  # refuses those that are swapped out, which `shortage` counts
-    if cache.shortage(sequences, counts):
+    if any(shortage(cache._state, sequences, counts)):
         return None
     each = np.asarray(counts)
     total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())

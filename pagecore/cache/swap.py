@@ -6,17 +6,17 @@ import sys
 import warnings
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays._make import pinned
 from pagecore.cache._sequence import Sequence
+from pagecore.cache._swap import check_stored, stored_blocks
 from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
-from pagecore.errors import InvalidSequence, PagecoreError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import KVLayout, KVPool, Plane
 from pagecore.storage.layout import as_layout
@@ -26,8 +26,6 @@ from pagecore.storage.spec import CACHE_DTYPES
 if TYPE_CHECKING:
     from pagecore.cache.paged import PagedKVCache
 
-# The blocks of one sequence, an array for each group; holes are 0.
-Blocks: TypeAlias = tuple[NDArray[np.int32], ...]
 NONE = np.zeros(0, np.int32)
 
 
@@ -95,58 +93,58 @@ class SwapSpace:
         self.is_exact = all(
             one.spec.planes == other.spec.planes for one, other in zip(groups, cache._groups, strict=True)
         )
-        self._block_pools = [BlockPool(n, order="address") for n in blocks]
+        self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
         # Zipped with the cache's pools: there are none where the cache has no bytes.
-        self._kv_pools = [
+        self.kv_pools = [
             host_pool(cache, group, n, order or pool.layout)
             for group, n, pool in zip(groups, blocks, cache._store.pools, strict=False)
         ]
         self._last_use = None if cache._staging is None else cache._staging.runtime.make_event(cache._staging.device)
-        self._held: dict[Sequence, Blocks] = {}
-        with cache._lock:
-            cache._swap_spaces.add(self)
+        cache._swap_spaces.add(self)
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each group, the null block counted."""
-        return tuple(pool.num_blocks for pool in self._block_pools)
+        return tuple(pool.num_blocks for pool in self.block_pools)
 
     @property
     def num_available(self) -> int:
         """Blocks that can be had in the scarcest group."""
-        return min(pool.num_free for pool in self._block_pools)
+        return min(pool.num_free for pool in self.block_pools)
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks that hold something, summed over the groups."""
-        return sum(pool.num_used for pool in self._block_pools)
+        return sum(pool.num_used for pool in self.block_pools)
 
     @property
     def num_sequences(self) -> int:
         """Sequences that are swapped out to here."""
-        return len(self._held)
+        return len(self._held())
 
     @property
     def nbytes(self) -> int:
         """Bytes of all groups; 0 where the cache holds none."""
-        return sum(pool.nbytes for pool in self._kv_pools)
+        return sum(pool.nbytes for pool in self.kv_pools)
 
     def check_invariants(self) -> None:
         """Recount every block from the sequences that hold it; raises `PagecoreError` where the counts differ."""
-        with self.cache._lock:
-            for sequence, blocks in self._held.items():
-                count = -(-sequence.num_computed_tokens // self.cache.block_size)
-                is_known = self.cache._sequences.get(sequence.id) is sequence and sequence.swap_space is self
-                if not is_known or sequence.row != -1 or any(len(entries) != count for entries in blocks):
-                    raise InvalidSequence(f"{sequence!r} is inconsistent with what {self!r} holds for it")
-            for group, pool in enumerate(self._block_pools):
+        with self.cache._state.lock:
+            held = self._held()
+            for sequence in held:
+                check_stored(self.cache._state, sequence, self)
+            for group, pool in enumerate(self.block_pools):
                 pool.check_invariants()
-                held = entries_of(list(self._held.values()), group)
-                if not np.array_equal(np.bincount(held, minlength=pool.num_blocks), pool.ref_counts()):
-                    raise PagecoreError(f"group {group} of {self!r} has blocks counted otherwise than they are held")
+                entries = np.concatenate([stored_blocks(sequence)[group] for sequence in held] or [NONE])
+                counts = np.bincount(entries[entries != 0], minlength=pool.num_blocks)
+                if not np.array_equal(counts, pool.ref_counts()):
+                    raise PagecoreError(f"group {group} of {self!r}: reference counts do not match the holders")
 
-    def _used(self) -> None:
-        """Blocks of the space are on their way, in the order of the stream of the cache."""
+    def _held(self) -> list[Sequence]:
+        return [sequence for sequence in self.cache._state.listed() if sequence.swap_space is self]
+
+    def note_use(self) -> None:
+        """Note that blocks of the space are being copied, in the order of the stream of the cache."""
         if self._last_use is not None:
             assert self.cache._staging is not None
             self._last_use.record(self.cache._staging.stream)
@@ -162,16 +160,8 @@ class SwapSpace:
             told = f"blocks of a swap space are given back while a device may still copy them: {error}"
             warnings.warn(told, ResourceWarning, stacklevel=1)
 
-    def _room(self, sequence: Sequence) -> int:
-        """Tokens that the blocks held for a sequence have room for."""
-        return len(self._held.get(sequence, (NONE,))[0]) * self.cache.block_size
-
-    def _drop(self, sequence: Sequence) -> None:
-        """Give back what is held for a sequence, tail first."""
-        give_back(self._block_pools, [self._held.pop(sequence)])
-
     def __repr__(self) -> str:
-        blocks = sum(self.num_blocks) - len(self._block_pools)
+        blocks = sum(self.num_blocks) - len(self.block_pools)
         return f"SwapSpace({self.num_sequences} sequences, {self.num_used_blocks} of {blocks} blocks used)"
 
 
@@ -183,19 +173,6 @@ def host_pool(cache: PagedKVCache, group: Group, num_blocks: int, layout: KVLayo
         buffers = [pinned(bound.buffer_nbytes(i), cache.device) for i in range(bound.num_buffers)]
     device = "cpu" if buffers is None else cache.device
     return KVPool(group.spec, group.num_layers, num_blocks, cache.block_size, layout, device, buffers)
-
-
-def entries_of(held: list[Blocks], group: int) -> NDArray[np.int32]:
-    """Every block of a group that the sequences list, as often as they do, holes left out."""
-    entries = np.concatenate([blocks[group] for blocks in held] or [NONE])
-    blocks: NDArray[np.int32] = entries[entries != 0]
-    return blocks
-
-
-def give_back(pools: list[BlockPool], held: list[Blocks]) -> None:
-    """Drop the reference of every entry, tail first."""
-    for group, pool in enumerate(pools):
-        pool.free(entries_of(held, group)[::-1])
 
 
 @dataclass(frozen=True)

@@ -62,16 +62,26 @@ cdef class BlockPool:
         self.native.reset(new NativeBlockPool(as_int64(num_blocks, "num_blocks"), <Order> position))
         self.num_blocks = deref(self.native).num_blocks()
 
-    cdef int share_raw(self, const int32_t* blocks, size_t count) except -1:
-        deref(self.native).share(span[const_int32](blocks, count))
-        return 0
+    cdef void share_raw(self, const int32_t* blocks, size_t count) noexcept:
+        deref(self.native).share_known(span[const_int32](blocks, count))
 
-    cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) except? 0:
-        return deref(self.native).num_unshared(span[const_int32](blocks, count))
+    cdef int32_t free_raw(self, const int32_t* blocks, size_t count) noexcept:
+        return deref(self.native).free_known(span[const_int32](blocks, count))
 
-    cdef int find_held_once_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) except -1:
-        deref(self.native).find_held_once(span[const_int32](blocks, count), out)
-        return 0
+    cdef int32_t ref_count_raw(self, int32_t block) noexcept:
+        return deref(self.native).ref_count_known(block)
+
+    cdef int32_t num_free_raw(self) noexcept:
+        return deref(self.native).num_free_known()
+
+    cdef bint try_allocate_raw(self, vector[int32_t]& out) noexcept:
+        return deref(self.native).try_allocate_known(span[int32_t](out.data(), out.size()))
+
+    cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) noexcept:
+        return deref(self.native).num_unshared_known(span[const_int32](blocks, count))
+
+    cdef void find_held_once_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) noexcept:
+        deref(self.native).find_held_once_known(span[const_int32](blocks, count), out)
 
     def allocate(self, n):
         """Take `n` blocks, each with one reference.

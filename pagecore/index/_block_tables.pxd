@@ -48,6 +48,7 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
         int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
         vector[BlockCopy] take_copies(int64_t group) except +raise_python_error
+        void take_copies_into(int64_t group, vector[BlockCopy]& out) except +raise_python_error
         void undo_copies(Int32s rows, int64_t group, span[BlockCopy] copies) except +raise_python_error
         void follow_changes() except +raise_python_error
         size_t take_changes(span[ChangedEntry] out) except +raise_python_error
@@ -62,6 +63,8 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         const int32_t* table(int64_t group) except +raise_python_error
         const int32_t* lengths()
         size_t num_pending_copies()
+        int32_t known_length "length"(int32_t row)
+        Int32s known_blocks "blocks"(int32_t row, int64_t group)
         size_t nbytes()
         void check_invariants(bint exclusive) except +raise_python_error
 
@@ -75,6 +78,19 @@ cdef class BlockTables:
 
     # prepare of n rows without any conversion; False when blocks are short.
     cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
+    # The methods of the same names, without a Python object: each throws before it changes anything, or not at all.
+    cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix) except -1
+    cdef int32_t fork_raw(self, int32_t row) except -1
+    cdef int remove_raw(self, const int32_t* rows, Py_ssize_t n) except -1
+    cdef int reorder_raw(self, const int32_t* rows, const int32_t* parents, Py_ssize_t n) except -1
+    cdef int truncate_raw(self, const int32_t* rows, const int32_t* lengths, Py_ssize_t n, bint keep_capacity) except -1
+    cdef int64_t release_before_raw(
+        self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n
+    ) except -1
+    cdef int shortage_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out) except -1
+    # take_copies of a group into `out`, which has room for a copy of each row of the step that promised them.
+    cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1
+    cdef int64_t num_free_rows(self) noexcept
     # Undoes the copies that take_copies just gave of a group, in the rows of the step that promised them.
     cdef int undo_copies_raw(
         self, const int32_t* rows, Py_ssize_t num_rows, int64_t group, BlockCopy* copies, Py_ssize_t num_copies
@@ -82,7 +98,8 @@ cdef class BlockTables:
     # take_changes into memory for `capacity` entries; returns how many came.
     cdef Py_ssize_t take_changes_raw(self, ChangedEntry* out, Py_ssize_t capacity) except -1
     # The blocks of a row in a group, until the row changes.
-    cdef Int32s row_raw(self, int32_t row, int64_t group)
+    cdef Int32s row_raw(self, int32_t row, int64_t group) noexcept
+    cdef int32_t length_raw(self, int32_t row) noexcept
     # Raises OutOfBlocks with the figures of the try_prepare_raw that just failed.
     cdef int fail_out_of_blocks(self) except -1
 

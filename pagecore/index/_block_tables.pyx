@@ -297,11 +297,60 @@ cdef class BlockTables:
             span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), deref(out.native)
         )
 
-    cdef Int32s row_raw(self, int32_t row, int64_t group):
-        return deref(self.native).blocks(row, group)
+    cdef Int32s row_raw(self, int32_t row, int64_t group) noexcept:
+        return deref(self.native).known_blocks(row, group)
+
+    cdef int32_t length_raw(self, int32_t row) noexcept:
+        return deref(self.native).known_length(row)
+
+    cdef int64_t num_free_rows(self) noexcept:
+        return deref(self.native).max_sequences() - deref(self.native).num_rows()
+
+    cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix) except -1:
+        return deref(self.native).add(prefix)
+
+    cdef int32_t fork_raw(self, int32_t row) except -1:
+        return deref(self.native).fork(row)
+
+    cdef int remove_raw(self, const int32_t* rows, Py_ssize_t n) except -1:
+        deref(self.native).remove(span[const_int32](rows, <size_t> n))
+        return 0
+
+    cdef int reorder_raw(self, const int32_t* rows, const int32_t* parents, Py_ssize_t n) except -1:
+        deref(self.native).reorder(span[const_int32](rows, <size_t> n), span[const_int32](parents, <size_t> n))
+        return 0
+
+    cdef int truncate_raw(
+        self, const int32_t* rows, const int32_t* lengths, Py_ssize_t n, bint keep_capacity
+    ) except -1:
+        deref(self.native).truncate(
+            span[const_int32](rows, <size_t> n), span[const_int32](lengths, <size_t> n), keep_capacity
+        )
+        return 0
+
+    cdef int64_t release_before_raw(
+        self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n
+    ) except -1:
+        return deref(self.native).release_before(
+            span[const_int32](rows, <size_t> n), group, span[const_int32](positions, <size_t> n)
+        )
+
+    cdef int shortage_raw(
+        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out
+    ) except -1:
+        deref(self.native).shortage(span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), out)
+        return 0
+
+    cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1:
+        deref(self.native).take_copies_into(group, out)
+        return 0
 
     cdef int fail_out_of_blocks(self) except -1:
         deref(self.native).fail_out_of_blocks()
+
+    def refuse(self):
+        """Raise OutOfBlocks with the figures of the step or shortage that was counted last."""
+        self.fail_out_of_blocks()
 
     def take_copies(self, group=None):
         """Hand over the copies that copy-on-write made necessary since the last call.

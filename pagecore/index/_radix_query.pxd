@@ -82,6 +82,12 @@ cdef double as_number(object value, str what) except? -1
 # What to look up; the namespace is left as a key, and its number -1, for the tree to find.
 cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, object spans, object max_tokens)
 
+# The marks of spans in the first `blocks` blocks.
+cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mark]& marks) except -1
+
+# A namespace as a key that is equal only for values of the same types; UnsupportedDtype where it cannot be compared.
+cdef object namespace_key(object namespace)
+
 # Checks all of them; the clock is advanced by the caller, once nothing can fail.
 cdef int read_wish(Wish* wish, str policy, object time, object priority, object time_to_live, object rank) except -1
 

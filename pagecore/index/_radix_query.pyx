@@ -4,6 +4,7 @@ cimport cython
 from libc.math cimport INFINITY, NAN, isfinite
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
+from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_int64, as_integers
 
@@ -26,6 +27,30 @@ cdef object typed(object value, int depth):
     if value != value:
         raise UnsupportedDtype(f"the namespace has {value!r} in it, which is not equal to itself; use another value")
     return type(value), value
+
+
+cdef object namespace_key(object namespace):
+    return None if namespace is None else typed(namespace, MAX_NAMESPACE_DEPTH)
+
+
+def validate_namespace(namespace):
+    """Raise UnsupportedDtype where `namespace` cannot name a namespace of a prefix tree."""
+    namespace_key(namespace)
+
+
+def validate_spans(spans):
+    """Return spans as a tuple of (start, end, digest), or raise ShapeError or UnsupportedDtype where they are none."""
+    cdef vector[Mark] marks
+    cdef Digest unused
+    try:
+        listed = [(as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest)
+                  for start, end, digest in spans]
+    except (TypeError, ValueError):
+        raise ShapeError(f"spans is {spans!r}; give a list of (start, end, digest)") from None
+    frozen = tuple([(start, end, bytes(digest) if isinstance(digest, (bytearray, memoryview)) else digest)
+                    for start, end, digest in listed])
+    read_marks(frozen, 1 << 40, 0, marks)
+    return frozen
 
 
 cdef int set_digest(object digest, Digest* out) except -1:
@@ -97,18 +122,17 @@ cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, obj
         prefix.limit = min(prefix.limit, most // block_size)
     prefix.space = 0
     if namespace is not None:
-        prefix.key = typed(namespace, MAX_NAMESPACE_DEPTH)
+        prefix.key = namespace_key(namespace)
         prefix.space = -1
     if spans is not None:
-        add_spans(prefix, spans, block_size)
+        read_marks(spans, block_size, prefix.tokens.size // block_size, prefix.marks)
     return prefix
 
 
-cdef int add_spans(Prefix prefix, object spans, int64_t block_size) except -1:
+cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mark]& marks) except -1:
     cdef Mark mark
     cdef int64_t begin, stop, block
     cdef int64_t before = 0
-    cdef int64_t blocks = prefix.tokens.size // block_size
     checked = []
     try:
         for start, end, digest in spans:
@@ -129,7 +153,7 @@ cdef int add_spans(Prefix prefix, object spans, int64_t block_size) except -1:
             mark.block = <int32_t> block
             mark.start = begin - block * block_size
             mark.end = stop - block * block_size
-            prefix.marks.push_back(mark)
+            marks.push_back(mark)
     return 0
 
 

@@ -63,6 +63,20 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
         int32_t id_at(int32_t end, int64_t block, int32_t lane) except +raise_python_error
         int32_t replace_id(int32_t end, int64_t block, int32_t lane, int32_t id) except +raise_python_error
         void advance(double time)
+        # Changes that cannot fail, once reserve() and its kin have been called.
+        void reserve(int64_t nodes) except +raise_python_error
+        void reserve_ids(int32_t lane, int32_t num_ids) except +raise_python_error
+        void reserve_evicted(vector[vector[int32_t]]& out) except +raise_python_error
+        int64_t nodes_to_move()
+        NativeReceipt reserved_lock "lock"(NativeMatch& match, uint32_t components)
+        void shorten(NativeReceipt& receipt, int64_t blocks)
+        bint try_extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)
+        bint try_insert(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)
+        int64_t reserved_evict "evict"(int32_t component, int64_t amount, vector[vector[int32_t]]& out)
+        void known_tail "copy_tail"(int32_t end, int32_t lane, span[int32_t] out)
+        int32_t known_id "id_at"(int32_t end, int64_t block, int32_t lane)
+        int32_t reserved_replace "replace_id"(int32_t end, int64_t block, int32_t lane, int32_t id)
+        int32_t num_pins(int32_t end, int64_t block, int32_t component)
         int64_t evictable(int32_t component)
         int64_t held(int32_t component)
         vector[int32_t] held_ids(int32_t lane) except +raise_python_error
@@ -87,6 +101,7 @@ cdef class RadixTree:
     cdef NativeInserted inserted  # what the last insertion did
     cdef Offer offer              # scratch
     cdef vector[vector[int32_t]] gone  # scratch
+    cdef vector[vector[int32_t]] gone_raw  # scratch of evict_raw, as large as it gets
     cdef dict spaces              # namespace, typed -> its number
     cdef dict space_keys          # and back
     cdef readonly int64_t block_size
@@ -106,13 +121,41 @@ cdef class RadixTree:
     cdef int32_t _space(self, object key) except -1
     cdef object _insert(self, Entry entry)
     cdef int _extend(self, Receipt receipt) except -1
-    # `extend` without a Python object: lanes[i] has the num_tokens / block_size ids of lane i, from the sequence's
-    # start. The answer is in `inserted`, until the next insertion.
-    cdef int extend_raw(
-        self, Receipt receipt, const int32_t* tokens, int64_t num_tokens, const vector[Int32Pointer]& lanes
-    ) except -1
-    # The last ids of a lane of the path that a receipt holds.
-    cdef int copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) except -1
+    # For the cache, whose own changes must not stop half way. These take memory, and change nothing that shows:
+    cdef int reserve_raw(self, int64_t num_moves) except -1  # for so many calls of lock_raw and shorten_raw
+    cdef int reserve_ids_raw(self, int32_t lane, int32_t num_ids) except -1
+    cdef Receipt blank_receipt(self, object key)  # not a hold yet: for lock_raw or fork_raw
+    cdef int match_raw(self, const Query& query, int64_t limit, NativeMatch* found) except -1
+    # The number of a receipt's namespace, which is added where it has none: drop it where nothing comes of it.
+    cdef int32_t space_raw(self, Receipt receipt) except -1
+    cdef int forget_dead_raw(self) except -1
+    # These cannot fail:
+    cdef void drop_space_raw(self, int32_t space) noexcept
+    cdef void advance_raw(self, double time) noexcept
+    cdef void copy_match_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept
+    cdef void lock_raw(self, NativeMatch& found, Receipt receipt) noexcept
+    cdef void fork_raw(self, Receipt source, Receipt target) noexcept
+    cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept
+    cdef void release_raw(self, Receipt receipt, const Wish& wish) noexcept
+    cdef int64_t depth_raw(self, Receipt receipt) noexcept
+    cdef int64_t evictable_raw(self, int32_t component) noexcept
+    cdef int32_t block_at_raw(self, Receipt receipt, int64_t index, int32_t lane) noexcept
+    cdef int32_t num_pins_raw(self, Receipt receipt, int64_t index, int32_t component) noexcept
+    cdef void copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) noexcept
+    cdef int32_t replace_raw(self, Receipt receipt, int64_t index, int32_t block, int32_t lane) noexcept
+    # Gives up min(amount, 4096, evictable) of a component into `gone`; returns how many.
+    cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept
+    # Keep a sequence; False, with nothing changed, where memory is short. What was done is in `inserted`.
+    cdef bint try_extend_raw(
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
+    ) noexcept
+    cdef bint try_insert_raw(
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+    ) noexcept
+    cdef void _offer_raw(
+        self, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+    ) noexcept
+    cdef int _extend(self, Receipt receipt) except -1
     cdef Inserted _inserted(self)
     cdef int _forget_dead(self) except -1
     cdef int _check_receipt(self, Receipt receipt) except -1

@@ -15,6 +15,7 @@ from pagecore.index._radix_query cimport (
     Marks,
     Offer,
     Prefix,
+    Query,
     States,
     Wish,
     as_number,
@@ -38,6 +39,8 @@ from pagecore.errors import (
 
 # Room for so many evicted ids is kept for the next call.
 cdef enum: MAX_KEPT_IDS = 1 << 14
+# RadixTree::kReservedIds: evict_raw gives up no more in one call, so that it allocates nothing.
+cdef enum: MAX_EVICTED_AT_ONCE = 4096
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
@@ -469,26 +472,6 @@ cdef class RadixTree:
         self._extend(receipt)
         return self._inserted()
 
-    cdef int extend_raw(
-        self, Receipt receipt, const int32_t* tokens, int64_t num_tokens, const vector[Int32Pointer]& lanes
-    ) except -1:
-        cdef Marks no_marks
-        cdef States no_states
-        cdef Wish no_wish
-        self._check_receipt(receipt)
-        self.offer.query.tokens = Int32s(tokens, <size_t> num_tokens)
-        self.offer.query.marks = no_marks
-        self.offer.lanes = lanes
-        self.offer.states = no_states
-        self.offer.wish = no_wish
-        self.offer.time = -INFINITY
-        return self._extend(receipt)
-
-    cdef int copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) except -1:
-        self._check_receipt(receipt)
-        deref(self.native).copy_tail(receipt.native.node, lane, ids)
-        return 0
-
     cdef int _extend(self, Receipt receipt) except -1:
         cdef int32_t space = 0
         if receipt.key is not None and receipt.native.node < 0:
@@ -821,6 +804,101 @@ cdef class RadixTree:
             columns.append(values)
         return [self._prefix(tokens, namespace, marked, most)
                 for tokens, namespace, marked, most in zip(prefixes, *columns, strict=True)]
+
+    # Changes that cannot fail, for the cache.
+
+    cdef int reserve_raw(self, int64_t num_moves) except -1:
+        if self.gone_raw.size() == 0:
+            deref(self.native).reserve_evicted(self.gone_raw)
+            self.offer.lanes.resize(self.num_lanes)
+        deref(self.native).reserve(num_moves * deref(self.native).nodes_to_move())
+        return 0
+
+    cdef int reserve_ids_raw(self, int32_t lane, int32_t num_ids) except -1:
+        deref(self.native).reserve_ids(lane, num_ids)
+        return 0
+
+    cdef Receipt blank_receipt(self, object key):
+        cdef Receipt receipt = Receipt.__new__(Receipt)
+        receipt.tree = self
+        receipt.key = key
+        return receipt
+
+    cdef int match_raw(self, const Query& query, int64_t limit, NativeMatch* found) except -1:
+        if query.space >= 0:
+            found[0] = deref(self.native).match(query, limit)
+        return 0
+
+    cdef int32_t space_raw(self, Receipt receipt) except -1:
+        return self._space(receipt.key)
+
+    cdef int forget_dead_raw(self) except -1:
+        return self._forget_dead()
+
+    cdef void drop_space_raw(self, int32_t space) noexcept:
+        deref(self.native).drop_namespace_if_empty(space)
+
+    cdef void advance_raw(self, double time) noexcept:
+        deref(self.native).advance(time)
+
+    cdef void copy_match_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept:
+        deref(self.native).copy_blocks(found.node, found.offset, lane, out)
+
+    cdef void lock_raw(self, NativeMatch& found, Receipt receipt) noexcept:
+        receipt.native = deref(self.native).reserved_lock(found, self.every_component)
+
+    cdef void fork_raw(self, Receipt source, Receipt target) noexcept:
+        target.native = deref(self.native).lock_again(source.native)
+
+    cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept:
+        deref(self.native).shorten(receipt.native, blocks)
+
+    cdef void release_raw(self, Receipt receipt, const Wish& wish) noexcept:
+        deref(self.native).unlock(receipt.native, self.every_component, wish)
+
+    cdef int64_t depth_raw(self, Receipt receipt) noexcept:
+        return deref(self.native).depth(receipt.native.node)
+
+    cdef int64_t evictable_raw(self, int32_t component) noexcept:
+        return deref(self.native).evictable(component)
+
+    cdef int32_t block_at_raw(self, Receipt receipt, int64_t index, int32_t lane) noexcept:
+        return deref(self.native).known_id(receipt.native.node, index, lane)
+
+    cdef int32_t num_pins_raw(self, Receipt receipt, int64_t index, int32_t component) noexcept:
+        return deref(self.native).num_pins(receipt.native.node, index, component)
+
+    cdef void copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) noexcept:
+        deref(self.native).known_tail(receipt.native.node, lane, ids)
+
+    cdef int32_t replace_raw(self, Receipt receipt, int64_t index, int32_t block, int32_t lane) noexcept:
+        return deref(self.native).reserved_replace(receipt.native.node, index, lane, block)
+
+    cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept:
+        return deref(self.native).reserved_evict(component, min(amount, <int64_t> MAX_EVICTED_AT_ONCE), self.gone_raw)
+
+    cdef bint try_extend_raw(
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
+    ) noexcept:
+        cdef Wish no_wish
+        self._offer_raw(query, lanes, no_wish, -INFINITY)
+        return deref(self.native).try_extend(self.offer, receipt.native, self.inserted)
+
+    cdef bint try_insert_raw(
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+    ) noexcept:
+        self._offer_raw(query, lanes, wish, time)
+        return deref(self.native).try_insert(self.offer, receipt.native, self.inserted)
+
+    cdef void _offer_raw(
+        self, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+    ) noexcept:
+        cdef States no_states
+        self.offer.query = query
+        self.offer.lanes = lanes  # as many as before: allocates nothing
+        self.offer.states = no_states
+        self.offer.wish = wish
+        self.offer.time = time
 
     # What it tells.
 

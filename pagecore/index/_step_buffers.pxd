@@ -32,6 +32,7 @@ cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
         int32_t* cu_query_lens()
         int32_t* seq_lens()
         int32_t* positions()
+        int32_t* token_ids()
         void* slots(size_t group)
         void skip_slots(int32_t first, int32_t last) except +raise_python_error
         void check_invariants() except +raise_python_error
@@ -46,7 +47,7 @@ cdef class StepBuffers:
     cdef StepMemory memory
     cdef NativeStepBuffers* native
     cdef readonly str slot_dtype
-    cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions
+    cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions, token_ids
     cdef readonly tuple slot_mappings
     # Addresses of the arrays, which never move.
     cdef int32_t* rows_data
@@ -54,5 +55,6 @@ cdef class StepBuffers:
     cdef int32_t* cu_query_lens_data
     cdef int32_t* seq_lens_data
     cdef int32_t* positions_data
+    cdef int32_t* token_ids_data
 
     cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=*)

@@ -35,6 +35,8 @@ cdef class StepBuffers:
         int32 [S + 1], where the new tokens of each sequence start.
     positions : numpy.ndarray
         int32 [T], of the new tokens in their sequences.
+    token_ids : numpy.ndarray
+        int32 [T], ids of the new tokens: -1 until the caller writes them, padding is 0.
     slot_mappings : tuple of numpy.ndarray
         `slot_dtype` [T] for each group, slots of the new tokens.
     num_sequences, num_tokens : int
@@ -64,11 +66,13 @@ cdef class StepBuffers:
         self.cu_query_lens_data = self.native.cu_query_lens()
         self.seq_lens_data = self.native.seq_lens()
         self.positions_data = self.native.positions()
+        self.token_ids_data = self.native.token_ids()
         self.rows = self._array(self.rows_data, self.native.max_sequences())
         self.query_lens = self._array(self.query_lens_data, self.native.max_sequences())
         self.cu_query_lens = self._array(self.cu_query_lens_data, self.native.max_sequences() + 1)
         self.seq_lens = self._array(self.seq_lens_data, self.native.max_sequences())
         self.positions = self._array(self.positions_data, self.native.max_tokens())
+        self.token_ids = self._array(self.token_ids_data, self.native.max_tokens())
         self.slot_mappings = tuple([
             self._array(self.native.slots(group), self.native.max_tokens(), is_wide)
             for group in range(self.native.num_groups())

@@ -85,6 +85,8 @@ class BlockTables {
   int64_t release_before(Rows rows, int64_t group, Counts positions);
   // The copies that copy-on-write promised since the last call, in the order in which they must run.
   [[nodiscard]] std::vector<BlockCopy> take_copies(int64_t group);
+  // take_copies into `out`, which is overwritten; allocates nothing where it has room for num_pending_copies().
+  void take_copies_into(int64_t group, std::vector<BlockCopy>& out);
   // Undoes copy-on-write of a step that `rows` are in: they hold the sources again. For copies that the last
   // take_copies gave and nobody has run; nothing else may have changed since.
   void undo_copies(Rows rows, int64_t group, std::span<const BlockCopy> copies);

@@ -68,6 +68,15 @@ std::vector<BlockCopy> BlockTables::take_copies(int64_t group_index) {
   return group.copies.take([&](BlockId block) { return pool_of(group).ref_count(block) > 0; });
 }
 
+void BlockTables::take_copies_into(int64_t group_index, std::vector<BlockCopy>& out) {
+  out.clear();
+  check_group(group_index);
+  Group& group = groups_[static_cast<size_t>(group_index)];
+  if (group.copies.size() == 0) return;
+  const PoolsLock lock(pools_);
+  group.copies.take_into(out, [&](BlockId block) { return pool_of(group).ref_count(block) > 0; });
+}
+
 void BlockTables::follow_changes() {
   const int64_t num_entries = num_table_entries() + max_sequences_ + 1;
   PC_EXPECTS(num_entries <= std::numeric_limits<int32_t>::max(), ShapeError, "the tables have ", num_entries,

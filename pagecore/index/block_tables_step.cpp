@@ -192,8 +192,10 @@ void BlockTables::commit_group(Group& group, Rows rows, Counts counts, Slot* slo
 
 bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> out) {
   const PoolsLock lock(pools_);
-  if (!count_blocks(rows, counts)) return false;
+  const bool suffices = count_blocks(rows, counts);
+  // Also where blocks are short: a caller that frees some and asks again then allocates nothing.
   for (Group& group : groups_) group.copies.reserve(static_cast<size_t>(group.num_shared));
+  if (!suffices) return false;
   for (size_t i = 0; i < groups_.size(); ++i) {
     if (out[i].type == SlotType::Int64) {
       commit_group(groups_[i], rows, counts, static_cast<int64_t*>(out[i].data));
@@ -263,6 +265,7 @@ void BlockTables::fill_step(Rows rows, Counts counts, StepBuffers& out) const {
     total += counts[i];
     out.cu_query_lens()[i + 1] = total;
   }
+  std::fill_n(out.token_ids(), total, -1);
   out.pad(static_cast<int32_t>(rows.size()), total, max_sequences_);
 }
 

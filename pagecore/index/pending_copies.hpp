@@ -50,11 +50,18 @@ class PendingCopies {
   // Copies that are not dropped; is_live(block) tells whether somebody holds it.
   template <typename IsLive>
   [[nodiscard]] std::vector<BlockCopy> take(IsLive is_live) {
+    std::vector<BlockCopy> taken;
+    take_into(taken, is_live);
+    return taken;
+  }
+  // take() into `taken`, which is overwritten; allocates nothing where it has room for size().
+  template <typename IsLive>
+  void take_into(std::vector<BlockCopy>& taken, IsLive is_live) {
+    taken.clear();
+    taken.reserve(copies_.size());
     for (const Entry& entry : copies_) {
       if (!is_live(entry.copy.target)) drop(entry.copy.target);
     }
-    std::vector<BlockCopy> taken;
-    taken.reserve(copies_.size());
     for (size_t i = copies_.size(); i-- > 0;) {
       const BlockCopy copy = copies_[i].copy;
       if (!copies_[i].is_dropped || is_read(taken, copy.target)) taken.push_back(copy);
@@ -62,7 +69,6 @@ class PendingCopies {
     std::reverse(taken.begin(), taken.end());
     for (const BlockCopy copy : taken) word_of(copy.target) &= ~bit_of(copy.target);
     copies_.clear();
-    return taken;
   }
 
   [[nodiscard]] size_t size() const { return copies_.size(); }

@@ -29,6 +29,15 @@ class HeldIds {
     word |= bit_of(id);
     return is_new;
   }
+  // Pages for the ids 0 .. num_ids - 1, which stay: add() of one of these cannot fail.
+  void reserve(int32_t num_ids) {
+    const size_t wanted = num_ids <= 0 ? 0 : page_of(num_ids - 1) + 1;
+    if (wanted > pages_.size()) pages_.resize(wanted);
+    for (size_t page = 0; page < wanted; ++page) {
+      if (pages_[page] == nullptr) pages_[page] = std::make_unique<Page>();
+    }
+    num_reserved_ = std::max(num_reserved_, wanted);
+  }
   // The id is held.
   void erase(int32_t id) { (*pages_[page_of(id)])[word_of(id)] &= ~bit_of(id); }
   // All of them are held. Neighbours, which most are, cost one access together.
@@ -41,9 +50,9 @@ class HeldIds {
     }
   }
 
-  // Gives back pages without an id.
+  // Gives back pages without an id, but for those that were reserved.
   void shrink() noexcept {
-    for (auto& page : pages_) {
+    for (auto& page : std::span(pages_).subspan(num_reserved_)) {
       if (page != nullptr && std::all_of(page->begin(), page->end(), [](uint64_t word) { return word == 0; })) {
         page.reset();
       }
@@ -83,6 +92,7 @@ class HeldIds {
   [[nodiscard]] static uint64_t bit_of(int32_t id) { return uint64_t{1} << (id & 63); }
 
   std::vector<std::unique_ptr<Page>> pages_;
+  size_t num_reserved_ = 0;
 };
 
 }  // namespace pagecore::radix

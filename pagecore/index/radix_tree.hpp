@@ -113,6 +113,24 @@ class RadixTree {
   // Gives up min(amount, evictable(component)), and returns how many; without full lanes, of component 0 also what is
   // left empty then. out has a list for each lane and one for the states.
   int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out);
+
+  // For callers whose own change must not fail half way. After reserve(n), which throws or changes nothing that can be
+  // observed, shorten() and lock() of receipts cannot fail while they make at most n nodes: nodes_to_move() for each.
+  // After reserve_ids(), replace_id() cannot fail. unlock(), lock_again() and evict() of at most kReservedIds never do.
+  static constexpr int64_t kReservedIds = 4096;
+  void reserve(int64_t nodes);
+  void reserve_ids(int32_t lane, int32_t num_ids);
+  void reserve_evicted(std::vector<Ids>& out) const;
+  [[nodiscard]] int64_t nodes_to_move() const { return 2 + num_windows(); }
+  // The receipt holds the first `blocks` of its path from now on; 0 leaves a receipt on nothing.
+  void shorten(Receipt& receipt, int64_t blocks) noexcept;
+  // extend() and insert() that return false, with nothing changed, where they would throw.
+  [[nodiscard]] bool try_extend(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
+  [[nodiscard]] bool try_insert(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
+  // Receipts that keep a block of the path from being evicted in a component: those that end at or below its node, or
+  // whose window has it; pinned children count once.
+  [[nodiscard]] int32_t num_pins(NodeId end, int64_t block, int32_t component) const;
+
   // The latest time that was given; it never runs backwards.
   void advance(double time) { now_ = std::max(now_, time); }
 
@@ -193,7 +211,6 @@ class RadixTree {
   class Reuse;
 
   // radix_memory.cpp
-  void reserve(int64_t nodes);
   NodeId take_node() noexcept;
   void free_node(NodeId node) noexcept;
   void list_slices(const radix::Run& run);

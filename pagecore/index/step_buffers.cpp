@@ -24,7 +24,7 @@ size_t total_size(int64_t sequences, int64_t tokens, int64_t groups, SlotType sl
   const auto a_sequence = aligned(static_cast<size_t>(sequences + 1) * sizeof(int32_t));
   const auto a_token = aligned(static_cast<size_t>(tokens) * sizeof(int32_t));
   const auto a_slot = aligned(static_cast<size_t>(tokens) * slot_size(slot_type));
-  return 4 * a_sequence + a_token + static_cast<size_t>(groups) * a_slot + kAlignment;
+  return 4 * a_sequence + 2 * a_token + static_cast<size_t>(groups) * a_slot + kAlignment;
 }
 
 }  // namespace
@@ -47,6 +47,7 @@ StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_
   cu_query_lens_ = reinterpret_cast<TokenCount*>(carve(a_sequence));
   seq_lens_ = reinterpret_cast<TokenCount*>(carve(a_sequence));
   positions_ = reinterpret_cast<TokenCount*>(carve(static_cast<size_t>(max_tokens_) * sizeof(TokenCount)));
+  token_ids_ = reinterpret_cast<int32_t*>(carve(static_cast<size_t>(max_tokens_) * sizeof(int32_t)));
   for (int64_t group = 0; group < num_groups; ++group) {
     slots_.push_back(carve(static_cast<size_t>(max_tokens_) * slot_size(slot_type_)));
     pad_slots(slots_.back(), 0, max_tokens_);
@@ -67,6 +68,7 @@ void StepBuffers::pad(int32_t num_sequences, TokenCount num_tokens, RowId null_r
   }
   if (num_tokens_ > num_tokens) {
     std::fill(positions_ + num_tokens, positions_ + num_tokens_, 0);
+    std::fill(token_ids_ + num_tokens, token_ids_ + num_tokens_, 0);
     for (void* slots : slots_) pad_slots(slots, num_tokens, num_tokens_);
   }
   num_sequences_ = num_sequences;
@@ -94,7 +96,7 @@ void StepBuffers::check_invariants() const {
     PC_ASSERT(cu_query_lens_[i + 1] == num_tokens_);
   }
   for (TokenCount i = num_tokens_; i < max_tokens_; ++i) {
-    PC_ASSERT(positions_[i] == 0);
+    PC_ASSERT(positions_[i] == 0 && token_ids_[i] == 0);
     for (const void* slots : slots_) {
       PC_ASSERT((slot_type_ == SlotType::Int64 ? static_cast<const int64_t*>(slots)[i]
                                                : static_cast<const int32_t*>(slots)[i]) == kPaddingSlot);

@@ -5,6 +5,7 @@
 //   cu_query_lens   0  1  5  6 | 6  6
 //   seq_lens        9  4 17 | 0  0        tokens after the step
 //   positions       8  0  1  2  3 16 | 0  0 ...
+//   token_ids      71  5  5  9  2 40 | 0  0 ...     written by the caller
 //   slots[group]   24 80 81 82 83 52 |-1 -1 ...
 //
 // The arrays lie one behind the other in one image, in this order: whoever needs them elsewhere copies that.
@@ -44,6 +45,7 @@ class StepBuffers {
   [[nodiscard]] TokenCount* cu_query_lens() { return cu_query_lens_; }
   [[nodiscard]] TokenCount* seq_lens() { return seq_lens_; }
   [[nodiscard]] TokenCount* positions() { return positions_; }
+  [[nodiscard]] int32_t* token_ids() { return token_ids_; }
   [[nodiscard]] void* slots(size_t group) { return slots_[group]; }
 
   // Makes padding of the slots of tokens [from, to), 0 <= from <= to <= max_tokens(): nothing is written there any
@@ -70,6 +72,7 @@ class StepBuffers {
   TokenCount* cu_query_lens_;
   TokenCount* seq_lens_;
   TokenCount* positions_;
+  int32_t* token_ids_;
   std::vector<void*> slots_;
 };
 

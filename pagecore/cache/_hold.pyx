@@ -1,0 +1,48 @@
+"""A sequence's claim on the prefix cache: the receipt of its published prefix, and how that prefix is kept."""
+
+from libc.math cimport INFINITY, NAN
+from libc.stdint cimport int32_t
+
+from pagecore.index._radix_query cimport Wish, namespace_key, read_marks
+from pagecore.index._radix_tree cimport RadixTree
+
+
+cdef class PrefixHold:
+    """The claim of one sequence, made from its `RetentionOptions`; it holds nothing before it is locked or forked.
+
+    Spans are read up to `max_blocks`, since a sequence may grow into them.
+    """
+
+    def __cinit__(self, RadixTree tree=None, options=None, int32_t max_blocks=0):
+        self.priority = self.rank = NAN
+        self.time_to_live = INFINITY
+        if tree is None:
+            return
+        self.receipt = tree.blank_receipt(namespace_key(options.namespace))
+        self.offers_whole = options.spans is not None or tree.policy in ("priority", "rank")
+        if options.spans is not None:
+            read_marks(options.spans, tree.block_size, max_blocks, self.marks)
+        if options.priority is not None:
+            self.priority = options.priority
+        if options.time_to_live is not None:
+            self.time_to_live = options.time_to_live
+        if options.rank is not None:
+            self.rank = options.rank
+
+    cdef PrefixHold blank_copy(self):
+        cdef PrefixHold other = PrefixHold.__new__(PrefixHold)
+        other.receipt = self.receipt.tree.blank_receipt(self.receipt.key)
+        other.marks = self.marks
+        other.offers_whole = self.offers_whole
+        other.priority = self.priority
+        other.time_to_live = self.time_to_live
+        other.rank = self.rank
+        other.space = self.space
+        return other
+
+    cdef Wish wish(self, double now) noexcept:
+        cdef Wish wish
+        wish.priority = self.priority
+        wish.expiry = INFINITY if self.time_to_live == INFINITY else now + self.time_to_live
+        wish.rank = self.rank
+        return wish

@@ -1,0 +1,36 @@
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.cache._prefix cimport PrefixCache
+from pagecore.cache._sequence cimport Sequence
+from pagecore.index._block_tables cimport BlockTables
+
+
+cdef class CacheState:
+    cdef readonly BlockTables tables
+    cdef readonly PrefixCache prefix        # None in a cache without one
+    cdef readonly object lock               # re-entrant; held by every operation
+    cdef readonly object condition          # of the lock: a call of write or attend has ended
+    cdef readonly object removal            # removes a sequence: what leaving its context does
+    cdef dict names                         # sequence by id; entries whose sequence is not live are leftovers
+    cdef list by_row                        # the sequence in each row; None for a free row
+    cdef vector[int32_t] window_groups      # the groups with a window, and their windows
+    cdef vector[int64_t] windows
+    cdef readonly int32_t block_size
+    cdef readonly int32_t num_live          # sequences, those that are swapped out included
+    cdef int32_t num_lost                   # steps whose batch was collected before it was committed or abandoned
+    cdef int32_t num_waiting                # threads that wait for a call of write or attend
+    cdef readonly int64_t num_copied_blocks
+    cdef int64_t next_number
+
+    # First in every operation, under the lock: asks the clock and gives up lost steps.
+    cdef int begin(self) except -1
+    # Waits until no other thread writes or attends with a step.
+    cdef int wait_for(self, object step) except -1
+    # An unused id; a made-up number where it is None.
+    cdef object new_name(self, object name)
+    # Lists a sequence that is not live yet under its id; does nothing that shows.
+    cdef int reserve_name(self, Sequence sequence) except -1
+    # The same for a sequence that is not live any more.
+    cdef int drop_name(self, Sequence sequence) except -1
+    cdef int sweep_names(self) except -1

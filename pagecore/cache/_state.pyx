@@ -1,0 +1,123 @@
+"""The state of a paged cache: block tables, prefix cache, sequences and the lock that all operations take."""
+
+from libc.stdint cimport INT32_MAX
+
+from pagecore.cache._prefix cimport PrefixCache
+from pagecore.cache._sequence cimport Sequence
+from pagecore.index._block_tables cimport BlockTables
+
+import threading
+
+from pagecore.errors import InvalidSequence
+
+
+cdef class CacheState:
+    """Parts that the operations of a cache share.
+
+    An operation plans first: it converts and checks its arguments, allocates, and may fail; nothing of that shows. Then
+    it commits by calls that cannot fail, allocate nothing and run no Python code, so that an exception (a
+    KeyboardInterrupt or MemoryError, too) finds the cache as it was before or as it is after. A sequence is live once
+    its `owner` is set.
+
+    Parameters
+    ----------
+    tables : BlockTables
+    windows : list of (int or None)
+        Window of each group.
+    prefix_policy : str, optional
+        Eviction policy of the prefix cache; None for a cache without one.
+    clock : callable
+        See `PrefixCache`.
+    removal : callable
+        Called with the state and a sequence when the context of the sequence ends.
+    """
+
+    def __cinit__(self, BlockTables tables not None, list windows not None, prefix_policy, clock, removal):
+        self.tables = tables
+        self.block_size = tables.block_sizes[0]
+        self.by_row = [None] * tables.max_sequences
+        self.names = {}
+        self.lock = threading.RLock()
+        self.condition = threading.Condition(self.lock)
+        self.removal = removal
+        for group, window in enumerate(windows):
+            if window is not None:
+                self.window_groups.push_back(group)
+                self.windows.push_back(min(window, INT32_MAX))
+        if prefix_policy is not None:
+            self.prefix = PrefixCache(windows, tables, self.by_row, prefix_policy, clock)
+
+    cdef int begin(self) except -1:
+        cdef Sequence sequence
+        if self.prefix is not None:
+            self.prefix.tick()
+        if self.num_lost:
+            self.num_lost = 0
+            for sequence in [each for each in self.by_row if each is not None]:
+                if sequence.flight is not None and sequence.flight.is_lost:
+                    sequence.flight.give_up()
+        if len(self.names) > self.num_live:
+            self.sweep_names()
+        return 0
+
+    def settle(self):
+        """Take the lock, ask the clock and give up the steps of batches that were collected."""
+        with self.lock:
+            self.begin()
+
+    cdef int wait_for(self, object step) except -1:
+        while step is not None and step.is_used_elsewhere():
+            self.num_waiting += 1
+            try:
+                self.condition.wait(0.1)  # the end of a call wakes it; an interrupted one may not
+            finally:
+                self.num_waiting -= 1
+        return 0
+
+    cdef object new_name(self, object name):
+        if name is None:
+            while self.next_number in self.names:
+                self.next_number += 1
+            return self.next_number
+        try:
+            hash(name)
+        except Exception as error:
+            raise InvalidSequence(
+                f"id is {name!r}, which cannot be hashed ({error}); give a number, a string or a tuple"
+            ) from None
+        return name
+
+    cdef int reserve_name(self, Sequence sequence) except -1:
+        # The only place that asks about ids: one that compares equal may run code of the caller.
+        cdef object there = self.names.setdefault(sequence.id, sequence)
+        while there is not sequence:
+            if (<Sequence>there).owner is not None:
+                raise InvalidSequence(
+                    f"a sequence {sequence.id!r} is in the cache; remove it first, or choose another id"
+                )
+            if self.names.get(sequence.id) is there:
+                del self.names[sequence.id]
+            there = self.names.setdefault(sequence.id, sequence)
+        return 0
+
+    cdef int drop_name(self, Sequence sequence) except -1:
+        if self.names.get(sequence.id) is sequence:
+            del self.names[sequence.id]
+        return 0
+
+    cdef int sweep_names(self) except -1:
+        """Forget leftovers of operations that were interrupted."""
+        cdef Sequence sequence
+        for sequence in list(self.names.values()):
+            if sequence.owner is None:
+                self.drop_name(sequence)
+        return 0
+
+    def listed(self):
+        """Return the live sequences, in the order in which they came."""
+        return [each for each in self.names.values() if (<Sequence>each).owner is not None]
+
+    def find(self, id):
+        """Return the live sequence of an id, or None."""
+        found = self.names.get(id)
+        return found if found is not None and (<Sequence>found).owner is not None else None
