@@ -396,10 +396,15 @@ cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[in
     return 0
 
 
+def require_live(CacheState state not None, sequences):
+    """Return `sequences` as a list; InvalidSequence where one is not in the cache, or listed twice."""
+    return require_each(state, as_list(sequences), False)
+
+
 def available(CacheState state not None):
     """Return the blocks of each group that are free, or held by the prefix cache alone."""
     with state.lock:
-        state.begin()
+        state.sweep()
         cached = [0] * state.tables.num_groups if state.prefix is None else state.prefix.evictable()
         return [pool.num_free + more for pool, more in zip(state.tables.pools, cached)]
 
@@ -423,7 +428,7 @@ def shortage(CacheState state not None, sequences, counts):
     if not given.is_scalar and given.size != len(sequences):
         raise ShapeError(f"{given.size} counts are given for {len(sequences)} sequences; give one for each")
     with state.lock:
-        state.begin()
+        state.sweep()
         checked = require_each(state, sequences, True)
         missing.resize(state.tables.num_groups)
         for i, sequence in enumerate(checked):

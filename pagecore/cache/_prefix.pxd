@@ -62,6 +62,7 @@ cdef class PrefixCache:
     cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept
     cdef void shorten(self, Sequence sequence, int32_t num_blocks) noexcept
     cdef void hand_over(self, Sequence sequence, int32_t lane) noexcept
+    cdef int32_t find_heir(self, Sequence sequence, int32_t lane, int32_t block) noexcept
     cdef int32_t own_block(self, Sequence sequence, int32_t place, int32_t lane) noexcept
     cdef int32_t shared_block(self, Sequence sequence, int32_t place, int32_t lane) noexcept
     cdef int32_t known_block(self, Sequence sequence, int32_t place, int32_t lane) noexcept

@@ -266,18 +266,36 @@ cdef class PrefixCache:
             self.hand_over(sequence, lane)
 
     cdef void hand_over(self, Sequence sequence, int32_t lane) noexcept:
-        """Where the tree still needs the block, give it another sequence's copy, so that this one writes in place."""
+        """Where the tree still has the block, let it go on without it, so that the sequence writes in place."""
+        cdef int32_t row, block = self.shared_block(sequence, sequence.published, lane)
+        if block != 0:
+            row = self.find_heir(sequence, lane, block)
+            if row >= 0:
+                self.exchange(<Sequence>self.by_row[row], sequence.published, lane)
+
+    cdef int32_t find_heir(self, Sequence sequence, int32_t lane, int32_t block) noexcept:
+        """Return the row of a sequence whose own block, or hole, can replace the truncated block in the tree; or -1.
+
+        That is one with a duplicate of it; or any that holds it, where the windows of all that do have moved past it.
+        """
         cdef int32_t own, place = sequence.published
-        cdef int32_t block = self.shared_block(sequence, place, lane)
-        if block == 0 or self.num_duplicated == 0:
-            return
+        cdef int64_t passed
+        cdef int32_t past = -1
+        cdef bint is_needed = lane < self.num_full
+        if self.num_duplicated == 0 and is_needed:
+            return -1
         for candidate in self.by_row:
-            if candidate is None or not (<Sequence>candidate).has_duplicates:
+            if candidate is None or candidate is sequence:
+                continue
+            if self.known_block(<Sequence>candidate, place, lane) != block:
                 continue
             own = self.own_block(<Sequence>candidate, place, lane)
-            if own != 0 and own != block and self.known_block(<Sequence>candidate, place, lane) == block:
-                self.exchange(<Sequence>candidate, place, lane)
-                return
+            if own != 0 and own != block:
+                return (<Sequence>candidate).row
+            passed = 0 if is_needed else (<Sequence>candidate).computed - self.num_seen[lane - self.num_full]
+            is_needed = is_needed or own != 0 or place >= max(0, passed) // self.block_size
+            past = (<Sequence>candidate).row
+        return -1 if is_needed else past
 
     cdef bint is_released_by(self, Sequence sequence, int32_t lane, list writers) noexcept:
         """True if only `writers`, all of them cut, keep the tree's copy of a sequence's truncated block pinned."""
@@ -315,7 +333,9 @@ cdef class PrefixCache:
                 block = self.shared_block(<Sequence>writer, (<Sequence>writer).published, lane)
                 if block == 0 or self.known_block(<Sequence>writer, (<Sequence>writer).published, lane) != block:
                     continue
-                if self.is_released_by(<Sequence>writer, lane, writers):
+                if self.is_released_by(<Sequence>writer, lane, writers) or (
+                    self.find_heir(<Sequence>writer, lane, block) >= 0
+                ):
                     missing[self.groups[lane]] -= 1
 
     cdef void find_unused(self, Sequence sequence, int32_t lane) noexcept:

@@ -144,7 +144,7 @@ cdef Sequence require(object owner, object sequence, bint idle):
 
 cdef list require_each(object owner, object sequences, bint idle):
     global _num_lists
-    cdef list checked = [require(owner, sequence, idle) for sequence in sequences]
+    cdef list checked = [require(owner, each, idle) for each in sequences]
     cdef Sequence sequence
     _num_lists += 1
     for sequence in checked:

@@ -25,6 +25,8 @@ cdef class CacheState:
 
     # First in every operation, under the lock: asks the clock and gives up lost steps.
     cdef int begin(self) except -1
+    # First in every query: gives up lost steps, without the clock.
+    cdef int sweep(self) except -1
     # Waits until no other thread writes or attends with a step.
     cdef int wait_for(self, object step) except -1
     # An unused id; a made-up number where it is None.

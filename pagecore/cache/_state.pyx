@@ -48,9 +48,12 @@ cdef class CacheState:
             self.prefix = PrefixCache(windows, tables, self.by_row, prefix_policy, clock)
 
     cdef int begin(self) except -1:
-        cdef Sequence sequence
         if self.prefix is not None:
             self.prefix.tick()
+        return self.sweep()
+
+    cdef int sweep(self) except -1:
+        cdef Sequence sequence
         if self.num_lost:
             self.num_lost = 0
             for sequence in [each for each in self.by_row if each is not None]:
@@ -60,10 +63,13 @@ cdef class CacheState:
             self.sweep_names()
         return 0
 
-    def settle(self):
-        """Take the lock, ask the clock and give up the steps of batches that were collected."""
-        with self.lock:
-            self.begin()
+    def start(self):
+        """Begin an operation: ask the clock, and give up the steps of batches that were collected."""
+        self.begin()
+
+    def give_up_lost(self):
+        """Give up the steps of batches that were collected, before the cache is looked at."""
+        self.sweep()
 
     cdef int wait_for(self, object step) except -1:
         while step is not None and step.is_used_elsewhere():

@@ -109,6 +109,7 @@ def swap_in(CacheState state not None, sequences, refuse, transfer):
     cdef const int32_t[::1] blocks
     cdef Sequence sequence
     cdef size_t i, group
+    cdef size_t num_groups = state.tables.num_groups
     cdef bint may_share = True
     sequences = as_list(sequences)
     with state.lock:
@@ -124,7 +125,7 @@ def swap_in(CacheState state not None, sequences, refuse, transfer):
         for some in by_space.values():
             held = [stored_blocks(sequence) for sequence in some]
             parts.append((some[0].swap_space, some, held, distinct_blocks(held, state.tables.num_groups)))
-        needed = [sum([len(part[3][group]) for part in parts]) for group in range(state.tables.num_groups)]
+        needed = [sum([len(part[3][group]) for part in parts]) for group in range(num_groups)]
         if len(coming) > state.tables.num_free_rows():
             return OutOfRows(
                 f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "
@@ -134,7 +135,7 @@ def swap_in(CacheState state not None, sequences, refuse, transfer):
         error = refuse(needed, pools)
         if error is not None:
             return error
-        for group in range(<size_t>len(needed)):
+        for group in range(num_groups):
             missing.push_back(max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw()))
         if max(missing, default=0) > 0:
             state.prefix.free_blocks(missing)
@@ -145,13 +146,13 @@ def swap_in(CacheState state not None, sequences, refuse, transfer):
             transfer(space, [np.stack(pair, axis=1) for pair in zip(distinct, lease.arrays)])
             for sequence, stored in zip(some, held):
                 arrived[sequence] = renamed_blocks(stored, distinct, lease.arrays)
-        spans.resize(len(coming))
-        for i, sequence in enumerate(coming):
+        for sequence in coming:
+            spans.resize(spans.size() + 1)
             lengths.push_back(sequence.computed)
             may_share = may_share and sequence.known >= sequence.computed
             for each in arrived[sequence]:
                 blocks = each
-                spans[i].push_back(
+                spans.back().push_back(
                     span[const_int32](&blocks[0] if blocks.shape[0] else NULL, <size_t>blocks.shape[0])
                 )
         exact = [sequence.swap_space.is_exact for sequence in coming]

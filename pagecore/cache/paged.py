@@ -497,7 +497,7 @@ class PagedKVCache:
             What is no stream, or one that is being captured: a graph holds a step, and not its preparation.
         """
         with self._state.lock:
-            self._state.settle()
+            self._state.start()
             batch = take_step(self, sequences, counts, out, stream)
             if batch is None:
                 raise refusal(self)
@@ -508,7 +508,7 @@ class PagedKVCache:
     ) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
         with self._state.lock:
-            self._state.settle()
+            self._state.start()
             return take_step(self, sequences, counts, out, stream)
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
@@ -519,7 +519,7 @@ class PagedKVCache:
         with self._state.lock:
             listed = as_list(sequences)
             if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
-                self._state.settle()
+                self._state.give_up_lost()
                 return shortage_with_swapped(self, listed, counts)
             return max(lifecycle.shortage(self._state, listed, counts))
 
@@ -590,7 +590,7 @@ class PagedKVCache:
     def stats(self) -> CacheStats:
         """How full the cache is at this moment."""
         with self._state.lock:
-            self._state.settle()
+            self._state.give_up_lost()
             return measure(
                 self._tables,
                 self._state.listed(),
@@ -616,7 +616,7 @@ class PagedKVCache:
     def check_invariants(self) -> None:
         """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""
         with self._state.lock:
-            self._state.settle()
+            self._state.give_up_lost()
             sequences = self._state.listed()
             self._tables.check_invariants(exclusive=self._prefix is None)
             if self._prefix is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagecore.cache._lifecycle import require_live
 from pagecore.cache._sequence import Sequence
 from pagecore.cache._stored import StoredBlocks
 from pagecore.cache._swap import distinct_blocks, stored_blocks, swap_in, swap_out
@@ -101,6 +102,7 @@ def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts
     if len(each) != len(sequences):
         raise ShapeError(f"{len(each)} counts are given for {len(sequences)} sequences; give one for each")
     state = cache._state
+    require_live(state, sequences)
     coming = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if one.is_swapped]
     staying = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if not one.is_swapped]
     needed = _needed(cache, coming)

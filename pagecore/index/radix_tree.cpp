@@ -76,10 +76,13 @@ radix::NamespaceId RadixTree::add_namespace() {
 }
 
 std::vector<radix::NamespaceId> RadixTree::take_dead_namespaces() {
-  const std::vector<radix::NamespaceId> gone = dead_;
-  for (const radix::NamespaceId space : gone) {
+  std::vector<radix::NamespaceId> gone;
+  gone.reserve(dead_.size());
+  for (const radix::NamespaceId space : dead_) {
+    if (space_children_[static_cast<size_t>(space)] != 0) continue;  // it has come to life again since
     space_children_[static_cast<size_t>(space)] = -1;
     free_spaces_.push_back(space);
+    gone.push_back(space);
   }
   dead_.clear();
   return gone;

@@ -117,6 +117,7 @@ def test_a_cache_without_bytes_does_all_but_hold_key_and_value():
     batch = advance(cache, [sequence], 9)
     assert np.asarray(batch.group(0).slot_mapping).tolist() == list(range(4, 13))
     assert cache.nbytes == 0
+    batch = cache.prepare([sequence], 1)
     for use in (
         lambda: cache.key(0),
         lambda: cache.value(0),

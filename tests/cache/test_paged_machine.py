@@ -71,7 +71,7 @@ class CacheMachine(RuleBasedStateMachine):
         sequences, space = self.pick(data, self.resident(), most=4), self.spaces[which]
         before = self.cache.stats()
         needed = [self.num_blocks(sequences, group) for group in range(2)]
-        suffices = all(n <= pool.num_free for n, pool in zip(needed, space._block_pools, strict=True))
+        suffices = all(n <= pool.num_free for n, pool in zip(needed, space.block_pools, strict=True))
         assert self.cache.try_swap_out(sequences, space) == suffices
         if suffices:
             assert self.cache.stats().num_swapped_blocks == before.num_swapped_blocks + sum(needed)
@@ -190,6 +190,8 @@ class CacheMachine(RuleBasedStateMachine):
             for (keys, values), (key, value) in zip(self.twins[sequence].stored, written, strict=True):
                 keys.extend(key[start : start + kept])
                 values.extend(value[start : start + kept])
+            if kept < count:  # rejected ids, and all after them, are forgotten
+                del self.twins[sequence].ids[self.twins[sequence].computed :]
             start += count
 
     @precondition(lambda self: self.twins)

@@ -46,6 +46,12 @@ class Twin:
         twin.known, twin.computed = self.known, self.computed
         return twin
 
+    def accept(self, count, kept):
+        """A step of `count` tokens ended; rejected tokens and all after them are forgotten."""
+        self.computed += kept
+        if kept < count:
+            self.known = min(self.known, self.computed)
+
     def planned(self, length):
         """Its first ids, as many as that; those past what was given follow from those before."""
         while len(self.ids) < length:
@@ -138,8 +144,8 @@ class PrefixMachine(RuleBasedStateMachine):
         if not is_late:
             self.learn(sequences, accepted)
         self.cache.commit(batch, accepted if end == "reject" else None)
-        for sequence, count in zip(sequences, accepted, strict=True):
-            self.twins[sequence].computed += count
+        for sequence, count, kept in zip(sequences, counts, accepted, strict=True):
+            self.twins[sequence].accept(count, kept)
 
     def forward(self, batch, sequences, counts):
         for layer, spec in enumerate(self.layers):

@@ -55,23 +55,3 @@ def test_spans_that_are_none_are_refused_with_and_without_a_prefix_cache(spans, 
     for call in (cache.add_sequence, cache.match_length):
         with pytest.raises((ShapeError, UnsupportedDtype), match="span"):
             call(ALIKE, spans=spans)
-
-
-def test_a_step_whose_blocks_cannot_be_kept_is_committed_all_the_same(monkeypatch):
-    cache = make([SPEC, WINDOWED], num_blocks=[17, 17], device="none")
-    sequence = cache.add_sequence(ALIKE[:20])
-    batch = cache.prepare([sequence], 20)
-
-    def fail(_sequences):
-        raise MemoryError("no memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cache._prefix, "publish", fail)
-        with pytest.raises(MemoryError):
-            cache.commit(batch)
-    assert sequence.num_computed_tokens == 20
-    cache.check_invariants()
-    with pytest.raises(InvalidSequence):
-        cache.commit(batch)
-    cache.remove(sequence)
-    assert cache.num_available == 16

@@ -67,7 +67,8 @@ def test_a_block_that_is_written_into_is_replaced_in_the_tree_by_a_copy_of_the_s
     cache.truncate(child, 6)
     cache.remove(first)
     filler = cache.add_sequence([])
-    assert cache.try_prepare([filler], 4 * cache.num_available) is not None
+    filling = cache.try_prepare([filler], 4 * cache.num_available)
+    assert filling is not None
     assert cache.num_available == 0
     assert cache.shortage([child], 2) == 0
     cache.append_tokens([child], [[98, 99]])

@@ -180,7 +180,7 @@ def test_a_step_ends_once():
         ([5], ShapeError),
         ([-1], ShapeError),
         ([1, 1], ShapeError),
-        (1, ShapeError),
+        (5, ShapeError),
         ([0.5], UnsupportedDtype),
     ):
         with pytest.raises(error, match="accepted"):

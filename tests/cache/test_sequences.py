@@ -231,7 +231,7 @@ def test_a_step_writes_nothing_for_a_sequence_that_was_removed_in_flight(layers)
     assert first_values(cache, last) == [1.0] * 2
 
 
-def test_a_write_after_abandon_finds_nothing_to_overwrite():
+def test_a_stale_batch_is_refused_after_abandon_and_its_slots_are_padding():
     cache = make()
     failed = cache.prepare([cache.add_sequence(range(4))], 4)
     cache.abandon(failed)
@@ -239,7 +239,9 @@ def test_a_write_after_abandon_finds_nothing_to_overwrite():
     batch = cache.prepare([newcomer], 4)
     write_full(cache, batch, 7.0)
     cache.commit(batch)
-    write_full(cache, failed, 1.0)
+    with pytest.raises(InvalidSequence, match="no step in flight"):
+        write_full(cache, failed, 1.0)
+    assert np.asarray(failed.group(0).slot_mapping).tolist() == [-1] * 4
     assert first_values(cache, newcomer) == [7.0] * 4
 
 

@@ -81,6 +81,7 @@ def test_a_swapped_sequence_keeps_what_it_knows_and_gives_up_what_it_holds():
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(20), id="long")
     cache.commit(cache.prepare([sequence], 20), accepted=[6])
+    cache.append_tokens([sequence], [range(6, 20)])
     assert sequence.capacity == 20
     cache.swap_out([sequence], space)
     assert (cache.num_available, space.num_available) == (16, 6)

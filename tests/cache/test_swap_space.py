@@ -19,7 +19,7 @@ from tests.cache.swaps import Latent, content, fill, poison
 
 def test_a_space_lies_in_memory_as_the_cache_does_or_as_it_is_told():
     cache = make(layout="blockwise")
-    orders = [SwapSpace(cache, num_blocks=9, layout=layout)._kv_pools[0].layout.order for layout in (None, "layerwise")]
+    orders = [SwapSpace(cache, num_blocks=9, layout=layout).kv_pools[0].layout.order for layout in (None, "layerwise")]
     assert orders == ["blockwise", "layerwise"]
 
 
@@ -39,7 +39,7 @@ def test_a_space_may_store_a_narrower_dtype():
     space = SwapSpace(cache, num_blocks=9, dtype="bfloat16")
     sequence = cache.add_sequence(range(8))
     fill(cache, [sequence], 8)
-    expected = cache.key(0).numpy()[1:3].astype(space._kv_pools[0].key(0).numpy().dtype).astype(np.float32)
+    expected = cache.key(0).numpy()[1:3].astype(space.kv_pools[0].key(0).numpy().dtype).astype(np.float32)
     cache.swap_out([sequence], space)
     poison(cache)
     cache.swap_in([sequence])
@@ -103,8 +103,8 @@ def test_a_stored_block_that_is_counted_wrongly_is_found():
     sequence = cache.add_sequence(range(8))
     advance(cache, [sequence], 8)
     cache.swap_out([sequence], space)
-    space._block_pools[0].allocate(1)
-    with pytest.raises(Exception, match="counted otherwise"):
+    space.block_pools[0].allocate(1)
+    with pytest.raises(Exception, match="do not match the holders"):
         cache.check_invariants()
 
 
