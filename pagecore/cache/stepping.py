@@ -67,6 +67,7 @@ def _take(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
     """Take the blocks of a step, copy the shared ones that it writes to, and plan it; False where blocks are short."""
     step = batch._step
     step.load(sequences, counts)
+    batch._copies = ()
     try:
         if not step.take():
             return False
@@ -85,6 +86,7 @@ def _take(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
         return True
     except BaseException:
         step.undo()
+        batch._copies = ()
         raise
 
 

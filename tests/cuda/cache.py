@@ -228,7 +228,7 @@ def test_every_row_of_a_large_step_may_copy_a_block_of_each_group(cuda):
     expect_attention(cuda.get(step.out), [FULL, WINDOWED], query, stored, sequences, [1] * 70)
 
 
-def test_a_step_that_is_abandoned_or_whose_sequence_goes_writes_nothing_for_it(cuda):
+def test_a_step_writes_nothing_for_a_sequence_that_goes_and_a_stale_batch_is_refused(cuda):
     cache = PagedKVCache(FULL, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
     stays, goes = cache.add_sequence(range(9)), cache.add_sequence(range(50, 57))
     batch, step = cache.make_batch(3, 12), Step(cuda, 1, 12)
@@ -246,7 +246,9 @@ def test_a_step_that_is_abandoned_or_whose_sequence_goes_writes_nothing_for_it(c
 
     cache.prepare([stays], 4, batch)
     cache.abandon(batch)
-    step.run(cache, batch)
+    assert (cuda.get(batch.group(0).slot_mapping) == -1).all()
+    with pytest.raises(InvalidSequence, match="no step in flight"):
+        step.run(cache, batch)
     for old, new in zip(after, on_host(cuda, cache._store.pools[0]).planes(), strict=True):
         np.testing.assert_array_equal(old, new.numpy())
 
@@ -263,11 +265,12 @@ def test_arrays_that_are_not_where_the_cache_is_are_refused(cuda):
     with pytest.raises(ShapeError, match="the step has 3"):
         cache.write(0, on_device[:2], on_device[:2], batch)
     other = PagedKVCache(FULL, block_size=4, num_blocks=30, device=cuda.device)
-    with pytest.raises(InvalidSequence, match="no batch of this cache"):
+    with pytest.raises(InvalidSequence, match="batch of this cache"):
         other.write(0, on_device, on_device, batch)
     on_host = PagedKVCache(FULL, block_size=4, num_blocks=30)
+    host_batch = on_host.prepare([on_host.add_sequence(range(3))], 3)
     with pytest.raises(DeviceError, match="cuda:0"):
-        on_host.write(0, on_device, on_device, on_host.prepare([on_host.add_sequence(range(3))], 3))
+        on_host.write(0, on_device, on_device, host_batch)
 
 
 def test_the_index_of_a_cache_on_a_device_tells_what_the_hosts_does(cuda):

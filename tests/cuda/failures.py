@@ -75,8 +75,8 @@ def test_blocks_that_a_refused_step_would_have_copied_are_held_and_whole(cuda, m
     del kept
 
 
-def test_a_sequence_whose_slots_cannot_be_sent_is_removed_all_the_same(cuda, monkeypatch):
-    """Its row may be another's from then on."""
+def test_a_sequence_whose_slots_cannot_be_sent_stays_and_its_step_goes_on(cuda, monkeypatch):
+    """Had it lost its blocks, the step would overwrite those of their next owner."""
     cache = make(cuda)
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(1, 8)
     cache.prepare([sequence], 8, batch)
@@ -84,8 +84,14 @@ def test_a_sequence_whose_slots_cannot_be_sent_is_removed_all_the_same(cuda, mon
         broken.setattr(staging.StagedBatch, "send_slots", refuse)
         with pytest.raises(DeviceError, match="gone"):
             cache.remove(sequence)
+        with pytest.raises(DeviceError, match="gone"):
+            cache.abandon(batch)
+    assert (sequence.row, batch.in_flight, cache.stats().num_sequences) == (0, True, 1)
+    cache.check_invariants()
+    cache.remove(sequence)
     assert (sequence.row, cache.stats().num_sequences) == (-1, 0)
-    assert "removed" in repr(sequence)
+    for layer in range(2):
+        assert (cuda.get(batch.group(layer).slot_mapping) == -1).all()
     cache.commit(batch)
     cache.check_invariants()
 
