@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.cache.keep import check_namespace
+from pagecore.cache.retention import validate_namespace
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
 from pagecore.storage.checks import INT32_MAX
 
@@ -72,7 +72,7 @@ class Request:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {value!r}; an integer between {least} and {INT32_MAX} is needed")
-        check_namespace(self.namespace)
+        validate_namespace(self.namespace)
 
     @property
     def num_slots(self) -> int:
