@@ -10,15 +10,19 @@ reached by its fault any more:
 from __future__ import annotations
 
 import ctypes
+import dis
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from tests.capabilities import missing
@@ -79,54 +83,91 @@ def raise_at(
     """Run `call`, and raise at its n-th event (from 1) in Python code of files in `folder`.
 
     Events are the starts of functions, lines and returns; with `opcodes`, bytecodes too. A return's value is lost, as
-    it is where a signal comes between a return and the assignment of its value.
+    it is where a signal comes between a return and the assignment of its value. The end of a with block is left out:
+    the interpreter handles no signal between the block and the call of `__exit__`.
     """
-    prefix, seen, where = str(folder), 0, ""
+    where = ""
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal seen, where
-        if not frame.f_code.co_filename.startswith(prefix):
-            return None
-        if event == "call" and opcodes:
-            frame.f_trace_opcodes = True
-        if event != "exception":
-            seen += 1
-            if seen == n:
-                where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name} ({event})"
-                raise error(where)
-        return trace
+    def hit(frame: FrameType, event: str) -> None:
+        nonlocal where
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name} ({event})"
+        raise error(where)
 
-    before, raised = sys.gettrace(), None
-    sys.settrace(trace)
-    try:
-        call()
-    except BaseException as caught:
-        raised = (type(caught), str(caught))
-    finally:
-        sys.settrace(before)
+    seen, raised = _traced(call, str(folder), opcodes, n, hit)
     return Run(seen >= n, raised is None, raised, where)
 
 
 def lines_of(call: Callable[[], object], folder: Path | str = PAGECORE, *, opcodes: bool = False) -> int:
-    """How many points `raise_at` has in a call."""
+    """How many points `raise_at` has in a call, which must not raise."""
+    seen, raised = _traced(call, str(folder), opcodes)
+    assert raised is None, raised
+    return seen
+
+
+def _traced(
+    call: Callable[[], object],
+    folder: str,
+    opcodes: bool,
+    n: int = 0,
+    hit: Callable[[FrameType, str], None] | None = None,
+) -> tuple[int, tuple[type[BaseException], str] | None]:
+    """Count the events of a call, with `hit` at the n-th; returns the count, and what was raised."""
     seen = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
-        if not frame.f_code.co_filename.startswith(str(folder)):
+        if not frame.f_code.co_filename.startswith(folder):
             return None
         if event == "call" and opcodes:
             frame.f_trace_opcodes = True
-        seen += event != "exception"
+        if event != "exception" and (event != "line" and event != "opcode" or not _leaves_with(frame)):
+            seen += 1
+            if seen == n and hit is not None:
+                hit(frame, event)
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
+    before, raised = sys.gettrace(), None
+    with undisturbed():
+        sys.settrace(trace)
+        try:
+            call()
+        except BaseException as caught:
+            raised = (type(caught), str(caught))
+        finally:
+            sys.settrace(before)
+    return seen, raised
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage of earlier calls is collected, and no one hears of exceptions that a destructor cannot raise."""
+    is_collecting, hook = gc.isenabled(), sys.unraisablehook
+    gc.disable()
+    sys.unraisablehook = lambda _: None
     try:
-        call()
+        yield
     finally:
-        sys.settrace(before)
-    return seen
+        sys.unraisablehook = hook
+        if is_collecting:
+            gc.enable()
+
+
+def _leaves_with(frame: FrameType) -> bool:
+    return frame.f_lasti in _ends_of_with(frame.f_code)
+
+
+@cache
+def _ends_of_with(code: CodeType) -> frozenset[int]:
+    """Where the bytecode of a function calls `__exit__(None, None, None)`."""
+    found: set[int] = set()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in {"PRECALL", "CACHE"}]
+    for first in range(len(steps) - 3):
+        i, loads, end = first, steps[first : first + 3], steps[first + 3]
+        if end.opname == "CALL" and all(one.opname == "LOAD_CONST" and one.argval is None for one in loads):
+            while i and steps[i - 1].opname in {"SWAP", "COPY", "NOP"}:
+                i -= 1
+            found.update(range(steps[i].offset, end.offset + 1))
+    return frozenset(found)
 
 
 # -- allocations -------------------------------------------------------------------------------------------------------
@@ -165,6 +206,16 @@ class NativeAllocations:
     def arm(self, n: int, *, onwards: bool = False) -> None:
         self._arm(n, 0 if onwards else n)
 
+    def count(self, call: Callable[[], object]) -> int:
+        """How many allocations a call makes."""
+        with undisturbed():
+            self.arm(1 << 60)
+            try:
+                call()
+            finally:
+                made = self.disarm()
+        return int(made)
+
 
 def fail_allocation(
     call: Callable[[], object],
@@ -182,16 +233,17 @@ def fail_allocation(
     raised: BaseException | None = None
     error: tuple[type[BaseException], str] | None = None
     was_met = False
-    source.arm(n, onwards=onwards)
-    try:
+    with undisturbed():
+        source.arm(n, onwards=onwards)
         try:
-            call()
-        except BaseException as caught:
-            raised = caught
-        if not (onwards and raised is not None):
-            was_met = _meets_failure()
-    finally:
-        source.disarm()
+            try:
+                call()
+            except BaseException as caught:
+                raised = caught
+            if not (onwards and raised is not None):
+                was_met = _meets_failure()
+        finally:
+            source.disarm()
     if raised is not None:
         error = (type(raised), str(raised))
         raised = None

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def test_an_interrupt_that_is_caught_counts_as_reached():
 
     run = raise_at(swallow, 5, HERE)
     assert (run.reached, run.finished) == (True, True)
+
+
+def test_an_interrupt_does_not_come_between_a_with_block_and_its_end():
+    lock = threading.Lock()
+
+    def locked():
+        with lock:
+            LOG.append("a")
+
+    def returned():
+        with lock:
+            return len(LOG)
+
+    for call in (locked, returned):
+        for opcodes in (False, True):
+            assert all(not lock.locked() for _ in runs(lambda n: raise_at(call, n, HERE, opcodes=opcodes)))  # noqa: B023
 
 
 @pytest.mark.parametrize("onwards", [False, True])
