@@ -120,7 +120,7 @@ def _traced(
             return None
         if event == "call" and opcodes:
             frame.f_trace_opcodes = True
-        if event != "exception" and (event != "line" and event != "opcode" or not _leaves_with(frame)):
+        if event != "exception" and ((event != "line" and event != "opcode") or not _leaves_with(frame)):
             seen += 1
             if seen == n and hit is not None:
                 hit(frame, event)
@@ -260,8 +260,13 @@ def _meets_failure() -> bool:
     return False
 
 
-def with_failing_malloc(folder: Path, command: list[str], *, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run ``python *command`` in a process in which `NativeAllocations` can fail; `folder` takes the built library."""
+def with_failing_malloc(
+    folder: Path, command: list[str], *, timeout: float, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python *command`` in a process in which `NativeAllocations` can fail; `folder` takes the built library.
+
+    `text` is the standard input.
+    """
     compiler = shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "__libc_malloc"):
         missing("failing malloc", "it takes g++ and glibc")
@@ -277,6 +282,7 @@ def with_failing_malloc(folder: Path, command: list[str], *, timeout: float) -> 
     return subprocess.run(
         [sys.executable, *command],
         env=environment,
+        input=text,
         cwd=PAGECORE.parent,
         capture_output=True,
         text=True,

@@ -177,7 +177,9 @@ def same_end(now, after, may_lack_memory):
 def differences(one, other):
     """The first parts in which two states differ."""
     found = []
-    for part in ("canonical", "batches"):
+    for part in ("canonical", "batches", "exact"):
+        if found:
+            break
         for a, b in zip(flat(getattr(one, part)), flat(getattr(other, part)), strict=False):
             if a != b:
                 found.append(f"{a} for {b}")
@@ -185,8 +187,8 @@ def differences(one, other):
 
 
 def flat(value):
-    """The leaves of nested tuples."""
-    if isinstance(value, tuple):
+    """The leaves of nested tuples and lists."""
+    if isinstance(value, tuple | list):
         for part in value:
             yield from flat(part)
     elif hasattr(value, "__dataclass_fields__"):
