@@ -120,7 +120,7 @@ def _traced(
             return None
         if event == "call" and opcodes:
             frame.f_trace_opcodes = True
-        if event != "exception" and ((event != "line" and event != "opcode") or not _leaves_with(frame)):
+        if event != "exception" and ((event not in {"line", "opcode"}) or not _leaves_with(frame)):
             seen += 1
             if seen == n and hit is not None:
                 hit(frame, event)

@@ -248,12 +248,12 @@ def make_space(world):
 
 @operation(situations=("shared", "doubled", "short"))
 def clear_prefix_cache(world):
-    return lambda: world.cache.clear_prefix_cache()
+    return world.cache.clear_prefix_cache
 
 
 @operation(situations=("shared",), reads=True)
 def stats(world):
-    return lambda: world.cache.stats()
+    return world.cache.stats
 
 
 @operation(situations=("shared",), reads=True)

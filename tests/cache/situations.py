@@ -31,7 +31,7 @@ def make_world(configuration, situation):
     layers, blocks, options = CONFIGURATIONS[configuration]
     cache = PagedKVCache(layers, block_size=4, num_blocks=blocks, max_sequences=10, clock=lambda: 0.0, **options)
     world = World(cache, [SwapSpace(cache, num_blocks=12), SwapSpace(cache, num_blocks=12)])
-    world.probes = [(PROMPT[:21], {}), (SHARED + [1], {}), (OTHER[:17], {}), ([*PROMPT[:14], 9, 9, 9], NAMED)]
+    world.probes = [(PROMPT[:21], {}), ([*SHARED, 1], {}), (OTHER[:17], {}), ([*PROMPT[:14], 9, 9, 9], NAMED)]
     given = {"priority": 60.0, "time_to_live": 5.0} if "eviction_policy" in options else {}
     add(world, "kept", PROMPT[:20], **given)
     advance(world, [world.kept], [20 - world.kept.num_computed_tokens])
