@@ -12,7 +12,8 @@ from pagecore import set_num_threads
 from tests.cache.verdicts import Cell, judge, outcome, spread
 from tests.faults import NativeAllocations, PythonAllocations, fail_allocation
 
-KINDS = ("native", "python", "python onwards")
+# Whose allocations fail, and how many one after the other.
+KINDS = {"native": 1, "python": 1, "python burst": 30}
 
 
 def main(most: int) -> None:
@@ -28,10 +29,7 @@ def main(most: int) -> None:
             if n < first:
                 continue
             tell("point", n)
-            if kind == "native":
-                options = {"allocations": native}
-            else:
-                options = {"allocations": python, "onwards": kind == "python onwards"}
+            options = {"count": KINDS[kind], "allocations": native if kind == "native" else python}
             run, problem = judge(
                 cell,
                 states,

@@ -225,8 +225,8 @@ def stored_bytes(cache, sequence):
     for layer in range(cache.num_layers):
         slots, held = slots_of(cache, sequence, cache.group_of(layer))
         sides.append(held.tobytes())
-        for side in (cache.key(layer), cache.value(layer)):
-            sides.append(side.numpy().reshape(-1, *side.shape[2:])[slots].tobytes())
+        stored = [side.numpy().reshape(-1, *side.shape[2:])[slots] for side in (cache.key(layer), cache.value(layer))]
+        sides += [side.tobytes() for side in stored]
     return zlib.crc32(b"".join(sides))
 
 

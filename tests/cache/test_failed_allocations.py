@@ -8,7 +8,7 @@ import pytest
 from tests.cache.failing_cells import KINDS
 from tests.cache.operations import OPERATIONS
 from tests.cache.verdicts import Tally, cells_of
-from tests.faults import Run, is_full, with_failing_malloc
+from tests.faults import HUNG, Run, is_full, with_failing_malloc
 
 POINTS = 1_000_000 if is_full() else 14
 # A process that ends within a call is started anew after that point; from some number on, with the next operation.
@@ -26,7 +26,8 @@ def tallies(kind, folder):
         if done == len(waiting):
             break
         cell = waiting[done][0]
-        end = f"crashed: exit status {ran.returncode}, {' / '.join(ran.stderr.strip().splitlines()[:4])}"
+        kind_of_end = "hung" if ran.returncode == HUNG else "crashed"
+        end = f"{kind_of_end}: exit status {ran.returncode}, {' / '.join(ran.stderr.strip().splitlines()[:4])}"
         found[cell.operation].note(cell, Run(True, False, None, f"allocation {point}"), end)
         crashes[cell.operation] += 1
         waiting = [(cell, point + 1), *waiting[done + 1 :]]
@@ -41,10 +42,12 @@ def run_cells(kind, folder, waiting, found):
         folder,
         ["-m", "tests.cache.failing_cells", str(POINTS)],
         text="".join(json.dumps(line) + "\n" for line in lines),
-        timeout=7200 if is_full() else 120,
+        timeout=7200 if is_full() else 60,
     )
     done = point = 0
-    for line in ran.stdout.splitlines():
+    for line in ran.stdout.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
         what, value = json.loads(line)
         if what == "point":
             point = value
