@@ -4,7 +4,7 @@ Each tool runs a call once, with one fault, and returns a `Run`. A caller loops 
 reached by its fault any more:
 
     for run in runs(lambda n: raise_at(call, n, PAGECORE)):
-        ...  # what the fault at this point left behind
+        ...  # compare the state after the fault
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Run:
 
 
 def runs(inject: Callable[[int], Run], *, first: int = 1, stride: int = 1, limit: int = 100_000) -> Iterator[Run]:
-    """The run of every point, from the first on, while there are any; AssertionError where there is no end of them."""
+    """Yield the run of every point from `first` on until a run is not reached; AssertionError past `limit`."""
     for n in range(first, limit, stride):
         run = inject(n)
         if not run.reached:
@@ -100,7 +100,7 @@ def raise_at(
 
 
 def lines_of(call: Callable[[], object], folder: Path | str = PAGECORE, *, opcodes: bool = False) -> int:
-    """How many points `raise_at` has in a call, which must not raise."""
+    """Return the number of points that `raise_at` has in a call; the call must not raise."""
     seen, raised = _traced(call, str(folder), opcodes)
     assert raised is None, raised
     return seen
@@ -142,7 +142,7 @@ def _traced(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage of earlier calls is collected, and no one hears of exceptions that a destructor cannot raise."""
+    """Pause the garbage collector, and drop exceptions that a destructor cannot raise."""
     is_collecting, hook = gc.isenabled(), sys.unraisablehook
     gc.disable()
     sys.unraisablehook = lambda _: None
@@ -160,7 +160,7 @@ def _leaves_with(frame: FrameType) -> bool:
 
 @cache
 def _ends_of_with(code: CodeType) -> frozenset[int]:
-    """Where the bytecode of a function calls `__exit__(None, None, None)`."""
+    """Offsets of the bytecode that calls `__exit__(None, None, None)`."""
     found: set[int] = set()
     steps = [step for step in dis.get_instructions(code) if step.opname not in {"PRECALL", "CACHE"}]
     for first in range(len(steps) - 3):
@@ -209,7 +209,7 @@ class NativeAllocations:
         self._arm(n, n - 1 + count if count else 0)
 
     def count(self, call: Callable[[], object]) -> int:
-        """How many allocations a call makes."""
+        """Return the number of allocations that a call makes."""
         with undisturbed():
             self.arm(1 << 60)
             try:
@@ -254,7 +254,7 @@ def fail_allocation(
 
 
 def _meets_failure() -> bool:
-    """Whether one of the next allocations fails."""
+    """Return True if one of the next allocations fails."""
     try:
         for _ in range(SLACK):
             bytes(5000)
@@ -319,9 +319,10 @@ def signal_at(call: Callable[[], object], delay: float) -> Run:
     error: tuple[type[BaseException], str] | None = None
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            call()
-            finished = True
+            with undisturbed():
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                call()
+                finished = True
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt as caught:
@@ -335,5 +336,5 @@ def signal_at(call: Callable[[], object], delay: float) -> Run:
 
 
 def is_full() -> bool:
-    """Whether every point of every case is tried rather than a sample: ``PAGECORE_FAULTS=full``."""
+    """Return True if ``PAGECORE_FAULTS=full`` asks for every point of every case rather than a sample."""
     return os.environ.get("PAGECORE_FAULTS") == "full"

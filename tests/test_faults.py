@@ -1,4 +1,4 @@
-"""The tools of tests/faults.py find every point of a call, and leave nothing behind."""
+"""The tools of tests/faults.py find every point of a call, and switch themselves off."""
 
 import contextlib
 import sys

@@ -18,7 +18,7 @@ KINDS = {"native": 1, "python": 1, "python burst": 30}
 
 def main(most: int) -> None:
     set_num_threads(1)
-    native, python = NativeAllocations(), PythonAllocations()
+    native = NativeAllocations()
     for line in sys.stdin:
         kind, *parts, first = json.loads(line)
         cell = Cell(*parts)
@@ -28,8 +28,8 @@ def main(most: int) -> None:
         for n in spread(total, most):
             if n < first:
                 continue
-            tell("point", n)
-            options = {"count": KINDS[kind], "allocations": native if kind == "native" else python}
+            report("point", n)
+            options = {"count": KINDS[kind], "allocations": native if kind == "native" else PythonAllocations()}
             run, problem = judge(
                 cell,
                 states,
@@ -37,11 +37,11 @@ def main(most: int) -> None:
                 may_lack_memory=True,
             )
             if run.reached:
-                tell("verdict", [run.where, problem])
-        tell("end", parts)
+                report("verdict", [run.where, problem])
+        report("end", parts)
 
 
-def tell(kind: str, value: object) -> None:
+def report(kind: str, value: object) -> None:
     print(json.dumps([kind, value]), flush=True)
 
 

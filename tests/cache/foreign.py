@@ -206,7 +206,7 @@ CALLERS = (Caller, HashCaller, ListCaller, TextCaller, FloatCaller)
 
 
 def calls_back(value):
-    """Whether a value, or a part of it, may call back."""
+    """Return True if a value, or a part of it, may call back."""
     parts = value if isinstance(value, list | tuple) else ()
     return inspect.isgenerator(value) or any(isinstance(part, CALLERS) for part in [value, *parts])
 
@@ -258,7 +258,7 @@ def called(value, callback):
 
 
 def strangers(made=[]):  # noqa: B006
-    """A sequence, a batch and a cache of somebody else, and a sequence that was removed."""
+    """A sequence and a batch of another cache, that cache, and a sequence that was removed."""
     if not made:
         cache = PagedKVCache(AttentionSpec(2, 8, dtype="float32"), num_blocks=9)
         gone = cache.add_sequence([1, 2])

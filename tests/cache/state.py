@@ -117,7 +117,7 @@ def advance(world, sequences, counts):
 
 
 def check_content(world, sequence):
-    """Whether each computed token of a sequence that a block holds has the key and value of its own prefix."""
+    """Assert that each computed token in a block of a sequence has the key and value of its own prefix."""
     cache = world.cache
     if cache.device == "none" or sequence.row < 0:
         return
@@ -210,7 +210,7 @@ def line(world, sequence):
 
 
 def is_idle(cache, sequence):
-    """Whether a sequence takes part in the next step; one in flight does not."""
+    """Return True if a sequence can take part in the next step; one in flight cannot."""
     try:
         cache.shortage([sequence], 0)
     except InvalidSequence:
@@ -247,7 +247,7 @@ def blocks_by_name(each, names):
 
 
 def in_flight(batch, everyone, names, cache):
-    """What a batch in flight would have a model do; None for one that is idle. Blocks renamed where names are given."""
+    """Rows, lengths and slots of a batch in flight, blocks renamed if `names` are given; None for an idle batch."""
     if not batch.in_flight:
         return None
     host = batch.host

@@ -22,8 +22,8 @@ def fuzz(target, seed, count, timeout):
     findings = [json.loads(line) for line in lines if line.startswith("[")]
     if ran.returncode:
         calls = [line for line in lines if line.startswith("call ")]
-        told = ran.stderr.decode(errors="backslashreplace").strip().splitlines()[:6]
-        findings.append([calls[-1] if calls else "", {}, f"the process ended with {ran.returncode}", " / ".join(told)])
+        trace = ran.stderr.decode(errors="backslashreplace").strip().splitlines()[:6]
+        findings.append([calls[-1] if calls else "", {}, f"the process ended with {ran.returncode}", " / ".join(trace)])
     return findings
 
 

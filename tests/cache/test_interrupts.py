@@ -38,7 +38,7 @@ def test_an_operation_interrupted_at_any_line_is_done_or_not_done(name):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_interrupted_at_any_bytecode_is_done_or_not_done(name):
     tally = Tally()
-    for cell in cells_of(name)[::5]:
+    for cell in cells_of(name)[::20]:
         states = outcome(cell)
         total = lines_of(cell.ready()[1], opcodes=True)
         for n in range(1, total + 1):

@@ -52,8 +52,8 @@ class Tally:
         return sum(self.faults.values())
 
     def report(self, name):
-        told = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
-        return f"{name}: {self.points} points, {self.num_faults} half done{f' ({told})' if told else ''}"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
+        return f"{name}: {self.points} points, {self.num_faults} half done{f' ({kinds})' if kinds else ''}"
 
 
 def cells_of(name, few=2) -> list[Cell]:
@@ -148,7 +148,7 @@ def _verdict(world, call, run, states, may_lack_memory):
 
 
 def is_locked(cache):
-    """Whether a call has left the lock of a cache taken."""
+    """Return True if a call has left the lock of a cache taken."""
     done = threading.Event()
 
     def use():
@@ -164,7 +164,7 @@ def is_locked(cache):
 
 
 def same_end(now, after, may_lack_memory):
-    """Whether the call was done. The batch that it made may be lost, with the value that was on its way back."""
+    """Return True if the call was done. The batch that it made may be lost with the value that it was to return."""
     batches_fit = now.batches in (after.batches, after.batches[: len(now.batches)])
     if not batches_fit:
         return False
