@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pagecore import SwapSpace
 from tests.cache.situations import NAMED, OTHER, PROMPT, SITUATIONS
 from tests.cache.state import fill
@@ -23,12 +25,15 @@ class Operation:
         The call changes nothing.
     windows : bool
         Caches with windows allow the call.
+    bytes : bool
+        The call takes a cache that holds bytes.
     """
 
     ready: object
     situations: tuple = SITUATIONS
     reads: bool = False
     windows: bool = True
+    bytes: bool = False
 
 
 def operation(**options):
@@ -210,6 +215,19 @@ def abandon(world):
     return lambda: world.cache.abandon(batch)
 
 
+@operation(situations=("shared",), reads=True, bytes=True)
+def write(world):
+    batch = world.batches["step"] = world.cache.prepare([world.x, world.y], [2, 2])
+    return lambda: fill(world, batch, [world.x, world.y], [2, 2])
+
+
+@operation(situations=("shared",), reads=True, bytes=True)
+def attend(world):
+    batch = step(world, [2, 5])
+    query = np.ones((7, 4, 8), np.float32)
+    return lambda: world.cache.attend(0, query, batch)
+
+
 @operation(situations=("shared",))
 def make_batch(world):
     return lambda: world.batches.update(new=world.cache.make_batch(4, 16))
@@ -236,6 +254,13 @@ def swap_in(world):
 @operation(situations=("shared", "short"))
 def swap_in_one_of_two(world):
     return lambda: world.cache.swap_in([world.s])
+
+
+@operation(situations=("shared", "cut"))
+def swap_in_from_another_dtype(world):
+    world.spaces.append(SwapSpace(world.cache, num_blocks=12, dtype="float16"))
+    world.cache.swap_out([world.x, world.y], world.spaces[-1])
+    return lambda: world.cache.try_swap_in([world.x, world.t, world.y])
 
 
 @operation(situations=("shared",))

@@ -60,7 +60,9 @@ def cells_of(name, few=2) -> list[Cell]:
     """The worlds in which an operation is tried: all of them, or a few that differ from one operation to the next."""
     operation = OPERATIONS[name]
     configurations = [
-        key for key, (layers, _, _) in CONFIGURATIONS.items() if operation.windows or not has_window(layers)
+        key
+        for key, (layers, _, options) in CONFIGURATIONS.items()
+        if (operation.windows or not has_window(layers)) and not (operation.bytes and options.get("device") == "none")
     ]
     cells = [Cell(name, *pair) for pair in product(configurations, operation.situations)]
     if is_full() or len(cells) <= few:
