@@ -1,0 +1,70 @@
+"""A failed allocation at any point of any operation: MemoryError, and it was done, or nothing was."""
+
+import json
+from functools import cache
+
+import pytest
+
+from tests.cache.failing_cells import KINDS
+from tests.cache.operations import OPERATIONS
+from tests.cache.verdicts import Tally, cells_of
+from tests.faults import HUNG, PythonAllocations, Run, is_full, with_failing_malloc
+
+POINTS = 1_000_000 if is_full() else 14
+# A process that ends within a call is started anew after that point; from some number on, with the next operation.
+MOST_CRASHES = 20 if is_full() else 1
+
+
+@cache
+def tallies(kind, folder):
+    """The tally of each operation; a point at which the process ends counts as half done."""
+    found = {name: Tally() for name in OPERATIONS}
+    waiting = [(cell, 1) for name in OPERATIONS for cell in cells_of(name, few=1)]
+    crashes = dict.fromkeys(OPERATIONS, 0)
+    while waiting:
+        done, point, ran = run_cells(kind, folder, waiting, found)
+        if done == len(waiting):
+            break
+        cell = waiting[done][0]
+        kind_of_end = "hung" if ran.returncode == HUNG else "crashed"
+        end = f"{kind_of_end}: exit status {ran.returncode}, {' / '.join(ran.stderr.strip().splitlines()[:4])}"
+        found[cell.operation].note(cell, Run(True, False, None, f"allocation {point}"), end)
+        crashes[cell.operation] += 1
+        waiting = [(cell, point + 1), *waiting[done + 1 :]]
+        waiting = [each for each in waiting if crashes[each[0].operation] < MOST_CRASHES]
+    return found
+
+
+def run_cells(kind, folder, waiting, found):
+    """Run cells in one process, as far as it goes; returns how many it ended, the last point, and the process."""
+    lines = [[kind, cell.operation, cell.configuration, cell.situation, first] for cell, first in waiting]
+    ran = with_failing_malloc(
+        folder,
+        ["-m", "tests.cache.failing_cells", str(POINTS)],
+        text="".join(json.dumps(line) + "\n" for line in lines),
+        timeout=7200 if is_full() else 60,
+    )
+    done = point = 0
+    for line in ran.stdout.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        what, value = json.loads(line)
+        if what == "point":
+            point = value
+        elif what == "verdict":
+            found[waiting[done][0].operation].note(waiting[done][0], Run(True, True, None, value[0]), value[1])
+        else:
+            done, point = done + 1, 0
+    assert done == len(waiting) or point, ran.stderr
+    return done, point, ran
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_allocation_leaves_an_operation_done_or_not_done(kind, name, tmp_path_factory):
+    if kind != "native":
+        PythonAllocations()  # a machine without them skips
+    tally = tallies(kind, tmp_path_factory.getbasetemp())[name]
+    print(f"\n{tally.report(name)}")
+    assert tally.points
+    assert tally.num_faults == 0, "\n".join([tally.report(name), *tally.examples[:12]])

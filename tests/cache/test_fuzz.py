@@ -1,0 +1,38 @@
+"""Foreign arguments of every public method: each is a typed error or served, and nothing breaks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cache.fuzz_targets import TARGETS
+from tests.faults import is_full
+
+ROOT = Path(__file__).parent.parent.parent
+CALLS = 40_000 if is_full() else 1_500
+
+
+def fuzz(target, seed, count, timeout):
+    """Findings of a process of its own: [method, foreign arguments, exception, message]."""
+    command = [sys.executable, "-m", "tests.cache.fuzz", target, str(seed), str(count)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, check=False)
+    lines = ran.stdout.decode(errors="backslashreplace").splitlines()
+    findings = [json.loads(line) for line in lines if line.startswith("[")]
+    if ran.returncode:
+        calls = [line for line in lines if line.startswith("call ")]
+        trace = ran.stderr.decode(errors="backslashreplace").strip().splitlines()[:6]
+        findings.append([calls[-1] if calls else "", {}, f"the process ended with {ran.returncode}", " / ".join(trace)])
+    return findings
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_fuzz_foreign_arguments_are_typed_errors_and_break_nothing(target):
+    findings = []
+    for seed in range(10 if is_full() else 1):
+        findings += fuzz(target, seed, CALLS, timeout=1200 if is_full() else 120)
+    distinct = {(method, kind, *sorted(foreign)): (foreign, message) for method, foreign, kind, message in findings}
+    lines = [f"{key[0]} {foreign}: {key[1]}: {message}" for key, (foreign, message) in distinct.items()]
+    print(f"\n{target}: {len(findings)} findings, {len(lines)} distinct")
+    assert not lines, "\n".join(lines)

@@ -1,0 +1,200 @@
+"""Verdicts on faults: whether a call that failed at a point was done, or not done, and no third thing."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from itertools import product
+
+from pagecore import OutOfBlocks, OutOfRows, PagecoreError
+from tests.cache.operations import OPERATIONS
+from tests.cache.situations import CONFIGURATIONS, make_world
+from tests.cache.state import State, audit, check_invariants, snapshot
+from tests.faults import Interrupt, Run, is_full
+
+# Seconds that another thread waits for the lock of a cache.
+WAIT = 5.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One operation in one world."""
+
+    operation: str
+    configuration: str
+    situation: str
+
+    def ready(self):
+        """A fresh world, and the call."""
+        world = make_world(self.configuration, self.situation)
+        return world, OPERATIONS[self.operation].ready(world)
+
+    def __str__(self):
+        return f"{self.operation} / {self.configuration} / {self.situation}"
+
+
+@dataclass
+class Tally:
+    """Points tried, and the verdicts on those that left something half done."""
+
+    points: int = 0
+    faults: Counter = field(default_factory=Counter)
+    examples: list = field(default_factory=list)
+
+    def note(self, cell, run, problem):
+        self.points += 1
+        if problem:
+            self.faults[problem.split(":")[0]] += 1
+            self.examples.append(f"{cell}, {run.where}: {problem}")
+
+    @property
+    def num_faults(self):
+        return sum(self.faults.values())
+
+    def report(self, name):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
+        return f"{name}: {self.points} points, {self.num_faults} half done{f' ({kinds})' if kinds else ''}"
+
+
+def cells_of(name, few=2) -> list[Cell]:
+    """The worlds in which an operation is tried: all of them, or a few that differ from one operation to the next."""
+    operation = OPERATIONS[name]
+    configurations = [
+        key
+        for key, (layers, _, options) in CONFIGURATIONS.items()
+        if (operation.windows or not has_window(layers)) and not (operation.bytes and options.get("device") == "none")
+    ]
+    cells = [Cell(name, *pair) for pair in product(configurations, operation.situations)]
+    if is_full() or len(cells) <= few:
+        return cells
+    offset = list(OPERATIONS).index(name)
+    return [cells[(offset + i * len(cells) // few) % len(cells)] for i in range(few)]
+
+
+def has_window(layers):
+    return any(spec.window is not None for spec in (layers if isinstance(layers, list) else [layers]))
+
+
+def spread(total: int, most: int) -> Iterator[int]:
+    """Points 1 to `total`: all of them, or `most` that lie evenly."""
+    if is_full() or total <= most:
+        yield from range(1, total + 1)
+    else:
+        yield from sorted({1 + i * (total - 1) // (most - 1) for i in range(most)})
+
+
+def outcome(cell: Cell) -> tuple[State, State]:
+    """The states before and after an undisturbed call."""
+    world, call = cell.ready()
+    before = snapshot(world)
+    call()
+    check_invariants(world)
+    after = snapshot(world)
+    audit(world)
+    return before, after
+
+
+def judge(
+    cell: Cell,
+    states: tuple[State, State],
+    inject: Callable[[Callable[[], object]], Run],
+    *,
+    may_lack_memory: bool = False,
+) -> tuple[Run, str]:
+    """Run the call of a fresh world with a fault; returns the run, and what is wrong after it, if anything.
+
+    With `may_lack_memory` the prefix cache may know less than after an undisturbed call, which is what a failed
+    allocation may cost; and the error must say that memory was short.
+    """
+    world, call = cell.ready()
+    run = inject(call)
+    try:
+        problem = wrong_error(run, may_lack_memory) or _verdict(world, call, run, states, may_lack_memory)
+    except PagecoreError as error:
+        problem = f"broken: {type(error).__name__}: {error}"
+    except AssertionError as error:
+        problem = f"broken: {error}"
+    return run, problem
+
+
+def wrong_error(run, may_lack_memory):
+    if run.error is None:
+        return ""
+    kind, message = run.error
+    if not may_lack_memory:
+        return "" if issubclass(kind, Interrupt | KeyboardInterrupt) else f"wrong error: {kind.__name__}: {message}"
+    if issubclass(kind, MemoryError) and not issubclass(kind, OutOfBlocks | OutOfRows):
+        return ""
+    return f"wrong error: {kind.__name__}: {message}"
+
+
+def _verdict(world, call, run, states, may_lack_memory):
+    before, after = states
+    if is_locked(world.cache):
+        return "locked: another thread waits for the cache for ever"
+    check_invariants(world)
+    now = snapshot(world)
+    is_done = same_end(now, after, may_lack_memory)
+    if now.exact != before.exact and not is_done:
+        return f"half done: {differences(now, before)} | {differences(now, after)}"
+    if run.finished and not is_done:
+        return "not done: the call returned and did nothing"
+    if not is_done:
+        call()
+        check_invariants(world)
+        again = snapshot(world)
+        if not same_end(again, after, may_lack_memory=False):
+            return f"not repeatable: {differences(again, after)}"
+    audit(world)
+    return ""
+
+
+def is_locked(cache):
+    """Return True if a call has left the lock of a cache taken."""
+    done = threading.Event()
+
+    def use():
+        try:
+            cache.stats()
+        except Exception:  # what is wrong is found out elsewhere
+            return
+        finally:
+            done.set()
+
+    threading.Thread(target=use, daemon=True).start()
+    return not done.wait(WAIT)
+
+
+def same_end(now, after, may_lack_memory):
+    """Return True if the call was done. The batch that it made may be lost with the value that it was to return."""
+    batches_fit = now.batches in (after.batches, after.batches[: len(now.batches)])
+    if not batches_fit:
+        return False
+    if now.canonical == after.canonical:
+        return True
+    knows_no_more = all(one <= other for one, other in zip(now.hits, after.hits, strict=True))
+    return may_lack_memory and now.own == after.own and knows_no_more
+
+
+def differences(one, other):
+    """The first parts in which two states differ."""
+    found = []
+    for part in ("canonical", "batches", "exact"):
+        if found:
+            break
+        for a, b in zip(flat(getattr(one, part)), flat(getattr(other, part)), strict=False):
+            if a != b:
+                found.append(f"{a} for {b}")
+    return "; ".join(found[:4])
+
+
+def flat(value):
+    """The leaves of nested tuples and lists."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from flat(part)
+    elif hasattr(value, "__dataclass_fields__"):
+        for each in fields(value):
+            yield f"{each.name}={getattr(value, each.name)}"
+    else:
+        yield value
