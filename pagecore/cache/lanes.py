@@ -46,8 +46,8 @@ class Lanes:
     def __init__(
         self, groups: Listed[Group], tables: BlockTables, block_size: int, policy: str, clock: Callable[[], float]
     ) -> None:
-        windows = [(i, group.spec.window) for i, group in enumerate(groups) if group.spec.window is not None]
-        full = [i for i, group in enumerate(groups) if group.spec.window is None]
+        windows = [(i, group.window) for i, group in enumerate(groups) if group.window is not None]
+        full = [i for i, group in enumerate(groups) if group.window is None]
         self.num_seen = [min(window - 1, INT32_MAX) for _, window in windows]
         needed = [max(tokens, 1) for tokens in self.num_seen]
         self.tree = RadixTree(block_size, full=len(full), windows=needed, policy=policy)

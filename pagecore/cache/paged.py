@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,6 +40,7 @@ from pagecore.cache.limits import (
     lengths_of,
     refuse_unserved,
     row_capacity,
+    slot_dtype,
 )
 from pagecore.cache.occupancy import check_windows, measure
 from pagecore.cache.prefix import PrefixCache
@@ -52,7 +53,7 @@ from pagecore.cache.swapping import as_list, move_in, move_out, shortage_with_sw
 from pagecore.errors import InvalidSequence
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, Spec, TensorParallel
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import at_least, within
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 
@@ -152,14 +153,14 @@ class PagedKVCache:
         index_dtype: str = "int64",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        refuse_unserved(prefix_cache, eviction_policy, str(index_dtype))
+        refuse_unserved(prefix_cache, eviction_policy)
         self.parallel = as_parallel(parallel)
         self.eviction_policy = str(eviction_policy)
-        self.block_size = at_least("block_size", block_size)
+        self.block_size = within("block_size", block_size)
         self.max_sequences = at_least("max_sequences", max_sequences)
         self.device = cache_device(device)
-        self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
-        self._layers, self._groups = arrange(layers, num_layers, self.parallel)
+        self.index_dtype = slot_dtype(index_dtype)
+        self._layers, self._groups = arrange(layers, num_layers, self.parallel, attends=self.device != "none")
         blocks = count_blocks(self._groups, self.block_size, num_blocks, memory, self.device)
         check_slots(blocks, self.block_size, self.index_dtype)
         self.max_tokens_per_sequence = row_capacity(blocks, self.block_size, max_tokens_per_sequence)
@@ -174,7 +175,7 @@ class PagedKVCache:
         self._staging = Staging(self._tables, self.device) if self.device.startswith("cuda") else None
         self._shown_tables = self._table_views if self._staging is None else self._staging.block_tables
         self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device)
-        self._windows = [(i, g.spec.window) for i, g in enumerate(self._groups) if g.spec.window is not None]
+        self._windows = [(i, g.window) for i, g in enumerate(self._groups) if g.window is not None]
         self._sequences: dict[object, Sequence] = {}
         self._prefix: PrefixCache | None = None
         if prefix_cache:

@@ -15,6 +15,7 @@ from pagecore.errors import DeviceError, ShapeError
 from pagecore.ops import copy_blocks, paged_attention, write_kv
 from pagecore.storage import AttentionSpec, KVLayout, KVPool
 from pagecore.storage.layout import as_layout
+from pagecore.storage.spec import window_of
 
 
 class Store:
@@ -95,6 +96,6 @@ def _attention_options(layer: Layer, device: str) -> dict[str, Any]:
     """What attention takes from a layer's spec; one of the user's own says its window only."""
     spec = layer.spec
     if not isinstance(spec, AttentionSpec):
-        return {"window": spec.window}
+        return {"window": window_of(spec)}
     sinks = None if spec.sinks is None else placed(np.array(list(spec.sinks), np.float32), device)
     return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import as_tuple, at_least, member, shown
 from pagecore.storage.spec import Plane, Spec
 
 # L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
@@ -51,19 +51,18 @@ class KVLayout:
     block_size: int | None = None
 
     def __post_init__(self) -> None:
-        planes: Any = self.planes
-        object.__setattr__(self, "planes", tuple(planes.planes if isinstance(planes, Spec) else planes))
+        object.__setattr__(self, "planes", _planes_of(self.planes))
         for name in ("num_layers", "num_blocks", "block_size"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, at_least(name, getattr(self, name)))
         if not isinstance(self.order, str):
-            raise UnsupportedOption(f"layout is {self.order!r}; give its name or its axes, or a KVLayout")
+            raise UnsupportedOption(f"layout is {shown(self.order)}; expected a name, axes, or a KVLayout")
         if self.order in NAMED:
-            if self.heads is not None and self.heads not in HEADS:
-                raise UnsupportedOption(f"heads is {self.heads!r}; use 'NHD' or 'HND'")
+            if self.heads is not None and not (isinstance(self.heads, str) and self.heads in HEADS):
+                raise UnsupportedOption(f"heads is {shown(self.heads)}; use 'NHD' or 'HND'")
         elif self.heads is not None:
             raise UnsupportedOption(
-                f"heads is {self.heads!r}, but the axes {self.order!r} say it already; leave it out"
+                f"heads is {shown(self.heads)}, but the axes {self.order!r} say it already; leave it out"
             )
         else:
             self._check_spelled()
@@ -118,24 +117,30 @@ class KVLayout:
         """Bytes from one layer to the next."""
         return self.plane_layout(0).strides["L"]
 
-    def block_offset(self, block: int, layer: int = 0) -> int:
-        """Bytes from the start of the buffer to `block` of `layer`, in its first plane."""
+    def block_offset(self, block: SupportsIndex, layer: SupportsIndex = 0) -> int:
+        """Bytes from the start of the buffer to `block` of `layer`, in its first plane.
+
+        Raises
+        ------
+        InvalidBlock
+            A block or layer that is not an integer, or that the layout does not have.
+        """
         self._bound()
         assert self.num_blocks is not None
         assert self.num_layers is not None
-        if not 0 <= block < self.num_blocks:
-            raise InvalidBlock(f"block is {block}; the layout has blocks 0 to {self.num_blocks - 1}")
-        if not 0 <= layer < self.num_layers:
-            raise InvalidBlock(f"layer is {layer}; the layout has layers 0 to {self.num_layers - 1}")
+        block = member("block", block, self.num_blocks, "the layout", InvalidBlock)
+        layer = member("layer", layer, self.num_layers, "the layout", InvalidBlock)
         return block * self.block_stride + layer * self.layer_stride
 
-    def buffer_nbytes(self, buffer: int = 0) -> int:
-        """Bytes of one buffer."""
-        return self._walk()[1][buffer]
+    def buffer_nbytes(self, buffer: SupportsIndex = 0) -> int:
+        """Bytes of one buffer; ShapeError where the layout has no such buffer."""
+        sizes = self._walk()[1]
+        return sizes[member("buffer", buffer, len(sizes), "the layout")]
 
-    def plane_layout(self, index: int) -> PlaneLayout:
-        """Where plane `index` lies."""
-        return self._walk()[0][index]
+    def plane_layout(self, index: SupportsIndex) -> PlaneLayout:
+        """Position of plane `index` in its buffer; ShapeError where the layout has no such plane."""
+        layouts = self._walk()[0]
+        return layouts[member("plane", index, len(layouts), "the layout")]
 
     def _walk(self) -> tuple[list[PlaneLayout], list[int]]:
         """From the innermost axis outwards: the stride of an axis is the bytes of all that lies below it."""
@@ -206,3 +211,14 @@ class KVLayout:
 def as_layout(layout: str | KVLayout) -> KVLayout:
     """A layout as it is given, or by its order."""
     return layout if isinstance(layout, KVLayout) else KVLayout(layout)
+
+
+def _planes_of(planes: Any) -> tuple[Plane, ...]:
+    """The planes of a spec, or as they are listed."""
+    if isinstance(planes, Spec):
+        planes = planes.planes
+    listed = as_tuple("planes", planes, "a spec, or a tuple of Plane")
+    for plane in listed:
+        if not isinstance(plane, Plane):
+            raise UnsupportedOption(f"planes holds {shown(plane)}; expected a spec, or a tuple of Plane")
+    return listed

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import SupportsIndex
 
 from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
 from pagecore.arrays.devices import device_name
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import LAYERS_MAX, member, shown, within
 from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.spec import Plane, Spec
+from pagecore.storage.spec import Plane, Spec, check_spec
 
 
 class KVPool:
@@ -48,11 +49,12 @@ class KVPool:
         device: str = "cpu",
         buffers: object = None,
     ) -> None:
+        check_spec(spec)
         self.spec = spec
         self.device = device_name(device)
-        self.num_layers = at_least("num_layers", num_layers)
-        self.num_blocks = at_least("num_blocks", num_blocks, least=2)
-        self.block_size = at_least("block_size", block_size)
+        self.num_layers = within("num_layers", num_layers, most=LAYERS_MAX)
+        self.num_blocks = within("num_blocks", num_blocks, least=2)
+        self.block_size = within("block_size", block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
         self._buffers = self._allocate() if buffers is None else self._adopt(buffers)
         names = [plane.name for plane in spec.planes]
@@ -83,22 +85,20 @@ class KVPool:
         """The memory itself, as flat arrays of bytes; zero-copy."""
         return self._buffers
 
-    def plane(self, name: str, layer: int = 0) -> Tensor:
+    def plane(self, name: str, layer: SupportsIndex = 0) -> Tensor:
         """View of one plane of one layer, ``[num_blocks, block_size, *plane.shape]``; it aliases the pool.
 
         A plane that is per block has no token axis. The view keeps the memory alive, also after the pool is gone.
         """
-        if name not in self._views:
-            raise UnsupportedOption(f"plane {name!r} is not stored; this pool has {', '.join(self._views)}")
-        if not 0 <= layer < self.num_layers:
-            raise ShapeError(f"layer is {layer}; the pool has layers 0 to {self.num_layers - 1}")
-        return self._views[name][layer]
+        if not isinstance(name, str) or name not in self._views:
+            raise UnsupportedOption(f"plane {shown(name)} is not stored; this pool has {', '.join(self._views)}")
+        return self._views[name][member("layer", layer, self.num_layers, "the pool")]
 
-    def key(self, layer: int = 0) -> Tensor:
+    def key(self, layer: SupportsIndex = 0) -> Tensor:
         """View ``[num_blocks, block_size, num_kv_heads, head_dim]`` of a layer's keys; it aliases the pool."""
         return self.plane("key", layer)
 
-    def value(self, layer: int = 0) -> Tensor:
+    def value(self, layer: SupportsIndex = 0) -> Tensor:
         """View ``[num_blocks, block_size, num_kv_heads, v_head_dim]`` of a layer's values; it aliases the pool."""
         return self.plane("value", layer)
 
@@ -114,8 +114,11 @@ class KVPool:
         ------
         NotEnoughMemory
             Fewer than two fit.
+        ShapeError, UnsupportedOption
+            Numbers that are out of range, or a spec that a pool cannot store, such as one with planes per sequence.
         """
-        one = bytes_per_block(spec, at_least("num_layers", num_layers), at_least("block_size", block_size))
+        check_spec(spec)
+        one = bytes_per_block(spec, within("num_layers", num_layers, most=LAYERS_MAX), within("block_size", block_size))
         return blocks_within(parse_memory(memory, device), one)
 
     def _allocate(self) -> tuple[Tensor, ...]:
@@ -180,7 +183,7 @@ class KVPool:
 
 def bytes_per_block(spec: Spec, num_layers: int, block_size: int) -> int:
     """Bytes that one block of `num_layers` layers takes."""
-    counts: dict[str, int] = {"token": block_size, "block": 1, "sequence": 0}
+    counts = {"token": block_size, "block": 1}
     return num_layers * sum(plane.nbytes * counts[plane.per] for plane in spec.planes)
 
 
@@ -189,8 +192,8 @@ def blocks_within(budget: int, one_block: int) -> int:
     blocks = budget // one_block
     if blocks < 2:
         raise NotEnoughMemory(
-            f"memory is {budget} bytes; two blocks of {one_block} bytes are needed, the null block and one to give: "
-            f"give at least {2 * one_block}, or make block_size smaller"
+            f"memory is {shown(budget)} bytes; two blocks of {shown(one_block)} bytes are needed, the null block and "
+            f"one to give: give at least {shown(2 * one_block)}, or make block_size smaller"
         )
     return blocks
 
