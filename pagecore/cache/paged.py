@@ -29,6 +29,7 @@ from pagecore.cache._sequence import (
     token_ids,
 )
 from pagecore.cache.admission import check_room, new_sequence, unused_name
+from pagecore.cache.adopted import buffers_of, count_adopted
 from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
 from pagecore.cache.keep import Spans, checked_rank, make_keep, reusable
@@ -72,7 +73,8 @@ class PagedKVCache:
     block_size : int
         Tokens a block.
     num_blocks : int or list of int
-        Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`.
+        Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`. With
+        `buffers` it may be left out: each group has as many as its buffers hold.
     memory : int, str or float
         Budget for all groups of this rank: bytes, "8GiB", or the fraction of what is free. Every group gets as many
         blocks as fit.
@@ -97,6 +99,11 @@ class PagedKVCache:
         Which cached blocks go first when blocks are short; see `pagecore.RadixTree`.
     clock : callable
         Gives the time in seconds; asked by the policy "priority" alone, whose priorities may have a time to live.
+    buffers : optional
+        Memory of the caller on `device`, adopted instead of allocated: for one group what `KVPool` takes as `buffers`,
+        for several a list with that for each group. `layout` describes it: "CBNHD" is one array for each layer,
+        "BNHD" one for each plane of each layer. The cache aliases the arrays and keeps them alive, and writes nothing
+        to them before the first step.
 
     Attributes
     ----------
@@ -108,7 +115,7 @@ class PagedKVCache:
     Raises
     ------
     ShapeError, UnsupportedOption, UnsupportedDtype, DeviceError
-        Sizes, specs, a layout, a device or a number of ranks that do not fit.
+        Sizes, specs, a layout, a device, buffers or a number of ranks that do not fit.
     NotEnoughMemory
         The budget holds fewer than two blocks of every group, or the system has not that much.
 
@@ -152,6 +159,7 @@ class PagedKVCache:
         eviction_policy: str = "lru",
         index_dtype: str = "int64",
         clock: Callable[[], float] = time.monotonic,
+        buffers: object = None,
     ) -> None:
         refuse_unserved(prefix_cache, eviction_policy)
         self.parallel = as_parallel(parallel)
@@ -161,7 +169,11 @@ class PagedKVCache:
         self.device = cache_device(device)
         self.index_dtype = slot_dtype(index_dtype)
         self._layers, self._groups = arrange(layers, num_layers, self.parallel, attends=self.device != "none")
-        blocks = count_blocks(self._groups, self.block_size, num_blocks, memory, self.device)
+        given = buffers_of(buffers, self._groups, self.block_size, layout, memory, self.device)
+        if given is not None and num_blocks is None:
+            blocks = count_adopted(given, self._groups, self.block_size, layout)
+        else:
+            blocks = count_blocks(self._groups, self.block_size, num_blocks, memory, self.device)
         check_slots(blocks, self.block_size, self.index_dtype)
         self.max_tokens_per_sequence = row_capacity(blocks, self.block_size, max_tokens_per_sequence)
         self._block_pools = [BlockPool(n) for n in blocks]
@@ -174,7 +186,7 @@ class PagedKVCache:
         self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
         self._staging = Staging(self._tables, self.device) if self.device.startswith("cuda") else None
         self._shown_tables = self._table_views if self._staging is None else self._staging.block_tables
-        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device)
+        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device, given)
         self._windows = [(i, g.window) for i, g in enumerate(self._groups) if g.window is not None]
         self._sequences: dict[object, Sequence] = {}
         self._prefix: PrefixCache | None = None

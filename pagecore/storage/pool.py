@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from typing import SupportsIndex
 
-from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
+from pagecore.arrays import Tensor, empty, strided, zeros
 from pagecore.arrays.devices import device_name
-from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, UnsupportedOption
+from pagecore.storage.adoption import Span, adopt
 from pagecore.storage.checks import LAYERS_MAX, member, shown, within
 from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
@@ -29,14 +28,29 @@ class KVPool:
     device : str
         "cpu", "cuda" (the first CUDA device) or another one, such as "cuda:1".
     buffers : optional
-        Memory that somebody else owns, adopted instead of allocating: one contiguous, writable array of at least
-        `nbytes` bytes, or one a buffer of the layout (a sequence, or a mapping by plane name). Nothing is written to
-        it here. Without it the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
+        Memory of the caller, adopted instead of allocated: an array for each buffer of the layout (see `KVLayout`),
+        from any producer that `as_tensor` takes. One array; a list, layer by layer and within a layer plane by plane;
+        a list with one list or mapping for each layer; or a mapping of plane names to arrays, or to lists with one
+        array for each layer. Arrays are writable, contiguous, aligned, do not overlap, and hold raw bytes (uint8) or
+        the planes' dtype. The views alias them and keep them alive. Nothing is written to them here. Without `buffers`
+        the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
 
     Raises
     ------
-    ShapeError, DeviceError, UnsupportedOption
+    ShapeError, DeviceError, UnsupportedOption, UnsupportedDtype
         Sizes, device or buffers that do not fit.
+    NotEnoughMemory
+        The system has not that much.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pagecore import AttentionSpec, KVPool
+    >>> owned = [np.zeros((2, 8, 16, 1, 64), np.float32) for layer in range(3)]  # key and value of 8 blocks of 16
+    >>> pool = KVPool(AttentionSpec(1, 64, dtype="float32"), 3, 8, 16, layout="CBNHD", buffers=owned)
+    >>> pool.value(2)[5] = 1.0
+    >>> float(owned[2][1, 5].min())
+    1.0
     """
 
     def __init__(
@@ -56,7 +70,12 @@ class KVPool:
         self.num_blocks = within("num_blocks", num_blocks, least=2)
         self.block_size = within("block_size", block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
-        self._buffers = self._allocate() if buffers is None else self._adopt(buffers)
+        # Memory of the caller that the pool lies in.
+        self.spans: tuple[Span, ...] = ()
+        if buffers is None:
+            self._buffers = self._allocate()
+        else:
+            self._buffers, self.spans = adopt(buffers, self.layout, self.device)
         names = [plane.name for plane in spec.planes]
         self._views = {
             name: tuple(self._view(index, layer) for layer in range(self.num_layers))
@@ -127,47 +146,11 @@ class KVPool:
         make = empty if self.device == "cpu" else zeros
         return tuple(make((size,), "uint8", self.device) for size in sizes)
 
-    def _adopt(self, buffers: object) -> tuple[Tensor, ...]:
-        given = self._given(buffers)
-        if len(given) != self.layout.num_buffers:
-            raise ShapeError(
-                f"{len(given)} buffers are given; layout {self.layout.order!r} needs {self.layout.num_buffers}"
-            )
-        return tuple(self._adopted(i, as_tensor(buffer)) for i, buffer in enumerate(given))
-
-    def _given(self, buffers: object) -> list[object]:
-        if isinstance(buffers, Mapping):
-            names = [plane.name for plane in self.spec.planes]
-            if self.layout.num_buffers == 1 or sorted(buffers) != sorted(names):
-                raise ShapeError(
-                    f"buffers are named {sorted(buffers)}; layout {self.layout.order!r} wants "
-                    f"{'one buffer' if self.layout.num_buffers == 1 else names}"
-                )
-            return [buffers[name] for name in names]
-        if isinstance(buffers, Sequence) and not isinstance(buffers, (bytes, bytearray, memoryview)):
-            return list(buffers)
-        return [buffers]
-
-    def _adopted(self, index: int, buffer: Tensor) -> Tensor:
-        needed = self.layout.buffer_nbytes(index)
-        if buffer.device != self.device:
-            raise DeviceError(f"buffer {index} is on {buffer.device}; the pool is on {self.device}")
-        if buffer.readonly:
-            raise UnsupportedOption(f"buffer {index} is read-only; a pool is written to, give a writable one")
-        if not _contiguous(buffer):
-            raise ShapeError(f"buffer {index} has strides {buffer.strides}; give one contiguous piece")
-        if buffer.nbytes < needed:
-            raise ShapeError(f"buffer {index} has {buffer.nbytes} bytes; {needed} are needed")
-        alignment = max(plane.dtype.itemsize for plane in self.spec.planes)
-        if buffer.pointer % alignment:
-            raise ShapeError(f"buffer {index} starts at an address that is no multiple of {alignment}; align it")
-        return strided(buffer, (needed,), (1,), 0, "uint8")
-
     def _view(self, index: int, layer: int) -> Tensor:
         plane = self.spec.planes[index]
-        where = self.layout.plane_layout(index)
+        where = self.layout.plane_layout(index, layer)
         shape, strides = _logical(plane, self.num_blocks, self.block_size, where.strides)
-        offset = where.offset + layer * where.strides["L"]
+        offset = where.offset + layer * where.strides.get("L", 0)
         return strided(self._buffers[where.buffer], shape, strides, offset, plane.dtype)
 
     def _zero_null_block(self) -> None:
@@ -210,12 +193,3 @@ def _logical(
     axes.append((plane.shape[-1], strides["D"]))
     shape, steps = zip(*axes, strict=True)
     return shape, steps
-
-
-def _contiguous(buffer: Tensor) -> bool:
-    step: int = buffer.itemsize
-    for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
-        if extent > 1 and stride != step:
-            return False
-        step *= extent
-    return math.prod(buffer.shape) > 0
