@@ -45,7 +45,7 @@ def buffers_of(
             "neither"
         )
     return [
-        tensors_of(given, _one_block(group, block_size, layout))
+        tensors_of(given, _one_block(group, block_size, layout), device)
         for given, group in zip(_split(buffers, len(groups)), groups, strict=True)
     ]
 

@@ -37,8 +37,8 @@ def adopt(buffers: object, layout: KVLayout, device: str) -> tuple[tuple[Tensor,
         Arrays whose number, shape, strides, size, alignment, dtype or device does not fit, that are read-only or share
         memory.
     """
-    arrays = tensors_of(buffers, layout)
-    flat = tuple(_adopted(array, number, layout, device) for number, array in enumerate(arrays))
+    arrays = tensors_of(buffers, layout, device)
+    flat = tuple(_adopted(array, number, layout) for number, array in enumerate(arrays))
     spans = tuple(
         Span(layout.buffer_name(number), array.pointer, array.pointer + array.nbytes)
         for number, array in enumerate(arrays)
@@ -47,15 +47,15 @@ def adopt(buffers: object, layout: KVLayout, device: str) -> tuple[tuple[Tensor,
     return flat, spans
 
 
-def tensors_of(buffers: object, layout: KVLayout) -> list[Tensor]:
-    """The caller's arrays as tensors in the order of the layout's buffers."""
+def tensors_of(buffers: object, layout: KVLayout, device: str) -> list[Tensor]:
+    """The caller's arrays on `device` as tensors, in the order of the layout's buffers."""
     given = _listed(buffers, layout)
     if len(given) != layout.num_buffers:
         raise ShapeError(
             f"{len(given)} buffers are given; layout {layout.order!r} of {layout.num_layers} layers and "
             f"{len(layout.planes)} planes has {layout.num_buffers}"
         )
-    return [_tensor(buffer, layout.buffer_name(number)) for number, buffer in enumerate(given)]
+    return [_tensor(buffer, layout.buffer_name(number), device) for number, buffer in enumerate(given)]
 
 
 def refuse_overlap(spans: Iterable[Span]) -> None:
@@ -111,18 +111,19 @@ def _layers_of(arrays: object, name: str, num_layers: int) -> list[object]:
     return listed
 
 
-def _tensor(buffer: object, name: str) -> Tensor:
+def _tensor(buffer: object, name: str, device: str) -> Tensor:
     try:
-        return as_tensor(buffer)
+        tensor = as_tensor(buffer)
     except PagecoreError as error:
         error.args = (f"the {name}: {error}", *error.args[1:])
         raise
+    if tensor.device != device:
+        raise DeviceError(f"the {name} is on {tensor.device}; the pool is on {device}: pass memory there")
+    return tensor
 
 
-def _adopted(buffer: Tensor, number: int, layout: KVLayout, device: str) -> Tensor:
+def _adopted(buffer: Tensor, number: int, layout: KVLayout) -> Tensor:
     name, planes, needed = layout.buffer_name(number), layout.planes_of(number), layout.buffer_nbytes(number)
-    if buffer.device != device:
-        raise DeviceError(f"the {name} is on {buffer.device}; the pool is on {device}: pass memory there")
     if buffer.readonly:
         raise UnsupportedOption(f"the {name} is read-only; a pool is written to, pass a writable array")
     stored = {str(plane.dtype) for plane in planes}
