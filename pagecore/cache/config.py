@@ -27,7 +27,7 @@ DEFAULT_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class PagedCacheConfig:
-    """Everything about a `PagedKVCache` but the model and the clock.
+    """Everything about a `PagedKVCache` but the model, the clock and memory of the caller.
 
     Parameters
     ----------

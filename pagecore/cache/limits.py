@@ -114,5 +114,5 @@ def lengths_of(sequences: Listed[Sequence], lengths: Any) -> list[int]:
     for sequence, length in zip(sequences, listed, strict=True):
         most = max(sequence.num_tokens, sequence.num_computed_tokens)
         if at_least("length", length, least=0) > most:
-            raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens")
+            raise ShapeError(f"length is {shown(length)}; sequence {sequence.id!r} has {most} tokens")
     return [int(length) for length in listed]

@@ -52,8 +52,8 @@ def tensors_of(buffers: object, layout: KVLayout, device: str) -> list[Tensor]:
     given = _listed(buffers, layout)
     if len(given) != layout.num_buffers:
         raise ShapeError(
-            f"{len(given)} buffers are given; layout {layout.order!r} of {layout.num_layers} layers and "
-            f"{len(layout.planes)} planes has {layout.num_buffers}"
+            f"{len(given)} buffers are given; layout {layout.order!r} has {layout.num_buffers} for {layout.num_layers} "
+            f"layers of {len(layout.planes)} planes: leave L out of the axes for one array a layer, C for one a plane"
         )
     return [_tensor(buffer, layout.buffer_name(number), device) for number, buffer in enumerate(given)]
 
