@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from pagecore.arrays import Tensor, as_tensor, strided
@@ -49,27 +50,30 @@ def adopt(buffers: object, layout: KVLayout, device: str) -> tuple[tuple[Tensor,
 
 def tensors_of(buffers: object, layout: KVLayout, device: str) -> list[Tensor]:
     """The caller's arrays on `device` as tensors, in the order of the layout's buffers."""
-    given = _listed(buffers, layout)
-    if len(given) != layout.num_buffers:
-        raise ShapeError(
-            f"{len(given)} buffers are given; layout {layout.order!r} has {layout.num_buffers} for {layout.num_layers} "
-            f"layers of {len(layout.planes)} planes: leave L out of the axes for one array a layer, C for one a plane"
-        )
+    given = _counted(buffers, layout)
     return [_tensor(buffer, layout.buffer_name(number), device) for number, buffer in enumerate(given)]
 
 
 def refuse_overlap(spans: Iterable[Span]) -> None:
     """Refuse arrays that share memory: what is written to one plane would change another."""
-    farthest: Span | None = None
-    for span in sorted(spans, key=lambda each: each.begin):
-        if farthest is not None and span.begin < farthest.end:
-            shared = min(span.end, farthest.end) - span.begin
+    for one, other in pairwise(sorted(spans, key=lambda span: span.begin)):
+        if other.begin < one.end:
             raise UnsupportedOption(
-                f"the {farthest.name} and the {span.name} share {shared} bytes of memory; pass arrays that do not "
-                "overlap"
+                f"the {one.name} and the {other.name} share {min(one.end, other.end) - other.begin} bytes of memory; "
+                "pass arrays that do not overlap"
             )
-        if farthest is None or span.end > farthest.end:
-            farthest = span
+
+
+def _counted(buffers: object, layout: KVLayout) -> list[object]:
+    """As `_listed`, one for each buffer of the layout."""
+    given = _listed(buffers, layout)
+    if len(given) != layout.num_buffers:
+        layers = "1 layer" if layout.num_layers == 1 else f"{layout.num_layers} layers"
+        raise ShapeError(
+            f"{len(given)} buffers are given; layout {layout.order!r} has {layout.num_buffers} for {layers} of "
+            f"{len(layout.planes)} planes: leave L out of the axes for one array a layer, C for one a plane"
+        )
+    return given
 
 
 def _listed(buffers: object, layout: KVLayout) -> list[object]:
@@ -87,7 +91,7 @@ def _listed(buffers: object, layout: KVLayout) -> list[object]:
             f"{layout.num_buffers} arrays" + ("" if "L" in layout.axes else f", or {layout.num_layers} lists of arrays")
         )
     one_layer = layout.bind(layout.planes, 1, layout.num_blocks or 1, layout.block_size or 1)
-    return [array for entry in buffers for array in _listed(entry, one_layer)]
+    return [array for entry in buffers for array in _counted(entry, one_layer)]
 
 
 def _by_name(buffers: Mapping[Any, object], layout: KVLayout) -> list[object]:

@@ -121,6 +121,7 @@ def test_one_layer_may_leave_its_list_out():
         (lambda: [memory_for("BNHD")[:2], memory_for("BNHD")[:2]], "BNHD"),
         (lambda: [memory_for("BNHD")[:2]] * 2 + [np.zeros(10_000, np.uint8)], "BNHD"),
         (lambda: [memory_for("BNHD")] * 3, "BNHD"),
+        (lambda: [memory_for("BNHD")[:3], memory_for("BNHD")[:1], memory_for("BNHD")[:2]], "BNHD"),
         (lambda: [], "layerwise"),
         (lambda: [], "BNHD"),
         (lambda: {}, "BNHD"),
