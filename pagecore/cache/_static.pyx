@@ -14,6 +14,7 @@ from pagecore.arrays.streams import await_producer, stream_handle
 from pagecore.arrays.uploads import placed
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import write_kv
+from pagecore.storage.checks import shown
 
 cdef enum:
     BATCH = 0
@@ -108,8 +109,8 @@ cdef class StaticRoom:
         cdef int64_t length = self.keys.shape_[3]
         if not 0 <= position <= length - count:
             raise ShapeError(
-                f"position is {position} and {count} tokens are given; the cache has positions 0 to {length - 1}: "
-                "write fewer tokens, or make it with a larger max_length"
+                f"position is {shown(position)} and {count} tokens are given; the cache has positions 0 to "
+                f"{length - 1}: write fewer tokens, or make it with a larger max_length"
             )
         return position
 

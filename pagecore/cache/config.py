@@ -12,12 +12,12 @@ import numpy as np
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.devices import device_name
 from pagecore.cache.layers import Layers
-from pagecore.cache.limits import cache_device, refuse_unserved
+from pagecore.cache.limits import cache_device, refuse_unserved, slot_dtype
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import at_least, shown, within
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 
@@ -27,7 +27,7 @@ DEFAULT_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class PagedCacheConfig:
-    """Everything about a `PagedKVCache` but the model and the clock.
+    """Everything about a `PagedKVCache` but the model, the clock and memory of the caller.
 
     Parameters
     ----------
@@ -73,15 +73,15 @@ class PagedCacheConfig:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("index_dtype", str(self.index_dtype))
-        refuse_unserved(self.prefix_cache, self.eviction_policy, self.index_dtype)
+        put("index_dtype", slot_dtype(self.index_dtype))
+        refuse_unserved(self.prefix_cache, self.eviction_policy)
         put("device", cache_device(self.device))
-        put("block_size", at_least("block_size", self.block_size))
+        put("block_size", within("block_size", self.block_size))
         put("max_sequences", at_least("max_sequences", self.max_sequences))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
         if self.num_blocks is not None and self.memory is not None:
             raise ShapeError(
-                f"num_blocks is {self.num_blocks} and memory is {self.memory!r}; give one of them, or neither"
+                f"num_blocks is {shown(self.num_blocks)} and memory is {shown(self.memory)}; give one of them or none"
             )
         if self.num_blocks is not None:
             put("num_blocks", _block_counts(self.num_blocks))
@@ -217,7 +217,7 @@ def make_cache(
         return StaticKVCache(stored, num_layers, config.max_batch_size, length, config.device, parallel)
     given: object = config
     if not isinstance(given, PagedCacheConfig):
-        raise UnsupportedOption(f"config is {given!r}; give a PagedCacheConfig or a StaticCacheConfig")
+        raise UnsupportedOption(f"config is {shown(given)}; give a PagedCacheConfig or a StaticCacheConfig")
     room = config.max_tokens_per_sequence
     if model_max_length is not None:
         room = effective_length(room, model_max_length)

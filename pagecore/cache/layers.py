@@ -9,8 +9,9 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
-from pagecore.storage.checks import LAYERS_MAX, within
+from pagecore.storage.checks import LAYERS_MAX, at_least, member, shown, within
 from pagecore.storage.pool import bytes_per_block
+from pagecore.storage.spec import check_spec, is_spec, window_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Group:
     spec: Spec
     num_layers: int
 
+    @property
+    def window(self) -> int | None:
+        """How many keys a query sees, itself included; None for all."""
+        return window_of(self.spec)
+
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of one block in all layers of the group."""
         return bytes_per_block(self.spec, self.num_layers, block_size)
@@ -47,27 +53,29 @@ class Layer:
 Layers = Spec | Sequence[Spec | Alias]
 
 
-def arrange(layers: Layers, num_layers: int | None, parallel: TensorParallel) -> tuple[list[Layer], list[Group]]:
+def arrange(
+    layers: Layers, num_layers: int | None, parallel: TensorParallel, *, attends: bool = False
+) -> tuple[list[Layer], list[Group]]:
     """Place every model layer in a group; `layers` says the whole model, what is placed is the rank's part of it.
 
-    Layers stand in one group when their planes, window and query heads are equal; what only attention looks at
-    (scale, softcap, sinks) may differ between the layers of a group. The order of groups is that of their first layers.
+    Layers are in one group when their planes, window and query heads are equal; what only attention looks at (scale,
+    softcap, sinks) may differ between the layers of a group. The order of groups is that of their first layers. Every
+    spec is checked by `check_spec`; `attends` is whether write and attend are to serve it.
     """
     given = _listed(layers, num_layers)
     placed: list[Layer] = []
     keys: list[object] = []
     counts: list[int] = []
     specs: list[Spec] = []
+    previous: tuple[object, Spec] | None = None
     for position, entry in enumerate(given):
         if isinstance(entry, Alias):
             placed.append(_target(entry, position, placed))
             continue
-        if not isinstance(entry, Spec):
-            raise UnsupportedOption(
-                f"layer {position} is {entry!r}; give a spec such as AttentionSpec, or Alias(layer)"
-            )
-        spec = parallel.shard(entry)
-        key = (spec.planes, spec.window, getattr(spec, "num_query_heads", None))
+        if previous is None or previous[0] is not entry:
+            previous = entry, _checked(entry, position, parallel, attends)
+        spec = previous[1]
+        key = (tuple(spec.planes), window_of(spec), getattr(spec, "num_query_heads", None))
         if key not in keys:
             keys.append(key)
             counts.append(0)
@@ -80,22 +88,12 @@ def arrange(layers: Layers, num_layers: int | None, parallel: TensorParallel) ->
 
 def layer_number(layer: SupportsIndex, num_layers: int) -> int:
     """`layer` as an int, refused where there is no such model layer."""
-    return _number("layer", layer, num_layers)
+    return member("layer", layer, num_layers, "the cache")
 
 
 def group_number(group: SupportsIndex, num_groups: int) -> int:
     """`group` as an int, refused where the cache has no such group of layers."""
-    return _number("group", group, num_groups)
-
-
-def _number(what: str, value: SupportsIndex, count: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number < count:
-        raise ShapeError(f"{what} is {value!r}; the cache has {what}s 0 to {count - 1}")
-    return number
+    return member("group", group, num_groups, "the cache")
 
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
@@ -106,19 +104,29 @@ def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     try:
         listed = list(layers)
     except TypeError:
-        raise UnsupportedOption(f"layers is {layers!r}; give a spec, or a list with one a layer") from None
+        raise UnsupportedOption(f"layers is {shown(layers)}; give a spec, or a list with one a layer") from None
     if not listed:
         raise ShapeError("layers is empty; give at least one spec")
-    if num_layers is not None and num_layers != len(listed):
-        raise ShapeError(f"num_layers is {num_layers}, but layers lists {len(listed)}; leave num_layers out")
+    if num_layers is not None and at_least("num_layers", num_layers) != len(listed):
+        raise ShapeError(f"num_layers is {shown(num_layers)}, but layers lists {len(listed)}; leave num_layers out")
     return listed
+
+
+def _checked(entry: Spec, position: int, parallel: TensorParallel, attends: bool) -> Spec:
+    """The rank's part of a layer's spec, which the cache can serve."""
+    if not is_spec(entry):
+        raise UnsupportedOption(f"layer {position} is {shown(entry)}; give a spec such as AttentionSpec, or an Alias")
+    spec = parallel.shard(entry)
+    check_spec(spec, f"layer {position}", attends=attends)
+    return spec
 
 
 def _target(alias: Alias, position: int, placed: list[Layer]) -> Layer:
     try:
         target = operator.index(alias.layer)
     except TypeError:
-        raise ShapeError(f"layer {position} is Alias({alias.layer!r}); an alias names a layer by its number") from None
+        target = -1
     if not 0 <= target < position:
-        raise ShapeError(f"layer {position} is Alias({target}); it must name an earlier layer, 0 to {position - 1}")
+        expected = f"an earlier layer, 0 to {position - 1}" if position else "a spec: layer 0 has no earlier layer"
+        raise ShapeError(f"layer {position} is Alias({shown(alias.layer)}); expected {expected}")
     return placed[target]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,19 +12,30 @@ from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import POLICIES
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import INT32_MAX, at_least
+from pagecore.storage.checks import INT32_MAX, at_least, shown
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within
 
 
-def refuse_unserved(prefix_cache: bool, eviction_policy: str, index_dtype: str) -> None:
+def refuse_unserved(prefix_cache: bool, eviction_policy: str) -> None:
     """Refuse by name what this version does not serve."""
     if not isinstance(prefix_cache, bool | np.bool_):
-        raise UnsupportedOption(f"prefix_cache is {prefix_cache!r}; use True or False")
-    if eviction_policy not in POLICIES:
-        raise UnsupportedOption(f"eviction_policy is {eviction_policy!r}; use one of {', '.join(POLICIES)}")
-    if index_dtype not in ("int64", "int32"):
-        raise UnsupportedOption(f"index_dtype is {index_dtype!r}; use 'int64' or 'int32'")
+        raise UnsupportedOption(f"prefix_cache is {shown(prefix_cache)}; use True or False")
+    if not (isinstance(eviction_policy, str) and eviction_policy in POLICIES):
+        raise UnsupportedOption(f"eviction_policy is {shown(eviction_policy)}; use one of {', '.join(POLICIES)}")
+
+
+def slot_dtype(index_dtype: object) -> Literal["int64", "int32"]:
+    """Return the name of the dtype of slot mappings; UnsupportedOption for any but int64 and int32."""
+    try:
+        name = str(index_dtype)
+    except Exception:  # an int of thousands of digits, or an object whose __str__ fails
+        name = ""
+    if name == "int32":
+        return "int32"
+    if name == "int64":
+        return "int64"
+    raise UnsupportedOption(f"index_dtype is {shown(index_dtype)}; use 'int64' or 'int32'")
 
 
 def cache_device(device: object) -> str:
@@ -67,7 +78,7 @@ def count_blocks(
 ) -> list[int]:
     """Blocks of each group: as listed, or as many for each as fit into `memory` of a device together."""
     if (num_blocks is None) == (memory is None):
-        raise ShapeError(f"num_blocks is {num_blocks} and memory is {memory!r}; give exactly one of them")
+        raise ShapeError(f"num_blocks is {shown(num_blocks)} and memory is {shown(memory)}; give exactly one of them")
     if memory is not None:
         one = sum(group.bytes_per_block(block_size) for group in groups)
         counted = [blocks_within(parse_memory(memory, "cpu" if device == "none" else device), one)] * len(groups)
@@ -83,7 +94,7 @@ def count_blocks(
     counted = [at_least("num_blocks", n, least=2) for n in counted]
     if max(counted) > INT32_MAX:
         raise ShapeError(
-            f"a pool would have {max(counted)} blocks; ids are int32, at most {INT32_MAX}: use larger blocks"
+            f"a pool would have {shown(max(counted))} blocks; ids are int32, at most {INT32_MAX}: use larger blocks"
         )
     return counted
 

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +16,7 @@ from pagecore.cache import _lifecycle as lifecycle
 from pagecore.cache._prefix import PrefixCache
 from pagecore.cache._sequence import Sequence, as_list, token_ids
 from pagecore.cache._state import CacheState
+from pagecore.cache.adopted import buffers_of, count_adopted
 from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
 from pagecore.cache.layers import Layer, Layers, arrange, group_number, layer_number
@@ -25,6 +26,7 @@ from pagecore.cache.limits import (
     count_blocks,
     refuse_unserved,
     row_capacity,
+    slot_dtype,
 )
 from pagecore.cache.occupancy import measure
 from pagecore.cache.retention import Spans, checked_rank, retention_options, reusable
@@ -38,7 +40,7 @@ from pagecore.cache.swap_ops import move_in, move_out, shortage_with_swapped
 from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, Spec, TensorParallel
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import at_least, within
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 
@@ -57,7 +59,8 @@ class PagedKVCache:
     block_size : int
         Tokens a block.
     num_blocks : int or list of int
-        Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`.
+        Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`. With
+        `buffers` it may be left out: each group has as many as its buffers hold.
     memory : int, str or float
         Budget for all groups of this rank: bytes, "8GiB", or the fraction of what is free. Every group gets as many
         blocks as fit.
@@ -82,6 +85,11 @@ class PagedKVCache:
         Which cached blocks go first when blocks are short; see `pagecore.RadixTree`.
     clock : callable
         Gives the time in seconds; asked by the policy "priority" alone, whose priorities may have a time to live.
+    buffers : optional
+        Memory of the caller on `device`, adopted instead of allocated: for one group what `KVPool` takes as `buffers`,
+        for several a list with that for each group. `layout` describes it: "CBNHD" is one array for each layer,
+        "BNHD" one for each plane of each layer. The cache aliases the arrays and keeps them alive, and writes nothing
+        to them before the first step.
 
     Attributes
     ----------
@@ -93,7 +101,7 @@ class PagedKVCache:
     Raises
     ------
     ShapeError, UnsupportedOption, UnsupportedDtype, DeviceError
-        Sizes, specs, a layout, a device or a number of ranks that do not fit.
+        Sizes, specs, a layout, a device, buffers or a number of ranks that do not fit.
     NotEnoughMemory
         The budget holds fewer than two blocks of every group, or the system has not that much.
 
@@ -137,16 +145,21 @@ class PagedKVCache:
         eviction_policy: str = "lru",
         index_dtype: str = "int64",
         clock: Callable[[], float] = time.monotonic,
+        buffers: object = None,
     ) -> None:
-        refuse_unserved(prefix_cache, eviction_policy, str(index_dtype))
+        refuse_unserved(prefix_cache, eviction_policy)
         self.parallel = as_parallel(parallel)
         self.eviction_policy = str(eviction_policy)
-        self.block_size = at_least("block_size", block_size)
+        self.block_size = within("block_size", block_size)
         self.max_sequences = at_least("max_sequences", max_sequences)
         self.device = cache_device(device)
-        self.index_dtype: Literal["int64", "int32"] = "int32" if str(index_dtype) == "int32" else "int64"
-        self._layers, self._groups = arrange(layers, num_layers, self.parallel)
-        blocks = count_blocks(self._groups, self.block_size, num_blocks, memory, self.device)
+        self.index_dtype = slot_dtype(index_dtype)
+        self._layers, self._groups = arrange(layers, num_layers, self.parallel, attends=self.device != "none")
+        given = buffers_of(buffers, self._groups, self.block_size, layout, memory, self.device)
+        if given is not None and num_blocks is None:
+            blocks = count_adopted(given, self._groups, self.block_size, layout)
+        else:
+            blocks = count_blocks(self._groups, self.block_size, num_blocks, memory, self.device)
         check_slots(blocks, self.block_size, self.index_dtype)
         self.max_tokens_per_sequence = row_capacity(blocks, self.block_size, max_tokens_per_sequence)
         self._block_pools = [BlockPool(n) for n in blocks]
@@ -159,9 +172,9 @@ class PagedKVCache:
         self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
         self._staging = Staging(self._tables, self.device) if self.device.startswith("cuda") else None
         self._shown_tables = self._table_views if self._staging is None else self._staging.block_tables
-        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device)
+        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device, given)
         policy = self.eviction_policy if prefix_cache else None
-        windows = [group.spec.window for group in self._groups]
+        windows = [group.window for group in self._groups]
         self._state = CacheState(self._tables, windows, policy, clock, lifecycle.remove)
         self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
 

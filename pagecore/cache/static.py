@@ -9,11 +9,10 @@ from pagecore.arrays.devices import device_name
 from pagecore.cache._static import StaticRoom
 from pagecore.cache.layers import Layer, Layers, arrange, layer_number
 from pagecore.cache.position import position_number
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec, TensorParallel
 from pagecore.storage.checks import at_least
 from pagecore.storage.parallel import as_parallel
-from pagecore.storage.spec import CACHE_DTYPES
 
 
 class StaticKVCache:
@@ -79,7 +78,7 @@ class StaticKVCache:
         if max_length is None:
             raise ShapeError("max_length is None; say for how many tokens of each sequence there is to be room")
         self.max_length = at_least("max_length", max_length)
-        self._layers, groups = arrange(spec, num_layers, self.parallel)
+        self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True)
         planes = [_key_and_value(group.spec) for group in groups]
         for other in planes[1:]:
             _check_alike(planes[0], other)
@@ -174,25 +173,14 @@ class StaticKVCache:
 
 
 def _key_and_value(spec: Spec) -> tuple[Plane, Plane]:
-    """The two planes that a static cache holds; a spec that stores anything else is refused."""
+    """The two planes that a static cache holds; UnsupportedOption for a spec that stores more than these."""
     planes = {plane.name: plane for plane in spec.planes}
-    if sorted(planes) != ["key", "value"]:
+    if len(planes) > 2:
         raise UnsupportedOption(
-            f"a {type(spec).__name__} stores {', '.join(planes) or 'nothing'}; a static cache holds key and value only"
+            f"a {type(spec).__name__} stores {', '.join(planes)}; a static cache holds key and value only: use a "
+            "PagedKVCache"
         )
-    key, value = planes["key"], planes["value"]
-    for plane in (key, value):
-        if plane.per != "token" or len(plane.shape) != 2:
-            raise UnsupportedOption(
-                f"plane {plane.name!r} is {plane.shape} per {plane.per}; a static cache holds (heads, dim) per token"
-            )
-        if plane.dtype not in CACHE_DTYPES:
-            raise UnsupportedDtype(
-                f"plane {plane.name!r} is {plane.dtype}; a static cache serves {', '.join(CACHE_DTYPES)}"
-            )
-    if key.shape[0] != value.shape[0]:
-        raise ShapeError(f"key has {key.shape[0]} heads and value {value.shape[0]}; both must have the same number")
-    return key, value
+    return planes["key"], planes["value"]
 
 
 def _check_alike(first: tuple[Plane, Plane], other: tuple[Plane, Plane]) -> None:

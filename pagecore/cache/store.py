@@ -9,18 +9,21 @@ import numpy as np
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.arrays.uploads import placed
+from pagecore.cache.adopted import refuse_shared
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group, Layer
 from pagecore.errors import DeviceError, ShapeError
 from pagecore.ops import copy_blocks, paged_attention, write_kv
 from pagecore.storage import AttentionSpec, KVLayout, KVPool
 from pagecore.storage.layout import as_layout
+from pagecore.storage.spec import window_of
 
 
 class Store:
     """A pool of bytes for each group of layers; none where the device is "none".
 
-    It is told which blocks and slots: it decides nothing, and holds no lock.
+    The cache passes blocks and slots: the store decides nothing, and holds no lock. `buffers` has the caller's memory
+    for each group.
     """
 
     def __init__(
@@ -31,10 +34,13 @@ class Store:
         block_size: int,
         layout: str | KVLayout | None,
         device: str,
+        buffers: Listed[object] | None = None,
     ) -> None:
         order = as_layout("layerwise" if layout is None else layout)
-        made = [] if device == "none" else list(zip(groups, num_blocks, strict=True))
-        self.pools = [KVPool(group.spec, group.num_layers, n, block_size, order, device) for group, n in made]
+        given = [None] * len(groups) if buffers is None else buffers
+        made = [] if device == "none" else list(zip(groups, num_blocks, given, strict=True))
+        self.pools = [KVPool(group.spec, group.num_layers, n, block_size, order, device, own) for group, n, own in made]
+        refuse_shared(self.pools)
         self._options = [_attention_options(layer, device) for layer in layers]
 
     @property
@@ -95,6 +101,6 @@ def _attention_options(layer: Layer, device: str) -> dict[str, Any]:
     """What attention takes from a layer's spec; one of the user's own says its window only."""
     spec = layer.spec
     if not isinstance(spec, AttentionSpec):
-        return {"window": spec.window}
+        return {"window": window_of(spec)}
     sinks = None if spec.sinks is None else placed(np.array(list(spec.sinks), np.float32), device)
     return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}

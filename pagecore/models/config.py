@@ -9,15 +9,15 @@ from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.models.families import FAMILIES, TEXT_MODELS, Family
+from pagecore.models.families import FAMILIES, FLAT, TEXT_MODELS, Family
 from pagecore.models.fields import Fields, open_config, shown
+from pagecore.models.unserved import FULL, SLIDING, unserved_attention, unserved_kind
 from pagecore.storage import AttentionSpec
 from pagecore.storage.checks import LAYERS_MAX
 from pagecore.storage.spec import CACHE_DTYPES
 
 __all__ = ["ModelConfig", "read_model_config", "specs_from_config"]
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 Config = str | os.PathLike[str] | Mapping[str, Any]
 Sinks = Iterable[Iterable[SupportsFloat]]
 
@@ -45,9 +45,12 @@ def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     """The spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
     Serves the model types llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
-    gemma3_text (also inside a multimodal gemma3), phi, phi3, gpt_neox and gpt_oss. A field that a file may leave out
-    means what it means to transformers 5; a field that decides what is stored or attended, and that the family has no
-    use for, is refused, never ignored.
+    gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, olmo2, olmo3, starcoder2, cohere, cohere2,
+    granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, mistral3, glm4v, qwen2_vl,
+    qwen2_5_vl, qwen3_vl and qwen3_vl_moe. Latent attention (DeepSeek-V3), linear-attention and recurrent states
+    (Qwen3-Next, Mamba) and chunked attention (Llama 4) are refused by name. A field that a file may leave out has the
+    default of transformers 5; a field that decides what is stored or attended, and that the family does not read, is
+    refused, never ignored.
 
     Parameters
     ----------
@@ -83,6 +86,9 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     model_type, fields = _text_model(whole)
     family = FAMILIES[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
+    fields.aliases = family.aliases
+    fields.check_aliases()
+    _refuse_unserved(fields, model_type, unserved_attention(fields.given))
     num_layers = fields.integer("num_hidden_layers", most=LAYERS_MAX)
     heads = fields.integer("num_attention_heads")
     kv_heads = _kv_heads(fields, heads)
@@ -90,7 +96,7 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     windows = _windows(fields, family, num_layers)
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows)
     stored = _dtype(whole, fields) if isinstance(dtype, str) and dtype == "auto" else as_dtype(dtype)
-    scale, softcap = _scale(fields), _softcap(fields)
+    softcap = _softcap(fields)
     layers = tuple(
         AttentionSpec(
             kv_heads,
@@ -98,11 +104,11 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
             dtype=stored,
             window=window,
             num_query_heads=heads,
-            scale=scale,
+            scale=family.scale(fields, head_dim, layer),
             softcap=softcap,
             sinks=sink,
         )
-        for window, sink in zip(windows, _sinks(model_type, num_layers, heads, sinks), strict=True)
+        for layer, (window, sink) in enumerate(zip(windows, _sinks(model_type, num_layers, heads, sinks), strict=True))
     )
     length = fields.value("max_position_embeddings")
     return ModelConfig(model_type, layers, None if length is None else fields.integer("max_position_embeddings"))
@@ -113,15 +119,29 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
     model_type = _model_type(whole)
     if model_type not in TEXT_MODELS:
         return model_type, whole
-    expected, fields = TEXT_MODELS[model_type], whole.inner("text_config")
+    expected = TEXT_MODELS[model_type]
+    if model_type in FLAT and whole.given("text_config") is None:
+        return expected, whole
+    fields = whole.inner("text_config")
     if fields.given("model_type") not in (None, expected):
         raise UnsupportedOption(f"{whole.source}: {fields.told('model_type')}; a {model_type} has a {expected} in it")
     return expected, fields
 
 
+def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> None:
+    if attention is not None:
+        raise UnsupportedOption(
+            f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore serves key and value "
+            "of full and of sliding-window attention"
+        )
+
+
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
     if not isinstance(model_type, str) or model_type not in {*FAMILIES, *TEXT_MODELS}:
+        is_nested = isinstance(fields.given("text_config"), Mapping)
+        for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
+            _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
         known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
         raise UnsupportedOption(
             f"{fields.source}: {fields.told('model_type')}, which is not known; it may be {known}: "
@@ -136,7 +156,7 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     kv_heads = fields.integer("num_key_value_heads")
     if heads % kv_heads:
         fields.refuse(
-            f"{fields.told('num_key_value_heads')}, no divisor of num_attention_heads {heads}; "
+            f"{fields.told('num_key_value_heads')}, not a divisor of {fields.name('num_attention_heads')} {heads}; "
             "each key-value head serves the same number of query heads"
         )
     return kv_heads
@@ -150,8 +170,8 @@ def _head_dim(fields: Fields, heads: int) -> int:
         return fields.integer("head_dim")
     if hidden % heads:
         fields.refuse(
-            f"hidden_size is {hidden}, no multiple of num_attention_heads {heads}, and head_dim is not given; "
-            "say head_dim, or mend one of the two"
+            f"{fields.name('hidden_size')} is {hidden}, not a multiple of {fields.name('num_attention_heads')} "
+            f"{heads}, and head_dim is not given; give head_dim, or correct one of the two"
         )
     return hidden // heads
 
@@ -181,7 +201,10 @@ def _listed_layers(fields: Fields, num_layers: int) -> list[bool] | None:
     if not isinstance(listed, list | tuple):
         fields.refuse(f"{fields.told('layer_types')}; it must be a list with one entry a layer")
     if len(listed) != num_layers:
-        fields.refuse(f"{name} lists {len(listed)} layers, but num_hidden_layers is {num_layers}; make them agree")
+        fields.refuse(
+            f"{name} lists {len(listed)} layers, but {fields.name('num_hidden_layers')} is {num_layers}; make "
+            "them agree"
+        )
     for layer, kind in enumerate(listed):
         if kind not in (FULL, SLIDING):
             raise UnsupportedOption(
@@ -202,6 +225,10 @@ def _refuse_unread(fields: Fields, model_type: str, head_dim: int, kv_heads: int
         "query_pre_attn_scalar": head_dim,
         "attn_logit_softcapping": None,
         "attention_chunk_size": None,
+        "attention_multiplier": head_dim**-0.5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
         "use_bidirectional_attention": False,
         "is_causal": True,
     }
@@ -228,15 +255,6 @@ def _dtype(whole: Fields, fields: Fields) -> DType:
                 )
             return as_dtype(text)
     return as_dtype("bfloat16")
-
-
-def _scale(fields: Fields) -> float | None:
-    if "query_pre_attn_scalar" not in fields.defaults:
-        return None
-    scalar = fields.number("query_pre_attn_scalar")
-    if not scalar:
-        fields.refuse(f"{fields.told('query_pre_attn_scalar')}; it must be above 0: scores are divided by its root")
-    return float(scalar**-0.5)
 
 
 def _softcap(fields: Fields) -> float:

@@ -6,11 +6,11 @@ The facts are those of the configuration and modeling files of transformers 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagecore.models.fields import Fields
 
-__all__ = ["FAMILIES", "TEXT_MODELS", "Family"]
+__all__ = ["FAMILIES", "FLAT", "TEXT_MODELS", "Family"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,17 @@ class Family:
         Whether a layer has a sliding window, where no `layer_types` lists them.
     has_sinks : bool
         One learned logit a query head in the softmax's denominator.
+    scale : callable
+        Factor of q.k by fields, head_dim and layer; None for ``head_dim ** -0.5``.
+    aliases : mapping
+        The family's own names of the fields that all need.
     """
 
     defaults: Mapping[str, object]
     slides: Callable[[Fields, int], bool] = lambda _fields, _layer: False
     has_sinks: bool = False
+    scale: Callable[[Fields, int, int], float | None] = lambda _fields, _head_dim, _layer: None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -39,6 +45,10 @@ def _every_layer(fields: Fields, _layer: int) -> bool:
 
 def _every_other_layer(_fields: Fields, layer: int) -> bool:
     return layer % 2 == 0
+
+
+def _all_but_every_fourth_layer(_fields: Fields, layer: int) -> bool:
+    return (layer + 1) % 4 != 0
 
 
 def _all_but_every_nth_layer(fields: Fields, layer: int) -> bool:
@@ -51,6 +61,24 @@ def _layers_above(fields: Fields, layer: int) -> bool:
 
 def _every_other_layer_below(fields: Fields, layer: int) -> bool:
     return layer % 2 == 0 and layer < fields.integer("max_window_layers", least=0)
+
+
+def _root_of_scalar(fields: Fields, _head_dim: int, _layer: int) -> float:
+    scalar = fields.number("query_pre_attn_scalar")
+    if not scalar:
+        fields.refuse(f"{fields.told('query_pre_attn_scalar')}; it must be above 0: scores are divided by its root")
+    return float(scalar**-0.5)
+
+
+def _multiplier(fields: Fields, _head_dim: int, _layer: int) -> float:
+    return fields.number("attention_multiplier")
+
+
+def _scale_of_gpt_2(fields: Fields, head_dim: int, layer: int) -> float | None:
+    weights, by_layer = fields.flag("scale_attn_weights"), fields.flag("scale_attn_by_inverse_layer_idx")
+    if weights and not by_layer:
+        return None
+    return (head_dim**-0.5 if weights else 1.0) / (layer + 1 if by_layer else 1)
 
 
 # A null head_dim is hidden_size / num_attention_heads, a null num_key_value_heads num_attention_heads.
@@ -80,6 +108,22 @@ GEMMA_3 = {
     "max_position_embeddings": 131072,
 }
 GPT_OSS = {"head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128, "layer_types": None}
+# The text model inside a Qwen2-VL or Qwen2.5-VL, whose config.json is flat.
+QWEN_2_VL = {
+    "num_key_value_heads": 8,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 80,
+    "layer_types": None,
+}
+COHERE_2 = {"num_key_value_heads": None, "sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
+GPT_2 = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+GPT_2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(GROUPED),
@@ -91,12 +135,39 @@ FAMILIES: Mapping[str, Family] = {
     "ministral": Family({**MISTRAL, "layer_types": None}, _every_layer),
     "mixtral": Family({**MISTRAL, "sliding_window": None}, _every_layer),
     "gemma": Family({"head_dim": 256, "num_key_value_heads": 16}),
-    "gemma2": Family(GEMMA_2, _every_other_layer),
-    "gemma3_text": Family(GEMMA_3, _all_but_every_nth_layer),
+    "gemma2": Family(GEMMA_2, _every_other_layer, scale=_root_of_scalar),
+    "gemma3_text": Family(GEMMA_3, _all_but_every_nth_layer, scale=_root_of_scalar),
     "phi": Family(GROUPED),
     "phi3": Family({**GROUPED, "sliding_window": None}, _every_layer),
     "gpt_neox": Family({}),
     "gpt_oss": Family(GPT_OSS, _every_other_layer, has_sinks=True),
+    "gpt2": Family(GPT_2, scale=_scale_of_gpt_2, aliases=GPT_2_NAMES),
+    "glm": Family({"head_dim": 128, "num_key_value_heads": 2}),
+    "glm4": Family({"head_dim": 128, "num_key_value_heads": 2}),
+    "glm4_moe": Family({**GROUPED, "num_key_value_heads": 8}),
+    "glm4v_text": Family({"num_key_value_heads": 2}),
+    "qwen2_vl_text": Family(QWEN_2_VL, _layers_above),
+    "qwen2_5_vl_text": Family(QWEN_2_VL, _layers_above),
+    "qwen3_vl_text": Family({"head_dim": 128, "num_key_value_heads": 32}),
+    "qwen3_vl_moe_text": Family({**GROUPED, "num_key_value_heads": 16}),
+    "olmo2": Family(GROUPED),
+    "olmo3": Family({**GROUPED, "sliding_window": 4096, "layer_types": None}, _all_but_every_fourth_layer),
+    "starcoder2": Family({**GROUPED, "num_key_value_heads": 2, "sliding_window": None}, _every_layer),
+    "cohere": Family(GROUPED),
+    "cohere2": Family(COHERE_2, _all_but_every_nth_layer),
+    "granite": Family({**GROUPED, "attention_multiplier": 1.0}, scale=_multiplier),
+    "seed_oss": Family({"head_dim": 128, "num_key_value_heads": 8}),
+    "minimax_m2": Family({"head_dim": 128, "num_key_value_heads": 8}),
 }
-# Multimodal models whose text model stands in `text_config`.
-TEXT_MODELS: Mapping[str, str] = {"gemma3": "gemma3_text"}
+# Multimodal models, and the type of the text model in their `text_config`.
+TEXT_MODELS: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "glm4v": "glm4v_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+# Multimodal models whose published files have the fields of the text model at the top.
+FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})

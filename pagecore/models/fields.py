@@ -36,12 +36,15 @@ class Fields:
     Attributes
     ----------
     defaults : mapping
-        What a field means that is left out. A field without a default must be there.
+        Value of each field that a config may leave out. A field without a default must be there.
+    aliases : mapping
+        The family's own names of fields: ``{"hidden_size": "n_embd"}``.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, inside: str = "") -> None:
         self.source = source
         self.defaults: Mapping[str, object] = {}
+        self.aliases: Mapping[str, str] = {}
         self._values = dict(values)
         self._inside = inside
 
@@ -51,23 +54,26 @@ class Fields:
 
     def name(self, name: str) -> str:
         """A field as messages call it."""
+        name = self._key(name)
         return f"{self._inside}.{name}" if self._inside else name
 
     def told(self, name: str) -> str:
         """A field and what it is, for messages: also where the file leaves it out."""
-        if name in self._values:
-            return f"{self.name(name)} is {shown(self._values[name])}"
+        key = self._key(name)
+        if key in self._values:
+            return f"{self.name(name)} is {shown(self._values[key])}"
         return f"{self.name(name)} is left out, which means {shown(self.defaults.get(name))}"
 
     def value(self, name: str) -> Any:
         """A field's value or its default; None where it is null."""
-        if name not in self._values and name not in self.defaults:
+        key = self._key(name)
+        if key not in self._values and name not in self.defaults:
             self.refuse(f"{self.name(name)} is missing; the config must say it")
-        return self._values.get(name, self.defaults.get(name))
+        return self._values.get(key, self.defaults.get(name))
 
     def given(self, name: str) -> Any:
         """A field's value; None where it is null or left out, whatever its default."""
-        return self._values.get(name)
+        return self._values.get(self._key(name))
 
     def integer(self, name: str, least: int = 1, most: int = INT32_MAX) -> int:
         """A field that must be an integer from `least` to `most`."""
@@ -97,6 +103,18 @@ class Fields:
         if value is not None and not isinstance(value, bool):
             self.refuse(f"{self.told(name)}; it must be true or false")
         return bool(value)
+
+    def check_aliases(self) -> None:
+        """Refuse a field that is given by both of its names, with different values."""
+        for name, alias in self.aliases.items():
+            both = [self._values[key] for key in (name, alias) if key in self._values]
+            if len(both) == 2 and shown(both[0]) != shown(both[1]):
+                self.refuse(f"{alias} is {shown(both[1])}, but {name} is {shown(both[0])}; leave one of them out")
+
+    def _key(self, name: str) -> str:
+        """The name by which the config has a field: the family's own, unless only the other is there."""
+        alias = self.aliases.get(name, name)
+        return name if alias not in self._values and name in self._values else alias
 
     def inner(self, name: str) -> Fields:
         """The object that a field holds."""

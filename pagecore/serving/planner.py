@@ -13,8 +13,9 @@ from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, at_least, within
+from pagecore.storage.checks import INT32_MAX, shown, within
 from pagecore.storage.memory import Memory
+from pagecore.storage.spec import window_of
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "plan_memory", "plan_model"]
 
@@ -46,7 +47,7 @@ class GroupPlan:
     @property
     def window(self) -> int | None:
         """How many keys a query sees; None for all."""
-        return self.spec.window
+        return window_of(self.spec)
 
     def as_json(self) -> dict[str, Any]:
         """The group as plain values."""
@@ -196,8 +197,8 @@ def plan_memory(
     DeviceError
         A fraction of a device that is not there.
     """
-    ranks = at_least("ranks", ranks)
-    block_size = at_least("block_size", block_size)
+    ranks = within("ranks", ranks)
+    block_size = within("block_size", block_size)
     contexts = [within("context", length) for length in _listed(context)]
     _, groups = arrange(specs, None, TensorParallel(0, ranks))
     budget = parse_memory(memory, device)
@@ -233,10 +234,11 @@ def plan_model(
     return ModelPlan(model, plan)
 
 
-def blocks_held(spec: Spec, context: int, block_size: int) -> int:
+def blocks_held(spec: Spec, context: SupportsIndex, block_size: SupportsIndex) -> int:
     """Blocks that a request of `context` tokens holds of a group, at most; see `plan_memory`."""
-    blocks = -(-context // block_size)
-    return blocks if spec.window is None else min(blocks, -(-(spec.window - 1) // block_size) + 1)
+    length, size, window = within("context", context), within("block_size", block_size), window_of(spec)
+    blocks = -(-length // size)
+    return blocks if window is None else min(blocks, -(-(window - 1) // size) + 1)
 
 
 def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
@@ -249,7 +251,7 @@ def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
     try:
         return list(given)
     except TypeError:
-        raise ShapeError(f"context is {context!r}; give a number of tokens, or a list of them") from None
+        raise ShapeError(f"context is {shown(context)}; give a number of tokens, or a list of them") from None
 
 
 def _group(group: Group, block_size: int) -> GroupPlan:

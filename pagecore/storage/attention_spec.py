@@ -9,7 +9,7 @@ from typing import SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype
-from pagecore.storage.checks import as_float, at_least
+from pagecore.storage.checks import as_float, as_tuple, at_least, within
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.spec import CACHE_DTYPES, Plane
 
@@ -54,19 +54,19 @@ class AttentionSpec:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("num_kv_heads", at_least("num_kv_heads", self.num_kv_heads))
-        put("head_dim", at_least("head_dim", self.head_dim))
-        put("v_head_dim", at_least("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
+        put("num_kv_heads", within("num_kv_heads", self.num_kv_heads))
+        put("head_dim", within("head_dim", self.head_dim))
+        put("v_head_dim", within("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
         put("dtype", as_dtype(self.dtype))
         if self.dtype not in CACHE_DTYPES:
             raise UnsupportedDtype(f"a cache of {self.dtype} is not served; use one of {', '.join(CACHE_DTYPES)}")
         if self.window is not None:
             put("window", at_least("window", self.window))
         if self.num_query_heads is not None:
-            put("num_query_heads", at_least("num_query_heads", self.num_query_heads))
+            put("num_query_heads", within("num_query_heads", self.num_query_heads))
             if self.num_query_heads % self.num_kv_heads:
                 raise ShapeError(
-                    f"num_query_heads is {self.num_query_heads}, no multiple of num_kv_heads {self.num_kv_heads}; "
+                    f"num_query_heads is {self.num_query_heads}, not a multiple of num_kv_heads {self.num_kv_heads}; "
                     "each key-value head serves the same number of query heads"
                 )
         if self.scale is not None:
@@ -77,9 +77,8 @@ class AttentionSpec:
         if not (math.isfinite(self.softcap) and self.softcap >= 0):
             raise ShapeError(f"softcap is {self.softcap}; give a finite number, 0 for none")
         if self.sinks is not None:
-            if not isinstance(self.sinks, Iterable):
-                raise ShapeError(f"sinks is {self.sinks!r}; give one number a query head")
-            put("sinks", tuple(as_float("a sink", sink) for sink in self.sinks))
+            listed = as_tuple("sinks", self.sinks, "one number for each query head")
+            put("sinks", tuple(as_float("a sink", sink) for sink in listed))
             self._check_sinks()
 
     def _check_sinks(self) -> None:

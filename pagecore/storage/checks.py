@@ -1,11 +1,12 @@
-"""Numbers that a caller gives, and how large they may be."""
+"""Checks of the numbers that a caller passes: conversion to Python's own types, and limits."""
 
 from __future__ import annotations
 
 import operator
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import Iterable
+from typing import Any, SupportsFloat, SupportsIndex
 
-from pagecore.errors import ShapeError
+from pagecore.errors import PagecoreError, ShapeError
 
 # Ids, lengths and counts of blocks are int32.
 INT32_MAX = 2**31 - 1
@@ -13,31 +14,62 @@ INT32_MAX = 2**31 - 1
 LAYERS_MAX = 1 << 16
 
 
+def shown(value: object) -> str:
+    """Return a repr of at most 80 characters; a value whose repr fails is named by its type."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of thousands of digits, or an object whose __repr__ fails
+        text = f"a {type(value).__name__} without a short repr"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def at_least(name: str, value: SupportsIndex, least: int = 1) -> int:
-    """`value` as an int, refused below `least`."""
+    """Return `value` as an int; raise ShapeError for non-integers and below `least`."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise ShapeError(f"{name} is {value!r}; give an integer of at least {least}") from None
+        raise ShapeError(f"{name} is {shown(value)}; give an integer of at least {least}") from None
     if number < least:
-        raise ShapeError(f"{name} is {number}; it must be at least {least}")
+        raise ShapeError(f"{name} is {shown(number)}; it must be at least {least}")
     return number
 
 
 def within(name: str, value: SupportsIndex, least: int = 1, most: int = INT32_MAX) -> int:
-    """`value` as an int, refused below `least` and above `most`."""
+    """Return `value` as an int; raise ShapeError for non-integers, below `least` and above `most`."""
     number = at_least(name, value, least)
     if number > most:
-        raise ShapeError(f"{name} is {number}; it must be at most {most}")
+        raise ShapeError(f"{name} is {shown(number)}; it must be at most {most}")
     return number
 
 
+def member(name: str, value: SupportsIndex, count: int, owner: str, error: type[PagecoreError] = ShapeError) -> int:
+    """Return `value` as an int from 0 to ``count - 1``; raise `error`, which says what `owner` has, for all else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < count:
+        raise error(f"{name} is {shown(value)}; {owner} has {name}s 0 to {count - 1}")
+    return number
+
+
+def as_tuple(name: str, values: Iterable[Any], entries: str) -> tuple[Any, ...]:
+    """Return `values` as a tuple; raise ShapeError, which says what `entries` are expected, for what has none."""
+    given: object = values
+    try:
+        if not isinstance(given, str | bytes):
+            return tuple(values)
+    except TypeError:
+        pass
+    raise ShapeError(f"{name} is {shown(values)}; expected {entries}")
+
+
 def as_float(name: str, value: SupportsFloat) -> float:
-    """`value` as a float, refused where it is no number, be it text that spells one."""
+    """Return `value` as a float; raise ShapeError for non-numbers, including numeric strings."""
     given: object = value
     try:
         if not isinstance(given, str | bytes):
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ShapeError(f"{name} is {value!r}; give a number")
+    raise ShapeError(f"{name} is {shown(value)}; expected a number")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import as_tuple, at_least, member, shown
 from pagecore.storage.spec import Plane, Spec
 
 # L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
@@ -16,7 +16,17 @@ HEADS = ("NHD", "HND")
 
 @dataclass(frozen=True)
 class PlaneLayout:
-    """Where one plane lies in its buffer: `offset` and the stride of each axis, in bytes."""
+    """Position of one plane of one layer.
+
+    Attributes
+    ----------
+    buffer : int
+        Number of the buffer that holds it.
+    offset : int
+        Bytes from the start of the buffer to the plane of layer 0 in it.
+    strides : dict
+        Bytes from one entry to the next, for each axis of the buffer.
+    """
 
     buffer: int
     offset: int
@@ -32,7 +42,8 @@ class KVLayout:
     order : str
         "layerwise" (layers outermost, the default), "blockwise" (blocks outermost: one block of all layers and planes
         in one piece), or the axes spelled out, outermost first, from L(ayer) B(lock) C(plane) N(token) H(ead) D(im).
-        Spelled-out axes without L are laid out once a layer, and without C once a plane, in buffers of their own.
+        Without L every layer has a buffer of its own, and without C every plane: "BNHD" is one buffer for each plane
+        of each layer, "CBNHD" one for each layer, "LBNHD" one for each plane.
     heads : {"HND", "NHD"}, optional
         The inner axes of a named order; "HND" by default, which suits host kernels.
     planes : tuple of Plane, or a spec
@@ -40,7 +51,15 @@ class KVLayout:
     num_layers, num_blocks, block_size : int, optional
         The sizes; `bind` gives them later.
 
-    Strides and offsets are in bytes. A layout is a value and owns no memory.
+    Strides and offsets are in bytes. A layout is a value and owns no memory. Buffers are numbered layer by layer, and
+    within a layer plane by plane.
+
+    Examples
+    --------
+    >>> from pagecore import AttentionSpec, KVLayout
+    >>> layout = KVLayout("BNHD", planes=AttentionSpec(2, 64), num_layers=3, num_blocks=8, block_size=16)
+    >>> layout.shape, layout.num_buffers, layout.plane_layout(1, layer=2).buffer
+    ((8, 16, 2, 64), 6, 5)
     """
 
     order: str = "layerwise"
@@ -51,19 +70,18 @@ class KVLayout:
     block_size: int | None = None
 
     def __post_init__(self) -> None:
-        planes: Any = self.planes
-        object.__setattr__(self, "planes", tuple(planes.planes if isinstance(planes, Spec) else planes))
+        object.__setattr__(self, "planes", _planes_of(self.planes))
         for name in ("num_layers", "num_blocks", "block_size"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, at_least(name, getattr(self, name)))
         if not isinstance(self.order, str):
-            raise UnsupportedOption(f"layout is {self.order!r}; give its name or its axes, or a KVLayout")
+            raise UnsupportedOption(f"layout is {shown(self.order)}; expected a name, axes, or a KVLayout")
         if self.order in NAMED:
-            if self.heads is not None and self.heads not in HEADS:
-                raise UnsupportedOption(f"heads is {self.heads!r}; use 'NHD' or 'HND'")
+            if self.heads is not None and not (isinstance(self.heads, str) and self.heads in HEADS):
+                raise UnsupportedOption(f"heads is {shown(self.heads)}; use 'NHD' or 'HND'")
         elif self.heads is not None:
             raise UnsupportedOption(
-                f"heads is {self.heads!r}, but the axes {self.order!r} say it already; leave it out"
+                f"heads is {shown(self.heads)}, but the axes {self.order!r} say it already; leave it out"
             )
         else:
             self._check_spelled()
@@ -84,16 +102,17 @@ class KVLayout:
 
     @property
     def axes(self) -> str:
-        """The axes of one buffer, outermost first; L is there always, C where planes share a buffer."""
-        if self.order in NAMED:
-            axes = NAMED[self.order] + (self.heads or "HND")
-        else:
-            axes = self.order if "L" in self.order else "L" + self.order
+        """The axes of one buffer, outermost first: L where layers share a buffer, C where planes do."""
+        axes = NAMED[self.order] + (self.heads or "HND") if self.order in NAMED else self.order
         return axes if len(self.planes) > 1 else axes.replace("C", "")
 
     @property
     def num_buffers(self) -> int:
-        """How many buffers hold the planes: one where they share it along C, else one a plane."""
+        """Number of buffers: one, times the layers where each has its own, times the planes where each has its own."""
+        return self._buffers_per_layer * (1 if "L" in self.axes else self._sizes()[0])
+
+    @property
+    def _buffers_per_layer(self) -> int:
         return 1 if "C" in self.axes else max(1, len(self.planes))
 
     @property
@@ -115,31 +134,63 @@ class KVLayout:
 
     @property
     def layer_stride(self) -> int:
-        """Bytes from one layer to the next."""
+        """Bytes from one layer to the next; ShapeError where each layer has a buffer of its own."""
+        if "L" not in self.axes:
+            raise ShapeError(
+                f"layout {self.order!r} has no stride between layers, each is a buffer of its own; see "
+                "plane_layout(plane, layer).buffer"
+            )
         return self.plane_layout(0).strides["L"]
 
-    def block_offset(self, block: int, layer: int = 0) -> int:
-        """Bytes from the start of the buffer to `block` of `layer`, in its first plane."""
-        self._bound()
-        assert self.num_blocks is not None
-        assert self.num_layers is not None
-        if not 0 <= block < self.num_blocks:
-            raise InvalidBlock(f"block is {block}; the layout has blocks 0 to {self.num_blocks - 1}")
-        if not 0 <= layer < self.num_layers:
-            raise InvalidBlock(f"layer is {layer}; the layout has layers 0 to {self.num_layers - 1}")
-        return block * self.block_stride + layer * self.layer_stride
+    def block_offset(self, block: SupportsIndex, layer: SupportsIndex = 0) -> int:
+        """Bytes from the start of its buffer to `block` of `layer`, in the first plane.
 
-    def buffer_nbytes(self, buffer: int = 0) -> int:
-        """Bytes of one buffer."""
-        return self._walk()[1][buffer]
+        Raises
+        ------
+        InvalidBlock
+            A block or layer that is not an integer, or that the layout does not have.
+        """
+        num_layers, num_blocks, _ = self._sizes()
+        block = member("block", block, num_blocks, "the layout", InvalidBlock)
+        layer = member("layer", layer, num_layers, "the layout", InvalidBlock)
+        strides = self.plane_layout(0).strides
+        return block * strides["B"] + layer * strides.get("L", 0)
 
-    def plane_layout(self, index: int) -> PlaneLayout:
-        """Where plane `index` lies."""
-        return self._walk()[0][index]
+    def buffer_nbytes(self, buffer: SupportsIndex = 0) -> int:
+        """Bytes of one buffer; ShapeError where the layout has no such buffer."""
+        number = member("buffer", buffer, self.num_buffers, "the layout")
+        return self._walk()[1][number % self._buffers_per_layer]
+
+    def buffer_name(self, buffer: SupportsIndex) -> str:
+        """Name of a buffer for messages, by the planes and the layer that it holds."""
+        number = member("buffer", buffer, self.num_buffers, "the layout")
+        what = ", ".join(repr(plane.name) for plane in self.planes_of(number))
+        layer = number // self._buffers_per_layer
+        return f"buffer of {what}" if "L" in self.axes else f"buffer of {what} of layer {layer}"
+
+    def planes_of(self, buffer: SupportsIndex) -> tuple[Plane, ...]:
+        """The planes that a buffer holds."""
+        number = member("buffer", buffer, self.num_buffers, "the layout")
+        return self.planes if "C" in self.axes else (self.planes[number % self._buffers_per_layer],)
+
+    def buffer_shape(self, buffer: SupportsIndex) -> tuple[int, ...] | None:
+        """Extents of a buffer in the order of `axes`; None where planes of unequal shape or dtype share it."""
+        planes = self.planes_of(buffer)
+        return tuple(self._extents(planes[0])[axis] for axis in self.axes) if _are_alike(planes) else None
+
+    def plane_layout(self, index: SupportsIndex, layer: SupportsIndex = 0) -> PlaneLayout:
+        """Position of plane `index` of `layer`; ShapeError where the layout has no such plane or layer."""
+        layouts = self._walk()[0]
+        where = layouts[member("plane", index, len(layouts), "the layout")]
+        number = member("layer", layer, self._sizes()[0], "the layout")
+        return where if "L" in self.axes else replace(where, buffer=where.buffer + number * self._buffers_per_layer)
 
     def _walk(self) -> tuple[list[PlaneLayout], list[int]]:
-        """From the innermost axis outwards: the stride of an axis is the bytes of all that lies below it."""
-        self._bound()
+        """Each plane in layer 0, and the bytes of each buffer of a layer.
+
+        From the innermost axis outwards: the stride of an axis is the bytes of all that lies below it.
+        """
+        self._sizes()
         extents = [self._extents(plane) for plane in self.planes]
         below = [plane.dtype.itemsize for plane in self.planes]
         offsets = [0] * len(self.planes)
@@ -176,33 +227,48 @@ class KVLayout:
                 )
 
     def _extents(self, plane: Plane) -> dict[str, int]:
-        """What each axis counts for one plane; a plane of rank 1 has one head."""
-        self._bound()
-        assert self.num_layers is not None
-        assert self.num_blocks is not None
-        assert self.block_size is not None
+        """Extent of each axis for one plane; a plane of rank 1 has one head."""
+        num_layers, num_blocks, block_size = self._sizes()
         if plane.per == "sequence":
             raise UnsupportedOption(f"plane {plane.name!r} is per sequence; block pools hold planes per token or block")
         if not 1 <= len(plane.shape) <= 2:
             raise ShapeError(f"plane {plane.name!r} has shape {plane.shape}; a layout places (dim,) or (heads, dim)")
         heads, dim = (1, *plane.shape)[-2:]
-        tokens = self.block_size if plane.per == "token" else 1
-        sizes = {"L": self.num_layers, "B": self.num_blocks, "N": tokens, "H": heads, "D": dim}
-        return sizes | {"C": len(self.planes)}
+        tokens = block_size if plane.per == "token" else 1
+        return {"L": num_layers, "B": num_blocks, "C": len(self.planes), "N": tokens, "H": heads, "D": dim}
 
     def _equal_plane(self) -> Plane:
-        self._bound()
-        first = self.planes[0]
-        if any((plane.shape, plane.dtype, plane.per) != (first.shape, first.dtype, first.per) for plane in self.planes):
+        self._sizes()
+        if not _are_alike(self.planes):
             raise ShapeError("the planes differ, so that no single shape describes them; ask plane_layout of each")
-        return first
+        return self.planes[0]
 
-    def _bound(self) -> None:
-        missing = [name for name in ("num_layers", "num_blocks", "block_size") if getattr(self, name) is None]
-        if missing or not self.planes:
-            raise ShapeError(f"the layout has no sizes yet ({', '.join([*missing, 'planes'])}); call bind first")
+    def _sizes(self) -> tuple[int, int, int]:
+        """Layers, blocks and tokens a block; ShapeError where they are not bound yet."""
+        sizes = (self.num_layers, self.num_blocks, self.block_size)
+        if None in sizes or not self.planes:
+            names = ("num_layers", "num_blocks", "block_size")
+            missing = [name for name, size in zip(names, sizes, strict=True) if size is None]
+            missing += [] if self.planes else ["planes"]
+            raise ShapeError(f"the layout has no {', '.join(missing)} yet; call bind first")
+        return sizes  # type: ignore[return-value]
 
 
 def as_layout(layout: str | KVLayout) -> KVLayout:
     """A layout as it is given, or by its order."""
     return layout if isinstance(layout, KVLayout) else KVLayout(layout)
+
+
+def _are_alike(planes: tuple[Plane, ...]) -> bool:
+    return len({(plane.shape, plane.dtype, plane.per) for plane in planes}) == 1
+
+
+def _planes_of(planes: Any) -> tuple[Plane, ...]:
+    """The planes of a spec, or as they are listed."""
+    if isinstance(planes, Spec):
+        planes = planes.planes
+    listed = as_tuple("planes", planes, "a spec, or a tuple of Plane")
+    for plane in listed:
+        if not isinstance(plane, Plane):
+            raise UnsupportedOption(f"planes holds {shown(plane)}; expected a spec, or a tuple of Plane")
+    return listed

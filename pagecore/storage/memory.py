@@ -12,6 +12,7 @@ import numpy as np
 from pagecore.arrays import cuda
 from pagecore.arrays.devices import check_device, device_index
 from pagecore.errors import NotEnoughMemory, ShapeError
+from pagecore.storage.checks import shown
 
 UNITS: dict[str, int] = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
@@ -50,13 +51,13 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
     number: object = memory
     if isinstance(number, int | np.integer) and not isinstance(number, bool):
         if number < 0:
-            raise ShapeError(f"memory is {memory} bytes; it cannot be negative")
+            raise ShapeError(f"memory is {shown(memory)} bytes; it cannot be negative")
         return int(number)
     if isinstance(number, float | np.floating):
         if not 0 < number <= 1:
             raise ShapeError(f"memory is {memory}; a float is the fraction of what is free, above 0 and up to 1")
         return math.floor(float(number) * free_memory(device))
-    raise ShapeError(f"memory is {memory!r}; give bytes, a str such as '8GiB', or a fraction of what is free")
+    raise ShapeError(f"memory is {shown(memory)}; give bytes, a str such as '8GiB', or a fraction of what is free")
 
 
 def free_memory(device: str = "cpu") -> int:

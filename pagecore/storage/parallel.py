@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage.checks import at_least
-from pagecore.storage.spec import Spec
+from pagecore.storage.checks import at_least, shown, within
+from pagecore.storage.spec import Spec, is_spec
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class TensorParallel:
     size: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", at_least("size", self.size))
+        object.__setattr__(self, "size", within("size", self.size))
         object.__setattr__(self, "rank", at_least("rank", self.rank, least=0))
         if self.rank >= self.size:
-            raise ShapeError(f"rank is {self.rank}; {self.size} ranks are numbered 0 to {self.size - 1}")
+            raise ShapeError(f"rank is {shown(self.rank)}; expected 0 to size - 1, which is {shown(self.size - 1)}")
 
     def heads(self, num_kv_heads: int) -> range:
         """The model's key-value heads that this rank holds: its share, or one head where ranks hold copies.
@@ -61,7 +61,7 @@ class TensorParallel:
             head = self.rank // (self.size // heads)
             return range(head, head + 1)
         raise ShapeError(
-            f"num_kv_heads is {heads}, which {self.size} ranks can neither share out nor hold one copy each of; "
+            f"num_kv_heads is {shown(heads)}, which {self.size} ranks can neither share out nor hold one copy each of; "
             "the number of ranks must divide it or be a multiple of it"
         )
 
@@ -76,7 +76,8 @@ class TensorParallel:
         heads = at_least("num_query_heads", num_query_heads)
         if heads % self.size:
             raise ShapeError(
-                f"num_query_heads is {heads}, which {self.size} ranks cannot share out; their number must divide it"
+                f"num_query_heads is {shown(heads)}, which {self.size} ranks cannot share out; their number must "
+                "divide it"
             )
         return self._share(heads)
 
@@ -92,8 +93,8 @@ class TensorParallel:
         UnsupportedOption
             `spec` is none, or has no such method, or its method gives no spec.
         """
-        if not isinstance(spec, Spec):
-            raise UnsupportedOption(f"spec is {spec!r}; give a spec such as AttentionSpec")
+        if not is_spec(spec):
+            raise UnsupportedOption(f"spec is {shown(spec)}; expected a spec such as AttentionSpec")
         if self.size == 1:
             return spec
         kind = type(spec).__name__
@@ -103,8 +104,8 @@ class TensorParallel:
                 f"a {kind} cannot be shared out over {self.size} ranks: give it a method shard(parallel), or use one"
             )
         part: object = shard(self)
-        if not isinstance(part, Spec):
-            raise UnsupportedOption(f"shard of {kind} gave {part!r}; it must give a spec, the rank's part")
+        if not is_spec(part):
+            raise UnsupportedOption(f"shard of {kind} gave {shown(part)}; it must give a spec, the rank's part")
         return part
 
     def _share(self, heads: int) -> range:
@@ -117,5 +118,5 @@ def as_parallel(parallel: object) -> TensorParallel:
     if parallel is None:
         return TensorParallel()
     if not isinstance(parallel, TensorParallel):
-        raise UnsupportedOption(f"parallel is {parallel!r}; give TensorParallel(rank, size), or None for one rank")
+        raise UnsupportedOption(f"parallel is {shown(parallel)}; give TensorParallel(rank, size), or None for one rank")
     return parallel

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from typing import SupportsIndex
 
-from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
+from pagecore.arrays import Tensor, empty, strided, zeros
 from pagecore.arrays.devices import device_name
-from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
-from pagecore.storage.checks import at_least
+from pagecore.errors import NotEnoughMemory, UnsupportedOption
+from pagecore.storage.adoption import Span, adopt
+from pagecore.storage.checks import LAYERS_MAX, member, shown, within
 from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.spec import Plane, Spec
+from pagecore.storage.spec import Plane, Spec, check_spec
 
 
 class KVPool:
@@ -28,14 +28,29 @@ class KVPool:
     device : str
         "cpu", "cuda" (the first CUDA device) or another one, such as "cuda:1".
     buffers : optional
-        Memory that somebody else owns, adopted instead of allocating: one contiguous, writable array of at least
-        `nbytes` bytes, or one a buffer of the layout (a sequence, or a mapping by plane name). Nothing is written to
-        it here. Without it the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
+        Memory of the caller, adopted instead of allocated: an array for each buffer of the layout (see `KVLayout`),
+        from any producer that `as_tensor` takes. One array; a list, layer by layer and within a layer plane by plane;
+        a list with one list or mapping for each layer; or a mapping of plane names to arrays, or to lists with one
+        array for each layer. Arrays are writable, contiguous, aligned, do not overlap, and hold raw bytes (uint8) or
+        the planes' dtype. The views alias them and keep them alive. Nothing is written to them here. Without `buffers`
+        the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
 
     Raises
     ------
-    ShapeError, DeviceError, UnsupportedOption
+    ShapeError, DeviceError, UnsupportedOption, UnsupportedDtype
         Sizes, device or buffers that do not fit.
+    NotEnoughMemory
+        The system has not that much.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pagecore import AttentionSpec, KVPool
+    >>> owned = [np.zeros((2, 8, 16, 1, 64), np.float32) for layer in range(3)]  # key and value of 8 blocks of 16
+    >>> pool = KVPool(AttentionSpec(1, 64, dtype="float32"), 3, 8, 16, layout="CBNHD", buffers=owned)
+    >>> pool.value(2)[5] = 1.0
+    >>> float(owned[2][1, 5].min())
+    1.0
     """
 
     def __init__(
@@ -48,13 +63,19 @@ class KVPool:
         device: str = "cpu",
         buffers: object = None,
     ) -> None:
+        check_spec(spec)
         self.spec = spec
         self.device = device_name(device)
-        self.num_layers = at_least("num_layers", num_layers)
-        self.num_blocks = at_least("num_blocks", num_blocks, least=2)
-        self.block_size = at_least("block_size", block_size)
+        self.num_layers = within("num_layers", num_layers, most=LAYERS_MAX)
+        self.num_blocks = within("num_blocks", num_blocks, least=2)
+        self.block_size = within("block_size", block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
-        self._buffers = self._allocate() if buffers is None else self._adopt(buffers)
+        # Memory of the caller that the pool lies in.
+        self.spans: tuple[Span, ...] = ()
+        if buffers is None:
+            self._buffers = self._allocate()
+        else:
+            self._buffers, self.spans = adopt(buffers, self.layout, self.device)
         names = [plane.name for plane in spec.planes]
         self._views = {
             name: tuple(self._view(index, layer) for layer in range(self.num_layers))
@@ -83,22 +104,20 @@ class KVPool:
         """The memory itself, as flat arrays of bytes; zero-copy."""
         return self._buffers
 
-    def plane(self, name: str, layer: int = 0) -> Tensor:
+    def plane(self, name: str, layer: SupportsIndex = 0) -> Tensor:
         """View of one plane of one layer, ``[num_blocks, block_size, *plane.shape]``; it aliases the pool.
 
         A plane that is per block has no token axis. The view keeps the memory alive, also after the pool is gone.
         """
-        if name not in self._views:
-            raise UnsupportedOption(f"plane {name!r} is not stored; this pool has {', '.join(self._views)}")
-        if not 0 <= layer < self.num_layers:
-            raise ShapeError(f"layer is {layer}; the pool has layers 0 to {self.num_layers - 1}")
-        return self._views[name][layer]
+        if not isinstance(name, str) or name not in self._views:
+            raise UnsupportedOption(f"plane {shown(name)} is not stored; this pool has {', '.join(self._views)}")
+        return self._views[name][member("layer", layer, self.num_layers, "the pool")]
 
-    def key(self, layer: int = 0) -> Tensor:
+    def key(self, layer: SupportsIndex = 0) -> Tensor:
         """View ``[num_blocks, block_size, num_kv_heads, head_dim]`` of a layer's keys; it aliases the pool."""
         return self.plane("key", layer)
 
-    def value(self, layer: int = 0) -> Tensor:
+    def value(self, layer: SupportsIndex = 0) -> Tensor:
         """View ``[num_blocks, block_size, num_kv_heads, v_head_dim]`` of a layer's values; it aliases the pool."""
         return self.plane("value", layer)
 
@@ -114,8 +133,11 @@ class KVPool:
         ------
         NotEnoughMemory
             Fewer than two fit.
+        ShapeError, UnsupportedOption
+            Numbers that are out of range, or a spec that a pool cannot store, such as one with planes per sequence.
         """
-        one = bytes_per_block(spec, at_least("num_layers", num_layers), at_least("block_size", block_size))
+        check_spec(spec)
+        one = bytes_per_block(spec, within("num_layers", num_layers, most=LAYERS_MAX), within("block_size", block_size))
         return blocks_within(parse_memory(memory, device), one)
 
     def _allocate(self) -> tuple[Tensor, ...]:
@@ -124,47 +146,11 @@ class KVPool:
         make = empty if self.device == "cpu" else zeros
         return tuple(make((size,), "uint8", self.device) for size in sizes)
 
-    def _adopt(self, buffers: object) -> tuple[Tensor, ...]:
-        given = self._given(buffers)
-        if len(given) != self.layout.num_buffers:
-            raise ShapeError(
-                f"{len(given)} buffers are given; layout {self.layout.order!r} needs {self.layout.num_buffers}"
-            )
-        return tuple(self._adopted(i, as_tensor(buffer)) for i, buffer in enumerate(given))
-
-    def _given(self, buffers: object) -> list[object]:
-        if isinstance(buffers, Mapping):
-            names = [plane.name for plane in self.spec.planes]
-            if self.layout.num_buffers == 1 or sorted(buffers) != sorted(names):
-                raise ShapeError(
-                    f"buffers are named {sorted(buffers)}; layout {self.layout.order!r} wants "
-                    f"{'one buffer' if self.layout.num_buffers == 1 else names}"
-                )
-            return [buffers[name] for name in names]
-        if isinstance(buffers, Sequence) and not isinstance(buffers, (bytes, bytearray, memoryview)):
-            return list(buffers)
-        return [buffers]
-
-    def _adopted(self, index: int, buffer: Tensor) -> Tensor:
-        needed = self.layout.buffer_nbytes(index)
-        if buffer.device != self.device:
-            raise DeviceError(f"buffer {index} is on {buffer.device}; the pool is on {self.device}")
-        if buffer.readonly:
-            raise UnsupportedOption(f"buffer {index} is read-only; a pool is written to, give a writable one")
-        if not _contiguous(buffer):
-            raise ShapeError(f"buffer {index} has strides {buffer.strides}; give one contiguous piece")
-        if buffer.nbytes < needed:
-            raise ShapeError(f"buffer {index} has {buffer.nbytes} bytes; {needed} are needed")
-        alignment = max(plane.dtype.itemsize for plane in self.spec.planes)
-        if buffer.pointer % alignment:
-            raise ShapeError(f"buffer {index} starts at an address that is no multiple of {alignment}; align it")
-        return strided(buffer, (needed,), (1,), 0, "uint8")
-
     def _view(self, index: int, layer: int) -> Tensor:
         plane = self.spec.planes[index]
-        where = self.layout.plane_layout(index)
+        where = self.layout.plane_layout(index, layer)
         shape, strides = _logical(plane, self.num_blocks, self.block_size, where.strides)
-        offset = where.offset + layer * where.strides["L"]
+        offset = where.offset + layer * where.strides.get("L", 0)
         return strided(self._buffers[where.buffer], shape, strides, offset, plane.dtype)
 
     def _zero_null_block(self) -> None:
@@ -180,7 +166,7 @@ class KVPool:
 
 def bytes_per_block(spec: Spec, num_layers: int, block_size: int) -> int:
     """Bytes that one block of `num_layers` layers takes."""
-    counts: dict[str, int] = {"token": block_size, "block": 1, "sequence": 0}
+    counts = {"token": block_size, "block": 1}
     return num_layers * sum(plane.nbytes * counts[plane.per] for plane in spec.planes)
 
 
@@ -189,8 +175,8 @@ def blocks_within(budget: int, one_block: int) -> int:
     blocks = budget // one_block
     if blocks < 2:
         raise NotEnoughMemory(
-            f"memory is {budget} bytes; two blocks of {one_block} bytes are needed, the null block and one to give: "
-            f"give at least {2 * one_block}, or make block_size smaller"
+            f"memory is {shown(budget)} bytes; two blocks of {shown(one_block)} bytes are needed, the null block and "
+            f"one to give: give at least {shown(2 * one_block)}, or make block_size smaller"
         )
     return blocks
 
@@ -207,12 +193,3 @@ def _logical(
     axes.append((plane.shape[-1], strides["D"]))
     shape, steps = zip(*axes, strict=True)
     return shape, steps
-
-
-def _contiguous(buffer: Tensor) -> bool:
-    step: int = buffer.itemsize
-    for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
-        if extent > 1 and stride != step:
-            return False
-        step *= extent
-    return math.prod(buffer.shape) > 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pagecore import AttentionSpec, PagedKVCache, StaticKVCache
+from pagecore import AttentionSpec, KVLayout, PagedKVCache, StaticKVCache
 
 SPEC = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=6)
@@ -38,3 +38,16 @@ def advance(cache, sequences, counts, **options):
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def owned_memory(layers, layout, put=np.asarray, **options):
+    """Memory of the caller for a cache with these options: bytes of 0xFF, which are NaNs, in a list for each group."""
+    plain = PagedKVCache(layers, **options, device="none")
+    order = layout if isinstance(layout, KVLayout) else KVLayout(layout)
+    places = [
+        order.bind(group.spec, group.num_layers, num_blocks, plain.block_size)
+        for group, num_blocks in zip(plain._groups, plain.num_blocks, strict=True)
+    ]
+    return [
+        [put(np.full(place.buffer_nbytes(i), 0xFF, np.uint8)) for i in range(place.num_buffers)] for place in places
+    ]

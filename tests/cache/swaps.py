@@ -47,8 +47,13 @@ def occupied(cache):
     return sequence
 
 
-class Latent:
-    """A spec of the user's own: one plane a token, one a block."""
+class Labelled:
+    """A spec of the user's own: key and value, an int8 plane per token and a plane per block."""
 
-    planes = (Plane("latent", (6,), "int8"), Plane("scale", (3,), "float32", per="block"))
+    planes = (
+        Plane("key", (2, 8), "float32"),
+        Plane("value", (2, 4), "float16"),
+        Plane("label", (6,), "int8"),
+        Plane("scale", (3,), "float32", per="block"),
+    )
     window = None

@@ -130,7 +130,12 @@ def test_several_are_truncated_together_or_not_at_all():
     advance(cache, [long, short], [30, 6])
     fork = cache.fork(short)
     before = cache.stats()
-    for lengths, error in (([20, 2, 2], UnsupportedOption), ([29, 7, 2], ShapeError), ([29, 2], ShapeError)):
+    for lengths, error in (
+        ([20, 2, 2], UnsupportedOption),
+        ([29, 7, 2], ShapeError),
+        ([29, 2], ShapeError),
+        (10**5000, ShapeError),
+    ):
         with pytest.raises(error, match="length"):
             cache.truncate([long, short, fork], lengths)
         assert cache.stats() == before

@@ -30,7 +30,15 @@ NO_INTEGERS = [
 NO_NUMBERS = [[], [1, 2], [[1], [2, 3]], np.array([1, 2]), np.array([], int), {3}, {"at": 3}, object(), Liar()]
 NO_PLACES = [-1, 15, 16, -(2**70), 2**70, np.uint64(2**64 - 1), np.iinfo(np.int64).max, np.iinfo(np.int64).min]
 BOOLS = [True, np.bool_(True), np.array([True])]
-BAD_POSITIONS = [*NO_INTEGERS, *NO_NUMBERS, *NO_PLACES, *BOOLS, as_tensor(np.float32([3])), np.ma.masked_array([3])]
+BAD_POSITIONS = [
+    *NO_INTEGERS,
+    *NO_NUMBERS,
+    *NO_PLACES,
+    *BOOLS,
+    10**5000,
+    as_tensor(np.float32([3])),
+    np.ma.masked_array([3]),
+]
 
 
 @pytest.mark.parametrize("position", BAD_POSITIONS, ids=lambda p: type(p).__name__)

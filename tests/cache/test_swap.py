@@ -11,7 +11,7 @@ from pagecore import (
 )
 from pagecore.cache import PagedKVCache, SwapSpace
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
-from tests.cache.swaps import Latent, content, fill, occupied, poison
+from tests.cache.swaps import Labelled, content, fill, occupied, poison
 from tests.reference.dense import dense_attention
 
 LAYOUTS = ["layerwise", "blockwise", KVLayout("layerwise", heads="NHD"), "BNCHD"]
@@ -248,7 +248,7 @@ def test_a_cache_without_bytes_swaps_ids_only():
 
 
 def test_planes_of_any_kind_go_and_come():
-    cache = PagedKVCache(Latent(), num_layers=2, block_size=4, num_blocks=9)
+    cache = PagedKVCache(Labelled(), num_layers=2, block_size=4, num_blocks=9)
     space = SwapSpace(cache, num_blocks=5, layout="LBNHD")
     random = np.random.default_rng(0)
     for plane in cache._store.pools[0].planes():

@@ -14,7 +14,7 @@ from pagecore import (
 )
 from pagecore.cache import PagedKVCache, SwapSpace
 from tests.cache.caches import SPEC, WINDOWED, advance, make
-from tests.cache.swaps import Latent, content, fill, poison
+from tests.cache.swaps import Labelled, content, fill, poison
 
 
 def test_a_space_lies_in_memory_as_the_cache_does_or_as_it_is_told():
@@ -74,8 +74,8 @@ def test_a_space_serves_a_cache_and_converts_floats_only():
     for junk in (None, "cache", SPEC):
         with pytest.raises(UnsupportedOption, match="serves a PagedKVCache"):
             SwapSpace(junk, num_blocks=5)
-    with pytest.raises(UnsupportedDtype, match="plane 'latent' is int8"):
-        SwapSpace(PagedKVCache(Latent(), block_size=4, num_blocks=9), num_blocks=5, dtype="float16")
+    with pytest.raises(UnsupportedDtype, match="plane 'label' is int8"):
+        SwapSpace(PagedKVCache(Labelled(), block_size=4, num_blocks=9), num_blocks=5, dtype="float16")
 
 
 def test_a_space_lives_as_long_as_somebody_holds_it_or_is_in_it():

@@ -9,6 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from pagecore import Alias, AttentionSpec, PagedKVCache, as_dtype
 from pagecore.errors import DeviceError, InvalidSequence, ShapeError
+from tests.cache.caches import owned_memory
 from tests.cache.test_paged_machine import CacheMachine
 from tests.cache.test_prefix_machine import PrefixMachine
 from tests.cuda.caches import DeviceCache, on_host, poison, requests_of
@@ -24,12 +25,12 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def run_machine(machine, cuda: Kit, examples: int, steps: int) -> None:
-    """Drive a state machine of the host's cache on a device."""
+def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layers, **options: {}) -> None:
+    """Drive a state machine of the host's cache on a device; `more` gives further options of the cache."""
 
     class OnDevice(machine):
         def make_cache(self, layers, **options):
-            return DeviceCache(cuda, layers, **options)
+            return DeviceCache(cuda, layers, **options, **more(layers, **options))
 
         def poison(self):
             poison(cuda, self.cache)
@@ -44,6 +45,15 @@ def test_a_cache_on_a_device_lives_as_its_model_does(cuda):
 
 def test_a_cache_on_a_device_reuses_prefixes_as_its_model_does(cuda):
     run_machine(PrefixMachine, cuda, *cases((60, 30), (300, 50)))
+
+
+@pytest.mark.parametrize("layout", cases(["CBNHD"], ["CBNHD", "BNHD", "blockwise"]))
+@pytest.mark.parametrize("model", [CacheMachine, PrefixMachine])
+def test_a_cache_in_device_memory_of_the_caller_lives_as_its_model_does(cuda, model, layout):
+    def in_owned_memory(layers, **options):
+        return {"layout": layout, "buffers": owned_memory(layers, layout, cuda.put, **options)}
+
+    run_machine(model, cuda, *cases((10, 25), (50, 50)), in_owned_memory)
 
 
 @pytest.mark.parametrize("layout", cases(["layerwise"], ["layerwise", "blockwise", "BNCHD"]))

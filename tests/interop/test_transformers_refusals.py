@@ -112,9 +112,12 @@ def test_keys_that_are_not_attended_to_are_refused(model, cache):
     ("fields", "says"),
     [
         ({"kv_lora_rank": 16}, r"the unheard_of has latent attention \(kv_lora_rank = 16\).*: use another cache"),
-        ({"layer_types": ["full_attention", "conv"] * 2}, "layer 1 of the unheard_of is 'conv'.*: use another cache"),
+        (
+            {"layer_types": ["full_attention", "conv"] * 2},
+            r"has convolution states \(layer_types\[1\] = 'conv'\).*: use another cache",
+        ),
         ({"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "sliding_window of None"),
-        ({"attention_chunk_size": 8}, "layer 0 of the unheard_of is 'chunked_attention'"),
+        ({"attention_chunk_size": 8}, r"has chunked attention \(attention_chunk_size = 8\)"),
         ({"num_attention_heads": None}, r"num_attention_heads = None.*give layers=\[AttentionSpec"),
     ],
 )

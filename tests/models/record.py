@@ -19,13 +19,14 @@ FILE = Path(__file__).with_name("attended.json")
 def attended(config):
     """What each layer of the text model is built as: one list of values a layer."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
     config = copy.deepcopy(config.get_text_config())
     config.num_local_experts = config.num_experts = 2  # of no interest here, and slow to build
     config._attn_implementation = "eager"
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        kind = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
+        model = kind.from_config(config)
     modules = [module for module in model.modules() if hasattr(module, "scaling") and hasattr(module, "layer_idx")]
     return [layer(config, module) for module in modules]
 
@@ -39,6 +40,8 @@ def layer(config, module):
     elif hasattr(module, "qkv_proj"):
         heads = module.o_proj.in_features // head_dim
         kv_heads = (module.qkv_proj.out_features // head_dim - heads) // 2
+    elif hasattr(module, "c_attn"):
+        heads = kv_heads = module.c_attn.nf // (3 * head_dim)
     else:
         heads = kv_heads = module.query_key_value.out_features // (3 * head_dim)
     return {

@@ -8,7 +8,7 @@ import pytest
 
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
-from tests.models.published import PUBLISHED
+from tests.models.published import PUBLISHED, UNSERVED
 
 LLAMA = PUBLISHED["llama-3-8b"]
 VALUES = (None, True, -1, 0, 3, 2**70, 1.5, float("nan"), "x", "\ud800", b"x", [], [None], {}, object())
@@ -37,9 +37,9 @@ def test_a_count_that_is_none_is_refused(field, value):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("llama-3-8b", {"num_key_value_heads": 7}, "num_key_value_heads is 7, no divisor of num_attention_heads 32"),
-        ("llama-3-8b", {"num_key_value_heads": 64}, "no divisor of num_attention_heads 32"),
-        ("llama-3-8b", {"hidden_size": 4100}, "hidden_size is 4100, no multiple of num_attention_heads 32"),
+        ("llama-3-8b", {"num_key_value_heads": 7}, "num_key_value_heads is 7, not a divisor of num_attention_heads 32"),
+        ("llama-3-8b", {"num_key_value_heads": 64}, "not a divisor of num_attention_heads 32"),
+        ("llama-3-8b", {"hidden_size": 4100}, "hidden_size is 4100, not a multiple of num_attention_heads 32"),
         ("llama-3-8b", {"head_dim": -64}, "head_dim is -64"),
         ("llama-3-8b", {"max_position_embeddings": "8k"}, 'max_position_embeddings is "8k"'),
         ("llama-3-8b", {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
@@ -78,7 +78,7 @@ def test_fields_that_cannot_be_or_contradict_each_other_are_named(name, changes,
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("llama-3-8b", {"model_type": "mamba"}, 'model_type is "mamba", which is not known; it may be gemma'),
+        ("llama-3-8b", {"model_type": "opt"}, 'model_type is "opt", which is not known; it may be cohere'),
         ("llama-3-8b", {"model_type": ["llama"]}, 'model_type is ["llama"]'),
         ("llama-3-8b", {"model_type": None}, "model_type is null"),
         ("gemma-3-4b", {"text_config": {"model_type": "llama"}}, 'text_config.model_type is "llama"'),
@@ -101,6 +101,94 @@ def test_attention_that_is_not_served_is_refused_by_name(name, changes, reason):
     assert reason in refusal(name, changes, UnsupportedOption)
 
 
+@pytest.mark.parametrize("name", UNSERVED)
+def test_attention_that_specs_cannot_express_is_refused_by_its_kind(name):
+    config, reason = UNSERVED[name]
+    with pytest.raises(UnsupportedOption) as refused:
+        specs_from_config(config)
+    assert f'model_type is "{config["model_type"]}", which has {reason}; pagecore serves' in str(refused.value)
+    with pytest.raises(UnsupportedOption) as told:
+        specs_from_config({**config, "model_type": "never_heard_of"})
+    assert reason in str(told.value) or name == "rwkv-4-169m"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"kv_lora_rank": 512}, "latent attention (kv_lora_rank = 512)"),
+        ({"linear_num_value_heads": 32}, "linear-attention states (linear_num_value_heads = 32)"),
+        ({"linear_attn_config": {"kda_layers": [1, 2]}}, "linear-attention states (linear_attn_config = ...)"),
+        ({"mamba_d_state": 16}, "recurrent states (mamba_d_state = 16)"),
+        ({"attn_type_list": [1, 0]}, "linear-attention states (attn_type_list[1] = 0)"),
+    ],
+)
+def test_a_known_family_with_a_field_of_other_attention_is_refused_too(fields, reason):
+    for name in ("llama-3-8b", "gpt2", "glm-4-9b-0414"):
+        assert f"which has {reason}" in refusal(name, fields, UnsupportedOption)
+    vision = PUBLISHED["qwen3-vl-4b"]
+    with pytest.raises(UnsupportedOption, match="qwen3_vl_text"):
+        specs_from_config(vision | {"text_config": vision["text_config"] | fields})
+    assert specs_from_config(LLAMA | dict.fromkeys(fields)) == specs_from_config(LLAMA)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_next", "llama4", "mamba", "lfm2", "rwkv", "minimax"])
+def test_a_model_type_alone_says_what_its_layers_have(model_type):
+    with pytest.raises(
+        UnsupportedOption, match=rf'model_type is "{model_type}", which has (latent|linear|chunked|re|co)'
+    ):
+        specs_from_config({"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reason"),
+    [
+        (["full_attention", "linear_attention"], "linear-attention states (layer_types[1] = 'linear_attention')"),
+        (["chunked_attention", "full_attention"], "chunked attention (layer_types[0] = 'chunked_attention')"),
+        (["conv", "full_attention"], "convolution states (layer_types[0] = 'conv')"),
+        (["attention", "mamba"], "recurrent states (layer_types[1] = 'mamba')"),
+    ],
+)
+def test_listed_layers_say_what_an_unknown_model_has(kinds, reason):
+    with pytest.raises(UnsupportedOption) as refused:
+        specs_from_config({"model_type": "unheard_of", "layer_types": kinds})
+    assert reason in str(refused.value)
+
+
+def test_a_hybrid_family_whose_layers_all_attend_is_not_called_recurrent():
+    config = {"model_type": "granitemoehybrid", "mamba_d_state": 128, "layer_types": ["attention"] * 40}
+    with pytest.raises(UnsupportedOption, match='"granitemoehybrid", which is not known'):
+        specs_from_config(config)
+    with pytest.raises(UnsupportedOption, match=r"recurrent states \(mamba_d_state = 128\)"):
+        specs_from_config(config | {"layer_types": None})
+
+
+def test_a_family_with_names_of_its_own_may_use_either():
+    own = PUBLISHED["gpt2-xl"]
+    usual = {"model_type": "gpt2", "hidden_size": 1600, "num_attention_heads": 25, "num_hidden_layers": 48}
+    assert specs_from_config(own) == specs_from_config(usual) == specs_from_config(own | {"hidden_size": 1600})
+    assert read_model_config(own).max_length == 1024
+    assert "n_embd is 1600, but hidden_size is 64; leave one of them out" in refusal("gpt2-xl", {"hidden_size": 64})
+    assert "n_head is 7" in refusal("gpt2-xl", {"n_head": 7}) or "n_head 7" in refusal("gpt2-xl", {"n_head": 7})
+    assert "n_layer is null" in refusal("gpt2-xl", {"n_layer": None})
+    assert "n_layer is missing" in refusal_of({name: value for name, value in own.items() if name != "n_layer"})
+
+
+def test_the_scale_of_gpt_2_may_fall_from_layer_to_layer():
+    scales = [spec.scale for spec in specs_from_config(PUBLISHED["gpt2-small-of-stanford"])]
+    assert scales == pytest.approx([64**-0.5 / (layer + 1) for layer in range(12)], rel=1e-12)
+    plain = specs_from_config(PUBLISHED["gpt2"] | {"scale_attn_weights": False})
+    assert {spec.scale for spec in plain} == {1.0}
+    assert "add_cross_attention is true" in refusal("gpt2", {"add_cross_attention": True}, UnsupportedOption)
+
+
+def test_a_flat_file_and_a_nested_one_of_qwen_2_vl_are_the_same_model():
+    flat = PUBLISHED["qwen2-vl-7b"]
+    outer = ("architectures", "model_type", "vision_config")
+    text = {name: value for name, value in flat.items() if name not in outer}
+    nested = {"model_type": "qwen2_vl", "text_config": text | {"model_type": "qwen2_vl_text"}}
+    assert read_model_config(nested) == read_model_config(flat)
+
+
 def test_a_field_that_agrees_with_the_family_is_welcome():
     same = {"num_key_value_heads": 16, "head_dim": 128, "sliding_window": None, "layer_types": ["full_attention"] * 24}
     assert specs_from_config(PUBLISHED["pythia-1.4b"] | same) == specs_from_config(PUBLISHED["pythia-1.4b"])
@@ -108,7 +196,7 @@ def test_a_field_that_agrees_with_the_family_is_welcome():
 
 def test_a_default_that_contradicts_what_is_given_is_told_as_one():
     config = {name: value for name, value in PUBLISHED["qwen2-7b"].items() if name != "num_key_value_heads"}
-    with pytest.raises(ConfigError, match=r"num_key_value_heads is left out, which means 32, no divisor of .* 28"):
+    with pytest.raises(ConfigError, match=r"num_key_value_heads is left out, which means 32, not a divisor of .* 28"):
         specs_from_config(config)
 
 

@@ -1,5 +1,6 @@
 """What a plan promises, against caches that are made and filled by it."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -184,3 +185,25 @@ def test_a_plan_is_json_and_tables():
 
 def test_specs_of_a_config_and_the_config_give_the_same_plan():
     assert plan_memory(specs_from_config(GEMMA), "8GiB", context=100) == plan_model(GEMMA, "8GiB", context=100).memory
+
+
+STRANGE = [
+    None, 0, -1, 1.5, "1", "many", b"1", [], [1.5], object(), float("nan"), True, np.float32(2), np.array([1, 2]),
+    np.int8(-1), np.uint64(2**64 - 1), 2**31, 10**400, 10**5000, -(10**5000), {"a": 1}, [10**5000], np.int16(300),
+]  # fmt: skip
+ARGUMENTS = ["specs", "memory", "ranks", "block_size", "context"]
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
+def test_strange_input_is_planned_or_refused_by_an_error_of_ours(name, value):
+    arguments = {"specs": FULL, "memory": 10**7, "ranks": 1, "block_size": 16, "context": [100]} | {name: value}
+    with contextlib.suppress(PagecoreError):
+        json.dumps(plan_memory(**arguments).as_json())
+
+
+def test_numpys_narrow_integers_do_not_wrap():
+    plan = plan_memory(FULL, np.uint32(4_000_000_000), block_size=np.int8(100), context=np.int16(30_000))
+    assert plan == plan_memory(FULL, 4_000_000_000, block_size=100, context=30_000)
+    assert blocks_held(FULL, np.uint8(200), np.int8(3)) == 67
+    assert KVPool.blocks_for(np.uint32(4_000_000_000), FULL, np.int8(2), np.int8(100)) == plan.num_blocks // 2

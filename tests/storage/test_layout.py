@@ -92,3 +92,71 @@ def test_planes_that_differ_below_the_plane_axis_are_refused():
 def test_a_layout_without_sizes_says_what_is_missing():
     with pytest.raises(ShapeError, match="num_blocks"):
         _ = KVLayout("layerwise").block_stride
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.int32, np.uint64, np.int64, np.array])
+def test_ids_may_be_numpys_of_any_width_and_never_wrap(kind):
+    layout = KVLayout("blockwise", planes=(KEY, VALUE), num_layers=64, num_blocks=2000, block_size=1 << 14)
+    for block, layer in ((100, 0), (127, 63)):
+        expected = block * layout.block_stride + layer * layout.layer_stride
+        assert expected > 2**31
+        assert layout.block_offset(kind(block), kind(layer)) == expected
+        assert type(layout.block_offset(kind(block), kind(layer))) is int
+
+
+def test_every_int32_id_has_its_offset():
+    layout = KVLayout("blockwise", planes=(KEY, VALUE), num_layers=32, num_blocks=1600, block_size=1 << 10)
+    ids = np.random.default_rng(0).permutation(1600).astype(np.int32)
+    assert [layout.block_offset(block) for block in ids] == [layout.block_stride * block for block in ids.tolist()]
+
+
+NO_NUMBERS = [1.5, 1.0, "1", None, [1], np.array([1, 2]), np.float32(1), object(), float("nan"), b"1"]
+TOO_LARGE = [-1, 200, 2**63, -(10**400), 10**5000, np.int64(-1)]
+
+
+@pytest.mark.parametrize("number", [*NO_NUMBERS, *TOO_LARGE], ids=lambda n: type(n).__name__)
+def test_a_block_or_layer_that_is_not_there_is_refused_by_name(number):
+    layout = KVLayout("blockwise", planes=(KEY, VALUE), num_layers=2, num_blocks=200, block_size=4)
+    with pytest.raises(InvalidBlock, match=r"block is .*; the layout has blocks 0 to 199"):
+        layout.block_offset(number)
+    with pytest.raises(InvalidBlock, match=r"layer is .*; the layout has layers 0 to 1"):
+        layout.block_offset(0, number)
+    with pytest.raises(ShapeError, match=r"buffer is .*; the layout has buffers 0 to 0"):
+        layout.buffer_nbytes(number)
+    with pytest.raises(ShapeError, match=r"plane is .*; the layout has planes 0 to 1"):
+        layout.plane_layout(number)
+
+
+@pytest.mark.parametrize("planes", [5, None, "key", 1.5, [1], [None], KEY, {"key": (2, 8)}])
+def test_planes_that_are_none_are_refused(planes):
+    with pytest.raises((ShapeError, UnsupportedOption), match="planes"):
+        KVLayout(planes=planes)
+    with pytest.raises((ShapeError, UnsupportedOption), match="planes"):
+        KVLayout().bind(planes, 1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"shape": 5}, ShapeError),
+        ({"shape": None}, ShapeError),
+        ({"shape": "28"}, ShapeError),
+        ({"shape": (2, 8.0)}, ShapeError),
+        ({"shape": (0,)}, ShapeError),
+        ({"shape": (2, -(10**5000))}, ShapeError),
+        ({"name": None}, UnsupportedOption),
+        ({"name": ["key"]}, UnsupportedOption),
+        ({"per": "page"}, UnsupportedOption),
+        ({"per": np.array(["token", "block"])}, UnsupportedOption),
+        ({"per": 10**5000}, UnsupportedOption),
+    ],
+)
+def test_a_plane_that_cannot_be_is_refused(arguments, error):
+    with pytest.raises(error):
+        Plane(**{"name": "key", "shape": (2, 8), "dtype": "float32"} | arguments)
+
+
+@pytest.mark.parametrize("heads", ["DHN", 5, pytest.param(10**5000, id="huge"), np.array(["NHD", "HND"]), ["NHD"]])
+def test_heads_that_cannot_be_are_refused(heads):
+    with pytest.raises(UnsupportedOption, match="heads is"):
+        KVLayout("layerwise", heads)

@@ -99,6 +99,10 @@ def test_memory_that_cannot_be_adopted_is_refused(buffers, error):
     ("arguments", "error"),
     [
         ({"num_layers": 0}, ShapeError),
+        ({"num_layers": 10**5000}, ShapeError),
+        ({"num_blocks": 2**31}, ShapeError),
+        ({"num_blocks": -(10**5000)}, ShapeError),
+        ({"block_size": 10**5000}, ShapeError),
         ({"num_blocks": 1}, ShapeError),
         ({"num_blocks": 2.5}, ShapeError),
         ({"block_size": -4}, ShapeError),
@@ -124,6 +128,23 @@ def test_an_unknown_plane_or_layer_is_refused():
 
 
 @pytest.mark.parametrize(
+    "layer", [1.0, "0", None, [0], np.array([0, 0]), 2, -1, pytest.param(10**5000, id="huge"), np.float32(0)]
+)
+def test_a_layer_that_is_not_there_is_refused_by_name(layer):
+    pool = KVPool(SPEC, 2, 3, 4)
+    for ask in (pool.key, pool.value, lambda number: pool.plane("key", number)):
+        with pytest.raises(ShapeError, match=r"layer is .*; the pool has layers 0 to 1"):
+            ask(layer)
+        assert ask(np.uint8(1)).pointer == ask(1).pointer
+
+
+@pytest.mark.parametrize("name", ["latent", None, 0, ["key"], np.array(["key"]), pytest.param(10**5000, id="huge")])
+def test_a_plane_that_is_not_stored_is_refused_by_name(name):
+    with pytest.raises(UnsupportedOption, match=r"plane .* is not stored; this pool has key, value"):
+        KVPool(SPEC, 1, 3, 4).plane(name)
+
+
+@pytest.mark.parametrize(
     ("memory", "expected"),
     [(5, 5), ("8GiB", 8 * 2**30), ("1.5 MiB", 3 * 2**19), ("2GB", 2 * 10**9), ("123", 123), (np.int64(9), 9)],
 )
@@ -136,7 +157,23 @@ def test_a_float_is_a_fraction_of_what_is_free():
 
 
 @pytest.mark.parametrize(
-    "memory", [-1, "8 gigs", "-3GiB", "", "0.5", "8.", "9" * 5000, 0.0, 1.5, float("nan"), None, True, [1]]
+    "memory",
+    [
+        -1,
+        pytest.param(-(10**5000), id="huge"),
+        "8 gigs",
+        "-3GiB",
+        "",
+        "0.5",
+        "8.",
+        "9" * 5000,
+        0.0,
+        1.5,
+        float("nan"),
+        None,
+        True,
+        [1],
+    ],
 )
 def test_budgets_that_say_nothing_are_refused(memory):
     with pytest.raises(ShapeError):
@@ -162,6 +199,9 @@ def test_budgets_that_say_nothing_are_refused(memory):
         ({"scale": float("inf")}, ShapeError),
         ({"scale": "small"}, ShapeError),
         ({"sinks": 5}, ShapeError),
+        ({"sinks": np.array(5.0)}, ShapeError),
+        ({"scale": 10**5000}, ShapeError),
+        ({"head_dim": -(10**5000)}, ShapeError),
         ({"sinks": ["a", "b"]}, ShapeError),
         ({"sinks": [0.0, float("nan")]}, ShapeError),
         ({"sinks": [0.0]}, ShapeError),

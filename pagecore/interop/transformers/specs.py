@@ -7,9 +7,8 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
+from pagecore.models.unserved import FULL, SLIDING, unserved_kind
 from pagecore.storage import AttentionSpec
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
@@ -21,16 +20,16 @@ def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
     Raises
     ------
     UnsupportedOption
-        A config without a number of heads or dims, with latent attention, or with layers of neither full nor sliding
-        attention.
+        A config without a number of heads or dims, or with layers of neither full nor sliding-window attention:
+        latent attention, linear-attention or recurrent states, chunked attention.
     As `specs_from_config`.
     """
     if config.model_type in FAMILIES:
         return specs_from_config(config.to_dict(), dtype=dtype)
-    if _given(config, "kv_lora_rank"):
+    attention = unserved_kind(config.model_type, lambda name: _given(config, name))
+    if attention is not None:
         raise UnsupportedOption(
-            f"the {config.model_type} has latent attention (kv_lora_rank = {config.kv_lora_rank}), which a PagedCache "
-            "does not serve: use another cache"
+            f"the {config.model_type} has {attention}, which a PagedCache does not serve: use another cache"
         )
     heads = _number(config, "num_attention_heads")
     kv_heads = 1 if _given(config, "multi_query") else _given(config, "num_key_value_heads") or heads
@@ -46,16 +45,14 @@ def _windows(config: Any) -> list[int | None]:
     window = _given(config, "sliding_window") if _given(config, "use_sliding_window") is not False else None
     kinds = _given(config, "layer_types")
     if kinds is None:
-        chunked = window is None and _given(config, "attention_chunk_size") is not None
-        kind = "chunked_attention" if chunked else _FULL if window is None else _SLIDING
-        kinds = [kind] * _number(config, "num_hidden_layers")
+        kinds = [FULL if window is None else SLIDING] * _number(config, "num_hidden_layers")
     for layer, kind in enumerate(kinds):
-        if kind not in (_FULL, _SLIDING) or (kind == _SLIDING and window is None):
+        if kind not in (FULL, SLIDING) or (kind == SLIDING and window is None):
             raise UnsupportedOption(
                 f"layer {layer} of the {config.model_type} is {kind!r} with a sliding_window of {window}; a PagedCache "
-                f"serves {_FULL!r}, and {_SLIDING!r} with a window: use another cache"
+                f"serves {FULL!r}, and {SLIDING!r} with a window: use another cache"
             )
-    return [window if kind == _SLIDING else None for kind in kinds]
+    return [window if kind == SLIDING else None for kind in kinds]
 
 
 def _given(config: Any, name: str) -> Any:

@@ -1,0 +1,99 @@
+"""Memory of the caller for a paged cache: the buffers of each group, and how many blocks they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Listed
+
+from pagecore.arrays import Tensor
+from pagecore.cache.layers import Group
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.storage import KVLayout, KVPool
+from pagecore.storage.adoption import Span, refuse_overlap, tensors_of
+from pagecore.storage.checks import INT32_MAX, shown
+from pagecore.storage.layout import as_layout
+
+
+def buffers_of(
+    buffers: object,
+    groups: Listed[Group],
+    block_size: int,
+    layout: str | KVLayout | None,
+    memory: object,
+    device: str,
+) -> list[list[Tensor]] | None:
+    """The caller's arrays for each group, in the order of its layout's buffers; None where none are given.
+
+    Each array is asked for its memory once: a DLPack capsule cannot be read again.
+
+    Raises
+    ------
+    UnsupportedOption
+        Buffers of a cache without bytes.
+    ShapeError
+        Buffers and a budget at once, another number of entries than groups, or of arrays than buffers.
+    PagecoreError
+        Whatever `as_tensor` refuses.
+    """
+    if buffers is None:
+        return None
+    if device == "none":
+        raise UnsupportedOption("buffers are given, but device is 'none': such a cache has no bytes; leave buffers out")
+    if memory is not None:
+        raise ShapeError(
+            f"buffers are given and memory is {shown(memory)}; buffers have a size of their own: give num_blocks, or "
+            "neither"
+        )
+    return [
+        tensors_of(given, _one_block(group, block_size, layout), device)
+        for given, group in zip(_split(buffers, len(groups)), groups, strict=True)
+    ]
+
+
+def count_adopted(
+    given: Listed[Listed[Tensor]], groups: Listed[Group], block_size: int, layout: str | KVLayout | None
+) -> list[int]:
+    """Blocks of each group that its buffers hold.
+
+    Raises
+    ------
+    NotEnoughMemory
+        Fewer than two blocks in the buffers of a group.
+    """
+    counts = []
+    for number, (tensors, group) in enumerate(zip(given, groups, strict=True)):
+        one = _one_block(group, block_size, layout)
+        held = min(tensor.nbytes // one.buffer_nbytes(i) for i, tensor in enumerate(tensors))
+        if held < 2:
+            raise NotEnoughMemory(
+                f"the buffers of group {number} hold {held} blocks of {group.bytes_per_block(block_size)} bytes; at "
+                "least 2 are needed, the null block and one to give: pass larger ones, or make block_size smaller"
+            )
+        counts.append(min(held, INT32_MAX))
+    return counts
+
+
+def refuse_shared(pools: Listed[KVPool]) -> None:
+    """Refuse buffers of different groups that share memory."""
+    refuse_overlap(
+        Span(f"{span.name} of group {number}", span.begin, span.end)
+        for number, pool in enumerate(pools)
+        for span in pool.spans
+    )
+
+
+def _one_block(group: Group, block_size: int, layout: str | KVLayout | None) -> KVLayout:
+    order = as_layout("layerwise" if layout is None else layout)
+    return order.bind(group.spec, group.num_layers, 1, block_size)
+
+
+def _split(buffers: object, num_groups: int) -> list[object]:
+    """One entry for each group; those of the only group may also be given by themselves."""
+    listed = list(buffers) if isinstance(buffers, list | tuple) else None
+    if num_groups == 1:
+        is_wrapped = listed is not None and len(listed) == 1 and isinstance(listed[0], Mapping | list | tuple)
+        return listed if is_wrapped and listed is not None else [buffers]
+    if listed is None or len(listed) != num_groups:
+        what = f"is a {type(buffers).__name__}" if listed is None else f"lists {len(listed)}"
+        raise ShapeError(f"buffers {what}; the layers form {num_groups} groups: give a list with one entry for each")
+    return listed

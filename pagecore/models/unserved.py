@@ -1,0 +1,112 @@
+"""Attention that specs of keys and values cannot express, recognised by the fields of a config.
+
+`specs_from_config` and the cache for transformers both ask here, each with its own way to read a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["FULL", "SLIDING", "unserved_attention", "unserved_kind"]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LATENT, LINEAR, CHUNKED = "latent attention", "linear-attention states", "chunked attention"
+RECURRENT, CONVOLUTION = "recurrent states", "convolution states"
+
+# The entries of `layer_types`, by what their layers keep.
+KINDS: Mapping[str, str] = {
+    "linear_attention": LINEAR,
+    "chunked_attention": CHUNKED,
+    "conv": CONVOLUTION,
+    "mamba": RECURRENT,
+    "recurrent": RECURRENT,
+}
+# Fields that only models of that kind give a value other than null.
+FIELDS: Mapping[str, str] = {
+    "kv_lora_rank": LATENT,
+    "linear_num_value_heads": LINEAR,
+    "linear_attn_config": LINEAR,
+    "mamba_d_state": RECURRENT,
+    "ssm_state_size": RECURRENT,
+    "state_size": RECURRENT,
+    "lru_width": RECURRENT,
+    "conv_L_cache": CONVOLUTION,
+}
+# Model types whose config.json may leave all of these fields out.
+TYPES: Mapping[str, str] = {
+    "deepseek_v2": LATENT,
+    "deepseek_v3": LATENT,
+    "deepseek_v32": LATENT,
+    "kimi_k2": LATENT,
+    "glm4_moe_lite": LATENT,
+    "longcat_flash": LATENT,
+    "minicpm3": LATENT,
+    "qwen3_next": LINEAR,
+    "qwen3_5": LINEAR,
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe": LINEAR,
+    "qwen3_5_moe_text": LINEAR,
+    "kimi_linear": LINEAR,
+    "minimax": LINEAR,
+    "minimax_text_01": LINEAR,
+    "llama4": CHUNKED,
+    "llama4_text": CHUNKED,
+    "mamba": RECURRENT,
+    "mamba2": RECURRENT,
+    "falcon_mamba": RECURRENT,
+    "jamba": RECURRENT,
+    "bamba": RECURRENT,
+    "zamba": RECURRENT,
+    "zamba2": RECURRENT,
+    "nemotron_h": RECURRENT,
+    "falcon_h1": RECURRENT,
+    "granitemoehybrid": RECURRENT,
+    "recurrent_gemma": RECURRENT,
+    "rwkv": RECURRENT,
+    "xlstm": RECURRENT,
+    "lfm2": CONVOLUTION,
+    "lfm2_moe": CONVOLUTION,
+}
+
+
+def unserved_attention(given: Callable[[str], Any]) -> str | None:
+    """Return the attention that layers of key and value cannot express, with the field that says so, or None.
+
+    Parameters
+    ----------
+    given : callable
+        Value of a field by its name; None for null and for a field that is left out.
+    """
+    # Layers that are listed are judged by the list: hybrid families have members of attention layers alone.
+    names = ["kv_lora_rank"] if _listed(given) else FIELDS
+    for name in names:
+        value = given(name)
+        if value and not isinstance(value, str):
+            return f"{FIELDS[name]} ({name} = {value if isinstance(value, int) else '...'})"
+    attention = given("attn_type_list")
+    if isinstance(attention, list | tuple) and 0 in attention:
+        return f"{LINEAR} (attn_type_list[{attention.index(0)}] = 0)"
+    return None
+
+
+def unserved_kind(model_type: object, given: Callable[[str], Any]) -> str | None:
+    """Return what `unserved_attention` does, also by `layer_types`, `attention_chunk_size` and the model type alone."""
+    found = unserved_attention(given)
+    if found is not None:
+        return found
+    for layer, kind in enumerate(_listed(given)):
+        if isinstance(kind, str) and kind in KINDS:
+            return f"{KINDS[kind]} (layer_types[{layer}] = {kind!r})"
+    by_type = TYPES.get(model_type) if isinstance(model_type, str) else None
+    if _listed(given):
+        return by_type if by_type == LATENT else None
+    slides = given("sliding_window") is not None and given("use_sliding_window") is not False
+    if isinstance(given("attention_chunk_size"), int) and not slides:
+        return f"{CHUNKED} (attention_chunk_size = {given('attention_chunk_size')})"
+    return by_type
+
+
+def _listed(given: Callable[[str], Any]) -> list[Any] | tuple[Any, ...]:
+    kinds = given("layer_types")
+    return kinds if isinstance(kinds, list | tuple) else ()
