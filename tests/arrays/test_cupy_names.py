@@ -146,7 +146,7 @@ def lacking(cupy, name, attributes):
 
 def test_the_objects_that_the_fake_returns_have_attributes_of_cupy_s(cupy):
     fake = make_cupy(FakeCuda()).cuda
-    with pytest.warns(DeprecationWarning), fake.ExternalStream(7):
+    with pytest.warns(DeprecationWarning, match="ExternalStream"), fake.ExternalStream(7):
         memory = fake.alloc(8)
     returned = {
         "cuda.Event": fake.Event(),
@@ -154,7 +154,9 @@ def test_the_objects_that_the_fake_returns_have_attributes_of_cupy_s(cupy):
         "cuda.MemoryPointer": memory,
         "cuda.runtime.PointerAttributes": fake.runtime.pointerGetAttributes(1),
     }
-    assert {name: lacking(cupy, name, vars(value)) for name, value in returned.items()} == dict.fromkeys(returned, [])
+    assert {name: lacking(cupy, name, vars(value)) for name, value in returned.items()} == {
+        name: [] for name in returned
+    }
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

@@ -17,9 +17,9 @@ from pagecore.ops.cuda.compiler import (
     FLAGS,
     check_architecture,
     compile_instances,
-    complete_image,
     compile_source,
     compiler_version,
+    complete_image,
 )
 from pagecore.ops.cuda.manifest import instances
 
