@@ -35,6 +35,7 @@ BENCHES = ("gpu_write", "gpu_decode", "gpu_prefill")
 TEST_PROCESSES = 8
 LOG_BYTES_MAX = 1 << 20  # of a step
 LINES_SHOWN = 12
+WIDTH_SHOWN = 400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,9 +102,10 @@ class Run:
         outcome = run_step(step, limit, output, environment(self.report["commit"]), ROOT)
         text = trimmed(output.read_bytes(), LOG_BYTES_MAX)
         output.unlink()
+        end = f"== {step.name}: {outcome.verdict}, {outcome.seconds:.1f} s\n"
         with self.log.open("ab") as log:
-            log.write(head.encode() + text + f"== {step.name}: {outcome.verdict}, {outcome.seconds:.1f} s\n".encode())
-        print(tail(text, LINES_SHOWN) + f"== {step.name}: {outcome.verdict}, {outcome.seconds:.1f} s", flush=True)
+            log.write(head.encode() + text + end.encode())
+        print(tail(text, LINES_SHOWN, WIDTH_SHOWN) + end, end="", flush=True)
         self.outcomes[step.name] = outcome
         self._save()
         return outcome

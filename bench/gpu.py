@@ -141,8 +141,9 @@ def num_sets(nbytes: int, most: int = 1024) -> int:
     return min(-(-COLD_BYTES // nbytes), most)
 
 
-def in_turn(calls: Sequence[Call], least: int = CALLS_MIN) -> list[Call]:
-    """Return the calls over and over, each equally often and `least` or more together."""
+def in_turn(calls: Sequence[Call], least: int | None = None) -> list[Call]:
+    """Return the calls over and over, each equally often and `least` (CALLS_MIN) or more together."""
+    least = CALLS_MIN if least is None else least
     return list(islice(cycle(calls), -(-least // len(calls)) * len(calls)))
 
 

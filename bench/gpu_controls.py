@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bench.gpu import CALLS_MIN, Call, Gpu, in_turn
+from bench.gpu import Call, Gpu, in_turn
 from bench.gpu_load import GpuLoad
 from bench.runner import Bench, Job
 
@@ -25,7 +25,7 @@ def load_flashinfer(bench: Bench) -> Any:
 
 
 def optional_control(
-    bench: Bench, gpu: Gpu, name: str, make: Callable[[], list[Call]], least: int = CALLS_MIN
+    bench: Bench, gpu: Gpu, name: str, make: Callable[[], list[Call]], least: int | None = None
 ) -> dict[str, Job]:
     """Return the job of a control under its name; nothing, with a note, if it refuses the case, whatever it raises."""
     try:

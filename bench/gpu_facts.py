@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,14 +31,12 @@ def print_facts() -> None:
     """Print a line for each fact."""
     gpu = find_gpu()
     print("gpu:", gpu if isinstance(gpu, str) else ", ".join(f"{name} {value}" for name, value in gpu.items()))
-    for field in SMI:
-        print(f"nvidia-smi {field}: {ask_smi(field)}")
+    print("nvidia-smi:", ", ".join(f"{field} {ask_smi(field)}" for field in SMI))
     print(f"system: {platform.platform()}, {platform.version()}")
     print(f"cores: {cores()}, memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB")
     print(f"python: {sys.version.split()[0]} at {sys.executable}")
     print("packages:", ", ".join(f"{name} {package_version(name)}" for name in PACKAGES))
-    for tool in TOOLS:
-        print(f"{tool}: {shutil.which(tool) or 'missing'} {_first_line_with_version(tool)}".rstrip())
+    print("tools:", ", ".join(f"{tool} {_tool_version(tool)}" for tool in TOOLS))
 
 
 def cores() -> int:
@@ -79,9 +78,12 @@ def commit(root: Path) -> str:
     return named or _output("git", "-C", str(root), "rev-parse", "--short=12", "HEAD") or "unknown"
 
 
-def _first_line_with_version(tool: str) -> str:
-    lines = _output(tool, "--version").splitlines()
-    return next((line.strip() for line in lines if any(character.isdigit() for character in line)), "")
+def _tool_version(tool: str) -> str:
+    """Return the version that a tool prints, or "missing"."""
+    if shutil.which(tool) is None:
+        return "missing"
+    found = re.search(r"\d+(?:\.\d+)+", _output(tool, "--version"))
+    return found[0] if found else "of unknown version"
 
 
 def _output(*command: str) -> str:

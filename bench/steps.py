@@ -97,7 +97,7 @@ def trimmed(text: bytes, size: int) -> bytes:
     return text[: size // 4] + f"\n... {cut:,} bytes left out ...\n".encode() + text[size // 4 + cut :]
 
 
-def tail(text: bytes, num_lines: int, width: int = 160) -> str:
+def tail(text: bytes, num_lines: int, width: int) -> str:
     """Return the last lines of a text, each cut to `width`."""
     lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
     return "".join(f"{line[:width]}\n" for line in lines[-num_lines:])

@@ -187,7 +187,7 @@ def test_steps_follow_each_other_whatever_became_of_the_last_and_none_passes_the
 
 def test_a_run_writes_few_files_and_ends_with_a_summary(machine, capsys):
     begin = "from pathlib import Path; Path('pagecore/_a" + first_gpu.EXTENSION_SUFFIXES[0] + "').write_text('built'); "
-    build = step(begin + "import os; os.makedirs('build/cubins', 0o700); print('x' * 300)", "build")
+    build = step(begin + "import os; os.makedirs('build/cubins', 0o700); print('x' * 900)", "build")
     code, summary, out = machine(build, step("print('12 passed')", "tests"))
     assert code == 0
     assert sorted(each.name for each in out.iterdir()) == ["built.tar.gz", "log.txt", "summary.json"]
@@ -195,10 +195,10 @@ def test_a_run_writes_few_files_and_ends_with_a_summary(machine, capsys):
     assert summary["commit"] == "0123456789ab"
     assert summary["steps"]["tests"]["last"] == "12 passed"
     log = (out / "log.txt").read_text()
-    assert "x" * 300 in log
+    assert "x" * 900 in log
     shown = capsys.readouterr().out
-    assert "x" * 160 + "\n" in shown
-    assert "x" * 161 not in shown
+    assert "x" * 400 + "\n" in shown
+    assert "x" * 401 not in shown
     assert log.endswith(shown[shown.rindex("\nfacts ") :])
     assert shown.splitlines()[-2].split() == ["tests", "passed", *shown.splitlines()[-2].split()[2:4], "12", "passed"]
     with tarfile.open(out / "built.tar.gz") as packed:
@@ -269,7 +269,7 @@ def test_without_a_gpu_the_script_stops_after_the_facts_says_why_and_exits_with_
     assert summary["commit"] == "0123456789ab"
     assert sorted(each.name for each in out.iterdir()) == ["log.txt", "summary.json"]
     log = (out / "log.txt").read_text()
-    for fact in ("gpu: needs a GPU", "python: ", "packages: ", "cores: ", "g++: "):
+    for fact in ("gpu: needs a GPU", "python: ", "packages: ", "cores: ", "tools: g++ "):
         assert f"\n{fact}" in log
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
+import inspect
 import sys
 import time
 import types
@@ -123,6 +124,7 @@ class HostStandIn(Gpu):
 @pytest.fixture
 def host(torch, monkeypatch):
     monkeypatch.setattr(gpu, "COLD_BYTES", 1 << 12)
+    monkeypatch.setattr(gpu, "CALLS_MIN", 4)  # the host takes longer for a call than a GPU
     return HostStandIn(torch)
 
 
@@ -246,6 +248,17 @@ def test_the_stand_in_notices_arrays_that_were_freed(host, torch):
         HostCall(lambda: None, host.torch.cuda)()
     with pytest.raises(AssertionError, match="over arrays that were freed"):
         graph.replay()
+
+
+def test_what_the_stand_in_offers_torch_has_with_the_same_parameters(torch):
+    for name in ("Event", "Stream", "CUDAGraph", "current_stream", "stream", "graph"):
+        assert hasattr(HostCuda, name)
+        assert hasattr(torch.cuda, name)
+    parameters = inspect.signature(torch.cuda.graph.__init__).parameters
+    assert {"stream", "capture_error_mode"} <= set(parameters)
+    assert hasattr(torch.cuda.CUDAGraph, "replay")
+    for ours, theirs in ((HostEvent, torch.cuda.Event), (HostStream, torch.cuda.Stream)):
+        assert [name for name in vars(ours) if not name.startswith("_") and not hasattr(theirs, name)] == []
 
 
 def test_a_job_is_timed_by_the_device_s_events_behind_other_work(host, torch, monkeypatch):
