@@ -82,7 +82,7 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/.created
 	touch $@
 
 $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
-	$(BIN)/python setup.py --quiet build_clib build_ext --inplace -j$(JOBS)
+	$(BIN)/python setup.py --quiet build_clib -j$(JOBS) build_ext --inplace -j$(JOBS)
 	touch $@
 
 # The package, with the extra of the same name: what the command line, the tests, the linters or kernels for CUDA need.

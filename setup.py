@@ -2,10 +2,12 @@
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_clib import build_clib
 
 ROOT = Path(__file__).parent
 INCLUDE = [".", "third_party"]
@@ -72,6 +74,25 @@ def extension(pyx: str) -> Extension:
     return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
 
 
+class BuildLibraries(build_clib):
+    """``build_clib`` with the option -j of ``build_ext``: libraries are built at the same time."""
+
+    user_options = [*build_clib.user_options, ("parallel=", "j", "number of libraries to build at the same time")]  # noqa: RUF012
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.parallel = None
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.set_undefined_options("build", ("parallel", "parallel"))
+
+    def build_libraries(self, libraries: list[tuple[str, dict[str, object]]]) -> None:
+        build_one = super().build_libraries
+        with ThreadPoolExecutor(int(self.parallel or 1)) as pool:
+            list(pool.map(lambda each: build_one([each]), libraries))
+
+
 def native_parts() -> dict[str, object]:
     """Nothing where the Makefile, which builds them in place, installs the tree: pip would compile them once more."""
     if os.environ.get("PAGECORE_PREBUILT") == "1":
@@ -95,5 +116,6 @@ if __name__ == "__main__":
             ),
             "pagecore.cuda_src",
         ],
+        cmdclass={"build_clib": BuildLibraries},
         **native_parts(),
     )

@@ -6,6 +6,8 @@ import argparse
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 from bench import picture
 from bench.gpu import GpuMissing, require_gpu
-from bench.machine import commit, machine, versions
+from bench.machine import ROOT, commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
@@ -30,39 +32,104 @@ REFUSED = 2
 def main(argv: list[str] | None = None) -> int:
     """Run the benches that are named, or list them.
 
+    A single bench runs in this process. Of several, each runs in a process of its own and writes a file of its own, so
+    that one that fails or crashes costs no figure of another.
+
     Returns
     -------
     int
-        0; or 2 where a peer, a GPU, the trace or the place of the JSON is not there, which one message on stderr says.
-        Targets that are missed change nothing.
+        0 if every bench ran and every check passed; 1 otherwise; 2 if a peer, a GPU, the trace or the place of the JSON
+        is missing, which one message on stderr says. Missed targets do not count.
     """
     parser = _parser()
     options = parser.parse_args(argv)
     if not options.names and not options.peer:
         _list_names()
         return 0
-    if options.json and not _writable(options.json):
-        parser.error(f"--json {options.json} cannot be written; name a file in a folder that is there")
-    if options.plot:
-        _refuse_plot(parser, options)
-    if options.trace and not options.trace.is_file():
-        parser.error(f"--trace {options.trace} is no file; leave it out to replay one that is found or made")
+    _refuse_paths(parser, options)
     try:
         peers = _load_peers(options)
         if set(options.names) & set(GPU_NAMES):
             require_gpu()
     except (PeerMissing, GpuMissing) as missing:
         parser.exit(REFUSED, f"bench: {missing}\n")
+    titles = _titles(options)
+    if len(titles) > 1:
+        return _run_processes(titles, options)
+    (title,) = titles
+    return _run_one(title, peers[title] if title in peers else importlib.import_module(f"bench.{title}"), options)
+
+
+def _titles(options: argparse.Namespace) -> list[str]:
+    """Return what is run: the benches, then the peers, except those that are only controls of the bench "prefix"."""
+    names = list(dict.fromkeys(options.names))
+    return names if names == ["prefix"] else names + [f"peer {peer}" for peer in dict.fromkeys(options.peer)]
+
+
+def _run_one(title: str, module: ModuleType, options: argparse.Namespace) -> int:
+    """Run one bench; its file is written after every figure, so that a run that is ended keeps them."""
     report = _header(options)
-    modules = {name: importlib.import_module(f"bench.{name}") for name in options.names} | peers
-    for title, module in modules.items():
-        bench = _section(title, module, options)
+    print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
+
+    def save() -> None:
         report["results"][title] = bench.as_json()
-        if options.plot and title == DRAWN:
-            picture.save(bench.figures, options.plot, f"{report['machine']['cpu']}, {report['machine']['isa']}")
+        if options.json:
+            _write(options.json, json.dumps(report, indent=2) + "\n")
+
+    bench = Bench(kind=options.kind, clock=getattr(module, "CLOCK", time.perf_counter), on_change=save)
+    with bench.case(title):
+        module.run(bench, options)
+    bench.show_targets()
+    save()
+    if options.plot and title == DRAWN and bench.figures:
+        picture.save(bench.figures, options.plot, f"{report['machine']['cpu']}, {report['machine']['isa']}")
+    if bench.failures:
+        print(f"bench: {title}: {len(bench.failures)} failed", file=sys.stderr)
+    return int(bool(bench.failures))
+
+
+def _run_processes(titles: list[str], options: argparse.Namespace) -> int:
+    """Run each bench in a process of its own, one after another."""
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+        options.json.mkdir(exist_ok=True)
+    failed = 0
+    for title in titles:
+        sys.stdout.flush()
+        command = [sys.executable, "-m", "bench", *_arguments(title, options)]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if code < 0:
+            print(f"bench: {title}: ended by signal {-code}", file=sys.stderr)
+        failed += code != 0
+        print()
+    if failed:
+        print(f"bench: {failed} of {len(titles)} failed", file=sys.stderr)
+    return int(failed > 0)
+
+
+def _arguments(title: str, options: argparse.Namespace) -> list[str]:
+    """Return the command line that runs one of several benches."""
+    peer = title.removeprefix("peer ")
+    arguments = [title] if peer == title else ["--peer", peer]
+    if title == "prefix":
+        arguments += [argument for each in options.peer for argument in ("--peer", each)]
+    if options.kind != "full":
+        arguments.append(f"--{options.kind}")
+    if options.json:
+        arguments += ["--json", str(options.json.resolve() / f"{title.replace(' ', '_')}.json")]
+    if options.plot and title == DRAWN:
+        arguments += ["--plot", str(options.plot.resolve())]
+    if options.trace:
+        arguments += ["--trace", str(options.trace.resolve())]
+    if options.requests:
+        arguments += ["--requests", str(options.requests)]
+    return arguments
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file at once, so that a run that is ended meanwhile leaves the whole file that was there."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text)
+    aside.replace(path)
 
 
 def about(name: str) -> str:
@@ -104,7 +171,12 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument(
         "--smoke", dest="kind", action="store_const", const="smoke", help="small sizes, two rounds, nothing to quote"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, sizes and figures to FILE")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write machine, versions, sizes and figures to FILE; of several benches to FILE/NAME.json",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help=f"{DRAWN}: draw what it reaches as PNG")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay: a Mooncake trace instead of the one found")
     parser.add_argument("--requests", type=_count, metavar="N", help="replay: only the first N requests (2000)")
@@ -124,6 +196,21 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _refuse_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with the reason if a file or folder that is named cannot be read or written."""
+    several = len(_titles(options)) > 1
+    if options.json and several and not (_is_writable_folder(options.json) or _writable(options.json)):
+        parser.error(f"--json {options.json} cannot be written; name a folder, or a new one in a folder that is there")
+    if options.json and several and options.json.exists() and not options.json.is_dir():
+        parser.error(f"--json {options.json} is a file, and several benches write a file each; name a folder")
+    if options.json and not several and not _writable(options.json):
+        parser.error(f"--json {options.json} cannot be written; name a file in a folder that is there")
+    if options.plot:
+        _refuse_plot(parser, options)
+    if options.trace and not options.trace.is_file():
+        parser.error(f"--trace {options.trace} is not a file; leave it out to replay one that is found or made")
+
+
 def _refuse_plot(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if DRAWN not in options.names:
         parser.error(f"--plot draws what {DRAWN} reaches; name it too")
@@ -131,6 +218,10 @@ def _refuse_plot(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         parser.error(f"--plot {options.plot} cannot be written; name a file in a folder that is there")
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'pagecore[cli]'")
+
+
+def _is_writable_folder(path: Path) -> bool:
+    return path.is_dir() and os.access(path, os.W_OK)
 
 
 def _writable(path: Path) -> bool:
@@ -161,14 +252,6 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
     if options.kind == "smoke":
         print("--smoke: these figures only show that the benches run")
     return report
-
-
-def _section(title: str, module: ModuleType, options: argparse.Namespace) -> Bench:
-    print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
-    bench = Bench(kind=options.kind, clock=getattr(module, "CLOCK", time.perf_counter))
-    module.run(bench, options)
-    bench.show_targets()
-    return bench
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,8 @@
-"""The GPU of the gpu_* benches: torch has the memory and captures the graphs, pagecore and the controls work in them.
+"""The GPU of the gpu_* benches: torch allocates the memory and captures the graphs, of pagecore and of the controls.
 
-A figure is that of a graph replayed: calls in a row, each on memory that no call before it has touched lately, so that
-neither launching from Python nor what the L2 holds is timed.
+A figure times the replay of a graph of many calls, each on memory that the calls before it have not touched lately, so
+neither launches from Python nor hits in the L2 are timed. CUDA events take the time on the device after other work
+that keeps it busy while the host submits the graph: the time in which the host submits and waits is not part of it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
 import pagecore
-from bench.runner import Bench, Job
+from bench.runner import Bench, Job, Work
 from pagecore.arrays.cuda import runtime
 
-# Five times the L2 of an H100 or H200, 50 MB: what so many bytes have gone through holds nothing of before.
+# More than four times the L2 of an H200 (60 MB): reading this many bytes evicts everything that was in it.
 COLD_BYTES = 256 << 20
-# Fewer would let the start of a graph, some 10 us, be seen.
-CALLS_MIN = 8
+# The start of a graph is part of its time; with this many calls it is a small share, even of calls of 3 us.
+CALLS_MIN = 64
 Call = Callable[[], object]
 
 
@@ -54,7 +56,7 @@ def clock() -> float:
 
 
 class Gpu:
-    """One device.
+    """One device, with the clock of its benches.
 
     Attributes
     ----------
@@ -70,6 +72,8 @@ class Gpu:
         self.place = torch.device("cuda", 0)
         self.name = "cuda:0"
         self._stream = torch.cuda.Stream(self.place)
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._cold: Any = None
 
     def random(self, shape: Sequence[int], dtype: str, seed: int = 0) -> Any:
         """Normally distributed numbers."""
@@ -91,7 +95,11 @@ class Gpu:
         bench.fact("torch's CUDA", str(self.torch.version.cuda))
 
     def job(self, calls: Sequence[Call]) -> Job:
-        """All calls in their order, captured after they have run once, so that nothing is compiled or loaded then."""
+        """Return a job that replays all calls in their order.
+
+        The calls run once before they are captured, so that the capture compiles and loads nothing. The job holds the
+        calls: a graph keeps none of the arrays that its kernels read and write, and torch would reuse their memory.
+        """
         torch = self.torch
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -102,17 +110,41 @@ class Gpu:
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             for call in calls:
                 call()
-        return Job(graph.replay, calls=len(calls))
+        return Job(_Replay(graph, tuple(calls)), calls=len(calls), timer=self.seconds)
+
+    def seconds(self, run: Work) -> float:
+        """Return the seconds that work of the current stream takes on the device, by CUDA events."""
+        if self._cold is None:
+            self._cold = self.torch.ones(COLD_BYTES // 4, device=self.place)
+        for _ in range(2):  # some 120 us, in which the host submits what follows; the L2 then holds none of its arrays
+            self._cold.sum()
+        self._start.record()
+        run()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A captured graph, and the calls whose arrays its kernels read and write."""
+
+    graph: Any
+    calls: tuple[Call, ...]
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 def num_sets(nbytes: int, most: int = 1024) -> int:
-    """Sets of arrays that calls of so many bytes take turns with, so that none finds its own in the L2."""
+    """Return how many sets of arrays calls of `nbytes` must alternate between to find none of their own in the L2."""
     return min(-(-COLD_BYTES // nbytes), most)
 
 
-def in_turn(calls: Sequence[Call]) -> list[Call]:
-    """The calls over and over, until a graph has enough of them."""
-    return list(islice(cycle(calls), max(len(calls), -(-CALLS_MIN // len(calls)) * len(calls))))
+def in_turn(calls: Sequence[Call], least: int | None = None) -> list[Call]:
+    """Return the calls over and over, each equally often and `least` (CALLS_MIN) or more together."""
+    least = CALLS_MIN if least is None else least
+    return list(islice(cycle(calls), -(-least // len(calls)) * len(calls)))
 
 
 def copies(gpu: Gpu, nbytes: int, sets: int) -> list[Call]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from bench.gpu import Call, Gpu
+from bench.gpu import Call, Gpu, in_turn
 from bench.gpu_load import GpuLoad
-from bench.runner import Bench
+from bench.runner import Bench, Job
 
 COPY, SDPA, FLASHINFER = "device copy that moves as many bytes", "torch SDPA, contiguous KV", "FlashInfer"
 MATMUL = "bf16 matrix product of as many FLOP"
@@ -21,6 +22,17 @@ def load_flashinfer(bench: Bench) -> Any:
         bench.note(f"FlashInfer cannot be imported ({error}); its controls are left out")
         return None
     return flashinfer
+
+
+def optional_control(
+    bench: Bench, gpu: Gpu, name: str, make: Callable[[], list[Call]], least: int | None = None
+) -> dict[str, Job]:
+    """Return the job of a control under its name; nothing, with a note, if it refuses the case, whatever it raises."""
+    try:
+        return {name: gpu.job(in_turn(make(), least))}
+    except Exception as error:
+        bench.note(f"{name} is left out: {type(error).__name__}: {error}")
+        return {}
 
 
 def sdpa(load: GpuLoad, query: Any, *, causal: bool) -> list[Call]:

@@ -14,7 +14,7 @@ from typing import Any
 import pagecore
 from bench.attention_load import Shape
 from bench.gpu import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
-from bench.gpu_controls import COPY, FLASHINFER, SDPA, flashinfer_decode, load_flashinfer, sdpa
+from bench.gpu_controls import COPY, FLASHINFER, SDPA, flashinfer_decode, load_flashinfer, optional_control, sdpa
 from bench.gpu_load import GpuLoad
 from bench.runner import Bench, Job
 from bench.targets import GPU_DECODE_ONE_US_MAX, GPU_DECODE_RATIO_MIN
@@ -32,6 +32,10 @@ class Case:
     block_size: int = 16
     ratio_min: float | None = None
     us_max: float | None = None
+
+    @property
+    def title(self) -> str:
+        return f"decode {self.shape.title}, {self.dtype}, block {self.block_size}"
 
 
 MAIN = (
@@ -67,7 +71,8 @@ def run_on(bench: Bench, gpu: Gpu) -> None:
     """All of it on one device."""
     flashinfer = load_flashinfer(bench)
     for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
-        _decode(bench, gpu, flashinfer, case)
+        with bench.case(case.title):
+            _decode(bench, gpu, flashinfer, case)
 
 
 def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
@@ -86,15 +91,12 @@ def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
     )
     calls = [_call(query, load, table, out, plan) for table, out in zip(load.tables, outs, strict=True)]
     subject = gpu.job(in_turn(calls))
-    controls: dict[str, Job] = {COPY: gpu.job(in_turn(copies(gpu, nbytes // 2, sets)))}
-    controls[SDPA] = gpu.job(in_turn(sdpa(load, query[:, :, None], causal=False)))
+    controls = {COPY: gpu.job(in_turn(copies(gpu, nbytes // 2, sets)))}
+    controls |= optional_control(bench, gpu, SDPA, lambda: sdpa(load, query[:, :, None], causal=False))
     if flashinfer is not None and case.dtype != "float32":
-        try:
-            controls[FLASHINFER] = gpu.job(in_turn(flashinfer_decode(flashinfer, load, query)))
-        except Exception as error:  # a peer that refuses a shape is left out, whatever it raises
-            bench.note(f"FlashInfer refuses {shape.title}: {error}")
+        controls |= optional_control(bench, gpu, FLASHINFER, lambda: flashinfer_decode(flashinfer, load, query))
     bench.compare(
-        f"decode {shape.title}, {case.dtype}, block {case.block_size}",
+        case.title,
         subject,
         controls,
         check=lambda: _check(load, case, query, outs, subject),

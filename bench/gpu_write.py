@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pagecore
 from bench.arrays import DTYPES
 from bench.gpu import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
-from bench.runner import Bench
+from bench.gpu_controls import optional_control
+from bench.runner import Bench, Job
 from bench.targets import GPU_MOVE_RATIO_MIN
 
 CLOCK = clock
@@ -40,13 +42,20 @@ def run_on(bench: Bench, gpu: Gpu) -> None:
 def run_writes(bench: Bench, gpu: Gpu) -> None:
     """write_kv, of 64 to 65,536 tokens."""
     for (source, dtype), tokens in product(CASTS, bench.pick((64, 512, 2048, 8192, 65536), (64, 2048))):
-        _write(bench, gpu, source, dtype, tokens)
+        with bench.case(_write_title(source, dtype, tokens)):
+            _write(bench, gpu, source, dtype, tokens)
 
 
 def run_moves(bench: Bench, gpu: Gpu) -> None:
     """copy_blocks, gather_blocks and scatter_blocks, of 16 and 256 MiB."""
     for mebibytes in bench.pick((16, 256), (1,)):
-        _moves(bench, gpu, mebibytes)
+        with bench.case(f"moves {mebibytes} MiB"):
+            _moves(bench, gpu, mebibytes)
+
+
+def _write_title(source: str, dtype: str, tokens: int) -> str:
+    dtypes = dtype if source == dtype else f"{source} -> {dtype}"
+    return f"write {tokens:>5}, {HEADS} x {DIM}, {dtypes}"
 
 
 def _write(bench: Bench, gpu: Gpu, source: str, dtype: str, tokens: int) -> None:
@@ -69,11 +78,11 @@ def _write(bench: Bench, gpu: Gpu, source: str, dtype: str, tokens: int) -> None
     controls = {COPY: gpu.job(in_turn(copies(gpu, nbytes, sets)))}
     if source == dtype:
         flat = [cache.flatten(0, 1) for cache in _caches(gpu, len(caches[0]), dtype)]
-        calls = [_index_call(rows, flat, mapping) for rows, mapping in zip(new, slots, strict=True)]
-        controls[INDEX] = gpu.job(in_turn(calls))
-    dtypes = dtype if source == dtype else f"{source} -> {dtype}"
+        pairs = zip(new, slots, strict=True)
+        index = [_index_call(rows, flat, mapping) for rows, mapping in pairs]
+        controls |= optional_control(bench, gpu, INDEX, lambda: index)
     bench.compare(
-        f"write {tokens:>5}, {HEADS} x {DIM}, {dtypes}",
+        _write_title(source, dtype, tokens),
         subject,
         controls,
         check=check,
@@ -120,41 +129,41 @@ def _moves(bench: Bench, gpu: Gpu, mebibytes: int) -> None:
     ids = (1 + gpu.permutation(2 * sets * count)).to(gpu.torch.int32).reshape(sets, 2, count)
     tokens = gpu.random((sets, count * BLOCK, HEADS, DIM), "bfloat16")
     lens = gpu.torch.tensor([count * BLOCK], dtype=gpu.torch.int32, device=gpu.place)
-    copied = gpu.job(in_turn([_copy_call(cache, pair.T.contiguous()) for pair in ids]))
     beside = list(zip(ids[:, :1], tokens, strict=True))
-    gathered = gpu.job(in_turn([_gather_call(cache, table, lens, out) for table, out in beside]))
-    scattered = gpu.job(in_turn([_scatter_call(rows, other, table, lens) for table, rows in beside]))
     control = gpu.job(in_turn(copies(gpu, nbytes, sets)))
 
-    def check_copy() -> None:
+    def check_copy(copied: Job) -> None:
         copied.run()
-        assert gpu.torch.equal(cache[ids[:, 1].long()], cache[ids[:, 0].long()]), (
-            "a block is not the copy of its source"
-        )
+        targets, sources = cache[ids[:, 1].long()], cache[ids[:, 0].long()]
+        assert gpu.torch.equal(targets, sources), "a block is not the copy of its source"
 
-    def check_gather() -> None:
+    def check_gather(gathered: Job) -> None:
         tokens.fill_(math.nan)
         gathered.run()
         assert gpu.torch.equal(tokens, cache[ids[:, 0].long()].flatten(1, 2)), "a token is not what its block holds"
 
-    def check_scatter() -> None:
-        gathered.run(), other.fill_(math.nan), scattered.run()
+    def check_scatter(scattered: Job) -> None:
+        tokens.normal_(), other.fill_(math.nan)
+        scattered.run()
         assert gpu.torch.equal(other[ids[:, 0].long()].flatten(1, 2), tokens), "a block does not hold its tokens"
 
-    for name, subject, check in (
-        ("copy_blocks", copied, check_copy),
-        ("gather_blocks", gathered, check_gather),
-        ("scatter_blocks", scattered, check_scatter),
+    for name, calls, check in (
+        ("copy_blocks", [_copy_call(cache, pair.T.contiguous()) for pair in ids], check_copy),
+        ("gather_blocks", [_gather_call(cache, table, lens, out) for table, out in beside], check_gather),
+        ("scatter_blocks", [_scatter_call(rows, other, table, lens) for table, rows in beside], check_scatter),
     ):
-        bench.compare(
-            f"{name} {mebibytes:>3} MiB, {HEADS} x {DIM} bf16, block {BLOCK}",
-            subject,
-            {COPY: control},
-            check=check,
-            nbytes=nbytes,
-            at_least={COPY: GPU_MOVE_RATIO_MIN},
-            sizes={"mebibytes": mebibytes, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "sets": sets},
-        )
+        title = f"{name} {mebibytes:>3} MiB, {HEADS} x {DIM} bf16, block {BLOCK}"
+        with bench.case(title):
+            subject = gpu.job(in_turn(calls))
+            bench.compare(
+                title,
+                subject,
+                {COPY: control},
+                check=partial(check, subject),
+                nbytes=nbytes,
+                at_least={COPY: GPU_MOVE_RATIO_MIN},
+                sizes={"mebibytes": mebibytes, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "sets": sets},
+            )
 
 
 def _copy_call(cache: Any, pairs: Any) -> Call:

@@ -36,7 +36,12 @@ def versions() -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """The commit that ran, with "+" where the tree differs from it; None where git or the repository is missing."""
+    """Return the commit that ran, with "+" if the tree differs from it; None without git or a repository.
+
+    PAGECORE_COMMIT names the commit of a copy of the tree that has no repository.
+    """
+    if os.environ.get("PAGECORE_COMMIT"):
+        return os.environ["PAGECORE_COMMIT"]
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head

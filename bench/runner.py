@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from bench.figures import Control, Figure, Spread, table_of
 
 Kind = Literal["full", "quick", "smoke"]
 Work = Callable[[], object]
+Timer = Callable[[Work], float]
 T = TypeVar("T")
 
 
@@ -27,15 +29,17 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work with parts that are not timed: `before` and `after` stand around every single call of `run`.
+    """Work with untimed parts: `before` and `after` are called around every single call of `run`.
 
-    Where `run` makes several `calls` in a row, a time is that of one of them.
+    If `run` makes several `calls` in a row, a time is that of one of them. `timer` runs the work and returns its
+    seconds by another clock than the bench's, such as a device's.
     """
 
     run: Work
     before: Work = _nothing
     after: Work = _nothing
     calls: int = 1
+    timer: Timer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Bench:
         Seconds, now.
     write : callable
         Takes one line of text.
+    on_change : callable
+        Called after every figure and every failure, to save what `as_json` returns.
     """
 
     def __init__(
@@ -80,18 +86,32 @@ class Bench:
         kind: Kind = "full",
         clock: Callable[[], float] = time.perf_counter,
         write: Callable[[str], object] = print,
+        on_change: Work = _nothing,
     ) -> None:
         self.kind = kind
         self.effort = EFFORTS[kind]
         self.figures: list[Figure] = []
         self.facts: dict[str, object] = {}
         self.notes: list[str] = []
+        self.failures: list[dict[str, str]] = []
         self._clock = clock
         self._write = write
+        self._on_change = on_change
 
     def pick(self, full: T, smoke: T, quick: T | None = None) -> T:
         """A size by the kind of run; a quick run has that of a full one where it is given none."""
         return {"full": full, "quick": full if quick is None else quick, "smoke": smoke}[self.kind]
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """Keep an exception of the block as a failure of the case `name`, so that the next case is run."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.failures.append({"name": name, "error": f"{type(error).__name__}: {error}"})
+            self._write(f"  FAILED {name}: {type(error).__name__}: {error}")
+            self._on_change()
 
     def note(self, text: str) -> None:
         """Say what a reader of the figures must know, such as a control that is left out."""
@@ -155,6 +175,7 @@ class Bench:
         self.figures.append(figure)
         for line in figure.lines():
             self._write(line)
+        self._on_change()
         return figure
 
     def show_targets(self) -> None:
@@ -164,8 +185,13 @@ class Bench:
             self._write(line)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that was taken, as plain values."""
-        return {"figures": [figure.as_json() for figure in self.figures], "facts": self.facts, "notes": self.notes}
+        """Return figures, facts, notes and failures as plain values."""
+        return {
+            "figures": [figure.as_json() for figure in self.figures],
+            "facts": self.facts,
+            "notes": self.notes,
+            "failures": self.failures,
+        }
 
     def _rounds(self, works: list[Work | Job], effort: Effort) -> list[list[float]]:
         """For each work the seconds of a call, round by round."""
@@ -193,9 +219,7 @@ class Bench:
         """Seconds of a call: the mean of `loops` calls in a row."""
         if isinstance(work, Job):
             work.before()
-            start = self._clock()
-            work.run()
-            seconds = self._clock() - start
+            seconds = (work.timer or self._seconds)(work.run)
             work.after()
             return seconds / work.calls
         repeat = range(loops)
@@ -203,6 +227,12 @@ class Bench:
         for _ in repeat:
             work()
         return (self._clock() - start) / loops
+
+    def _seconds(self, run: Work) -> float:
+        """Return the seconds of one call by the clock of the bench."""
+        start = self._clock()
+        run()
+        return self._clock() - start
 
 
 def _ratios(control: list[float], subject: list[float]) -> list[float]:

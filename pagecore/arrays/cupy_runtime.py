@@ -22,6 +22,8 @@ from pagecore.errors import DeviceError, NotEnoughMemory
 INSTALL = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
 # Without an attribute of its own a kernel gets no more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
+# cudaErrorMemoryAllocation, which CuPy does not export.
+_ERROR_MEMORY_ALLOCATION = 2
 # Generations whose machine code for one chip has instructions that others have not.
 _ARCHITECTURE_SPECIFIC = {9, 10, 11}
 
@@ -77,7 +79,7 @@ class CupyRuntime:
             try:
                 memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
             except (MemoryError, self._runtime.CUDARuntimeError) as error:  # its pool passes on what CUDA says
-                if not isinstance(error, MemoryError) and error.status != self._runtime.errorMemoryAllocation:
+                if not isinstance(error, MemoryError) and error.status != _ERROR_MEMORY_ALLOCATION:
                     raise
                 raise NotEnoughMemory(f"the host has no {num_bytes:,} bytes to lock: {error}") from error
         return np.ndarray(num_bytes, np.uint8, memory)

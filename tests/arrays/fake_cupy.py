@@ -141,7 +141,6 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
         CUDARuntimeError=CUDARuntimeError,
         is_hip=False,
         memcpyDefault=4,
-        errorMemoryAllocation=2,
         driverGetVersion=lambda: cuda.driver_version,
         runtimeGetVersion=lambda: cuda.built,
         memGetInfo=forwarded("memGetInfo", (5, 9)),

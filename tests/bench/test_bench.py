@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import cli, machine
 from bench.cli import GPU_NAMES, NAMES, PEERS
 from tests.capabilities import require
 
@@ -37,11 +38,12 @@ def without_torch(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory, without_torch):
-    """Lines and JSON of a smoke run of every bench, on a machine that might have no torch."""
-    path = tmp_path_factory.mktemp("bench") / "out.json"
-    ran = run_bench(*NAMES, "--smoke", "--json", path, PYTHONPATH=without_torch)
+    """Lines and the JSON by bench of a smoke run of every bench, on a machine that might have no torch."""
+    folder = tmp_path_factory.mktemp("bench") / "new"
+    ran = run_bench(*NAMES, "--smoke", "--json", folder, PYTHONPATH=without_torch)
     assert ran.returncode == 0, ran.stderr
-    return ran.stdout, json.loads(path.read_text())
+    assert {path.name for path in folder.iterdir()} == {f"{name}.json" for name in NAMES}
+    return ran.stdout, {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}
 
 
 def test_without_a_name_the_names_are_listed_with_a_line_each():
@@ -54,8 +56,10 @@ def test_without_a_name_the_names_are_listed_with_a_line_each():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_bench_runs_and_holds_every_figure_against_a_control(smoke, name):
-    text, report = smoke
-    result = report["results"][name]
+    text, reports = smoke
+    assert list(reports[name]["results"]) == [name]
+    result = reports[name]["results"][name]
+    assert result["failures"] == []
     assert f"\n{name}: " in text
     assert result["figures"]
     for figure in result["figures"]:
@@ -69,27 +73,27 @@ def test_every_bench_runs_and_holds_every_figure_against_a_control(smoke, name):
 
 
 def test_the_json_says_where_and_with_what(smoke):
-    _, report = smoke
+    _, reports = smoke
+    report = reports["prepare"]
     assert set(report) == {"machine", "versions", "commit", "started", "kind", "results"}
     assert report["kind"] == "smoke"
     assert {"cpu", "cores", "memory_gib", "governor", "load_1min", "isa"} <= set(report["machine"])
     assert {"python", "pagecore", "numpy", "torch"} <= set(report["versions"])
-    assert list(report["results"]) == list(NAMES)
 
 
 def test_without_torch_its_controls_are_left_out_and_a_line_says_so(smoke):
-    text, report = smoke
+    text, reports = smoke
     assert "torch is not installed; its controls are left out" in text
     for name in ("cpu_write", "cpu_attention"):
-        controls = [control for figure in report["results"][name]["figures"] for control in figure["controls"]]
+        controls = [control for figure in reports[name]["results"][name]["figures"] for control in figure["controls"]]
         assert not any("torch" in control for control in controls)
 
 
 def test_torch_stands_beside_where_it_is_installed(torch, tmp_path):
-    path = tmp_path / "out.json"
-    ran = run_bench("cpu_write", "cpu_attention", "--smoke", "--json", path)
+    ran = run_bench("cpu_write", "cpu_attention", "--smoke", "--json", tmp_path)
     assert ran.returncode == 0, ran.stderr
-    for result in json.loads(path.read_text())["results"].values():
+    for name in ("cpu_write", "cpu_attention"):
+        result = json.loads((tmp_path / f"{name}.json").read_text())["results"][name]
         # Block sizes and instruction sets are compared among themselves.
         figures = [
             figure for figure in result["figures"] if not {"block 16", "HND", "x86-64-v2"} & set(figure["controls"])
@@ -100,9 +104,9 @@ def test_torch_stands_beside_where_it_is_installed(torch, tmp_path):
 
 
 def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
-    text, report = smoke
+    text, reports = smoke
     assert "torch is not installed and left out" in text
-    names = [figure["name"] for figure in report["results"]["dispatch"]["figures"]]
+    names = [figure["name"] for figure in reports["dispatch"]["results"]["dispatch"]["figures"]]
     assert names[:2] == ["write_kv, NumPy", "paged_attention, NumPy"]
     assert not any("torch" in name for name in names)
 
@@ -149,9 +153,11 @@ def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(
     [
         (["prepair"], "no bench 'prepair'"),
         (["replay", "--requests", "0"], "not a number of requests"),
-        (["replay", "--trace", "/nowhere/trace.jsonl"], "/nowhere/trace.jsonl is no file"),
+        (["replay", "--trace", "/nowhere/trace.jsonl"], "/nowhere/trace.jsonl is not a file"),
         (["prepare", "--json", "/nowhere/out.json"], "/nowhere/out.json cannot be written"),
         (["prepare", "--json", "/"], "cannot be written"),
+        (["prepare", "index", "--json", "/nowhere/out"], "/nowhere/out cannot be written; name a folder"),
+        (["prepare", "index", "--json", "pyproject.toml"], "pyproject.toml is a file, and several benches"),
         (["cpu_attention", "--plot", "/nowhere/out.png"], "/nowhere/out.png cannot be written"),
         (["prepare", "--plot", "out.png"], "draws what cpu_attention reaches"),
         (["prepare", "--quick", "--smoke"], "not allowed with"),
@@ -162,3 +168,113 @@ def test_wrong_arguments_are_refused_before_anything_runs(arguments, reason):
     assert ran.returncode == 2
     assert reason in ran.stderr
     assert ran.stdout == ""
+
+
+# ---- a bench that fails
+
+
+class Clockless:
+    """A bench as `bench.cli` runs it: a docstring and `run`."""
+
+    def __init__(self, run):
+        self.__doc__, self.run = "A bench of the tests.", run
+
+
+def one_figure(bench, name="good"):
+    bench.compare(name, lambda: None, {"control": lambda: None}, check=lambda: None, sizes={"n": 1})
+
+
+@pytest.fixture
+def bench_named(monkeypatch):
+    """Put a module in the place of a bench."""
+
+    def put(name, run):
+        monkeypatch.setitem(sys.modules, f"bench.{name}", Clockless(run))
+
+    return put
+
+
+def test_a_bench_that_fails_keeps_its_figures_and_the_exit_status_says_so(bench_named, tmp_path, capfd):
+    def run(bench, options):
+        one_figure(bench)
+        raise AssertionError("a row was not written")
+
+    bench_named("prepare", run)
+    path = tmp_path / "out.json"
+    assert cli.main(["prepare", "--smoke", "--json", str(path)]) == 1
+    result = json.loads(path.read_text())["results"]["prepare"]
+    assert [figure["name"] for figure in result["figures"]] == ["good"]
+    assert result["failures"] == [{"name": "prepare", "error": "AssertionError: a row was not written"}]
+    shown = capfd.readouterr()
+    assert "FAILED prepare: AssertionError: a row was not written" in shown.out
+    assert "Traceback" in shown.err
+    assert shown.err.endswith("bench: prepare: 1 failed\n")
+
+
+def test_a_bench_that_is_ended_keeps_its_figures(tmp_path):
+    path = tmp_path / "out.json"
+    code = (
+        "import os, sys, types\n"
+        "from bench import cli\n"
+        "def run(bench, options):\n"
+        "    bench.compare('good', list, {'control': list}, check=list)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "sys.modules['bench.prepare'] = types.SimpleNamespace(__doc__='One.', run=run)\n"
+        f"cli.main(['prepare', '--smoke', '--json', {str(path)!r}])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert ran.returncode == -9
+    (figure,) = json.loads(path.read_text())["results"]["prepare"]["figures"]
+    assert figure["name"] == "good"
+    assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
+
+
+def commands_of(monkeypatch, codes):
+    """Let each process end with the next code; return the commands."""
+    commands, left = [], list(codes)
+
+    def run(command, **options):
+        commands.append(command[3:])
+        return subprocess.CompletedProcess(command, left.pop(0))
+
+    monkeypatch.setattr(cli.subprocess, "run", run)
+    return commands
+
+
+def test_of_several_benches_each_has_a_process_and_a_file_whatever_became_of_the_others(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cli, "require_gpu", lambda: None)
+    commands = commands_of(monkeypatch, [1, -11, 0])
+    assert cli.main([*GPU_NAMES, "--quick", "--json", str(tmp_path / "new")]) == 1
+    assert commands == [[name, "--quick", "--json", str(tmp_path / "new" / f"{name}.json")] for name in GPU_NAMES]
+    err = capsys.readouterr().err
+    assert f"bench: {GPU_NAMES[1]}: ended by signal 11\n" in err
+    assert err.endswith("bench: 2 of 3 failed\n")
+
+
+def test_the_options_of_a_bench_go_to_its_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "_load_peers", lambda options: {})
+    monkeypatch.chdir(tmp_path)
+    Path("trace.jsonl").touch()
+    commands = commands_of(monkeypatch, [0, 0, 0])
+    names = ["prefix", "replay", "--peer", "vllm", "--trace", "trace.jsonl", "--requests", "7", "--json", "out"]
+    assert cli.main(names) == 0
+    shared = ["--trace", str(tmp_path / "trace.jsonl"), "--requests", "7"]
+    assert commands == [
+        ["prefix", "--peer", "vllm", "--json", str(tmp_path / "out" / "prefix.json"), *shared],
+        ["replay", "--json", str(tmp_path / "out" / "replay.json"), *shared],
+        ["--peer", "vllm", "--json", str(tmp_path / "out" / "peer_vllm.json"), *shared],
+    ]
+
+
+def test_the_picture_is_asked_of_the_bench_that_has_one(monkeypatch, tmp_path):
+    require("matplotlib")
+    commands = commands_of(monkeypatch, [0, 0])
+    assert cli.main(["prepare", "cpu_attention", "--plot", str(tmp_path / "a.png"), "--smoke"]) == 0
+    assert commands == [["prepare", "--smoke"], ["cpu_attention", "--smoke", "--plot", str(tmp_path / "a.png")]]
+
+
+def test_the_commit_of_a_copy_without_a_repository_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PAGECORE_COMMIT", "0123456789ab")
+    assert machine.commit() == "0123456789ab"
+    monkeypatch.setenv("PAGECORE_COMMIT", "")
+    assert machine.commit() != ""

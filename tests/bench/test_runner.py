@@ -245,5 +245,35 @@ def test_the_garbage_collector_rests_and_is_left_as_it_was(enabled):
     assert not any(seen)
 
 
+def test_a_case_that_fails_is_kept_and_the_next_one_is_run(capsys):
+    changes = []
+    bench = Bench(kind="smoke", write=nothing_of, on_change=lambda: changes.append(bench.as_json()))
+    with bench.case("first"):
+        raise ValueError("no such shape")
+    with bench.case("second"):
+        bench.compare("second", nothing, {"c": nothing}, check=nothing)
+    assert bench.failures == [{"name": "first", "error": "ValueError: no such shape"}]
+    assert [(len(each["failures"]), len(each["figures"])) for each in changes] == [(1, 0), (1, 1)]
+    assert "raise ValueError" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt), bench.case("third"):
+        raise KeyboardInterrupt
+    assert len(bench.failures) == 1
+
+
+def test_a_job_with_a_timer_of_its_own_is_timed_by_it():
+    clock = Clock()
+    bench, _ = bench_on(clock)
+
+    def timer(run):
+        run()
+        return 0.25
+
+    job = Job(clock.work("s", 6), calls=5, timer=timer)
+    figure = bench.compare("x", job, {"c": Job(clock.work("c", 2))}, check=nothing)
+    assert figure.subject == Spread(0.05, 0.05, 0.05)
+    assert figure.controls["c"].time == Spread(2, 2, 2)
+    assert clock.order.count("s") == 4
+
+
 def nothing_of(_line):
     pass

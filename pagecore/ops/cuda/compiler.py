@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib.util
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +33,10 @@ FLAGS = (
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 OLDEST = 80
 _ARCHITECTURE = re.compile(r"sm_([0-9]{2,3})[af]?")
+# Of an ELF header: magic, class and byte order; the offsets of the program and section header tables; the size and the
+# number of the entries of each.
+_ELF_HEADER = struct.Struct("<6s26xQQ6xHHHH")
+_ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
 
 @dataclass(frozen=True)
@@ -128,9 +133,36 @@ def compile_source(
             raise _refusal(error, binding.getProgramLog(program), name, architecture) from None
         log = binding.getProgramLog(program).strip("\0\n")
         symbols = {own: binding.getLoweredName(program, expression) for own, expression in expressions.items()}
-        return Cubin(bytes(binding.getCUBIN(program)), {own: _text(symbol) for own, symbol in symbols.items()}, log)
+        image = complete_image(bytes(binding.getCUBIN(program)))
+        return Cubin(image, {own: _text(symbol) for own, symbol in symbols.items()}, log)
     finally:
         binding.destroyProgram(program)
+
+
+def complete_image(image: bytes) -> bytes:
+    """Return a cubin with its last byte, which CuPy's getCUBIN cuts off.
+
+    getCUBIN drops the final byte of the image as if it were the NUL at the end of a string, which PTX has and a cubin
+    has not. The last bytes of a cubin are the program header table, whose last field, a 64-bit alignment, ends with a
+    zero byte in little-endian order. The driver loads the shorter image; nvdisasm and cuobjdump reject it.
+
+    Raises
+    ------
+    CompileError
+        The image is not an ELF file, lacks more than that byte, or does not end with a table of headers.
+    """
+    try:
+        ident, program_start, section_start, *rest = _ELF_HEADER.unpack_from(image)
+    except struct.error:
+        ident, program_start, section_start, rest = b"", 0, 0, [0] * 4
+    program_size, num_programs, section_size, num_sections = rest
+    size = max(program_start + program_size * num_programs, section_start + section_size * num_sections)
+    if ident != _ELF64_LITTLE_ENDIAN or size - len(image) not in (0, 1):
+        raise CompileError(
+            f"expected a complete 64-bit ELF image from NVRTC through CuPy, got {len(image):,} bytes of {size:,}; "
+            "install another version of CuPy"
+        )
+    return image.ljust(size, b"\0")
 
 
 def _refusal(error: Exception, log: str, name: str, architecture: str) -> PagecoreError:

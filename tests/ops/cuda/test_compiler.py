@@ -6,6 +6,7 @@ import builtins
 import ctypes
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from pagecore.ops.cuda.compiler import (
     compile_instances,
     compile_source,
     compiler_version,
+    complete_image,
 )
 from pagecore.ops.cuda.manifest import instances
 
@@ -35,6 +37,46 @@ def test_several_instances_of_a_source_are_one_image_with_a_symbol_each(nvrtc, t
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_primitives_compile_for_every_architecture(nvrtc, toys, architecture):
     assert compile_instances(instances()[:1], architecture).image
+
+
+def image_of_nvrtc(nvrtc, text, architecture):
+    """The cubin of a kernel "f" as NVRTC's own C interface returns it."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = ctypes.CDLL(next(line.split()[-1] for line in maps if "libnvrtc.so" in line))
+    program = nvrtc.createProgram(text, "f.cu", [], [])
+    nvrtc.addNameExpression(program, "f")
+    nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *FLAGS))
+    size, handle = ctypes.c_size_t(), ctypes.c_void_p(program)
+    assert library.nvrtcGetCUBINSize(handle, ctypes.byref(size)) == 0
+    image = ctypes.create_string_buffer(size.value)
+    assert library.nvrtcGetCUBIN(handle, image) == 0
+    nvrtc.destroyProgram(program)
+    return image.raw
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
+def test_an_image_has_every_byte_that_nvrtc_made(nvrtc, architecture):
+    text = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 3; }'
+    whole = image_of_nvrtc(nvrtc, text, architecture)
+    assert compile_source(text, "f.cu", {}, {"f": "f"}, architecture).image == whole
+    assert complete_image(whole) == complete_image(whole[:-1]) == whole
+
+
+@pytest.mark.parametrize("cut", [2, 3, 100, -1, -40])
+def test_an_image_that_lacks_more_or_ends_otherwise_is_refused(nvrtc, cut):
+    text = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 3; }'
+    whole = compile_source(text, "f.cu", {}, {"f": "f"}, "sm_90a").image
+    image = whole[:-cut] if cut > 0 else whole + bytes(-cut)
+    with pytest.raises(
+        CompileError, match=f"got {len(image):,} bytes of {len(whole):,}; install another version of CuPy"
+    ):
+        complete_image(image)
+
+
+@pytest.mark.parametrize("image", [b"", b"\x7fELF", bytes(64), b"\x7fELF\1\1" + bytes(58), b"\x7fELF\2\2" + bytes(58)])
+def test_an_image_that_is_not_elf_is_refused(image):
+    with pytest.raises(CompileError, match="expected a complete 64-bit ELF image"):
+        complete_image(image)
 
 
 def test_a_source_with_a_fault_is_refused_with_the_compiler_s_log(nvrtc):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
+import os
+import stat
 import threading
 from pathlib import Path
 
@@ -110,6 +113,162 @@ def test_a_torn_file_is_compiled_anew_and_replaced(compiled, toys):
     assert cubin([one], "sm_80").image == b"image 2"
     assert cubin([one], "sm_80").image == b"image 2"
     assert len(compiled) == 2
+
+
+# ---- files and folders that are not safe to load from
+
+
+def cached(compiled, toys):
+    """The path of the kernel "add<float,1>", compiled once."""
+    cubin([instance("add<float,1>")], "sm_80")
+    (path,) = (toys.parent / "cache").iterdir()
+    return path
+
+
+def with_head(head):
+    """A file with a right checksum over any head."""
+    payload = head + b"\nimage"
+    return cubins._MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
+
+
+WRONG_HEADS = {
+    "a field more": b'{"symbols": {"add<float,1>": "a"}, "log": "", "more": 1}',
+    "a field less": b'{"log": ""}',
+    "an array": b"[1]",
+    "a number": b"1",
+    "null": b"null",
+    "no JSON": b"{",
+    "no text": b"\xff\xfe",
+    "nesting": b"[" * 200_000,
+    "symbols in an array": b'{"symbols": ["add<float,1>"], "log": ""}',
+    "a symbol that is a number": b'{"symbols": {"add<float,1>": 1}, "log": ""}',
+    "a log that is a number": b'{"symbols": {"add<float,1>": "a"}, "log": 1}',
+    "another kernel": b'{"symbols": {"add<float,2>": "a"}, "log": ""}',
+}
+
+
+@pytest.mark.parametrize("head", WRONG_HEADS.values(), ids=WRONG_HEADS)
+def test_a_right_checksum_over_a_wrong_head_is_compiled_again_and_replaced(compiled, toys, head):
+    path = cached(compiled, toys)
+    path.write_bytes(with_head(head))
+    assert [cubin([instance("add<float,1>")], "sm_80").image for _ in range(2)] == [b"image 2"] * 2
+
+
+def make_writable_by_the_group(path):
+    path.chmod(0o620)
+
+
+def make_writable_by_others(path):
+    path.chmod(0o602)
+
+
+def make_symbolic_link(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def make_fifo(path):
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+ODD = [make_writable_by_the_group, make_writable_by_others, make_symbolic_link, make_fifo]
+
+
+@pytest.mark.parametrize("make_odd", ODD)
+def test_an_odd_file_is_compiled_again_and_replaced_by_a_private_one(compiled, toys, make_odd):
+    path = cached(compiled, toys)
+    make_odd(path)
+    assert [cubin([instance("add<float,1>")], "sm_80").image for _ in range(2)] == [b"image 2"] * 2
+    status = path.lstat()
+    assert stat.S_ISREG(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+def test_a_file_above_the_limit_is_not_read(compiled, toys, monkeypatch):
+    path = cached(compiled, toys)
+    monkeypatch.setattr(cubins, "_FILE_BYTES_MAX", path.stat().st_size)
+    assert read_cubin(path) is not None
+    monkeypatch.setattr(cubins, "_FILE_BYTES_MAX", path.stat().st_size - 1)
+    assert read_cubin(path) is None
+
+
+def owned_by(monkeypatch, user, matches):
+    """Let `os.fstat` name another owner of the files and folders that match."""
+    plain = os.fstat
+
+    def fstat(descriptor):
+        status = plain(descriptor)
+        if not matches(status):
+            return status
+        fields = list(status)
+        fields[stat.ST_UID] = user
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(cubins.os, "fstat", fstat)
+
+
+def test_a_file_of_another_user_is_not_loaded(compiled, toys, monkeypatch):
+    path = cached(compiled, toys)
+    assert read_cubin(path) is not None
+    owned_by(monkeypatch, os.geteuid() + 1, lambda status: stat.S_ISREG(status.st_mode))
+    assert read_cubin(path) is None
+    assert cubin([instance("add<float,1>")], "sm_80").image == b"image 2"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which can give files away")
+@pytest.mark.parametrize("given", ["file", "folder"])
+def test_root_loads_nothing_that_another_user_owns(compiled, toys, given):
+    path = cached(compiled, toys)
+    os.chown(path if given == "file" else path.parent, 65534, 65534)
+    if given == "file":
+        assert read_cubin(path) is None
+    else:
+        with pytest.warns(RuntimeWarning, match="got owner 65534"):
+            assert read_cubin(path) is None
+    assert cubin([instance("add<float,1>")], "sm_80").image == b"image 2"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o707])
+def test_a_folder_that_others_can_write_is_neither_read_nor_written_and_named_once(compiled, toys, mode):
+    path = cached(compiled, toys)
+    before = path.read_bytes()
+    path.parent.chmod(mode)
+    one = instance("add<float,1>")
+    with pytest.warns(RuntimeWarning, match=rf"{path.parent} is not used: .* mode {mode:o}; use chmod go-w") as warned:
+        assert [cubin([one], "sm_80").image for _ in range(3)] == [b"image 2", b"image 3", b"image 4"]
+    assert len(warned) == 1
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    path.parent.chmod(0o700)
+    assert cubin([one], "sm_80").image == b"image 1"
+
+
+def test_a_folder_of_another_user_is_not_used(compiled, toys, monkeypatch):
+    path = cached(compiled, toys)
+    owned_by(monkeypatch, os.geteuid() + 1, lambda status: stat.S_ISDIR(status.st_mode))
+    with pytest.warns(RuntimeWarning, match=f"got owner {os.geteuid() + 1} and mode 700"):
+        assert cubin([instance("add<float,1>")], "sm_80").image == b"image 2"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_folder_and_its_files_are_made_for_this_user_alone_whatever_the_umask(compiled, toys):
+    before = os.umask(0)
+    try:
+        path = cached(compiled, toys)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cubins.os, "fsync", full)
+    assert not write_cubin(tmp_path / "one.cubin", ONE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_means_compiling_each_time(compiled, tmp_path):

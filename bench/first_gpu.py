@@ -1,0 +1,171 @@
+"""The first run on a GPU machine, in under nine minutes: facts, build, compiled kernels, smoke runs, tests, benches.
+
+Each step is a command with its own time limit; a step that fails or takes too long does not stop the next one. Nothing
+here imports pagecore, which is not built when the run starts. The exit status is 0 if every step passed, 1 if one
+failed, 2 if there is no GPU.
+
+The folder --out gets few files: log.txt (what the steps printed), summary.json, built.tar.gz (extensions and compiled
+kernels, to unpack in the root of the tree), kernels.json, and a JSON file for each bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_facts import commit, cores, find_gpu, print_facts
+from bench.steps import Outcome, Step, run_step, tail, trimmed
+
+ROOT = Path(__file__).parent.parent
+SCRATCH = ROOT / "build" / "first_gpu"
+CUBINS = SCRATCH / "cubins"
+TOTAL_S = 530.0
+BENCHES = ("gpu_write", "gpu_decode", "gpu_prefill")
+TEST_PROCESSES = 8
+LOG_BYTES_MAX = 1 << 20  # of a step
+LINES_SHOWN = 12
+WIDTH_SHOWN = 400
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all steps, write the files and print the summary."""
+    options = _parser().parse_args(arguments)
+    if options.facts:
+        print_facts()
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    run = Run(options.out.resolve(), time.monotonic() + TOTAL_S)
+    run.take(Step("facts", (sys.executable, "-m", "bench.first_gpu", "--facts"), 20))
+    gpu = find_gpu()
+    if isinstance(gpu, str):
+        print(f"first_gpu: {gpu}; stopped after the first step", file=sys.stderr)
+        run.finish(error=gpu)
+        return 2
+    run.report |= gpu
+    for step in steps(run.out, options.kind):
+        run.take(step)
+        if step.name in ("build", "kernels"):
+            archive(run.out / "built.tar.gz")
+    return run.finish()
+
+
+def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
+    """Return the steps after the facts, in their order; the most important come first."""
+    python, jobs = sys.executable, str(cores())
+    build = (python, "setup.py", "-q", "build_clib", f"-j{jobs}", "build_ext", "--inplace", f"-j{jobs}")
+    report = (python, "-m", "pagecore.ops.cuda.report", "--arch", "device", "--jobs", jobs)
+    tests = (python, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", "-W", "default", "--tb", "short")
+    if find_spec("xdist") is not None:
+        tests += ("-n", str(TEST_PROCESSES), "--dist", "loadfile")
+    if find_spec("pytest_timeout") is not None:
+        tests += ("--timeout", "90")
+    return [
+        Step("build", build, 110),
+        Step("kernels", (*report, "--json", str(out / "kernels.json")), 75),
+        *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 25) for name in BENCHES),
+        Step("tests", tests, 120),
+        *(
+            Step(f"bench {name}", (python, "-m", "bench", name, *kind, "--json", str(out / f"{name}.json")), 40)
+            for name in BENCHES
+        ),
+    ]
+
+
+class Run:
+    """The steps so far, with their files in the folder `out`; each step leaves the files complete."""
+
+    def __init__(self, out: Path, deadline: float) -> None:
+        self.out, self.deadline = out, deadline
+        self.outcomes: dict[str, Outcome] = {}
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        self.report: dict[str, Any] = {"date": date, "commit": commit(ROOT), "python": sys.version.split()[0]}
+        self.log = out / "log.txt"
+        self.log.write_text("")
+
+    def take(self, step: Step) -> Outcome:
+        """Run one step, add what it printed to the log, and show the end of it."""
+        limit = min(step.limit_s, self.deadline - time.monotonic())
+        head = f"\n== {step.name} (limit {max(limit, 0):.0f} s): {' '.join(step.command)}\n"
+        print(head, end="", flush=True)
+        output = self.out / "step.log"
+        outcome = run_step(step, limit, output, environment(self.report["commit"]), ROOT)
+        text = trimmed(output.read_bytes(), LOG_BYTES_MAX)
+        output.unlink()
+        end = f"== {step.name}: {outcome.verdict}, {outcome.seconds:.1f} s\n"
+        with self.log.open("ab") as log:
+            log.write(head.encode() + text + end.encode())
+        print(tail(text, LINES_SHOWN, WIDTH_SHOWN) + end, end="", flush=True)
+        self.outcomes[step.name] = outcome
+        self._save()
+        return outcome
+
+    def finish(self, error: str | None = None) -> int:
+        """Print the summary and complete the files; return 1 if a step failed."""
+        if error is not None:
+            self.report["error"] = error
+        self._save()
+        summary = table(self.outcomes) + f"\nwritten: {self.out}\n"
+        with self.log.open("a") as log:
+            log.write("\n" + summary)
+        print("\n" + summary, end="", flush=True)
+        return int(any(outcome.code for outcome in self.outcomes.values()))
+
+    def _save(self) -> None:
+        taken = {name: asdict(outcome) | {"verdict": outcome.verdict} for name, outcome in self.outcomes.items()}
+        (self.out / "summary.json").write_text(json.dumps(self.report | {"steps": taken}, indent=1) + "\n")
+
+
+def environment(commit: str) -> dict[str, str]:
+    """Return the environment of a step."""
+    return os.environ | {
+        "PAGECORE_CACHE_DIR": str(CUBINS),
+        "PAGECORE_COMMIT": commit,
+        "PAGECORE_REQUIRE": "gpu,torch,nvrtc",
+        "PYTHONUNBUFFERED": "1",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # JAX would take three quarters of the memory
+    }
+
+
+def archive(path: Path) -> None:
+    """Pack the extensions of this interpreter and the compiled kernels, by their paths in the tree."""
+    built = sorted(ROOT.glob(f"pagecore/**/*{EXTENSION_SUFFIXES[0]}"))
+    with tarfile.open(path, "w:gz") as packed:
+        for each in [*built, *([CUBINS] if CUBINS.is_dir() else [])]:
+            packed.add(each, each.relative_to(ROOT))
+    print(f"built.tar.gz: {len(built)} extensions, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
+
+
+def table(outcomes: dict[str, Outcome]) -> str:
+    """Return a line for each step."""
+    return "\n".join(
+        f"{name:<18} {outcome.verdict:<14} {outcome.seconds:>6.1f} s  {outcome.last[:120]}"
+        for name, outcome in outcomes.items()
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "bench/first_gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out = Path(os.environ.get("OUT") or SCRATCH / "out")
+    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help="for the files ($OUT, or %(default)s)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--full", dest="kind", action="store_const", const=(), default=("--quick",), help="all figures")
+    kind.add_argument("--smoke", dest="kind", action="store_const", const=("--smoke",), help="no figures to quote")
+    parser.add_argument("--facts", action="store_true", help="print facts of the machine and stop")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

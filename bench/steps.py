@@ -1,0 +1,103 @@
+"""Commands with a time limit, run one after another, each with its output in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Seconds from the interrupt, after which pytest still prints what failed, to the kill.
+GRACE_S = 5.0
+LATE = 124  # the exit status of timeout(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command and its time limit."""
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a step: its exit code (124 if it took too long), its time and its last line."""
+
+    code: int
+    seconds: float
+    last: str
+
+    @property
+    def verdict(self) -> str:
+        if self.code < 0:
+            return f"signal {-self.code}"
+        return {0: "passed", LATE: "took too long"}.get(self.code, f"failed ({self.code})")
+
+
+def run_step(step: Step, limit_s: float, output: Path, environment: Mapping[str, str], folder: Path) -> Outcome:
+    """Run one command with its output in a file; at the limit, end it with every process of its group.
+
+    A step that cannot be started fails with the reason in its output, and a step without time is not started.
+    """
+    begin = time.monotonic()
+    with output.open("wb") as file:
+        if limit_s <= 0:
+            file.write(b"no time left for this step\n")
+            code = LATE
+        else:
+            try:
+                process = subprocess.Popen(
+                    step.command,
+                    cwd=folder,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                file.write(f"{step.command[0]} cannot be started: {error}\n".encode())
+                code = 127
+            else:
+                code = _wait(process, limit_s)
+    lines = output.read_bytes().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return Outcome(code, round(time.monotonic() - begin, 1), last)
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Wait for a process up to its limit; then interrupt its group, and kill what is left of it."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        _signal_group(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+    _signal_group(process.pid, signal.SIGKILL)
+    process.wait()
+    return LATE
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+def trimmed(text: bytes, size: int) -> bytes:
+    """Return at most about `size` bytes of a text: its first quarter and its end, if it is longer."""
+    if len(text) <= size:
+        return text
+    cut = len(text) - size
+    return text[: size // 4] + f"\n... {cut:,} bytes left out ...\n".encode() + text[size // 4 + cut :]
+
+
+def tail(text: bytes, num_lines: int, width: int) -> str:
+    """Return the last lines of a text, each cut to `width`."""
+    lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
+    return "".join(f"{line[:width]}\n" for line in lines[-num_lines:])

@@ -1,0 +1,171 @@
+"""The names of CuPy that pagecore, its benches, tests and fakes use: each exists in the CuPy that is installed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from tests.arrays.fake_cupy import FakeCuda, make_cupy
+from tests.capabilities import require
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("pagecore", "bench", "examples", "tests/arrays", "tests/cuda", "tests/gpu", "tests/ops/cuda")
+# Variables and attributes that hold a part of CuPy, by file; a plain "cupy" and "_cupy" are CuPy in every file.
+HELD = {
+    "pagecore/arrays/cupy_runtime.py": {
+        "runtime": "cuda.runtime",
+        "_runtime": "cuda.runtime",
+        "driver": "cuda.driver",
+        "_driver": "cuda.driver",
+    },
+    "pagecore/ops/cuda/compiler.py": {"cuda": "cuda", "binding": "cuda.nvrtc", "nvrtc()": "cuda.nvrtc"},
+    "tests/ops/cuda/test_compiler.py": {"nvrtc": "cuda.nvrtc"},
+}
+# Of the objects that CuPy returns, the attributes that pagecore reads.
+ATTRIBUTES = {
+    "cuda.Event": ("ptr",),
+    "cuda.Stream": ("ptr", "device_id"),
+    "cuda.MemoryPointer": ("ptr", "mem"),
+    "cuda.runtime.PointerAttributes": ("device", "type", "devicePointer", "hostPointer"),
+}
+
+
+@pytest.fixture(scope="module")
+def cupy():
+    return require("cupy")
+
+
+def held_by(node, held):
+    """The dotted name below CuPy that an expression means, "" for CuPy itself; None for anything else."""
+    text = ast.unparse(node)
+    if text in ("cupy", "import_cupy()", "sys.modules['cupy']") or text.endswith("._cupy"):
+        return ""
+    last = text.rpartition(".")[2]
+    if last in held and (isinstance(node, (ast.Name, ast.Call)) or last.startswith("_")):
+        return held[last]
+    if isinstance(node, ast.Attribute):
+        before = held_by(node.value, held)
+        return None if before is None else f"{before}.{node.attr}".lstrip(".")
+    return None
+
+
+def names_in(text, held):
+    """All dotted names below CuPy in a Python source."""
+    found = (held_by(node, held) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
+    return {name for name in found if name}
+
+
+def uses():
+    """The dotted names below CuPy, each with the files that use it."""
+    found = {}
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py*")):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text() if path.suffix in (".py", ".pyx") else ""
+        if path.suffix == ".pyx":  # not a Python that `ast` reads
+            names = set(re.findall(r"(?<![\w.`\"])cupy\.([a-z]\w*(?:\.\w+)*)", re.sub(r'"""[^"]*"""', "", text)))
+        else:
+            names = names_in(text, HELD.get(name, {}))
+        for each in names:
+            found.setdefault(each, []).append(name)
+    return found
+
+
+def missing_from(cupy, name):
+    """The first part of a dotted name that a module lacks; None if there is none. Attributes of objects pass."""
+    here, seen = cupy, []
+    for part in name.split("."):
+        if not isinstance(here, types.ModuleType):
+            return None
+        seen.append(part)
+        if not hasattr(here, part):
+            return ".".join(seen)
+        here = getattr(here, part)
+    return None
+
+
+def test_every_name_that_is_used_exists(cupy):
+    absent = {name: files for name, files in uses().items() if missing_from(cupy, name)}
+    assert absent == {}
+
+
+def test_the_names_that_are_known_to_be_used_are_found():
+    found = uses()
+    expected = {
+        "cuda.runtime.memcpyAsync": "pagecore/arrays/cupy_runtime.py",
+        "cuda.runtime.getDeviceCount": "pagecore/arrays/cupy_runtime.py",
+        "cuda.driver.launchKernel": "pagecore/arrays/cupy_runtime.py",
+        "cuda.alloc_pinned_memory": "pagecore/arrays/cupy_runtime.py",
+        "cuda.ExternalStream": "pagecore/arrays/cupy_runtime.py",
+        "cuda.nvrtc.getCUBIN": "pagecore/ops/cuda/compiler.py",
+        "cuda.nvrtc.getVersion": "pagecore/ops/cuda/compiler.py",
+        "cuda.UnownedMemory": "pagecore/arrays/foreign.py",
+        "cuda.Device": "pagecore/arrays/results.py",
+        "cuda.get_current_stream": "pagecore/arrays/streams.py",
+        "cuda.Stream": "tests/cuda/kit.py",
+        "empty": "tests/arrays/test_streams.py",
+    }
+    assert {name: file for name, file in expected.items() if file not in found.get(name, [])} == {}
+
+
+def test_a_name_that_cupy_lacks_is_noticed(cupy):
+    held = HELD["pagecore/arrays/cupy_runtime.py"]
+    (name,) = names_in("self._runtime.errorMemoryAllocation", held) - {"cuda.runtime"}
+    assert missing_from(cupy, name) == "cuda.runtime.errorMemoryAllocation"
+
+
+def offered(fake, prefix=""):
+    """The dotted names of a fake's modules and namespaces."""
+    for name, value in vars(fake).items():
+        if not name.startswith("__"):
+            yield prefix + name
+            if isinstance(value, types.SimpleNamespace):
+                yield from offered(value, f"{prefix}{name}.")
+
+
+def test_every_name_that_the_fake_offers_exists(cupy):
+    names = list(offered(make_cupy(FakeCuda())))
+    assert "cuda.runtime.memcpyAsync" in names
+    assert [name for name in names if missing_from(cupy, name)] == []
+
+
+def lacking(cupy, name, attributes):
+    """The attributes that a class of CuPy neither has nor documents; some are assigned as an object is made."""
+    found = cupy
+    for part in name.split("."):
+        found = getattr(found, part)
+    documented = " ".join(base.__doc__ or "" for base in found.__mro__)
+    return [
+        each
+        for each in attributes
+        if not hasattr(found, each) and f"~{name.rpartition('.')[2]}.{each} " not in documented
+    ]
+
+
+def test_the_objects_that_the_fake_returns_have_attributes_of_cupy_s(cupy):
+    fake = make_cupy(FakeCuda()).cuda
+    with pytest.warns(DeprecationWarning, match="ExternalStream"), fake.ExternalStream(7):
+        memory = fake.alloc(8)
+    returned = {
+        "cuda.Event": fake.Event(),
+        "cuda.Stream": fake.get_current_stream(0),
+        "cuda.MemoryPointer": memory,
+        "cuda.runtime.PointerAttributes": fake.runtime.pointerGetAttributes(1),
+    }
+    assert {name: lacking(cupy, name, vars(value)) for name, value in returned.items()} == {
+        name: [] for name in returned
+    }
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_every_attribute_that_is_read_of_an_object_exists(cupy, name):
+    assert lacking(cupy, name, ATTRIBUTES[name]) == []
+    assert lacking(cupy, name, ["no_such"]) == ["no_such"]
+
+
+def test_an_error_of_the_runtime_has_the_status_by_which_memory_that_ran_out_is_known(cupy):
+    error = cupy.cuda.runtime.CUDARuntimeError(2)
+    assert error.status == 2
+    assert "cudaErrorMemoryAllocation" in str(error)
