@@ -39,6 +39,7 @@ cdef class BlockPool:
     cdef readonly str order
     cdef readonly int32_t num_blocks
 
+    cdef object _try_allocate(self, int64_t count)
     # For blocks that are known to be of this pool.
     cdef int share_raw(self, const int32_t* blocks, size_t count) except -1
     cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) except? 0

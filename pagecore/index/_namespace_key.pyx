@@ -57,7 +57,12 @@ cdef object key_of(object namespace):
         return namespace
     held = []
     packed = pack(namespace, MAX_DEPTH, held)
+    held.sort(key=number)  # parts of a frozenset come in any order
     return (packed, *held)  # the objects keep their numbers as long as the key lives
+
+
+def number(Interned one):
+    return one.number
 
 
 cdef bytes pack(object value, int depth, list held):
