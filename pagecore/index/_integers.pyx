@@ -62,7 +62,7 @@ cdef Integers borrowed_integers(object obj, str what, object error):
         return values
     cdef char width = lend(&values.buffer, obj) if type(obj) is ndarray else NEITHER
     if width == NEITHER:
-        obj = integer_array(obj, what, error, 32)
+        obj = wide_array(obj, what, error)
         values.is_scalar = obj.ndim == 0
         width = lend(&values.buffer, obj.reshape(-1))
     values.borrowed = True
@@ -97,7 +97,7 @@ cdef Slots as_slots(object obj, str what, object error):
         return values
     cdef char width = lend(&buffer, obj) if type(obj) is ndarray else NEITHER
     if width == NEITHER:
-        obj = integer_array(obj, what, error, 64)
+        obj = wide_array(obj, what, error)
         values.is_scalar = obj.ndim == 0
         width = lend(&buffer, obj.reshape(-1))
     try:
@@ -187,6 +187,24 @@ def int32_array(obj, what, error):
 def integer_array(obj, what, error, bits):
     """A new array of 32 or 64 bits, 0-d or 1-d, of anything that holds integers."""
     dtype = int32 if bits == 32 else int64
+    array = read_array(obj, what)
+    if not np.can_cast(array.dtype, dtype):
+        array = array.copy()  # another thread may write to the caller's memory: what is checked is what is used
+        check_fit(array, what, error, bits)
+    return array.astype(dtype, order="C")
+
+
+cdef object wide_array(object obj, str what, object error):
+    """Return a contiguous int64 array, 0-d or 1-d, of anything that holds integers; it may be the caller's memory."""
+    array = read_array(obj, what)
+    if not np.can_cast(array.dtype, int64):
+        array = array.copy()
+        check_fit(array, what, error, 64)
+    return array.astype(int64, order="C", copy=False)
+
+
+cdef object read_array(object obj, str what):
+    """Return an array of integers, 0-d or 1-d; of objects, where it has ints that fit no dtype."""
     try:
         array = np.asarray(obj)
     except ValueError as ragged:
@@ -196,17 +214,19 @@ def integer_array(obj, what, error, bits):
     if array.ndim > 1:
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
     if array.size == 0:
-        return np.zeros(0, dtype)
+        return np.zeros(0, int32)
     is_int_list = array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat)
     if array.dtype.kind not in "iu" and not is_int_list:
         raise UnsupportedDtype(f"{what}s have dtype {array.dtype}; give integers")
-    if is_int_list or not np.can_cast(array.dtype, dtype):
-        least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-        array = array.copy()  # another thread may write to the caller's memory: what is checked is what is used
-        for value in (int(array.max()), int(array.min())):
-            if not least <= value <= most:
-                raise error(f"{what} {value} does not fit {bits} bits; the limits are {least} and {most}")
-    return array.astype(dtype, order="C")
+    return array
+
+
+cdef int check_fit(object array, str what, object error, int bits) except -1:
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    for value in (int(array.max()), int(array.min())):
+        if not least <= value <= most:
+            raise error(f"{what} {value} does not fit {bits} bits; the limits are {least} and {most}")
+    return 0
 
 
 cdef int64_t as_int64(object obj, str what) except? -1:

@@ -11,7 +11,6 @@ interned: the first of several equal ones gets a number, and the number is packe
 while it is packed, and never later.
 """
 
-cimport cython
 from cpython.bytes cimport PyBytes_CheckExact
 from cpython.float cimport PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
@@ -40,7 +39,6 @@ cdef dict interned = {}
 cdef int64_t num_interned = 0  # since the start; never decreases
 
 
-@cython.final
 cdef class Interned:
     """An object that stands for all objects of its type that are equal to it."""
     cdef object value

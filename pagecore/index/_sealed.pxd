@@ -7,6 +7,7 @@ cdef extern from *:
     }
     static void pagecore_seal(PyObject* type) {
       ((PyTypeObject*)type)->tp_new = pagecore_refuse_new;
+      ((PyTypeObject*)type)->tp_vectorcall = NULL;  // a call of the type would go past tp_new
       PyType_Modified((PyTypeObject*)type);
     }
     """
