@@ -3,7 +3,8 @@
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int32_t
 
-from pagecore.index._radix_query cimport Wish, namespace_key, read_marks
+from pagecore.index._namespace_key cimport key_of
+from pagecore.index._radix_query cimport Wish, read_marks
 from pagecore.index._radix_tree cimport RadixTree
 
 
@@ -18,7 +19,7 @@ cdef class PrefixHold:
         self.time_to_live = INFINITY
         if tree is None:
             return
-        self.receipt = tree.blank_receipt(namespace_key(options.namespace))
+        self.receipt = tree.blank_receipt(None if options.namespace is None else key_of(options.namespace))
         self.offers_whole = options.spans is not None or tree.policy in ("priority", "rank")
         if options.spans is not None:
             read_marks(options.spans, tree.block_size, max_blocks, self.marks)

@@ -102,7 +102,7 @@ cdef class PrefixCache:
         if self.clock is not None:
             self.now = as_finite("the clock's time", self.clock())
             self.tree.advance_raw(self.now)
-        self.tree.forget_dead_raw()
+        self.tree._forget_dead()
         return 0
 
     cdef int name_spaces(self, list sequences) except -1:

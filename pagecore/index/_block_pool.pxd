@@ -47,6 +47,7 @@ cdef class BlockPool:
     cdef readonly str order
     cdef readonly int32_t num_blocks
 
+    cdef object _try_allocate(self, int64_t count)
     # For blocks that are known to be of this pool, and held.
     cdef void share_raw(self, const int32_t* blocks, size_t count) noexcept
     cdef int32_t free_raw(self, const int32_t* blocks, size_t count) noexcept

@@ -98,22 +98,26 @@ cdef class BlockPool:
         ShapeError
             `n` is negative.
         """
-        blocks = self.try_allocate(n)
+        cdef int64_t count = as_int64(n, "n")
+        blocks = self._try_allocate(count)
         if blocks is None:
+            wanted = n if type(n) is int else count
             available = self.num_free
             raise OutOfBlocks(
-                f"{n} blocks are needed and {available} of {self.num_blocks - 1} are free; "
-                "free some or make the pool larger", int(n), available,
+                f"{wanted} blocks are needed and {available} of {self.num_blocks - 1} are free; "
+                "free some or make the pool larger", wanted, available,
             )
         return blocks
 
     def try_allocate(self, n):
         """Take `n` blocks like `allocate`, or return None when fewer are free."""
-        cdef int64_t count = as_int64(n, "n")
+        return self._try_allocate(as_int64(n, "n"))
+
+    cdef object _try_allocate(self, int64_t count):
         cdef int32_t* data = NULL
         cdef bint taken
         if count < 0:
-            raise ShapeError(f"{n} blocks cannot be allocated; ask for 0 or more")
+            raise ShapeError(f"{count} blocks cannot be allocated; ask for 0 or more")
         if count >= self.num_blocks:
             return None
         blocks = new_int32(count, &data)

@@ -36,6 +36,7 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         NativeBlockTables(
             vector[shared_ptr[NativeBlockPool]], vector[int64_t], int64_t, int64_t
         ) except +raise_python_error
+        int32_t next_row()
         int32_t add(const vector[span[const_int32]]& prefix) except +raise_python_error
         int32_t fork(int32_t row) except +raise_python_error
         void remove(Int32s rows) except +raise_python_error
@@ -47,11 +48,12 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         void fail_out_of_blocks() except +raise_python_error
         void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
         int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
-        vector[BlockCopy] take_copies(int64_t group) except +raise_python_error
-        void take_copies_into(int64_t group, vector[BlockCopy]& out) except +raise_python_error
+        size_t settle_copies(int64_t group) except +raise_python_error
+        void take_copies(int64_t group, span[BlockCopy] out) except +raise_python_error
         void undo_copies(Int32s rows, int64_t group, span[BlockCopy] copies) except +raise_python_error
         void follow_changes() except +raise_python_error
         size_t take_changes(span[ChangedEntry] out) except +raise_python_error
+        void put_back_changes(span[ChangedEntry] entries)
         int32_t length(int32_t row) except +raise_python_error
         int64_t capacity(int32_t row) except +raise_python_error
         Int32s blocks(int32_t row, int64_t group) except +raise_python_error
@@ -73,8 +75,7 @@ cdef class BlockTables:
     cdef unique_ptr[NativeBlockTables] native
     cdef readonly tuple pools
     cdef readonly tuple block_sizes
-    cdef bint is_grouped          # made with a list of pools: results have one entry for each group
-    cdef vector[int64_t] missing  # scratch of a shortage
+    cdef bint is_grouped  # made with a list of pools: results have one entry for each group
 
     # prepare of n rows without any conversion; False when blocks are short.
     cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
@@ -106,4 +107,3 @@ cdef class BlockTables:
     cdef bint _is_short(self, Integers rows, Integers counts) except -1
     cdef object _extend(self, object rows, object counts, object out, bint must)
     cdef list _slot_targets(self, object out, int64_t num_tokens)
-    cdef object _per_group(self, list values)

@@ -1,5 +1,7 @@
 """Which blocks hold the tokens of each sequence."""
 
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
@@ -96,7 +98,6 @@ cdef class BlockTables:
             native_pools, sizes, as_int64(max_sequences, "max_sequences"),
             as_int64(max_blocks_per_sequence, "max_blocks_per_sequence"),
         ))
-        self.missing.resize(len(self.pools))
 
     # Rows come and go.
 
@@ -133,7 +134,9 @@ cdef class BlockTables:
                 lists.push_back(view(blocks))
             if lists.size() != deref(self.native).num_groups():
                 raise ShapeError(f"the prefix has {lists.size()} lists; give one for each of {self.num_groups} groups")
-        return deref(self.native).add(lists)
+        added = deref(self.native).next_row()  # an object before anything changes
+        deref(self.native).add(lists)
+        return added
 
     def fork(self, row):
         """Start a sequence that shares all blocks of `row`; whoever writes a shared block first gets a copy.
@@ -147,7 +150,10 @@ cdef class BlockTables:
         ------
         InvalidSequence, OutOfRows
         """
-        return deref(self.native).fork(as_row(row))
+        cdef int32_t parent = as_row(row)
+        added = deref(self.native).next_row()
+        deref(self.native).fork(parent)
+        return added
 
     def remove(self, rows):
         """End sequences: drop the references to their blocks, tail first.
@@ -222,17 +228,19 @@ cdef class BlockTables:
             if must:
                 self.fail_out_of_blocks()
             return None
-        arrays = self._slot_targets(out, num_tokens)
-        for array in arrays:
+        slots = []
+        for array in self._slot_targets(out, num_tokens):
             target.data = address_of(array)
             target.size = array.size
             target.type = SlotType.Int64 if array.itemsize == 8 else SlotType.Int32
             targets.push_back(target)
+            slots.append(array if array.size == num_tokens else array[:num_tokens])
+        result = tuple(slots) if self.is_grouped else slots[0]
         if not deref(self.native).try_extend(view(which), view(added), targets):
             if must:
                 self.fail_out_of_blocks()
             return None
-        return self._per_group([array if array.size == num_tokens else array[:num_tokens] for array in arrays])
+        return result
 
     cdef list _slot_targets(self, object out, int64_t num_tokens):
         if out is None:
@@ -255,13 +263,17 @@ cdef class BlockTables:
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers added = as_counts(counts, which.size, "count")
-        deref(self.native).shortage(view(which), view(added), self.missing)
-        return self._per_group([self.missing[group] for group in range(self.missing.size())])
+        cdef vector[int64_t] missing
+        missing.resize(len(self.pools))
+        deref(self.native).shortage(view(which), view(added), missing)
+        return tuple(missing) if self.is_grouped else missing[0]
 
     cdef bint _is_short(self, Integers rows, Integers counts) except -1:
-        deref(self.native).shortage(view(rows), view(counts), self.missing)
-        for missing in self.missing:
-            if missing > 0:
+        cdef vector[int64_t] missing
+        missing.resize(len(self.pools))
+        deref(self.native).shortage(view(rows), view(counts), missing)
+        for lacking in missing:
+            if lacking > 0:
                 return True
         return False
 
@@ -342,7 +354,8 @@ cdef class BlockTables:
         return 0
 
     cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1:
-        deref(self.native).take_copies_into(group, out)
+        out.resize(deref(self.native).settle_copies(group))  # there is room
+        deref(self.native).take_copies(group, span[BlockCopy](out.data(), out.size()))
         return 0
 
     cdef int fail_out_of_blocks(self) except -1:
@@ -367,9 +380,30 @@ cdef class BlockTables:
         numpy.ndarray
             int32 [n, 2], rows of (source, target); with groups, a tuple of one for each.
         """
-        if group is not None:
-            return copies_array(deref(self.native).take_copies(as_int64(group, "group")))
-        return self._per_group([copies_array(deref(self.native).take_copies(g)) for g in range(len(self.pools))])
+        cdef int64_t one = -1 if group is None else as_int64(group, "group")
+        cdef int64_t i
+        cdef vector[void*] targets
+        cdef vector[size_t] sizes
+        cdef bint is_tuple = group is None and self.is_grouped
+        result = PyTuple_New(len(self.pools)) if is_tuple else None
+        # The arrays are made before the first group gives its copies away.
+        for i in range(len(self.pools) if is_tuple else 1):
+            sizes.push_back(deref(self.native).settle_copies(i if group is None else one))
+            array = np.empty((sizes.back(), 2), np.int32)
+            targets.push_back(address_of(array))
+            if is_tuple:
+                Py_INCREF(array)
+                PyTuple_SET_ITEM(result, i, array)
+            else:
+                result = array
+        for i in range(<int64_t> targets.size()):
+            if deref(self.native).settle_copies(i if group is None else one) != sizes[i]:
+                return self.take_copies(group)  # the garbage collector has run code that used the tables
+        for i in range(<int64_t> targets.size()):
+            deref(self.native).take_copies(
+                i if group is None else one, span[BlockCopy](<BlockCopy*> targets[i], sizes[i])
+            )
+        return result
 
     cdef int undo_copies_raw(
         self, const int32_t* rows, Py_ssize_t num_rows, int64_t group, BlockCopy* copies, Py_ssize_t num_copies
@@ -417,7 +451,13 @@ cdef class BlockTables:
             raise UnsupportedDtype(f"out is {target.dtype}; it must be int64")
         if target.shape[1] != 2 or not target.flags.c_contiguous:
             raise ShapeError(f"out has shape {target.shape}; it must be [n, 2] and contiguous")
-        return self.take_changes_raw(<ChangedEntry*> address_of(target), target.shape[0])
+        cdef ChangedEntry* entries = <ChangedEntry*> address_of(target)
+        cdef Py_ssize_t count = self.take_changes_raw(entries, target.shape[0])
+        try:
+            return count
+        except MemoryError:  # for the int that says how many there are
+            deref(self.native).put_back_changes(span[ChangedEntry](entries, <size_t> count))
+            raise
 
     cdef Py_ssize_t take_changes_raw(self, ChangedEntry* out, Py_ssize_t capacity) except -1:
         return <Py_ssize_t> deref(self.native).take_changes(span[ChangedEntry](out, <size_t> capacity))
@@ -469,8 +509,9 @@ cdef class BlockTables:
             A row is not in use, or is named twice.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef int64_t of = as_int64(group, "group")
         cdef Integers until = as_counts(positions, which.size, "position")
-        return deref(self.native).release_before(view(which), as_int64(group, "group"), view(until))
+        return deref(self.native).release_before(view(which), of, view(until))
 
     # What the tables tell.
 
@@ -543,11 +584,9 @@ cdef class BlockTables:
             A row is not in use.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef int64_t of = as_int64(group, "group")
         cdef DenseTable target
         table = writable(out, 2, "out", False)
-        target.blocks = <int32_t*> <size_t> table.__array_interface__["data"][0]
-        target.num_rows, target.width = table.shape
-        target.stride = table.strides[0] // 4
         target.num_lengths = 0
         target.lengths = NULL
         if lengths is not None:
@@ -556,7 +595,10 @@ cdef class BlockTables:
                 raise ShapeError(f"lengths has room for {lengths.size} of {which.size} rows; make it longer")
             target.lengths = <int32_t*> address_of(lengths)
             target.num_lengths = lengths.size
-        deref(self.native).fill(view(which), as_int64(group, "group"), target)
+        target.blocks = <int32_t*> <size_t> table.__array_interface__["data"][0]
+        target.num_rows, target.width = table.shape
+        target.stride = table.strides[0] // 4
+        deref(self.native).fill(view(which), of, target)
 
     @property
     def num_rows(self):
@@ -601,19 +643,9 @@ cdef class BlockTables:
     def __repr__(self):
         return f"BlockTables(block_sizes={self.block_sizes}): {self.num_rows} of {self.max_sequences} rows in use"
 
-    cdef object _per_group(self, list values):
-        return tuple(values) if self.is_grouped else values[0]
-
 
 def as_tuple(values, what):
     try:
         return tuple(values)
     except TypeError:
         raise ShapeError(f"{what} is {type(values).__name__}; give a sequence with one entry for each group") from None
-
-
-cdef object copies_array(const vector[BlockCopy]& copies):
-    array = np.empty((copies.size(), 2), np.int32)
-    if copies.size() > 0:
-        memcpy(address_of(array), copies.data(), copies.size() * sizeof(BlockCopy))
-    return array

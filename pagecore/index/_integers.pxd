@@ -5,30 +5,33 @@ ctypedef const int64_t const_int64
 
 
 cdef class Integers:
-    """int32 values of a caller, borrowed where they can be."""
+    """int32 values of a caller: copied, so that no other thread and no callback changes them once they are read."""
     cdef const int32_t* data
     cdef Py_ssize_t size
-    cdef bint is_scalar      # a bare int: one value that may stand for several
+    cdef bint is_scalar      # a bare int: one value that may be repeated
     cdef int32_t single
-    cdef Py_buffer buffer
+    cdef void* owned         # the copy, or NULL
+    cdef Py_buffer buffer    # of the caller's memory, while it is borrowed
     cdef bint borrowed
-    cdef object owned        # holds the values where they are converted
 
 
 cdef class Slots:
-    """int64 values of a caller, borrowed where they can be."""
+    """int64 values of a caller, copied."""
     cdef const int64_t* data
     cdef Py_ssize_t size
     cdef bint is_scalar
     cdef int64_t single
-    cdef Py_buffer buffer
-    cdef bint borrowed
-    cdef object owned
+    cdef void* owned
 
 
 # The values of `obj`, an int or anything that NumPy makes one-dimensional and integer; `error` is raised for one that
 # does not fit int32.
 cdef Integers as_integers(object obj, str what, object error)
+
+# The same, but the values may still be the caller's memory, which others may write to at any time: for code that stays
+# within bounds whatever it reads. own() copies the values from `first` on; the others must not be read any more.
+cdef Integers borrowed_integers(object obj, str what, object error)
+cdef int own(Integers values, Py_ssize_t first) except -1
 
 # The same in 64 bits.
 cdef Slots as_slots(object obj, str what, object error)

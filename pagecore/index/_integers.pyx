@@ -9,7 +9,9 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.long cimport PyLong_CheckExact
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t
+from libc.string cimport memcpy
 
 from operator import index
 
@@ -29,6 +31,7 @@ cdef object int64 = np.dtype(np.int64)
 @cython.freelist(16)
 cdef class Integers:
     def __dealloc__(self):
+        PyMem_Free(self.owned)
         if self.borrowed:
             PyBuffer_Release(&self.buffer)
 
@@ -36,11 +39,16 @@ cdef class Integers:
 @cython.freelist(16)
 cdef class Slots:
     def __dealloc__(self):
-        if self.borrowed:
-            PyBuffer_Release(&self.buffer)
+        PyMem_Free(self.owned)
 
 
 cdef Integers as_integers(object obj, str what, object error):
+    cdef Integers values = borrowed_integers(obj, what, error)
+    own(values, 0)
+    return values
+
+
+cdef Integers borrowed_integers(object obj, str what, object error):
     cdef Integers values = Integers.__new__(Integers)
     cdef int64_t wide
     if PyLong_CheckExact(obj):
@@ -54,20 +62,30 @@ cdef Integers as_integers(object obj, str what, object error):
         return values
     cdef char width = lend(&values.buffer, obj) if type(obj) is ndarray else NEITHER
     if width == NEITHER:
-        obj = integer_array(obj, what, error, 32)
+        obj = wide_array(obj, what, error)
         values.is_scalar = obj.ndim == 0
         width = lend(&values.buffer, obj.reshape(-1))
     values.borrowed = True
     values.size = values.buffer.shape[0]
-    if width == INT32:
-        values.data = <const int32_t*> values.buffer.buf
-    else:
+    values.data = <const int32_t*> values.buffer.buf
+    if width == INT64:
         narrow(values, what, error)
     return values
 
 
+cdef int own(Integers values, Py_ssize_t first) except -1:
+    cdef int32_t* data
+    if not values.borrowed:
+        return 0
+    data = <int32_t*> room_for(values.size, sizeof(int32_t))
+    memcpy(data + first, values.data + first, (values.size - first) * sizeof(int32_t))
+    keep(values, data)
+    return 0
+
+
 cdef Slots as_slots(object obj, str what, object error):
     cdef Slots values = Slots.__new__(Slots)
+    cdef Py_buffer buffer
     cdef int overflow = 0
     if PyLong_CheckExact(obj):
         values.single = PyLong_AsLongLongAndOverflow(obj, &overflow)
@@ -77,17 +95,15 @@ cdef Slots as_slots(object obj, str what, object error):
         values.size = 1
         values.is_scalar = True
         return values
-    cdef char width = lend(&values.buffer, obj) if type(obj) is ndarray else NEITHER
+    cdef char width = lend(&buffer, obj) if type(obj) is ndarray else NEITHER
     if width == NEITHER:
-        obj = integer_array(obj, what, error, 64)
+        obj = wide_array(obj, what, error)
         values.is_scalar = obj.ndim == 0
-        width = lend(&values.buffer, obj.reshape(-1))
-    values.borrowed = True
-    values.size = values.buffer.shape[0]
-    if width == INT64:
-        values.data = <const int64_t*> values.buffer.buf
-    else:
-        widen(values)
+        width = lend(&buffer, obj.reshape(-1))
+    try:
+        copy_wide(values, &buffer, width)
+    finally:
+        PyBuffer_Release(&buffer)
     return values
 
 
@@ -98,48 +114,68 @@ cdef enum:
 
 
 cdef char lend(Py_buffer* buffer, object array) except -1:
-    """INT32 or INT64 where the array is an aligned and C-contiguous [n] of those; then the buffer must be released.
-
-    A read-only one is not lent: it may be a view of native memory, which the call that reads it may change.
-    """
+    """INT32 or INT64 where the array is an aligned and C-contiguous [n] of those; then the buffer must be released."""
     try:
         PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
     except (ValueError, BufferError):
         return NEITHER
     cdef char letter = buffer.format[0]
-    if buffer.ndim == 1 and not buffer.readonly and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
+    if buffer.ndim == 1 and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
         return INT32 if buffer.itemsize == 4 else INT64
     PyBuffer_Release(buffer)
     return NEITHER
 
 
-cdef int narrow(Integers values, str what, object error) except -1:
-    """Copy lent int64 values, where all of them fit, into an int32 array of our own."""
-    cdef const int64_t* wide = <const int64_t*> values.buffer.buf
-    cdef int32_t* data = NULL
-    cdef Py_ssize_t i
-    cdef uint64_t outside = 0
-    values.owned = new_int32(values.size, &data)
+cdef void* room_for(Py_ssize_t size, size_t item_size) except NULL:
+    cdef void* memory = PyMem_Malloc(size * item_size)
+    if memory == NULL:
+        raise MemoryError()
+    return memory
+
+
+cdef void keep(Integers values, int32_t* data) noexcept:
+    """Let the values be `data`, memory of their own from now on."""
+    PyMem_Free(values.owned)
+    values.owned = data
     values.data = data
+    if values.borrowed:
+        values.borrowed = False
+        PyBuffer_Release(&values.buffer)
+
+
+cdef int narrow(Integers values, str what, object error) except -1:
+    """Copy lent int64 values, where all of them fit, into int32 memory of their own; each is read once."""
+    cdef const int64_t* wide = <const int64_t*> values.buffer.buf
+    cdef int32_t* data = <int32_t*> room_for(values.size, sizeof(int32_t))
+    cdef Py_ssize_t i
+    cdef int64_t value
+    cdef int64_t least = 0
+    cdef int64_t most = 0
     for i in range(values.size):
-        data[i] = <int32_t> wide[i]
-        outside |= (<uint64_t> wide[i] + <uint64_t> 0x80000000) >> 32
-    if outside:
-        for i in range(values.size):
-            if wide[i] > INT32_MAX or wide[i] < INT32_MIN:
-                raise error(f"{what} {wide[i]} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
+        value = wide[i]
+        least = min(least, value)
+        most = max(most, value)
+        data[i] = <int32_t> value
+    keep(values, data)
+    for value in (most, least):
+        if value > INT32_MAX or value < INT32_MIN:
+            raise error(f"{what} {value} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
     return 0
 
 
-cdef int widen(Slots values) except -1:
-    """Copy lent int32 values into an int64 array of our own."""
-    cdef const int32_t* lent = <const int32_t*> values.buffer.buf
-    cdef int64_t* data = NULL
+cdef int copy_wide(Slots values, Py_buffer* lent, char width) except -1:
+    """Copy lent values of either width into int64 memory of their own; each is read once."""
+    cdef const int32_t* narrow_values = <const int32_t*> lent.buf
+    cdef int64_t* data = <int64_t*> room_for(lent.shape[0], sizeof(int64_t))
     cdef Py_ssize_t i
-    values.owned = new_int64(values.size, &data)
+    values.owned = data
     values.data = data
-    for i in range(values.size):
-        data[i] = lent[i]
+    values.size = lent.shape[0]
+    if width == INT64:
+        memcpy(data, lent.buf, values.size * sizeof(int64_t))
+    else:
+        for i in range(values.size):
+            data[i] = narrow_values[i]
     return 0
 
 
@@ -151,6 +187,24 @@ def int32_array(obj, what, error):
 def integer_array(obj, what, error, bits):
     """A new array of 32 or 64 bits, 0-d or 1-d, of anything that holds integers."""
     dtype = int32 if bits == 32 else int64
+    array = read_array(obj, what)
+    if not np.can_cast(array.dtype, dtype):
+        array = array.copy()  # another thread may write to the caller's memory: what is checked is what is used
+        check_fit(array, what, error, bits)
+    return array.astype(dtype, order="C")
+
+
+cdef object wide_array(object obj, str what, object error):
+    """Return a contiguous int64 array, 0-d or 1-d, of anything that holds integers; it may be the caller's memory."""
+    array = read_array(obj, what)
+    if not np.can_cast(array.dtype, int64):
+        array = array.copy()
+        check_fit(array, what, error, 64)
+    return array.astype(int64, order="C", copy=False)
+
+
+cdef object read_array(object obj, str what):
+    """Return an array of integers, 0-d or 1-d; of objects, where it has ints that fit no dtype."""
     try:
         array = np.asarray(obj)
     except ValueError as ragged:
@@ -160,16 +214,19 @@ def integer_array(obj, what, error, bits):
     if array.ndim > 1:
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
     if array.size == 0:
-        return np.zeros(0, dtype)
+        return np.zeros(0, int32)
     is_int_list = array.dtype.kind == "O" and all(isinstance(value, int) for value in array.flat)
     if array.dtype.kind not in "iu" and not is_int_list:
         raise UnsupportedDtype(f"{what}s have dtype {array.dtype}; give integers")
-    if is_int_list or not np.can_cast(array.dtype, dtype):
-        least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-        for value in (int(array.max()), int(array.min())):
-            if not least <= value <= most:
-                raise error(f"{what} {value} does not fit {bits} bits; the limits are {least} and {most}")
-    return array.astype(dtype, order="C")
+    return array
+
+
+cdef int check_fit(object array, str what, object error, int bits) except -1:
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    for value in (int(array.max()), int(array.min())):
+        if not least <= value <= most:
+            raise error(f"{what} {value} does not fit {bits} bits; the limits are {least} and {most}")
+    return 0
 
 
 cdef int64_t as_int64(object obj, str what) except? -1:
@@ -220,26 +277,28 @@ cdef Integers as_counts(object counts, Py_ssize_t n, str what):
 
 
 cdef int repeat(Integers values, Py_ssize_t n) except -1:
-    cdef int32_t* data = NULL
+    cdef int32_t* data
     cdef Py_ssize_t i
     if values.is_scalar and n != 1:
         values.single = values.data[0]
-        values.owned = new_int32(n, &data)
+        data = <int32_t*> room_for(n, sizeof(int32_t))
         for i in range(n):
             data[i] = values.single
-        values.data = data
+        keep(values, data)
         values.size = n
     return 0
 
 
 cdef int repeat_slots(Slots values, Py_ssize_t n) except -1:
-    cdef int64_t* data = NULL
+    cdef int64_t* data
     cdef Py_ssize_t i
     if values.is_scalar and n != 1:
         values.single = values.data[0]
-        values.owned = new_int64(n, &data)
+        data = <int64_t*> room_for(n, sizeof(int64_t))
         for i in range(n):
             data[i] = values.single
+        PyMem_Free(values.owned)
+        values.owned = data
         values.data = data
         values.size = n
     return 0

@@ -2,6 +2,8 @@
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
+from pagecore.index._sealed cimport seal
+
 import numpy as np
 
 
@@ -29,6 +31,9 @@ cdef class NativeMemory:
         buffer.len = self.shape[0] * self.strides[0]
         buffer.readonly = self.is_readonly
         buffer.internal = NULL
+
+
+seal(NativeMemory)
 
 
 cdef object view_of(object owner, void* data, int ndim, Py_ssize_t* shape, bint is_wide, bint is_readonly):

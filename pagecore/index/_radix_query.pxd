@@ -79,19 +79,23 @@ cdef class Entry:
 # A finite float; `what` names it in errors.
 cdef double as_number(object value, str what) except? -1
 
-# What to look up; the namespace is left as a key, and its number -1, for the tree to find.
+# The caller's clock: -inf, which advances nothing, for None.
+cdef double as_time(object time) except? -1
+
+# What to look up. The namespace is left as a key, and its number -1: the tree finds it once no code of the caller can
+# run any more. Tokens may be the caller's memory still.
 cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, object spans, object max_tokens)
 
 # The marks of spans in the first `blocks` blocks.
 cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mark]& marks) except -1
 
-# A namespace as a key that is equal only for values of the same types; UnsupportedDtype where it cannot be compared.
-cdef object namespace_key(object namespace)
+# Checks all of them and converts each once; the clock is advanced by the caller, once nothing can fail.
+cdef int read_wish(Wish* wish, double* now, str policy, object time, object priority, object time_to_live,
+                   object rank) except -1
 
-# Checks all of them; the clock is advanced by the caller, once nothing can fail.
-cdef int read_wish(Wish* wish, str policy, object time, object priority, object time_to_live, object rank) except -1
-
-# What to insert, but for its receipt, wish and time.
+# What to insert, but for its receipt, wish and time. Tokens and blocks may be the caller's memory until own_entry()
+# copies them from block `first` on.
+cdef int own_entry(Entry entry, int64_t block_size, int64_t first) except -1
 cdef Entry read_entry(
     int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states, object namespace, object spans
 )

@@ -6,36 +6,18 @@ from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
-from pagecore.index._integers cimport Integers, as_int64, as_integers
+from pagecore.index._integers cimport Integers, as_int64, borrowed_integers, own
+from pagecore.index._namespace_key cimport key_of
+from pagecore.index._sealed cimport seal
+
+from operator import index
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
 
-MAX_NAMESPACE_DEPTH = 16
-
-
-cdef object typed(object value, int depth):
-    """A key that is equal only for values of the same types: 1, True and 1.0 are three namespaces."""
-    if type(value) is tuple:
-        if depth == 0:
-            raise UnsupportedDtype(f"the namespace nests more than {MAX_NAMESPACE_DEPTH} tuples; use a flatter one")
-        return (tuple, *[typed(part, depth - 1) for part in value])
-    try:
-        hash(value)
-    except Exception as error:
-        raise UnsupportedDtype(f"the namespace has {type(value).__name__} in it, which has no hash; use tuples of "
-                               f"strings, bytes and ints ({error})") from None
-    if value != value:
-        raise UnsupportedDtype(f"the namespace has {value!r} in it, which is not equal to itself; use another value")
-    return type(value), value
-
-
-cdef object namespace_key(object namespace):
-    return None if namespace is None else typed(namespace, MAX_NAMESPACE_DEPTH)
-
-
 def validate_namespace(namespace):
     """Raise UnsupportedDtype where `namespace` cannot name a namespace of a prefix tree."""
-    namespace_key(namespace)
+    if namespace is not None:
+        key_of(namespace)
 
 
 def validate_spans(spans):
@@ -62,10 +44,10 @@ cdef int set_digest(object digest, Digest* out) except -1:
         out.kind = len(content)
     else:
         try:
-            content = digest.__index__().to_bytes(32, "little", signed=True)
+            content = int.to_bytes(index(digest), 32, "little", signed=True)
         except OverflowError:
             raise ShapeError(f"a span's digest does not fit 256 bits: {digest}; give bytes or a smaller int") from None
-        except (AttributeError, TypeError):
+        except TypeError:
             raise UnsupportedDtype(
                 f"a span's digest is {type(digest).__name__}; give bytes or an int"
             ) from None
@@ -108,10 +90,14 @@ cdef class Entry:
         return 0
 
 
+seal(Prefix)
+seal(Entry)
+
+
 cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, object spans, object max_tokens):
     cdef Prefix prefix = Prefix.__new__(Prefix)
     cdef int64_t most
-    prefix.tokens = as_integers(tokens, "token", ShapeError)
+    prefix.tokens = borrowed_integers(tokens, "token", ShapeError)
     if prefix.tokens.is_scalar:
         raise ShapeError(f"tokens are {tokens!r}; give a list or a one-dimensional array")
     prefix.limit = prefix.tokens.size // block_size
@@ -122,7 +108,7 @@ cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, obj
         prefix.limit = min(prefix.limit, most // block_size)
     prefix.space = 0
     if namespace is not None:
-        prefix.key = namespace_key(namespace)
+        prefix.key = key_of(namespace)
         prefix.space = -1
     if spans is not None:
         read_marks(spans, block_size, prefix.tokens.size // block_size, prefix.marks)
@@ -157,14 +143,17 @@ cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mar
     return 0
 
 
-cdef int read_wish(Wish* wish, str policy, object time, object priority, object time_to_live,
+cdef double as_time(object time) except? -1:
+    return -INFINITY if time is None else as_number(time, "time")
+
+
+cdef int read_wish(Wish* wish, double* now, str policy, object time, object priority, object time_to_live,
                    object rank) except -1:
     cdef double seconds
     wish.priority = NAN
     wish.expiry = INFINITY
     wish.rank = NAN
-    if time is not None:
-        as_number(time, "time")
+    now[0] = as_time(time)
     if priority is not None:
         if policy != "priority":
             raise UnsupportedOption(f"priority {priority} means nothing to policy {policy}; use \"priority\"")
@@ -177,11 +166,18 @@ cdef int read_wish(Wish* wish, str policy, object time, object priority, object 
         seconds = as_number(time_to_live, "time_to_live")
         if seconds < 0:
             raise ShapeError(f"time_to_live is {time_to_live}; use 0 or more")
-        wish.expiry = as_number(time, "time") + seconds
+        wish.expiry = now[0] + seconds
     if rank is not None:
         if policy != "rank":
             raise UnsupportedOption(f"rank {rank} means nothing to policy {policy}; use \"rank\"")
         wish.rank = as_number(rank, "rank")
+    return 0
+
+
+cdef int own_entry(Entry entry, int64_t block_size, int64_t first) except -1:
+    own(entry.prefix.tokens, min(first * block_size, entry.prefix.tokens.size))
+    for lane in entry.lanes:
+        own(<Integers> lane, min(first, (<Integers> lane).size))
     return 0
 
 
@@ -192,12 +188,11 @@ cdef Entry read_entry(int64_t block_size, int32_t num_lanes, object tokens, obje
     cdef Integers ids
     entry.prefix = read_prefix(block_size, tokens, namespace, spans, None)
     entry.lanes = []
-    if num_lanes == 1:
-        blocks = (blocks,)
-    elif not isinstance(blocks, (tuple, list)) or len(blocks) != num_lanes:
+    lanes = (blocks,) if num_lanes == 1 else tuple(blocks) if isinstance(blocks, (tuple, list)) else ()
+    if len(lanes) != num_lanes:
         raise ShapeError(f"blocks are {type(blocks).__name__}; give a tuple of {num_lanes} arrays, one a lane")
-    for lane in blocks:
-        ids = as_integers(lane, "block", InvalidBlock)
+    for lane in lanes:
+        ids = borrowed_integers(lane, "block", InvalidBlock)
         if ids.is_scalar or ids.size < entry.prefix.limit:
             raise ShapeError(f"{1 if ids.is_scalar else ids.size} blocks are given for {entry.prefix.tokens.size} "
                              f"tokens; give a list of at least {entry.prefix.limit}")

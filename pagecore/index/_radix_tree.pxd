@@ -12,6 +12,9 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nog
     cdef enum class Policy(int):
         pass
 
+    cdef cppclass Run:
+        pass
+
 
 cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::RadixTree" nogil:
     cdef cppclass Options:
@@ -40,6 +43,10 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::RadixTree"
         int32_t node
         uint32_t components
 
+    cdef cppclass NativeBatch "pagecore::RadixTree::Batch":
+        vector[NativeInserted] answers
+        vector[Run] runs
+
 
 cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
     ctypedef span[Offer] Offers "std::span<const pagecore::RadixTree::Offer>"
@@ -47,18 +54,24 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
     cdef cppclass NativeRadixTree "pagecore::RadixTree":
         NativeRadixTree(const Options& options) except +raise_python_error
         int32_t add_namespace() except +raise_python_error
-        bint has_dead_namespaces()
-        vector[int32_t] take_dead_namespaces() except +raise_python_error
+        int32_t dead_namespace()
+        void forget_dead_namespace()
         void drop_namespace_if_empty(int32_t space)
         NativeMatch match(const Query& query, int64_t limit) except +raise_python_error
         void copy_blocks(int32_t node, int32_t offset, int32_t lane, span[int32_t] out)
         NativeReceipt lock(NativeMatch& match, uint32_t components) except +raise_python_error
-        NativeReceipt lock_again(const NativeReceipt& receipt)
-        void unlock(NativeReceipt& receipt, uint32_t components, const Wish& wish)
+        void reserve_locks(int64_t count) except +raise_python_error
+        NativeReceipt lock_again(const NativeReceipt& receipt) except +raise_python_error
+        void unlock(NativeReceipt& receipt, uint32_t components, const Wish& wish) except +raise_python_error
         void insert(const Offer& offer, NativeReceipt* receipt, NativeInserted& out) except +raise_python_error
+        void insert(
+            const Offer& offer, NativeReceipt* receipt, NativeInserted& out, Run* spare
+        ) except +raise_python_error
         void extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out) except +raise_python_error
-        void check_all(Offers offers, NativeInserted& out) except +raise_python_error
-        int64_t evict(int32_t component, int64_t amount, vector[vector[int32_t]]& out) except +raise_python_error
+        void prepare_all(Offers offers, NativeBatch& batch) except +raise_python_error
+        int64_t evict(
+            int32_t component, int64_t amount, vector[vector[int32_t]]& out, double time
+        ) except +raise_python_error
         void copy_tail(int32_t end, int32_t lane, span[int32_t] out) except +raise_python_error
         int32_t id_at(int32_t end, int64_t block, int32_t lane) except +raise_python_error
         int32_t replace_id(int32_t end, int64_t block, int32_t lane, int32_t id) except +raise_python_error
@@ -100,10 +113,9 @@ cdef class RadixTree:
     cdef unique_ptr[NativeRadixTree] native
     cdef NativeInserted inserted  # what the last insertion did
     cdef Offer offer              # scratch
-    cdef vector[vector[int32_t]] gone  # scratch
     cdef vector[vector[int32_t]] gone_raw  # scratch of evict_raw, as large as it gets
-    cdef dict spaces              # namespace, typed -> its number
-    cdef dict space_keys          # and back
+    cdef dict spaces    # key of a namespace -> its number
+    cdef list space_keys  # and back; None where the number is not in use
     cdef readonly int64_t block_size
     cdef readonly tuple components
     cdef readonly tuple windows
@@ -115,11 +127,12 @@ cdef class RadixTree:
 
     cdef Prefix _prefix(self, object tokens, object namespace, object spans, object max_tokens)
     cdef int32_t _component(self, object component) except -1
+    cdef int _find(self, Prefix prefix, NativeMatch* found) except -1
     cdef Match _match(self, Prefix prefix)
-    cdef Match _found(self, const NativeMatch& found)
-    cdef Receipt _lock(self, Prefix prefix)
+    cdef Match _new_match(self)
+    cdef int _fill(self, Match match, const NativeMatch& found) except -1
+    cdef Receipt _new_receipt(self, Prefix prefix)
     cdef int32_t _space(self, object key) except -1
-    cdef object _insert(self, Entry entry)
     cdef int _extend(self, Receipt receipt) except -1
     # For the cache, whose own changes must not stop half way. These take memory, and change nothing that shows:
     cdef int reserve_raw(self, int64_t num_moves) except -1  # for so many calls of lock_raw and shorten_raw
@@ -128,7 +141,6 @@ cdef class RadixTree:
     cdef int match_raw(self, const Query& query, int64_t limit, NativeMatch* found) except -1
     # The number of a receipt's namespace, which is added where it has none: drop it where nothing comes of it.
     cdef int32_t space_raw(self, Receipt receipt) except -1
-    cdef int forget_dead_raw(self) except -1
     # These cannot fail:
     cdef void drop_space_raw(self, int32_t space) noexcept
     cdef void advance_raw(self, double time) noexcept
@@ -155,8 +167,8 @@ cdef class RadixTree:
     cdef void _offer_raw(
         self, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
     ) noexcept
-    cdef int _extend(self, Receipt receipt) except -1
-    cdef Inserted _inserted(self)
-    cdef int _forget_dead(self) except -1
+    cdef void _drop_space(self, int32_t space) noexcept
+    cdef void _forget_dead(self) noexcept
+    cdef void _hand_over(self, NativeInserted& done, Inserted inserted) noexcept
     cdef int _check_receipt(self, Receipt receipt) except -1
     cdef int32_t _lane(self, object lane) except -1

@@ -1,6 +1,8 @@
 """The prefix cache's tree: which blocks hold a prefix that was computed before."""
 
 cimport cython
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from cython.operator cimport dereference as deref
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
@@ -18,12 +20,14 @@ from pagecore.index._radix_query cimport (
     Query,
     States,
     Wish,
-    as_number,
+    as_time,
+    own_entry,
     read_entry,
     read_prefix,
     read_wish,
 )
-from pagecore.index._radix_values cimport Evicted, Inserted, Match, array_of, per_lane
+from pagecore.index._radix_values cimport Evicted, Inserted, Match, array_of
+from pagecore.index._sealed cimport seal
 
 from collections.abc import Mapping
 
@@ -37,15 +41,18 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 
-# Room for so many evicted ids is kept for the next call.
-cdef enum: MAX_KEPT_IDS = 1 << 14
 # RadixTree::kReservedIds: evict_raw gives up no more in one call, so that it allocates nothing.
 cdef enum: MAX_EVICTED_AT_ONCE = 4096
+
+# No call of a tree runs code of the caller once it has begun to look something up: arguments are converted first, keys
+# of namespaces are of built-in types, and objects that the garbage collector follows, whose making may run it, are made
+# before. What can fail comes before the first change; the answer's ids stay native until they are read.
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
 
 @cython.freelist(16)
+@cython.no_gc_clear
 cdef class Receipt:
     """A hold on a prefix, to be given back once; a context manager that gives back what is left.
 
@@ -84,8 +91,8 @@ cdef class Receipt:
         DoubleFree
             It was given back.
         """
-        self.tree._check_receipt(self)
         cdef Receipt other = Receipt.__new__(Receipt)
+        self.tree._check_receipt(self)
         other.tree = self.tree
         other.match = self.match
         other.key = self.key
@@ -98,6 +105,9 @@ cdef class Receipt:
     def __exit__(self, *_):
         if self.native.components != 0:
             self.tree.release(self)
+
+
+seal(Receipt)
 
 
 cdef class RadixTree:
@@ -187,7 +197,7 @@ cdef class RadixTree:
         options.policy = <Policy> position
         self.native.reset(new NativeRadixTree(options))
         self.block_size = options.block_size
-        self.windows = tuple([int(window) for window in windows])
+        self.windows = tuple([options.windows[i] for i in range(options.windows.size())])
         names = ["window"] if len(windows) == 1 else [f"window{i}" for i in range(len(windows))]
         self.components = ("full", *names, *(["state"] if states else []))
         self.policy = policy
@@ -195,15 +205,12 @@ cdef class RadixTree:
         self.num_lanes = deref(self.native).num_lanes()
         self.every_component = (1 << len(self.components)) - 1
         self.spaces = {}
-        self.space_keys = {}
+        self.space_keys = [None]
 
     # What a caller gives.
 
     cdef Prefix _prefix(self, object tokens, object namespace, object spans, object max_tokens):
-        cdef Prefix prefix = read_prefix(self.block_size, tokens, namespace, spans, max_tokens)
-        if namespace is not None:
-            prefix.space = self.spaces.get(prefix.key, -1)
-        return prefix
+        return read_prefix(self.block_size, tokens, namespace, spans, max_tokens)
 
     cdef int32_t _component(self, object component) except -1:
         try:
@@ -252,21 +259,34 @@ cdef class RadixTree:
         """
         return self._match(self._prefix(tokens, namespace, spans, max_tokens))
 
+    cdef int _find(self, Prefix prefix, NativeMatch* found) except -1:
+        if prefix.key is not None:
+            prefix.space = self.spaces.get(prefix.key, -1)
+        if prefix.space >= 0:
+            found[0] = deref(self.native).match(prefix.query(), prefix.limit)
+        return 0
+
     cdef Match _match(self, Prefix prefix):
         cdef NativeMatch found
-        if prefix.space >= 0:
-            found = deref(self.native).match(prefix.query(), prefix.limit)
-        return self._found(found)
+        cdef Match match = self._new_match()
+        self._find(prefix, &found)
+        self._fill(match, found)
+        return match
 
-    cdef Match _found(self, const NativeMatch& found):
+    cdef Match _new_match(self):
         cdef Match match = Match.__new__(Match)
+        if self.num_lanes != 1:
+            match.blocks = PyTuple_New(self.num_lanes)
+        return match
+
+    cdef int _fill(self, Match match, const NativeMatch& found) except -1:
+        """Fill a new match; of Python's objects this makes only arrays and ints."""
         cdef int32_t* data = NULL
         cdef int32_t lane
         match.num_tokens = found.blocks * self.block_size
         match.num_full_tokens = found.full_blocks * self.block_size
         match.checkpoint = None if found.checkpoint == 0 else found.checkpoint
         match.state = None if found.state < 0 else found.state
-        blocks = []
         for lane in range(self.num_lanes):
             array = new_int32(found.blocks, &data)
             if found.blocks > 0:
@@ -275,10 +295,10 @@ cdef class RadixTree:
                 )
             if self.num_lanes == 1:
                 match.blocks = array
-                return match
-            blocks.append(array)
-        match.blocks = tuple(blocks)
-        return match
+            else:
+                Py_INCREF(array)
+                PyTuple_SET_ITEM(match.blocks, lane, array)
+        return 0
 
     def match_and_lock(self, tokens, *, namespace=None, spans=None, max_tokens=None, time=None):
         """Find the longest prefix, count the use, and hold what was found until the receipt is given back.
@@ -301,22 +321,21 @@ cdef class RadixTree:
         ShapeError, UnsupportedDtype
             What `match` raises; or `time` is no finite number.
         """
-        if time is not None:
-            time = as_number(time, "time")
-        cdef Receipt receipt = self._lock(self._prefix(tokens, namespace, spans, max_tokens))
-        if time is not None:
-            deref(self.native).advance(time)
+        cdef double now = as_time(time)
+        cdef NativeMatch found
+        cdef Prefix prefix = self._prefix(tokens, namespace, spans, max_tokens)
+        cdef Receipt receipt = self._new_receipt(prefix)
+        self._find(prefix, &found)
+        self._fill(receipt.match, found)
+        receipt.native = deref(self.native).lock(found, self.every_component)
+        deref(self.native).advance(now)
         return receipt
 
-    cdef Receipt _lock(self, Prefix prefix):
-        cdef NativeMatch found
+    cdef Receipt _new_receipt(self, Prefix prefix):
         cdef Receipt receipt = Receipt.__new__(Receipt)
-        if prefix.space >= 0:
-            found = deref(self.native).match(prefix.query(), prefix.limit)
         receipt.tree = self
         receipt.key = prefix.key
-        receipt.match = self._found(found)
-        receipt.native = deref(self.native).lock(found, self.every_component)
+        receipt.match = self._new_match()
         return receipt
 
     def release(self, Receipt receipt, component=None, *, time=None, rank=None):
@@ -343,14 +362,14 @@ cdef class RadixTree:
         """
         cdef uint32_t which = self.every_component
         cdef Wish wish
-        self._check_receipt(receipt)
-        read_wish(&wish, self.policy, time, None, None, rank)
+        cdef double now = 0
+        read_wish(&wish, &now, self.policy, time, None, None, rank)
         if component is not None:
             which = 1 << self._component(component)
-            if receipt.native.components & which == 0:
-                raise DoubleFree(f"the receipt does not hold {component!r}; it holds {receipt.components}")
-        if time is not None:
-            deref(self.native).advance(time)
+        self._check_receipt(receipt)
+        if receipt.native.components & which == 0:
+            raise DoubleFree(f"the receipt does not hold {component!r}; it holds {receipt.components}")
+        deref(self.native).advance(now)
         deref(self.native).unlock(receipt.native, which, wish)
         self._forget_dead()
 
@@ -401,39 +420,56 @@ cdef class RadixTree:
         UnsupportedDtype
             Ids are no integers, a time, priority or rank is no number, or what `match` raises so.
         """
-        return self._insert(self._entry(
+        cdef Entry entry = self._entry(
             tokens, blocks, states=states, namespace=namespace, spans=spans, receipt=receipt, time=time,
             priority=priority, time_to_live=time_to_live, rank=rank
-        ))
-
-    cdef object _insert(self, Entry entry):
+        )
         cdef Prefix prefix = entry.prefix
-        cdef Receipt receipt = <Receipt> entry.receipt
+        cdef Inserted inserted = Inserted.__new__(Inserted)
         cdef NativeReceipt* moved = NULL
-        prefix.space = self._space(prefix.key)  # not before: a call between may have ended the namespace
+        entry.fill(&self.offer)
+        if receipt is not None:
+            self._check_receipt(receipt)
+            moved = &receipt.native
+        prefix.space = self._space(prefix.key)
+        self.offer.query.space = prefix.space
         try:
-            entry.fill(&self.offer)
-            if receipt is not None:
-                moved = &receipt.native
             deref(self.native).insert(self.offer, moved, self.inserted)
+            self._hand_over(self.inserted, inserted)
         finally:
-            deref(self.native).drop_namespace_if_empty(prefix.space)
-            self._forget_dead()
-        if receipt is not None and self.inserted.blocks > 0:
+            self._drop_space(prefix.space)
+        if receipt is not None and inserted.num_tokens > 0:
             receipt.key = prefix.key
-        return self._inserted()
+        return inserted
+
+    cdef void _hand_over(self, NativeInserted& done, Inserted inserted) noexcept:
+        inserted.num_tokens = done.blocks * self.block_size
+        inserted.num_old_tokens = done.old_blocks * self.block_size
+        inserted.taken_ids.swap(done.taken)
+        inserted.duplicate_ids.swap(done.duplicates)
 
     cdef int32_t _space(self, object key) except -1:
-        """The namespace's number; it is added where it has none, and dropped again where nothing comes of it."""
+        """Return the namespace's number; the caller drops it again where nothing comes of it."""
         cdef int32_t space
         if key is None:
             return 0
         space = self.spaces.get(key, -1)
-        if space < 0:
-            space = deref(self.native).add_namespace()
+        if space >= 0:
+            return space
+        space = deref(self.native).add_namespace()
+        try:
+            while len(self.space_keys) <= space:
+                self.space_keys.append(None)
             self.spaces[key] = space
-            self.space_keys[space] = key
+        except BaseException:
+            self._drop_space(space)
+            raise
+        self.space_keys[space] = key
         return space
+
+    cdef void _drop_space(self, int32_t space) noexcept:
+        deref(self.native).drop_namespace_if_empty(space)
+        self._forget_dead()
 
     def extend(self, tokens, blocks, Receipt receipt, *, time=None):
         """Keep what a sequence has computed since; the receipt says how far the tree has it, and moves to the end.
@@ -465,12 +501,15 @@ cdef class RadixTree:
         InvalidBlock, DoubleFree, InvalidSequence, UnsupportedDtype
             As in `insert`.
         """
-        self._check_receipt(receipt)
         cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, None, None, None)
-        entry.time = -INFINITY if time is None else as_number(time, "time")
+        cdef Inserted inserted = Inserted.__new__(Inserted)
+        entry.time = as_time(time)
+        self._check_receipt(receipt)
+        own_entry(entry, self.block_size, deref(self.native).depth(receipt.native.node))
         entry.fill(&self.offer)
         self._extend(receipt)
-        return self._inserted()
+        self._hand_over(self.inserted, inserted)
+        return inserted
 
     cdef int _extend(self, Receipt receipt) except -1:
         cdef int32_t space = 0
@@ -480,25 +519,20 @@ cdef class RadixTree:
         try:
             deref(self.native).extend(self.offer, receipt.native, self.inserted)
         finally:
-            deref(self.native).drop_namespace_if_empty(space)
-            self._forget_dead()
+            self._drop_space(space)
         return 0
 
-    cdef Inserted _inserted(self):
-        cdef Inserted inserted = Inserted.__new__(Inserted)
-        inserted.num_tokens = self.inserted.blocks * self.block_size
-        inserted.num_old_tokens = self.inserted.old_blocks * self.block_size
-        inserted.taken = per_lane(self.inserted.taken, self.num_lanes)
-        inserted.duplicates = per_lane(self.inserted.duplicates, self.num_lanes)
-        inserted.taken_states = array_of(self.inserted.taken.back())
-        inserted.duplicate_states = array_of(self.inserted.duplicates.back())
-        return inserted
-
-    cdef int _forget_dead(self) except -1:
-        if deref(self.native).has_dead_namespaces():
-            for space in deref(self.native).take_dead_namespaces():
-                del self.spaces[self.space_keys.pop(space)]
-        return 0
+    cdef void _forget_dead(self) noexcept:
+        """Forget the namespaces that have lost their last node; code of the caller may run as each key goes."""
+        cdef int32_t space = deref(self.native).dead_namespace()
+        while space >= 0:
+            key = self.space_keys[space]
+            self.space_keys[space] = None
+            if key is not None:
+                del self.spaces[key]
+            deref(self.native).forget_dead_namespace()
+            key = None
+            space = deref(self.native).dead_namespace()
 
     # Blocks of a prefix that is held.
 
@@ -531,8 +565,10 @@ cdef class RadixTree:
         ShapeError
             The receipt holds no such block, or the tree has no such lane.
         """
+        cdef int64_t place = as_int64(index, "index")
+        cdef int32_t which = self._lane(lane)
         self._check_receipt(receipt)
-        return deref(self.native).id_at(receipt.native.node, as_int64(index, "index"), self._lane(lane))
+        return deref(self.native).id_at(receipt.native.node, place, which)
 
     def replace(self, Receipt receipt, index, block, lane=0):
         """Let another block stand for the same tokens: a copy, such as a sequence that computed them too has.
@@ -558,13 +594,15 @@ cdef class RadixTree:
         InvalidSequence, ShapeError, UnsupportedDtype
             As in `block_at`.
         """
-        self._check_receipt(receipt)
+        cdef int64_t place = as_int64(index, "index")
         cdef int64_t number = as_int64(block, "block")
+        cdef int32_t which = self._lane(lane)
         if number > INT32_MAX:
             raise InvalidBlock(f"block {block} cannot be cached; ids run to {INT32_MAX}")
-        return deref(self.native).replace_id(
-            receipt.native.node, as_int64(index, "index"), self._lane(lane), <int32_t> max(number, -1)
-        )
+        self._check_receipt(receipt)
+        old = deref(self.native).id_at(receipt.native.node, place, which)  # an object before anything changes
+        deref(self.native).replace_id(receipt.native.node, place, which, <int32_t> max(number, -1))
+        return old
 
     # Giving up.
 
@@ -598,19 +636,14 @@ cdef class RadixTree:
         UnsupportedDtype
             `amount` is no integer, or `time` no number.
         """
-        cdef Evicted evicted = Evicted.__new__(Evicted)
         cdef int32_t which = self._component(component)
         cdef int64_t wanted = as_int64(amount, "amount")
+        cdef double now = as_time(time)
+        cdef Evicted evicted = Evicted.__new__(Evicted)
         if wanted < 0:
             raise ShapeError(f"{amount} cannot be evicted; ask for 0 or more")
-        if time is not None:
-            deref(self.native).advance(as_number(time, "time"))
-        evicted.amount = deref(self.native).evict(which, wanted, self.gone)
+        evicted.amount = deref(self.native).evict(which, wanted, evicted.gone, now)
         self._forget_dead()
-        evicted.blocks = per_lane(self.gone, self.num_lanes)
-        evicted.states = array_of(self.gone.back())
-        if evicted.amount > MAX_KEPT_IDS:
-            self.gone = vector[vector[int32_t]]()
         return evicted
 
     def evictable(self, component="full"):
@@ -675,6 +708,8 @@ cdef class RadixTree:
     def match_and_lock_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None, time=None):
         """`match_and_lock` for every prefix of a list: all, or none where one is refused.
 
+        All are matched before the first is locked.
+
         Parameters
         ----------
         prefixes, namespaces, spans, max_tokens
@@ -691,18 +726,21 @@ cdef class RadixTree:
         ShapeError, UnsupportedDtype
             As in `match_all`; or `time` is no finite number.
         """
-        if time is not None:
-            time = as_number(time, "time")
-        receipts = []
-        try:
-            for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens):
-                receipts.append(self._lock(<Prefix> prefix))
-        except BaseException:
-            for receipt in receipts:
-                self.release(receipt)
-            raise
-        if time is not None:
-            deref(self.native).advance(time)
+        cdef double now = as_time(time)
+        cdef Receipt receipt
+        cdef vector[NativeMatch] found
+        cdef Py_ssize_t i
+        cdef list wanted = self._prefixes(prefixes, namespaces, spans, max_tokens)
+        cdef list receipts = [self._new_receipt(<Prefix> prefix) for prefix in wanted]
+        found.resize(len(receipts))
+        for i in range(len(receipts)):
+            self._find(<Prefix> wanted[i], &found[i])
+            self._fill((<Receipt> receipts[i]).match, found[i])
+        deref(self.native).reserve_locks(len(receipts))
+        for i in range(len(receipts)):
+            receipt = <Receipt> receipts[i]
+            receipt.native = deref(self.native).lock(found[i], self.every_component)
+        deref(self.native).advance(now)
         return receipts
 
     def release_all(self, receipts, *, time=None):
@@ -724,19 +762,21 @@ cdef class RadixTree:
             One is no receipt; or `time` is no finite number.
         """
         cdef Wish wish
-        cdef Receipt receipt
-        receipts = list(receipts)
-        read_wish(&wish, self.policy, time, None, None, None)
-        for each in receipts:
+        cdef double now = 0
+        cdef Py_ssize_t i
+        cdef list given = list(receipts)
+        read_wish(&wish, &now, self.policy, time, None, None, None)
+        for each in given:
             if not isinstance(each, Receipt):
                 raise UnsupportedDtype(f"a receipt is {type(each).__name__}; give what match_and_lock returned")
-            self._check_receipt(each)
-        if len(set(map(id, receipts))) < len(receipts):
+        num_different = len(set(map(id, given)))
+        for i in range(len(given)):
+            self._check_receipt(<Receipt> given[i])
+        if num_different < len(given):
             raise DoubleFree("a receipt stands in the list twice; give each back once")
-        if time is not None:
-            deref(self.native).advance(time)
-        for receipt in receipts:
-            deref(self.native).unlock(receipt.native, self.every_component, wish)
+        deref(self.native).advance(now)
+        for i in range(len(given)):
+            deref(self.native).unlock((<Receipt> given[i]).native, self.every_component, wish)
         self._forget_dead()
 
     def insert_all(self, entries, *, time=None):
@@ -760,38 +800,59 @@ cdef class RadixTree:
             A block or state is offered for two prefixes of the list; or what `insert` raises so.
         InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
             As in `insert`.
-        MemoryError
-            The machine has none left; entries before the one that found none are kept.
         """
         cdef Entry entry
+        cdef Receipt receipt
+        cdef NativeReceipt* moved
+        cdef NativeBatch batch
         cdef vector[Offer] offers
-        cdef size_t i
-        cdef dict unseen = {}
-        checked = []
+        cdef Py_ssize_t i
+        cdef list checked = []
+        cdef list done
         for each in entries:
             if not isinstance(each, Mapping):
                 raise UnsupportedDtype(f"an entry is {type(each).__name__}; give insert's arguments as a dict")
             checked.append(self._entry(time=time, **each))
+        done = [Inserted.__new__(Inserted) for _ in checked]
         offers.resize(len(checked))
-        for i, entry in enumerate(checked):
+        for i in range(len(checked)):
+            entry = <Entry> checked[i]
             entry.fill(&offers[i])
-            if entry.prefix.space < 0:  # nothing is there: any number does that no namespace has
-                offers[i].query.space = INT32_MAX - <int32_t> unseen.setdefault(entry.prefix.key, len(unseen))
-        deref(self.native).check_all(Offers(offers.data(), offers.size()), self.inserted)
-        return [self._insert(<Entry> each) for each in checked]
+            if entry.receipt is not None:
+                self._check_receipt(<Receipt> entry.receipt)
+        try:
+            for i in range(len(checked)):
+                entry = <Entry> checked[i]
+                entry.prefix.space = self._space(entry.prefix.key)
+                offers[i].query.space = entry.prefix.space
+            deref(self.native).prepare_all(Offers(offers.data(), offers.size()), batch)
+            for i in range(len(checked)):  # nothing fails from here on
+                entry = <Entry> checked[i]
+                receipt = <Receipt> entry.receipt
+                moved = NULL
+                if receipt is not None:
+                    moved = &receipt.native
+                deref(self.native).insert(offers[i], moved, batch.answers[i], &batch.runs[i])
+                self._hand_over(batch.answers[i], <Inserted> done[i])
+        finally:
+            for i in range(len(checked)):
+                if (<Entry> checked[i]).prefix.space > 0:
+                    deref(self.native).drop_namespace_if_empty((<Entry> checked[i]).prefix.space)
+            self._forget_dead()
+        for i in range(len(checked)):
+            entry = <Entry> checked[i]
+            if entry.receipt is not None and (<Inserted> done[i]).num_tokens > 0:
+                (<Receipt> entry.receipt).key = entry.prefix.key
+        return done
 
     def _entry(self, tokens, blocks, *, states=None, namespace=None, spans=None, receipt=None, time=None,
                priority=None, time_to_live=None, rank=None):
         cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, states, namespace, spans)
-        if namespace is not None:
-            entry.prefix.space = self.spaces.get(entry.prefix.key, -1)
-        if receipt is not None:
-            if not isinstance(receipt, Receipt):
-                raise UnsupportedDtype(f"receipt is {type(receipt).__name__}; give what match_and_lock returned")
-            self._check_receipt(receipt)
+        if receipt is not None and not isinstance(receipt, Receipt):
+            raise UnsupportedDtype(f"receipt is {type(receipt).__name__}; give what match_and_lock returned")
         entry.receipt = receipt
-        read_wish(&entry.wish, self.policy, time, priority, time_to_live, rank)
-        entry.time = -INFINITY if time is None else as_number(time, "time")
+        read_wish(&entry.wish, &entry.time, self.policy, time, priority, time_to_live, rank)
+        own_entry(entry, self.block_size, 0)
         return entry
 
     def _prefixes(self, prefixes, namespaces, spans, max_tokens):
@@ -831,9 +892,6 @@ cdef class RadixTree:
 
     cdef int32_t space_raw(self, Receipt receipt) except -1:
         return self._space(receipt.key)
-
-    cdef int forget_dead_raw(self) except -1:
-        return self._forget_dead()
 
     cdef void drop_space_raw(self, int32_t space) noexcept:
         deref(self.native).drop_namespace_if_empty(space)
@@ -931,5 +989,6 @@ cdef class RadixTree:
             The tree is inconsistent, which is a defect of pagecore.
         """
         deref(self.native).check_invariants()
-        if set(self.spaces.values()) != set(self.space_keys):
+        used = {space: key for space, key in enumerate(self.space_keys) if key is not None}
+        if {space: key for key, space in self.spaces.items()} != used:
             raise PagecoreError("pagecore is inconsistent: namespaces and their numbers differ")

@@ -13,20 +13,27 @@ cdef class Match:
 cdef class Inserted:
     cdef readonly int64_t num_tokens
     cdef readonly int64_t num_old_tokens
-    cdef readonly object taken
-    cdef readonly object duplicates
-    cdef readonly object taken_states
-    cdef readonly object duplicate_states
+    # By lane, then the states. The arrays are made when they are first read: the call that changed the tree had to
+    # succeed whatever memory there was for them.
+    cdef vector[vector[int32_t]] taken_ids
+    cdef vector[vector[int32_t]] duplicate_ids
+    cdef object taken_arrays
+    cdef object duplicate_arrays
+
+    cdef tuple _taken(self)
+    cdef tuple _duplicates(self)
 
 
 cdef class Evicted:
     cdef readonly int64_t amount
-    cdef readonly object blocks
-    cdef readonly object states
+    cdef vector[vector[int32_t]] gone
+    cdef object arrays
+
+    cdef tuple _arrays(self)
 
 
 # A new int32 array.
 cdef object array_of(const vector[int32_t]& ids)
 
-# One array where there is one lane, else a tuple of them; what follows the lanes (the states) is left out.
-cdef object per_lane(const vector[vector[int32_t]]& ids, int32_t num_lanes)
+# (blocks, states): blocks are one array where there is one lane, else a tuple of them. The states follow the lanes.
+cdef tuple arrays_of(const vector[vector[int32_t]]& ids)

@@ -13,12 +13,18 @@ class Match:
 class Inserted:
     num_tokens: int
     num_old_tokens: int
-    taken: _Lanes
-    duplicates: _Lanes
-    taken_states: NDArray[np.int32]
-    duplicate_states: NDArray[np.int32]
+    @property
+    def taken(self) -> _Lanes: ...
+    @property
+    def duplicates(self) -> _Lanes: ...
+    @property
+    def taken_states(self) -> NDArray[np.int32]: ...
+    @property
+    def duplicate_states(self) -> NDArray[np.int32]: ...
 
 class Evicted:
     amount: int
-    blocks: _Lanes
-    states: NDArray[np.int32]
+    @property
+    def blocks(self) -> _Lanes: ...
+    @property
+    def states(self) -> NDArray[np.int32]: ...

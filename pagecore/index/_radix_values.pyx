@@ -16,10 +16,15 @@ cdef object array_of(const vector[int32_t]& ids):
     return array
 
 
-cdef object per_lane(const vector[vector[int32_t]]& ids, int32_t num_lanes):
+cdef tuple arrays_of(const vector[vector[int32_t]]& ids):
+    cdef vector[int32_t] none
+    cdef size_t num_lanes
+    if ids.size() == 0:  # an object that no call has filled
+        return array_of(none), array_of(none)
+    num_lanes = ids.size() - 1
     if num_lanes == 1:
-        return array_of(ids[0])
-    return tuple([array_of(ids[lane]) for lane in range(num_lanes)])
+        return array_of(ids[0]), array_of(ids[1])
+    return tuple([array_of(ids[lane]) for lane in range(num_lanes)]), array_of(ids[num_lanes])
 
 
 @cython.freelist(16)
@@ -47,34 +52,77 @@ cdef class Match:
 
 @cython.freelist(16)
 cdef class Inserted:
-    """What an insertion did.
+    """Result of an insertion.
 
     Attributes
     ----------
     num_tokens : int
-        Tokens of the sequence that the tree has now, whole blocks.
+        Tokens of the sequence that the tree has now, in whole blocks.
     num_old_tokens : int
-        Of those, what it had before.
-    taken : numpy.ndarray or tuple of numpy.ndarray
-        int32 [num_taken]: offered blocks that the tree holds from now on, by lane; the caller gives it a
-        reference to each.
-    duplicates : numpy.ndarray or tuple of numpy.ndarray
-        int32 [num_duplicates]: offered blocks that it has from somebody else, by lane; they stay the caller's alone.
-    taken_states, duplicate_states : numpy.ndarray
-        int32: the same for states.
+        Tokens among these that the tree had before.
     """
+
+    @property
+    def taken(self):
+        """Offered blocks that the tree holds from now on: int32 [num_taken], a tuple of arrays for several lanes.
+
+        The caller gives the tree a reference to each.
+        """
+        return self._taken()[0]
+
+    @property
+    def duplicates(self):
+        """Offered blocks that duplicate blocks of the tree: int32 [num_duplicates], a tuple for several lanes.
+
+        They stay the caller's alone.
+        """
+        return self._duplicates()[0]
+
+    @property
+    def taken_states(self):
+        """Offered states that the tree holds from now on: int32 [num_taken]."""
+        return self._taken()[1]
+
+    @property
+    def duplicate_states(self):
+        """Offered states that duplicate states of the tree: int32 [num_duplicates]."""
+        return self._duplicates()[1]
+
+    cdef tuple _taken(self):
+        if self.taken_arrays is None:
+            self.taken_arrays = arrays_of(self.taken_ids)
+        return self.taken_arrays
+
+    cdef tuple _duplicates(self):
+        if self.duplicate_arrays is None:
+            self.duplicate_arrays = arrays_of(self.duplicate_ids)
+        return self.duplicate_arrays
 
 
 @cython.freelist(16)
 cdef class Evicted:
-    """What an eviction gave up: the caller drops the tree's reference to each.
+    """Result of an eviction: the caller drops the tree's reference to each id.
 
     Attributes
     ----------
     amount : int
-        Of the component that was asked for.
-    blocks : numpy.ndarray or tuple of numpy.ndarray
-        int32 [num_gone], new, by lane; with the full component go the windows of the same blocks.
-    states : numpy.ndarray
-        int32 [num_states], new.
+        Blocks or states of the requested component.
     """
+
+    @property
+    def blocks(self):
+        """Evicted blocks: int32 [num_gone], a tuple of arrays for several lanes.
+
+        With the full component go the windows of the same blocks.
+        """
+        return self._arrays()[0]
+
+    @property
+    def states(self):
+        """Evicted states: int32 [num_states]."""
+        return self._arrays()[1]
+
+    cdef tuple _arrays(self):
+        if self.arrays is None:
+            self.arrays = arrays_of(self.gone)
+        return self.arrays

@@ -32,3 +32,5 @@ cdef extern from "pagecore/index/request_table.hpp" namespace "pagecore" nogil:
 cdef class RequestTable:
     cdef unique_ptr[NativeRequestTable] native
     cdef readonly str dtype
+
+    cdef object _try_allocate(self, int64_t count)

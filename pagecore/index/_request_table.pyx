@@ -88,20 +88,23 @@ cdef class RequestTable:
         ShapeError
             `n` is negative.
         """
-        rows = self.try_allocate(n)
+        cdef int64_t count = as_int64(n, "n")
+        rows = self._try_allocate(count)
         if rows is None:
             raise OutOfRows(
-                f"{n} rows are needed and {self.num_free} of {self.num_requests} are free; "
+                f"{count} rows are needed and {self.num_free} of {self.num_requests} are free; "
                 "free some or make the table larger"
             )
         return rows
 
     def try_allocate(self, n):
         """Take `n` rows like `allocate`, or return None when fewer are free."""
-        cdef int64_t count = as_int64(n, "n")
+        return self._try_allocate(as_int64(n, "n"))
+
+    cdef object _try_allocate(self, int64_t count):
         cdef int32_t* data = NULL
         if count < 0:
-            raise ShapeError(f"{n} rows cannot be allocated; ask for 0 or more")
+            raise ShapeError(f"{count} rows cannot be allocated; ask for 0 or more")
         if count > deref(self.native).num_free():
             return None
         rows = new_int32(count, &data)

@@ -37,7 +37,9 @@ cdef class SlotAllocator:
 
     cdef object _extend(self, object prefix_lens, object seq_lens, object last_slots, object out, bint must)
     cdef object _decode(self, object seq_lens, object last_slots, object out, bint must)
-    cdef object _commit(self, int64_t num_slots, object target, bint must)
+    cdef object _allocate(self, object n, object out, bint must)
+    cdef object _target(self, object target, int64_t num_slots, SlotsOut* out)
+    cdef object _refuse(self, bint must)
 
 
 cdef class FreeGroup:

@@ -111,13 +111,11 @@ cdef class SlotAllocator:
         ShapeError
             `n` is negative, or `out` is too small or cannot name the slots.
         """
-        target = as_target(out)
-        return self._commit(deref(self.native).plan_allocate(as_int64(n, "n")), target, True)
+        return self._allocate(n, out, True)
 
     def try_allocate(self, n, out=None):
         """Do what `allocate` does, but return None where blocks are short."""
-        target = as_target(out)
-        return self._commit(deref(self.native).plan_allocate(as_int64(n, "n")), target, False)
+        return self._allocate(n, out, False)
 
     def extend(self, prefix_lens, seq_lens, last_slots, out=None):
         """Take the slots by which sequences grow: fill the block that is partly used, then take new ones.
@@ -184,6 +182,21 @@ cdef class SlotAllocator:
         """Do what `decode` does, but return None where blocks are short."""
         return self._decode(seq_lens, last_slots, out, False)
 
+    # A plan is carried out right after it was made: what can run other code, or fail for want of memory, comes before. Only
+    # a large step is planned once more, to ask for blocks before it asks for memory.
+
+    cdef object _allocate(self, object n, object out, bint must):
+        cdef SlotsOut to
+        cdef int64_t count = as_int64(n, "n")
+        target = as_target(out)
+        if count > MAX_SLOTS_UNASKED:
+            deref(self.native).plan_allocate(count)
+            if not deref(self.native).has_room():
+                return self._refuse(must)
+        result = self._target(target, max(count, 0), &to)
+        deref(self.native).plan_allocate(count)
+        return result if deref(self.native).try_commit(to) else self._refuse(must)
+
     cdef object _extend(self, object prefix_lens, object seq_lens, object last_slots, object out, bint must):
         target = as_target(out)
         cdef Integers lengths = as_integers(seq_lens, "seq_len", ShapeError)
@@ -195,9 +208,15 @@ cdef class SlotAllocator:
         repeat(prefix, n)
         repeat(lengths, n)
         repeat_slots(last, n)
-        return self._commit(
-            deref(self.native).plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last)), target, must
-        )
+        cdef SlotsOut to
+        cdef int64_t count = growth_of(prefix, lengths)
+        if not 0 <= count <= MAX_SLOTS_UNASKED:
+            count = deref(self.native).plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last))
+            if not deref(self.native).has_room():
+                return self._refuse(must)
+        result = self._target(target, count, &to)
+        deref(self.native).plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last))
+        return result if deref(self.native).try_commit(to) else self._refuse(must)
 
     cdef object _decode(self, object seq_lens, object last_slots, object out, bint must):
         target = as_target(out)
@@ -206,25 +225,28 @@ cdef class SlotAllocator:
         cdef Py_ssize_t n = last.size if lengths.is_scalar else lengths.size
         repeat(lengths, n)
         repeat_slots(last, n)
-        return self._commit(deref(self.native).plan_decode(lengths_of(lengths), slots_of(last)), target, must)
+        cdef SlotsOut to
+        if n > MAX_SLOTS_UNASKED:
+            deref(self.native).plan_decode(lengths_of(lengths), slots_of(last))
+            if not deref(self.native).has_room():
+                return self._refuse(must)
+        result = self._target(target, n, &to)
+        deref(self.native).plan_decode(lengths_of(lengths), slots_of(last))
+        return result if deref(self.native).try_commit(to) else self._refuse(must)
 
-    cdef object _commit(self, int64_t num_slots, object target, bint must):
-        """Carry out the plan that was just made; no other Python code may run in between."""
-        cdef SlotsOut out
-        cdef bint is_short = num_slots > MAX_SLOTS_UNASKED and not deref(self.native).has_room()
-        if not is_short:
-            if target is None:
-                target = new_slots(num_slots, self.index_dtype, &out)
-            else:
-                out.data = address_of(target)
-                out.size = target.size
-                out.type = SlotType.Int64 if target.itemsize == 8 else SlotType.Int32
-            is_short = not deref(self.native).try_commit(out)
-        if is_short:
-            if must:
-                deref(self.native).fail_out_of_blocks()
-            return None
+    cdef object _target(self, object target, int64_t num_slots, SlotsOut* out):
+        """Return the array of the answer, the front of `target` where there is one, and where the slots go."""
+        if target is None:
+            return new_slots(num_slots, self.index_dtype, out)
+        out.data = address_of(target)
+        out.size = target.size
+        out.type = SlotType.Int64 if target.itemsize == 8 else SlotType.Int32
         return target if out.size == num_slots else target[:num_slots]
+
+    cdef object _refuse(self, bint must):
+        if must:
+            deref(self.native).fail_out_of_blocks()
+        return None
 
     def free(self, slots):
         """Drop one reference of each block that the slots name.
@@ -325,6 +347,19 @@ cdef class FreeGroup:
             raise InvalidSequence("this group of frees is not open; use it in a with statement")
         self.is_open = False
         self.num_freed = deref(self.allocator.native).end_group()
+
+
+cdef int64_t growth_of(Integers prefix, Integers lengths) noexcept:
+    """Slots by which sequences grow; -1 where some shrink or the lists are not equally long."""
+    cdef int64_t total = 0
+    cdef Py_ssize_t i
+    if prefix.size != lengths.size:
+        return -1
+    for i in range(prefix.size):
+        if prefix.data[i] > lengths.data[i]:
+            return -1
+        total += <int64_t> lengths.data[i] - prefix.data[i]
+    return total
 
 
 cdef object as_target(object out):

@@ -2,12 +2,16 @@
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index._native_view cimport view_of
+from pagecore.index._sealed cimport seal
 
 from pagecore.errors import UnsupportedOption
 
 
 cdef class StepMemory:
     pass
+
+
+seal(StepMemory)
 
 
 cdef class StepBuffers:

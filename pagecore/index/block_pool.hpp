@@ -10,15 +10,16 @@
 // what the earlier entries did, to the bit.
 // Cost: O(n) for n blocks (allocate and free O(n log64 N) in address order), nothing is allocated after construction
 // but one small node for each step with retired blocks. Memory: 12 bytes a block, taken as blocks are first used.
-// Threads: every call takes mutex_; a Transaction keeps it over several calls.
+// Threads: every call takes mutex_; a Transaction keeps it over several calls. The child of fork() finds every pool
+// between two calls.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "pagecore/index/fork_safe_mutex.hpp"
 #include "pagecore/index/free_list.hpp"
 #include "pagecore/index/zeroed_array.hpp"
 #include "pagecore/native/ids.hpp"
@@ -83,7 +84,7 @@ class BlockPool {
   void check_chains() const;
 
   const BlockId num_blocks_;
-  mutable std::mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   BlockId num_retired_ = 0;
   FreeList free_;
   ZeroedArray<int32_t> ref_count_;

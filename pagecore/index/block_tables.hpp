@@ -61,6 +61,8 @@ class BlockTables {
   BlockTables(const BlockTables&) = delete;
   BlockTables& operator=(const BlockTables&) = delete;
 
+  // The row that add() and fork() return next, or -1 where all are in use.
+  [[nodiscard]] RowId next_row() const { return free_rows_.size() > 0 ? free_rows_.lowest() - 1 : -1; }
   // A row that shares the blocks of `prefix`, one list for each group, or an empty row where there is none.
   RowId add(std::span<const std::span<const BlockId>> prefix);
   RowId fork(RowId row);
@@ -83,10 +85,10 @@ class BlockTables {
   void truncate(Rows rows, Counts lengths, bool keep_capacity);
   // Whole blocks before positions[i] become holes; returns how many blocks became free.
   int64_t release_before(Rows rows, int64_t group, Counts positions);
-  // The copies that copy-on-write promised since the last call, in the order in which they must run.
-  [[nodiscard]] std::vector<BlockCopy> take_copies(int64_t group);
-  // take_copies into `out`, which is overwritten; allocates nothing where it has room for num_pending_copies().
-  void take_copies_into(int64_t group, std::vector<BlockCopy>& out);
+  // Forgets copies that copy-on-write promised and that need not run any more; returns how many are left.
+  [[nodiscard]] size_t settle_copies(int64_t group);
+  // Hands over all pending copies of a group, in the order in which they must run; settle_copies() counted them.
+  void take_copies(int64_t group, std::span<BlockCopy> out);
   // Undoes copy-on-write of a step that `rows` are in: they hold the sources again. For copies that the last
   // take_copies gave and nobody has run; nothing else may have changed since.
   void undo_copies(Rows rows, int64_t group, std::span<const BlockCopy> copies);
@@ -96,6 +98,8 @@ class BlockTables {
   void follow_changes();
   // Takes changes since the last call, ascending, as many as there are or `out` has room for.
   [[nodiscard]] size_t take_changes(std::span<ChangedEntry> out);
+  // Undoes take_changes(); the values are not looked at.
+  void put_back_changes(std::span<const ChangedEntry> entries) { changed_->put_back(entries); }
 
   [[nodiscard]] TokenCount length(RowId row) const;
   [[nodiscard]] int64_t capacity(RowId row) const;

@@ -60,21 +60,17 @@ void BlockTables::fill(Rows rows, int64_t group_index, const DenseTable& out) co
   }
 }
 
-std::vector<BlockCopy> BlockTables::take_copies(int64_t group_index) {
+size_t BlockTables::settle_copies(int64_t group_index) {
   check_group(group_index);
   Group& group = groups_[static_cast<size_t>(group_index)];
-  if (group.copies.size() == 0) return {};
+  if (group.copies.size() == 0) return 0;
   const PoolsLock lock(pools_);
-  return group.copies.take([&](BlockId block) { return pool_of(group).ref_count(block) > 0; });
+  return group.copies.settle([&](BlockId block) { return pool_of(group).ref_count(block) > 0; });
 }
 
-void BlockTables::take_copies_into(int64_t group_index, std::vector<BlockCopy>& out) {
-  out.clear();
-  check_group(group_index);
-  Group& group = groups_[static_cast<size_t>(group_index)];
-  if (group.copies.size() == 0) return;
-  const PoolsLock lock(pools_);
-  group.copies.take_into(out, [&](BlockId block) { return pool_of(group).ref_count(block) > 0; });
+void BlockTables::take_copies(int64_t group, std::span<BlockCopy> out) {
+  check_group(group);
+  groups_[static_cast<size_t>(group)].copies.take(out);
 }
 
 void BlockTables::follow_changes() {

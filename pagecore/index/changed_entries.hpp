@@ -44,6 +44,11 @@ class ChangedEntries {
     return count;
   }
 
+  // Undoes take().
+  void put_back(std::span<const ChangedEntry> entries) {
+    for (const ChangedEntry& entry : entries) mark(static_cast<int32_t>(entry.index));
+  }
+
   void check_invariants() const { marked_.check_levels(); }
 
  private:

@@ -31,6 +31,9 @@ class FreeList {
   [[nodiscard]] BlockId size() const { return num_stored_ + (num_ids_ - fresh_); }
   [[nodiscard]] size_t nbytes() const { return entries_.nbytes() + lowest_.nbytes(); }
 
+  // The id that take() gives next, in address order; size() > 0.
+  [[nodiscard]] BlockId lowest() const { return num_stored_ > 0 ? lowest_.lowest() : fresh_; }
+
   void push(BlockId id) {
     switch (order_) {
       case Order::Lifo: entries_[static_cast<size_t>(num_stored_)] = id; break;

@@ -26,6 +26,11 @@ class IdBitmap {
   explicit IdBitmap(int64_t capacity) : words_(place_levels(capacity)) {}
 
   [[nodiscard]] bool is_empty() const { return words_[start_[num_levels_ - 1]] == 0; }
+  // The set must not be empty.
+  [[nodiscard]] BlockId lowest() const {
+    const size_t at = lowest_word();
+    return static_cast<BlockId>(at * 64 + static_cast<size_t>(std::countr_zero(words_[at])));
+  }
   [[nodiscard]] bool contains(BlockId id) const { return (words_[word_of(id)] >> bit_of(id)) & 1; }
 
   void insert(BlockId id) {

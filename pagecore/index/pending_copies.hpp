@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "pagecore/index/zeroed_array.hpp"
@@ -47,27 +48,28 @@ class PendingCopies {
     }
   }
 
-  // Copies that are not dropped; is_live(block) tells whether somebody holds it.
+  // Forgets the copies that need not run; is_live(block) says whether a block has holders. Returns how many are left.
   template <typename IsLive>
-  [[nodiscard]] std::vector<BlockCopy> take(IsLive is_live) {
-    std::vector<BlockCopy> taken;
-    take_into(taken, is_live);
-    return taken;
-  }
-  // take() into `taken`, which is overwritten; allocates nothing where it has room for size().
-  template <typename IsLive>
-  void take_into(std::vector<BlockCopy>& taken, IsLive is_live) {
-    taken.clear();
-    taken.reserve(copies_.size());
+  size_t settle(IsLive is_live) {
     for (const Entry& entry : copies_) {
       if (!is_live(entry.copy.target)) drop(entry.copy.target);
     }
+    size_t first = copies_.size();  // the copies from here on stay
     for (size_t i = copies_.size(); i-- > 0;) {
-      const BlockCopy copy = copies_[i].copy;
-      if (!copies_[i].is_dropped || is_read(taken, copy.target)) taken.push_back(copy);
+      const Entry entry = copies_[i];
+      if (!entry.is_dropped || is_read(std::span(copies_).subspan(first), entry.copy.target)) copies_[--first] = entry;
     }
-    std::reverse(taken.begin(), taken.end());
-    for (const BlockCopy copy : taken) word_of(copy.target) &= ~bit_of(copy.target);
+    copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(first));
+    return copies_.size();
+  }
+
+  // Hands over the copies that settle() left, all of them: out.size() == size().
+  void take(std::span<BlockCopy> out) {
+    PC_ASSERT(out.size() == copies_.size());
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = copies_[i].copy;
+      word_of(out[i].target) &= ~bit_of(out[i].target);
+    }
     copies_.clear();
   }
 
@@ -93,8 +95,8 @@ class PendingCopies {
   static uint64_t bit_of(BlockId block) { return uint64_t{1} << (static_cast<unsigned>(block) & 63); }
   uint64_t& word_of(BlockId block) { return is_target_[static_cast<size_t>(block) >> 6]; }
 
-  static bool is_read(const std::vector<BlockCopy>& copies, BlockId block) {
-    return std::any_of(copies.begin(), copies.end(), [=](const BlockCopy& copy) { return copy.source == block; });
+  static bool is_read(std::span<const Entry> entries, BlockId block) {
+    return std::any_of(entries.begin(), entries.end(), [=](const Entry& entry) { return entry.copy.source == block; });
   }
 
   ZeroedArray<uint64_t> is_target_;

@@ -73,19 +73,49 @@ class RadixTree::Places {
   int64_t last_common_ = 0;
 };
 
-void RadixTree::check_all(std::span<const Offer> offers, Inserted& out) {
+// Ids that are claimed and given up again have their pages from then on. Those before an offer in the batch may add to
+// what the tree has of it; in a tree without full lanes a receipt that moves may also take from it what holds nothing.
+void RadixTree::prepare_all(std::span<const Offer> offers, Batch& batch) {
+  batch.answers.resize(offers.size());
+  batch.runs.resize(offers.size());
+  check_places(offers, batch.answers);
+  int64_t nodes = 0;
+  for (const Offer& offer : offers) nodes += 3 + static_cast<int64_t>(offer.states.size()) + num_windows();
+  reserve(nodes);
+  runs_.reserve(offers.size());
+  int64_t longest = 0;
+  for (size_t i = 0; i < offers.size(); ++i) {
+    Inserted& out = batch.answers[i];
+    reserve_answer(offers[i], out);
+    const int64_t old_blocks = full_lanes_ > 0 ? out.old_blocks : 0;
+    if (old_blocks < out.blocks) batch.runs[i] = runs_.make(offers[i].query, old_blocks, out.blocks - old_blocks);
+    longest = std::max(longest, out.blocks);
+  }
+  path_.reserve(static_cast<size_t>(std::min(longest, num_nodes() + nodes)));
+}
+
+void RadixTree::check_places(std::span<const Offer> offers, std::span<Inserted> answers) {
   Places places(offers, block_size_, num_lanes());
-  for (const Offer& offer : offers) {
-    survey(offer, -1 - offer.query.space, out);
-    give_up_claims(out);
+  for (size_t i = 0; i < offers.size(); ++i) {
+    survey(offers[i], -1 - offers[i].query.space, answers[i]);
+    give_up_claims(answers[i]);
     if (offers.size() == 1) return;
-    see_places(offer, out.blocks, [&](int32_t lane, int32_t id, int64_t) { places.note(lane, id); });
+    see_places(offers[i], answers[i].blocks, [&](int32_t lane, int32_t id, int64_t) { places.note(lane, id); });
   }
   if (!places.has_any()) return;
+  Inserted walked;
   for (size_t i = 0; i < offers.size(); ++i) {
-    walk(offers[i], -1 - offers[i].query.space, static_cast<int64_t>(offers[i].query.tokens.size()) / block_size_, out);
-    see_places(offers[i], out.blocks,
+    walk(offers[i], -1 - offers[i].query.space, answers[i].blocks, walked);
+    see_places(offers[i], walked.blocks,
                [&](int32_t lane, int32_t id, int64_t block) { places.want(lane, id, i, block); });
+  }
+}
+
+// Whatever the tree has of the offer when it is inserted.
+void RadixTree::reserve_answer(const Offer& offer, Inserted& out) const {
+  for (std::vector<Ids>* lists : {&out.taken, &out.duplicates}) {
+    for (Ids& ids : std::span(*lists).first(lists->size() - 1)) ids.reserve(static_cast<size_t>(out.blocks));
+    lists->back().reserve(offer.states.size());
   }
 }
 

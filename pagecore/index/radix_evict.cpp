@@ -7,17 +7,18 @@ namespace pagecore {
 
 using radix::kNoState;
 
-int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& out) {
+int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time) {
   amount = std::min(amount, evictable(component));
   out.resize(static_cast<size_t>(num_lanes()) + 1);
   for (Ids& ids : out) ids.clear();
-  if (amount <= 0) return 0;
   for (int32_t i = 0; i <= num_lanes(); ++i) {
     const bool is_state = i == num_lanes();
     const int32_t of = is_state ? state_component() : i < full_lanes_ ? 0 : i - full_lanes_ + 1;
     if (of < 0 || (component != 0 && of != component)) continue;
     out[static_cast<size_t>(i)].reserve(static_cast<size_t>(std::min(amount, held(of))));
   }
+  advance(time);
+  if (amount <= 0) return 0;
   expire();
   const int64_t evicted = component == 0         ? evict_full(amount, out)
                           : is_window(component) ? evict_window(component, amount, out)

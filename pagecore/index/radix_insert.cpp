@@ -11,13 +11,14 @@ namespace pagecore {
 using radix::kNoNode;
 using radix::kNoState;
 
-void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
+void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out, radix::Run* spare) {
   const NodeId top = -1 - offer.query.space;
   survey(offer, top, out);
   radix::Run run;
   try {
     reserve(3 + static_cast<int64_t>(offer.states.size()) + num_windows());
-    if (out.old_blocks < out.blocks) run = runs_.make(offer.query, out.old_blocks, out.blocks - out.old_blocks);
+    const int64_t fresh = out.blocks - out.old_blocks;
+    if (fresh > 0) run = runs_.make(offer.query, out.old_blocks, fresh, spare);
   } catch (...) {
     give_up_claims(out);
     throw;

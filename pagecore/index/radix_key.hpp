@@ -110,9 +110,12 @@ class BlockHash {
   [[nodiscard]] uint64_t add_marks(uint64_t hash, std::span<const Mark> marks, int64_t block) const {
     const Mark* const end = marks.data() + marks.size();
     for (const Mark* mark = first_mark_from(marks, block); mark != end && mark->block == block; ++mark) {
-      uint64_t word;
-      std::memcpy(&word, mark->digest.bytes.data(), sizeof word);
-      hash = fold(word ^ other_, hash ^ seed_ ^ static_cast<uint64_t>(mark->start));
+      std::array<uint64_t, 4> words;
+      std::memcpy(words.data(), mark->digest.bytes.data(), sizeof words);
+      hash = fold(words[0] ^ other_, words[1] ^ hash);
+      hash = fold(words[2] ^ other_, words[3] ^ hash);
+      hash = fold(static_cast<uint64_t>(mark->start) ^ other_, static_cast<uint64_t>(mark->end) ^ hash);
+      hash = fold(static_cast<uint32_t>(mark->digest.kind) ^ other_, hash ^ seed_);
     }
     return hash;
   }

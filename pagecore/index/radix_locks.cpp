@@ -73,12 +73,14 @@ RadixTree::Receipt RadixTree::lock_end(NodeId node, uint32_t components, bool is
 }
 
 RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
+  if (match.node != kNoNode) reserve(1 + num_windows());
   ++turn_;
   if (match.node == kNoNode) {
     ++num_receipts_;
     return {kNoNode, components};
   }
-  reserve(1 + num_windows());
+  while (at(match.node).depth >= match.blocks) match.node = at(match.node).parent;  // another lock has split it
+  match.offset = static_cast<int32_t>(match.blocks - at(match.node).depth);
   const NodeId found = match.node;
   if (match.offset < at(match.node).size) match.node = split(match.node, match.offset);
   if (has_states_ && at(match.node).state == radix::kNoState) components &= ~(1u << state_component());

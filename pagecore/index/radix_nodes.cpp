@@ -110,8 +110,8 @@ void RadixTree::remove_leaf(NodeId node) {
     --at(it.parent).children;
     refresh(it.parent, 0);
   } else {
-    const auto space = static_cast<size_t>(-1 - it.parent);
-    if (--space_children_[space] == 0 && space != 0) dead_.push_back(static_cast<radix::NamespaceId>(space));
+    --space_children_[static_cast<size_t>(-1 - it.parent)];
+    drop_namespace_if_empty(-1 - it.parent);
   }
 }
 

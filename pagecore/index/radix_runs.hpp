@@ -42,10 +42,11 @@ class Runs {
  public:
   Runs(int64_t block_size, int32_t lanes) : block_size_(block_size), lanes_(lanes) {}
 
-  // Room to add one run: add cannot fail then.
-  void reserve() {
-    if (!free_.empty()) return;
-    if (runs_.size() == runs_.capacity()) runs_.reserve(runs_.size() * 2 + 16);
+  // Room to add `count` runs: add cannot fail then.
+  void reserve(size_t count = 1) {
+    if (free_.size() >= count) return;
+    const size_t wanted = runs_.size() + count - free_.size();
+    if (wanted > runs_.capacity()) runs_.reserve(std::max(wanted, runs_.size() * 2 + 16));
     free_.reserve(runs_.capacity());
   }
   [[nodiscard]] RunId add(Run&& run) noexcept {
@@ -69,9 +70,19 @@ class Runs {
   }
 
   // A run of `count` blocks, not yet added, with the tokens and marks of the query from block `first` on.
-  [[nodiscard]] Run make(const Query& query, int64_t first, int64_t count) const {
+  // `spare`, where there is one, is a run of the query's blocks from `first` or before it on: where memory is short,
+  // its own serves.
+  [[nodiscard]] Run make(const Query& query, int64_t first, int64_t count, Run* spare = nullptr) const {
+    if (spare != nullptr && spare->capacity == count) return std::move(*spare);
     Run run;
-    run.data = std::make_unique_for_overwrite<int32_t[]>(words(count));
+    try {
+      run.data = std::make_unique_for_overwrite<int32_t[]>(words(count));
+      run.marks.reserve(
+          static_cast<size_t>(first_mark_from(query.marks, first + count) - first_mark_from(query.marks, first)));
+    } catch (const std::bad_alloc&) {
+      if (spare == nullptr) throw;
+      run = std::move(*spare);
+    }
     run.capacity = run.live = static_cast<int32_t>(count);
     std::copy_n(query.tokens.data() + first * block_size_, count * block_size_, run.data.get());
     const Mark* const begin = first_mark_from(query.marks, first);

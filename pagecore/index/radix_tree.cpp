@@ -71,26 +71,32 @@ radix::NamespaceId RadixTree::add_namespace() {
   if (space_children_.size() == space_children_.capacity()) space_children_.reserve(space_children_.size() * 2 + 4);
   free_spaces_.reserve(space_children_.capacity());
   dead_.reserve(space_children_.capacity());
+  is_listed_dead_.resize(space_children_.capacity());
   space_children_.push_back(0);
   return static_cast<radix::NamespaceId>(space_children_.size() - 1);
 }
 
-std::vector<radix::NamespaceId> RadixTree::take_dead_namespaces() {
-  std::vector<radix::NamespaceId> gone;
-  gone.reserve(dead_.size());
-  for (const radix::NamespaceId space : dead_) {
-    if (space_children_[static_cast<size_t>(space)] != 0) continue;  // it has come to life again since
-    space_children_[static_cast<size_t>(space)] = -1;
-    free_spaces_.push_back(space);
-    gone.push_back(space);
+radix::NamespaceId RadixTree::dead_namespace() noexcept {
+  while (!dead_.empty() && space_children_[static_cast<size_t>(dead_.back())] > 0) {
+    is_listed_dead_[static_cast<size_t>(dead_.back())] = false;
+    dead_.pop_back();
   }
-  dead_.clear();
-  return gone;
+  return dead_.empty() ? -1 : dead_.back();
 }
 
-void RadixTree::drop_namespace_if_empty(radix::NamespaceId space) {
+void RadixTree::forget_dead_namespace() noexcept {
+  const radix::NamespaceId space = dead_.back();
+  dead_.pop_back();
+  is_listed_dead_[static_cast<size_t>(space)] = false;
+  space_children_[static_cast<size_t>(space)] = -1;
+  free_spaces_.push_back(space);
+}
+
+void RadixTree::drop_namespace_if_empty(radix::NamespaceId space) noexcept {
   if (space == 0 || space_children_[static_cast<size_t>(space)] != 0) return;
-  if (std::find(dead_.begin(), dead_.end(), space) == dead_.end()) dead_.push_back(space);
+  if (is_listed_dead_[static_cast<size_t>(space)]) return;
+  is_listed_dead_[static_cast<size_t>(space)] = true;
+  dead_.push_back(space);
 }
 
 radix::NodeId RadixTree::find_child(NodeId parent, const Query& query, int64_t block) const {

@@ -75,35 +75,46 @@ class RadixTree {
     NodeId node = radix::kNoNode;
     uint32_t components = 0;  // a bit each; 0: given back
   };
+  // What the offers of a batch need, by offer: the answer, with room for all ids, and the memory of a new node.
+  struct Batch {
+    std::vector<Inserted> answers;
+    std::vector<radix::Run> runs;
+  };
 
   explicit RadixTree(const Options& options);
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
 
   [[nodiscard]] radix::NamespaceId add_namespace();
-  // Namespaces that have lost their last node since the last call; their ids may be handed out again.
-  [[nodiscard]] bool has_dead_namespaces() const { return !dead_.empty(); }
-  [[nodiscard]] std::vector<radix::NamespaceId> take_dead_namespaces();
-  void drop_namespace_if_empty(radix::NamespaceId space);
+  // A namespace that has lost its last node and got no other, or -1; its number is handed out again once it is
+  // forgotten.
+  [[nodiscard]] radix::NamespaceId dead_namespace() noexcept;
+  void forget_dead_namespace() noexcept;
+  void drop_namespace_if_empty(radix::NamespaceId space) noexcept;
 
   // At most `limit` blocks; changes nothing.
   [[nodiscard]] Match match(const radix::Query& query, int64_t limit) const;
   // The ids of a match, or of a receipt's path, from its first block on; a window's lane is null before the window.
   void copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span<int32_t> out) const;
 
-  // Pins what match() has just found, and counts the use. The match's node may become another.
+  // Pins what match() found, and counts the use; only other lock() calls may come in between. The match's node may
+  // become another.
   [[nodiscard]] Receipt lock(Match& match, uint32_t components);
+  // Memory for `count` calls of lock(), which then cannot fail.
+  void reserve_locks(int64_t count) { reserve(count * (1 + num_windows())); }
   [[nodiscard]] Receipt lock_again(const Receipt& receipt);
   void unlock(Receipt& receipt, uint32_t components, const radix::Wish& wish);
 
-  // `receipt`, where there is one, moves to the end of what is inserted.
-  void insert(const Offer& offer, Receipt* receipt, Inserted& out);
+  // `receipt`, where there is one, moves to the end of what is inserted. `spare`, where there is one, is memory for a
+  // new node, from prepare_all().
+  void insert(const Offer& offer, Receipt* receipt, Inserted& out, radix::Run* spare = nullptr);
   // The same for a sequence that runs on from where its receipt ends: what lies before is what the receipt holds, and
   // is not looked at. The query's namespace counts only where the receipt holds nothing; marks and states there are
   // none.
   void extend(const Offer& offer, Receipt& receipt, Inserted& out);
-  // Throws where one of them could not be inserted after those before it; then nothing but memory can refuse them.
-  void check_all(std::span<const Offer> offers, Inserted& out);
+  // Throws where one of them could not be inserted after those before it. Otherwise insert() cannot fail for any of
+  // them, in this order, with its part of the batch and with no other call in between.
+  void prepare_all(std::span<const Offer> offers, Batch& batch);
   // The last out.size() ids of the path that ends with `end`.
   void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
   // The id of one block of it, counted from the start of the prefix.
@@ -111,8 +122,8 @@ class RadixTree {
   // Puts `id` there, the null block in a window only, and returns what stood there.
   int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
   // Gives up min(amount, evictable(component)), and returns how many; without full lanes, of component 0 also what is
-  // left empty then. out has a list for each lane and one for the states.
-  int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out);
+  // left empty then. out has a list for each lane and one for the states. `time` is as for advance().
+  int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time = -radix::kNever);
 
   // For callers whose own change must not fail half way. After reserve(n), which throws or changes nothing that can be
   // observed, shorten() and lock() of receipts cannot fail while they make at most n nodes: nodes_to_move() for each.
@@ -267,6 +278,8 @@ class RadixTree {
 
   // radix_batch.cpp
   class Places;
+  void check_places(std::span<const Offer> offers, std::span<Inserted> answers);
+  void reserve_answer(const Offer& offer, Inserted& out) const;
   template <typename See>
   void see_places(const Offer& offer, int64_t blocks, See&& see) const;
 
@@ -308,9 +321,10 @@ class RadixTree {
   std::vector<int64_t> held_;
   std::vector<int32_t> space_children_;  // by namespace; -1: not in use
   std::vector<radix::NamespaceId> free_spaces_;
-  std::vector<radix::NamespaceId> dead_;
-  std::vector<Step> path_;            // scratch of insert
-  std::vector<radix::Slice> slices_;  // scratch of compact
+  std::vector<radix::NamespaceId> dead_;  // each once; it may have come to life again
+  std::vector<uint8_t> is_listed_dead_;   // by namespace
+  std::vector<Step> path_;                // scratch of insert
+  std::vector<radix::Slice> slices_;      // scratch of compact
   int64_t num_receipts_ = 0;
   uint64_t turn_ = 0;
   double now_ = -radix::kNever;

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pagecore.errors import PagecoreError
 from pagecore.index import BlockPool, RadixTree
-from tests.reference.radix_tree import NULL
+from tests.reference.radix_tree import NULL, typed
 from tests.reference.radix_tree import RadixTree as TwinTree
 
 POLICIES = ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"]
@@ -312,7 +312,7 @@ class RadixMachine(RuleBasedStateMachine):
             assert (pool.ref_counts() == held).all()
             assert self.tree.held_blocks(lane).tolist() == sorted(twin.ids(lane))
         assert self.tree.held_states().tolist() == sorted(twin.ids(twin.num_lanes))
-        used = {key for key, root in twin.roots.items() if root.children} - {(type(None), None)}
+        used = {key for key, root in twin.roots.items() if root.children} - {typed(None)}
         assert self.tree.num_namespaces == len(used)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from pagecore.errors import DoubleFree, InvalidBlock, ShapeError, UnsupportedOption
 
@@ -70,7 +70,15 @@ class Receipt:
 
 
 def typed(value: object) -> object:
-    return tuple(map(typed, value)) if type(value) is tuple else (type(value), value)
+    """A key that is equal only for values of equal types, at every depth."""
+    parts: object = None
+    if isinstance(value, tuple):
+        parts = tuple(map(typed, value))
+    elif isinstance(value, frozenset):
+        parts = frozenset(map(typed, value))
+    elif is_dataclass(value):
+        parts = tuple(typed(getattr(value, each.name)) for each in fields(value))
+    return type(value), value, parts
 
 
 class RadixTree:

@@ -94,9 +94,8 @@ class Pool {
 
   void start_threads(uint32_t count) {
     if (num_threads_ >= count || refused_) return;
-    if (!prepared_for_fork_) prepared_for_fork_ = pthread_atfork(nullptr, nullptr, forget_threads) == 0;
     pthread_attr_t detached;
-    if (!prepared_for_fork_ || pthread_attr_init(&detached) != 0) return;
+    if (!is_prepared_for_fork || pthread_attr_init(&detached) != 0) return;
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     // A new thread blocks what its maker does. Signals are for the program's own threads, but for those that tell of a
     // fault of the thread itself: blocked, they would end the process without its handlers.
@@ -194,10 +193,14 @@ class Pool {
   // Of whoever has taken_:
   uint32_t num_threads_ = 0;
   bool refused_ = false;
-  bool prepared_for_fork_ = false;
+
+  static const bool is_prepared_for_fork;
 };
 
 constinit Pool pool;
+
+// From the start: a child that is forked while the first call takes the threads must not find them taken for ever.
+const bool Pool::is_prepared_for_fork = pthread_atfork(nullptr, nullptr, forget_threads) == 0;
 
 void Pool::forget_threads() {
   pool.state_.store(0, std::memory_order_relaxed);

@@ -112,11 +112,11 @@ class TreeLife {
     return spaces_.contains(name) ? spaces_.at(name) : -1;
   }
   void bury() {
-    if (!tree_.has_dead_namespaces()) return;
-    for (const radix::NamespaceId gone : tree_.take_dead_namespaces()) {
+    for (radix::NamespaceId gone = tree_.dead_namespace(); gone >= 0; gone = tree_.dead_namespace()) {
       const size_t before = spaces_.size();
       std::erase_if(spaces_, [&](const auto& each) { return each.second == gone; });
       PC_CHECK(spaces_.size() == before - 1, "namespace ", gone, " was not in use");
+      tree_.forget_dead_namespace();
     }
   }
 
@@ -264,32 +264,36 @@ class TreeLife {
     if (is_new) tree_.drop_namespace_if_empty(space);
   }
 
-  // Several at once: what check_all lets through can be inserted; what nobody could refuse singly it lets through.
+  // Several at once: what can be inserted needs no memory once it is prepared, and what cannot is refused as a whole.
   void insert_batch() {
     std::vector<Offered> made;
+    std::vector<int> receipts;
     const bool is_honest = random_.one_in(2);
     for (int64_t left = random_.between(1, 4); left > 0; --left) {
       made.push_back(offers_.some_offer(is_honest));
+      receipts.push_back(some_receipt());
       if (!is_honest && made.size() > 1 && random_.one_in(3)) borrow(made.front(), made.back());
     }
     ModelTree next = model_;
+    std::vector<ModelTree::Inserted> expected;
     bool is_possible = true;
     try {
-      for (const Offered& each : made) static_cast<void>(next.insert(each.model, -1));
+      for (size_t i = 0; i < made.size(); ++i) expected.push_back(next.insert(made[i].model, receipts[i]));
     } catch (const Error&) {
       is_possible = false;
     }
-    if (!check_batch(made)) {
+    std::vector<RadixTree::Inserted> out;
+    if (!insert_all(made, receipts, out)) {
       PC_CHECK(!is_possible || !is_honest, "a batch was refused that could be inserted");
       return;
     }
     PC_CHECK(is_possible, "a batch was let through that cannot be inserted");
-    RadixTree::Inserted out;
-    for (const Offered& each : made) {
-      with_little_memory([&] { insert_into(each, -1, out); });
-      static_cast<void>(model_.insert(each.model, -1));
-      bury();
+    model_ = next;
+    for (size_t i = 0; i < made.size(); ++i) {
+      same_inserted(made[i].model, out[i], expected[i]);
+      if (receipts[i] >= 0 && out[i].blocks > 0) receipts_.at(receipts[i]).name = made[i].key.name;
     }
+    bury();
   }
   // The later one offers what the earlier one does.
   void borrow(const Offered& from, Offered& to) {
@@ -303,21 +307,42 @@ class TreeLife {
     to.lanes[lane].~Exact();
     new (&to.lanes[lane]) Exact<int32_t>(ids);
   }
-  bool check_batch(const std::vector<Offered>& made) {
+  bool insert_all(const std::vector<Offered>& made, const std::vector<int>& receipts,
+                  std::vector<RadixTree::Inserted>& out) {
+    RadixTree::Batch batch;
     std::vector<RadixTree::Offer> offers;
-    for (const Offered& each : made) {
-      const radix::NamespaceId space = space_of(each.key.name);
-      offers.push_back(each.offer(space < 0 ? INT32_MAX - each.key.name : space));
-    }
-    RadixTree::Inserted out;
     bool is_fine = true;
+    const auto drop_spaces = [&] {
+      for (const Offered& each : made) {
+        if (space_of(each.key.name) > 0) tree_.drop_namespace_if_empty(space_of(each.key.name));
+      }
+    };
     with_little_memory([&] {
       try {
-        tree_.check_all(offers, out);
+        batch = {};
+        offers.clear();
+        for (const Offered& each : made) {
+          if (space_of(each.key.name) < 0) add_space(each.key.name);
+          offers.push_back(each.offer(space_of(each.key.name)));
+        }
+        tree_.prepare_all(offers, batch);
       } catch (const Error&) {
         is_fine = false;
+      } catch (const std::bad_alloc&) {
+        drop_spaces();
+        throw;
       }
     });
+    if (is_fine) {
+      const ShortMemory memory(random_.one_in(2) ? 0 : INT64_MAX);
+      for (size_t i = 0; i < made.size(); ++i) {
+        RadixTree::Receipt* const receipt = receipts[i] < 0 ? nullptr : &receipts_.at(receipts[i]).receipt;
+        tree_.insert(offers[i], receipt, batch.answers[i], &batch.runs[i]);
+      }
+    }
+    drop_spaces();
+    bury();
+    out = std::move(batch.answers);
     return is_fine;
   }
 

@@ -225,7 +225,9 @@ PC_TEST(pending_copies_keep_what_a_later_copy_reads) {
       if (random.one_in(10)) {
         std::vector<bool> is_live(static_cast<size_t>(num_blocks));
         for (size_t b = 0; b < is_live.size(); ++b) is_live[b] = !random.one_in(3);
-        const auto taken = pending.take([&](BlockId b) { return is_live[static_cast<size_t>(b)]; });
+        std::vector<BlockCopy> taken(pending.settle([&](BlockId b) { return is_live[static_cast<size_t>(b)]; }));
+        pending.check_invariants();
+        pending.take(taken);
         const auto expected = expected_copies(model, is_live);
         PC_CHECK(flat(taken) == flat(expected), shown(flat(taken)), " taken, expected ", shown(flat(expected)));
         PC_CHECK(pending.size() == 0, pending.size());

@@ -119,7 +119,9 @@ class Writer {
 
   void run_copies() {
     for (size_t group = 0; group < 2; ++group) {
-      for (const BlockCopy copy : tables_.take_copies(static_cast<int64_t>(group))) {
+      std::vector<BlockCopy> copies(tables_.settle_copies(static_cast<int64_t>(group)));
+      tables_.take_copies(static_cast<int64_t>(group), copies);
+      for (const BlockCopy copy : copies) {
         for (SlotId i = 0; i < kSizes[group]; ++i)
           pools_[group]->cell(group, copy.target * kSizes[group] + i) =
               pools_[group]->cell(group, copy.source * kSizes[group] + i);

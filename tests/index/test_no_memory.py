@@ -1,0 +1,266 @@
+"""Memory that runs out at each allocation of each call: the call then raises MemoryError, and nothing has changed."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from pagecore.index import BlockPool, BlockTables, RadixTree, RequestTable, SlotAllocator, StepBuffers
+
+testcapi = pytest.importorskip("_testcapi", reason="needs CPython's own test module, which makes allocations fail")
+
+# So many allocations in a row fail without any effect: the call has no more.
+MAX_WITHOUT_EFFECT = 12
+MANY = 400  # ints up to 256 need no memory
+
+
+class Key:
+    """A namespace that is an object of the user's own."""
+
+    def __hash__(self):
+        return 3
+
+    def __eq__(self, other):
+        return isinstance(other, Key)
+
+
+class TreeState:
+    def __init__(self, **options):
+        self.tree = RadixTree(1, **options)
+        self.lanes = len(self.tree.windows) + (0 if options.get("full") == 0 else 1)
+        self.tree.insert([1, 2, 3, 4], self.blocks(MANY, 4))
+        self.tree.insert([1, 2, 7], self.blocks(MANY + 10, 3))
+        self.tree.insert([5, 6], self.blocks(MANY + 20, 2), namespace=("a", Key()))
+        self.receipt = self.tree.match_and_lock([1, 2, 3])
+        self.other = self.tree.match_and_lock([5], namespace=("a", Key()))
+        self.receipts = [self.receipt, self.other]
+
+    def blocks(self, first, count):
+        lane = np.arange(first, first + count, dtype=np.int32)
+        return lane if self.lanes == 1 else [lane] * self.lanes
+
+    def signature(self):
+        """What a user can observe, in the end by evicting all."""
+        tree = self.tree
+        tree.check_invariants()
+        seen = [
+            (tree.num_nodes, tree.num_receipts, tree.num_namespaces),
+            [(tree.evictable(name), tree.protected(name)) for name in tree.components],
+            [tree.held_blocks(lane).tolist() for lane in range(self.lanes)],
+            [(receipt.num_tokens, receipt.components) for receipt in self.receipts],
+        ]
+        for receipt in self.receipts:
+            if receipt.components:
+                receipt.release()
+        gone = tree.evict("full", 10**9).blocks
+        return [*seen, [lane.tolist() for lane in (gone if isinstance(gone, tuple) else [gone])]]
+
+
+class TableState:
+    def __init__(self):
+        self.pools = [BlockPool(2000), BlockPool(2000, order="address")]
+        for pool in self.pools:
+            pool.allocate(300)
+        self.tables = BlockTables(self.pools, block_sizes=[1, 2], max_sequences=600, max_blocks_per_sequence=8)
+        self.rows = [self.tables.add() for _ in range(300)]
+        self.tables.follow_changes()
+        self.tables.extend(self.rows, 2)
+        self.forks = [self.tables.fork(row) for row in self.rows[:270]]
+        self.tables.truncate(self.forks, 1, keep_capacity=True)
+        self.tables.extend(self.forks, 1)  # copies on write
+        self.buffers = StepBuffers(400, 400, 2)
+        self.out = [np.zeros(900, np.int64), np.zeros(900, np.int64)]
+        self.changes = np.zeros((5000, 2), np.int64)
+
+    def signature(self):
+        self.tables.check_invariants()
+        copies = [group.tolist() for group in self.tables.take_copies()]
+        lengths = self.tables.row_lengths.tolist()
+        tables = [self.tables.table(group).tolist() for group in range(2)]
+        counts = [pool.ref_counts().tolist() for pool in self.pools]
+        changes = self.changes[: self.tables.take_changes(self.changes)].tolist()
+        free = [pool.allocate(pool.num_free).tolist() for pool in self.pools]
+        return lengths, tables, copies, counts, changes, free
+
+
+class SlotState:
+    def __init__(self):
+        self.pool = BlockPool(3000)
+        self.allocator = SlotAllocator(self.pool, 2)
+        self.slots = self.allocator.allocate(1001)
+        self.requests = RequestTable(600, 4)
+        self.rows = self.requests.allocate(300)
+        self.requests.write(self.rows, 0, self.slots[:300])
+        self.out = np.zeros(1200, np.int64)
+
+    def signature(self):
+        self.allocator.check_invariants()
+        self.requests.check_invariants()
+        counts = self.pool.ref_counts().tolist()
+        free = self.pool.allocate(self.pool.num_free).tolist()
+        taken = (self.requests.num_free, self.requests.allocate(self.requests.num_free).tolist())
+        return counts, free, self.requests.table.tolist(), taken
+
+
+def entry(state, tokens, first, **options):
+    return {"tokens": tokens, "blocks": state.blocks(first, len(tokens)), **options}
+
+
+TREE_CALLS = {
+    "match": lambda state: state.tree.match([1, 2, 3]),
+    "match in a namespace": lambda state: state.tree.match([5, 6], namespace=("a", Key())),
+    "match_and_lock": lambda state: state.receipts.append(state.tree.match_and_lock([1, 2, 3], time=1.0)),
+    "match_and_lock_all": lambda state: state.receipts.extend(
+        state.tree.match_and_lock_all([[1], [1, 2, 7], [5]], namespaces=[None, None, ("a", Key())])
+    ),
+    "fork": lambda state: state.receipts.append(state.receipt.fork()),
+    "release": lambda state: state.receipt.release(time=2.0),
+    "release of the last of a namespace": lambda state: state.other.release(),
+    "release_all": lambda state: state.tree.release_all([state.receipt, state.other], time=2.0),
+    "insert": lambda state: state.tree.insert([1, 2, 3, 9, 9], state.blocks(900, 5)),
+    "insert of a long list": lambda state: state.tree.insert(
+        list(range(50)), state.blocks(900, 50), receipt=state.other
+    ),
+    "insert in a new namespace": lambda state: state.tree.insert([1], state.blocks(900, 1), namespace=("b", 1.5)),
+    "insert with a span": lambda state: state.tree.insert([8, 9], state.blocks(900, 2), spans=[(0, 2, b"cat")]),
+    "insert with a receipt": lambda state: state.tree.insert([1, 9], state.blocks(900, 2), receipt=state.other),
+    "insert_all": lambda state: state.tree.insert_all(
+        [
+            entry(state, [1, 2, 8], 900, receipt=state.receipt),
+            entry(state, [1, 2, 8, 9], 910, namespace="new"),
+            entry(state, [1, 2, 8, 9], 920),
+            entry(state, [5, 6, 7], 930, namespace=("a", Key()), spans=[(1, 2, 7)]),
+        ]
+    ),
+    "extend": lambda state: state.tree.extend([1, 2, 3, 8, 8], state.blocks(900, 5), state.receipt, time=1.0),
+    "block_at": lambda state: state.tree.block_at(state.receipt, 1),
+    "replace": lambda state: state.tree.replace(state.receipt, 1, 950),
+    "evict": lambda state: state.tree.evict("full", 3, time=1.0),
+    "evict more than there is": lambda state: state.tree.evict("full", 10**9),
+    "held_blocks": lambda state: state.tree.held_blocks(),
+}
+TABLE_CALLS = {
+    "add": lambda state: state.tables.add(),
+    "add with a prefix": lambda state: state.tables.add([[1, 2], [1]]),
+    "fork": lambda state: state.tables.fork(state.rows[0]),
+    "remove": lambda state: state.tables.remove(state.forks),
+    "reorder": lambda state: state.tables.reorder(state.rows[:9], state.rows[1:10]),
+    "extend": lambda state: state.tables.extend(state.rows, 1),
+    "extend into arrays": lambda state: state.tables.extend(state.rows, 1, state.out),
+    "try_extend": lambda state: state.tables.try_extend(np.array(state.rows), 1),
+    "shortage": lambda state: state.tables.shortage(state.rows, 2),
+    "prepare": lambda state: state.tables.prepare(state.rows, 1, state.buffers),
+    "take_copies": lambda state: state.taken.append(state.tables.take_copies()),
+    "take_copies of a group": lambda state: state.taken.append(state.tables.take_copies(1)),
+    "take_changes": lambda state: state.taken.append(state.tables.take_changes(state.changes)),
+    "truncate": lambda state: state.tables.truncate(state.rows, 1),
+    "blocks": lambda state: state.tables.blocks(state.rows[0]),
+    "allocate": lambda state: state.pools[0].allocate(300),
+    "share": lambda state: state.pools[0].share(np.arange(1, 300)),
+}
+SLOT_CALLS = {
+    "allocate": lambda state: state.allocator.allocate(301),
+    "allocate into an array": lambda state: state.allocator.allocate(301, state.out),
+    "extend": lambda state: state.allocator.extend(1001, [1501], state.slots[-1:]),
+    "extend into an array": lambda state: state.allocator.extend(1001, [1501], state.slots[-1:], state.out),
+    "decode": lambda state: state.allocator.decode([1002], state.slots[-1:]),
+    "requests.allocate": lambda state: state.requests.allocate(290),
+    "requests.free": lambda state: state.requests.free(state.rows),
+    "requests.write": lambda state: state.requests.write(state.rows, 1, state.slots[300:600]),
+    "requests.read": lambda state: state.requests.read(3),
+}
+# Their answer is a count, and the int that holds it may find no memory once all is done.
+COUNTS = {
+    "pool.free": lambda state: state.pool.free(np.arange(1, 400)),
+    "pool.retire": lambda state: state.pool.retire(np.arange(1, 400), 1),
+    "slots.free": lambda state: state.allocator.free(state.slots),
+}
+
+
+def fails(call, allocation):
+    """Whether the call raises where one of its allocations fails."""
+    try:
+        testcapi.set_nomemory(allocation, allocation + 1)
+        call()
+    except MemoryError:
+        return True
+    finally:
+        testcapi.remove_mem_hooks()
+    return False
+
+
+def check_every_allocation(make, call, may_be_done=False):
+    before = make().signature()
+    done = make()
+    call(done)
+    after = done.signature()
+    num_without, num_failed, allocation = 0, 0, 0
+    while num_without < MAX_WITHOUT_EFFECT:
+        state = make()
+        has_failed = fails(lambda state=state: call(state), allocation)
+        signature = state.signature()
+        assert signature == after if not has_failed else signature == before or (may_be_done and signature == after), (
+            f"allocation {allocation}: the call {'raised' if has_failed else 'went on'}"
+        )
+        num_without = 0 if has_failed else num_without + 1
+        num_failed += has_failed
+        allocation += 1
+    assert num_failed > 0
+
+
+OPTIONS = {
+    "one lane": {},
+    "priorities": {"policy": "priority"},
+    "windows": {"windows": [2, 3]},
+    "windows alone": {"full": 0, "windows": [2]},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", TREE_CALLS)
+def test_a_call_of_a_tree_is_done_or_not(name, options):
+    check_every_allocation(lambda: TreeState(**OPTIONS[options]), TREE_CALLS[name])
+
+
+class TakingState(TableState):
+    """Puts what was taken before what is left."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken = []
+
+    def signature(self):
+        return (str(self.taken), *super().signature())
+
+
+@pytest.mark.parametrize("name", TABLE_CALLS)
+def test_a_call_of_tables_is_done_or_not(name):
+    check_every_allocation(TakingState, TABLE_CALLS[name])
+
+
+@pytest.mark.parametrize("name", SLOT_CALLS)
+def test_a_call_of_slots_is_done_or_not(name):
+    check_every_allocation(SlotState, SLOT_CALLS[name])
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_call_that_answers_with_a_count_is_done_or_not(name):
+    check_every_allocation(SlotState, COUNTS[name], may_be_done=True)
+
+
+def test_making_anything_without_memory_leaves_the_rest_alone():
+    pool = BlockPool(9)
+    makes = [
+        lambda: BlockPool(100),
+        lambda: BlockTables([pool, pool], block_sizes=[1, 2], max_sequences=2, max_blocks_per_sequence=4),
+        lambda: SlotAllocator(pool, 4),
+        lambda: RequestTable(4, 4),
+        lambda: StepBuffers(4, 4, 2),
+        lambda: RadixTree(4, windows=[3], states=True),
+    ]
+    for make in makes:
+        for allocation in range(60):
+            with suppress(MemoryError):
+                fails(make, allocation)
+    pool.check_invariants()
+    assert pool.num_used == 0
