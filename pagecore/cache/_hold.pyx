@@ -33,7 +33,7 @@ cdef class PrefixHold:
     cdef PrefixHold blank_copy(self):
         cdef PrefixHold other = PrefixHold.__new__(PrefixHold)
         other.receipt = self.receipt.tree.blank_receipt(self.receipt.key)
-        other.marks = self.marks
+        other.marks.assign(self.marks.begin(), self.marks.end())
         other.offers_whole = self.offers_whole
         other.priority = self.priority
         other.time_to_live = self.time_to_live

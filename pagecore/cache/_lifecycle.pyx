@@ -11,6 +11,7 @@ from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.cache._hold cimport PrefixHold
+from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache._step cimport Step
@@ -69,57 +70,57 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
     cdef Prefix prefix
     cdef vector[span[const_int32]] none
     cdef int32_t row
-    with state.lock:
-        state.begin()
-        sequence = Sequence(state.new_name(name), ids)
-        if state.prefix is not None:
-            sequence.hold = PrefixHold(state.prefix.tree, options, state.tables.max_blocks_per_sequence)
-        state.reserve_name(sequence)  # code of the caller may run until here
-        require_row(state)
-        if state.prefix is None:
-            row = state.tables.add_raw(none)
-        else:
-            state.prefix.match_sequence(sequence, most // state.block_size, &found)
-            prefix = found_prefix(state, found)
-            state.prefix.reserve_moves(1)
-            row = state.tables.add_raw(prefix.spans)
-            # The row is there: from here on nothing fails.
-            state.prefix.attach(sequence, found)
-            sequence.computed = sequence.cached = <int32_t>found.blocks * state.block_size
-        come_alive(state, sequence, row)
-        if name is None:
-            state.next_number += 1
-        return sequence
+    guard = Held(state.lock)
+    state.begin()
+    sequence = Sequence(state.new_name(name), ids)
+    if state.prefix is not None:
+        sequence.hold = PrefixHold(state.prefix.tree, options, state.tables.max_blocks_per_sequence)
+    state.reserve_name(sequence)  # code of the caller may run until here
+    require_row(state)
+    if state.prefix is None:
+        row = state.tables.add_raw(none)
+    else:
+        state.prefix.match_sequence(sequence, most // state.block_size, &found)
+        prefix = found_prefix(state, found)
+        state.prefix.reserve_moves(1)
+        row = state.tables.add_raw(prefix.spans)
+        # The row is there: from here on nothing fails.
+        state.prefix.attach(sequence, found)
+        sequence.computed = sequence.cached = <int32_t>found.blocks * state.block_size
+    come_alive(state, sequence, row)
+    if name is None:
+        state.next_number += 1
+    return sequence
 
 
 def fork(CacheState state not None, parent, name):
     """Add a sequence that shares all blocks of `parent`."""
     cdef Sequence source, child
     cdef int32_t row
-    with state.lock:
-        state.begin()
-        require(state, parent, True)
-        child = Sequence(state.new_name(name), (<Sequence>parent).tokens)
-        if state.prefix is not None:
-            child.hold = (<Sequence>parent).hold.blank_copy()
-            state.prefix.name_spaces([parent])
-        state.reserve_name(child)  # code of the caller may run until here
-        source = require(state, parent, True)
-        if source.known != child.known:
-            raise InvalidSequence(f"{parent!r} changed while the id was compared; fork again")
-        require_row(state)
-        if state.prefix is not None:
-            state.prefix.publish_one(source, False)
-        row = state.tables.fork_raw(source.row)
-        # The row is there: from here on nothing fails.
-        child.computed = source.computed
-        child.cached = source.cached
-        if state.prefix is not None:
-            inherit(state, child, child.hold, source.hold, source.published, source.has_duplicates)
-        come_alive(state, child, row)
-        if name is None:
-            state.next_number += 1
-        return child
+    guard = Held(state.lock)
+    state.begin()
+    require(state, parent, True)
+    child = Sequence(state.new_name(name), (<Sequence>parent).tokens)
+    if state.prefix is not None:
+        child.hold = (<Sequence>parent).hold.blank_copy()
+        state.prefix.name_spaces([parent])
+    state.reserve_name(child)  # code of the caller may run until here
+    source = require(state, parent, True)
+    if source.known != child.known:
+        raise InvalidSequence(f"{parent!r} changed while the id was compared; fork again")
+    require_row(state)
+    if state.prefix is not None:
+        state.prefix.publish_one(source, False)
+    row = state.tables.fork_raw(source.row)
+    # The row is there: from here on nothing fails.
+    child.computed = source.computed
+    child.cached = source.cached
+    if state.prefix is not None:
+        inherit(state, child, child.hold, source.hold, source.published, source.has_duplicates)
+    come_alive(state, child, row)
+    if name is None:
+        state.next_number += 1
+    return child
 
 
 cdef void inherit(
@@ -184,34 +185,34 @@ def reorder(CacheState state not None, sequences, parents):
     sequences, parents = as_list(sequences), as_list(parents)
     if len(sequences) != len(parents):
         raise ShapeError(f"{len(parents)} parents are given for {len(sequences)} sequences; give one for each")
-    with state.lock:
-        state.begin()
-        sources = [require(state, parent, True) for parent in parents]
-        if state.prefix is not None:
-            state.prefix.name_spaces(sources)
-        sources = [require(state, parent, True) for parent in parents]
-        children = require_each(state, sequences, True)
-        for child, parent in zip(children, sources):
-            rows.push_back((<Sequence>child).row)
-            parent_rows.push_back((<Sequence>parent).row)
-            if child is not parent:
-                heir = Heir()
-                heir.child, heir.parent = child, parent
-                heir.copy_ids()
-                if state.prefix is not None:
-                    heir.hold = heir.parent.hold.blank_copy()
-                heirs.append(heir)
-        if state.prefix is not None:
-            state.prefix.publish(sources, False)
-        state.tables.reorder_raw(rows.data(), parent_rows.data(), <Py_ssize_t>rows.size())
-        # The rows have changed: from here on nothing fails.
+    guard = Held(state.lock)
+    state.begin()
+    sources = [require(state, parent, True) for parent in parents]
+    if state.prefix is not None:
+        state.prefix.name_spaces(sources)
+    sources = [require(state, parent, True) for parent in parents]
+    children = require_each(state, sequences, True)
+    for child, parent in zip(children, sources):
+        rows.push_back((<Sequence>child).row)
+        parent_rows.push_back((<Sequence>parent).row)
+        if child is not parent:
+            heir = Heir()
+            heir.child, heir.parent = child, parent
+            heir.copy_ids()
+            if state.prefix is not None:
+                heir.hold = heir.parent.hold.blank_copy()
+            heirs.append(heir)
+    if state.prefix is not None:
+        state.prefix.publish(sources, False)
+    state.tables.reorder_raw(rows.data(), parent_rows.data(), <Py_ssize_t>rows.size())
+    # The rows have changed: from here on nothing fails.
+    for each in heirs:
+        (<Heir>each).read_parent()
+    for each in heirs:
+        (<Heir>each).write_child(state)
+    if state.prefix is not None:
         for each in heirs:
-            (<Heir>each).read_parent()
-        for each in heirs:
-            (<Heir>each).write_child(state)
-        if state.prefix is not None:
-            for each in heirs:
-                state.prefix.tree.release_raw((<Heir>each).old_hold.receipt, none)
+            state.prefix.tree.release_raw((<Heir>each).old_hold.receipt, none)
 
 
 def truncate(CacheState state not None, sequences, lengths):
@@ -222,29 +223,29 @@ def truncate(CacheState state not None, sequences, lengths):
     cdef size_t i
     sequences = as_list(sequences)
     numbers = listed_lengths(lengths, len(sequences))
-    with state.lock:
-        state.begin()
-        cut = require_each(state, sequences, True)
-        for sequence, length in zip(cut, numbers):
-            most = max(sequence.known, sequence.computed)
-            if not 0 <= length <= most:
-                raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens: give 0 to {most}")
-            rows.push_back(sequence.row)
-            kept.push_back(length)
-            computed.push_back(min(<int32_t>length, sequence.computed))
-        for i in range(state.windows.size()):
-            check_windows(state, state.window_groups[i], state.windows[i], rows, computed)
+    guard = Held(state.lock)
+    state.begin()
+    cut = require_each(state, sequences, True)
+    for sequence, length in zip(cut, numbers):
+        most = max(sequence.known, sequence.computed)
+        if not 0 <= length <= most:
+            raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens: give 0 to {most}")
+        rows.push_back(sequence.row)
+        kept.push_back(length)
+        computed.push_back(min(<int32_t>length, sequence.computed))
+    for i in range(state.windows.size()):
+        check_windows(state, state.window_groups[i], state.windows[i], rows, computed)
+    if state.prefix is not None:
+        state.prefix.reserve_moves(len(cut))
+    state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
+    # The rows have changed: from here on nothing fails.
+    for i in range(rows.size()):
+        sequence = <Sequence>cut[i]
         if state.prefix is not None:
-            state.prefix.reserve_moves(len(cut))
-        state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
-        # The rows have changed: from here on nothing fails.
-        for i in range(rows.size()):
-            sequence = <Sequence>cut[i]
-            if state.prefix is not None:
-                state.prefix.truncate(sequence, computed[i])
-            sequence.known = min(sequence.known, kept[i])
-            sequence.computed = computed[i]
-            sequence.cached = min(sequence.cached, kept[i])
+            state.prefix.truncate(sequence, computed[i])
+        sequence.known = min(sequence.known, kept[i])
+        sequence.computed = computed[i]
+        sequence.cached = min(sequence.cached, kept[i])
 
 
 def listed_lengths(lengths, Py_ssize_t count):
@@ -287,39 +288,39 @@ def remove(CacheState state not None, sequence, rank=None):
     cdef int32_t row
     cdef Wish wish
     wish.rank = NAN if rank is None else <double>rank
-    with state.lock:
-        state.begin()
+    guard = Held(state.lock)
+    state.begin()
+    removed = require(state, sequence, False)
+    if state.prefix is not None and removed.row >= 0:
+        state.prefix.name_spaces([removed])
+    removed = require(state, sequence, False)
+    while removed.flight is not None and (<Step>removed.flight).is_used_elsewhere():
+        state.wait_for(removed.flight)
         removed = require(state, sequence, False)
-        if state.prefix is not None and removed.row >= 0:
-            state.prefix.name_spaces([removed])
-        removed = require(state, sequence, False)
-        while removed.flight is not None and (<Step>removed.flight).is_used_elsewhere():
-            state.wait_for(removed.flight)
-            removed = require(state, sequence, False)
-        step = <Step>removed.flight
-        if step is not None:
-            step.skip_on_device(removed)
-        if state.prefix is not None and removed.row >= 0:
-            state.prefix.publish_one(removed, False)
-        row = removed.row
-        if row >= 0:
-            state.tables.remove_raw(&row, 1)
-        # The row is gone: from here on nothing fails.
-        if removed.stored is not None:
-            (<StoredBlocks>removed.stored).release()
-        if state.prefix is not None:
-            state.prefix.release(removed, wish)
-        if step is not None:
-            step.skip(removed)
-        removed.owner = removed.flight = removed.swap_space = removed.stored = None
-        removed.row = removed.pending = -1
-        state.num_live -= 1
-        if row >= 0:
-            state.by_row[row] = None
-        try:
-            state.drop_name(removed)
-        except Exception:  # an id that cannot be compared any more; the sequence is gone all the same
-            pass
+    step = <Step>removed.flight
+    if step is not None:
+        step.skip_on_device(removed)
+    if state.prefix is not None and removed.row >= 0:
+        state.prefix.publish_one(removed, False)
+    row = removed.row
+    if row >= 0:
+        state.tables.remove_raw(&row, 1)
+    # The row is gone: from here on nothing fails.
+    if removed.stored is not None:
+        (<StoredBlocks>removed.stored).release()
+    if state.prefix is not None:
+        state.prefix.release(removed, wish)
+    if step is not None:
+        step.skip(removed)
+    removed.owner = removed.flight = removed.swap_space = removed.stored = None
+    removed.row = removed.pending = -1
+    state.num_live -= 1
+    if row >= 0:
+        state.by_row[row] = None
+    try:
+        state.drop_name(removed)
+    except Exception:  # an id that cannot be compared any more; the sequence is gone all the same
+        pass
 
 
 def append(CacheState state not None, sequences, ids):
@@ -333,13 +334,13 @@ def append(CacheState state not None, sequences, ids):
     cdef int64_t begin = 0
     cdef Py_ssize_t i
     read_ids(ids, count, flat, ends)
-    with state.lock:
-        state.begin()
-        checked = [require(state, each, False) for each in listed]
-        reserve_ids(checked, ends)
-        for i in range(count):
-            (<Sequence>checked[i]).append(flat.data() + begin, <int32_t>(ends[i] - begin))
-            begin = ends[i]
+    guard = Held(state.lock)
+    state.begin()
+    checked = [require(state, each, False) for each in listed]
+    reserve_ids(checked, ends)
+    for i in range(count):
+        (<Sequence>checked[i]).append(flat.data() + begin, <int32_t>(ends[i] - begin))
+        begin = ends[i]
 
 
 cdef int reserve_ids(list sequences, const vector[int64_t]& ends) except -1:
@@ -403,17 +404,17 @@ def require_live(CacheState state not None, sequences):
 
 def available(CacheState state not None):
     """Return the blocks of each group that are free, or held by the prefix cache alone."""
-    with state.lock:
-        state.sweep()
-        cached = [0] * state.tables.num_groups if state.prefix is None else state.prefix.evictable()
-        return [pool.num_free + more for pool, more in zip(state.tables.pools, cached)]
+    guard = Held(state.lock)
+    state.sweep()
+    cached = [0] * state.tables.num_groups if state.prefix is None else state.prefix.evictable()
+    return [pool.num_free + more for pool, more in zip(state.tables.pools, cached)]
 
 
 def clear(CacheState state not None):
     """Forget what no row uses of the prefix cache; returns how many blocks became free."""
-    with state.lock:
-        state.begin()
-        return 0 if state.prefix is None else state.prefix.clear()
+    guard = Held(state.lock)
+    state.begin()
+    return 0 if state.prefix is None else state.prefix.clear()
 
 
 def shortage(CacheState state not None, sequences, counts):
@@ -427,29 +428,29 @@ def shortage(CacheState state not None, sequences, counts):
     sequences = as_list(sequences)
     if not given.is_scalar and given.size != len(sequences):
         raise ShapeError(f"{given.size} counts are given for {len(sequences)} sequences; give one for each")
-    with state.lock:
-        state.sweep()
-        checked = require_each(state, sequences, True)
-        missing.resize(state.tables.num_groups)
-        for i, sequence in enumerate(checked):
-            rows.push_back(sequence.row)
-            added.push_back(given.data[0 if given.is_scalar else i])
-            if added[i] > 0 and sequence.is_cut:
-                writers.append(sequence)
-        state.tables.shortage_raw(rows.data(), added.data(), <Py_ssize_t>rows.size(), missing)
-        if state.prefix is not None:
-            state.prefix.subtract_evictable(missing, writers)
-        return [max(0, count) for count in missing]
+    guard = Held(state.lock)
+    state.sweep()
+    checked = require_each(state, sequences, True)
+    missing.resize(state.tables.num_groups)
+    for i, sequence in enumerate(checked):
+        rows.push_back(sequence.row)
+        added.push_back(given.data[0 if given.is_scalar else i])
+        if added[i] > 0 and sequence.is_cut:
+            writers.append(sequence)
+    state.tables.shortage_raw(rows.data(), added.data(), <Py_ssize_t>rows.size(), missing)
+    if state.prefix is not None:
+        state.prefix.subtract_evictable(missing, writers)
+    return [max(0, count) for count in missing]
 
 
 def abandon(CacheState state not None, sequences):
     """Abandon every step in flight that one of `sequences` is in."""
     cdef list listed = as_list(sequences)
-    with state.lock:
-        for sequence in listed:
-            if require(state, sequence, False).flight is None:
-                raise InvalidSequence(f"sequence {sequence.id!r} has no step in flight; there is nothing to abandon")
-        for sequence in listed:
-            step = (<Sequence>sequence).flight
-            if step is not None:
-                step.abandon()
+    guard = Held(state.lock)
+    for sequence in listed:
+        if require(state, sequence, False).flight is None:
+            raise InvalidSequence(f"sequence {sequence.id!r} has no step in flight; there is nothing to abandon")
+    for sequence in listed:
+        step = (<Sequence>sequence).flight
+        if step is not None:
+            step.abandon()

@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
+from pagecore.cache._lock cimport StateLock
 from pagecore.cache._prefix cimport PrefixCache
 from pagecore.cache._sequence cimport Sequence
 from pagecore.index._block_tables cimport BlockTables
@@ -9,8 +10,7 @@ from pagecore.index._block_tables cimport BlockTables
 cdef class CacheState:
     cdef readonly BlockTables tables
     cdef readonly PrefixCache prefix        # None in a cache without one
-    cdef readonly object lock               # re-entrant; held by every operation
-    cdef readonly object condition          # of the lock: a call of write or attend has ended
+    cdef readonly StateLock lock            # held by every operation
     cdef readonly object removal            # removes a sequence: what leaving its context does
     cdef dict names                         # sequence by id; entries whose sequence is not live are leftovers
     cdef list by_row                        # the sequence in each row; None for a free row
@@ -19,7 +19,6 @@ cdef class CacheState:
     cdef readonly int32_t block_size
     cdef readonly int32_t num_live          # sequences, those that are swapped out included
     cdef int32_t num_lost                   # steps whose batch was collected before it was committed or abandoned
-    cdef int32_t num_waiting                # threads that wait for a call of write or attend
     cdef readonly int64_t num_copied_blocks
     cdef int64_t next_number
 

@@ -2,11 +2,10 @@
 
 from libc.stdint cimport INT32_MAX
 
+from pagecore.cache._lock cimport StateLock
 from pagecore.cache._prefix cimport PrefixCache
 from pagecore.cache._sequence cimport Sequence
 from pagecore.index._block_tables cimport BlockTables
-
-import threading
 
 from pagecore.errors import InvalidSequence
 
@@ -37,8 +36,7 @@ cdef class CacheState:
         self.block_size = tables.block_sizes[0]
         self.by_row = [None] * tables.max_sequences
         self.names = {}
-        self.lock = threading.RLock()
-        self.condition = threading.Condition(self.lock)
+        self.lock = StateLock()
         self.removal = removal
         for group, window in enumerate(windows):
             if window is not None:
@@ -73,11 +71,7 @@ cdef class CacheState:
 
     cdef int wait_for(self, object step) except -1:
         while step is not None and step.is_used_elsewhere():
-            self.num_waiting += 1
-            try:
-                self.condition.wait(0.1)  # the end of a call wakes it; an interrupted one may not
-            finally:
-                self.num_waiting -= 1
+            self.lock.sleep()
         return 0
 
     cdef object new_name(self, object name):

@@ -31,6 +31,7 @@ cdef class Step:
     cdef int _check_size(self, Py_ssize_t size) except -1
     cdef int32_t _checked(self, int64_t count) except -1
     cdef int _read_accepted(self, object accepted) except -1
+    cdef void _leave(self, size_t thread) noexcept
     cdef int _require_in_flight(self, str verb) except -1
     cdef int _check_reachable(self) except -1
     cdef int _skip_on_device(self, int32_t first, int32_t last) except -1

@@ -2,10 +2,11 @@
 
 cimport cython
 from cpython.pythread cimport PyThread_get_thread_ident
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcpy
 
-from pagecore.cache._sequence cimport Sequence, num_whole, require_each
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.index._block_tables cimport BlockCopy, StepBuffers
 from pagecore.index._integers cimport Integers, as_int64, as_integers, new_int32
@@ -58,6 +59,8 @@ cdef class Step:
         for i in range(self.count):
             self.rows[i] = (<Sequence>checked[i]).row
         self.sequences = checked
+        for i in range(<int32_t>self.copies.size()):
+            self.copies[i].clear()
 
     cdef int _take_counts(self, object counts) except -1:
         cdef Integers given
@@ -92,10 +95,16 @@ cdef class Step:
 
     # -- take ----------------------------------------------------------------------------------------------------
 
-    def take(self):
-        """Take the blocks of the loaded step and fill the buffers; False, with nothing changed, where they are short.
+    def take(self, list plans not None, copy):
+        """Take the blocks of the loaded step, fill the buffers and plan; False, with nothing changed, where they are short.
 
-        Copies on write are promised, and to be run before anything is written: see `copied`.
+        Parameters
+        ----------
+        plans : list of AttentionPlan
+            Planned anew for the step.
+        copy : callable
+            Called with the copies on write of each group where there are any, and always for a batch on a device,
+            whose bytes it sends. Where it fails the step is undone; cached blocks that were evicted stay evicted.
         """
         cdef list writers = self._writers()
         if self.state.prefix is not None and writers:
@@ -103,6 +112,16 @@ cdef class Step:
         if not self._try_take(writers):
             return False
         self._begin()
+        try:
+            if self.staged is not None or self.has_uncopied:
+                copy(self.copied())
+            if self.staged is None:
+                for plan in plans:
+                    self.replan(plan)
+        except BaseException:
+            self.undo()
+            raise
+        self.has_uncopied = False
         return True
 
     cdef list _writers(self):
@@ -172,7 +191,7 @@ cdef class Step:
             out += self.counts[i]
 
     def copied(self):
-        """Return the copies on write of each group, in the order in which they must run: int32 [n, 2] each."""
+        """Return the step's copies on write of each group, in the order in which they must run: int32 [n, 2] each."""
         cdef int32_t* data = NULL
         cdef size_t group, size
         arrays = []
@@ -183,16 +202,6 @@ cdef class Step:
                 memcpy(data, self.copies[group].data(), size * sizeof(BlockCopy))
             arrays.append(array.reshape(-1, 2))
         return tuple(arrays)
-
-    @property
-    def num_copies(self):
-        """Blocks that the step copies on write, in all groups."""
-        cdef size_t group
-        return sum([self.copies[group].size() for group in range(self.copies.size())])
-
-    def finish(self):
-        """Note that the copies on write have been run, or are in the order of the step's stream."""
-        self.has_uncopied = False
 
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""
@@ -222,30 +231,29 @@ cdef class Step:
             The step is not in flight: its blocks may belong to others.
         """
         cdef size_t thread = <size_t>PyThread_get_thread_ident()
-        with self.state.lock:
-            if not self.in_flight:
-                raise InvalidSequence(
-                    "the batch holds no step in flight, so that its blocks may belong to other sequences; write and "
-                    "attend between prepare and commit or abandon"
-                )
-            if self.is_device_stale:
-                self.staged.send_slots()
-                self.is_device_stale = False
-            self.users.push_back(thread)
+        guard = Held(self.state.lock)
+        if not self.in_flight:
+            raise InvalidSequence(
+                "the batch holds no step in flight, so that its blocks may belong to other sequences; write and "
+                "attend between prepare and commit or abandon"
+            )
+        if self.is_device_stale:
+            self.staged.send_slots()
+            self.is_device_stale = False
+        self.users.push_back(thread)
+        guard = None
         try:
             return call(*args)
         finally:
             self._leave(thread)
 
-    def _leave(self, size_t thread):
+    cdef void _leave(self, size_t thread) noexcept:
         cdef size_t i = 0
         while self.users[i] != thread:
             i += 1
         self.users[i] = self.users.back()
         self.users.pop_back()
-        if self.state.num_waiting:
-            with self.state.lock:
-                self.state.condition.notify_all()
+        self.state.lock.notify()
 
     def is_used_elsewhere(self):
         """Return True if another thread writes or attends with the step now.
@@ -269,36 +277,36 @@ cdef class Step:
         cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
         cdef Py_ssize_t live
         cdef size_t i, k
-        with self.state.lock:
-            self.state.begin()
-            self._require_in_flight("committed")
-            if self.state.prefix is not None:
-                self.state.prefix.name_spaces([each for each in self.sequences if (<Sequence>each).flight is self])
-            self.state.wait_for(self)
-            self._require_in_flight("committed")
-            self._read_accepted(given)
-            # From here on nothing fails.
-            live = self._list_live(True)
-            if given is not None:
-                self.state.tables.truncate_raw(self.live_rows.data(), self.lengths.data(), live, True)
-            self._end(True)
-            for i in range(self.state.windows.size()):
-                for k in range(<size_t>live):
-                    self.positions[k] = <int32_t>max(0, self.lengths[k] - (self.state.windows[i] - 1))
-                self.state.tables.release_before_raw(
-                    self.live_rows.data(), self.state.window_groups[i], self.positions.data(), live
-                )
+        guard = Held(self.state.lock)
+        self.state.begin()
+        self._require_in_flight("committed")
+        if self.state.prefix is not None:
+            self.state.prefix.name_spaces([each for each in self.sequences if (<Sequence>each).flight is self])
+        self.state.wait_for(self)
+        self._require_in_flight("committed")
+        self._read_accepted(given)
+        # From here on nothing fails.
+        live = self._list_live(True)
+        if given is not None:
+            self.state.tables.truncate_raw(self.live_rows.data(), self.lengths.data(), live, True)
+        self._end(True)
+        for i in range(self.state.windows.size()):
+            for k in range(<size_t>live):
+                self.positions[k] = <int32_t>max(0, self.lengths[k] - (self.state.windows[i] - 1))
+            self.state.tables.release_before_raw(
+                self.live_rows.data(), self.state.window_groups[i], self.positions.data(), live
+            )
 
     def abandon(self):
         """Give back what `take` took; spare capacity of the sequences goes too, and slots become padding."""
-        with self.state.lock:
-            self.state.begin()
-            self._require_in_flight("abandoned")
-            self.state.wait_for(self)
-            self._require_in_flight("abandoned")
-            self._check_reachable()
-            self._skip_on_device(0, self.buffers.num_tokens)
-            self._undo()
+        guard = Held(self.state.lock)
+        self.state.begin()
+        self._require_in_flight("abandoned")
+        self.state.wait_for(self)
+        self._require_in_flight("abandoned")
+        self._check_reachable()
+        self._skip_on_device(0, self.buffers.num_tokens)
+        self._undo()
 
     def give_up(self):
         """Abandon a step whose batch was collected; a device that cannot be reached keeps its slots."""

@@ -1,66 +1,61 @@
-"""References to blocks of several pools, given back when they are released or forgotten."""
+"""References to blocks of several pools, given back when they are released or collected."""
 
 from libc.stdint cimport int32_t
-from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._integers cimport new_int32
+
+import numpy as np
 
 
 cdef class StoredBlocks:
     """One reference to each block that is listed, in one list for each group.
 
-    Attributes
+    Parameters
     ----------
-    arrays : tuple of numpy.ndarray
-        int32, the blocks of each group; holes are 0.
+    pools : tuple of BlockPool
+        Of each group.
     """
 
     def __cinit__(self, tuple pools not None):
         self.pools = pools
+        self.blocks.resize(len(pools))
         self.held.resize(len(pools))
 
     def __dealloc__(self):
         self.release()
 
-    @staticmethod
-    def allocate(tuple pools not None, counts):
-        """Take new blocks of each pool; None, with nothing taken, where one has too few."""
-        cdef StoredBlocks stored = StoredBlocks(pools)
-        cdef int32_t* data = NULL
-        cdef Py_ssize_t group, i, size
-        arrays = []
-        for group in range(len(pools)):
-            size = counts[group]
-            arrays.append(new_int32(size, &data))
-            stored.held[group].resize(<size_t>size)
-            if not (<BlockPool>pools[group]).try_allocate_raw(stored.held[group]):
-                return None
-            stored.num_held += 1
-            for i in range(size):
-                data[i] = stored.held[group][i]
-        stored.arrays = tuple(arrays)
-        for group in range(len(pools)):
-            reverse(stored.held[group])
-        return stored
+    cdef int reserve(self, const vector[vector[int32_t]]& like) except -1:
+        cdef size_t group
+        copy_vector(self.blocks, like)
+        for group in range(like.size()):
+            self.held[group].reserve(like[group].size())
+        return 0
 
-    @staticmethod
-    def share(tuple pools not None, tuple arrays not None):
-        """Add a reference to each block of `arrays`, which somebody holds already."""
-        cdef StoredBlocks stored = StoredBlocks(pools)
-        cdef const int32_t[::1] blocks
-        cdef Py_ssize_t group, i
-        for group in range(len(pools)):
-            blocks = arrays[group]
-            for i in range(blocks.shape[0] - 1, -1, -1):
-                if blocks[i] != 0:
-                    stored.held[group].push_back(blocks[i])
-        stored.arrays = arrays
-        for group in range(len(pools)):
-            (<BlockPool>pools[group]).share_raw(stored.held[group].data(), stored.held[group].size())
-            stored.num_held += 1
-        return stored
+    cdef bint allocate(self) noexcept:
+        cdef size_t group, i, size
+        for group in range(self.blocks.size()):
+            if not (<BlockPool>self.pools[group]).try_allocate_raw(self.blocks[group]):
+                self.release()
+                return False
+            self.list_held(group)
+        return True
+
+    cdef void share(self) noexcept:
+        cdef size_t group
+        for group in range(self.blocks.size()):
+            self.list_held(group)
+            (<BlockPool>self.pools[group]).share_raw(self.held[group].data(), self.held[group].size())
+
+    cdef void list_held(self, size_t group) noexcept:
+        """The blocks of a group are held from now on."""
+        cdef size_t i = self.blocks[group].size()
+        self.held[group].clear()
+        while i > 0:
+            i -= 1
+            if self.blocks[group][i] != 0:
+                self.held[group].push_back(self.blocks[group][i])
+        self.num_held = group + 1
 
     cdef void release(self) noexcept:
         cdef size_t group
@@ -68,12 +63,21 @@ cdef class StoredBlocks:
             (<BlockPool>self.pools[group]).free_raw(self.held[group].data(), self.held[group].size())
         self.num_held = 0
 
+    @property
+    def arrays(self):
+        """The blocks of each group, copies: tuple of numpy.ndarray, int32; holes are 0."""
+        cdef size_t group
+        return tuple([np.array(self.blocks[group], np.int32) for group in range(self.blocks.size())])
 
-cdef void reverse(vector[int32_t]& values) noexcept:
-    cdef size_t i
-    cdef size_t size = values.size()
-    cdef int32_t value
-    for i in range(size // 2):
-        value = values[i]
-        values[i] = values[size - 1 - i]
-        values[size - 1 - i] = value
+
+def hold(tuple pools not None, counts):
+    """Hold up to `counts` free blocks of each pool until the answer is collected; returns it, and how many those are."""
+    cdef StoredBlocks stored = StoredBlocks(pools)
+    cdef vector[vector[int32_t]] like
+    cdef size_t group
+    like.resize(len(pools))
+    for group, count in enumerate(counts):
+        like[group].resize(max(0, min(count, (<BlockPool>pools[group]).num_free_raw())))
+    stored.reserve(like)
+    stored.allocate()
+    return stored, [like[group].size() for group in range(like.size())]

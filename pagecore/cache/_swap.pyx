@@ -5,180 +5,259 @@ calls that cannot fail; see `CacheState`.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libcpp.algorithm cimport lower_bound, sort, unique
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
+from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
-from pagecore.cache._stored cimport StoredBlocks
+from pagecore.cache._stored cimport StoredBlocks, copy_vector
 from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._integers cimport const_int32
-
-import numpy as np
+from pagecore.index._integers cimport const_int32, new_int32
 
 from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, OutOfRows
+from pagecore.ops import transfer_blocks
 
 
-def computed_blocks(CacheState state not None, Sequence sequence not None):
-    """Return the blocks with computed tokens of an idle sequence: int32 of each group."""
-    count = (sequence.computed + state.block_size - 1) // state.block_size
-    return tuple([state.tables.blocks(sequence.row, group)[:count] for group in range(state.tables.num_groups)])
+cdef class Transfer:
+    """Sequences that move together between one space and the cache: their blocks before and after.
+
+    Blocks that several of them share are moved once. `pairs` has (source, target) of each group, int32 [n, 2].
+    """
+    cdef object space
+    cdef list sequences
+    cdef vector[vector[vector[int32_t]]] old    # of each sequence and group; holes are 0
+    cdef vector[vector[int32_t]] distinct       # of each group, ascending
+    cdef StoredBlocks lease                     # the new blocks, in the order of `distinct`
+    cdef list arriving                          # StoredBlocks of each sequence: the new blocks under their places
+    cdef list pairs
+    cdef vector[int32_t*] pair_data
+
+    def __cinit__(self, space, list sequences not None, tuple pools not None):
+        self.space = space
+        self.sequences = sequences
+        self.arriving = [StoredBlocks(pools) for _ in sequences]
+        self.lease = StoredBlocks(pools)
+
+    cdef int plan(self) except -1:
+        """List the distinct blocks of `old`, and make room for everything that the new ones need."""
+        cdef size_t group, i
+        cdef int32_t* data = NULL
+        cdef size_t num_groups = len(self.lease.pools)
+        cdef int32_t block
+        self.distinct.resize(num_groups)
+        for i in range(self.old.size()):
+            (<StoredBlocks>self.arriving[i]).reserve(self.old[i])
+            for group in range(num_groups):
+                for block in self.old[i][group]:
+                    if block != 0:
+                        self.distinct[group].push_back(block)
+        self.pairs = []
+        for group in range(num_groups):
+            sort(self.distinct[group].begin(), self.distinct[group].end())
+            self.distinct[group].erase(
+                unique(self.distinct[group].begin(), self.distinct[group].end()), self.distinct[group].end()
+            )
+            array = new_int32(<Py_ssize_t>(2 * self.distinct[group].size()), &data)
+            self.pair_data.push_back(data)
+            self.pairs.append(array.reshape(-1, 2))
+        self.lease.reserve(self.distinct)
+        return 0
+
+    def needed(self):
+        """Return how many blocks of each group are needed."""
+        cdef size_t group
+        return [self.distinct[group].size() for group in range(self.distinct.size())]
+
+    cdef bint take(self) noexcept:
+        """Take the new blocks, and say where everything goes; False, with nothing taken, where there are too few."""
+        cdef size_t group, i, k
+        cdef StoredBlocks arriving
+        if not self.lease.allocate():
+            return False
+        for group in range(self.distinct.size()):
+            for k in range(self.distinct[group].size()):
+                self.pair_data[group][2 * k] = self.distinct[group][k]
+                self.pair_data[group][2 * k + 1] = self.lease.blocks[group][k]
+            for i in range(self.old.size()):
+                arriving = <StoredBlocks>self.arriving[i]
+                for k in range(arriving.blocks[group].size()):
+                    if self.old[i][group][k] != 0:
+                        arriving.blocks[group][k] = self.lease.blocks[group][self.index_of(group, self.old[i][group][k])]
+        return True
+
+    cdef int copy(self, planes) except -1:
+        """Copy the bytes of the blocks: `planes` has the stream, and (group, sources, targets) for each plane."""
+        stream, moved = planes
+        for group, sources, targets in moved:
+            transfer_blocks(sources, targets, self.pairs[group], stream=stream)
+        if stream is not None:
+            self.space.note_use()
+        return 0
+
+    cdef size_t index_of(self, size_t group, int32_t block) noexcept:
+        return <size_t>(
+            lower_bound(self.distinct[group].begin(), self.distinct[group].end(), block) - self.distinct[group].begin()
+        )
 
 
-def stored_blocks(Sequence sequence not None):
-    """Return the blocks that a swap space holds for a sequence: int32 of each group."""
-    return (<StoredBlocks>sequence.stored).arrays
+cdef int read_row(CacheState state, Sequence sequence, vector[vector[int32_t]]& blocks) except -1:
+    """Copy the blocks with computed tokens of an idle sequence; spare capacity stays behind."""
+    cdef size_t group, count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
+    cdef const int32_t* row
+    blocks.resize(<size_t>state.tables.num_groups)
+    for group in range(blocks.size()):
+        row = state.tables.row_raw(sequence.row, <int64_t>group).data()
+        blocks[group].assign(row, row + count)
+    return 0
 
 
-def distinct_blocks(list held, Py_ssize_t num_groups):
-    """Return the blocks of each group, ascending and each once, without holes."""
-    distinct = []
-    for group in range(num_groups):
-        entries = np.concatenate([blocks[group] for blocks in held] or [np.zeros(0, np.int32)])
-        distinct.append(np.unique(entries[entries != 0]))
-    return distinct
-
-
-def renamed_blocks(tuple blocks, list old, tuple new):
-    """Return the blocks of a sequence, of each group, under their new ids; holes stay holes."""
-    renamed = []
-    for group, entries in enumerate(blocks):
-        named = np.zeros_like(entries)
-        is_block = entries != 0
-        named[is_block] = new[group][np.searchsorted(old[group], entries[is_block])]
-        renamed.append(named)
-    return tuple(renamed)
-
-
-def swap_out(CacheState state not None, sequences, space, refuse, transfer):
+def swap_out(CacheState state not None, sequences, space, refuse, moves):
     """Move computed blocks into `space`; returns the error that says why that cannot be, or None when it is done.
 
-    `refuse(needed, pools)` returns an error where the pools of the space have too few blocks; `transfer(pairs)` copies
-    bytes, given (source, target) blocks of each group.
+    `refuse(needed, pools)` returns an error where the pools of the space have too few blocks; `moves(space, False)`
+    returns what `Transfer.copy` takes.
     """
-    cdef list leaving, stored
+    cdef Transfer transfer
     cdef vector[int32_t] rows
-    cdef StoredBlocks lease
     cdef Sequence sequence
     cdef size_t i
     sequences = as_list(sequences)
-    with state.lock:
-        state.begin()
-        leaving = require_each(state, sequences, True)
+    guard = Held(state.lock)
+    state.begin()
+    transfer = Transfer(space, require_each(state, sequences, True), space.block_pools)
+    if state.prefix is not None:
+        state.prefix.name_spaces(transfer.sequences)
+    transfer.old.resize(len(transfer.sequences))
+    for i in range(transfer.old.size()):
+        sequence = <Sequence>transfer.sequences[i]
+        rows.push_back(sequence.row)
+        read_row(state, sequence, transfer.old[i])
+    transfer.plan()
+    error = refuse(transfer.needed(), space.block_pools)
+    if error is not None:
+        return error
+    planes = moves(space, False)
+    transfer.take()
+    transfer.copy(planes)
+    if state.prefix is not None:
+        state.prefix.publish(transfer.sequences, False)
+    state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
+    # The rows are gone: from here on nothing fails.
+    for i in range(rows.size()):
+        sequence = <Sequence>transfer.sequences[i]
+        (<StoredBlocks>transfer.arriving[i]).share()
+        sequence.stored = transfer.arriving[i]
+        sequence.swap_space = space
+        sequence.row = -1
+        state.by_row[rows[i]] = None
         if state.prefix is not None:
-            state.prefix.name_spaces(leaving)
-            leaving = require_each(state, sequences, True)
-        held = [computed_blocks(state, sequence) for sequence in leaving]
-        distinct = distinct_blocks(held, state.tables.num_groups)
-        pools = space.block_pools
-        error = refuse([len(ids) for ids in distinct], pools)
-        if error is not None:
-            return error
-        lease = StoredBlocks.allocate(pools, [len(ids) for ids in distinct])
-        transfer([np.stack(pair, axis=1) for pair in zip(distinct, lease.arrays)])
-        stored = [StoredBlocks.share(pools, renamed_blocks(blocks, distinct, lease.arrays)) for blocks in held]
-        for sequence in leaving:
-            rows.push_back(sequence.row)
-        if state.prefix is not None:
-            state.prefix.publish(leaving, False)
-        state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
-        # The rows are gone: from here on nothing fails.
-        for i in range(rows.size()):
-            sequence = <Sequence>leaving[i]
-            sequence.stored = stored[i]
-            sequence.swap_space = space
-            sequence.row = -1
-            state.by_row[rows[i]] = None
-            if state.prefix is not None:
-                state.prefix.leave(sequence)
-        return None
+            state.prefix.leave(sequence)
+    transfer.lease.release()
+    return None
 
 
-def swap_in(CacheState state not None, sequences, refuse, transfer):
+def swap_in(CacheState state not None, sequences, refuse, moves):
     """Move sequences back into rows and blocks; returns the error that says why that cannot be, or None when done.
 
-    `refuse(needed, pools)` returns an error where the cache has too few blocks, cached ones counted; `transfer(space,
-    pairs)` copies bytes. Cached blocks that were evicted to make room stay evicted where a later part fails.
+    `refuse(needed, pools)` returns an error where the cache has too few blocks, cached ones counted; `moves(space,
+    True)` returns what `Transfer.copy` takes. Cached blocks that were evicted to make room stay evicted where copying
+    fails.
     """
-    cdef list coming
+    cdef list coming, transfers, copies
     cdef vector[int64_t] missing
     cdef vector[int32_t] rows, lengths
     cdef vector[vector[span[const_int32]]] spans
-    cdef StoredBlocks lease
-    cdef const int32_t[::1] blocks
+    cdef vector[bint] is_exact
+    cdef Transfer transfer
     cdef Sequence sequence
-    cdef size_t i, group
+    cdef StoredBlocks arriving
+    cdef size_t i, k, group
     cdef size_t num_groups = state.tables.num_groups
     cdef bint may_share = True
     sequences = as_list(sequences)
-    with state.lock:
-        state.begin()
-        coming = require_swapped(state, sequences)
-        if state.prefix is not None:
-            state.prefix.name_spaces(coming)
-            coming = require_swapped(state, sequences)
-        by_space = {}
-        for sequence in coming:
-            by_space.setdefault(id(sequence.swap_space), []).append(sequence)
-        parts = []
-        for some in by_space.values():
-            held = [stored_blocks(sequence) for sequence in some]
-            parts.append((some[0].swap_space, some, held, distinct_blocks(held, state.tables.num_groups)))
-        needed = [sum([len(part[3][group]) for part in parts]) for group in range(num_groups)]
-        if len(coming) > state.tables.num_free_rows():
-            return OutOfRows(
-                f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "
-                "free; remove a sequence or swap one out, or raise max_sequences"
-            )
-        pools = state.tables.pools
-        error = refuse(needed, pools)
-        if error is not None:
-            return error
-        for group in range(num_groups):
-            missing.push_back(max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw()))
-        if max(missing, default=0) > 0:
-            state.prefix.free_blocks(missing)
-        leases, arrived = [], {}
-        for space, some, held, distinct in parts:
-            lease = StoredBlocks.allocate(pools, [len(ids) for ids in distinct])
-            leases.append(lease)
-            transfer(space, [np.stack(pair, axis=1) for pair in zip(distinct, lease.arrays)])
-            for sequence, stored in zip(some, held):
-                arrived[sequence] = renamed_blocks(stored, distinct, lease.arrays)
-        for sequence in coming:
-            spans.resize(spans.size() + 1)
-            lengths.push_back(sequence.computed)
-            may_share = may_share and sequence.known >= sequence.computed
-            for each in arrived[sequence]:
-                blocks = each
-                spans.back().push_back(
-                    span[const_int32](&blocks[0] if blocks.shape[0] else NULL, <size_t>blocks.shape[0])
-                )
-        exact = [sequence.swap_space.is_exact for sequence in coming]
-        rows.reserve(len(coming))
-        try:
-            for i in range(spans.size()):
-                rows.push_back(state.tables.add_raw(spans[i]))
-            state.tables.truncate_raw(rows.data(), lengths.data(), <Py_ssize_t>rows.size(), False)
-        except BaseException:
-            state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
-            raise
-        # The rows are there: from here on nothing fails.
-        for i in range(rows.size()):
-            sequence = <Sequence>coming[i]
-            (<StoredBlocks>sequence.stored).release()
-            sequence.stored = sequence.swap_space = None
-            sequence.row = rows[i]
-            state.by_row[rows[i]] = sequence
-            if not exact[i]:
-                sequence.published = INT32_MAX  # rounded: not what its tokens say, and of use to itself alone
-        for each in leases:
-            (<StoredBlocks>each).release()
-        if state.prefix is not None:
-            # All that share a block hold it at once, unless one has ids that are yet to come.
-            state.prefix.publish(coming, may_share)
-        return None
+    guard = Held(state.lock)
+    state.begin()
+    coming = require_swapped(state, sequences)
+    if state.prefix is not None:
+        state.prefix.name_spaces(coming)
+    transfers = plan_arrival(state, coming)
+    needed = [sum([(<Transfer>each).distinct[group].size() for each in transfers]) for group in range(num_groups)]
+    if len(coming) > state.tables.num_free_rows():
+        return OutOfRows(
+            f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "
+            "free; remove a sequence or swap one out, or raise max_sequences"
+        )
+    pools = state.tables.pools
+    error = refuse(needed, pools)
+    if error is not None:
+        return error
+    for group in range(num_groups):
+        missing.push_back(max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw()))
+    copies = [moves((<Transfer>each).space, True) for each in transfers]
+    coming = [sequence for each in transfers for sequence in (<Transfer>each).sequences]
+    spans.resize(len(coming))
+    for i in range(spans.size()):
+        spans[i].resize(num_groups)
+        lengths.push_back((<Sequence>coming[i]).computed)
+        is_exact.push_back((<Sequence>coming[i]).swap_space.is_exact)
+        may_share = may_share and (<Sequence>coming[i]).known >= (<Sequence>coming[i]).computed
+    rows.reserve(len(coming))
+    if state.prefix is not None:
+        state.prefix.free_blocks(missing)
+    for each in transfers:
+        (<Transfer>each).take()
+    for each, planes in zip(transfers, copies):
+        (<Transfer>each).copy(planes)
+    i = 0
+    for each in transfers:
+        for k in range((<Transfer>each).old.size()):
+            arriving = <StoredBlocks>(<Transfer>each).arriving[k]
+            for group in range(num_groups):
+                spans[i][group] = span[const_int32](arriving.blocks[group].data(), arriving.blocks[group].size())
+            i += 1
+    try:
+        for i in range(spans.size()):
+            rows.push_back(state.tables.add_raw(spans[i]))
+        state.tables.truncate_raw(rows.data(), lengths.data(), <Py_ssize_t>rows.size(), False)
+    except BaseException:
+        state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
+        raise
+    # The rows are there: from here on nothing fails.
+    for i in range(rows.size()):
+        sequence = <Sequence>coming[i]
+        (<StoredBlocks>sequence.stored).release()
+        sequence.stored = sequence.swap_space = None
+        sequence.row = rows[i]
+        state.by_row[rows[i]] = sequence
+        if not is_exact[i]:
+            sequence.published = INT32_MAX  # rounded: not what its tokens say, and of use to itself alone
+    for each in transfers:
+        (<Transfer>each).lease.release()
+    if state.prefix is not None:
+        # All that share a block hold it at once, unless one has ids that are yet to come.
+        state.prefix.publish(coming, may_share)
+    return None
+
+
+cdef list plan_arrival(CacheState state, list coming):
+    """Plan a transfer from each space that holds some of the sequences."""
+    cdef Transfer transfer
+    cdef size_t i
+    by_space = {}
+    for sequence in coming:
+        by_space.setdefault(id((<Sequence>sequence).swap_space), []).append(sequence)
+    transfers = []
+    for some in by_space.values():
+        transfer = Transfer((<Sequence>some[0]).swap_space, some, state.tables.pools)
+        transfer.old.resize(len(some))
+        for i in range(transfer.old.size()):
+            copy_vector(transfer.old[i], (<StoredBlocks>(<Sequence>some[i]).stored).blocks)
+        transfer.plan()
+        transfers.append(transfer)
+    return transfers
 
 
 cdef list require_swapped(CacheState state, list sequences):
@@ -189,6 +268,17 @@ cdef list require_swapped(CacheState state, list sequences):
                 f"sequence {(<Sequence>sequence).id!r} is not swapped out; it is in the cache already"
             )
     return checked
+
+
+def stored_blocks(Sequence sequence not None):
+    """Return the blocks that a swap space holds for a sequence: int32 of each group, copies."""
+    return (<StoredBlocks>sequence.stored).arrays
+
+
+def num_distinct(CacheState state not None, list sequences not None):
+    """Return how many blocks of each group several swapped sequences hold together."""
+    cdef list transfers = plan_arrival(state, sequences)
+    return [sum(counts) for counts in zip(*[(<Transfer>each).needed() for each in transfers])]
 
 
 def check_stored(CacheState state not None, Sequence sequence not None, space):

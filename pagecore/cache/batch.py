@@ -100,7 +100,6 @@ class Batch:
         self.positions = shown.positions
         self.token_ids = shown.token_ids
         self._groups = [BatchGroup(*parts) for parts in zip(shown.slot_mappings, tables, plans, strict=True)]
-        self._copies: tuple[NDArray[np.int32], ...] = ()
 
     @property
     def max_sequences(self) -> int:
@@ -137,8 +136,7 @@ class Batch:
         A cache that holds bytes has copied them. With ``device="none"`` the owner of the bytes copies them, in this
         order and in every layer of the group, before the step writes.
         """
-        group = self._group_of(layer)
-        return self._copies[group] if self._copies else np.zeros((0, 2), np.int32)
+        return self._step.copied()[self._group_of(layer)]
 
     def _group_of(self, layer: int) -> int:
         return self._layer_groups[layer_number(layer, len(self._layer_groups))]

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache import _lifecycle as lifecycle
+from pagecore.cache._lock import Held
 from pagecore.cache._prefix import PrefixCache
 from pagecore.cache._sequence import Sequence, as_list, token_ids
 from pagecore.cache._state import CacheState
@@ -342,7 +343,7 @@ class PagedKVCache:
         ids = token_ids(tokens)
         options = retention_options(self.eviction_policy, namespace, spans)
         most = reusable(len(ids), max_tokens)
-        with self._state.lock:
+        with Held(self._state.lock):
             return 0 if self._prefix is None else self._prefix.match_length(ids, options, most)
 
     def append_tokens(self, sequences: Sequence | Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
@@ -509,7 +510,7 @@ class PagedKVCache:
         UnsupportedOption, DeviceError
             What is no stream, or one that is being captured: a graph holds a step, and not its preparation.
         """
-        with self._state.lock:
+        with Held(self._state.lock):
             self._state.start()
             batch = take_step(self, sequences, counts, out, stream)
             if batch is None:
@@ -520,7 +521,7 @@ class PagedKVCache:
         self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
     ) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
-        with self._state.lock:
+        with Held(self._state.lock):
             self._state.start()
             return take_step(self, sequences, counts, out, stream)
 
@@ -529,7 +530,7 @@ class PagedKVCache:
 
         For sequences that are swapped out: what one `swap_in` of them all, and then the prepare, would lack.
         """
-        with self._state.lock:
+        with Held(self._state.lock):
             listed = as_list(sequences)
             if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
                 self._state.give_up_lost()
@@ -602,7 +603,7 @@ class PagedKVCache:
 
     def stats(self) -> CacheStats:
         """How full the cache is at this moment."""
-        with self._state.lock:
+        with Held(self._state.lock):
             self._state.give_up_lost()
             return measure(
                 self._tables,
@@ -622,13 +623,13 @@ class PagedKVCache:
             There is no such group.
         """
         number = group_number(group, self.num_groups)
-        with self._state.lock:
+        with Held(self._state.lock):
             known = NONE if self._prefix is None else self._prefix.cached(number)
             return map_blocks(number, self._tables, self._state.listed(), known)
 
     def check_invariants(self) -> None:
         """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""
-        with self._state.lock:
+        with Held(self._state.lock):
             self._state.give_up_lost()
             sequences = self._state.listed()
             self._tables.check_invariants(exclusive=self._prefix is None)

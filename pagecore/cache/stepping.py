@@ -6,10 +6,11 @@ Everything here runs under the lock of the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._lifecycle import shortage
 from pagecore.cache._sequence import as_list
@@ -27,6 +28,8 @@ from pagecore.storage.checks import INT32_MAX
 if TYPE_CHECKING:
     from pagecore.cache._sequence import Sequence
     from pagecore.cache.paged import PagedKVCache
+
+Pairs = NDArray[np.int32]
 
 
 def take_step(
@@ -66,28 +69,21 @@ def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, stream: 
 def _take(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> bool:
     """Take the blocks of a step, copy the shared ones that it writes to, and plan it; False where blocks are short."""
     step = batch._step
+    plans = [group.plan for group in batch._groups if group.plan is not None]
+    copy = partial(_copy, cache, step.staged, stream)
     step.load(sequences, counts)
-    batch._copies = ()
-    try:
-        if not step.take():
-            return False
-        batch._copies = step.copied() if step.num_copies else ()
-        if step.staged is not None:
-            assert stream is not None
-            step.staged.send(batch._copies, cache._store, stream)
-        else:
-            for group, pairs in enumerate(batch._copies):
-                if len(pairs):
-                    cache._store.copy(group, pairs)
-            for batch_group in batch._groups:
-                if batch_group.plan is not None:
-                    step.replan(batch_group.plan)
-        step.finish()
-        return True
-    except BaseException:
-        step.undo()
-        batch._copies = ()
-        raise
+    return step.take(plans, copy)
+
+
+def _copy(cache: PagedKVCache, staged: StagedBatch | None, stream: int | None, copies: tuple[Pairs, ...]) -> None:
+    """Copy blocks that the step writes to and others share; on a device send everything else that it needs, too."""
+    if staged is not None:
+        assert stream is not None
+        staged.send(copies, cache._store, stream)
+        return
+    for group, pairs in enumerate(copies):
+        if len(pairs):
+            cache._store.copy(group, pairs)
 
 
 def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> Batch | None:

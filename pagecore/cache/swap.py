@@ -12,6 +12,7 @@ import numpy as np
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays._make import pinned
+from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence
 from pagecore.cache._swap import check_stored, stored_blocks
 from pagecore.cache.layers import Group
@@ -129,7 +130,7 @@ class SwapSpace:
 
     def check_invariants(self) -> None:
         """Recount every block from the sequences that hold it; raises `PagecoreError` where the counts differ."""
-        with self.cache._state.lock:
+        with Held(self.cache._state.lock):
             held = self._held()
             for sequence in held:
                 check_stored(self.cache._state, sequence, self)

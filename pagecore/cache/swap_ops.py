@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pagecore.arrays import Tensor
 from pagecore.cache._lifecycle import require_live
 from pagecore.cache._sequence import Sequence
-from pagecore.cache._stored import StoredBlocks
-from pagecore.cache._swap import distinct_blocks, stored_blocks, swap_in, swap_out
+from pagecore.cache._stored import hold
+from pagecore.cache._swap import num_distinct, stored_blocks, swap_in, swap_out
 from pagecore.cache.limits import out_of_blocks, with_evictable
 from pagecore.cache.swap import SwapSpace
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
 from pagecore.index import BlockPool
 from pagecore.index._integers import int32_array
-from pagecore.ops import transfer_blocks
-from pagecore.storage import KVPool
 
 if TYPE_CHECKING:
     from pagecore.cache.paged import PagedKVCache
 
-Pairs = NDArray[np.int32]
+# A group, and the planes of one name in each of its layers: sources and targets.
+Planes = tuple[int, list[Tensor], list[Tensor]]
 SPACE_ADVICE = " of the swap space; swap something in, or make the space larger"
 CACHE_ADVICE = "; remove a sequence or swap one out"
 
@@ -38,12 +38,12 @@ def move_out(cache: PagedKVCache, sequences: Any, space: SwapSpace) -> OutOfBloc
     """Move the computed blocks of sequences into a space; returns why that cannot be, or None when it is done."""
     if not isinstance(space, SwapSpace) or space.cache is not cache:
         raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {space!r}")
-    return swap_out(cache._state, sequences, space, partial(_short, SPACE_ADVICE), partial(_copy_out, cache, space))
+    return swap_out(cache._state, sequences, space, partial(_short, SPACE_ADVICE), partial(_moves, cache))
 
 
 def move_in(cache: PagedKVCache, sequences: Any) -> OutOfBlocks | OutOfRows | None:
     """Move sequences back into blocks and rows of the cache; returns why that cannot be, or None when it is done."""
-    return swap_in(cache._state, sequences, partial(_short_of_cache, cache), partial(_copy_in, cache))
+    return swap_in(cache._state, sequences, partial(_short_of_cache, cache), partial(_moves, cache))
 
 
 def _short(advice: str, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:
@@ -68,28 +68,21 @@ def _short_of_cache(cache: PagedKVCache, needed: Listed[int], pools: Listed[Bloc
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def _copy_out(cache: PagedKVCache, space: SwapSpace, pairs: list[Pairs]) -> None:
-    _copy(cache, cache._store.pools, space.kv_pools, pairs)
-    space.note_use()
-
-
-def _copy_in(cache: PagedKVCache, space: SwapSpace, pairs: list[Pairs]) -> None:
-    _copy(cache, space.kv_pools, cache._store.pools, pairs)
-    space.note_use()
-
-
-def _copy(cache: PagedKVCache, sources: list[KVPool], targets: list[KVPool], pairs: list[Pairs]) -> None:
-    """Copy block pairs[i, 0] of each source to block pairs[i, 1] of its target, in every layer and plane."""
+def _moves(cache: PagedKVCache, space: SwapSpace, is_arrival: bool) -> tuple[int | None, list[Planes]]:
+    """Return the stream of the last step, which has computed what moves, and the planes that are copied."""
     stream = None
-    if cache._staging is not None:  # that of the last step, which has computed what moves
+    if cache._staging is not None:
         stream = cache._staging.stream
         cache._staging.refuse_captured(stream)
+    sides = (space.kv_pools, cache._store.pools) if is_arrival else (cache._store.pools, space.kv_pools)
+    moved: list[Planes] = []
     # A cache without bytes has no pools of them.
-    for source, target, moved in zip(sources, targets, pairs, strict=False):
+    for group, pools in enumerate(zip(*sides, strict=True)):
         # Plane by plane: only those that are per token have an axis of tokens.
-        for plane in source.spec.planes:
-            planes = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in (source, target))
-            transfer_blocks(*planes, moved, stream=stream)
+        for plane in pools[0].spec.planes:
+            source, target = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in pools)
+            moved.append((group, source, target))
+    return stream, moved
 
 
 # -- room ------------------------------------------------------------------------------------------------------------
@@ -107,11 +100,10 @@ def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts
     staying = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if not one.is_swapped]
     needed = _needed(cache, coming)
     # Held for a moment, so that the tables count without them what the rows lack.
-    held = StoredBlocks.allocate(
-        state.tables.pools, [min(n, pool.num_free) for n, pool in zip(needed, state.tables.pools, strict=True)]
-    )
+    held, counts_held = hold(state.tables.pools, needed)
     missing = state.tables.shortage([one.row for one, _ in staying], [count for _, count in staying])
-    lacking = [n - len(taken) + lack for n, taken, lack in zip(needed, held.arrays, missing, strict=True)]
+    del held
+    lacking = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if cache._prefix is not None:
         lacking = cache._prefix.lacking(lacking, [one for one, count in staying if count])
     return max(0, *lacking)
@@ -125,9 +117,9 @@ def _needed(cache: PagedKVCache, coming: list[tuple[Sequence, int]]) -> list[int
         by_space.setdefault(id(sequence.swap_space), []).append((sequence, count))
     for some in by_space.values():
         held = [stored_blocks(sequence) for sequence, _ in some]
-        distinct = distinct_blocks(held, cache.num_groups)
+        distinct = num_distinct(cache._state, [sequence for sequence, _ in some])
         for group in range(cache.num_groups):
-            needed[group] += len(distinct[group]) + _num_copies(cache, some, [blocks[group] for blocks in held])
+            needed[group] += distinct[group] + _num_copies(cache, some, [blocks[group] for blocks in held])
     return needed
 
 

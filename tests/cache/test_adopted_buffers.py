@@ -222,5 +222,5 @@ def test_memory_of_a_rank_holds_the_heads_of_the_rank():
 def test_a_swap_space_lies_as_a_cache_of_one_buffer_a_layer_does():
     cache = adopting(AttentionSpec(2, 8, 12, dtype="float32"), layout="BNHD")
     space = SwapSpace(cache, num_blocks=5)
-    assert [pool.layout.num_buffers for pool in space._kv_pools] == [2]
+    assert [pool.layout.num_buffers for pool in space.kv_pools] == [2]
     assert space.nbytes == 5 * 4 * 2 * (8 + 12) * 4

@@ -228,32 +228,30 @@ class Reentrant:
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("call", ["write", "attend"])
-def test_the_end_of_a_step_within_its_own_calls_is_interleaved_without_waiting_and_writes_nothing(call, end):
+def test_the_end_of_a_step_within_its_own_calls_is_refused_and_not_interleaved_with_them(call, end):
     cache = make_long(64)
     sequence, batch = prepared(cache, 64)
-    taken = []
+    refused = []
 
-    def end_and_take():
-        if not taken:
+    def end_it():
+        with pytest.raises(InvalidSequence, match="not within them"):
             ENDS[end](cache, sequence, batch)
-            taken.append(prepared(cache, 64))
-            cache.write(0, full(2, 64), full(2, 64), taken[0][1])
+        refused.append(end)
 
     def run():
-        array = Reentrant(full(1, 64), end_and_take)
-        with contextlib.suppress(InvalidSequence):  # the batch is not in flight any more
-            if call == "write":
-                cache.write(0, array, array, batch)
-            else:
-                cache.attend(0, array, batch)
+        array = Reentrant(full(1, 64), end_it)
+        if call == "write":
+            cache.write(0, array, array, batch)
+        else:
+            cache.attend(0, array, batch)
 
     start(run)()
-    other, step = taken[0]
-    assert wrong_tokens(cache, other, 64, 2) == 0
-    cache.commit(step)
-    cache.remove(other)
+    assert refused
+    assert batch.in_flight
+    cache.write(0, full(2, 64), full(2, 64), batch)
+    cache.commit(batch)
+    assert wrong_tokens(cache, sequence, 64, 2) == 0
     cache.check_invariants()
-    assert cache.num_available == 4
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------

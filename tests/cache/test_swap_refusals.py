@@ -9,7 +9,7 @@ from pagecore import (
     OutOfBlocks,
     OutOfRows,
 )
-from pagecore.cache import SwapSpace, swap_ops
+from pagecore.cache import SwapSpace, _swap
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
 from tests.cache.swaps import content, fill
 
@@ -73,7 +73,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
     space = SwapSpace(cache, num_blocks=9)
     sequences = [cache.add_sequence(range(8)) for _ in range(2)]
     fill(cache, sequences, 8)
-    transfer, calls = swap_ops.transfer_blocks, itertools.count(1)
+    transfer, calls = _swap.transfer_blocks, itertools.count(1)
 
     def fail(*arguments, **options):
         if next(calls) == failing:
@@ -85,7 +85,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
         calls = itertools.count(1)
         before = (cache.stats(), space.num_used_blocks)
         with monkeypatch.context() as patched:
-            patched.setattr(swap_ops, "transfer_blocks", fail)
+            patched.setattr(_swap, "transfer_blocks", fail)
             with pytest.raises(MemoryError, match="planted"):
                 call()
         assert (cache.stats(), space.num_used_blocks) == before

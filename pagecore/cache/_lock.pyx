@@ -1,0 +1,85 @@
+"""The lock of a cache: re-entrant, and given back by calls that cannot fail."""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stdint cimport int64_t, uint64_t
+
+import os
+import weakref
+
+_locks = weakref.WeakSet()
+
+
+cdef class StateLock:
+    """A lock that one thread holds, as often as it likes. In a forked child it is free, or the forking thread's."""
+
+    def __init__(self):
+        _locks.add(self)
+
+    cdef int acquire(self) except -1:
+        cdef unsigned long thread = PyThread_get_thread_ident()
+        cdef uint64_t seen
+        while not self.native.try_acquire(thread):
+            seen = self.native.generation()
+            self.native.begin_waiting()
+            with nogil:
+                self.native.wait(seen)
+            self.native.end_waiting()
+            PyErr_CheckSignals()
+        return 0
+
+    cdef int sleep(self) except -1:
+        cdef uint64_t seen = self.native.generation()
+        cdef int64_t depth
+        cdef bint is_again
+        self.native.begin_waiting()
+        depth = self.native.suspend()
+        with nogil:
+            self.native.wait(seen)
+        self.native.end_waiting()
+        # The lock comes first, whatever a signal's handler raises: the caller gives it back.
+        while not self.native.try_acquire(PyThread_get_thread_ident()):
+            seen = self.native.generation()
+            self.native.begin_waiting()
+            with nogil:
+                self.native.wait(seen)
+            self.native.end_waiting()
+        self.native.resume(depth)
+        PyErr_CheckSignals()
+        return 0
+
+    cdef void notify(self) noexcept:
+        if self.native.has_waiting():
+            self.native.notify()
+
+
+@cython.freelist(16)
+@cython.no_gc
+cdef class Held:
+    """A hold on a lock, given back when it is collected or its `with` block ends."""
+
+    def __cinit__(self, StateLock lock not None):
+        lock.acquire()
+        self.lock = lock
+
+    def __dealloc__(self):
+        if self.lock is not None:
+            self.lock.native.release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.lock is not None:
+            self.lock.native.release()
+            self.lock = None
+
+
+def _reset_in_child():
+    cdef unsigned long thread = PyThread_get_thread_ident()
+    for lock in _locks:
+        (<StateLock>lock).native.reset_in_child(thread)
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
