@@ -332,6 +332,19 @@ class PagedKVCache:
             self._sequences[name] = sequence
             return sequence
 
+    def find_sequence(self, id: object) -> Sequence | None:
+        """Return the sequence with that id, swapped out or not, or None if the cache has no such sequence.
+
+        Raises
+        ------
+        InvalidSequence
+            An id that cannot be hashed.
+        """
+        try:
+            return self._sequences.get(id)
+        except TypeError:
+            raise InvalidSequence(f"expected a hashable id, got {id!r}; use the id of add_sequence") from None
+
     def match_length(
         self,
         tokens: ArrayLike,
