@@ -8,7 +8,8 @@ from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
 
 
 class FakeSequence:
-    def __init__(self, tokens):
+    def __init__(self, tokens, id=None, block_size=1):
+        self.id, self.block_size = id, block_size
         self.ids = [int(token) for token in tokens]
         self.blocks = []
         self.num_computed_tokens = self.num_cached_tokens = 0
@@ -24,6 +25,10 @@ class FakeSequence:
     @property
     def num_tokens(self):
         return len(self.ids)
+
+    @property
+    def capacity(self):
+        return len(self.blocks) * self.block_size
 
     @property
     def tokens(self):
@@ -50,6 +55,7 @@ class FakeBatch:
         self.pending = []
         self.num_tokens = 0
         self.num_sequences = 0
+        self.in_flight = False
 
 
 class FakeCache:
@@ -93,7 +99,8 @@ class FakeCache:
 
     def add_sequence(self, tokens, id=None, *, namespace=None):
         self._take_row()
-        sequence = FakeSequence(tokens)
+        assert self.find_sequence(id) is None
+        sequence = FakeSequence(tokens, id, self.block_size)
         sequence.namespace = namespace
         for count in range(1, self.match_length(tokens, namespace=namespace) // self.block_size + 1):
             self._hold(sequence, self._key(sequence, count))
@@ -102,6 +109,9 @@ class FakeCache:
         sequence.num_computed_tokens = sequence.num_cached_tokens = len(sequence.blocks) * self.block_size
         self.sequences.append(sequence)
         return sequence
+
+    def find_sequence(self, id):
+        return next((one for one in self.sequences if one.id is id), None)
 
     def match_length(self, tokens, *, namespace=None):
         found = FakeSequence(tokens)
@@ -177,7 +187,7 @@ class FakeCache:
         return max(total - self.num_available, 0)
 
     def try_prepare(self, sequences, counts, out):
-        assert not out.pending, "the batch before was neither committed nor abandoned"
+        assert not out.in_flight, "the batch before was neither committed nor abandoned"
         assert sequences, "an empty step"
         assert sum(counts) <= out.max_tokens
         assert len(sequences) <= out.max_sequences
@@ -193,6 +203,7 @@ class FakeCache:
                 sequence.blocks[place] = self._take()
                 self.copies += 1
             sequence.blocks += [self._take() for _ in range(new)]
+        out.in_flight = True
         out.pending = list(zip(sequences, counts, strict=True))
         out.num_tokens, out.num_sequences = sum(counts), len(sequences)
         self.prepared.append((list(sequences), list(counts)))
@@ -220,17 +231,20 @@ class FakeCache:
         return block
 
     def commit(self, batch):
+        assert batch.in_flight
         for sequence, count in batch.pending:
-            sequence.num_computed_tokens += count
-            self._publish(sequence)
-        batch.pending = []
+            if sequence in self.sequences:
+                sequence.num_computed_tokens += count
+                self._publish(sequence)
+        batch.pending, batch.in_flight = [], False
 
     def abandon(self, batch):
+        assert batch.in_flight
         for sequence, _ in batch.pending:
             keep = -(-sequence.num_computed_tokens // self.block_size)
             self._drop(sequence.blocks[keep:])
             del sequence.blocks[keep:]
-        batch.pending = []
+        batch.pending, batch.in_flight = [], False
 
     def try_swap_out(self, sequences, space):
         (sequence,) = sequences
@@ -266,7 +280,8 @@ class FakeCache:
     def fork(self, sequence, id=None):
         self._known(sequence)
         self._take_row()
-        child = FakeSequence(sequence.ids)
+        assert self.find_sequence(id) is None
+        child = FakeSequence(sequence.ids, id, self.block_size)
         child.namespace = sequence.namespace
         child.num_computed_tokens, child.num_cached_tokens = sequence.num_computed_tokens, sequence.num_cached_tokens
         child.blocks = list(sequence.blocks)

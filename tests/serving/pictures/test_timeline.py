@@ -27,7 +27,8 @@ class Recorder:
             table = np.asarray(scheduler.cache.block_table(group))
             holders = [[] for _ in range(blocks)]
             # In the order in which their sequences were made, as the block map lists them.
-            for run in sorted(scheduler.holders, key=lambda run: run.sequence.id):
+            made = scheduler.cache.block_map(group).sequences
+            for run in sorted(scheduler.holders, key=lambda run: made.index(run.sequence.id)):
                 for block in table[run.sequence.row].tolist():
                     holders[block].append(run)
             kept = scheduler.cache.block_map(group).cached
