@@ -38,28 +38,29 @@ def list_outputs(rows: Rows, owner: object) -> tuple[list[Run], list[int]]:
 
 def sort_outputs(
     step: Step, tokens: NDArray[np.int32]
-) -> tuple[list[Sequence], list[int], dict[Run, NDArray[np.int32]]]:
-    """Return the sequences that continue, their places in `tokens`, and all tokens of each run that finishes.
+) -> tuple[list[Sequence], NDArray[np.int32], dict[Run, NDArray[np.int32]]]:
+    """Return the sequences that continue, the id of each, and all tokens of each run that finishes.
 
     `tokens` holds one id for each output; cancelled runs are passed over. The last token of a run never enters the
     cache, where no step would compute it.
     """
-    going: list[Sequence] = []
-    places: list[int] = []
+    outputs = step.outputs
+    held = [run.held for run in outputs]
+    going = [one for one, run in zip(held, outputs, strict=True) if one and one.num_tokens + 1 < run.last_length]
     finished: dict[Run, NDArray[np.int32]] = {}
-    for place, run in enumerate(step.outputs):
-        if run.state is not State.RUNNING:
-            continue
-        held = run.sequence
-        if held.num_tokens + 1 == run.last_length:
-            finished[run] = np.append(held.tokens, tokens[place])
-        else:
-            going.append(held)
-            places.append(place)
+    places: list[int] = []
+    if len(going) < len(outputs):
+        for place, (one, run) in enumerate(zip(held, outputs, strict=True)):
+            if one is None:  # cancelled
+                continue
+            if one.num_tokens + 1 < run.last_length:
+                places.append(place)
+            else:
+                finished[run] = np.append(one.tokens, tokens[place])
     for run in step.runs[step.num_decodes :]:
         if run.state is State.RUNNING and not run.request.max_new_tokens and not run.prefilling:
             finished[run] = np.asarray(run.sequence.tokens)
-    return going, places, finished
+    return going, tokens[places] if len(going) < len(outputs) else tokens, finished
 
 
 def _siblings(run: Run, owner: object) -> list[Run]:

@@ -113,7 +113,7 @@ class Run:
     parent : Run or None
         The first sample, for the others.
     siblings : tuple of Run
-        The other samples, for the first one, once a step that ends the prompt was scheduled.
+        The other samples, for the first one, from the step that ends the prompt until they are forked.
     arrival : int
         Requests that were added to the scheduler earlier.
     tokens : int32 array

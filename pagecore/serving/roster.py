@@ -197,6 +197,7 @@ class Roster:
             run.tokens = tokens
             for each in ended:
                 each.state = State.CANCELLED
+            run.siblings = ()
             if parent is not None:
                 parent.samples = samples
             for part in (self.waiting, self.pinned, self.running):
@@ -225,7 +226,7 @@ class Roster:
             for parent, runs in samples.items():
                 for run in runs[1:]:
                     self._fork(parent, run)
-                parent.samples = 1
+                parent.samples, parent.siblings = 1, ()
             if forks != self.num_forks:
                 # Samples are adjacent: R1.
                 self.running = {run: None for first in self.running for run in samples.get(first, (first,))}

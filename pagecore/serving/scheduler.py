@@ -114,9 +114,9 @@ class Scheduler:
         self.max_length = min(num_slots, cache.max_tokens_per_sequence)
         self._headroom = int(self.max_length * headroom)
         self._num_added = 0
-        # Every token of a step has a slot of its own.
-        batch = cache.make_batch(self.max_running, max(1, min(max_tokens_per_step, num_slots)))
-        self._roster = Roster(cache, batch, swap_space)
+        # Every token of a step has a slot of its own: a step of more tokens than this could never be prepared.
+        self._budget = min(max_tokens_per_step, max(num_slots, self.max_running))
+        self._roster = Roster(cache, cache.make_batch(self.max_running, self._budget), swap_space)
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -359,9 +359,9 @@ class Scheduler:
         tokens = token_ids(ids, "ids")
         if tokens.shape != (len(step.outputs),):
             raise ShapeError(f"ids have shape {tokens.shape}; one id for each of {len(step.outputs)} outputs is needed")
-        going, places, finished = sort_outputs(step, tokens)
+        going, kept, finished = sort_outputs(step, tokens)
         start = perf_counter_ns()
-        roster.accept(step, going, tokens if len(places) == len(tokens) else tokens[places], finished)
+        roster.accept(step, going, kept, finished)
         step.index_ns += perf_counter_ns() - start
         return list(step.finished)
 
@@ -384,12 +384,12 @@ class Scheduler:
             raise InvalidSequence(f"cannot {verb} a step that is {step.state.value}; {remedy}")
 
     def _select(self) -> Rows:
-        return select(self._roster.running, self.max_tokens_per_step)
+        return select(self._roster.running, self._budget)
 
     def _admit(self, rows: Rows) -> None:
         """Append rows for the requests that can be admitted."""
         if self._roster.waiting:
-            budget = self.max_tokens_per_step - sum(rows.counts)
+            budget = self._budget - sum(rows.counts)
             places = self.max_running - sum(run.samples for run in self._roster.running)
             Admission(self._roster, rows, budget, places, self._headroom, self.max_length).admit()
 

@@ -97,8 +97,8 @@ def test_swaps_are_counted_among_the_preemptions():
 
     def pretend(scheduler, metrics):
         if metrics.steps % 10 == 0:
-            scheduler.num_preemptions += 1
-            scheduler.num_swaps += 1
+            scheduler._roster.num_preemptions += 1
+            scheduler._roster.num_swaps += 1
 
     scheduler, metrics = serve([pretend, timeline])
     assert sum(timeline.swaps()) == metrics.steps // 10

@@ -1,0 +1,331 @@
+"""Faults on purpose: interrupts, failed allocations and signals at every point of a call.
+
+Each tool runs a call once, with one fault, and returns a `Run`. A caller loops over the points until a run was not
+reached by its fault any more:
+
+    for run in runs(lambda n: raise_at(call, n, PAGECORE)):
+        ...  # what the fault at this point left behind
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from tests.capabilities import missing
+
+PAGECORE = Path(__file__).parent.parent / "pagecore"
+SOURCE = Path(__file__).parent / "failing_malloc.cpp"
+# Allocations that are made after a call, to learn whether the failing one was among the call's own.
+SLACK = 64
+
+
+class Interrupt(BaseException):
+    """Raised in the middle of a call, as Ctrl-C raises KeyboardInterrupt; no handler of `Exception` catches it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a call.
+
+    Attributes
+    ----------
+    reached : bool
+        Whether the fault was injected; the call ended before its point otherwise.
+    finished : bool
+        Whether the call returned rather than raised.
+    error : tuple of (type, str), optional
+        The exception that left the call. The exception itself, and the frames that it holds, are gone.
+    where : str
+        File, line and event of the fault, where that is known.
+    """
+
+    reached: bool
+    finished: bool
+    error: tuple[type[BaseException], str] | None = None
+    where: str = ""
+
+
+def runs(inject: Callable[[int], Run], *, first: int = 1, stride: int = 1, limit: int = 100_000) -> Iterator[Run]:
+    """The run of every point, from the first on, while there are any; AssertionError where there is no end of them."""
+    for n in range(first, limit, stride):
+        run = inject(n)
+        if not run.reached:
+            return
+        yield run
+    raise AssertionError(f"the call is still reached by point {limit}")
+
+
+# -- exceptions at a line ----------------------------------------------------------------------------------------------
+
+
+def raise_at(
+    call: Callable[[], object],
+    n: int,
+    folder: Path | str = PAGECORE,
+    error: type[BaseException] = Interrupt,
+    *,
+    opcodes: bool = False,
+) -> Run:
+    """Run `call`, and raise at its n-th event (from 1) in Python code of files in `folder`.
+
+    Events are the starts of functions, lines and returns; with `opcodes`, bytecodes too. A return's value is lost, as
+    it is where a signal comes between a return and the assignment of its value. The end of a with block is left out:
+    the interpreter handles no signal between the block and the call of `__exit__`.
+    """
+    where = ""
+
+    def hit(frame: FrameType, event: str) -> None:
+        nonlocal where
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name} ({event})"
+        raise error(where)
+
+    seen, raised = _traced(call, str(folder), opcodes, n, hit)
+    return Run(seen >= n, raised is None, raised, where)
+
+
+def lines_of(call: Callable[[], object], folder: Path | str = PAGECORE, *, opcodes: bool = False) -> int:
+    """How many points `raise_at` has in a call, which must not raise."""
+    seen, raised = _traced(call, str(folder), opcodes)
+    assert raised is None, raised
+    return seen
+
+
+def _traced(
+    call: Callable[[], object],
+    folder: str,
+    opcodes: bool,
+    n: int = 0,
+    hit: Callable[[FrameType, str], None] | None = None,
+) -> tuple[int, tuple[type[BaseException], str] | None]:
+    """Count the events of a call, with `hit` at the n-th; returns the count, and what was raised."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        if event == "call" and opcodes:
+            frame.f_trace_opcodes = True
+        if event != "exception" and (event != "line" and event != "opcode" or not _leaves_with(frame)):
+            seen += 1
+            if seen == n and hit is not None:
+                hit(frame, event)
+        return trace
+
+    before, raised = sys.gettrace(), None
+    with undisturbed():
+        sys.settrace(trace)
+        try:
+            call()
+        except BaseException as caught:
+            raised = (type(caught), str(caught))
+        finally:
+            sys.settrace(before)
+    return seen, raised
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage of earlier calls is collected, and no one hears of exceptions that a destructor cannot raise."""
+    is_collecting, hook = gc.isenabled(), sys.unraisablehook
+    gc.disable()
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        if is_collecting:
+            gc.enable()
+
+
+def _leaves_with(frame: FrameType) -> bool:
+    return frame.f_lasti in _ends_of_with(frame.f_code)
+
+
+@cache
+def _ends_of_with(code: CodeType) -> frozenset[int]:
+    """Where the bytecode of a function calls `__exit__(None, None, None)`."""
+    found: set[int] = set()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in {"PRECALL", "CACHE"}]
+    for first in range(len(steps) - 3):
+        i, loads, end = first, steps[first : first + 3], steps[first + 3]
+        if end.opname == "CALL" and all(one.opname == "LOAD_CONST" and one.argval is None for one in loads):
+            while i and steps[i - 1].opname in {"SWAP", "COPY", "NOP"}:
+                i -= 1
+            found.update(range(steps[i].offset, end.offset + 1))
+    return frozenset(found)
+
+
+# -- allocations -------------------------------------------------------------------------------------------------------
+
+
+class PythonAllocations:
+    """Allocations of the interpreter, of all threads: objects and what extensions take through its interface.
+
+    `arm(n)` makes the n-th from now (from 1) fail; with ``onwards=True`` all from there on. A failing allocation that
+    no allocation has met yet is forgotten by `disarm`.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import _testcapi
+        except ImportError as error:
+            missing("_testcapi", str(error))
+        self._set, self.disarm = _testcapi.set_nomemory, _testcapi.remove_mem_hooks
+
+    def arm(self, n: int, *, onwards: bool = False) -> None:
+        self._set(n - 1, 0 if onwards else n)
+
+
+class NativeAllocations:
+    """malloc and its kin, of the thread that arms them; in a process that was started by `with_failing_malloc` alone.
+
+    `operator new` of C++, NumPy's data and, with PYTHONMALLOC=malloc, every object of Python come from there.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.PyDLL(None)
+        self._arm, self.disarm = library.failing_malloc_arm, library.failing_malloc_disarm
+        self._arm.argtypes, self._arm.restype = (ctypes.c_long, ctypes.c_long), None
+        self.disarm.argtypes, self.disarm.restype = (), ctypes.c_long
+
+    def arm(self, n: int, *, onwards: bool = False) -> None:
+        self._arm(n, 0 if onwards else n)
+
+    def count(self, call: Callable[[], object]) -> int:
+        """How many allocations a call makes."""
+        with undisturbed():
+            self.arm(1 << 60)
+            try:
+                call()
+            finally:
+                made = self.disarm()
+        return int(made)
+
+
+def fail_allocation(
+    call: Callable[[], object],
+    n: int,
+    *,
+    onwards: bool = False,
+    allocations: PythonAllocations | NativeAllocations | None = None,
+) -> Run:
+    """Run `call`, and let its n-th allocation (from 1) fail; with `onwards`, every one from there on.
+
+    Whether the fault reached the call is known if its last allocation was less than `SLACK` before the n-th: steps
+    from one n to the next must be shorter than that.
+    """
+    source = PythonAllocations() if allocations is None else allocations
+    raised: BaseException | None = None
+    error: tuple[type[BaseException], str] | None = None
+    was_met = False
+    with undisturbed():
+        source.arm(n, onwards=onwards)
+        try:
+            try:
+                call()
+            except BaseException as caught:
+                raised = caught
+            if not (onwards and raised is not None):
+                was_met = _meets_failure()
+        finally:
+            source.disarm()
+    if raised is not None:
+        error = (type(raised), str(raised))
+        raised = None
+    return Run(not was_met, error is None, error, f"allocation {n}")
+
+
+def _meets_failure() -> bool:
+    """Whether one of the next allocations fails."""
+    try:
+        for _ in range(SLACK):
+            bytes(5000)
+    except MemoryError:
+        return True
+    return False
+
+
+def with_failing_malloc(
+    folder: Path, command: list[str], *, timeout: float, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python *command`` in a process in which `NativeAllocations` can fail; `folder` takes the built library.
+
+    `text` is the standard input.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None or not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "__libc_malloc"):
+        missing("failing malloc", "it takes g++ and glibc")
+    library = folder / "failing_malloc.so"
+    if not library.exists():
+        subprocess.run([str(compiler), "-O2", "-fPIC", "-shared", "-o", str(library), str(SOURCE)], check=True)
+    environment = os.environ | {
+        "LD_PRELOAD": str(library),
+        "PYTHONMALLOC": "malloc",
+        "PYTHONFAULTHANDLER": "1",
+        "PAGECORE_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        input=text,
+        cwd=PAGECORE.parent,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def signal_at(call: Callable[[], object], delay: float) -> Run:
+    """Run `call` on the main thread, with KeyboardInterrupt from a real signal after `delay` seconds of wall time.
+
+    A timer raises the signal and its handler is Python's own of Ctrl-C, so that it comes where Ctrl-C can come.
+    """
+    came = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, frame)
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    finished = False
+    error: tuple[type[BaseException], str] | None = None
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            call()
+            finished = True
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt as caught:
+        error = (type(caught), str(caught))
+    except Exception as caught:
+        error = (type(caught), str(caught))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    return Run(came, finished, error, f"after {1e6 * delay:.0f} us")
+
+
+def is_full() -> bool:
+    """Whether every point of every case is tried rather than a sample: ``PAGECORE_FAULTS=full``."""
+    return os.environ.get("PAGECORE_FAULTS") == "full"
