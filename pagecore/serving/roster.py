@@ -114,7 +114,7 @@ class Roster:
             self.has_news = False
 
         self._transit(
-            lambda: self.cache.add_sequence(run.tokens, run, namespace=run.request.namespace),
+            lambda: self.cache.add_sequence(run.tokens, id=run, namespace=run.request.namespace),
             lambda: self._found(run) is not None,
             note,
         )
@@ -281,7 +281,7 @@ class Roster:
 
     def _fork(self, parent: Run, run: Run) -> None:
         held = self._found(run)
-        run.held = self.cache.fork(parent.sequence, run) if held is None else held
+        run.held = self.cache.fork(parent.sequence, id=run) if held is None else held
         run.prefilling = False
         run.state = State.RUNNING
 
