@@ -4,7 +4,7 @@ Each tool runs a call once, with one fault, and returns a `Run`. A caller loops 
 reached by its fault any more:
 
     for run in runs(lambda n: raise_at(call, n, PAGECORE)):
-        ...  # what the fault at this point left behind
+        ...  # compare the state after the fault
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ PAGECORE = Path(__file__).parent.parent / "pagecore"
 SOURCE = Path(__file__).parent / "failing_malloc.cpp"
 # Allocations that are made after a call, to learn whether the failing one was among the call's own.
 SLACK = 64
+# The exit status of a process that did not end.
+HUNG = -999
 
 
 class Interrupt(BaseException):
@@ -60,7 +62,7 @@ class Run:
 
 
 def runs(inject: Callable[[int], Run], *, first: int = 1, stride: int = 1, limit: int = 100_000) -> Iterator[Run]:
-    """The run of every point, from the first on, while there are any; AssertionError where there is no end of them."""
+    """Yield the run of every point from `first` on until a run is not reached; AssertionError past `limit`."""
     for n in range(first, limit, stride):
         run = inject(n)
         if not run.reached:
@@ -98,7 +100,7 @@ def raise_at(
 
 
 def lines_of(call: Callable[[], object], folder: Path | str = PAGECORE, *, opcodes: bool = False) -> int:
-    """How many points `raise_at` has in a call, which must not raise."""
+    """Return the number of points that `raise_at` has in a call; the call must not raise."""
     seen, raised = _traced(call, str(folder), opcodes)
     assert raised is None, raised
     return seen
@@ -120,7 +122,7 @@ def _traced(
             return None
         if event == "call" and opcodes:
             frame.f_trace_opcodes = True
-        if event != "exception" and (event != "line" and event != "opcode" or not _leaves_with(frame)):
+        if event != "exception" and ((event not in {"line", "opcode"}) or not _leaves_with(frame)):
             seen += 1
             if seen == n and hit is not None:
                 hit(frame, event)
@@ -140,7 +142,7 @@ def _traced(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage of earlier calls is collected, and no one hears of exceptions that a destructor cannot raise."""
+    """Pause the garbage collector, and drop exceptions that a destructor cannot raise."""
     is_collecting, hook = gc.isenabled(), sys.unraisablehook
     gc.disable()
     sys.unraisablehook = lambda _: None
@@ -158,7 +160,7 @@ def _leaves_with(frame: FrameType) -> bool:
 
 @cache
 def _ends_of_with(code: CodeType) -> frozenset[int]:
-    """Where the bytecode of a function calls `__exit__(None, None, None)`."""
+    """Offsets of the bytecode that calls `__exit__(None, None, None)`."""
     found: set[int] = set()
     steps = [step for step in dis.get_instructions(code) if step.opname not in {"PRECALL", "CACHE"}]
     for first in range(len(steps) - 3):
@@ -176,8 +178,8 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
 class PythonAllocations:
     """Allocations of the interpreter, of all threads: objects and what extensions take through its interface.
 
-    `arm(n)` makes the n-th from now (from 1) fail; with ``onwards=True`` all from there on. A failing allocation that
-    no allocation has met yet is forgotten by `disarm`.
+    ``arm(n, count)`` makes `count` allocations fail from the n-th on (from 1), or all where `count` is 0; `disarm` ends
+    that.
     """
 
     def __init__(self) -> None:
@@ -187,8 +189,8 @@ class PythonAllocations:
             missing("_testcapi", str(error))
         self._set, self.disarm = _testcapi.set_nomemory, _testcapi.remove_mem_hooks
 
-    def arm(self, n: int, *, onwards: bool = False) -> None:
-        self._set(n - 1, 0 if onwards else n)
+    def arm(self, n: int, count: int = 1) -> None:
+        self._set(n - 1, n - 1 + count if count else 0)
 
 
 class NativeAllocations:
@@ -203,11 +205,11 @@ class NativeAllocations:
         self._arm.argtypes, self._arm.restype = (ctypes.c_long, ctypes.c_long), None
         self.disarm.argtypes, self.disarm.restype = (), ctypes.c_long
 
-    def arm(self, n: int, *, onwards: bool = False) -> None:
-        self._arm(n, 0 if onwards else n)
+    def arm(self, n: int, count: int = 1) -> None:
+        self._arm(n, n - 1 + count if count else 0)
 
     def count(self, call: Callable[[], object]) -> int:
-        """How many allocations a call makes."""
+        """Return the number of allocations that a call makes."""
         with undisturbed():
             self.arm(1 << 60)
             try:
@@ -221,26 +223,27 @@ def fail_allocation(
     call: Callable[[], object],
     n: int,
     *,
-    onwards: bool = False,
+    count: int = 1,
     allocations: PythonAllocations | NativeAllocations | None = None,
 ) -> Run:
-    """Run `call`, and let its n-th allocation (from 1) fail; with `onwards`, every one from there on.
+    """Run `call`, and let `count` allocations from its n-th on (from 1) fail; 0 for all that follow.
 
-    Whether the fault reached the call is known if its last allocation was less than `SLACK` before the n-th: steps
-    from one n to the next must be shorter than that.
+    The interpreter of Python 3.11 itself ends no with block while every allocation fails: where a call has one, give a
+    `count`, so that memory comes back. Whether the fault reached the call is known if its last allocation was less than
+    `SLACK` before the n-th: steps from one n to the next must be shorter than that.
     """
     source = PythonAllocations() if allocations is None else allocations
     raised: BaseException | None = None
     error: tuple[type[BaseException], str] | None = None
     was_met = False
     with undisturbed():
-        source.arm(n, onwards=onwards)
+        source.arm(n, count)
         try:
             try:
                 call()
             except BaseException as caught:
                 raised = caught
-            if not (onwards and raised is not None):
+            if count == 1 or raised is None:
                 was_met = _meets_failure()
         finally:
             source.disarm()
@@ -251,7 +254,7 @@ def fail_allocation(
 
 
 def _meets_failure() -> bool:
-    """Whether one of the next allocations fails."""
+    """Return True if one of the next allocations fails."""
     try:
         for _ in range(SLACK):
             bytes(5000)
@@ -265,7 +268,7 @@ def with_failing_malloc(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *command`` in a process in which `NativeAllocations` can fail; `folder` takes the built library.
 
-    `text` is the standard input.
+    `text` is the standard input. The exit status of a process that is still running after `timeout` seconds is `HUNG`.
     """
     compiler = shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "__libc_malloc"):
@@ -279,16 +282,21 @@ def with_failing_malloc(
         "PYTHONFAULTHANDLER": "1",
         "PAGECORE_NUM_THREADS": "1",
     }
-    return subprocess.run(
-        [sys.executable, *command],
-        env=environment,
-        input=text,
-        cwd=PAGECORE.parent,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    command = [sys.executable, *command]
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            input=text,
+            cwd=PAGECORE.parent,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        return subprocess.CompletedProcess(command, HUNG, output, f"it had not ended after {timeout} seconds")
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
@@ -311,9 +319,10 @@ def signal_at(call: Callable[[], object], delay: float) -> Run:
     error: tuple[type[BaseException], str] | None = None
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, delay)
-            call()
-            finished = True
+            with undisturbed():
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                call()
+                finished = True
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt as caught:
@@ -327,5 +336,5 @@ def signal_at(call: Callable[[], object], delay: float) -> Run:
 
 
 def is_full() -> bool:
-    """Whether every point of every case is tried rather than a sample: ``PAGECORE_FAULTS=full``."""
+    """Return True if ``PAGECORE_FAULTS=full`` asks for every point of every case rather than a sample."""
     return os.environ.get("PAGECORE_FAULTS") == "full"

@@ -109,13 +109,21 @@ def print_columns(title: str, headings: list[str], lines: list[list[str]]) -> No
 def check_writable(option: str, path: Path) -> None:
     """Refuse a file that cannot be written, before minutes of work and not after."""
     folder = path.parent
-    if os.path.isdir(path):
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None
+    except OSError as error:
+        raise UnwritableFileError(f"{option} {path} cannot be written: {error.strerror}") from error
+    except ValueError:  # a null byte, or text that no file name can have
+        raise UnwritableFileError(f"{option} {str(path)!r} is not a path") from None
+    if mode is not None and stat.S_ISDIR(mode):
         raise UnwritableFileError(f"{option} {path} is a folder; name a file in it")
     if not os.path.isdir(folder):
         raise UnwritableFileError(f"{option} {path}: there is no folder {folder}; make it first")
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+    if not os.access(folder if mode is None else path, os.W_OK):
         raise UnwritableFileError(f"{option} {path} cannot be written; check its permissions")
-    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+    if mode is not None and stat.S_ISFIFO(mode):
         os.close(_open_fifo(option, path))
 
 

@@ -19,7 +19,7 @@ POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
 
 def check_policy(evict: str) -> None:
     """Refuse a policy that recorded traffic cannot have."""
-    if evict not in POLICIES:
+    if not isinstance(evict, str) or evict not in POLICIES:
         raise UnsupportedOption(f"evict is {evict!r}; use one of {', '.join(POLICIES)}")
 
 

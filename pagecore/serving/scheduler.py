@@ -24,7 +24,7 @@ from pagecore.serving.request import Request, RequestError, Run, token_ids
 from pagecore.serving.reuse import Reuse
 from pagecore.serving.roster import Roster
 from pagecore.serving.step import Step, StepState
-from pagecore.storage.checks import as_float, within
+from pagecore.storage.checks import as_float, at_least, within
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -215,7 +215,16 @@ class Scheduler:
         return run
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
-        """Raise `RequestError` for a request that `add` would refuse, of which only the lengths need be known."""
+        """Raise `RequestError` for a request that `add` would refuse, of which only the lengths need be known.
+
+        Raises
+        ------
+        ShapeError
+            A length or number that is not an integer in its range.
+        """
+        num_prompt_tokens = at_least("num_prompt_tokens", num_prompt_tokens)
+        max_new_tokens = at_least("max_new_tokens", max_new_tokens, 0)
+        samples = at_least("samples", samples)
         # The last token that is generated is never computed.
         num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
         if num_slots > self.max_length:

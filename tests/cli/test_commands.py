@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ from pagecore.arrays.cuda import use_runtime
 from pagecore.cache import PagedKVCache
 from pagecore.errors import DeviceError
 from pagecore.serving import info
-from pagecore.serving.demo import chat as demo
+from pagecore.serving.demo import DemoConfig
 from tests.arrays.fake_runtime import FakeRuntime
 from tests.cli.command_line import call, refused, write_trace
+from tests.models.published import PUBLISHED
 
 KEYS = {
     "requests_finished",
@@ -208,6 +210,9 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_replay(capsys, tm
     monkeypatch.setattr("pagecore.serving.replay.replay", lambda *arguments: pytest.fail("it was replayed"))
     assert "is a folder" in refused(capsys, "replay", trace, "--json", tmp_path)
     assert "there is no folder" in refused(capsys, "replay", trace, "--json", tmp_path / "no" / "out.json")
+    for option in ("--json", "--plot"):
+        for name in ("\0", "\ud800"):
+            assert f"{option} {name!r} is not a path" in refused(capsys, "replay", trace, option, name)
 
 
 def test_an_interrupted_command_ends_in_one_line(capsys, trace, monkeypatch):
@@ -287,7 +292,7 @@ def test_the_version_is_that_of_the_package(command):
 
 @pytest.fixture
 def _few_requests(monkeypatch):
-    monkeypatch.setattr(demo, "DemoConfig", functools.partial(demo.DemoConfig, num_requests=5))
+    monkeypatch.setattr("pagecore.serving.demo.DemoConfig", functools.partial(DemoConfig, num_requests=5))
 
 
 @pytest.mark.usefixtures("_few_requests")
@@ -322,6 +327,35 @@ def test_a_demo_that_is_wrong_says_so(capsys, monkeypatch):
     assert code == 1
     assert "verified" not in out
     assert "dense attention chooses" in err
+
+
+WORDS = [
+    *("", "0", "-1", "1", "x", "nan", "inf", "1e9", "1GiB", "9" * 30, "9" * 5000, "\0", "\ud800", "/tmp", "/dev/null"),
+    *("/no/such/folder", "-", "--", "16", "none", "lru", "unbounded", "1.5", "0x10", "1_000", "a" * 5000),
+]
+OPTIONS = {
+    "replay": "memory blocks model bytes-per-token swap-memory evict block-size max-tokens-per-step max-running seed "
+    "requests json plot",
+    "plan": "memory ranks block-size context dtype json",
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_random_arguments_end_in_an_exit_code_and_one_line(capsys, tmp_path, trace, monkeypatch, command):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gemma-2-9b"]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", None)
+    choice = random.Random(command)
+    for _ in range(120):
+        file = trace if command == "replay" else tmp_path
+        argv = [command, choice.choice([file, file, choice.choice(WORDS)])]
+        if command == "plan":
+            argv += ["--memory", "40GiB"]
+        for name in choice.sample(OPTIONS[command].split(), choice.randint(1, 2)):
+            argv += [f"--{name}", choice.choice(WORDS)]
+        code, out, err = call(capsys, *argv)
+        assert code in (0, 2), argv
+        assert code == 0 or "requests refused" in err or (out, err.count("\n")) == ("", 1), argv
 
 
 @pytest.mark.parametrize("argv", [[], ["fly"]])

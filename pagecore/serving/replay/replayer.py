@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.replay.attend import SPEC, AttendCheck, stand_in_id
@@ -125,7 +126,11 @@ def replay(
         Blocks without bound for the standard input, which cannot be read beforehand.
     ShapeError
         A trace that fills more blocks without bound than there are ids.
+    UnsupportedOption
+        Arguments that are not ReplayOptions, a function, and a sequence of functions.
     """
+    as_instance("options", options, ReplayOptions)
+    check_callbacks(progress, watchers)
     return _Replay(path, options, progress, watchers).run()
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from pagecore.errors import PagecoreError
 from pagecore.models.files import open_file
+from pagecore.serving.checks import as_flag
 from pagecore.storage.checks import INT32_MAX, at_least
 
 if TYPE_CHECKING:
@@ -93,9 +94,11 @@ def scan_trace(
     TraceError
         As `read_trace`.
     ShapeError
-        A `block_size` below 1.
+        A `block_size` below 1, or a negative `limit`.
+    UnsupportedOption
+        A `prefill_only` that is not a bool.
     """
-    block_size = at_least("block_size", block_size)
+    block_size, prefill_only = at_least("block_size", block_size), as_flag("prefill_only", prefill_only)
     if _checked_path(path) == STANDARD_INPUT:
         return None
     requests = computed = longest = blocks = 0
@@ -131,9 +134,12 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
         The file cannot be read or holds no request, or a line is malformed: raised when the line is reached.
     ShapeError
         A negative `limit`.
+    UnsupportedOption
+        A `prefill_only` that is not a bool.
     """
     name = _checked_path(path)
     most = None if limit is None else at_least("limit", limit, 0)
+    prefill_only = as_flag("prefill_only", prefill_only)
     number, latest = 0, 0.0
     try:
         with _opened(name) as file:
@@ -169,9 +175,12 @@ def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike):
         raise TraceError(f"expected the path of a trace, or '-' for the standard input, got {_shown(path)}")
     name = os.fsdecode(path)
-    if "\0" in name:
-        raise TraceError(f"expected the path of a trace, got {_shown(name)}, which has a null byte in it")
-    return name
+    try:
+        if b"\0" not in os.fsencode(name):
+            return name
+    except UnicodeEncodeError:
+        pass
+    raise TraceError(f"expected the path of a trace, got {_shown(name)}, which is not a path")
 
 
 @contextmanager

@@ -170,12 +170,12 @@ def test_the_memory_of_a_timeline_does_not_grow_with_the_run():
 
 @pytest.mark.parametrize("columns", [-2, 0, 1, 3])
 def test_an_odd_number_of_columns_is_refused(columns):
-    with pytest.raises(ShapeError, match=f"{columns} columns"):
+    with pytest.raises(ShapeError, match=f"columns is {columns}"):
         Timeline(columns)
 
 
 def test_a_timeline_without_rows_is_refused():
-    with pytest.raises(ShapeError, match="0 rows"):
+    with pytest.raises(ShapeError, match="rows is 0"):
         Timeline(2, 0)
 
 
