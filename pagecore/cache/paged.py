@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Listed
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -221,6 +222,11 @@ class PagedKVCache:
         return len(self._sequences)
 
     @property
+    def sequences(self) -> Mapping[object, Sequence]:
+        """The sequences in the cache by id, those that are swapped out included: a read-only mapping."""
+        return MappingProxyType(self._sequences)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of key and value in all pools, of this rank."""
         return self._store.nbytes
@@ -331,19 +337,6 @@ class PagedKVCache:
             sequence = new_sequence(self, name, ids, keep, most)
             self._sequences[name] = sequence
             return sequence
-
-    def find_sequence(self, id: object) -> Sequence | None:
-        """Return the sequence with that id, swapped out or not, or None if the cache has no such sequence.
-
-        Raises
-        ------
-        InvalidSequence
-            An id that cannot be hashed.
-        """
-        try:
-            return self._sequences.get(id)
-        except TypeError:
-            raise InvalidSequence(f"expected a hashable id, got {id!r}; use the id of add_sequence") from None
 
     def match_length(
         self,

@@ -272,7 +272,7 @@ class Roster:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _found(self, run: Run) -> Sequence | None:
-        return self.cache.find_sequence(run)
+        return self.cache.sequences.get(run)
 
     def _leave_cache(self, run: Run) -> None:
         held = self._found(run)

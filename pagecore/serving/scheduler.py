@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler"]
 
 # Calls of a cache that the scheduler makes.
-CACHE_CALLS = ("add_sequence", "find_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon")
+CACHE_CALLS = ("add_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon", "append_tokens")
 
 
 class Scheduler:

@@ -73,7 +73,7 @@ class FakeCache:
         self.max_tokens_per_sequence = max_tokens_per_sequence or (num_blocks - 1) * block_size
         self.holders = [0] * num_blocks
         self.free = list(range(num_blocks - 1, 0, -1))
-        self.sequences = []
+        self.sequences = {}
         self.copies = 0
         self.prepared = []
         self.tree = {}
@@ -99,7 +99,7 @@ class FakeCache:
 
     def add_sequence(self, tokens, id=None, *, namespace=None):
         self._take_row()
-        assert self.find_sequence(id) is None
+        assert id not in self.sequences
         sequence = FakeSequence(tokens, id, self.block_size)
         sequence.namespace = namespace
         for count in range(1, self.match_length(tokens, namespace=namespace) // self.block_size + 1):
@@ -107,11 +107,8 @@ class FakeCache:
             sequence.blocks.append(self.tree[sequence.hold[-1]])
             self.holders[sequence.blocks[-1]] += 1
         sequence.num_computed_tokens = sequence.num_cached_tokens = len(sequence.blocks) * self.block_size
-        self.sequences.append(sequence)
+        self.sequences[id] = sequence
         return sequence
-
-    def find_sequence(self, id):
-        return next((one for one in self.sequences if one.id is id), None)
 
     def match_length(self, tokens, *, namespace=None):
         found = FakeSequence(tokens)
@@ -148,11 +145,11 @@ class FakeCache:
         sequence.hold = []
 
     def _take_row(self):
-        if sum(not sequence.is_swapped for sequence in self.sequences) == self.max_sequences:
+        if sum(not sequence.is_swapped for sequence in self.sequences.values()) == self.max_sequences:
             raise OutOfRows("no row left")
 
     def _known(self, sequence, swapped=False):
-        if sequence not in self.sequences or sequence.is_swapped != swapped:
+        if self.sequences.get(sequence.id) is not sequence or sequence.is_swapped != swapped:
             raise InvalidSequence("removed, foreign, or not where it is looked for")
 
     def _need(self, sequence, count, touched):
@@ -219,7 +216,7 @@ class FakeCache:
         if not self.free:
             key = min(self.evictable, key=lambda one: (self.holds[one] > 0, self.used[one], -len(one[1])))
             block = self.tree.pop(key)
-            for owner in (one for one in self.sequences if key in one.hold):
+            for owner in (one for one in self.sequences.values() if key in one.hold):
                 self.tree[key] = owner.blocks[len(key[1]) // self.block_size - 1]
                 self.holders[self.tree[key]] += 1
                 break
@@ -233,7 +230,7 @@ class FakeCache:
     def commit(self, batch):
         assert batch.in_flight
         for sequence, count in batch.pending:
-            if sequence in self.sequences:
+            if self.sequences.get(sequence.id) is sequence:
                 sequence.num_computed_tokens += count
                 self._publish(sequence)
         batch.pending, batch.in_flight = [], False
@@ -280,7 +277,7 @@ class FakeCache:
     def fork(self, sequence, id=None):
         self._known(sequence)
         self._take_row()
-        assert self.find_sequence(id) is None
+        assert id not in self.sequences
         child = FakeSequence(sequence.ids, id, self.block_size)
         child.namespace = sequence.namespace
         child.num_computed_tokens, child.num_cached_tokens = sequence.num_computed_tokens, sequence.num_cached_tokens
@@ -290,12 +287,12 @@ class FakeCache:
         self._publish(sequence)
         for key in sequence.hold:
             self._hold(child, key)
-        self.sequences.append(child)
+        self.sequences[id] = child
         return child
 
     def remove(self, sequence):
         self._known(sequence, swapped=sequence.is_swapped)
-        self.sequences.remove(sequence)
+        del self.sequences[sequence.id]
         if sequence.is_swapped:
             del sequence.space.held[sequence]
         else:

@@ -5,10 +5,10 @@ from tests.faults import PythonAllocations, undisturbed
 
 CALLS = (
     "abandon",
+    "all_sequences",
     "add_sequence",
     "append_tokens",
     "commit",
-    "find_sequence",
     "fork",
     "match_length",
     "prepare",
@@ -58,9 +58,16 @@ class ShieldedCache(PagedKVCache):
 
     faults = None
 
+    @property
+    def sequences(self):
+        return self.all_sequences()
+
+    def all_sequences(self):
+        return super().sequences
+
 
 def shielded(name):
-    method = getattr(PagedKVCache, name)
+    method = getattr(ShieldedCache, name)
 
     def call(self, *arguments, **options):
         if self.faults is None:

@@ -25,9 +25,10 @@ class CountingCache(PagedKVCache):
         self.count()
         return super().add_sequence(*arguments, **options)
 
-    def find_sequence(self, id):
+    @property
+    def sequences(self):
         self.count()
-        return super().find_sequence(id)
+        return super().sequences
 
     def match_length(self, *arguments, **options):
         self.count()
