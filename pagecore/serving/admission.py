@@ -1,7 +1,7 @@
-"""Rows of the next step: those that run, and as many of the queue as the pool can hold.
+"""Rows of the next step: the runs, and the first requests of the queue that the pool can hold.
 
-Admission tries 1, 2, 4, ... requests at a time, so that the cache is asked about all rows a logarithmic number of times
-and not once for each request. Where a stage does not fit, bisection finds how much of it does.
+Admission tries 1, 2, 4, ... requests at a time, so that `shortage`, which looks at all rows, is called a logarithmic
+number of times and not once for each request. Where a stage does not fit, bisection finds how many of it do.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens that the queue has to compute, as far as known: the cached prefix counts once a run is the next.
+        """Tokens that the queue has to compute; cached prefixes are subtracted once a run is the next one.
 
         A caller that streams requests adds more while this is less than a step's tokens.
         """
@@ -410,10 +410,10 @@ class Scheduler:
                 roster.unpin(run)
 
     def _preempt(self, missing: int) -> None:
-        """Preempt the youngest runs until as many blocks as are missing may be free, and at least one run.
+        """Preempt the youngest runs until `missing` blocks may be free, and at least one run.
 
-        A run that leaves frees at most the blocks that it holds, and needs no more at most those of its known tokens;
-        blocks that it shares are not free then, and the caller asks again.
+        A run that leaves relieves the step by the blocks of its known tokens at most, fewer where it shares them. So no
+        run is preempted that could stay; the caller prepares again, and returns if blocks are still short.
         """
         roster, block_size = self._roster, self.cache.block_size
         relief = 0

@@ -90,7 +90,7 @@ class Engine:
         return next((run for run in self.scheduler.waiting if run.request is one), None)
 
     def is_in(self, step, state):
-        """Whether a step is in a state, as the scheduler knows it."""
+        """Return True if a step is in a state, after the scheduler has settled."""
         assert self.scheduler.step in (step, None)
         return step.state is StepState(state)
 

@@ -21,14 +21,14 @@ CALLS = (
 
 
 class Faults:
-    """Lets the n-th allocation fail after so many calls of a cache, where it comes before the next one."""
+    """Fail the n-th allocation after a given number of cache calls, if it comes before the next cache call."""
 
     def __init__(self):
         self.allocations = PythonAllocations()
         self.calls = self.first = self.point = self.depth = 0
 
     def attempt(self, call, first, point):
-        """Whether `call` returned, with a failing allocation after `first` calls of the cache."""
+        """Make a call with failing allocation number `point` after `first` cache calls; True if it returned."""
         self.calls, self.first, self.point = 0, first, point
         with undisturbed():
             try:

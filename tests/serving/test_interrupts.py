@@ -9,7 +9,7 @@ from tests.serving.recovery import SCENARIOS, Engine
 from tests.serving.shielded import Faults, ShieldedCache
 
 SERVING = PAGECORE / "serving"
-# One in so many points of a run is tried, unless all are.
+# Every STRIDE-th point of a run is tried.
 STRIDE = 1 if is_full() else 7
 
 

@@ -231,7 +231,7 @@ def test_a_step_whose_every_run_is_cancelled_is_still_accepted():
     assert not scheduler.cache.sequences
 
 
-def test_the_first_sample_stands_for_all_until_they_are_forked():
+def test_the_first_sample_represents_all_until_they_are_forked():
     scheduler, step, (run,) = with_step(request(0, 3, 3, samples=3))
     samples = list(step.outputs)
     assert scheduler.cancel(run)
