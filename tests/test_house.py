@@ -21,6 +21,7 @@ ROOMS = {
     "cache": {"index", "storage", "ops", "arrays", "errors"},
     "serving": {"cache", "models", "storage", "ops", "arrays", "errors"},
     "cli": {"serving", "errors"},
+    "__main__": {"cli"},  # python -m pagecore
     "interop": {"cache", "models", "storage", "ops", "index", "arrays", "errors"},
 }
 # Headers that exist to talk to the interpreter; no other C++ knows Python.

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from pagecore.cli import commands
 from pagecore.cli.outcomes import REFUSED
+from pagecore.serving.info import installed_version
 from pagecore.serving.replay.options import (
     DEFAULT_BYTES_PER_TOKEN,
     DEFAULT_MEMORY,
@@ -28,6 +29,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The parser; what it reads names its command."""
     parser = _Parser(prog="pagecore", description="The paged key-value cache of a transformer.")
+    parser.add_argument("--version", action="version", version=f"pagecore {installed_version('pagecore') or 'unknown'}")
     added = parser.add_subparsers(required=True, metavar="{info,demo,replay,plan}")
     info = added.add_parser("info", help="versions, instruction set, threads, CUDA or why not")
     info.set_defaults(command=commands.show_info)
@@ -44,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     defaults = {field.name: field.default for field in fields(ReplayOptions)}
-    parser.add_argument("trace", metavar="TRACE", help="a Mooncake trace, one JSON object a line")
+    parser.add_argument(
+        "trace", metavar="TRACE", help="a Mooncake trace, one JSON object a line; -: the standard input"
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
     size.add_argument(

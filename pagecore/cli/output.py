@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -105,19 +107,44 @@ def print_columns(title: str, headings: list[str], lines: list[list[str]]) -> No
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Before minutes of work, not after: can the file be written where it is wanted?"""
+    """Refuse a file that cannot be written, before minutes of work and not after."""
     folder = path.parent
-    if path.is_dir():
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None
+    except OSError as error:
+        raise UnwritableFileError(f"{option} {path} cannot be written: {error.strerror}") from error
+    except ValueError:  # a null byte, or text that no file name can have
+        raise UnwritableFileError(f"{option} {str(path)!r} is not a path") from None
+    if mode is not None and stat.S_ISDIR(mode):
         raise UnwritableFileError(f"{option} {path} is a folder; name a file in it")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UnwritableFileError(f"{option} {path}: there is no folder {folder}; make it first")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    if not os.access(folder if mode is None else path, os.W_OK):
         raise UnwritableFileError(f"{option} {path} cannot be written; check its permissions")
+    if mode is not None and stat.S_ISFIFO(mode):
+        os.close(_open_fifo(option, path))
 
 
 def write_json(path: Path, report: ReplayReport | ModelPlan) -> None:
     """Write a report as JSON."""
+    text = json.dumps(report.as_json(), indent=2) + "\n"
     try:
-        path.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        is_fifo = os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)
+        with os.fdopen(_open_fifo("--json", path), "w") if is_fifo else path.open("w") as file:
+            file.write(text)
     except OSError as error:
-        raise UnwritableFileError(f"--json {path} cannot be written: {error.strerror}") from error
+        raise UnwritableFileError(f"--json {path} cannot be written: {error.strerror or error}") from error
+
+
+def _open_fifo(option: str, path: Path) -> int:
+    """Open a FIFO for writing; an ordinary open would wait for a reader that may never come."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise UnwritableFileError(f"{option} {path} cannot be written: {error.strerror}") from error
+        raise UnwritableFileError(f"{option} {path} is a FIFO that no process reads; start its reader first") from None
+    os.set_blocking(descriptor, True)
+    return descriptor

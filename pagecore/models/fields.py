@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pagecore.errors import ShapeError
+from pagecore.models.files import open_file
 from pagecore.storage.checks import INT32_MAX
 
 # Such files have a few kilobytes; weights that are named by mistake have many gigabytes.
@@ -136,8 +137,8 @@ def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
         return Fields(config, "config")
     if not isinstance(config, str | os.PathLike):
         raise ConfigError(f"config is a {type(config).__name__}; give the path of a config.json, its folder, or a dict")
-    path = Path(config)
-    if path.is_dir():
+    path = Path(os.fsdecode(config))
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a path that cannot be looked at
         path /= "config.json"
     return Fields(_object(path), str(path))
 
@@ -154,7 +155,7 @@ def shown(value: object) -> str:
 def _object(path: Path) -> dict[str, Any]:
     """The JSON object that a file holds."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             text = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         reason = error.strerror or str(error)

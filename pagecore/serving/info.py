@@ -39,12 +39,15 @@ def info_rows() -> list[tuple[str, str]]:
 
 def cuda_status() -> str:
     """The CUDA devices that can be used, or what stands in the way of that; CuPy is imported to find out."""
+    compiler = _compiler_status()
     try:
         found = runtime()
         devices = [_device_status(found, index) for index in range(found.num_devices())]
     except DeviceError as error:
-        return f"no: {error}; {_compiler_status()}"
-    return f"{', '.join(devices)}; {_compiler_status()}"
+        if isinstance(compiler, DeviceError) and str(compiler) == str(error):
+            return f"no, and kernels cannot be compiled: {error}"
+        return f"no: {error}; {_compiler_sentence(compiler)}"
+    return f"{', '.join(devices)}; {_compiler_sentence(compiler)}"
 
 
 def _device_status(found: Runtime, index: int) -> str:
@@ -53,11 +56,18 @@ def _device_status(found: Runtime, index: int) -> str:
     return f"cuda:{index} {properties.name} ({properties.architecture}, {free:.1f} of {total:.1f} GiB free)"
 
 
-def _compiler_status() -> str:
+def _compiler_status() -> str | DeviceError:
+    """Return the version of the compiler, or why it cannot be used."""
     try:
-        return f"NVRTC {compiler_version()} compiles kernels"
+        return compiler_version()
     except DeviceError as error:
-        return f"kernels cannot be compiled: {error}"
+        return error
+
+
+def _compiler_sentence(status: str | DeviceError) -> str:
+    if isinstance(status, DeviceError):
+        return f"kernels cannot be compiled: {status}"
+    return f"NVRTC {status} compiles kernels"
 
 
 def installed_version(package: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pagecore.errors import ShapeError
+from pagecore.storage.checks import as_float, at_least, within
 
 if TYPE_CHECKING:
     from pagecore.cache import CacheStats
@@ -26,7 +27,14 @@ class Histogram:
         self._buckets: dict[int, int] = {}
 
     def add(self, value: int) -> None:
-        """Count one value."""
+        """Count one value.
+
+        Raises
+        ------
+        ShapeError
+            A value that is not an integer, or is negative.
+        """
+        value = at_least("value", value, 0)
         shift = max(value.bit_length() - BUCKET_BITS - 1, 0)
         key = (shift << (BUCKET_BITS + 1)) + (value >> shift)
         self._buckets[key] = self._buckets.get(key, 0) + 1
@@ -39,10 +47,11 @@ class Histogram:
         Raises
         ------
         ShapeError
-            `percent` outside 0 to 100.
+            A `percent` that is not a number from 0 to 100.
         """
+        percent = as_float("percent", percent)
         if not 0 <= percent <= 100:
-            raise ShapeError(f"percentile {percent} is outside 0 to 100")
+            raise ShapeError(f"percent is {percent}; it must be between 0 and 100")
         wanted = self.count * percent / 100
         seen = 0
         for key in sorted(self._buckets):
@@ -58,9 +67,9 @@ class Series:
     """A value over time as at most `points` means of equally many steps each; the stride doubles as time goes on."""
 
     def __init__(self, points: int = 256) -> None:
-        if points < 2 or points % 2:
-            raise ShapeError(f"a series of {points} points was asked for; an even number, at least 2, is needed")
-        self.points = points
+        self.points = within("points", points, 2)
+        if self.points % 2:
+            raise ShapeError(f"points is {points}; give an even number")
         self.stride = 1
         self.means: list[float] = []
         self._sum = 0.0

@@ -26,11 +26,12 @@ class RequestError(ShapeError):
 
 
 class State(Enum):
-    """waiting -> running -> finished; a preempted run goes back to waiting."""
+    """waiting -> running -> finished; a preempted run goes back to waiting; both may become cancelled."""
 
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,48 +101,71 @@ def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
 class Run:
     """One sequence of a request: all of its samples until the prompt is computed, one sample from then on.
 
+    A scheduler makes its runs and keeps their attributes; for everybody else they are read-only.
+
     Attributes
     ----------
     request : Request
     sample : int
-        Which sample of the request, from 0.
+        Number of the sample within the request, from 0.
     samples : int
-        How many samples this run stands for: more than one only until it is forked.
+        Samples that this run represents: more than one only until it is forked.
+    parent : Run or None
+        The first sample, for the others.
+    siblings : tuple of Run
+        The other samples, for the first one, from the step that ends the prompt until they are forked.
+    arrival : int
+        Requests that were added to the scheduler earlier.
     tokens : int32 array
-        What is to be computed when it is admitted: the prompt, after a preemption with what was generated; when
-        finished, the prompt and everything generated. A run that was swapped out has computed its front part already.
-    num_generated : int
+        Tokens to compute at the next admission: the prompt and, after a preemption, what was generated so far. Once the
+        run has ended: the prompt and everything generated. A run that was swapped out has computed the first of them.
     num_preemptions : int
         How often it was preempted.
     num_reused_tokens : int
-        Tokens of the prompt that the prefix cache had when the request was admitted first.
+        Tokens of the prompt that the prefix cache had at the first admission.
     held : Sequence or None
-        Its place in the cache or, swapped out, in a swap space, while it has one; `sequence` is the same for those who
-        know that it has.
+        Its sequence in the cache or, swapped out, in a swap space; None while it has neither.
     prefilling : bool
-        Whether tokens that were known at admission are still to be computed.
+        True while tokens that were known at admission are still to be computed.
     state : State
     """
 
     __slots__ = (
+        "arrival",
         "held",
-        "num_generated",
+        "last_length",
         "num_preemptions",
         "num_reused_tokens",
+        "owner",
+        "parent",
         "prefilling",
         "request",
         "sample",
         "samples",
+        "siblings",
         "state",
         "tokens",
     )
 
-    def __init__(self, request: Request, sample: int = 0, samples: int = 1) -> None:
+    def __init__(
+        self,
+        request: Request,
+        sample: int = 0,
+        samples: int = 1,
+        *,
+        parent: Run | None = None,
+        owner: object = None,
+        arrival: int = 0,
+    ) -> None:
         self.request = request
         self.sample = sample
         self.samples = samples
+        self.parent = parent
+        self.siblings: tuple[Run, ...] = ()
+        self.owner = owner  # the scheduler that made it
+        self.arrival = arrival
         self.tokens = request.prompt
-        self.num_generated = 0
+        self.last_length = len(request.prompt) + request.max_new_tokens
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.held: Sequence | None = None
@@ -150,19 +174,36 @@ class Run:
 
     @property
     def sequence(self) -> Sequence:
-        """Its sequence in the cache; a run that waits has none, unless it is the next or swapped out."""
+        """`held`, which must not be None; a waiting run has none unless it is the next one or swapped out.
+
+        Raises
+        ------
+        InvalidSequence
+            The run has no sequence.
+        """
         if self.held is None:
             raise InvalidSequence(f"{self!r} has no sequence in the cache; it has one while it is running")
         return self.held
 
     @property
+    def has_ended(self) -> bool:
+        """True once the run is finished or cancelled; it never changes again."""
+        return self.state is State.FINISHED or self.state is State.CANCELLED
+
+    @property
     def num_tokens_left(self) -> int:
-        """Of `tokens`, those that are not computed."""
+        """Number of `tokens` that are not computed."""
         return len(self.tokens) - (self.held.num_computed_tokens if self.held is not None else 0)
 
     @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        known = len(self.tokens) if self.held is None else self.held.num_tokens
+        return known - len(self.request.prompt)
+
+    @property
     def generated(self) -> NDArray[np.int32]:
-        """What was generated, int32: complete once finished; before, as of the last preemption."""
+        """The generated tokens, int32: all of them once the run has ended; before, those of the last preemption."""
         return self.tokens[len(self.request.prompt) :]
 
     def __repr__(self) -> str:

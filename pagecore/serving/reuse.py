@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pagecore.errors import UnsupportedOption
@@ -19,7 +19,7 @@ POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
 
 def check_policy(evict: str) -> None:
     """Refuse a policy that recorded traffic cannot have."""
-    if evict not in POLICIES:
+    if not isinstance(evict, str) or evict not in POLICIES:
         raise UnsupportedOption(f"evict is {evict!r}; use one of {', '.join(POLICIES)}")
 
 
@@ -35,12 +35,12 @@ def cache_options(evict: str) -> dict[str, Any]:
     return {"prefix_cache": False} if evict == NO_REUSE else {"eviction_policy": evict}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Reuse:
-    """What admissions found in the prefix cache, so far.
+    """Tokens that admissions found in the prefix cache, so far.
 
-    Every request counts once, when it is admitted first; what a preempted run finds when it comes back is its own work
-    for the most part, and counts apart.
+    Every request counts once, at its first admission. Tokens that a preempted run finds when it comes back are mostly
+    its own work, and are counted apart.
 
     Attributes
     ----------
@@ -73,14 +73,15 @@ class Reuse:
         """Share of the blocks that could be reused that was; 0 where there was none."""
         return self.prefix_hit_blocks / self.prefix_query_blocks if self.prefix_query_blocks else 0.0
 
-    def count(self, run: Run, block_size: int) -> None:
-        """Count an admission that was not from a swap space, before anything of it is computed."""
+    def counted(self, run: Run, block_size: int) -> Reuse:
+        """Return the figures with an admission of `run`, not from a swap space, that has computed nothing yet."""
         found = run.sequence.num_cached_tokens
         if run.num_preemptions:
-            self.num_recovered_tokens += found
-            return
-        run.num_reused_tokens = found
-        self.prefix_query_tokens += len(run.tokens)
-        self.prefix_hit_tokens += found
-        self.prefix_query_blocks += (len(run.tokens) - 1) // block_size
-        self.prefix_hit_blocks += found // block_size
+            return replace(self, num_recovered_tokens=self.num_recovered_tokens + found)
+        return replace(
+            self,
+            prefix_query_tokens=self.prefix_query_tokens + len(run.tokens),
+            prefix_hit_tokens=self.prefix_hit_tokens + found,
+            prefix_query_blocks=self.prefix_query_blocks + (len(run.tokens) - 1) // block_size,
+            prefix_hit_blocks=self.prefix_hit_blocks + found // block_size,
+        )

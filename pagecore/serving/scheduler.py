@@ -1,78 +1,88 @@
-"""Continuous batching over a paged cache; it knows no model and no framework.
+"""Continuous batching over a paged cache, without a model or a framework.
 
-R1: `running` followed by `waiting` is in order of arrival, so whoever is first in line is served first.
-R2: the oldest run is never preempted, and every step computes at least one of its tokens: there is no livelock.
-R3: a run in `running` has a sequence that is not swapped out. A run in `waiting` has none, or one that is swapped out,
-    or, at the head alone, one that holds the prefix that it will reuse and no other block.
-R4: rows promised to the runs (samples not yet forked included) never exceed `max_running`.
-R5: whatever the swap space holds is of runs in `waiting`, whose computed tokens are not computed again.
+One step: every run that decodes gets one token; the rest of the budget goes to prompts, in chunks, oldest first; then
+the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run is
+preempted and goes to the front of the queue: swapped out, where there is a swap space with room for it, to continue
+where it was; otherwise its blocks are given up, and its tokens so far become its prompt (recomputation). Both as in
+vLLM. Blocks that the prefix cache keeps until the run comes back are not computed again.
 
-One step: every run that decodes gets one token; what is left of the budget goes to prompts, in chunks, oldest first;
-then the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run
-is preempted and goes to the front of the queue: swapped out, where there is a swap space with room for it, to go on
-where it was; else its blocks are given up, and what it has so far becomes its prompt (recomputation). Both as in vLLM.
-What the prefix cache keeps of those blocks until it comes back is not computed again.
+S1: runs are served in order of arrival, and the oldest run is never preempted. Every step computes at least one of its
+    tokens: there is no livelock.
+S2: rows promised to the runs (samples not yet forked included) never exceed `max_running`.
+S3: the swap space holds sequences of waiting runs, whose computed tokens are not computed again.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import repeat
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
-from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError, UnsupportedOption
-from pagecore.serving.request import Request, RequestError, Run, State, token_ids
+from pagecore.errors import InvalidSequence, OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.serving.admission import Admission, Rows, select
+from pagecore.serving.outputs import list_outputs, sort_outputs
+from pagecore.serving.request import Request, RequestError, Run, token_ids
 from pagecore.serving.reuse import Reuse
-from pagecore.serving.step import Step
-from pagecore.storage.checks import as_float, at_least
+from pagecore.serving.roster import Roster
+from pagecore.serving.step import Step, StepState
+from pagecore.storage.checks import as_float, at_least, within
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
-    from pagecore.cache import PagedKVCache, Sequence, SwapSpace
+    from pagecore.cache import PagedKVCache, SwapSpace
 
 __all__ = ["Scheduler"]
 
+# Calls of a cache that the scheduler makes.
+CACHE_CALLS = ("add_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon", "append_tokens")
+
 
 class Scheduler:
-    """Decides what each step computes: `add`, then `schedule`, `commit`, `accept` until `schedule` gives None.
+    """Continuous batching: `add`, then `schedule`, `commit`, `accept` until `schedule` returns None.
+
+    The protocol of a step: `schedule` returns it, the engine computes it, `commit` counts its tokens as computed, and
+    `accept` takes the sampled ids. Where the forward pass fails, `abandon` takes the place of `commit` and `accept`;
+    the next step then computes the same tokens. `schedule` refuses a second step before that. `add` and `cancel` are
+    allowed at any time.
+
+    An operation that raises has either not happened or happened in full, also after Ctrl-C at any moment. The
+    properties show which: `step` is the step that is still open (its `state` says whether it is committed), and
+    `waiting` lists the queue.
+
+    One thread at a time may use a scheduler.
 
     Parameters
     ----------
     cache : PagedKVCache
-        An empty one; from now on the scheduler alone adds sequences to it.
+        An empty cache; from now on the scheduler alone adds sequences to it. The id of a sequence is its `Run`.
     max_running : int
-        Sequences that run at once, at most; as many rows must be free in the cache. No more run than
+        Sequences that run at once, at most, up to 2^31 - 1. No more run than the cache has rows, or than
         `max_tokens_per_step`, so that each of them gets a token in each step.
     max_tokens_per_step : int
-        Tokens of one step, prompt and decode together.
+        Tokens of one step, prompt and decode together, up to 2^31 - 1.
     headroom : float
-        Share of the pool that an admission leaves free for those that run already, so that the newcomer is not
-        preempted a few steps later. When nothing else runs it may take everything.
+        Share of the pool, 0 to 1, that an admission leaves free for the runs, so that the new run is not preempted a
+        few steps later. When nothing else runs it may take everything.
     swap_space : SwapSpace, optional
-        Of this cache: where preempted runs wait. Without it, and while it is full, they are computed again.
+        A swap space of this cache, for preempted runs. Without it, and while it is full, they are computed again.
 
     Attributes
     ----------
+    cache : PagedKVCache
+    swap_space : SwapSpace or None
+    max_running, max_tokens_per_step : int
+        Limits; `max_running` after the caps above.
     max_length : int
         Slots of the longest sequence that the cache can hold, alone.
-    num_preemptions, num_swaps, num_forks : int
-        So far; `num_swaps` of the preempted runs were swapped out, the others are computed again.
-    reuse : Reuse
-        What the admitted found in the prefix cache.
-    num_waiting_tokens : int
-        Tokens that the queue has to compute, as far as it is known: what the prefix cache has is told when a run is the
-        next. Who streams requests adds more while there is less than a step's.
 
     Raises
     ------
     ShapeError
-        A limit below 1, or a headroom outside 0 to 1.
+        A limit that is not an integer in its range, or a headroom outside 0 to 1.
     UnsupportedOption
-        A swap space of another cache.
+        A cache that is not a PagedKVCache, or a swap space of another cache.
+    NotEnoughMemory
+        The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
 
     def __init__(
@@ -84,52 +94,100 @@ class Scheduler:
         headroom: float = 0.01,
         swap_space: SwapSpace | None = None,
     ) -> None:
-        max_running = at_least("max_running", max_running)
-        max_tokens_per_step = at_least("max_tokens_per_step", max_tokens_per_step)
+        if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
+            raise UnsupportedOption(f"expected a PagedKVCache as cache, got {cache!r}")
+        max_running = within("max_running", max_running)
+        max_tokens_per_step = within("max_tokens_per_step", max_tokens_per_step)
         headroom = as_float("headroom", headroom)
         if not 0 <= headroom <= 1:
             raise ShapeError(f"headroom is {headroom}; it must be a share of the pool, between 0 and 1")
         if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
-            raise UnsupportedOption(f"swap_space is {swap_space!r}, which is not of this cache; make one for it")
+            raise UnsupportedOption(
+                f"swap_space is {swap_space!r}, which is not of this cache; make it with SwapSpace(cache)"
+            )
         self.cache = cache
         self.swap_space = swap_space
-        self.max_running = min(max_running, max_tokens_per_step)
+        self.max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
         self.max_tokens_per_step = max_tokens_per_step
-        # The pool is empty now, so what it has to give is what a sequence can have when it is alone.
-        self.max_length = min(cache.num_available * cache.block_size, cache.max_tokens_per_sequence)
-        self.num_preemptions = 0
-        self.num_swaps = 0
-        self.num_forks = 0
-        self.reuse = Reuse()
-        self.num_waiting_tokens = 0
+        # The pool is empty now: all of its slots are available to a sequence that is alone.
+        num_slots = cache.num_available * cache.block_size
+        self.max_length = min(num_slots, cache.max_tokens_per_sequence)
         self._headroom = int(self.max_length * headroom)
-        self._running: list[Run] = []
-        self._waiting: deque[Run] = deque()
-        self._rows = 0
-        # Whether the prefix cache may have more for the head of the queue than when it was last asked.
-        self._has_news = False
-        self._batch = cache.make_batch(self.max_running, max_tokens_per_step)
+        self._num_added = 0
+        # Every token of a step has a slot of its own: a step of more tokens than this could never be prepared.
+        self._budget = min(max_tokens_per_step, max(num_slots, self.max_running))
+        self._roster = Roster(cache, cache.make_batch(self.max_running, self._budget), swap_space)
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> Step | None:
+        """The step that is neither accepted nor abandoned, or None."""
+        return self._settled().step
 
     @property
     def running(self) -> tuple[Run, ...]:
         """The admitted runs, oldest first."""
-        return tuple(self._running)
+        return tuple(self._settled().running)
+
+    @property
+    def waiting(self) -> tuple[Run, ...]:
+        """The runs in the queue, the next one first; preempted runs included."""
+        return tuple(self._settled().waiting)
 
     @property
     def holders(self) -> tuple[Run, ...]:
-        """The runs that have a place in the cache: the admitted ones, and the next if it keeps its prefix there."""
-        head = self._head_with_prefix()
-        return self.running if head is None else (*self._running, head)
+        """The runs that have a row of the cache: the admitted ones, and the next one if it holds its prefix there."""
+        roster = self._settled()
+        return (*roster.running, *roster.pinned)
 
     @property
     def num_running(self) -> int:
-        """Runs that are admitted; samples count once they are forked."""
-        return len(self._running)
+        """Number of admitted runs; samples count once they are forked."""
+        return len(self._settled().running)
 
     @property
     def num_waiting(self) -> int:
-        """Runs in the queue, the preempted ones included."""
-        return len(self._waiting)
+        """Number of runs in the queue, preempted runs included."""
+        return len(self._settled().waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that the queue has to compute; cached prefixes are subtracted once a run is the next one.
+
+        A caller that streams requests adds more while this is less than a step's tokens.
+        """
+        return self._settled().num_waiting_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions so far."""
+        return self._settled().num_preemptions
+
+    @property
+    def num_swaps(self) -> int:
+        """Preemptions so far that swapped the run out; the others are computed again."""
+        return self._settled().num_swaps
+
+    @property
+    def num_forks(self) -> int:
+        """Samples so far that were forked from the first one of their request."""
+        return self._settled().num_forks
+
+    @property
+    def reuse(self) -> Reuse:
+        """Tokens that the admissions so far found in the prefix cache."""
+        return self._settled().reuse
+
+    def check_invariants(self) -> None:
+        """Recount the runs and what they hold; raises `PagecoreError` where the scheduler contradicts itself."""
+        roster = self._settled()
+        roster.check_invariants()
+        rows = sum(run.samples for run in roster.running)
+        if rows > self.max_running:
+            raise PagecoreError(f"{rows} rows are promised; max_running is {self.max_running}")
+
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> Run:
         """Queue a request.
@@ -142,184 +200,234 @@ class Scheduler:
         Raises
         ------
         RequestError
-            The cache cannot hold it even alone, or it has more samples than can run; nothing is queued.
+            The cache cannot hold the request even alone, or it has more samples than can run; nothing is queued.
+        UnsupportedOption
+            An argument that is not a Request.
         """
-        if request.num_slots > self.max_length:
+        roster = self._settled()
+        if not isinstance(request, Request):
+            raise UnsupportedOption(f"expected a Request, got {request!r}")
+        self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
+        samples = request.samples if request.max_new_tokens else 1
+        run = Run(request, samples=samples, owner=self, arrival=self._num_added)
+        self._num_added += 1
+        roster.add(run)
+        return run
+
+    def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
+        """Raise `RequestError` for a request that `add` would refuse, of which only the lengths need be known.
+
+        Raises
+        ------
+        ShapeError
+            A length or number that is not an integer in its range.
+        """
+        num_prompt_tokens = at_least("num_prompt_tokens", num_prompt_tokens)
+        max_new_tokens = at_least("max_new_tokens", max_new_tokens, 0)
+        samples = at_least("samples", samples)
+        # The last token that is generated is never computed.
+        num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
+        if num_slots > self.max_length:
             raise RequestError(
-                f"request {request.id} needs {request.num_slots} slots ({len(request.prompt)} of prompt, "
-                f"{request.max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
+                f"request {id} needs {num_slots} slots ({num_prompt_tokens} of prompt, "
+                f"{max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
                 "give it more blocks or longer rows, or shorten the request"
             )
-        if request.samples > self.max_running:
+        if samples > self.max_running:
             raise RequestError(
-                f"request {request.id} asks for {request.samples} samples; {self.max_running} sequences run at once; "
-                "raise max_running (and max_tokens_per_step), or ask for fewer"
+                f"request {id} asks for {samples} samples; {self.max_running} sequences run at once; "
+                "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or ask for fewer"
             )
-        run = Run(request, samples=request.samples if request.max_new_tokens else 1)
-        self._waiting.append(run)
-        self.num_waiting_tokens += len(run.tokens)
-        return run
+
+    def cancel(self, run: Run) -> bool:
+        """End a run in any state, and give up what it holds at once, also while its step is in flight.
+
+        That step then writes nothing for it, and `accept` drops its id. `Run.tokens` keeps what was generated.
+
+        Parameters
+        ----------
+        run : Run
+            A run that `add` returned, or a sample from `Step.outputs`. Until the prompt is computed, the first sample
+            represents the whole request and cancels all samples.
+
+        Returns
+        -------
+        bool
+            False if the run had finished or was cancelled before; nothing is changed then.
+
+        Raises
+        ------
+        InvalidSequence
+            An argument that is not a run of this scheduler.
+        """
+        roster = self._settled()
+        if not isinstance(run, Run):
+            raise InvalidSequence(f"expected a Run (as returned by add), got {run!r}")
+        if run.owner is not self:
+            raise InvalidSequence(f"{run!r} belongs to another scheduler; cancel it there")
+        if run.has_ended:
+            return False
+        roster.cancel(run)
+        return True
+
+    # -- a step --------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
         """Choose the next step and take its blocks; None when nothing is left to do.
 
         Raises
         ------
+        InvalidSequence
+            The last step is neither accepted nor abandoned.
         OutOfBlocks
             The oldest run does not fit although it is alone: blocks of the cache are held outside the scheduler.
+        OutOfRows
+            Rows of the cache are held outside the scheduler.
         """
-        if not self._running and not self._waiting:
+        roster = self._settled()
+        if roster.step is not None:
+            raise InvalidSequence(
+                f"the last step is {roster.step.state.value} and not accepted; "
+                "accept its ids (or abandon it before its commit), then schedule the next one"
+            )
+        if not roster.running and not roster.waiting:
             return None
         start = perf_counter_ns()
-        runs, sequences, counts, num_decodes = self._select()
-        self._admit(runs, sequences, counts)
-        if not runs:
+        self._unpin_all_but_head()
+        rows = self._select()
+        self._admit(rows)
+        if not rows.runs:
             self._refuse_to_stall()
-        while self.cache.try_prepare(sequences, counts, out=self._batch) is None:
-            if self._let_go_of_head():
-                continue
-            if len(self._running) <= 1:
-                self.cache.prepare(sequences, counts, out=self._batch)
+        while self.cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
+            if roster.pinned:
+                roster.unpin(roster.head)
+            elif len(roster.running) <= 1:
+                self.cache.prepare(rows.sequences, rows.counts, out=roster.batch)
                 break
-            self._preempt_youngest()
-            runs, sequences, counts, num_decodes = self._select()
+            else:
+                self._preempt(self.cache.shortage(rows.sequences, rows.counts))
+                rows = self._select()
         index_ns = perf_counter_ns() - start
-        outputs, rows = self._outputs(runs, sequences, counts, num_decodes)
-        return Step(self._batch, runs, counts, num_decodes, outputs, rows, index_ns)
+        outputs, output_rows = list_outputs(rows, self)
+        roster.step = Step(roster.batch, rows.runs, rows.counts, rows.num_decodes, outputs, output_rows, index_ns)
+        return roster.step
 
     def commit(self, step: Step) -> None:
-        """Count the tokens of a step as computed, and fork the prompts that are complete into their samples."""
+        """Count the tokens of a step as computed, and fork the prompts that are complete into their samples.
+
+        Raises
+        ------
+        InvalidSequence
+            A step that is not the open one of this scheduler, or is committed already; nothing is changed.
+        """
+        roster = self._settled()
+        self._require(step, StepState.SCHEDULED, "commit")
         start = perf_counter_ns()
-        self.cache.commit(step.batch)
-        step.is_committed = True
+        roster.commit(step)
         step.index_ns += perf_counter_ns() - start
-        if len(step.runs) > step.num_decodes:
-            self._has_news = True
-            self._end_prefills(step)
 
     def abandon(self, step: Step) -> None:
-        """Undo a step whose forward pass failed: every run is where it was, and the next step tries again."""
-        self.cache.abandon(step.batch)
+        """Undo a step whose forward pass failed: every run is where it was, and the next step tries again.
+
+        Raises
+        ------
+        InvalidSequence
+            A step that is not the open one of this scheduler, or is committed; nothing is changed.
+        """
+        roster = self._settled()
+        self._require(step, StepState.SCHEDULED, "abandon")
+        roster.abandon(step)
 
     def accept(self, step: Step, ids: ArrayLike) -> list[Run]:
-        """Hand over the sampled tokens of a committed step.
+        """Take the sampled tokens of a committed step.
 
         Parameters
         ----------
         step : Step
         ids : array_like of int32
-            One id for each of `step.outputs`.
+            One id for each of `step.outputs`; the ids of runs that were cancelled since are dropped.
 
         Returns
         -------
         list of Run
-            Those that are finished; their `tokens` are complete. They hold nothing of the cache any more, but it may
-            keep their blocks until others need them.
+            The runs that are finished (also `Step.finished`); their `tokens` are complete. They hold nothing of the
+            cache any more, but the prefix cache may keep their blocks until others need them.
 
         Raises
         ------
         ShapeError
             Not one id for each output, or ids that int32 cannot hold; nothing is changed.
         UnsupportedDtype
-            Ids that are no integers; nothing is changed.
+            Ids that are not integers; nothing is changed.
         InvalidSequence
-            A step that is not committed, or was accepted already.
+            A step that is not the open one of this scheduler, is not committed, or was accepted before; nothing is
+            changed.
         """
-        if not step.is_committed:
-            raise InvalidSequence("the step waits for no ids; commit it, then accept once for all of its outputs")
+        roster = self._settled()
+        self._require(step, StepState.COMMITTED, "accept")
         tokens = token_ids(ids, "ids")
         if tokens.shape != (len(step.outputs),):
             raise ShapeError(f"ids have shape {tokens.shape}; one id for each of {len(step.outputs)} outputs is needed")
-        step.is_committed = False
-        ended = self._count_generated(step)
-        if not ended:
-            self._append(step, [run.sequence for run in step.outputs], tokens)
-            return []
-        going = [run.state is State.RUNNING for run in step.outputs]
-        self._append(step, [run.sequence for run in step.outputs if run.state is State.RUNNING], tokens[going])
-        last = dict(zip(step.outputs, tokens, strict=True))
-        for run in ended:
-            self._finish(run, last.get(run))
-        self._running = [run for run in self._running if run.state is State.RUNNING]
-        return ended
+        going, kept, finished = sort_outputs(step, tokens)
+        start = perf_counter_ns()
+        roster.accept(step, going, kept, finished)
+        step.index_ns += perf_counter_ns() - start
+        return list(step.finished)
 
-    def _select(self) -> tuple[list[Run], list[Sequence], list[int], int]:
-        """The rows of those that run: decodes, then chunks of prompts, oldest first, while the budget lasts."""
-        runs = [run for run in self._running if not run.prefilling]
-        num_decodes = len(runs)
-        counts = [1] * num_decodes
-        if num_decodes < len(self._running):
-            budget = self.max_tokens_per_step - num_decodes
-            for run in self._running:
-                if run.prefilling and budget:
-                    count = min(run.num_tokens_left, budget)
-                    runs.append(run)
-                    counts.append(count)
-                    budget -= count
-        return runs, [run.sequence for run in runs], counts, num_decodes
+    # -- inside --------------------------------------------------------------------------------------------------
 
-    def _admit(self, runs: list[Run], sequences: list[Sequence], counts: list[int]) -> None:
-        """Admit from the queue while rows, budget and blocks for a whole prompt last; extends the lists in place."""
-        if not self._waiting:
-            return
-        budget = self.max_tokens_per_step - sum(counts)
-        # Budget is left only when every prompt that runs is given all that it lacks, so `counts` are whole needs here.
-        needs = counts.copy()
-        while budget and self._waiting and self._rows + self._waiting[0].samples <= self.max_running:
-            run = self._waiting[0]
-            self._hold(run)
-            rest = run.num_tokens_left
-            sequences.append(run.sequence)
-            headroom = self._headroom if self._running else 0
-            needs.append(min(rest + headroom, self.max_length - run.sequence.num_computed_tokens))
-            if self.cache.shortage(sequences, needs):
-                sequences.pop()
+    def _settled(self) -> Roster:
+        self._roster.settle()
+        return self._roster
+
+    def _require(self, step: Step, state: StepState, verb: str) -> None:
+        """Refuse to `verb` a step that is not the open one, or not in that state."""
+        if not isinstance(step, Step):
+            raise InvalidSequence(f"expected a Step (as returned by schedule), got {step!r}")
+        if step is not self._roster.step:
+            is_over = step.state in (StepState.ACCEPTED, StepState.ABANDONED)
+            reason = f"was {step.state.value} already" if is_over else "belongs to another scheduler"
+            raise InvalidSequence(f"cannot {verb} a step that {reason}; {verb} each step that schedule returns once")
+        if step.state is not state:
+            remedy = "commit it first" if state is StepState.COMMITTED else "accept the ids of its outputs"
+            raise InvalidSequence(f"cannot {verb} a step that is {step.state.value}; {remedy}")
+
+    def _select(self) -> Rows:
+        return select(self._roster.running, self._budget)
+
+    def _admit(self, rows: Rows) -> None:
+        """Append rows for the requests that can be admitted."""
+        if self._roster.waiting:
+            budget = self._budget - sum(rows.counts)
+            places = self.max_running - sum(run.samples for run in self._roster.running)
+            Admission(self._roster, rows, budget, places, self._headroom, self.max_length).admit()
+
+    def _unpin_all_but_head(self) -> None:
+        """Release prefixes that an interrupted admission has left with runs further back in the queue."""
+        roster = self._roster
+        for run in list(roster.pinned):
+            if run is not roster.head:
+                roster.unpin(run)
+
+    def _preempt(self, missing: int) -> None:
+        """Preempt the youngest runs until `missing` blocks may be free, and at least one run.
+
+        A run that leaves relieves the step by the blocks of its known tokens at most, fewer where it shares them. So no
+        run is preempted that could stay; the caller prepares again, and returns if blocks are still short.
+        """
+        roster, block_size = self._roster, self.cache.block_size
+        relief = 0
+        for run in list(roster.running)[:0:-1]:
+            slots = max(run.sequence.num_tokens, run.sequence.capacity)
+            # Samples may have been about to copy the block that they share.
+            relief += -(-slots // block_size) + (run.request.samples > 1)
+            roster.preempt(run)
+            if relief >= missing:
                 return
-            if run.sequence.is_swapped:
-                self.cache.swap_in([run.sequence])
-            else:
-                self.reuse.count(run, self.cache.block_size)
-            needs[-1] = rest
-            self._waiting.popleft()
-            self.num_waiting_tokens -= rest
-            self._running.append(run)
-            self._rows += run.samples
-            run.state = State.RUNNING
-            runs.append(run)
-            counts.append(min(rest, budget))
-            budget -= counts[-1]
-
-    def _hold(self, run: Run) -> None:
-        """Give the head of the queue its place in the cache, with as much of its prefix as is there by now."""
-        if run.held is not None:
-            if run.held.is_swapped or not self._has_news:
-                return
-            found = self.cache.match_length(run.tokens, namespace=run.request.namespace)
-            self._has_news = False
-            if found <= run.held.num_cached_tokens:
-                return
-            self._let_go_of_head()
-        run.held = self.cache.add_sequence(run.tokens, namespace=run.request.namespace)
-        self.num_waiting_tokens -= run.held.num_cached_tokens
-        self._has_news = False
-
-    def _let_go_of_head(self) -> bool:
-        """Take the place in the cache from the head of the queue, if it has one: it may hold what others lack."""
-        head = self._head_with_prefix()
-        if head is None:
-            return False
-        self.num_waiting_tokens += head.sequence.num_cached_tokens
-        self._leave_cache(head)
-        return True
-
-    def _head_with_prefix(self) -> Run | None:
-        """The head of the queue, where it holds its prefix in the cache."""
-        head = self._waiting[0] if self._waiting else None
-        return None if head is None or head.held is None or head.held.is_swapped else head
 
     def _refuse_to_stall(self) -> NoReturn:
         """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
-        run = self._waiting[0]
+        run = self._roster.head
         available = self.cache.num_available
         needed = available + self.cache.shortage([run.sequence], [run.num_tokens_left])
         raise OutOfBlocks(
@@ -328,80 +436,3 @@ class Scheduler:
             needed,
             available,
         )
-
-    def _preempt_youngest(self) -> None:
-        """Send the youngest run back to the front of the queue: swapped out, or to be computed from its start."""
-        run = self._running.pop()
-        run.tokens = np.asarray(run.sequence.tokens)
-        run.prefilling = True
-        run.state = State.WAITING
-        self._rows -= run.samples
-        if self.swap_space is not None and self.cache.try_swap_out([run.sequence], self.swap_space):
-            self.num_swaps += 1
-        else:
-            self._leave_cache(run)
-        self._waiting.appendleft(run)
-        self.num_waiting_tokens += run.num_tokens_left
-        run.num_preemptions += 1
-        self.num_preemptions += 1
-
-    def _leave_cache(self, run: Run) -> None:
-        self.cache.remove(run.sequence)
-        run.held = None
-
-    def _outputs(
-        self, runs: list[Run], sequences: list[Sequence], counts: list[int], num_decodes: int
-    ) -> tuple[list[Run], list[int]]:
-        """Who takes a sampled token, and from which row: each decode, and each sample of a prompt that ends."""
-        outputs = runs[:num_decodes]
-        rows = list(range(num_decodes))
-        for row in range(num_decodes, len(runs)):
-            run = runs[row]
-            if not run.request.max_new_tokens or sequences[row].num_computed_tokens + counts[row] < len(run.tokens):
-                continue
-            outputs.append(run)
-            outputs += [Run(run.request, sample) for sample in range(1, run.samples)]
-            rows += repeat(row, run.samples)
-        return outputs, rows
-
-    def _end_prefills(self, step: Step) -> None:
-        """Turn prompts that are computed into runs that decode, each sample a sequence of its own."""
-        for run in step.runs[step.num_decodes :]:
-            run.prefilling = run.sequence.num_computed_tokens < len(run.tokens)
-            run.samples = run.samples if run.prefilling else 1
-        for row, run in zip(step.output_rows, step.outputs, strict=True):
-            if run.held is None:
-                parent = step.runs[row]
-                run.held = self.cache.fork(parent.sequence)
-                run.prefilling = False
-                run.state = State.RUNNING
-                # Beside its siblings: the order of arrival holds (R1).
-                self._running.insert(self._running.index(parent) + run.sample, run)
-                self.num_forks += 1
-
-    def _count_generated(self, step: Step) -> list[Run]:
-        """Advance the counts; those that end with this step, marked as finished."""
-        ended = []
-        for run in step.outputs:
-            run.num_generated += 1
-            if run.num_generated == run.request.max_new_tokens:
-                ended.append(run)
-        prompts = step.runs[step.num_decodes :]
-        ended += [run for run in prompts if not run.request.max_new_tokens and not run.prefilling]
-        for run in ended:
-            run.state = State.FINISHED
-        return ended
-
-    def _append(self, step: Step, sequences: list[Sequence], tokens: NDArray[np.int32]) -> None:
-        if sequences:
-            start = perf_counter_ns()
-            self.cache.append_tokens(sequences, tokens)
-            step.index_ns += perf_counter_ns() - start
-
-    def _finish(self, run: Run, last: np.int32 | None) -> None:
-        """Give up what a finished run holds; its last token never enters the cache, where no step would compute it."""
-        tokens = np.asarray(run.sequence.tokens)
-        run.tokens = tokens if last is None else np.append(tokens, last)
-        self._rows -= 1
-        self._leave_cache(run)
-        self._has_news = True

@@ -1,38 +1,50 @@
-"""What a scheduler hands to an engine for one forward pass."""
+"""One forward pass, from its schedule to its sampled tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pagecore.cache import Batch
     from pagecore.serving.request import Run
 
-__all__ = ["Step"]
+__all__ = ["Step", "StepState"]
+
+
+class StepState(Enum):
+    """scheduled -> committed -> accepted, or scheduled -> abandoned; the last two are final."""
+
+    SCHEDULED = "scheduled"
+    COMMITTED = "committed"
+    ACCEPTED = "accepted"
+    ABANDONED = "abandoned"
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """What one forward pass computes, and whose tokens come out of it.
+    """Arguments of one forward pass, and the runs that take its sampled tokens.
 
     Attributes
     ----------
     batch : Batch
         Prepared for `runs`, row by row; valid until the next step is scheduled.
     runs : list of Run
-        First those that decode (one token each), then those with a chunk of their prompt.
+        First the runs that decode (one token each), then those with a chunk of their prompt.
     counts : list of int
         Tokens of each row.
     num_decodes : int
+        Rows that decode.
     outputs : list of Run
-        The runs that take one sampled token each; samples that are still to be forked stand side by side.
+        The runs that take one sampled token each; samples that are still to be forked are adjacent.
     output_rows : list of int
         For each output the row of the batch whose last token it is sampled from.
     index_ns : int
         Time spent in the cache on prepare (with shortage and swapping, for admission), commit and append, so far.
-    is_committed : bool
-        Whether it is computed and its outputs wait for their ids.
+    state : StepState
+    finished : tuple of Run
+        The runs that finished with this step, once it is accepted.
     """
 
     batch: Batch
@@ -42,4 +54,10 @@ class Step:
     outputs: list[Run]
     output_rows: list[int]
     index_ns: int
-    is_committed: bool = False
+    state: StepState = StepState.SCHEDULED
+    finished: tuple[Run, ...] = ()
+
+    @property
+    def is_committed(self) -> bool:
+        """True while the step is computed and waits for the ids of its outputs."""
+        return self.state is StepState.COMMITTED

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ from pagecore.arrays.cuda import use_runtime
 from pagecore.cache import PagedKVCache
 from pagecore.errors import DeviceError
 from pagecore.serving import info
-from pagecore.serving.demo import chat as demo
+from pagecore.serving.demo import DemoConfig
 from tests.arrays.fake_runtime import FakeRuntime
 from tests.cli.command_line import call, refused, write_trace
+from tests.models.published import PUBLISHED
 
 KEYS = {
     "requests_finished",
@@ -95,10 +97,40 @@ def test_prefixes_without_bound_evictions_and_prefills_reach_the_replay(capsys, 
     assert "prefix hits" not in out
 
 
-def test_a_pipe_cannot_be_replayed_without_bound(capsys, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    assert "is a pipe, whose end is not known" in refused(capsys, "replay", pipe, "--blocks", "unbounded")
+def test_the_standard_input_cannot_be_replayed_without_bound(capsys):
+    assert "standard input, whose end is not known" in refused(capsys, "replay", "-", "--blocks", "unbounded")
+
+
+def test_a_fifo_is_refused_and_not_waited_for(capsys, tmp_path, trace):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert "it is a FIFO" in refused(capsys, "replay", fifo)
+    assert "it is a FIFO" in refused(capsys, "replay", trace, "--model", fifo)
+    assert "it is a FIFO" in refused(capsys, "plan", fifo, "--memory", "1GiB")
+    (tmp_path / "config.json").mkdir()
+    assert "Is a directory" in refused(capsys, "plan", tmp_path, "--memory", "1GiB")
+    for option in ("--json", "--plot"):
+        assert f"{option} {fifo} is a FIFO that no process reads" in refused(capsys, "replay", trace, option, fifo)
+
+
+def test_a_trace_comes_from_the_standard_input(trace):
+    command = f'"{sys.executable}" -m pagecore replay - --blocks 100 < "{trace}"'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "8 of 8" in done.stdout
+
+
+def test_a_report_goes_to_a_fifo_that_is_read(tmp_path, trace):
+    fifo = tmp_path / "report.json"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "pagecore", "replay", str(trace), "--blocks", "100", "--json", str(fifo)]
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(os.read(reading, 1 << 20))["requests_finished"] == 8
+    finally:
+        os.close(reading)
 
 
 def test_memory_to_swap_to_is_reported(capsys, tmp_path, trace):
@@ -178,6 +210,9 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_replay(capsys, tm
     monkeypatch.setattr("pagecore.serving.replay.replay", lambda *arguments: pytest.fail("it was replayed"))
     assert "is a folder" in refused(capsys, "replay", trace, "--json", tmp_path)
     assert "there is no folder" in refused(capsys, "replay", trace, "--json", tmp_path / "no" / "out.json")
+    for option in ("--json", "--plot"):
+        for name in ("\0", "\ud800"):
+            assert f"{option} {name!r} is not a path" in refused(capsys, "replay", trace, option, name)
 
 
 def test_an_interrupted_command_ends_in_one_line(capsys, trace, monkeypatch):
@@ -223,18 +258,41 @@ def test_info_tells_the_devices_and_the_compiler(monkeypatch):
         )
 
 
-def test_info_tells_why_there_is_no_device_and_no_compiler(monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "compiler", "shown"),
+    [
+        ("CuPy is missing", "CuPy is missing", "no, and kernels cannot be compiled: CuPy is missing"),
+        ("no driver", "no NVRTC", "no: no driver; kernels cannot be compiled: no NVRTC"),
+    ],
+)
+def test_info_gives_each_reason_once(monkeypatch, device, compiler, shown):
+    def refuse(reason):
+        raise DeviceError(reason)
+
+    monkeypatch.setattr(info, "runtime", lambda: refuse(device))
+    monkeypatch.setattr(info, "compiler_version", lambda: refuse(compiler))
+    assert info.cuda_status() == shown
+
+
+def test_info_names_the_compiler_where_there_is_no_device(monkeypatch):
     def refuse():
-        raise DeviceError("it is not installed")
+        raise DeviceError("no driver")
 
     monkeypatch.setattr(info, "runtime", refuse)
-    monkeypatch.setattr(info, "compiler_version", refuse)
-    assert info.cuda_status() == "no: it is not installed; kernels cannot be compiled: it is not installed"
+    monkeypatch.setattr(info, "compiler_version", lambda: "13.5")
+    assert info.cuda_status() == "no: no driver; NVRTC 13.5 compiles kernels"
+
+
+@pytest.mark.parametrize("command", [["-m", "pagecore"], ["-m", "pagecore.cli"]])
+def test_the_version_is_that_of_the_package(command):
+    done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"pagecore {info.installed_version('pagecore') or 'unknown'}\n"
 
 
 @pytest.fixture
 def _few_requests(monkeypatch):
-    monkeypatch.setattr(demo, "DemoConfig", functools.partial(demo.DemoConfig, num_requests=5))
+    monkeypatch.setattr("pagecore.serving.demo.DemoConfig", functools.partial(DemoConfig, num_requests=5))
 
 
 @pytest.mark.usefixtures("_few_requests")
@@ -269,6 +327,35 @@ def test_a_demo_that_is_wrong_says_so(capsys, monkeypatch):
     assert code == 1
     assert "verified" not in out
     assert "dense attention chooses" in err
+
+
+WORDS = [
+    *("", "0", "-1", "1", "x", "nan", "inf", "1e9", "1GiB", "9" * 30, "9" * 5000, "\0", "\ud800", "/tmp", "/dev/null"),
+    *("/no/such/folder", "-", "--", "16", "none", "lru", "unbounded", "1.5", "0x10", "1_000", "a" * 5000),
+]
+OPTIONS = {
+    "replay": "memory blocks model bytes-per-token swap-memory evict block-size max-tokens-per-step max-running seed "
+    "requests json plot",
+    "plan": "memory ranks block-size context dtype json",
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_random_arguments_end_in_an_exit_code_and_one_line(capsys, tmp_path, trace, monkeypatch, command):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gemma-2-9b"]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", None)
+    choice = random.Random(command)
+    for _ in range(120):
+        file = trace if command == "replay" else tmp_path
+        argv = [command, choice.choice([file, file, choice.choice(WORDS)])]
+        if command == "plan":
+            argv += ["--memory", "40GiB"]
+        for name in choice.sample(OPTIONS[command].split(), choice.randint(1, 2)):
+            argv += [f"--{name}", choice.choice(WORDS)]
+        code, out, err = call(capsys, *argv)
+        assert code in (0, 2), argv
+        assert code == 0 or "requests refused" in err or (out, err.count("\n")) == ("", 1), argv
 
 
 @pytest.mark.parametrize("argv", [[], ["fly"]])

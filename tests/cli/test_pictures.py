@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pagecore.serving.demo import chat as demo
+from pagecore.serving.demo import DemoConfig
 from tests.capabilities import require
 from tests.cli.command_line import call, refused
 
@@ -16,7 +16,7 @@ PNG = b"\x89PNG\r\n"
 
 @pytest.fixture(params=["demo", "replay"])
 def command(request, trace, monkeypatch):
-    monkeypatch.setattr(demo, "DemoConfig", functools.partial(demo.DemoConfig, num_requests=5))
+    monkeypatch.setattr("pagecore.serving.demo.DemoConfig", functools.partial(DemoConfig, num_requests=5))
     return ["demo"] if request.param == "demo" else ["replay", str(trace), "--blocks", "30"]
 
 

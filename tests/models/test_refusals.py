@@ -1,7 +1,8 @@
 """What a config is refused for: the message names file, field, value and what would do."""
 
 import json
-from pathlib import Path
+import os
+import socket
 
 import numpy as np
 import pytest
@@ -309,8 +310,33 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     def forbidden(*arguments):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr(os, "open", forbidden)
     with pytest.raises(ConfigError, match="Permission denied"):
+        specs_from_config(tmp_path)
+
+
+def test_a_fifo_a_device_and_a_socket_are_refused_and_not_waited_for(tmp_path):
+    fifo = tmp_path / "config.json"
+    os.mkfifo(fifo)
+    for path in (fifo, tmp_path):
+        with pytest.raises(ConfigError, match=r"config\.json cannot be read: it is a FIFO; a regular file is needed"):
+            specs_from_config(path)
+    with pytest.raises(ConfigError, match="/dev/zero cannot be read: it is a device"):
+        specs_from_config("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        with pytest.raises(ConfigError, match="socket cannot be read"):
+            specs_from_config(tmp_path / "socket")
+
+
+def test_a_name_that_is_too_long_is_refused():
+    with pytest.raises(ConfigError, match="File name too long"):
+        specs_from_config("a" * 5000)
+
+
+def test_where_json_breaks_off_is_named_by_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama",\n"vocab_size": }')
+    with pytest.raises(ConfigError, match=r"config\.json is not JSON: .*line 2 column 15"):
         specs_from_config(tmp_path)
 
 

@@ -8,7 +8,8 @@ from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
 
 
 class FakeSequence:
-    def __init__(self, tokens):
+    def __init__(self, tokens, id=None, block_size=1):
+        self.id, self.block_size = id, block_size
         self.ids = [int(token) for token in tokens]
         self.blocks = []
         self.num_computed_tokens = self.num_cached_tokens = 0
@@ -24,6 +25,10 @@ class FakeSequence:
     @property
     def num_tokens(self):
         return len(self.ids)
+
+    @property
+    def capacity(self):
+        return len(self.blocks) * self.block_size
 
     @property
     def tokens(self):
@@ -50,6 +55,7 @@ class FakeBatch:
         self.pending = []
         self.num_tokens = 0
         self.num_sequences = 0
+        self.in_flight = False
 
 
 class FakeCache:
@@ -67,7 +73,7 @@ class FakeCache:
         self.max_tokens_per_sequence = max_tokens_per_sequence or (num_blocks - 1) * block_size
         self.holders = [0] * num_blocks
         self.free = list(range(num_blocks - 1, 0, -1))
-        self.sequences = []
+        self.sequences = {}
         self.copies = 0
         self.prepared = []
         self.tree = {}
@@ -93,14 +99,15 @@ class FakeCache:
 
     def add_sequence(self, tokens, id=None, *, namespace=None):
         self._take_row()
-        sequence = FakeSequence(tokens)
+        assert id not in self.sequences
+        sequence = FakeSequence(tokens, id, self.block_size)
         sequence.namespace = namespace
         for count in range(1, self.match_length(tokens, namespace=namespace) // self.block_size + 1):
             self._hold(sequence, self._key(sequence, count))
             sequence.blocks.append(self.tree[sequence.hold[-1]])
             self.holders[sequence.blocks[-1]] += 1
         sequence.num_computed_tokens = sequence.num_cached_tokens = len(sequence.blocks) * self.block_size
-        self.sequences.append(sequence)
+        self.sequences[id] = sequence
         return sequence
 
     def match_length(self, tokens, *, namespace=None):
@@ -138,11 +145,11 @@ class FakeCache:
         sequence.hold = []
 
     def _take_row(self):
-        if sum(not sequence.is_swapped for sequence in self.sequences) == self.max_sequences:
+        if sum(not sequence.is_swapped for sequence in self.sequences.values()) == self.max_sequences:
             raise OutOfRows("no row left")
 
     def _known(self, sequence, swapped=False):
-        if sequence not in self.sequences or sequence.is_swapped != swapped:
+        if self.sequences.get(sequence.id) is not sequence or sequence.is_swapped != swapped:
             raise InvalidSequence("removed, foreign, or not where it is looked for")
 
     def _need(self, sequence, count, touched):
@@ -177,7 +184,7 @@ class FakeCache:
         return max(total - self.num_available, 0)
 
     def try_prepare(self, sequences, counts, out):
-        assert not out.pending, "the batch before was neither committed nor abandoned"
+        assert not out.in_flight, "the batch before was neither committed nor abandoned"
         assert sequences, "an empty step"
         assert sum(counts) <= out.max_tokens
         assert len(sequences) <= out.max_sequences
@@ -193,6 +200,7 @@ class FakeCache:
                 sequence.blocks[place] = self._take()
                 self.copies += 1
             sequence.blocks += [self._take() for _ in range(new)]
+        out.in_flight = True
         out.pending = list(zip(sequences, counts, strict=True))
         out.num_tokens, out.num_sequences = sum(counts), len(sequences)
         self.prepared.append((list(sequences), list(counts)))
@@ -208,7 +216,7 @@ class FakeCache:
         if not self.free:
             key = min(self.evictable, key=lambda one: (self.holds[one] > 0, self.used[one], -len(one[1])))
             block = self.tree.pop(key)
-            for owner in (one for one in self.sequences if key in one.hold):
+            for owner in (one for one in self.sequences.values() if key in one.hold):
                 self.tree[key] = owner.blocks[len(key[1]) // self.block_size - 1]
                 self.holders[self.tree[key]] += 1
                 break
@@ -220,17 +228,20 @@ class FakeCache:
         return block
 
     def commit(self, batch):
+        assert batch.in_flight
         for sequence, count in batch.pending:
-            sequence.num_computed_tokens += count
-            self._publish(sequence)
-        batch.pending = []
+            if self.sequences.get(sequence.id) is sequence:
+                sequence.num_computed_tokens += count
+                self._publish(sequence)
+        batch.pending, batch.in_flight = [], False
 
     def abandon(self, batch):
+        assert batch.in_flight
         for sequence, _ in batch.pending:
             keep = -(-sequence.num_computed_tokens // self.block_size)
             self._drop(sequence.blocks[keep:])
             del sequence.blocks[keep:]
-        batch.pending = []
+        batch.pending, batch.in_flight = [], False
 
     def try_swap_out(self, sequences, space):
         (sequence,) = sequences
@@ -266,7 +277,8 @@ class FakeCache:
     def fork(self, sequence, id=None):
         self._known(sequence)
         self._take_row()
-        child = FakeSequence(sequence.ids)
+        assert id not in self.sequences
+        child = FakeSequence(sequence.ids, id, self.block_size)
         child.namespace = sequence.namespace
         child.num_computed_tokens, child.num_cached_tokens = sequence.num_computed_tokens, sequence.num_cached_tokens
         child.blocks = list(sequence.blocks)
@@ -275,12 +287,12 @@ class FakeCache:
         self._publish(sequence)
         for key in sequence.hold:
             self._hold(child, key)
-        self.sequences.append(child)
+        self.sequences[id] = child
         return child
 
     def remove(self, sequence):
         self._known(sequence, swapped=sequence.is_swapped)
-        self.sequences.remove(sequence)
+        del self.sequences[sequence.id]
         if sequence.is_swapped:
             del sequence.space.held[sequence]
         else:

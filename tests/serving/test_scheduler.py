@@ -77,7 +77,8 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         assert not any(run.sequence.is_swapped for run in scheduler.running)
         # Of those that wait only the head may have a place in the cache, unless they are swapped out; it holds what it
         # will reuse and nothing else, and what the space holds is theirs.
-        waiting = list(scheduler._waiting)
+        scheduler.check_invariants()
+        waiting = list(scheduler.waiting)
         assert all(run.held is None or run.held.is_swapped for run in waiting[1:])
         for run in waiting[:1]:
             if run.held and not run.held.is_swapped:

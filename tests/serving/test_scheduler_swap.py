@@ -10,7 +10,7 @@ from tests.serving.runs import drain, expected, request, sampled
 
 def space_content(scheduler):
     """The runs that are swapped out, and how many tokens of each are computed."""
-    return [(run, run.held.num_computed_tokens) for run in scheduler._waiting if run.held and run.held.is_swapped]
+    return [(run, run.held.num_computed_tokens) for run in scheduler.waiting if run.held and run.held.is_swapped]
 
 
 def test_a_run_that_is_swapped_out_goes_on_where_it_was():

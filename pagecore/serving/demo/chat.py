@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -9,6 +10,8 @@ from time import perf_counter
 import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
+from pagecore.errors import ShapeError
+from pagecore.serving.checks import as_flag, as_instance, check_callbacks
 from pagecore.serving.demo.model import Array, Model, ModelSizes
 from pagecore.serving.demo.sampling import scores
 from pagecore.serving.demo.traffic import Traffic, chat_turns
@@ -19,7 +22,7 @@ from pagecore.serving.request import Run
 from pagecore.serving.reuse import POLICIES, cache_options, check_policy
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import as_float, within
 
 __all__ = ["DemoConfig", "DemoReport", "demo"]
 
@@ -38,9 +41,9 @@ class DemoConfig:
     Raises
     ------
     ShapeError
-        A negative seed, or no request.
+        A number that is out of its range.
     UnsupportedOption
-        An unknown policy.
+        An unknown policy, or a `swap` or `model` of another type.
     """
 
     seed: int = 0
@@ -56,9 +59,20 @@ class DemoConfig:
     model: ModelSizes = field(default_factory=ModelSizes)
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, least=0)
-        at_least("num_requests", self.num_requests)
+        within("seed", self.seed, 0)
+        for name in ("num_requests", "block_size", "max_running", "max_tokens_per_step", "max_length"):
+            within(name, getattr(self, name))
+        if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != 2:
+            raise ShapeError(
+                f"num_blocks is {self.num_blocks!r}; give a tuple with one number for each of the 2 groups"
+            )
+        for blocks in self.num_blocks:
+            within("num_blocks", blocks, 2)
+        if not 0 <= as_float("temperature", self.temperature) < math.inf:
+            raise ShapeError(f"temperature is {self.temperature}; it must be 0 or more, and finite")
+        as_flag("swap", self.swap)
         check_policy(self.evict)
+        as_instance("model", self.model, ModelSizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +134,15 @@ def demo(
         Called with the stage, "serve" or "verify", what is done of it, and how much there is.
     watchers : sequence of Watcher
         Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
+
+    Raises
+    ------
+    UnsupportedOption
+        Arguments that are not a DemoConfig, a function, and a sequence of functions.
     """
-    return _Demo(config or DemoConfig(), progress, watchers).run()
+    check_callbacks(progress, watchers)
+    chosen = DemoConfig() if config is None else as_instance("config", config, DemoConfig)
+    return _Demo(chosen, progress, watchers).run()
 
 
 class _Demo:

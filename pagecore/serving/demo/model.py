@@ -6,14 +6,17 @@ looks back through a sliding window only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.errors import ShapeError
 from pagecore.storage import AttentionSpec
+from pagecore.storage.checks import as_float, within
 
 __all__ = ["Attend", "Model", "ModelSizes", "dense_attention"]
 
@@ -28,7 +31,13 @@ Attend = Callable[[int, Array, Array, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """The shape of a model; odd layers have the window."""
+    """The shape of a model; odd layers have the window.
+
+    Raises
+    ------
+    ShapeError
+        A number that is not positive, or not an integer where one is needed.
+    """
 
     vocab_size: int = 512
     width: int = 128
@@ -40,6 +49,13 @@ class ModelSizes:
     window: int = 48
     rope_base: float = 10_000.0
     epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.default.__class__ is int:
+                within(each.name, getattr(self, each.name))
+            elif not 0 < as_float(each.name, getattr(self, each.name)) < math.inf:
+                raise ShapeError(f"{each.name} is {getattr(self, each.name)}; it must be positive and finite")
 
     def layer_window(self, layer: int) -> int | None:
         """How many keys a query of this layer sees; None for all."""

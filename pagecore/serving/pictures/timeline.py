@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError
 from pagecore.serving.request import Run, State
-from pagecore.storage.checks import INT32_MAX
+from pagecore.storage.checks import INT32_MAX, within
 
 if TYPE_CHECKING:
     from pagecore.cache import BlockMap
@@ -99,11 +99,9 @@ class Timeline:
     """
 
     def __init__(self, columns: int = 256, rows: int = 384) -> None:
-        if columns < 2 or columns % 2:
-            raise ShapeError(f"a timeline of {columns} columns was asked for; an even number, at least 2, is needed")
-        if rows < 1:
-            raise ShapeError(f"a timeline of {rows} rows was asked for; at least 1 is needed")
-        self.columns, self.rows = columns, rows
+        self.columns, self.rows = within("columns", columns, 2), within("rows", rows)
+        if self.columns % 2:
+            raise ShapeError(f"columns is {columns}; give an even number")
         self.steps = 0
         self.stride = 1
         self.metrics: Metrics | None = None

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pagecore.cache.layers import arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
+from pagecore.serving.checks import as_flag
 from pagecore.serving.reuse import POLICIES, check_policy
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, within
@@ -20,6 +21,9 @@ __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOpti
 DEFAULT_MEMORY = "64GiB"
 DEFAULT_BYTES_PER_TOKEN = 131072
 UNBOUNDED: Literal["unbounded"] = "unbounded"
+# The least value of each number; the optional ones may be None.
+LIMITS = {"block_size": 1, "max_tokens_per_step": 1, "max_running": 1, "seed": 0}
+OPTIONAL_LIMITS = {"blocks": 2, "bytes_per_token": 1, "requests": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +67,12 @@ class ReplayOptions:
     Raises
     ------
     ShapeError
-        A number below its least value or past int32.
+        A number that is not an integer, below its least value or past int32.
     NotEnoughMemory
         Memory for fewer than two blocks.
     UnsupportedOption
         Both `memory` and `blocks`; a `model` together with `bytes_per_token` or `attend`, or one that is not known; an
-        unknown policy; blocks that are another word.
+        unknown policy; blocks that are another word; a flag that is not a bool.
     """
 
     memory: int | str | None = None
@@ -94,10 +98,12 @@ class ReplayOptions:
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
             raise UnsupportedOption(f"blocks is {self.blocks!r}; give a number, or {UNBOUNDED!r}")
         check_policy(self.evict)
-        limits = {"blocks": 2, "bytes_per_token": 1, "block_size": 1, "max_tokens_per_step": 1, "max_running": 1}
-        for name, least in {**limits, "requests": 1, "seed": 0}.items():
-            if getattr(self, name) is not None and not (name == "blocks" and self.is_unbounded):
-                within(name, getattr(self, name), least)
+        for name, least in {**LIMITS, **OPTIONAL_LIMITS}.items():
+            value = getattr(self, name)
+            if not (value is None and name in OPTIONAL_LIMITS) and not (name == "blocks" and self.is_unbounded):
+                object.__setattr__(self, name, within(name, value, least))
+        for name in ("prefill_only", "attend"):
+            as_flag(name, getattr(self, name))
         if self.model is not None:
             self._read_model(self.model)
         sizes = (("memory", self.memory, self.num_blocks), ("swap_memory", self.swap_memory, self.num_swap_blocks))
@@ -111,7 +117,7 @@ class ReplayOptions:
     @property
     def is_unbounded(self) -> bool:
         """Whether the pool holds all that the trace can fill."""
-        return self.blocks == UNBOUNDED
+        return isinstance(self.blocks, str)
 
     @property
     def num_blocks(self) -> int:
@@ -122,7 +128,7 @@ class ReplayOptions:
         NotEnoughMemory
             The memory holds fewer than two.
         """
-        if self.blocks == UNBOUNDED:
+        if isinstance(self.blocks, str):
             return 0
         if self.blocks is not None:
             return self.blocks

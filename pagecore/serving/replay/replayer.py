@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.replay.attend import SPEC, AttendCheck, stand_in_id
@@ -106,11 +107,12 @@ def replay(
     Parameters
     ----------
     path : str or Path
-        See `pagecore.serving.replay.trace`. A file is validated as a whole first; a pipe, as it is read.
+        See `pagecore.serving.replay.trace`. A file is validated as a whole first; "-", the standard input, as it is
+        read.
     options : ReplayOptions
     progress : callable
         Called after each step with the tokens computed or reused so far, and how many they are in the end if nobody is
-        preempted (None for a pipe).
+        preempted (None for the standard input).
     watchers : sequence of Watcher
         Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
 
@@ -121,10 +123,14 @@ def replay(
     NotEnoughMemory
         With `attend`, the pool would not fit in what this machine has free.
     UnsupportedOption
-        Blocks without bound for a pipe, which cannot be read beforehand.
+        Blocks without bound for the standard input, which cannot be read beforehand.
     ShapeError
         A trace that fills more blocks without bound than there are ids.
+    UnsupportedOption
+        Arguments that are not ReplayOptions, a function, and a sequence of functions.
     """
+    as_instance("options", options, ReplayOptions)
+    check_callbacks(progress, watchers)
     return _Replay(path, options, progress, watchers).run()
 
 
@@ -186,6 +192,8 @@ class _Replay:
                 return
             self.requests += 1
             try:
+                # Before its prompt is made, which may be long.
+                scheduler.check_request(line.number, line.input_length, line.output_length)
                 scheduler.add(Request(line.number, line.prompt(), line.output_length))
             except RequestError as error:
                 self.refused += 1
@@ -258,8 +266,8 @@ def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary 
         return options.num_blocks
     if summary is None:
         raise UnsupportedOption(
-            f"blocks is {UNBOUNDED!r}, and trace {path} is a pipe, whose end is not known beforehand; save it to a "
-            "file, or give a number of blocks"
+            f"blocks is {UNBOUNDED!r}, and trace {path} is the standard input, whose end is not known beforehand; "
+            "save it to a file, or give a number of blocks"
         )
     if summary.num_blocks >= INT32_MAX:
         raise ShapeError(

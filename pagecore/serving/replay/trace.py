@@ -3,21 +3,28 @@
 One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for each
 512 tokens of input. Equal ids mean equal content, so prompt ids made from them are equal wherever the recorded prompts
 were (Mooncake trace release, FAST'25).
+
+A trace is a regular file, or "-" for the standard input. A line has up to 1 MiB, a request up to 16,777,216 tokens,
+prompt and answer together, and up to 32,768 hash ids; its prompt then takes up to 64 MiB.
 """
 
 from __future__ import annotations
 
 import json
-import stat
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 
 from pagecore.errors import PagecoreError
-from pagecore.storage.checks import INT32_MAX
+from pagecore.models.files import open_file
+from pagecore.serving.checks import as_flag
+from pagecore.storage.checks import INT32_MAX, at_least
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +33,11 @@ __all__ = ["HASH_BLOCK", "TraceError", "TraceRequest", "TraceSummary", "read_tra
 
 HASH_BLOCK = 512
 HASH_ID_MAX = (INT32_MAX - (HASH_BLOCK - 1)) // HASH_BLOCK
-LINE_BYTES_MAX = 1 << 26
+# More than any model has in its context; what one line asks for stays small.
+REQUEST_TOKENS_MAX = 1 << 24
+HASH_IDS_MAX = REQUEST_TOKENS_MAX // HASH_BLOCK
+LINE_BYTES_MAX = 1 << 20
+STANDARD_INPUT = "-"
 OFFSETS = np.arange(HASH_BLOCK, dtype=np.int32)
 
 
@@ -76,19 +87,20 @@ def scan_trace(
     Returns
     -------
     TraceSummary or None
-        None for a pipe or a device, which can be read only once.
+        None for the standard input, which can be read only once.
 
     Raises
     ------
     TraceError
         As `read_trace`.
+    ShapeError
+        A `block_size` below 1, or a negative `limit`.
+    UnsupportedOption
+        A `prefill_only` that is not a bool.
     """
-    path = Path(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-            return None
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    block_size, prefill_only = at_least("block_size", block_size), as_flag("prefill_only", prefill_only)
+    if _checked_path(path) == STANDARD_INPUT:
+        return None
     requests = computed = longest = blocks = 0
     for request in read_trace(path, limit, prefill_only=prefill_only):
         length = request.input_length + max(request.output_length - 1, 0)
@@ -105,9 +117,10 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
     Parameters
     ----------
     path : str or Path
-        A JSON-lines file. Lines of white space are skipped; fields that are not named above are ignored.
+        A regular file of JSON lines, or "-" for the standard input. Lines of white space are skipped; fields that are
+        not named above are ignored.
     limit : int, optional
-        Stop after this many requests; what follows is not read.
+        Stop after this many requests; the lines after them are not read.
     prefill_only : bool
         Leave out what the requests generated: every `output_length` is 0.
 
@@ -119,20 +132,26 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
     ------
     TraceError
         The file cannot be read or holds no request, or a line is malformed: raised when the line is reached.
+    ShapeError
+        A negative `limit`.
+    UnsupportedOption
+        A `prefill_only` that is not a bool.
     """
-    path = Path(path)
+    name = _checked_path(path)
+    most = None if limit is None else at_least("limit", limit, 0)
+    prefill_only = as_flag("prefill_only", prefill_only)
     number, latest = 0, 0.0
     try:
-        with path.open("rb") as file:
+        with _opened(name) as file:
             line = 0
-            while limit is None or number < limit:
+            while most is None or number < most:
                 text = file.readline(LINE_BYTES_MAX + 1)
                 if not text:
                     break
                 line += 1
-                if text.isspace():
+                if text.isspace() and len(text) <= LINE_BYTES_MAX:
                     continue
-                reader = _Line(path, line)
+                reader = _Line(name, line)
                 request = reader.request(text, number)
                 if request.timestamp_ms < latest:
                     reader.refuse(
@@ -143,26 +162,49 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
                 number += 1
                 yield replace(request, output_length=0) if prefill_only else request
     except OSError as error:
-        raise _unreadable(path, error) from error
-    if number == 0 and limit != 0:
-        raise TraceError(f"trace {path} holds no request; one JSON object a line is expected")
+        reason = error.strerror or str(error)
+        raise TraceError(
+            f"trace {name} cannot be read: {reason}; give a file that can be read, or '-' for the standard input"
+        ) from error
+    if number == 0 and most != 0:
+        raise TraceError(f"trace {name} holds no request; one JSON object a line is expected")
 
 
-def _unreadable(path: Path, error: OSError) -> TraceError:
-    """An error of the operating system as one of ours."""
-    reason = error.strerror or str(error)
-    return TraceError(f"trace {path} cannot be read: {reason}; check the path and its permissions")
+def _checked_path(path: object) -> str:
+    """Return a path as text."""
+    if not isinstance(path, str | os.PathLike):
+        raise TraceError(f"expected the path of a trace, or '-' for the standard input, got {_shown(path)}")
+    name = os.fsdecode(path)
+    try:
+        if b"\0" not in os.fsencode(name):
+            return name
+    except UnicodeEncodeError:
+        pass
+    raise TraceError(f"expected the path of a trace, got {_shown(name)}, which is not a path")
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    """Open a trace; the standard input stays open."""
+    if name != STANDARD_INPUT:
+        with open_file(name) as file:
+            yield file
+        return
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise TraceError("trace - cannot be read: there is no standard input of bytes; give the path of a file")
+    yield stream
 
 
 class _Line:
     """Checks the fields of one line and names the line in what it refuses."""
 
-    def __init__(self, path: Path, line: int) -> None:
-        self.path = path
+    def __init__(self, trace: str, line: int) -> None:
+        self.trace = trace
         self.line = line
 
     def refuse(self, reason: str) -> NoReturn:
-        raise TraceError(f"trace {self.path}, line {self.line}: {reason}")
+        raise TraceError(f"trace {self.trace}, line {self.line}: {reason}")
 
     def request(self, text: bytes, number: int) -> TraceRequest:
         fields = self._object(text)
@@ -173,8 +215,11 @@ class _Line:
             self.refuse(f"timestamp is {_shown(timestamp)}, not a finite number of milliseconds, 0 or more")
         input_length = self._integer(fields, "input_length", 1)
         output_length = self._integer(fields, "output_length", 0)
-        if input_length + output_length > INT32_MAX:
-            self.refuse(f"input_length + output_length is {input_length + output_length}; lengths end at {INT32_MAX}")
+        if input_length + output_length > REQUEST_TOKENS_MAX:
+            self.refuse(
+                f"input_length + output_length is {input_length + output_length}; "
+                f"a request has at most {REQUEST_TOKENS_MAX} tokens"
+            )
         hash_ids = self._hash_ids(fields, -(-input_length // HASH_BLOCK))
         return TraceRequest(number, self.line, float(timestamp), input_length, output_length, hash_ids)
 
@@ -200,14 +245,16 @@ class _Line:
 
     def _integer(self, fields: dict[str, Any], name: str, least: int) -> int:
         value = self._field(fields, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= INT32_MAX:
-            self.refuse(f"{name} is {_shown(value)}, not an integer between {least} and {INT32_MAX}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= REQUEST_TOKENS_MAX:
+            self.refuse(f"{name} is {_shown(value)}, not an integer between {least} and {REQUEST_TOKENS_MAX}")
         return value
 
     def _hash_ids(self, fields: dict[str, Any], needed: int) -> tuple[int, ...]:
         ids = self._field(fields, "hash_ids")
         if not isinstance(ids, list):
             self.refuse(f"hash_ids is {_shown(ids)}, not a list of integers")
+        if len(ids) > HASH_IDS_MAX:
+            self.refuse(f"hash_ids holds {len(ids)} ids; a request has at most {HASH_IDS_MAX}")
         if len(ids) < needed:
             self.refuse(
                 f"hash_ids holds {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens"

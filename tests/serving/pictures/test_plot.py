@@ -132,8 +132,8 @@ def test_swaps_are_stacked_on_preemptions():
 
     def pretend(scheduler, metrics):
         if metrics.steps % 20 == 0:
-            scheduler.num_preemptions += 1
-            scheduler.num_swaps += 1
+            scheduler._roster.num_preemptions += 1
+            scheduler._roster.num_swaps += 1
 
     serve([pretend, timeline])
     recomputed, swapped = draw(timeline, "").axes[2].patches

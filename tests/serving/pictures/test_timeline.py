@@ -27,7 +27,8 @@ class Recorder:
             table = np.asarray(scheduler.cache.block_table(group))
             holders = [[] for _ in range(blocks)]
             # In the order in which their sequences were made, as the block map lists them.
-            for run in sorted(scheduler.holders, key=lambda run: run.sequence.id):
+            made = scheduler.cache.block_map(group).sequences
+            for run in sorted(scheduler.holders, key=lambda run: made.index(run.sequence.id)):
                 for block in table[run.sequence.row].tolist():
                     holders[block].append(run)
             kept = scheduler.cache.block_map(group).cached
@@ -96,8 +97,8 @@ def test_swaps_are_counted_among_the_preemptions():
 
     def pretend(scheduler, metrics):
         if metrics.steps % 10 == 0:
-            scheduler.num_preemptions += 1
-            scheduler.num_swaps += 1
+            scheduler._roster.num_preemptions += 1
+            scheduler._roster.num_swaps += 1
 
     scheduler, metrics = serve([pretend, timeline])
     assert sum(timeline.swaps()) == metrics.steps // 10
@@ -169,12 +170,12 @@ def test_the_memory_of_a_timeline_does_not_grow_with_the_run():
 
 @pytest.mark.parametrize("columns", [-2, 0, 1, 3])
 def test_an_odd_number_of_columns_is_refused(columns):
-    with pytest.raises(ShapeError, match=f"{columns} columns"):
+    with pytest.raises(ShapeError, match=f"columns is {columns}"):
         Timeline(columns)
 
 
 def test_a_timeline_without_rows_is_refused():
-    with pytest.raises(ShapeError, match="0 rows"):
+    with pytest.raises(ShapeError, match="rows is 0"):
         Timeline(2, 0)
 
 

@@ -1,8 +1,7 @@
 """A replay: what it serves and reports, and that wrong attention does not pass."""
 
 import json
-import os
-import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import attend, replay
 from pagecore.serving.replay.attend import AttendCheck, TokenVectors
 from pagecore.serving.replay.options import ReplayOptions
-from pagecore.serving.replay.trace import TraceError
+from pagecore.serving.replay.trace import TraceError, TraceRequest
 from pagecore.serving.report import human_bytes, replay_rows, sparkline
 
 
@@ -83,16 +82,22 @@ def test_a_malformed_line_ends_a_replay_before_it_begins(trace):
         replay(trace, ReplayOptions(), lambda done, total: pytest.fail("a step was made"))
 
 
-def test_a_pipe_is_replayed_as_it_comes(tmp_path, trace):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(trace.read_bytes()))
-    writer.start()
+def test_the_standard_input_is_replayed_as_it_comes(trace, monkeypatch):
     totals = set()
-    report = replay(pipe, ReplayOptions(blocks=1000), lambda done, total: totals.add(total))
-    writer.join()
+    with trace.open("rb") as file:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=file))
+        report = replay("-", ReplayOptions(blocks=1000), lambda done, total: totals.add(total))
     assert report.requests_finished == 40
     assert totals == {None}
+
+
+def test_a_prompt_that_the_cache_cannot_hold_is_never_made(trace, monkeypatch):
+    made = []
+    prompt = TraceRequest.prompt
+    monkeypatch.setattr(TraceRequest, "prompt", lambda self: made.append(self.input_length) or prompt(self))
+    report = replay(trace, ReplayOptions(blocks=40))
+    assert 0 < report.requests_refused < 40
+    assert len(made) == 40 - report.requests_refused
 
 
 def test_memory_stays_bounded_by_a_step(trace):

@@ -2,12 +2,12 @@
 
 import json
 import os
-import threading
+import sys
 
 import numpy as np
 import pytest
 
-from pagecore.errors import PagecoreError
+from pagecore.errors import PagecoreError, ShapeError
 from pagecore.serving.replay.trace import TraceError, read_trace, scan_trace
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 9]}
@@ -74,7 +74,9 @@ MALFORMED = [
     ],
     *[({**GOOD, "input_length": bad}, "input_length is") for bad in (0, -1, 2**31, 10**30, 1.5, "600", True, None)],
     *[({**GOOD, "output_length": bad}, "output_length is") for bad in (-1, 2**31, 0.0, "3", False, None)],
-    ({**GOOD, "input_length": 1, "output_length": 2**31 - 1}, "lengths end at"),
+    ({**GOOD, "input_length": 1, "output_length": 2**24}, "a request has at most 16777216 tokens"),
+    *[({**GOOD, name: 2**24 + 1}, f"{name} is 16777217") for name in ("input_length", "output_length")],
+    ({**GOOD, "hash_ids": [0] * 32769}, "hash_ids holds 32769 ids; a request has at most 32768"),
     *[({**GOOD, "hash_ids": bad}, "not a list") for bad in (None, 7, "79", {"7": 9})],
     *[({**GOOD, "hash_ids": bad}, "needs 2") for bad in ([], [7])],
     *[({**GOOD, "hash_ids": [7, bad]}, "hash_ids holds") for bad in (-1, 2**22, 10**400, 1.0, "9", None, True)],
@@ -125,11 +127,62 @@ def test_what_cannot_be_read_is_a_trace_error(tmp_path, read):
         read(tmp_path)
 
 
-def test_a_pipe_is_read_once(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    assert scan_trace(pipe) is None
-    writer = threading.Thread(target=lambda: write(pipe, GOOD, GOOD))
-    writer.start()
-    assert len(list(read_trace(pipe))) == 2
-    writer.join()
+class Input:
+    """A standard input that is a pipe."""
+
+    def __init__(self, content):
+        reading, writing = os.pipe()
+        self.buffer = os.fdopen(reading, "rb")
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(content)
+
+
+def test_the_standard_input_is_read_once_and_not_closed(monkeypatch):
+    monkeypatch.setattr("sys.stdin", Input(json.dumps(GOOD).encode() + b"\n{"))
+    assert scan_trace("-") is None
+    requests = read_trace("-")
+    assert next(requests).hash_ids == (7, 9)
+    with pytest.raises(TraceError, match="trace -, line 2: not JSON"):
+        next(requests)
+    sys.stdin.buffer.close()
+
+
+def test_a_standard_input_that_is_not_there_is_a_trace_error(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(TraceError, match="no standard input of bytes"):
+        next(read_trace("-"))
+
+
+@pytest.mark.parametrize("read", [scan_trace, lambda path: next(read_trace(path))], ids=["scan", "read"])
+def test_a_fifo_and_a_device_are_refused_and_not_waited_for(tmp_path, read):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(TraceError, match=r"fifo cannot be read: it is a FIFO; .* or '-' for the standard input"):
+        read(tmp_path / "fifo")
+    with pytest.raises(TraceError, match="/dev/zero cannot be read: it is a device"):
+        read("/dev/zero")
+
+
+@pytest.mark.parametrize("path", [None, 5, 1.5, b"\0", "\0", ["a"], object()])
+@pytest.mark.parametrize("read", [scan_trace, lambda path: next(read_trace(path))], ids=["scan", "read"])
+def test_what_is_not_a_path_is_a_trace_error(read, path):
+    with pytest.raises(TraceError, match="expected the path of a trace"):
+        read(path)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, "2", [1]])
+def test_a_limit_that_is_not_a_count_is_refused(trace, limit):
+    write(trace, GOOD)
+    with pytest.raises(ShapeError, match="limit is"):
+        next(read_trace(trace, limit))
+
+
+def test_the_longest_request_takes_64_mib_and_no_line_more(trace):
+    """A line is a few bytes for each 512 tokens, so that a short file could ask for much."""
+    ids = [0] * 2**15
+    write(trace, {**GOOD, "input_length": 2**24, "output_length": 0, "hash_ids": ids})
+    assert os.path.getsize(trace) < 100_000
+    (request,) = read_trace(trace)
+    assert request.prompt().nbytes == 2**26
+    write(trace, {**GOOD, "input_length": 2**30, "output_length": 0, "hash_ids": [0] * 2**21})
+    with pytest.raises(TraceError, match="line 1: longer than 1048576 bytes"):
+        next(read_trace(trace))

@@ -1,0 +1,7 @@
+"""``python -m pagecore``: the command `pagecore`."""
+
+import sys
+
+from pagecore.cli import main
+
+sys.exit(main())
