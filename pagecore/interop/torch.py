@@ -51,7 +51,7 @@ _SCHEMAS = {
     "paged_attention_lse": f"({_ATTENTION.format(out='')}) -> (Tensor, Tensor)",
     "paged_attention_out": f"({_ATTENTION.format(out='Tensor(a!) out, ')}) -> ()",
     "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
-    "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
+    "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
 }
 # Inductor hands on caches as they lie in memory: a copy that is contiguous would be as large as the cache.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -82,8 +82,8 @@ def _merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     return ops.merge_attention(out_a, lse_a, out_b, lse_b)
 
 
-def _copy(caches: list[Any], pairs: Any) -> None:
-    ops.copy_blocks(caches, pairs)
+def _copy(caches: list[Any], pairs: Any, *, independent: bool = False) -> None:
+    ops.copy_blocks(caches, pairs, independent=independent)
 
 
 # ---- what they return where only shapes are traced, and what is refused there already
@@ -121,7 +121,7 @@ def _trace_merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
 
 
-def _trace_copy(caches: list[Any], pairs: Any) -> None:
+def _trace_copy(caches: list[Any], pairs: Any, **_: bool) -> None:
     for place, cache in enumerate(caches):
         _refuse_moving(**{f"caches[{place}]": cache})
         _refuse_without_memory(cache, pairs=pairs)
@@ -340,11 +340,13 @@ def merge_attention(
     return merged
 
 
-def copy_blocks(caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
+def copy_blocks(
+    caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor, *, independent: bool = False
+) -> None:
     """`pagecore.copy_blocks` as a torch operator; the caches are mutated."""
     listed = list(caches) if isinstance(caches, Sequence) else [caches]
     _check_arguments(*listed, pairs)
-    _copy_blocks(listed, pairs)
+    _copy_blocks(listed, pairs, independent=bool(independent))
 
 
 # ---- memory of pagecore as torch tensors
