@@ -36,7 +36,6 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         int32_t num_partial_rows
         int32_t mask_starts
         int64_t items
-        int64_t tile_starts
         int64_t num_bytes
 
 
