@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from pagecore.ops import plan_attention
-from pagecore.ops.cuda._attention import plan_on_device
+from pagecore.ops.cuda._device_plan import plan_on_device
 from pagecore.ops.cuda._plan import items_in
 from tests.cuda.kit import Kit
 from tests.ops.test_plan import batches

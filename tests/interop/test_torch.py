@@ -325,7 +325,7 @@ def test_options_that_an_operator_cannot_take_are_refused():
     step = make_step()
     out = torch.empty_like(step.query)
     for options, says in (
-        ({"plan": object()}, "plan is given"),
+        ({"plan": ops.AttentionPlan(num_query_heads=4, num_kv_heads=2)}, "plan is an AttentionPlan.*plan_attention of"),
         ({"stream": 0}, "stream is given"),
         ({"out": out, "return_lse": True}, "leave one out"),
         ({"window": 0}, "window is 0"),

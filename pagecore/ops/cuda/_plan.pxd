@@ -49,6 +49,7 @@ cdef extern from "pagecore/ops/cuda/cuda_plan.hpp" namespace "pagecore" nogil:
         int64_t decode_ctas
         int64_t prompt_ctas
 
+    const int64_t kMaxPlanCtas
     PcPlanLayout make_layout(const CudaPlanShape& shape) except +raise_python_error
 
     cdef cppclass CudaPlanner:

@@ -223,10 +223,10 @@ cdef PcPlanLayout layout_for(
     if num_workers == 0:
         properties = runtime().properties(device)
         # Those of head_dim 128 for all: their shared memory is about the same.
-        shape.decode_ctas = properties.num_multiprocessors * pc_resident_ctas(
-            pc_decode_shape(128), properties.shared_bytes_per_multiprocessor)
-        shape.prompt_ctas = properties.num_multiprocessors * pc_resident_ctas(
-            pc_prefill_shape(128, False), properties.shared_bytes_per_multiprocessor)
+        shape.decode_ctas = min(kMaxPlanCtas, properties.num_multiprocessors * pc_resident_ctas(
+            pc_decode_shape(128), properties.shared_bytes_per_multiprocessor))
+        shape.prompt_ctas = min(kMaxPlanCtas, properties.num_multiprocessors * pc_resident_ctas(
+            pc_prefill_shape(128, False), properties.shared_bytes_per_multiprocessor))
     return make_layout(shape)
 
 

@@ -20,6 +20,9 @@
 
 namespace pagecore {
 
+// CTAs that a device is planned for at most, so that plans in arrays of the caller have one size everywhere.
+inline constexpr int64_t kMaxPlanCtas = 1024;
+
 // What a layout is made for.
 struct CudaPlanShape {
   int64_t num_query_heads = 1;

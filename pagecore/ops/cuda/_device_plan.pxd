@@ -1,0 +1,21 @@
+# Plans that the device makes of lengths that only it knows, and plans in arrays of the caller.
+from libc.stdint cimport uint64_t
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._checks cimport Place
+from pagecore.ops.cuda._plan cimport PcPlanLayout
+from pagecore.ops.cuda.abi_attention cimport PcAttentionParams
+from pagecore.ops.plan cimport PlanOptions
+
+
+cdef PlanOptions options_of(const PcAttentionParams& p) noexcept
+
+# Plans the lengths of `p` into a buffer of the layout, in the order of the stream.
+cdef int launch_plan(
+    const PcAttentionParams& p, const PcPlanLayout& layout, uint64_t buffer, size_t stream, int device) except -1
+
+# The layout of a plan in an array of the caller; ShapeError where the array is not that of a plan of this call.
+cdef PcPlanLayout planned_layout(Tensor planned, const PcAttentionParams& p, const Place* place) except *
+
+# Under `debug`: ShapeError where the plan is not the one that the lengths and options of the call give.
+cdef int check_planned(Tensor planned, const PcAttentionParams& p, const Place* place) except -1
