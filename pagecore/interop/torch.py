@@ -370,8 +370,8 @@ def plan_attention(
     Returns
     -------
     uint8, [B + 1, bytes]
-        A new tensor on the device of `seq_lens`. It is read where it lies: it is made anew for other lengths, and not
-        changed.
+        A new tensor on the device of `seq_lens`. Calls with it must follow each other on one stream: they share
+        counters that lie in it, and leave them as they were.
 
     Raises
     ------

@@ -8,7 +8,13 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at, new_result
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
 from pagecore.ops.cuda._debug cimport debugging
-from pagecore.ops.cuda._device_plan cimport check_planned, launch_plan, options_of, planned_layout
+from pagecore.ops.cuda._device_plan cimport (
+    check_planned,
+    launch_plan,
+    options_of,
+    planned_counters,
+    planned_layout,
+)
 from pagecore.ops.cuda._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
@@ -119,7 +125,7 @@ cdef int attention(
             check_lasting(example, place)
         if buffer is None:
             buffer = plan_there(p, &work, example, place)
-        kept = [buffer, allocate_workspace(p, &work, example, place)]
+        kept = [buffer, allocate_workspace(p, &work, planned_counters(planned, work.layout), example, place)]
     p.partial_out, p.partial_lse = work.workspace.partial_out, work.workspace.partial_lse
     p.counters, p.num_partial_rows = work.workspace.counters, work.layout.num_partial_rows
     p.mask_starts = work.buffer + work.layout.mask_starts
@@ -319,16 +325,23 @@ cdef Tensor plan_there(const PcAttentionParams& p, Work* work, object example, c
     return buffer
 
 
-cdef Tensor allocate_workspace(const PcAttentionParams& p, Work* work, object example, const Place* place):
+cdef Tensor allocate_workspace(
+        const PcAttentionParams& p, Work* work, uint64_t counters, object example, const Place* place):
+    """Memory for partial results; `counters` is the address of counters that are 0, or 0 to make some."""
     if work.layout.num_partial_rows == 0:
         return None
     cdef PlanOptions options = options_of(p)
     cdef int64_t rows = work.layout.num_partial_rows
     cdef int64_t num_bytes = place_workspace(&work.workspace, 0, options, work.layout, rows, p.value_dim)
+    cdef int64_t counter_bytes = num_bytes - <int64_t>work.workspace.counters
+    if counters != 0:
+        num_bytes -= counter_bytes
     cdef Tensor memory = new_result(1, &num_bytes, UINT8, example, place)
     place_workspace(&work.workspace, address_of(memory), options, work.layout, rows, p.value_dim)
-    cdef int64_t counters = <int64_t>(address_of(memory) + num_bytes - work.workspace.counters)
-    runtime().fill(work.workspace.counters, 0, counters, place.stream)
+    if counters != 0:
+        work.workspace.counters = counters
+    else:
+        runtime().fill(work.workspace.counters, 0, counter_bytes, place.stream)
     return memory
 
 

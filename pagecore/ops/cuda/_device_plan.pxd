@@ -17,5 +17,8 @@ cdef int launch_plan(
 # The layout of a plan in an array of the caller; ShapeError where the array is not that of a plan of this call.
 cdef PcPlanLayout planned_layout(Tensor planned, const PcAttentionParams& p, const Place* place) except *
 
+# The address of the counters behind such a plan, which are 0 before and after a launch; 0 without a plan.
+cdef uint64_t planned_counters(Tensor planned, const PcPlanLayout& layout) noexcept
+
 # Under `debug`: ShapeError where the plan is not the one that the lengths and options of the call give.
 cdef int check_planned(Tensor planned, const PcAttentionParams& p, const Place* place) except -1

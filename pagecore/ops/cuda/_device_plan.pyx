@@ -39,6 +39,7 @@ from pagecore.ops.cuda._plan cimport (
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcIndices, PcPlanParams
 from pagecore.ops.plan cimport PcWorkItem, PlanOptions
 
+from pagecore.arrays import cuda
 from pagecore.errors import DeviceError, ShapeError
 from pagecore.ops.cuda.kernels import launch
 
@@ -87,13 +88,19 @@ cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads):
     shape.decode_ctas = shape.prompt_ctas = kMaxPlanCtas
     cdef PcPlanLayout layout = make_layout(shape)
     empty, queries = layout.num_bytes, layout.sections[PC_PROMPTS].query_tile
+    cdef int64_t counters = counter_bytes(layout, num_kv_heads)
     # Multiples of ALIGNMENT, so that no part is padded.
     shape.max_sequences = ALIGNMENT
     sequence = (make_layout(shape).num_bytes - empty) // ALIGNMENT
     shape.max_sequences, shape.max_tokens = 0, ALIGNMENT * queries
     tile = (make_layout(shape).num_bytes - empty) // ALIGNMENT
-    room = _rooms[num_query_heads, num_kv_heads] = (empty + NUM_PARTS * ALIGNMENT, sequence, tile, queries)
+    room = _rooms[num_query_heads, num_kv_heads] = (
+        empty + counters + NUM_PARTS * ALIGNMENT, sequence, tile, queries)
     return room
+
+
+cdef int64_t counter_bytes(const PcPlanLayout& layout, int64_t num_kv_heads) noexcept:
+    return 4 * <int64_t>layout.num_partial_rows * num_kv_heads * layout.head_chunks
 
 
 def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads):
@@ -111,6 +118,9 @@ def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads):
 def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, num_kv_heads, causal=True, window=None,
                  stream=None):
     """Let the device plan lengths that it holds, into an array that calls take as their plan.
+
+    Behind the plan lie counters, by which the workers of a call find the last one of a tile. Each call leaves them 0, so
+    that they are filled once a plan; calls with one plan must therefore follow each other on one stream.
 
     Parameters
     ----------
@@ -161,6 +171,8 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
     cdef PcPlanLayout layout = planned_layout(target, p, &place)
     await_arrays((seq_lens, cu_query_lens), &place)
     launch_plan(p, layout, <uintptr_t>target.data, place.stream, place.device_id)
+    cuda.runtime().fill(
+        planned_counters(target, layout), 0, counter_bytes(layout, num_kv_heads), place.stream)
     note_written(target, &place)
 
 
@@ -186,6 +198,10 @@ cdef PcPlanLayout planned_layout(Tensor planned, const PcAttentionParams& p, con
     if <uintptr_t>planned.data % ALIGNMENT:
         raise ShapeError(f"plan is at {<uintptr_t>planned.data:#x}; it must begin at a multiple of {ALIGNMENT} bytes")
     return layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
+
+
+cdef uint64_t planned_counters(Tensor planned, const PcPlanLayout& layout) noexcept:
+    return 0 if planned is None else <uintptr_t>planned.data + <uint64_t>layout.num_bytes
 
 
 cdef int check_planned(Tensor planned, const PcAttentionParams& p, const Place* place) except -1:
