@@ -23,7 +23,8 @@ BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)
 FLOATS = replace(MIXED, query_dtype="float32", cache_dtype="float32")
-SHAPES = {"decode": DECODE, "mixed": MIXED, "floats": FLOATS}
+LONG = replace(DECODE, seq_lens=(2000, 1500, 0, 900, 5), heads=(4, 1), block_size=64)  # several tiles are split
+SHAPES = {"decode": DECODE, "mixed": MIXED, "floats": FLOATS, "long": LONG}
 
 
 def planned(there: DeviceCase, **changes: Any) -> Any:

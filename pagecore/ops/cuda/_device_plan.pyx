@@ -119,8 +119,8 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
                  stream=None):
     """Let the device plan lengths that it holds, into an array that calls take as their plan.
 
-    Behind the plan lie counters, by which the workers of a call find the last one of a tile. Each call leaves them 0, so
-    that they are filled once a plan; calls with one plan must therefore follow each other on one stream.
+    Counters follow the plan, by which the workers of a call find the last one of a tile. Each call leaves them 0, so
+    that one fill a plan is enough; calls with one plan must therefore follow each other on one stream.
 
     Parameters
     ----------
