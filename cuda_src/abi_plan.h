@@ -52,7 +52,8 @@ struct PcPlanLayout {
   pc_int32 mask_starts;       // of int64 [max_sequences]
   pc_int32 pad;
   pc_int64 items;  // of PcWorkItem [max_items]
-  // Scratch of the kernel, of one section at a time but for tile_starts.
+  // From tile_starts on: scratch of the kernel, of one section at a time but for tile_starts. A plan that the host made
+  // ends before it.
   pc_int64 tile_starts;  // of int32 [PC_NUM_SECTIONS, max_sequences]: tiles of the sequences before
   pc_int64 tile_costs;   // of int64 [max_tiles + 1]: cost of the tiles before
   pc_int64 tiles;        // of PcPlanTile [max_tiles]

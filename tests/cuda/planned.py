@@ -54,7 +54,10 @@ def test_every_device_has_room_for_its_plan(cuda, num_sequences, num_tokens, kv_
         plan = AttentionPlan(**heads, num_workers=num_workers, max_sequences=num_sequences, max_tokens=num_tokens)
         tiles = [max(1, most // group) for most in (16, 128)]
         partial_rows = max(3 * w * tile for w, tile in zip(plan.cuda.num_workers, tiles, strict=True))
-        needed = plan.cuda.num_bytes + 4 * partial_rows * kv_heads * -(-group // 128)  # counters behind the plan
+        num_tiles, num_borders = num_sequences + num_tokens // tiles[1], max(plan.cuda.num_workers)
+        scratch = 8 * num_sequences + 8 * (num_tiles + 1) + 32 * num_tiles + 16 * (num_borders + 1)
+        counters = 4 * partial_rows * kv_heads * -(-group // 128)
+        needed = plan.cuda.num_bytes + scratch + counters
         assert needed <= rows * width
     assert rows == num_sequences + 1
     assert width % 16 == 0

@@ -26,6 +26,7 @@ from pagecore.ops.cuda._plan cimport (
     Workspace,
     layout_for,
     place_workspace,
+    planned_bytes,
 )
 from pagecore.ops.cuda.abi_attention cimport (
     PcAttentionParams,
@@ -291,7 +292,7 @@ cdef Tensor plan_here(
     batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
     work.layout = layout_for(options, 0, p.num_sequences, p.num_tokens, place.device_id)
     host.device_type = CPU
-    num_bytes = work.layout.num_bytes
+    num_bytes = planned_bytes(work.layout)
     cdef Tensor planned = new_at(1, &num_bytes, UINT8, &host)
     planned.shape_[0] = _planner.plan_into(work.layout, options, batch, planned.data)
     cdef PcPlanHead* head = <PcPlanHead*>planned.data

@@ -92,9 +92,12 @@ struct CudaPlanShape {
   return layout;
 }
 
+// Bytes of a plan without the scratch of the kernel that plans.
+[[nodiscard]] inline int64_t planned_bytes(const PcPlanLayout& layout) { return layout.tile_starts; }
+
 class CudaPlanner {
  public:
-  // Writes the plan to `buffer`, of layout.num_bytes at a multiple of 16, and returns how many of them are in use. The
+  // Writes the plan to `buffer`, of planned_bytes(layout) at a multiple of 16, and returns how many are in use. The
   // lengths must have passed check_plan_batch; more of them than the layout holds raise, and nothing is written.
   int64_t plan_into(const PcPlanLayout& layout, const PlanOptions& options, const PlanBatch& batch, void* buffer) {
     const int64_t n = batch.num_sequences, num_tokens = n == 0 ? 0 : batch.query_end(n - 1);
