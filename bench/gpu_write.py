@@ -167,7 +167,7 @@ def _moves(bench: Bench, gpu: Gpu, mebibytes: int) -> None:
 
 
 def _copy_call(cache: Any, pairs: Any) -> Call:
-    return lambda: pagecore.copy_blocks(cache, pairs)
+    return lambda: pagecore.copy_blocks(cache, pairs, independent=True)
 
 
 def _gather_call(cache: Any, table: Any, lens: Any, out: Any) -> Call:

@@ -105,12 +105,12 @@ struct PcPairParams {
   pc_int64 column_stride;
   pc_int32 wide;  // 1: int64
   pc_int32 num_pairs;
-  pc_int32 ordered;  // 1: a later pair sees what earlier ones wrote; else they have nothing to do with another
+  pc_int32 ordered;  // 1: a later pair sees what earlier ones wrote; 0: pairs are independent and run in any order
   pc_int32 lowest;   // block that may be named; the others are left out, as are those past the arrays
   pc_int32 num_source_blocks;  // of the smallest array
   pc_int32 num_target_blocks;
   pc_int32 units_per_thread;
-  pc_int32 pad;
+  pc_int32 one_cache;  // 1: sources are the targets, and a pair that copies a block onto itself is left out
   pc_address sources[PC_MAX_ARRAYS];
   pc_address targets[PC_MAX_ARRAYS];
   pc_int32 pairs[PC_MAX_PAIRS][2];  // (source, target)

@@ -90,8 +90,8 @@ PC_DEVICE Pair pair_at(const PcPairParams& params, int i) {
   return {index_at(sources, i), index_at(targets, i)};
 }
 
-// Grid: stretches of a block's units, pairs, arrays. Pairs whose order counts are no axis of it: then each thread does
-// its units of every pair, in order, so that what it reads it has itself written.
+// Grid: stretches of a block's units, pairs in steps of the axis, arrays. Pairs whose order counts have an axis of 1:
+// each thread moves its units of every pair, in order, and reads only what it has itself written.
 template <typename S, typename T>
 PC_KERNEL(128, 6)
 void move_pairs(const PcPairParams params) {
@@ -99,10 +99,9 @@ void move_pairs(const PcPairParams params) {
   const int first = pc_block_x() * step * params.units_per_thread + pc_thread();
   const int given = first + step * params.units_per_thread;
   const int end = given < params.shape.num_units ? given : params.shape.num_units;
-  const int first_pair = params.ordered ? 0 : pc_block_y(),
-            end_pair = params.ordered ? params.num_pairs : first_pair + 1;
-  for (int i = first_pair; i < end_pair; ++i) {
-    const Pair pair = pair_at(params, i);
+  for (pc_int64 i = pc_block_y(); i < params.num_pairs; i += pc_num_blocks_y()) {
+    const Pair pair = pair_at(params, static_cast<int>(i));
+    if (params.one_cache && pair.source == pair.target) continue;
     if (pair.source < params.lowest || pair.source >= params.num_source_blocks) continue;
     if (pair.target < params.lowest || pair.target >= params.num_target_blocks) continue;
     const MovePlaces base = {Global<pc_uint8>(params.sources[array]) + pair.source * params.source_block_stride,

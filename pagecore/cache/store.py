@@ -59,7 +59,8 @@ class Store:
     def copy(self, group: int, pairs: Any, stream: int | None = None) -> None:
         """Copy blocks ``[n, (source, target)]`` of a group in all of its layers; on CUDA in the order of a stream."""
         if self.pools:
-            copy_blocks(self.pools[group].planes(), pairs, stream=stream)
+            # Sources are blocks that a sequence still holds, targets are fresh: no pair meets another one of its step.
+            copy_blocks(self.pools[group].planes(), pairs, independent=True, stream=stream)
 
     def write(self, layer: Layer, key: Any, value: Any, batch: Batch, stream: object) -> None:
         """Write the step's keys and values to the slots of the layer's group."""

@@ -2,7 +2,7 @@
 
 Importing this module registers them, without compiling anything against torch:
 
-    write_kv, paged_attention, paged_attention_lse, paged_attention_out, merge_attention, copy_blocks
+    write_kv, plan_attention, paged_attention, paged_attention_lse, paged_attention_out, merge_attention, copy_blocks
 
 The functions here have the arguments of `pagecore.write_kv` and its kin, and call those operators. `as_torch` shows a
 pool's planes, a batch's arrays, or any `pagecore.Tensor`, as torch tensors over the same memory. The operators have no
@@ -29,8 +29,9 @@ from pagecore import ops
 from pagecore.arrays import Tensor
 from pagecore.arrays.frameworks import refuse_negative_strides
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
 
-__all__ = ["as_torch", "copy_blocks", "merge_attention", "paged_attention", "write_kv"]
+__all__ = ["as_torch", "copy_blocks", "merge_attention", "paged_attention", "plan_attention", "write_kv"]
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 Scale: TypeAlias = torch.Tensor | float | None
@@ -39,7 +40,11 @@ _ATTENTION = (
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, {out}*, "
     "Tensor? rows=None, Tensor? cu_query_lens=None, float? scale=None, bool causal=True, SymInt window_left=-1, "
     "SymInt window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? mask=None, "
-    "Tensor? key_scale=None, Tensor? value_scale=None"
+    "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? plan=None"
+)
+_PLAN = (
+    "Tensor? cu_query_lens, Tensor seq_lens, *, SymInt num_tokens, int num_query_heads, int num_kv_heads, "
+    "bool causal=True, SymInt window_left=-1, SymInt window_right=-1"
 )
 _WRITE = (
     "Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, *, "
@@ -47,11 +52,12 @@ _WRITE = (
 )
 _SCHEMAS = {
     "write_kv": f"({_WRITE}) -> ()",
+    "plan_attention": f"({_PLAN}) -> Tensor",
     "paged_attention": f"({_ATTENTION.format(out='')}) -> Tensor",
     "paged_attention_lse": f"({_ATTENTION.format(out='')}) -> (Tensor, Tensor)",
     "paged_attention_out": f"({_ATTENTION.format(out='Tensor(a!) out, ')}) -> ()",
     "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
-    "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs) -> ()",
+    "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
 }
 # Inductor hands on caches as they lie in memory: a copy that is contiguous would be as large as the cache.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -62,6 +68,39 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 def _write(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, **scales: Any) -> None:
     ops.write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
+
+
+def _plan(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
+    _check_lengths(cu_query_lens, seq_lens)
+    plan = _new_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"])
+    if seq_lens.device.type == "cuda":
+        window = options.pop("window_left", -1), options.pop("window_right", -1)
+        plan_lengths(plan, seq_lens, cu_query_lens, **options, window=window)
+    return plan
+
+
+def _new_plan(seq_lens: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int) -> Any:
+    """An empty one on the host, where each call plans its batch itself."""
+    rows, width = plan_shape(seq_lens.shape[0], num_tokens, num_query_heads, num_kv_heads)
+    shape = (rows, 0 if seq_lens.device.type == "cpu" else width)
+    return seq_lens.new_empty(shape, dtype=torch.uint8)
+
+
+def _check_lengths(cu_query_lens: Any, seq_lens: Any) -> None:
+    for name, array in (("seq_lens", seq_lens), ("cu_query_lens", cu_query_lens)):
+        if array is None:
+            continue
+        if array.ndim != 1:
+            raise ShapeError(f"{name} has shape {tuple(array.shape)}; it must have 1 axis")
+        if array.dtype not in (torch.int32, torch.int64):
+            raise UnsupportedDtype(f"{name} is {array.dtype}; it must be int32 or int64: convert it")
+        if array.device != seq_lens.device:
+            raise DeviceError(f"{name} is on {array.device} and seq_lens on {seq_lens.device}; move one to the other")
+    if cu_query_lens is not None and cu_query_lens.shape[0] != seq_lens.shape[0] + 1:
+        raise ShapeError(
+            f"cu_query_lens has {cu_query_lens.shape[0]} entries and seq_lens {seq_lens.shape[0]}; it must have one "
+            "more"
+        )
 
 
 def _attend(*arrays: Any, window_left: int = -1, window_right: int = -1, **options: Any) -> Any:
@@ -82,8 +121,8 @@ def _merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     return ops.merge_attention(out_a, lse_a, out_b, lse_b)
 
 
-def _copy(caches: list[Any], pairs: Any) -> None:
-    ops.copy_blocks(caches, pairs)
+def _copy(caches: list[Any], pairs: Any, *, independent: bool = False) -> None:
+    ops.copy_blocks(caches, pairs, independent=independent)
 
 
 # ---- what they return where only shapes are traced, and what is refused there already
@@ -95,9 +134,15 @@ def _trace_write(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: 
     _refuse_moving(key_cache=key_cache, value_cache=value_cache)
 
 
+def _trace_plan(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
+    _check_lengths(cu_query_lens, seq_lens)
+    return _new_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"])
+
+
 def _trace_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, lens: Any, **options: Any) -> Any:
     _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
     _refuse_without_memory(query, block_table=table, seq_lens=lens, **options)
+    _check_plan(options.get("plan"), query, key_cache, lens)
     return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
 
 
@@ -121,10 +166,21 @@ def _trace_merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
 
 
-def _trace_copy(caches: list[Any], pairs: Any) -> None:
+def _trace_copy(caches: list[Any], pairs: Any, **_: bool) -> None:
     for place, cache in enumerate(caches):
         _refuse_moving(**{f"caches[{place}]": cache})
         _refuse_without_memory(cache, pairs=pairs)
+
+
+def _check_plan(plan: Any, query: Any, key_cache: Any, lens: Any) -> None:
+    if plan is None:
+        return
+    expected = _new_plan(lens, query.shape[0], query.shape[1], key_cache.shape[2])
+    if plan.dtype != expected.dtype or plan.ndim != 2 or tuple(plan.shape) != tuple(expected.shape):
+        raise ShapeError(
+            f"plan has dtype {plan.dtype} and shape {tuple(plan.shape)}, the plan of these arrays {expected.dtype} and "
+            f"{tuple(expected.shape)}; pass what plan_attention returns for this batch"
+        )
 
 
 def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) -> None:
@@ -162,6 +218,7 @@ def _refuse_moving(**mutated: Any) -> None:
 
 _BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "write_kv": (_write, _trace_write),
+    "plan_attention": (_plan, _trace_plan),
     "paged_attention": (_attend, _trace_attention),
     "paged_attention_lse": (_attend_lse, _trace_attention_lse),
     "paged_attention_out": (_attend_out, _trace_attention_out),
@@ -184,6 +241,7 @@ def _register() -> torch.library.Library:
 # Held for as long as the module is: the registration ends with it.
 _library = _register()
 _write_kv = torch.ops.pagecore.write_kv.default
+_plan_attention = torch.ops.pagecore.plan_attention.default
 _paged_attention = torch.ops.pagecore.paged_attention.default
 _paged_attention_lse = torch.ops.pagecore.paged_attention_lse.default
 _paged_attention_out = torch.ops.pagecore.paged_attention_out.default
@@ -199,6 +257,7 @@ _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
 _OPTIONS = {
     **dict.fromkeys(("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale"), _ARRAY),
+    "plan": _ARRAY,
     "scale": (*_NUMBER, type(None)),
     "softcap": _NUMBER,
     "causal": (int,),
@@ -280,6 +339,66 @@ def write_kv(
     _write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
 
 
+def plan_attention(
+    cu_query_lens: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    num_tokens: int | None = None,
+    causal: bool = True,
+    window: Window = None,
+) -> torch.Tensor:
+    """Plan the attention of one batch as a torch operator, once for all layers of a step.
+
+    The result goes to every call of `paged_attention` that has these lengths, heads, causality and window; calls
+    without a plan each plan their batch again. On CUDA a kernel plans: nothing is copied, nothing waits, and a captured
+    graph plans anew in each replay. On the host a plan is empty, and each call plans its batch itself.
+
+    Parameters
+    ----------
+    cu_query_lens : integers, [B + 1], or None
+        None is one query for each sequence.
+    seq_lens : integers, [B]
+        Keys of each sequence, the new ones included.
+    num_query_heads, num_kv_heads : int
+    num_tokens : int, optional
+        Rows of the query, padding included; with `cu_query_lens` it must be given, without it is B.
+    causal, window
+        As the calls have them.
+
+    Returns
+    -------
+    uint8, [B + 1, bytes]
+        A new tensor on the device of `seq_lens`. Calls with it must follow each other on one stream: they share
+        counters that lie in it, and leave them as they were.
+
+    Raises
+    ------
+    UnsupportedDtype, UnsupportedOption, ShapeError, DeviceError
+        What is not a torch tensor, and arrays that do not fit each other. That a plan is one of the call's lengths,
+        causality and window is checked under `pagecore.debug(True)` alone.
+    """
+    options: dict[str, Any] = {"cu_query_lens": cu_query_lens, "causal": causal}
+    _check_arguments(seq_lens, options=options)
+    if num_tokens is None:
+        if cu_query_lens is not None:
+            raise ShapeError("num_tokens is missing; beside cu_query_lens it must be the number of rows of the query")
+        num_tokens = seq_lens.shape[0]
+    left, right = _window(window)
+    plan: torch.Tensor = _plan_attention(
+        cu_query_lens,
+        seq_lens,
+        num_tokens=num_tokens,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        causal=causal,
+        window_left=left,
+        window_right=right,
+    )
+    return plan
+
+
 def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -294,10 +413,10 @@ def paged_attention(
     return_lse: bool = False,
     **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`pagecore.paged_attention` as a torch operator: every option but `plan` and `stream`.
+    """`pagecore.paged_attention` as a torch operator: every option but `stream`.
 
-    All arrays are torch tensors of one device. A plan cannot be an argument of an operator: each call plans its batch
-    itself. With `out`, which is mutated and returned, `return_lse` is refused.
+    All arrays are torch tensors of one device. `plan` is what `plan_attention` of this module returns; without one each
+    call plans its batch itself. With `out`, which is mutated and returned, `return_lse` is refused.
 
     Raises
     ------
@@ -311,11 +430,13 @@ def paged_attention(
         options["key_scale"] = _each_head(key_scale, key_cache)
     if value_scale is not None:
         options["value_scale"] = _each_head(value_scale, key_cache)
-    for name in ("plan", "stream"):
-        if options.pop(name, None) is not None:
-            raise UnsupportedOption(
-                f"{name} is given; a torch operator takes none: leave it out, or call pagecore's own"
-            )
+    if options.pop("stream", None) is not None:
+        raise UnsupportedOption("stream is given; a torch operator takes none: leave it out, or call pagecore's own")
+    if type(options.get("plan")) is ops.AttentionPlan:
+        raise UnsupportedOption(
+            "plan is an AttentionPlan, which no operator takes; pass what plan_attention of this module returns, or "
+            "call pagecore's own function"
+        )
     arrays = (query, key_cache, value_cache, block_table, seq_lens)
     if out is None:
         _check_arguments(*arrays, options=options)
@@ -340,11 +461,13 @@ def merge_attention(
     return merged
 
 
-def copy_blocks(caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
+def copy_blocks(
+    caches: torch.Tensor | Sequence[torch.Tensor], pairs: torch.Tensor, *, independent: bool = False
+) -> None:
     """`pagecore.copy_blocks` as a torch operator; the caches are mutated."""
     listed = list(caches) if isinstance(caches, Sequence) else [caches]
     _check_arguments(*listed, pairs)
-    _copy_blocks(listed, pairs)
+    _copy_blocks(listed, pairs, independent=bool(independent))
 
 
 # ---- memory of pagecore as torch tensors

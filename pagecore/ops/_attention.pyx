@@ -39,6 +39,9 @@ from pagecore.ops.cuda._moves cimport merge as launch_merge
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
+cdef enum:
+    UINT8 = 6  # in the dtype table
+
 # Below it a score divided by the cap may be past float32.
 cdef double SMALLEST_SOFTCAP = 1e-30
 
@@ -111,7 +114,9 @@ def paged_attention(
         What `plan_attention` made of these lengths and options; one is made for this call otherwise. Unless it is
         batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor. On CUDA
         its lengths are not compared with those of the call, and the number of sequences is, except in a capture: a
-        graph goes with plans of later steps. The call before the capture needs a plan of its own batch.
+        graph goes with plans of later steps. The call before the capture needs a plan of its own batch. A torch tensor
+        that the operator `plan_attention` of `pagecore.interop.torch` returned is a plan too; whether it is one of
+        these lengths and options is checked under `debug`.
     stream : int or a stream, optional
         For CUDA arrays: what the work is given to, by default the current stream of the query's framework.
 
@@ -194,8 +199,10 @@ def paged_attention(
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
     cdef int64_t left, right
     read_window(window, &left, &right)
+    cdef Tensor planned = None
     if plan is not None and not isinstance(plan, AttentionPlan):
-        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
+        planned = planned_tensor(plan, num_sequences, &place)
+    cdef AttentionPlan kept_plan = <AttentionPlan>plan if planned is None else None
     cdef Tensor sink_numbers = None if sinks is None else head_numbers(sinks, "sinks", num_heads, &place)
     cdef Tensor slopes = None
     if alibi_slopes is not None:
@@ -210,21 +217,36 @@ def paged_attention(
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if return_lse else None
     if place.device_type == CPU:
         run_attention(
-            q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
-            slopes, bits, key_scales, value_scales, result, lse,
+            q, k, v, table, lens, picked, cu, kept_plan, factor, causal, left, right, cap, sink_numbers, slopes, bits,
+            key_scales, value_scales, result, lse,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
-                      mask, key_scale, value_scale, out), &place)
+                      mask, key_scale, value_scale, out, None if planned is None else plan), &place)
         if debugging():
             debug_attention(q, k, v, table, lens, picked, cu, causal, left, right, bits, &place)
         launch_attention(
-            q, k, v, table, lens, picked, cu, <AttentionPlan>plan, factor, causal, left, right, cap, sink_numbers,
+            q, k, v, table, lens, picked, cu, kept_plan, planned, factor, causal, left, right, cap, sink_numbers,
             slopes, bits, key_scales, value_scales, result, lse, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out
     return (given, finished(lse, query, &place)) if return_lse else given
+
+
+cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* place):
+    """A plan in an array, as the operator of torch returns it; on the host it is empty, and calls plan themselves."""
+    if not hasattr(plan, "__dlpack__"):
+        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
+    cdef Tensor tensor = any_tensor(plan, "plan")
+    check_place(tensor, "plan", place)
+    if tensor.dtype_code != UINT8:
+        raise UnsupportedDtype(f"plan is {tensor.dtype}; a plan in an array is uint8, as plan_attention returns it")
+    check_rank(tensor, "plan", 2, "[num_sequences + 1, bytes]")
+    check_length(tensor, "plan", 0, num_sequences + 1, "one more than seq_lens; plan this batch")
+    if place.device_type == CPU:
+        check_length(tensor, "plan", 1, 0, "the host plans each call")
+    return tensor
 
 
 cdef Tensor float_result(

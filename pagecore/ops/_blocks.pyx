@@ -23,6 +23,7 @@ from pagecore.ops._block_checks cimport (
 from pagecore.ops._checks cimport CPU, Place, await_arrays, check_writable, finished
 from pagecore.ops.cpu._cpu cimport (
     check_copied,
+    check_independent,
     check_transferred,
     copy_blocks as run_copy,
     gather_blocks as run_gather,
@@ -192,7 +193,7 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
 
 
-def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
+def transfer_blocks(source_caches, target_caches, pairs, *, bint independent=False, stream=None):
     """Copy whole blocks from caches into other caches, whatever their layouts, dtypes and numbers of blocks.
 
     All arrays are on one device, the host or CUDA; `pairs` may be on the host beside CUDA arrays, and then travel in
@@ -208,8 +209,12 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
         may share memory with a source: `copy_blocks` copies inside a cache.
     pairs : integers, [n, 2]
         (source block, target block), the same for every cache; copied in order, so that of equal targets the later one
-        stays. Neither may be the null block 0. Pairs on CUDA are copied one after another, those of the host as many at
-        once as have nothing to do with each other.
+        stays. Neither may be the null block 0. Pairs in CUDA memory are copied one after another unless they are
+        `independent`; pairs on the host are copied in launches of pairs that do not meet.
+    independent : bool
+        The caller's claim that no block is a target twice. Pairs in CUDA memory are then copied all at once. The claim
+        is checked where `pairs` is on the host, and under `debug`; otherwise a false one leaves a mixture of both
+        sources in the target.
     stream : int or a stream, optional
         For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
         stream of the framework of `source_caches`.
@@ -219,6 +224,8 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
     InvalidBlock
         A block that some cache does not have, or the null block. Pairs in CUDA memory are not looked at but under
         `debug`: such pairs are skipped.
+    UnsupportedOption
+        `independent` with pairs that are not.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been copied.
     """
@@ -241,6 +248,8 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
     cdef Tensor ids = pair_ids(pairs, &place)
     if ids is None:
         return
+    if independent and ids.device_type == CPU:
+        check_independent(ids, False)
     if place.device_type == CPU:
         run_transfer(sources, targets, ids)
         return
@@ -248,23 +257,29 @@ def transfer_blocks(source_caches, target_caches, pairs, *, stream=None):
     if ids.device_type == CPU:
         check_transferred(sources, targets, ids)
     elif debugging():
-        debug_transferred(sources, targets, ids, &place)
-    launch_transfer(sources, targets, ids, &place)
+        debug_transferred(sources, targets, ids, independent, &place)
+    launch_transfer(sources, targets, ids, independent, &place)
 
 
-def copy_blocks(caches, pairs, *, stream=None):
-    """Copy whole blocks inside caches, in the order given: what runs before a shared block is written.
+def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
+    """Copy whole blocks inside caches, in the order given, as copy-on-write does before a shared block is written.
 
     All arrays are on one device, the host or CUDA, but for `pairs`, as in `transfer_blocks`. A call on CUDA is one
-    launch for all caches that lie alike and up to 128 pairs that have nothing to do with each other; it allocates
-    nothing and waits for nothing.
+    launch for all caches of one memory layout and up to 128 pairs from the host that do not meet, or any number of
+    pairs in CUDA memory; it allocates nothing and waits for nothing.
 
     Parameters
     ----------
     caches : array, or list or tuple of arrays, [num_blocks, ...]
         Each is copied in place; any dtype, rank and strides.
     pairs : integers, [n, 2]
-        (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote.
+        (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote. A pair that
+        copies a block onto itself is skipped.
+    independent : bool
+        The caller's claim that no block is a target twice, or both a source and a target; pairs that are skipped do not
+        count, and a source may repeat. Without it, pairs in CUDA memory are copied one after another by few threads;
+        with it, all at once by the whole device. The claim is checked where `pairs` is on the host, and under `debug`;
+        otherwise a false one leaves blocks that mix old and new bytes.
     stream : int or a stream, optional
         For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
         stream of the framework of `caches`.
@@ -274,6 +289,8 @@ def copy_blocks(caches, pairs, *, stream=None):
     InvalidBlock
         A source or target that some cache does not have. Pairs in CUDA memory are not looked at but under `debug`: such
         pairs are skipped.
+    UnsupportedOption
+        `independent` with pairs that are not.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays that are not served or cannot be written. In every case nothing has been copied.
     """
@@ -291,6 +308,8 @@ def copy_blocks(caches, pairs, *, stream=None):
     cdef Tensor ids = pair_ids(pairs, &place)
     if ids is None:
         return
+    if independent and ids.device_type == CPU:
+        check_independent(ids, True)
     if place.device_type == CPU:
         run_copy(planes, ids)
         return
@@ -298,5 +317,5 @@ def copy_blocks(caches, pairs, *, stream=None):
     if ids.device_type == CPU:
         check_copied(planes, ids)
     elif debugging():
-        debug_copied(planes, ids, &place)
-    launch_copy(planes, ids, &place)
+        debug_copied(planes, ids, independent, &place)
+    launch_copy(planes, ids, independent, &place)

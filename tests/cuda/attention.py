@@ -12,6 +12,7 @@ import pytest
 from pagecore.arrays import results
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
+from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
 from tests.cuda.attention_cases import INDICES, DeviceCase, check, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, make_case, random_mask
@@ -171,12 +172,13 @@ def test_one_plan_serves_all_layers(cuda):
         assert cuda.runtime.launched.count("plan") == 0
 
 
-@pytest.mark.parametrize("has_plan", [True, False])
-def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkeypatch, has_plan):
+@pytest.mark.parametrize("planned", ["before each replay", "in the call", "once in the graph"])
+def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkeypatch, planned):
     """Lengths, tables and the plan are written anew between replays; memory, grids and arguments stay.
 
-    Without a plan the graph plans by itself, in memory that the framework keeps for it, as torch does.
+    Without an AttentionPlan the graph plans by itself, in memory that the framework keeps for it, as torch does.
     """
+    has_plan = planned == "before each replay"
     if not has_plan:
         kept: dict[Any, Any] = {}
         allocate = results.new_result
@@ -219,8 +221,18 @@ def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkey
     plan = AttentionPlan(**heads, device=cuda.device, **fixed) if has_plan else None
     if plan is not None:
         plan_attention(None, [1, 1, 1], **heads, out=plan)
-    paged_attention(**there, out=out, plan=plan)  # allocates the workspace, and loads what a graph may launch
-    replay = cuda.capture(lambda stream: paged_attention(**there, out=out, plan=plan, stream=stream))
+    shared = None
+    if planned == "once in the graph":
+        shared = cuda.empty(plan_shape(3, len(made[0].query), *heads.values()), "uint8")
+
+    def step(stream: int) -> None:
+        if shared is not None:
+            lens = (there["seq_lens"], there["cu_query_lens"], len(made[0].query))
+            plan_lengths(shared, *lens, **heads, stream=stream)
+        paged_attention(**there, out=out, plan=plan if shared is None else shared, stream=stream)
+
+    step(0)  # allocates the workspace, and loads what a graph may launch
+    replay = cuda.capture(step)
     for case in made:
         for name, array in arrays_of(case).items():
             held = np.ascontiguousarray(array)
@@ -390,7 +402,7 @@ def test_a_capture_without_what_it_needs_is_refused(cuda):
     arrays = {**there.arrays, "out": there.out}
     with pytest.raises(UnsupportedOption, match="is on the host and the stream is being captured"):
         cuda.capture(lambda stream: paged_attention(**{**arrays, "seq_lens": [1] * 6}, stream=stream))
-    with pytest.raises(DeviceError, match=r"being captured, and a call without a plan.*pass a plan"):
+    with pytest.raises(DeviceError, match=r"being captured, and a call without a plan.*pass a plan of type"):
         cuda.capture(lambda stream: paged_attention(**arrays, stream=stream))
     plan = there.plan()
     with pytest.raises(DeviceError, match="run the call once before the capture"):

@@ -19,7 +19,7 @@ from tests.emulator import build
 from tests.emulator.streams import Marker, Streams
 
 # emulator::Counts of native/machine.hpp.
-COUNTED = ("read_bytes", "copied_bytes", "written_bytes", "matrix_loads", "matrix_conflicts")
+COUNTED = ("read_bytes", "copied_bytes", "written_bytes", "matrix_loads", "matrix_conflicts", "most_accesses")
 SHARED_BYTES = 227 * 1024
 
 
@@ -97,7 +97,8 @@ class EmulatedRuntime:
     counts : Counter
         Calls so far: allocations, pinned_allocations, copies, fills, launches, records, waits, synchronizes,
         event_synchronizes, loads. And what the kernels did: read_bytes, copied_bytes (asynchronously), written_bytes;
-        matrix_loads, and matrix_conflicts, how many more times than once shared memory was asked for one.
+        matrix_loads, and matrix_conflicts, how many more times than once shared memory was asked for one;
+        most_accesses to device memory by a thread between two collectives, added up over launches.
     launched : list of str
         Names of the instances launched, in order.
     """

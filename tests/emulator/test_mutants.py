@@ -63,7 +63,7 @@ KERNELS = {
     ),
     "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
     "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts),
-    "plan": (["plan.cu"], attend(MIXED, replace(DECODE, seq_lens=(50,) * 300))),
+    "plan": (["plan.cu", "plan_section.cuh", "plan_sums.cuh"], attend(MIXED, replace(DECODE, seq_lens=(50,) * 300))),
 }
 
 

@@ -133,6 +133,39 @@ def test_who_takes_a_tensor_over_on_another_stream_sees_what_was_computed(cuda, 
         assert_close(seen, batch.expected(torch))
 
 
+def test_layers_share_a_plan_of_the_operator_and_a_graph_plans_anew(cuda, torch_cuda):
+    torch = torch_cuda
+    import pagecore.interop.torch as interop
+
+    batch = Batch(torch, torch.bfloat16)
+    heads = {"num_query_heads": HEADS, "num_kv_heads": KV_HEADS}
+    torch.library.opcheck(torch.ops.pagecore.plan_attention.default, (None, batch.lens), {"num_tokens": 3, **heads})
+    arrays = (batch.query, batch.key_cache, batch.value_cache, batch.table, batch.lens)
+
+    def step() -> Any:
+        plan = interop.plan_attention(None, batch.lens, **heads)
+        return [interop.paged_attention(*arrays, plan=plan) for _ in range(2)]
+
+    for out in step():
+        assert torch.equal(out, interop.paged_attention(*arrays))
+    for out in torch.compile(step, fullgraph=True, backend="aot_eager")():
+        assert_close(out, batch.expected(torch))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        outs = step()
+    for lens in ((37, 128, 1), (48, 100, 16), (1, 1, 1)):
+        batch.lens.copy_(torch.tensor(lens, dtype=torch.int32))
+        graph.replay()
+        torch.cuda.synchronize()
+        for out in outs:
+            assert_close(out, batch.expected(torch, lens))
+
+
 def test_a_graph_serves_other_slots_and_lengths_than_those_it_was_captured_with(cuda, torch_cuda):
     torch = torch_cuda
     batch = Batch(torch, torch.bfloat16)

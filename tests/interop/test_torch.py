@@ -68,7 +68,9 @@ def test_merge_attention_passes_opcheck(dtype):
 def test_copy_blocks_passes_opcheck(dtype, layout):
     step = make_step(dtype, layout)
     caches = [step.key_cache, step.value_cache]
-    torch.library.opcheck(torch.ops.pagecore.copy_blocks.default, (caches, torch.tensor([[1, 4], [2, 5]])))
+    operator, pairs = torch.ops.pagecore.copy_blocks.default, torch.tensor([[1, 4], [2, 5]])
+    torch.library.opcheck(operator, (caches, pairs))
+    torch.library.opcheck(operator, (caches, pairs), {"independent": True})
 
 
 # ---- the same numbers as pagecore's own functions
@@ -99,9 +101,15 @@ def test_writing_reaches_the_memory_of_the_caches(options, layout):
         assert torch.equal(cache, expected)
     pairs = torch.tensor([[3, 8], [1, 4]])
     interop.copy_blocks([step.key_cache, step.value_cache], pairs)
-    interop.copy_blocks(step.key_cache, torch.tensor([[8, 7]]))
+    interop.copy_blocks(step.key_cache, torch.tensor([[8, 7]]), independent=True)
     assert torch.equal(step.key_cache[[8, 7, 4]], twin.key_cache[[3, 3, 1]])
     assert torch.equal(step.value_cache[[8, 4]], twin.value_cache[[3, 1]])
+
+
+def test_a_false_claim_of_independent_pairs_is_refused():
+    step = make_step()
+    with pytest.raises(UnsupportedOption, match="pair 1 reads block 4, which pair 0 writes"):
+        interop.copy_blocks(step.key_cache, torch.tensor([[1, 4], [4, 5]]), independent=True)
 
 
 def test_parts_are_merged():
@@ -317,7 +325,7 @@ def test_options_that_an_operator_cannot_take_are_refused():
     step = make_step()
     out = torch.empty_like(step.query)
     for options, says in (
-        ({"plan": object()}, "plan is given"),
+        ({"plan": ops.AttentionPlan(num_query_heads=4, num_kv_heads=2)}, "plan is an AttentionPlan.*plan_attention of"),
         ({"stream": 0}, "stream is given"),
         ({"out": out, "return_lse": True}, "leave one out"),
         ({"window": 0}, "window is 0"),

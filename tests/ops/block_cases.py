@@ -77,3 +77,23 @@ def shuffled_axes(shape: tuple[int, ...], dtype: np.dtype[Any], draw: Any, rng: 
     array = rng.integers(-100, 100, [shape[axis] * gaps[axis] for axis in order]).astype(dtype)
     array = array.transpose(np.argsort(order))
     return array[tuple(slice(None, None, gap * draw(st.sampled_from([1, -1]))) for gap in gaps)]
+
+
+def is_independent(pairs: Any, *, one_cache: bool = True) -> bool:
+    """Return True if pairs may be copied in any order; with `one_cache`, pairs of one block do not count."""
+    some = [(int(source), int(target)) for source, target in pairs if not one_cache or source != target]
+    targets = [target for _, target in some]
+    meet = one_cache and not {source for source, _ in some}.isdisjoint(targets)
+    return len(set(targets)) == len(targets) and not meet
+
+
+def random_pairs(rng: np.random.Generator, num_blocks: int) -> Any:
+    """Independent pairs [n, 2] of a cache: repeated sources, distinct targets, and some pairs of one block."""
+    ids = rng.permutation(num_blocks)
+    targets = ids[: int(rng.integers(1, num_blocks))]
+    pairs = np.stack([rng.choice(ids[len(targets) :], len(targets)), targets], axis=1)
+    own = np.repeat(rng.integers(0, num_blocks, int(rng.integers(0, 5))), 2).reshape(-1, 2)
+    pairs = np.concatenate([pairs, own])
+    rng.shuffle(pairs)
+    assert is_independent(pairs)
+    return pairs

@@ -45,6 +45,8 @@ cdef int check_copied(list caches, Tensor pairs) except -1
 cdef int check_sequences(
     list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1
 cdef int check_transferred(list sources, list targets, Tensor pairs) except -1
+# That no pair reads or writes what another one writes; one_cache: sources and targets are blocks of the same caches.
+cdef int check_independent(Tensor pairs, bint one_cache) except -1
 
 # Tensors as the kernels are told of them; fill_indices leaves what is None absent.
 cdef int fill_rows(Rows* rows, Tensor tensor) except -1

@@ -28,6 +28,7 @@ from pagecore.ops.cpu.args cimport (
     run_attention,
     run_check_attention,
     run_check_copied,
+    run_check_independent,
     run_check_sequences,
     run_check_slots,
     run_check_transferred,
@@ -257,6 +258,14 @@ cdef int check_transferred(list sources, list targets, Tensor pairs) except -1:
     add_arrays(to_arrays, targets)
     fill_pairs(&source_ids, &target_ids, pairs)
     run_check_transferred(from_arrays, to_arrays, source_ids, target_ids)
+    return 0
+
+
+cdef int check_independent(Tensor pairs, bint one_cache) except -1:
+    """Pairs on the host; see _cpu.pxd."""
+    cdef Indices sources, targets
+    fill_pairs(&sources, &targets, pairs)
+    run_check_independent(sources, targets, one_cache)
     return 0
 
 

@@ -136,6 +136,8 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
     void run_check_transferred "pagecore::cpu::check_transferred"(
         const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
         const Indices& target_ids) except +raise_python_error
+    void run_check_independent "pagecore::cpu::check_independent"(
+        const Indices& sources, const Indices& targets, bint one_cache) except +raise_python_error
     int64_t sum_lengths "pagecore::cpu::total_tokens"(
         const Indices& seq_lens, int64_t width, int64_t block_size) except +raise_python_error
     void run_gather "pagecore::cpu::gather_blocks"(

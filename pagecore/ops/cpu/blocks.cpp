@@ -1,4 +1,5 @@
 // Blocks copied inside caches.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdlib>
@@ -84,7 +85,36 @@ void check_ids(const BlockArray& array, const std::vector<int64_t>& ids, const c
   }
 }
 
+// A pair, by the block that it writes.
+struct Written {
+  int64_t block;
+  size_t pair;
+
+  bool operator<(const Written& other) const { return block != other.block ? block < other.block : pair < other.pair; }
+};
+
 }  // namespace
+
+void check_independent(const Indices& source_ids, const Indices& target_ids, bool one_cache) {
+  const std::vector<int64_t> sources = read_ids(source_ids), targets = read_ids(target_ids);
+  const auto counts = [&](size_t pair) { return !one_cache || sources[pair] != targets[pair]; };
+  std::vector<Written> written;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (counts(i)) written.push_back({targets[i], i});
+  }
+  std::sort(written.begin(), written.end());
+  constexpr const char* kRemedy = "; leave independent out to copy pairs in order";
+  for (size_t i = 1; i < written.size(); ++i) {
+    PC_EXPECTS(written[i].block != written[i - 1].block, UnsupportedOption, "independent is True, and pairs ",
+               written[i - 1].pair, " and ", written[i].pair, " both write block ", written[i].block, kRemedy);
+  }
+  for (size_t i = 0; one_cache && i < sources.size(); ++i) {
+    const auto found = std::lower_bound(written.begin(), written.end(), Written{sources[i], 0});
+    const bool is_written = counts(i) && found != written.end() && found->block == sources[i];
+    PC_EXPECTS(!is_written, UnsupportedOption, "independent is True, and pair ", i, " reads block ", sources[i],
+               ", which pair ", found->pair, " writes", kRemedy);
+  }
+}
 
 void check_copied(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets) {
   for (size_t i = 0; i < arrays.size(); ++i) {

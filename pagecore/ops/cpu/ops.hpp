@@ -56,6 +56,9 @@ int64_t check_slots(const Indices& slots, int64_t num_tokens, const Cache& cache
 void check_attention(const AttentionArgs& args);  // reads args' index arrays and mask only
 void check_copied(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets);
 void check_sequences(const PackedSequences& batch);
+// That pairs may be copied in any order: no block is a target twice and, with `one_cache`, none is a source and a
+// target of two pairs; there, a pair that copies a block onto itself does not count.
+void check_independent(const Indices& sources, const Indices& targets, bool one_cache);
 void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                        const Indices& source_ids, const Indices& target_ids);
 

@@ -7,11 +7,17 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at, new_result
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
+from pagecore.ops.cuda._debug cimport debugging
+from pagecore.ops.cuda._device_plan cimport (
+    check_planned,
+    launch_plan,
+    options_of,
+    planned_counters,
+    planned_layout,
+)
 from pagecore.ops.cuda._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
-    PC_PLAN_SHARED_BYTES,
-    PC_PLAN_THREADS,
     PC_PROMPTS,
     CudaPlan,
     CudaPlanner,
@@ -20,6 +26,7 @@ from pagecore.ops.cuda._plan cimport (
     Workspace,
     layout_for,
     place_workspace,
+    planned_bytes,
 )
 from pagecore.ops.cuda.abi_attention cimport (
     PcAttentionParams,
@@ -27,7 +34,6 @@ from pagecore.ops.cuda.abi_attention cimport (
     PcFloat,
     PcIndices,
     PcLaunchShape,
-    PcPlanParams,
     PcRows,
     PcTable,
     kFoldTokens,
@@ -41,7 +47,7 @@ from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays import results
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
-from pagecore.ops.cuda.kernels import kernel, launch
+from pagecore.ops.cuda.kernels import kernel
 
 cdef enum:
     INT64 = 8  # in the dtype table, whose first three are those of PcFloat
@@ -65,9 +71,9 @@ cdef struct Work:
 
 cdef int attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-        Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
-        double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale,
-        Tensor out, Tensor lse, object example, const Place* place) except -1:
+        Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
+        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
+        Tensor value_scale, Tensor out, Tensor lse, object example, const Place* place) except -1:
     """See _attention.pxd."""
     cdef PcAttentionParams p
     cdef Work work
@@ -97,11 +103,15 @@ cdef int attention(
     if plan is not None:
         check_plan(plan, p, place)
         take_plan(plan.cuda, p, &work, place)
-    cdef Tensor buffer = None
+    cdef Tensor buffer = planned
+    if planned is not None:
+        work.layout = planned_layout(planned, p, place)
+        work.buffer = address_of(planned)
+        work.num_items[PC_DECODE] = work.num_items[PC_PROMPTS] = UNKNOWN
     cdef bint on_host = seq_lens.device_type == CPU and (cu_query_lens is None or cu_query_lens.device_type == CPU)
     if on_host:
         check_lengths(seq_lens, cu_query_lens, p)
-    if plan is None and on_host:
+    if plan is None and planned is None and on_host:
         buffer = plan_here(seq_lens, cu_query_lens, p, &work, place)
     cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else brought_to(seq_lens, "seq_lens", place)
     cdef Tensor cu = cu_query_lens
@@ -109,10 +119,14 @@ cdef int attention(
         cu = brought_to(cu, "cu_query_lens", place)
     fill_indices(&p.seq_lens, lens)
     fill_indices(&p.cu_query_lens, cu)
+    if planned is not None and debugging():
+        check_planned(planned, p, place)
     if plan is None:
-        if not on_host:
+        if buffer is None or planned is not None:
+            check_lasting(example, place)
+        if buffer is None:
             buffer = plan_there(p, &work, example, place)
-        kept = [buffer, allocate_workspace(p, &work, example, place)]
+        kept = [buffer, allocate_workspace(p, &work, planned_counters(planned, work.layout), example, place)]
     p.partial_out, p.partial_lse = work.workspace.partial_out, work.workspace.partial_lse
     p.counters, p.num_partial_rows = work.workspace.counters, work.layout.num_partial_rows
     p.mask_starts = work.buffer + work.layout.mask_starts
@@ -228,13 +242,6 @@ cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const 
     return 0
 
 
-cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
-    cdef PlanOptions options
-    options.num_query_heads, options.num_kv_heads = p.num_query_heads, p.num_kv_heads
-    options.causal, options.window_left, options.window_right = p.causal, p.window_left, p.window_right
-    return options
-
-
 cdef int check_lengths(Tensor seq_lens, Tensor cu_query_lens, const PcAttentionParams& p) except -1:
     """What the host knows beforehand is refused as for arrays of the host."""
     cdef vector[int32_t] lens, cu
@@ -285,7 +292,7 @@ cdef Tensor plan_here(
     batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
     work.layout = layout_for(options, 0, p.num_sequences, p.num_tokens, place.device_id)
     host.device_type = CPU
-    num_bytes = work.layout.num_bytes
+    num_bytes = planned_bytes(work.layout)
     cdef Tensor planned = new_at(1, &num_bytes, UINT8, &host)
     planned.shape_[0] = _planner.plan_into(work.layout, options, batch, planned.data)
     cdef PcPlanHead* head = <PcPlanHead*>planned.data
@@ -298,13 +305,18 @@ cdef Tensor plan_here(
     return there
 
 
-cdef Tensor plan_there(const PcAttentionParams& p, Work* work, object example, const Place* place):
-    """Let the device plan lengths that only it knows."""
+cdef int check_lasting(object example, const Place* place) except -1:
+    """Refuse a capture whose graph would outlive the memory of the call."""
     if runtime().is_capturing(place.stream) and not results.lasts_for_graphs(example):
         raise DeviceError(
-            f"stream {place.stream:#x} is being captured, and a call without a plan works in memory that it gives back "
-            "when it returns, long before the graph runs: pass a plan"
+            f"stream {place.stream:#x} is being captured, and a call without a plan, or with one in an array, works in "
+            "memory that it gives back when it returns, long before the graph runs: pass a plan of type AttentionPlan"
         )
+    return 0
+
+
+cdef Tensor plan_there(const PcAttentionParams& p, Work* work, object example, const Place* place):
+    """Let the device plan lengths that only it knows."""
     work.layout = layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
     cdef int64_t num_bytes = work.layout.num_bytes
     cdef Tensor buffer = new_result(1, &num_bytes, UINT8, example, place)
@@ -314,24 +326,23 @@ cdef Tensor plan_there(const PcAttentionParams& p, Work* work, object example, c
     return buffer
 
 
-cdef int launch_plan(
-        const PcAttentionParams& p, const PcPlanLayout& layout, uint64_t buffer, size_t stream, int device) except -1:
-    cdef PcPlanParams params
-    params.attention, params.layout, params.buffer = p, layout, buffer
-    launch("plan", (1, 1, 1), PC_PLAN_THREADS, PC_PLAN_SHARED_BYTES, stream, <uintptr_t>&params, device)
-    return 0
-
-
-cdef Tensor allocate_workspace(const PcAttentionParams& p, Work* work, object example, const Place* place):
+cdef Tensor allocate_workspace(
+        const PcAttentionParams& p, Work* work, uint64_t counters, object example, const Place* place):
+    """Memory for partial results; `counters` is the address of counters that are 0, or 0 to make some."""
     if work.layout.num_partial_rows == 0:
         return None
     cdef PlanOptions options = options_of(p)
     cdef int64_t rows = work.layout.num_partial_rows
     cdef int64_t num_bytes = place_workspace(&work.workspace, 0, options, work.layout, rows, p.value_dim)
+    cdef int64_t counter_bytes = num_bytes - <int64_t>work.workspace.counters
+    if counters != 0:
+        num_bytes -= counter_bytes
     cdef Tensor memory = new_result(1, &num_bytes, UINT8, example, place)
     place_workspace(&work.workspace, address_of(memory), options, work.layout, rows, p.value_dim)
-    cdef int64_t counters = <int64_t>(address_of(memory) + num_bytes - work.workspace.counters)
-    runtime().fill(work.workspace.counters, 0, counters, place.stream)
+    if counters != 0:
+        work.workspace.counters = counters
+    else:
+        runtime().fill(work.workspace.counters, 0, counter_bytes, place.stream)
     return memory
 
 
@@ -424,23 +435,3 @@ cdef int launch_section(
     grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
     runtime().launch(loaded, grid, shape.threads, shape.shared_bytes, place.stream, <uintptr_t>&p)
     return 0
-
-
-def plan_on_device(AttentionPlan plan, Tensor seq_lens, Tensor cu_query_lens, num_tokens):
-    """Let the kernel plan lengths in device memory by the options and the layout of a plan; the buffer, uint8."""
-    cdef PcAttentionParams p
-    cdef Place place
-    cdef PcPlanLayout layout = plan.cuda.layout
-    memset(&p, 0, sizeof(p))
-    fill_indices(&p.seq_lens, seq_lens)
-    fill_indices(&p.cu_query_lens, cu_query_lens)
-    p.num_sequences, p.num_tokens = <int32_t>seq_lens.shape_[0], num_tokens
-    p.table.num_rows, p.table.width, p.block_size = INT32_MAX, INT32_MAX, 1
-    p.causal = plan.plan.options.causal
-    p.window_left = <int32_t>plan.plan.options.window_left
-    p.window_right = <int32_t>plan.plan.options.window_right
-    place.device_type, place.device_id, place.stream = CUDA, plan.cuda.device, 0
-    cdef int64_t num_bytes = layout.num_bytes
-    cdef Tensor buffer = new_at(1, &num_bytes, UINT8, &place)
-    launch_plan(p, layout, address_of(buffer), 0, plan.cuda.device)
-    return buffer

@@ -8,9 +8,14 @@ from pagecore.ops._checks cimport Place
 # Whether to; UnsupportedOption where PAGECORE_DEBUG, asked for the first time, makes no sense.
 cdef bint debugging() except -1
 
+# A copy on the host, with the strides that it has on the device; waits for the stream.
+cdef Tensor brought_back(Tensor tensor, const Place* place)
+
 cdef int debug_slots(Tensor slot_mapping, Tensor key, Tensor key_cache, const Place* place) except -1
-cdef int debug_copied(list caches, Tensor pairs, const Place* place) except -1
-cdef int debug_transferred(list sources, list targets, Tensor pairs, const Place* place) except -1
+# independent: the caller claims that pairs may be copied in any order, which is checked as well.
+cdef int debug_copied(list caches, Tensor pairs, bint independent, const Place* place) except -1
+cdef int debug_transferred(
+    list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1
 
 # Of gather and scatter; `packed` is the first packed array, `name` what it is called; rows may be None.
 cdef int debug_sequences(

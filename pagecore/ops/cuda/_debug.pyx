@@ -12,6 +12,7 @@ from pagecore.ops._checks cimport CPU, Place, brought_to, check_length, new_at
 from pagecore.ops.cpu._cpu cimport (
     check_attended,
     check_copied,
+    check_independent,
     check_sequences,
     check_slots,
     check_transferred,
@@ -219,16 +220,21 @@ cdef int debug_slots(Tensor slot_mapping, Tensor key, Tensor key_cache, const Pl
     return 0
 
 
-cdef int debug_copied(list caches, Tensor pairs, const Place* place) except -1:
+cdef int debug_copied(list caches, Tensor pairs, bint independent, const Place* place) except -1:
     cdef Tensor verdict = new_verdict(place)
+    if independent:
+        check_independent(brought_back(pairs, place), True)
     check_pairs(verdict, pairs, 0, fewest_blocks(caches), fewest_blocks(caches), place)
     if is_guilty(verdict, place):
         check_copied(caches, brought_back(pairs, place))
     return 0
 
 
-cdef int debug_transferred(list sources, list targets, Tensor pairs, const Place* place) except -1:
+cdef int debug_transferred(
+        list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1:
     cdef Tensor verdict = new_verdict(place)
+    if independent:
+        check_independent(brought_back(pairs, place), False)
     check_pairs(verdict, pairs, 1, fewest_blocks(sources), fewest_blocks(targets), place)
     if is_guilty(verdict, place):
         check_transferred(sources, targets, brought_back(pairs, place))

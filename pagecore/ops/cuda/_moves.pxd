@@ -10,9 +10,10 @@ cdef int write_kv(
     Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
     float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1
 
-# `pairs` on the host has been checked and rides in the launch; on the device its pairs are copied in order.
-cdef int copy_blocks(list caches, Tensor pairs, const Place* place) except -1
-cdef int transfer_blocks(list sources, list targets, Tensor pairs, const Place* place) except -1
+# `pairs` on the host has been checked and travels in the launch. Pairs on the device are copied one after another, or
+# all at once where they are `independent`, which the caller vouches for.
+cdef int copy_blocks(list caches, Tensor pairs, bint independent, const Place* place) except -1
+cdef int transfer_blocks(list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1
 
 # `longest`: what no sequence has more tokens than.
 cdef int gather_blocks(

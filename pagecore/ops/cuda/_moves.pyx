@@ -73,7 +73,7 @@ cdef extern from "pagecore/ops/cuda/pair_runs.hpp" namespace "pagecore::cuda" no
         pass
 
     BlockPairs host_pairs(const Indices& sources, const Indices& targets, bint one_cache) except +raise_python_error
-    BlockPairs device_pairs(const Indices& sources, const Indices& targets)
+    BlockPairs device_pairs(const Indices& sources, const Indices& targets, bint independent)
 
 cdef extern from "pagecore/ops/cuda/move_launch.hpp" namespace "pagecore::cuda" nogil:
     cdef cppclass MoveTypes:
@@ -178,17 +178,18 @@ cdef int note_all(list tensors, const Place* place) except -1:
     return 0
 
 
-cdef int copy_blocks(list caches, Tensor pairs, const Place* place) except -1:
+cdef int copy_blocks(list caches, Tensor pairs, bint independent, const Place* place) except -1:
     """Block copies in caches of any dtype; see _moves.pxd."""
-    return move_pairs(caches, caches, pairs, True, place)
+    return move_pairs(caches, caches, pairs, True, independent, place)
 
 
-cdef int transfer_blocks(list sources, list targets, Tensor pairs, const Place* place) except -1:
+cdef int transfer_blocks(list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1:
     """Blocks of caches into others; see _moves.pxd."""
-    return move_pairs(sources, targets, pairs, False, place)
+    return move_pairs(sources, targets, pairs, False, independent, place)
 
 
-cdef int move_pairs(list sources, list targets, Tensor pairs, bint one_cache, const Place* place) except -1:
+cdef int move_pairs(
+        list sources, list targets, Tensor pairs, bint one_cache, bint independent, const Place* place) except -1:
     cdef vector[BlockArray] from_arrays, to_arrays
     cdef Indices source_ids, target_ids
     cdef BlockPairs ids
@@ -199,7 +200,7 @@ cdef int move_pairs(list sources, list targets, Tensor pairs, bint one_cache, co
     if pairs.device_type == CPU:
         ids = host_pairs(source_ids, target_ids, one_cache)
     else:
-        ids = device_pairs(source_ids, target_ids)
+        ids = device_pairs(source_ids, target_ids, independent)
     cdef vector[PairLaunch] launches = pair_launches(from_arrays, to_arrays, ids, one_cache, multiprocessors(place))
     cdef list ready = []
     for i in range(launches.size()):

@@ -36,7 +36,6 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         int32_t num_partial_rows
         int32_t mask_starts
         int64_t items
-        int64_t tile_starts
         int64_t num_bytes
 
 
@@ -50,7 +49,9 @@ cdef extern from "pagecore/ops/cuda/cuda_plan.hpp" namespace "pagecore" nogil:
         int64_t decode_ctas
         int64_t prompt_ctas
 
+    const int64_t kMaxPlanCtas
     PcPlanLayout make_layout(const CudaPlanShape& shape) except +raise_python_error
+    int64_t planned_bytes(const PcPlanLayout& layout)
 
     cdef cppclass CudaPlanner:
         int64_t plan_into(
@@ -92,7 +93,7 @@ cdef class CudaPlan:
     cdef int fix(
         self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens) except -1
 
-    # Writes a plan of checked lengths to host memory, layout.num_bytes at a multiple of 16; returns the bytes in use.
+    # Writes a plan of checked lengths to host memory, num_bytes at a multiple of 16; returns the bytes in use.
     cdef int64_t plan_into(self, const PlanBatch& batch, void* target) except -1
 
     # Plans checked lengths, growing where it may, and copies the plan to the device. Nothing has changed where it

@@ -43,7 +43,7 @@ cdef class CudaPlan:
     @property
     def num_bytes(self):
         """Bytes of the buffer, in staging and on the device; it must begin at a multiple of 16."""
-        return self.layout.num_bytes
+        return planned_bytes(self.layout)
 
     @property
     def max_sequences(self):
@@ -146,10 +146,10 @@ cdef class CudaPlan:
         cdef int64_t num_tokens = batch.query_end(batch.num_sequences - 1) if batch.num_sequences > 0 else 0
         cdef PcPlanLayout layout = self.layout_of(options, num_workers, batch.num_sequences, num_tokens)
         memory, staging = self.memory, self.staging
-        if memory is None or layout.num_bytes > memory.nbytes:
-            memory = DeviceMemory(layout.num_bytes, self.device, stream, False)
+        if memory is None or planned_bytes(layout) > memory.nbytes:
+            memory = DeviceMemory(planned_bytes(layout), self.device, stream, False)
             staging = PinnedRing(runtime(), self.device)
-            staging.reserve(layout.num_bytes)
+            staging.reserve(planned_bytes(layout))
         slot = staging.take()
         cdef uintptr_t staged = slot.address
         slot.send(0, self.planner.plan_into(layout, options, batch, <void*>staged), memory.address, stream)
@@ -223,10 +223,10 @@ cdef PcPlanLayout layout_for(
     if num_workers == 0:
         properties = runtime().properties(device)
         # Those of head_dim 128 for all: their shared memory is about the same.
-        shape.decode_ctas = properties.num_multiprocessors * pc_resident_ctas(
-            pc_decode_shape(128), properties.shared_bytes_per_multiprocessor)
-        shape.prompt_ctas = properties.num_multiprocessors * pc_resident_ctas(
-            pc_prefill_shape(128, False), properties.shared_bytes_per_multiprocessor)
+        shape.decode_ctas = min(kMaxPlanCtas, properties.num_multiprocessors * pc_resident_ctas(
+            pc_decode_shape(128), properties.shared_bytes_per_multiprocessor))
+        shape.prompt_ctas = min(kMaxPlanCtas, properties.num_multiprocessors * pc_resident_ctas(
+            pc_prefill_shape(128, False), properties.shared_bytes_per_multiprocessor))
     return make_layout(shape)
 
 

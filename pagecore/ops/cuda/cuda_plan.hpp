@@ -20,6 +20,9 @@
 
 namespace pagecore {
 
+// CTAs that a device is planned for at most, so that plans in arrays of the caller have one size everywhere.
+inline constexpr int64_t kMaxPlanCtas = 1024;
+
 // What a layout is made for.
 struct CudaPlanShape {
   int64_t num_query_heads = 1;
@@ -79,14 +82,22 @@ struct CudaPlanShape {
   layout.num_partial_rows = static_cast<pc_int32>(split_rows + own_rows);
   layout.mask_starts = static_cast<pc_int32>(place(8 * shape.max_sequences, 16));
   layout.items = place(max_items * static_cast<int64_t>(sizeof(PcWorkItem)), 16);
-  layout.tile_starts = place(4 * (shape.max_sequences + 1), 16);
+  layout.max_tiles = static_cast<pc_int32>(shape.max_sequences + shape.max_tokens / prompts.query_tile);
+  layout.max_borders = std::max(layout.sections[PC_DECODE].num_workers, prompts.num_workers);
+  layout.tile_starts = place(4 * PC_NUM_SECTIONS * shape.max_sequences, 16);
+  layout.tile_costs = place(8 * (int64_t{layout.max_tiles} + 1), 16);
+  layout.tiles = place(int64_t{layout.max_tiles} * static_cast<int64_t>(sizeof(PcPlanTile)), 16);
+  layout.borders = place(16 * (int64_t{layout.max_borders} + 1), 16);
   layout.num_bytes = place(0, 16);
   return layout;
 }
 
+// Bytes of a plan without the scratch of the kernel that plans.
+[[nodiscard]] inline int64_t planned_bytes(const PcPlanLayout& layout) { return layout.tile_starts; }
+
 class CudaPlanner {
  public:
-  // Writes the plan to `buffer`, of layout.num_bytes at a multiple of 16, and returns how many of them are in use. The
+  // Writes the plan to `buffer`, of planned_bytes(layout) at a multiple of 16, and returns how many are in use. The
   // lengths must have passed check_plan_batch; more of them than the layout holds raise, and nothing is written.
   int64_t plan_into(const PcPlanLayout& layout, const PlanOptions& options, const PlanBatch& batch, void* buffer) {
     const int64_t n = batch.num_sequences, num_tokens = n == 0 ? 0 : batch.query_end(n - 1);
@@ -265,18 +276,20 @@ class CudaPlanner {
   // Tiles at the borders of equal shares, as the kernel that plans does it: into cut_, in the order of the batch.
   void cut_by_borders(const PcPlanSection& section) {
     cut_.clear();
-    ShareCuts cuts = {0, 0, total_, section.num_workers, 0, 0, section.split_floor, section.split_floor / 2};
-    int64_t load = 0;
+    const Shares shares = {total_, section.num_workers};
+    int64_t cost_begin = 0, load = 0;
+    int32_t first = 0;
     for (const PcWorkItem& tile : tiles_) {
-      cuts.cost = cost_of(tile);
-      cuts.begin = tile.key_begin;
-      cuts.end = tile.key_end;
-      const int32_t first = cuts.first_border(), end = cuts.end_border();
+      const int64_t cost = cost_of(tile);
+      const TileCuts cuts = {tile.key_begin, tile.key_end, section.split_floor, section.split_floor / 2};
+      const int32_t end = shares.border_from(cost_begin + cost);
       int64_t splits = 1, split = 0;
       int32_t begin = tile.key_begin;
+      border_keys_.clear();
       for (int32_t w = first; w < end; ++w) {
-        const int32_t key = cuts.cut(w);
-        if (key <= begin || key == ShareCuts::kBehind) continue;
+        const int32_t key = cuts.cut(shares.cost_at(w) - cost_begin, cost);
+        border_keys_.push_back(key);
+        if (key <= begin || key == TileCuts::kBehind) continue;
         ++splits;
         begin = key;
       }
@@ -288,16 +301,17 @@ class CudaPlanner {
         cut_.add(tile, begin, stop, split++, splits);
         load += cost_of(cut_.items.back());
         cut_.longest = std::max(cut_.longest, load);
-        is_open = key != ShareCuts::kBehind;
+        is_open = key != TileCuts::kBehind;
         begin = stop;
       };
-      for (int32_t w = first; w < end; ++w) {
-        add_until(cuts.cut(w));
+      for (const int32_t key : border_keys_) {
+        add_until(key);
         cut_.first_item.push_back(static_cast<int32_t>(cut_.items.size()));
         load = 0;
       }
-      add_until(ShareCuts::kBehind);
-      cuts.cost_begin += cuts.cost;
+      add_until(TileCuts::kBehind);
+      cost_begin += cost;
+      first = end;
     }
     cut_.first_item.resize(static_cast<size_t>(section.num_workers) + 1, static_cast<int32_t>(cut_.items.size()));
   }
@@ -333,7 +347,7 @@ class CudaPlanner {
   Deal cut_, dealt_;
   std::vector<uint64_t> order_;  // of pieces: cost, then place
   std::vector<Load> heap_;
-  std::vector<int32_t> worker_of_, next_;
+  std::vector<int32_t> worker_of_, next_, border_keys_;
 };
 
 }  // namespace pagecore

@@ -37,6 +37,13 @@ struct Grid {
   return std::clamp<int64_t>(ceil_div(units, num_multiprocessors * kResident), 1, kMaxInFlight);
 }
 
+// The y axis of a grid whose blocks of threads take every y-th of `count` pieces of work, where each piece takes `each`
+// blocks of the other axes. A grid of kGridBlocks fills any device, and costs little where most blocks find no work.
+[[nodiscard]] constexpr int64_t grid_rows(int64_t count, int64_t each) {
+  constexpr int64_t kGridBlocks = int64_t{1} << 15, kMaxRows = 65535;
+  return std::min(count, std::clamp<int64_t>(kGridBlocks / each, 1, kMaxRows));
+}
+
 // Of a length of which what comes behind is out of a kernel's reach.
 [[nodiscard]] constexpr pc_int32 clamped(int64_t length) {
   return static_cast<pc_int32>(std::min<int64_t>(length, INT32_MAX));

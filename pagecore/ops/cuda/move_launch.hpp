@@ -104,7 +104,8 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
 }  // namespace internal
 
 // Blocks of each source onto blocks of the target beside it; `one_cache`: these are the same arrays. Pairs on the host
-// have been checked; those on the device run in order in one launch, in which each thread does the same bytes of all.
+// have been checked. Pairs on the device are one launch: independent ones share out the grid, others run in order, and
+// each thread moves the same bytes of all.
 [[nodiscard]] inline std::vector<PairLaunch> pair_launches(const std::vector<cpu::BlockArray>& sources,
                                                            const std::vector<cpu::BlockArray>& targets,
                                                            const BlockPairs& pairs, bool one_cache,
@@ -117,7 +118,7 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
     internal::add_to_groups(groups, plan_blocks(sources[i], targets[i]), sources[i], targets[i]);
   }
   std::vector<PairRun> runs = runs_of(pairs, one_cache);
-  if (pairs.on_device != nullptr && pairs.size > 0) runs.push_back({0, pairs.size, true});
+  if (pairs.on_device != nullptr && pairs.size > 0) runs.push_back({0, pairs.size, !pairs.independent});
   std::vector<PairLaunch> launches;
   for (const internal::MoveShare& share : internal::shares_of(groups)) {
     for (const PairRun& run : runs) {
@@ -131,11 +132,14 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
       params.num_target_blocks = internal::fewest_blocks(targets);
       internal::set_pairs(params, pairs, run);
       internal::set_addresses(share, params.sources, params.targets);
+      params.one_cache = one_cache;
       const int64_t units = params.shape.num_units, parallel = run.ordered ? 1 : run.end - run.begin;
-      const int64_t each = units_per_thread(units * parallel * share.size, num_multiprocessors);
+      const int64_t enough = std::min<int64_t>(parallel, kResident);  // the product stays below 2^63
+      const int64_t each = units_per_thread(units * share.size * enough, num_multiprocessors);
+      const int64_t stretches = ceil_div(units, kThreads * each);
       params.units_per_thread = static_cast<pc_int32>(each);
       launch.types = share.group->plan.types;
-      launch.grid = {ceil_div(units, kThreads * each), parallel, share.size};
+      launch.grid = {stretches, grid_rows(parallel, stretches * share.size), share.size};
     }
   }
   return launches;
@@ -144,9 +148,6 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
 [[nodiscard]] inline std::vector<SequenceLaunch> sequence_launches(const std::vector<cpu::BlockArray>& caches,
                                                                    const std::vector<cpu::BlockArray>& packed,
                                                                    const SequenceBatch& batch) {
-  // Blocks of threads of all sequences together: enough for any device, few enough to be nothing where most of them
-  // find no tokens.
-  constexpr int64_t kWorkers = int64_t{1} << 15, kMaxGrid = 65535;
   PC_EXPECTS(batch.seq_lens.size <= INT32_MAX, ShapeError, "seq_lens holds ", batch.seq_lens.size,
              " sequences; on CUDA at most ", INT32_MAX, " are served: pass a part of them at a time");
   std::vector<internal::MoveGroup> groups;
@@ -176,7 +177,7 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
     internal::set_addresses(share, batch.gathers ? params.caches : params.packed,
                             batch.gathers ? params.packed : params.caches);
     launch.types = plan.types;
-    launch.grid = {sequences, std::min(blocks, std::clamp<int64_t>(kWorkers / sequences, 1, kMaxGrid)), share.size};
+    launch.grid = {sequences, grid_rows(blocks, sequences), share.size};
   }
   return launches;
 }

@@ -20,6 +20,7 @@ struct BlockPairs {
   int64_t pair_stride = 0;  // elements
   int64_t column_stride = 0;
   bool wide = false;
+  bool independent = false;  // pairs on the device that may run in any order
 };
 
 // Pairs on the host, without those that copy a block onto itself.
@@ -34,8 +35,9 @@ struct BlockPairs {
   return pairs;
 }
 
-// Pairs on the device, as they are.
-[[nodiscard]] inline BlockPairs device_pairs(const cpu::Indices& sources, const cpu::Indices& targets) {
+// Pairs on the device. The caller vouches for `independent`: nothing here reads them.
+[[nodiscard]] inline BlockPairs device_pairs(const cpu::Indices& sources, const cpu::Indices& targets,
+                                             bool independent) {
   const int64_t size = sources.wide ? 8 : 4;
   BlockPairs pairs;
   pairs.on_device = sources.data;
@@ -43,6 +45,7 @@ struct BlockPairs {
   pairs.pair_stride = sources.stride / size;
   pairs.column_stride = (targets.data - sources.data) / size;
   pairs.wide = sources.wide;
+  pairs.independent = independent;
   return pairs;
 }
 

@@ -51,6 +51,8 @@ class Global {
   PC_MEMBER Place checked(const char* what, pc_int64 i, const emulator::Site& site) const {
     const pc_address address = at(i);
     if (++emulator::num_accesses > emulator::kMaxAccesses) emulator::fail_endless(site);
+    if (emulator::num_accesses > emulator::counts.most_accesses)
+      emulator::counts.most_accesses = emulator::num_accesses;
     const emulator::Allocation* allocation = allocation_;
     if (allocation == nullptr) allocation = emulator::find_allocation(address);
     if (allocation == nullptr || !allocation->holds(address, sizeof(V))) {

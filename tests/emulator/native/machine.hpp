@@ -40,6 +40,7 @@ struct Counts {
   uint64_t written_bytes;
   uint64_t matrix_loads;      // of 8 x 8 elements, four to each pc_load_matrices
   uint64_t matrix_conflicts;  // how many more times than once the banks of shared memory were asked for them
+  uint64_t most_accesses;     // to device memory that a thread made between two collectives
 };
 extern Counts counts;
 

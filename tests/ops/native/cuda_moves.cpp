@@ -295,6 +295,37 @@ PC_TEST(arrays_that_lie_alike_share_launches_of_as_many_as_fit) {
   PC_CHECK(pair_launches(arrays, arrays, pairs, true, 132).size() == 5, "248 arrays take three launches");
 }
 
+PC_TEST(independent_pairs_on_the_device_share_out_the_grid_and_others_do_not) {
+  rounds(1'000, [](Random& random) {
+    BlockArray array;
+    array.data = address(int64_t{1} << 40);
+    array.itemsize = 1;
+    array.dtype = 6;
+    array.num_blocks = 9;
+    array.ndim = 1;
+    array.shape[0] = random.pick({1, 64, 32768, 1 << 20});
+    array.strides[0] = 1;
+    array.block_stride = array.shape[0];
+    const std::vector<BlockArray> arrays(static_cast<size_t>(random.between(1, PC_MAX_ARRAYS)), array);
+    const int64_t count = random.pick({int64_t{1}, random.between(1, 5000), int64_t{INT32_MAX}});
+    const cpu::Indices ids{address(int64_t{1} << 41), count, 8, false};
+    const bool one_cache = random.one_in(2), independent = random.one_in(2);
+    const auto launches = pair_launches(arrays, arrays, device_pairs(ids, ids, independent), one_cache, 132);
+    PC_CHECK(launches.size() == 1, launches.size(), " launches");
+    const PairLaunch& launch = launches[0];
+    PC_CHECK(launch.params.ordered == !independent && launch.params.one_cache == one_cache, "the flags");
+    PC_CHECK(launch.params.num_pairs == count, launch.params.num_pairs, " pairs");
+    const int64_t others = launch.grid.x * launch.grid.z, rows = launch.grid.y;
+    PC_CHECK(others * kThreads * launch.params.units_per_thread >= launch.params.shape.num_units, "a short grid");
+    if (!independent) {
+      PC_CHECK(rows == 1, rows, " rows for pairs in order");
+    } else {
+      PC_CHECK(rows >= 1 && rows <= std::min<int64_t>(count, 65535), rows, " rows");
+      PC_CHECK(rows == count || (rows + 1) * others > 1 << 15, rows, " rows of ", others, " blocks of threads");
+    }
+  });
+}
+
 // Checks that launches take tokens 0 .. count - 1 in turn, each with numbers of units that fit.
 template <typename Launch, typename TokensOf>
 void check_turns(const std::vector<Launch>& launches, int64_t count, TokensOf&& tokens_of) {

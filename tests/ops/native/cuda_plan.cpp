@@ -36,10 +36,10 @@ Planned any_plan(Random& random, CudaPlanner& planner) {
   plan.layout = make_layout(plan.shape);
 
   const Exact<int32_t> cu(plan.cu), lens(plan.lens);
-  Exact<int64_t> buffer(static_cast<size_t>(plan.layout.num_bytes) / 8);
+  Exact<int64_t> buffer(static_cast<size_t>(planned_bytes(plan.layout)) / 8);
   const PlanBatch batch{cu.data(), lens.data(), std::ssize(plan.lens)};
   const int64_t used = planner.plan_into(plan.layout, plan.options, batch, buffer.data());
-  PC_CHECK(used <= plan.layout.num_bytes, used);
+  PC_CHECK(used <= planned_bytes(plan.layout), used);
   const char* bytes = reinterpret_cast<const char*>(buffer.data());
   const auto* items = reinterpret_cast<const PcWorkItem*>(bytes + plan.layout.items);
   int32_t end = 0;

@@ -1,0 +1,245 @@
+"""Plans of lengths in device memory: made by a kernel, in memory of the call or in an array that many calls share."""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
+from libc.string cimport memset
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._checks cimport (
+    CUDA,
+    Place,
+    any_tensor,
+    await_arrays,
+    check_length,
+    check_place,
+    check_result,
+    check_writable,
+    find_place,
+    index_tensor,
+    new_at,
+    note_written,
+    read_window,
+)
+from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.cpu._cpu cimport fill_indices
+from pagecore.ops.cpu.args cimport Indices
+from pagecore.ops.cuda._debug cimport brought_back
+from pagecore.ops.cuda._plan cimport (
+    PC_DECODE,
+    PC_NUM_SECTIONS,
+    PC_PLAN_SHARED_BYTES,
+    PC_PLAN_THREADS,
+    PC_PROMPTS,
+    CudaPlanShape,
+    PcPlanHead,
+    PcPlanLayout,
+    kMaxPlanCtas,
+    layout_for,
+    make_layout,
+)
+from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcIndices, PcPlanParams
+from pagecore.ops.plan cimport PcWorkItem, PlanOptions
+
+from pagecore.arrays import cuda
+from pagecore.errors import DeviceError, ShapeError
+from pagecore.ops.cuda.kernels import launch
+
+cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
+    PcIndices device_indices(const Indices& indices)
+
+cdef enum:
+    UINT8 = 6  # in the dtype table
+    ALIGNMENT = 16  # of a plan and of its parts
+    NUM_PARTS = 8  # of a layout; each may begin up to ALIGNMENT - 1 bytes later
+
+# Bytes of an empty plan, for each sequence and for each tile of prompts, and a tile's queries; by head counts.
+cdef dict _rooms = {}
+
+
+cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
+    cdef PlanOptions options
+    options.num_query_heads, options.num_kv_heads = p.num_query_heads, p.num_kv_heads
+    options.causal, options.window_left, options.window_right = p.causal, p.window_left, p.window_right
+    return options
+
+
+cdef int launch_plan(
+        const PcAttentionParams& p, const PcPlanLayout& layout, uint64_t buffer, size_t stream, int device) except -1:
+    cdef PcPlanParams params
+    params.attention, params.layout, params.buffer = p, layout, buffer
+    launch("plan", (1, 1, 1), PC_PLAN_THREADS, PC_PLAN_SHARED_BYTES, stream, <uintptr_t>&params, device)
+    return 0
+
+
+# ---- plans in arrays of the caller
+
+cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads):
+    """Three layouts of as many CTAs as any device is planned for; sizes are linear in sequences and tiles."""
+    cdef CudaPlanShape shape
+    cdef int64_t empty, sequence, tile, queries
+    room = _rooms.get((num_query_heads, num_kv_heads))
+    if room is not None:
+        return room
+    if num_kv_heads < 1 or num_query_heads < num_kv_heads or num_query_heads % num_kv_heads:
+        raise ShapeError(
+            f"num_query_heads is {num_query_heads} and num_kv_heads {num_kv_heads}; the first must be a multiple of "
+            "the second, and both at least 1"
+        )
+    shape.num_query_heads, shape.num_kv_heads = num_query_heads, num_kv_heads
+    shape.decode_ctas = shape.prompt_ctas = kMaxPlanCtas
+    cdef PcPlanLayout layout = make_layout(shape)
+    empty, queries = layout.num_bytes, layout.sections[PC_PROMPTS].query_tile
+    cdef int64_t counters = counter_bytes(layout, num_kv_heads)
+    # Multiples of ALIGNMENT, so that no part is padded.
+    shape.max_sequences = ALIGNMENT
+    sequence = (make_layout(shape).num_bytes - empty) // ALIGNMENT
+    shape.max_sequences, shape.max_tokens = 0, ALIGNMENT * queries
+    tile = (make_layout(shape).num_bytes - empty) // ALIGNMENT
+    room = _rooms[num_query_heads, num_kv_heads] = (
+        empty + counters + NUM_PARTS * ALIGNMENT, sequence, tile, queries)
+    return room
+
+
+cdef int64_t counter_bytes(const PcPlanLayout& layout, int64_t num_kv_heads) noexcept:
+    return 4 * <int64_t>layout.num_partial_rows * num_kv_heads * layout.head_chunks
+
+
+def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads):
+    """Return the shape of a plan in an array of uint8, ``[num_sequences + 1, bytes]``.
+
+    It is the same on every device, and counts may be symbolic, so that a tracer knows it. The first axis tells plans of
+    other numbers of sequences apart.
+    """
+    empty, sequence, tile, queries = room_of(num_query_heads, num_kv_heads)
+    num_bytes = empty + sequence * num_sequences + tile * (num_tokens // queries)
+    rows = num_sequences + 1
+    return rows, (num_bytes // rows + ALIGNMENT) // ALIGNMENT * ALIGNMENT
+
+
+def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, num_kv_heads, causal=True, window=None,
+                 stream=None):
+    """Let the device plan lengths that it holds, into an array that calls take as their plan.
+
+    Counters follow the plan, by which the workers of a call find the last one of a tile. Each call leaves them 0, so
+    that one fill a plan is enough; calls with one plan must therefore follow each other on one stream.
+
+    Parameters
+    ----------
+    out : uint8, `plan_shape`, C-contiguous, at a multiple of 16 bytes
+        Takes the plan.
+    seq_lens : integers, [B]
+        On a CUDA device, as is `out`.
+    cu_query_lens : integers, [B + 1], or None
+        None is one query for each sequence.
+    num_tokens : int
+        Rows of the query of the calls.
+    num_query_heads, num_kv_heads, causal, window
+        As the calls have them.
+    stream : int or a stream, optional
+        By default the current stream of the framework of `seq_lens`.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays that do not fit each other or are not on one CUDA device; nothing has been written.
+    """
+    cdef PcAttentionParams p
+    cdef Place place
+    cdef Tensor target, cu = None, lens = any_tensor(seq_lens, "seq_lens")
+    cdef int64_t left, right
+    cdef int64_t expected[2]
+    find_place(&place, lens, "seq_lens", seq_lens, stream)
+    if place.device_type != CUDA:
+        raise DeviceError(f"seq_lens is on {lens.device}; the host plans its lengths itself: use plan_attention")
+    lens = index_tensor(lens, "seq_lens", 1, "[num_sequences]", &place)
+    if cu_query_lens is not None:
+        cu = index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", &place)
+        check_length(cu, "cu_query_lens", 0, lens.shape_[0] + 1, "one more than seq_lens")
+    elif num_tokens != lens.shape_[0]:
+        raise ShapeError(f"num_tokens is {num_tokens} and seq_lens has {lens.shape_[0]} entries, which without "
+                         "cu_query_lens are one query each; pass cu_query_lens, or leave num_tokens out")
+    if not 0 <= num_tokens < INT32_MAX:
+        raise ShapeError(f"num_tokens is {num_tokens}; it must be 0 to {INT32_MAX - 1}")
+    expected[0], expected[1] = plan_shape(lens.shape_[0], num_tokens, num_query_heads, num_kv_heads)
+    target = any_tensor(out, "out")
+    check_place(target, "out", &place)
+    check_result(target, "out", 2, expected, UINT8)
+    check_writable(target, "out")
+    read_window(window, &left, &right)
+    set_lengths(&p, lens, cu, num_tokens)
+    p.num_query_heads, p.num_kv_heads = num_query_heads, num_kv_heads
+    p.causal, p.window_left, p.window_right = bool(causal), <int32_t>left, <int32_t>right
+    cdef PcPlanLayout layout = planned_layout(target, p, &place)
+    await_arrays((seq_lens, cu_query_lens), &place)
+    launch_plan(p, layout, <uintptr_t>target.data, place.stream, place.device_id)
+    cuda.runtime().fill(
+        planned_counters(target, layout), 0, counter_bytes(layout, num_kv_heads), place.stream)
+    note_written(target, &place)
+
+
+cdef int set_lengths(PcAttentionParams* p, Tensor seq_lens, Tensor cu_query_lens, int64_t num_tokens) except -1:
+    """What a plan depends on besides its options; tables do not cut lengths here."""
+    cdef Indices lens, cu
+    memset(p, 0, sizeof(p[0]))
+    fill_indices(&lens, seq_lens)
+    fill_indices(&cu, cu_query_lens)
+    p.seq_lens, p.cu_query_lens = device_indices(lens), device_indices(cu)
+    p.num_sequences, p.num_tokens = <int32_t>seq_lens.shape_[0], <int32_t>num_tokens
+    p.table.num_rows, p.table.width, p.block_size = INT32_MAX, INT32_MAX, 1
+    return 0
+
+
+cdef PcPlanLayout planned_layout(Tensor planned, const PcAttentionParams& p, const Place* place) except *:
+    expected = plan_shape(p.num_sequences, p.num_tokens, p.num_query_heads, p.num_kv_heads)
+    if planned.shape != expected or planned.strides_[0] != expected[1] or planned.strides_[1] != 1:
+        raise ShapeError(
+            f"plan has shape {planned.shape} and the call {p.num_sequences} sequences, {p.num_tokens} queries and "
+            f"{p.num_query_heads}/{p.num_kv_heads} heads, whose plan has {expected}, contiguous; plan this batch"
+        )
+    if <uintptr_t>planned.data % ALIGNMENT:
+        raise ShapeError(f"plan is at {<uintptr_t>planned.data:#x}; it must begin at a multiple of {ALIGNMENT} bytes")
+    return layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
+
+
+cdef uint64_t planned_counters(Tensor planned, const PcPlanLayout& layout) noexcept:
+    return 0 if planned is None else <uintptr_t>planned.data + <uint64_t>layout.num_bytes
+
+
+cdef int check_planned(Tensor planned, const PcAttentionParams& p, const Place* place) except -1:
+    cdef PcPlanLayout layout = planned_layout(planned, p, place)
+    cdef int64_t num_bytes = layout.num_bytes
+    cdef Tensor fresh = new_at(1, &num_bytes, UINT8, place)
+    launch_plan(p, layout, <uintptr_t>fresh.data, place.stream, place.device_id)
+    cdef Tensor ours = brought_back(fresh, place), given = brought_back(planned, place)
+    cdef const PcPlanHead* head = <const PcPlanHead*>ours.data
+    cdef int64_t items = head.num_items[PC_DECODE] + head.num_items[PC_PROMPTS]
+    parts = [(0, sizeof(PcPlanHead)), (layout.mask_starts, 8 * p.num_sequences)]
+    parts.append((layout.items, sizeof(PcWorkItem) * items))
+    for section in range(PC_NUM_SECTIONS):
+        parts.append((layout.sections[<int>section].first_item, 4 * (layout.sections[<int>section].num_workers + 1)))
+    for begin, size in parts:
+        if bytes_of(ours, begin, size) != bytes_of(given, begin, size):
+            raise ShapeError(
+                "plan was made for other lengths, another window or another causality than the call has; plan this "
+                "batch with the options of the call"
+            )
+    return 0
+
+
+cdef bytes bytes_of(Tensor tensor, int64_t begin, int64_t size):
+    return (<const char*>tensor.data)[begin:begin + size]
+
+
+def plan_on_device(AttentionPlan plan, Tensor seq_lens, Tensor cu_query_lens, num_tokens):
+    """Plan lengths in device memory by the options and the layout of a plan; return the buffer, uint8."""
+    cdef PcAttentionParams p
+    cdef Place place
+    cdef PcPlanLayout layout = plan.cuda.layout
+    set_lengths(&p, seq_lens, cu_query_lens, num_tokens)
+    p.causal = plan.plan.options.causal
+    p.window_left = <int32_t>plan.plan.options.window_left
+    p.window_right = <int32_t>plan.plan.options.window_right
+    place.device_type, place.device_id, place.stream = CUDA, plan.cuda.device, 0
+    cdef int64_t num_bytes = layout.num_bytes
+    cdef Tensor buffer = new_at(1, &num_bytes, UINT8, &place)
+    launch_plan(p, layout, <uintptr_t>buffer.data, 0, plan.cuda.device)
+    return buffer

@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/plan_twin.py."""
+
+from tests.cuda.plan_twin import *  # noqa: F403

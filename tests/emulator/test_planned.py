@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/planned.py."""
+
+from tests.cuda.planned import *  # noqa: F403
