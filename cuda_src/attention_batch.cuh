@@ -134,6 +134,7 @@ struct KeyRange {
   int end;
 
   PC_MEMBER bool has(int j) const { return static_cast<unsigned>(j - begin) < static_cast<unsigned>(end - begin); }
+  PC_MEMBER KeyRange only_if(bool condition) const { return {begin, condition ? end : begin}; }
   // Whether some of keys j .. j + count - 1 are among them.
   PC_MEMBER bool meets(int j, int count) const { return j < end && j + count > begin; }
 };
