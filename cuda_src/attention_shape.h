@@ -97,6 +97,9 @@ constexpr PcLaunchShape pc_decode_shape(int key_dim, int value_dim) {
   return {ring.warps * 32, ring.bytes(), 2, ring.warp_rows, ring.warps * ring.tile_tokens};
 }
 
+// Of an instance for values of as many dims as keys.
+constexpr PcLaunchShape pc_decode_shape(int dim) { return pc_decode_shape(dim, dim); }
+
 // general.cu: head_dim and value_dim up to `dim`, which is 64, 128, 256 or 512; float32, tiles of 8 tokens. Items of
 // any number of rows. Rings are of 64 KiB, queries of 16 or 8.
 constexpr PcRingShape pc_general_ring(int dim) {

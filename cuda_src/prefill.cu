@@ -43,9 +43,9 @@ namespace pagecore {
 template <typename Tile>
 PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<pc_uint8>& shared) {
   using Options = typename Tile::Options;
-  constexpr int kLast = Tile::kParts - 1;  // the part whose scores wait until the keys have been released
+  constexpr int kLate = 1;  // the part whose scores become weights once the keys have been released
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
-  PrefillFeed<Tile> feed(p, shared, heads.kv);
+  PrefillFeed<Tile> feed(shared);
   PrefillRows<Tile> rows(shared, rule);
   PrefillSums<Tile> sums;
   const PrefillOutput<Tile> output(shared, rule.factor);
@@ -83,7 +83,7 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
     for (int part = 0; part < Tile::kParts; ++part) {
       if (!attends[part]) continue;
       rows.multiply_keys(part * Tile::kKeys);
-      if (part != kLast) rows.weigh_keys(p, token + part * Tile::kKeys, sums);
+      if (part != kLate) rows.weigh_keys(p, token + part * Tile::kKeys, sums);
     }
     pc_wait_copies<0>();
     pc_sync_block();  // the values are there, and nobody needs the keys
@@ -96,7 +96,7 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
     PC_UNROLL
     for (int part = 0; part < Tile::kParts; ++part) {
       const int first = part * Tile::kKeys;
-      if (part == kLast && attends[part]) rows.weigh_keys(p, token + first, sums);
+      if (part == kLate && attends[part]) rows.weigh_keys(p, token + first, sums);
       if (found != 0) {
         const auto own = static_cast<typename Tile::PartBits>(found >> first & Tile::kPartMask);
         if (attends[part]) sums.add_by_hand(shared, own, first);
@@ -109,21 +109,22 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
     // Items of split tiles end there.
     const int next = token + Tile::kTokens;
     if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys.end) {
-      output.fold(p, heads, PrefillItem(p, feed.item()), token / p.fold_tokens == keys.begin / p.fold_tokens, false,
-                  sums);
+      output.fold(p, block_heads_again(p), PrefillItem(p, feed.item()),
+                  token / p.fold_tokens == keys.begin / p.fold_tokens, false, sums);
     }
   }
   pc_wait_copies<0>();
   pc_sync_block();  // also where there was no tile, nobody needs the queries
 
   const PrefillItem item(p, feed.item());
+  const Heads own_heads = block_heads_again(p);
   if (item.splits.count > 1) {
-    output.store_part(p, heads, item, sums);
+    output.store_part(p, own_heads, item, sums);
   } else if (p.fold_tokens != 0) {
     const int last = max_of(keys.end - 1, keys.begin);
-    output.fold(p, heads, item, last / p.fold_tokens == keys.begin / p.fold_tokens, true, sums);
+    output.fold(p, own_heads, item, last / p.fold_tokens == keys.begin / p.fold_tokens, true, sums);
   } else {
-    output.store_whole(p, heads, item, sums);
+    output.store_whole(p, own_heads, item, sums);
   }
 }
 
@@ -141,16 +142,15 @@ PC_KERNEL(pc_prefill_shape(kDim, kValueDim, Options::kFull).threads,
 void prefill(const PcAttentionParams p) {
   using Tile = PrefillTile<T, kDim, Options, kValueDim>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
-  const Heads heads = block_heads(p);
   const Shared<ItemSpan> span = (shared + Tile::kShape.item_begin()).template as<ItemSpan>();
   int next = load_work(p.schedule, pc_block_x()).first;
   while (next < load_work(p.schedule, pc_block_x()).end) {
-    run_item<Tile>(p, heads, next, shared);
-    join_item(p, heads, span.load(0).item, (shared + Tile::kShape.words_begin()).template as<int>());
+    run_item<Tile>(p, block_heads_again(p), next, shared);
+    join_item(p, block_heads_again(p), span.load(0).item, (shared + Tile::kShape.words_begin()).template as<int>());
     next = span.load(0).item + 1;
     pc_sync_block();
   }
-  clear_padding(p, heads, first_padding_row(p));
+  clear_padding(p, block_heads(p), first_padding_row(p));
 }
 
 }  // namespace pagecore

@@ -81,17 +81,11 @@ class PrefillFeed {
   using T = typename Tile::Element;
 
  public:
-  PC_MEMBER PrefillFeed(const PcAttentionParams& p, const Shared<pc_uint8>& shared, int kv_head)
-      : key_(p.key.data),
-        value_(p.value.data),
-        shared_(shared),
+  PC_MEMBER explicit PrefillFeed(const Shared<pc_uint8>& shared)
+      : shared_(shared),
         slots_((shared + Tile::kShape.slots_begin()).template as<pc_uint64>()),
         span_((shared + Tile::kShape.item_begin()).template as<ItemSpan>()),
-        slot_{0, 0} {
-    const int column = pc_thread() % Tile::kLanes * 8;
-    key_ = key_ + (kv_head * p.key.head_stride + column);
-    value_ = value_ + (kv_head * p.value.head_stride + column);
-  }
+        slot_{0, 0} {}
 
   // A barrier is to follow.
   PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
@@ -123,24 +117,29 @@ class PrefillFeed {
   }
 
   PC_MEMBER void copy_keys(const PcAttentionParams& p, const KeyRange& keys, int token) const {
-    copy<typename Tile::KeyRow>(key_, Tile::kShape.keys_begin(), p.head_dim, keys, token, 0);
+    copy<typename Tile::KeyRow>(p.key, Tile::kShape.keys_begin(), p.head_dim, keys, token, 0);
     pc_commit_copies();
   }
   PC_MEMBER void copy_values(const PcAttentionParams& p, const KeyRange& keys, int token) const {
-    copy<typename Tile::ValueRow>(value_, Tile::kShape.values_begin(), p.value_dim, keys, token, Tile::kTokens);
+    copy<typename Tile::ValueRow>(p.value, Tile::kShape.values_begin(), p.value_dim, keys, token, Tile::kTokens);
     pc_commit_copies();
   }
 
  private:
   // A thread whose chunk lies past the dims of the call writes zeros, as if none of the tokens existed.
   template <typename Row>
-  PC_MEMBER void copy(const Global<T>& column, int target, int dim, const KeyRange& keys, int token,
+  PC_MEMBER void copy(const PcCache& cache, int target, int dim, const KeyRange& keys, int token,
                       int first_slot) const {
-    const int first_row = pc_thread() / Tile::kLanes, chunk = pc_thread() % Tile::kLanes;
+    // Opaque where scores take the registers that these would be kept in from tile to tile.
+    const int thread = Tile::Options::kWholeTile ? pc_opaque(pc_thread()) : pc_thread();
+    const int head = Tile::Options::kWholeTile ? pc_opaque(pc_block_y()) : pc_block_y();
+    const int first_row = thread / Tile::kLanes, chunk = thread % Tile::kLanes;
+    const Global<T> column = Global<T>(cache.data) + (head * cache.head_stride + chunk * 8);
     const SharedAddress first = shared_.address(target + Row::at(first_row, chunk));
     const KeyRange own_keys = keys.only_if(chunk * 8 < dim);
     if (chunk >= Row::kChunks) return;
-    constexpr int kCopies = Tile::kTokens / Tile::kCopyRows, kAhead = Tile::Options::kSlotsFirst ? kCopies : 1;
+    constexpr int kCopies = Tile::kTokens / Tile::kCopyRows;
+    constexpr int kAhead = !Tile::Options::kSlotsFirst ? 1 : Tile::Options::kWholeTile ? kCopies / 2 : kCopies;
     PC_UNROLL
     for (int i = 0; i < kCopies; i += kAhead) {
       pc_int64 from[kAhead];
@@ -156,7 +155,6 @@ class PrefillFeed {
     }
   }
 
-  Global<T> key_, value_;  // of the head, at the thread's column
   Shared<pc_uint8> shared_;
   Shared<pc_uint64> slots_;
   Shared<ItemSpan> span_;

@@ -87,12 +87,10 @@ class PrefillOutput {
           const float part[2] = {sums.o[m][n][2 * r] * piece.factor, sums.o[m][n][2 * r + 1] * piece.factor};
           row.top = top;
           row.sum = sum;
-          row.x[0] = row.x[1] = 0.0f;
-          if (!is_first && place.exists && 8 * n < p.value_dim) {
-            const pc_uint64 pair = partial.load(to / 2 + 4 * n + pc_lane() % 4);
-            row.x[0] = pc_bits_to_float(static_cast<pc_uint32>(pair));
-            row.x[1] = pc_bits_to_float(static_cast<pc_uint32>(pair >> 32));
-          }
+          const bool kept = !is_first && place.exists && 8 * n < p.value_dim;
+          const pc_uint64 pair = partial.load_if(kept, to / 2 + 4 * n + pc_lane() % 4);
+          row.x[0] = pc_bits_to_float(static_cast<pc_uint32>(pair));
+          row.x[1] = pc_bits_to_float(static_cast<pc_uint32>(pair >> 32));
           row.add(piece.lse, part);
           sums.o[m][n][2 * r] = row.x[0];
           sums.o[m][n][2 * r + 1] = row.x[1];
@@ -149,9 +147,8 @@ class PrefillOutput {
     const Global<pc_uint64> target(p.partial_out);
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
-      if (8 * n >= p.value_dim) break;
       const pc_uint64 low = pc_float_to_bits(sums.o[m][n][2 * r]), high = pc_float_to_bits(sums.o[m][n][2 * r + 1]);
-      target.store(offset / 2 + 4 * n + pc_lane() % 4, low | high << 32);
+      target.store_if(8 * n < p.value_dim, offset / 2 + 4 * n + pc_lane() % 4, low | high << 32);
     }
   }
 

@@ -67,10 +67,10 @@ class PrefillRows {
       }
     }
     // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
-    const SharedAddress first_query =
-        shared_.address(Row::at(pc_warp() * Tile::kWarpRows + pc_lane() % 16, pc_lane() / 16));
-    const SharedAddress first_key = shared_.address(
-        Tile::kShape.keys_begin() + Row::at(key + pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
+    const int lane = Options::kWholeTile ? pc_opaque(pc_lane()) : pc_lane();
+    const SharedAddress first_query = shared_.address(Row::at(pc_warp() * Tile::kWarpRows + lane % 16, lane / 16));
+    const SharedAddress first_key =
+        shared_.address(Tile::kShape.keys_begin() + Row::at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
     PC_UNROLL
     for (int k = 0; k < Tile::kKeySteps; ++k) {
       pc_uint32 q[kRowTiles][4];

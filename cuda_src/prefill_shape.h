@@ -46,6 +46,9 @@ constexpr PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bool full) 
   return {tiles.warps * 32, tiles.bytes(), tiles.blocks_per_sm, tiles.rows(), tiles.tokens};
 }
 
+// Of an instance for values of as many dims as keys.
+constexpr PcLaunchShape pc_prefill_shape(int dim, bool full) { return pc_prefill_shape(dim, dim, full); }
+
 constexpr bool pc_prefill_fits(int key_dim, int value_dim) {
   return pc_prefill_shape(key_dim, value_dim, false).shared_bytes <= 99 * 1024 &&
          pc_prefill_shape(key_dim, value_dim, true).shared_bytes <= 99 * 1024;

@@ -49,8 +49,8 @@ struct PrefillSums {
   // Adds the values of the part whose keys were weighed; it begins in its tile at `key`.
   PC_MEMBER void add_values(const Shared<pc_uint8>& shared, int key) {
     // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
-    const SharedAddress first =
-        shared.address(Tile::kShape.values_begin() + Row::at(key + pc_lane() % 16, pc_lane() / 16));
+    const int lane = Tile::Options::kWholeTile ? pc_opaque(pc_lane()) : pc_lane();
+    const SharedAddress first = shared.address(Tile::kShape.values_begin() + Row::at(key + lane % 16, lane / 16));
     PC_UNROLL
     for (int k = 0; k < kKeyTiles / 2; ++k) {
       PC_UNROLL
@@ -137,7 +137,8 @@ PC_DEVICE pc_uint64 find_not_finite(const Shared<pc_uint8>& shared) {
 template <typename Tile>
 PC_DEVICE void clear_values(const Shared<pc_uint8>& shared, typename Tile::PartBits found, int first) {
   using Row = typename Tile::ValueRow;
-  for (int i = pc_thread(); i < Tile::kKeys * Row::kChunks; i += Tile::kThreads) {
+  // Opaque: nothing of this rare loop is worth a register during the others.
+  for (int i = pc_opaque(pc_thread()); i < Tile::kKeys * Row::kChunks; i += Tile::kThreads) {
     if ((found >> i / Row::kChunks & 1) == 0) continue;
     shared.store_vector(Tile::kShape.values_begin() + first * Row::kBytes + 16 * i, {{0, 0, 0, 0}});
   }
