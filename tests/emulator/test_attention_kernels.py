@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagecore.arrays.cuda import use_runtime
+from tests.cuda.attention_cases import DeviceCase, compare
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
+from tests.cuda.padded_dims import BF16, in_last_slot, poisoned
 from tests.emulator.attention_calls import Call, decode_name, general_name
 from tests.emulator.build import SOURCES
 from tests.emulator.probing import mutated
@@ -79,6 +82,13 @@ def test_decode_keeps_the_bounds_under_any_schedule(seed):
     group = case.query.shape[1] // case.key_cache.shape[2]
     assert group <= 16 or case.query.shape[1] > 16
     Call(kit, case, decode_name(case, kind), **random_schedule(seed)).check()
+
+
+@pytest.mark.parametrize("seed", cases(range(6), range(200)))
+def test_decode_of_padded_dims_keeps_the_bounds_under_any_schedule(seed):
+    dims = cases([80, 88, 96], [8, 24, 80, 88, 96, 104, 112, 160, 192, 200])
+    case, kind = random_case(seed, list(dims), ["bfloat16", "bfloat16"], LENS, [0, 1, 2, 3])
+    Call(Kit(EmulatedRuntime(seed=seed % 3)), case, decode_name(case, kind), **random_schedule(seed)).check()
 
 
 @pytest.mark.parametrize("seed", cases(range(16), range(300)))
@@ -207,14 +217,14 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
     ),
     "barrier before the warps' sums are overwritten": (
         "decode.cu",
-        "      store_rows<kDim>(p, heads, i, exchange, true);\n      pc_sync_block();\n",
-        "      store_rows<kDim>(p, heads, i, exchange, true);\n",
+        "      store_rows<Tile>(p, heads, i, exchange, true);\n      pc_sync_block();\n",
+        "      store_rows<Tile>(p, heads, i, exchange, true);\n",
         RACE,
     ),
     "stage of another round": ("decode.cu", "num_used = 1;", "num_used = 2;", None),
     "tokens of another item": (
         "decode_ring.cuh",
-        "state.keys.has(state.token + first_row + rows)",
+        "own_values.has(token)",
         "true",
         "not finite",
     ),
@@ -227,9 +237,9 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
     "fence before the count": ("splits.cuh", "    pc_fence_device();  // what", "    // what", "fence"),
     "fence behind the count": ("splits.cuh", "    pc_fence_device();  // and", "    // and", "fence"),
     "a split too early": ("splits.cuh", "== count - 1;", "== count - 2;", None),
-    "swizzle of the copies": ("decode_ring.cuh", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
+    "swizzle of the copies": ("tile_rows.cuh", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
     "swizzle of the reads": (
-        "decode_ring.cuh",
+        "tile_rows.cuh",
         "(address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4)",
         "address + (chunks << 4)",
         None,
@@ -336,3 +346,51 @@ def test_a_fault_planted_in_the_general_path_is_caught(tmp_path, file, before, a
     sources = mutated(tmp_path, file, before, after, SOURCES)
     with pytest.raises(AssertionError, match=message):
         run_general_faults(sources, tmp_path)
+
+
+PADDING_FAULTS: dict[str, tuple[str, str, str, str | None]] = {
+    "keys of decode past their dims": ("decode_ring.cuh", "only_if(chunk * 8 < p.head_dim)", "only_if(true)", None),
+    "values of decode past their dims": ("decode_ring.cuh", "only_if(chunk * 8 < p.value_dim)", "only_if(true)", None),
+    "queries of decode past their dims": ("decode_rows.cuh", " && chunk * 8 < p.head_dim", "", None),
+    "output of decode past its dims": ("decode.cu", "    if (d >= p.value_dim) continue;\n", "", None),
+    "keys and values of prompts past their dims": (
+        "prefill_feed.cuh",
+        "only_if(chunk * 8 < dim)",
+        "only_if(true)",
+        None,
+    ),
+    "queries of prompts past their dims": (
+        "prefill_feed.cuh",
+        "chunk * 8 < p.head_dim ? item.num_rows(heads) : 0",
+        "item.num_rows(heads)",
+        None,
+    ),
+    "output of prompts past its dims": ("prefill_output.cuh", "if (chunk * 8 >= p.value_dim) continue;", "", None),
+    "pitch of partial rows": ("prefill_output.cuh", "head) * p.value_dim;", "head) * 8 * kDimTiles;", None),
+    "partial rows past their dims": ("prefill_output.cuh", "store_if(8 * n < p.value_dim,", "store_if(true,", None),
+}
+
+
+def run_padding_faults(*where: Path) -> None:
+    """Head dim 80: decode, prompts, split prompts, and prompts that one worker folds."""
+    runtime = EmulatedRuntime(*where)
+    shape = Shape((2100, 33, 70), (20, 1, 40), heads=(4, 1), dims=(80, 80), **BF16)
+    case = poisoned(in_last_slot(make_case(shape), 1))
+    with use_runtime(runtime):
+        there = DeviceCase(Kit(runtime), case)
+        wide = there.cuda.empty((61, 4, 96), "bfloat16")
+        for options in ({}, {"num_workers": 12}, {"num_workers": 1, "batch_invariant": True}):
+            compare(case, there.run(out=wide[:, :, :80], plan=there.plan(**options)))
+            assert (there.cuda.get(wide)[..., 80:].view(np.uint16) == 0xFFFF).all(), "written past the dims"
+        runtime.finish()
+
+
+def test_padded_dims_are_right_without_a_fault():
+    run_padding_faults()
+
+
+@pytest.mark.parametrize(("file", "before", "after", "message"), PADDING_FAULTS.values(), ids=PADDING_FAULTS)
+def test_a_fault_planted_in_the_padding_is_caught(tmp_path, file, before, after, message):
+    sources = mutated(tmp_path, file, before, after, SOURCES)
+    with pytest.raises(AssertionError, match=message):
+        run_padding_faults(sources, tmp_path)
