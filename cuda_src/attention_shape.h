@@ -11,8 +11,9 @@ constexpr int pc_max_matrix_dim = 256;
 
 // The instance that serves a pair of dims. Rows must consist of whole 16-byte chunks. An instance computes with all of
 // its dims, but reads and writes only those that the call has: 80 dims in an instance of 96 cost 80 in memory traffic
-// and 96 in arithmetic. With instances of 64, 96, 128, 192 and 256 padding is at most 30 percent of the arithmetic
-// above 64 dims: 17 percent for 80 and 160, 13 for 112. Keys of 192 with values of 128 (multi-head latent attention,
+// and 96 in arithmetic. Instances are few because each is compiled for two dtypes, two kinds of scores and every
+// architecture. With 64, 96, 128, 192 and 256, equal dims above 64 leave at most 30 percent of the arithmetic to
+// padding: 17 percent for 80 and 160, 13 for 112. Keys of 192 with values of 128 (multi-head latent attention,
 // uncompressed) have an instance of their own: sums of 192 values would take 32 more registers of a lane for each 16
 // rows, and prefill would have to give a warp 16 rows instead of 32.
 constexpr PcMatrixDims pc_matrix_dims(int head_dim, int value_dim) {

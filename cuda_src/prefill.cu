@@ -31,6 +31,14 @@
 //
 // Shared memory: rows of keys, values and queries have their 16-byte chunks permuted (tile_rows.cuh).
 //
+// Variants, which a call uses only where use_prefill_variant selects one, until a GPU has shown which is faster:
+//
+//   SlotsFirst   a thread reads all of its slots of a tile before its first copy: after a copy, the compiler moves no
+//                read of shared memory forward. The sums are the same bit for bit.
+//   WholeTile    S is held for all keys of a tile at once: query fragments are loaded once for a tile rather than
+//   twice,
+//                and O is rescaled once. The softmax counts from other maxima, so that sums differ by rounding.
+//
 // Bytes: queries once, keys and values once for each 128 rows (mostly from the second-level cache), output once.
 
 #include "prefill_feed.cuh"
@@ -43,7 +51,9 @@ namespace pagecore {
 template <typename Tile>
 PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<pc_uint8>& shared) {
   using Options = typename Tile::Options;
-  constexpr int kLate = 1;  // the part whose scores become weights once the keys have been released
+  // The part whose scores become weights once the keys have been released. A whole tile has none: its scores would take
+  // twice the registers of weights while the next keys are looked up.
+  constexpr int kLate = 1;
   const ScoreRule rule = make_rule<Options>(p, heads.kv);
   PrefillFeed<Tile> feed(shared);
   PrefillRows<Tile> rows(shared, rule);
