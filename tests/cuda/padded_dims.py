@@ -122,6 +122,24 @@ def test_rows_that_end_where_their_array_ends(cuda, dims):
         check(cuda, in_last_slot(make_case(replace(MIXED, seq_lens=(64, 64), query_lens=query_lens, dims=dims)), 0))
 
 
+@EVERY_DIM
+def test_the_dims_of_a_call_and_no_others_are_copied_without_bank_conflicts(cuda, dims):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: a GPU does not count what a kernel copies")
+    lens = (70, 17, 300)
+    decode = DeviceCase(cuda, make_case(Shape(seq_lens=lens, heads=(8, 2), dims=dims, **BF16)))
+    decode.run()
+    row_bytes = 2 * 2 * sum(dims)  # of two heads: a key and a value of each
+    assert cuda.runtime.counts["copied_bytes"] == sum(lens) * row_bytes
+    before = dict(cuda.runtime.counts)
+    prompt = DeviceCase(cuda, make_case(Shape(seq_lens=(64,), query_lens=(32,), heads=(8, 2), dims=dims, **BF16)))
+    prompt.run()
+    queries = 32 * 8 * 2 * dims[0]
+    assert cuda.runtime.counts["copied_bytes"] - before["copied_bytes"] == 64 * row_bytes + queries
+    assert cuda.runtime.counts["matrix_loads"] > before["matrix_loads"] > 0
+    assert cuda.runtime.counts["matrix_conflicts"] == 0
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("dims", cases([(80, 80)], [(80, 80), (192, 128), (160, 160), (8, 16)]), ids=str)
 def test_every_option_keeps_the_bounds(cuda, dims, name):
