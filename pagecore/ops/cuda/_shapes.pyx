@@ -17,6 +17,7 @@ ELEMENTS = ("float", "pc_half", "pc_bfloat16")
 # By the parts of a name, so that a call makes no strings.
 cdef dict _names = {}
 cdef str _variant = "Plain"
+cdef set _variant_names = set()  # of instances that _check_variant has found: calls that are timed look up no list
 
 
 cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape):
@@ -36,7 +37,7 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
         return _matrix_name("decode", query.query_type, dims, "Full" if query.full else "Plain")
     shape[0] = pc_prefill_shape(dims.key, dims.value, query.full)
     name = _matrix_name("prefill", query.query_type, dims, "Full" if query.full else _variant)
-    if _variant != "Plain":
+    if _variant != "Plain" and name not in _variant_names:
         _check_variant(name, query.full)
     return name
 
@@ -65,6 +66,7 @@ cdef int _check_variant(str name, bint full) except -1:
             f"prefill variant {_variant!r} has no instance {name}; it has {', '.join(available)}. Leave "
             "use_prefill_variant for other dims, dtypes and options"
         )
+    _variant_names.add(name)
     return 0
 
 
