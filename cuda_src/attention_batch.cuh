@@ -78,12 +78,15 @@ struct Heads {
   int count;
 };
 
-PC_DEVICE Heads block_heads(const PcAttentionParams& p) {
+PC_DEVICE Heads block_heads(const PcAttentionParams& p, int z) {
   const int group = p.num_query_heads / p.num_kv_heads;
   const int size = divide_up(group, pc_num_blocks_z());
-  const int begin = size * pc_block_z();
+  const int begin = size * z;
   return {pc_block_y(), pc_block_y() * group + begin, clamp(group - begin, 0, size)};
 }
+PC_DEVICE Heads block_heads(const PcAttentionParams& p) { return block_heads(p, pc_block_z()); }
+// The same numbers, computed here rather than kept in registers since they were computed before.
+PC_DEVICE Heads block_heads_again(const PcAttentionParams& p) { return block_heads(p, pc_opaque(pc_block_z())); }
 
 // ---- sequences
 
@@ -134,6 +137,7 @@ struct KeyRange {
   int end;
 
   PC_MEMBER bool has(int j) const { return static_cast<unsigned>(j - begin) < static_cast<unsigned>(end - begin); }
+  PC_MEMBER KeyRange only_if(bool condition) const { return {begin, condition ? end : begin}; }
   // Whether some of keys j .. j + count - 1 are among them.
   PC_MEMBER bool meets(int j, int count) const { return j < end && j + count > begin; }
 };

@@ -1,5 +1,33 @@
-// How the attention kernels are launched: read by the kernels and by whoever plans and launches them.
+// Launch shapes of the attention kernels: read by the kernels, and by the code that plans and launches them.
 #pragma once
+
+// Dims of an instance of the matrix kernels (decode.cu, prefill.cu): of keys, and of values.
+struct PcMatrixDims {
+  int key;  // 0: no instance serves the call
+  int value;
+};
+
+constexpr int pc_max_matrix_dim = 256;
+
+// The instance that serves a pair of dims. Rows must consist of whole 16-byte chunks. An instance computes with all of
+// its dims, but reads and writes only those that the call has: 80 dims in an instance of 96 cost 80 in memory traffic
+// and 96 in arithmetic. Instances are few because each is compiled for two dtypes, two kinds of scores and every
+// architecture. With 64, 96, 128, 192 and 256, equal dims above 64 leave at most 30 percent of the arithmetic to
+// padding: 17 percent for 80 and 160, 13 for 112. Keys of 192 with values of 128 (multi-head latent attention,
+// uncompressed) have an instance of their own: sums of 192 values would take 32 more registers of a lane for each 16
+// rows, and prefill would have to give a warp 16 rows instead of 32.
+constexpr PcMatrixDims pc_matrix_dims(int head_dim, int value_dim) {
+  const int larger = head_dim > value_dim ? head_dim : value_dim, smaller = head_dim + value_dim - larger;
+  if (smaller < 8 || larger > pc_max_matrix_dim || head_dim % 8 != 0 || value_dim % 8 != 0) return {0, 0};
+  if (larger <= 64) return {64, 64};
+  if (larger <= 96) return {96, 96};
+  if (larger <= 128) return {128, 128};
+  if (larger <= 192) return {192, value_dim <= 128 ? 128 : 192};
+  return {256, 256};
+}
+
+// Bytes of a row of 16-bit elements in shared memory; see tile_rows.cuh.
+constexpr int pc_row_bytes(int dim) { return (dim + 63) / 64 * 128; }
 
 struct PcLaunchShape {
   int threads;        // of a CTA
@@ -56,15 +84,22 @@ struct PcRingShape {
   constexpr int bytes() const { return flag_begin() + 16; }
 };
 
-// decode.cu: head_dim 64, 128 or 256, 16-bit elements, tiles of 16 tokens. Rings are of 64 KiB.
-constexpr PcRingShape pc_decode_ring(int head_dim) {
-  return {head_dim <= 128 ? 4 : 2, head_dim <= 64 ? 4 : 2, 16 * head_dim * 2 * 2, 16, 16, 16, 16 * head_dim * 2, 0, 0};
+// decode.cu, by the dims of an instance: tiles of 16 tokens. The rings of a CTA take 64 KiB, 72 for 192 dims, and 80
+// for keys of 192 with values of 128.
+constexpr PcRingShape pc_decode_ring(int key_dim, int value_dim) {
+  const int stage_bytes = 16 * (pc_row_bytes(key_dim) + pc_row_bytes(value_dim));
+  const int warps = stage_bytes <= 10 * 1024 ? 4 : 2;
+  const int stages = stage_bytes <= 4 * 1024 ? 4 : stage_bytes == 12 * 1024 ? 3 : 2;
+  return {warps, stages, stage_bytes, 16, 16, 16, 16 * pc_row_bytes(key_dim), 0, 0};
 }
 
-constexpr PcLaunchShape pc_decode_shape(int head_dim) {
-  const PcRingShape ring = pc_decode_ring(head_dim);
+constexpr PcLaunchShape pc_decode_shape(int key_dim, int value_dim) {
+  const PcRingShape ring = pc_decode_ring(key_dim, value_dim);
   return {ring.warps * 32, ring.bytes(), 2, ring.warp_rows, ring.warps * ring.tile_tokens};
 }
+
+// Of an instance for values of as many dims as keys.
+constexpr PcLaunchShape pc_decode_shape(int dim) { return pc_decode_shape(dim, dim); }
 
 // general.cu: head_dim and value_dim up to `dim`, which is 64, 128, 256 or 512; float32, tiles of 8 tokens. Items of
 // any number of rows. Rings are of 64 KiB, queries of 16 or 8.
@@ -82,8 +117,11 @@ constexpr PcLaunchShape pc_general_shape(int dim) {
   return {ring.warps * 32, ring.bytes(), 2, 0x7fffffff, ring.warps * ring.tile_tokens};
 }
 
-static_assert(pc_decode_shape(64).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
-static_assert(pc_decode_shape(128).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
-static_assert(pc_decode_shape(256).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
+constexpr bool pc_decode_fits(int key_dim, int value_dim) {
+  return pc_decode_shape(key_dim, value_dim).shared_bytes <= 99 * 1024;
+}
+
+static_assert(pc_decode_fits(64, 64) && pc_decode_fits(96, 96) && pc_decode_fits(128, 128), "99 KiB everywhere");
+static_assert(pc_decode_fits(192, 128) && pc_decode_fits(192, 192) && pc_decode_fits(256, 256), "99 KiB everywhere");
 static_assert(pc_general_shape(128).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
 static_assert(pc_general_shape(512).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");

@@ -1,42 +1,43 @@
-// The tiles of decode.cu: where they lie in shared memory, and what brings them there.
+// The tiles of decode.cu: their places in shared memory, and the copies that fill them.
 #pragma once
 
+#include "tile_rows.cuh"
 #include "tile_walk.cuh"
 
 namespace pagecore {
 
-template <int kDim>
+// T: the elements. kDim, kValueDim: dims of the instance, of keys and of values.
+template <typename T, int kDim, int kValueDim>
 struct DecodeTile {
-  static constexpr PcRingShape kRing = pc_decode_ring(kDim);
+  using Element = T;
+  using KeyRow = TileRow<kDim>;
+  using ValueRow = TileRow<kValueDim>;
+  static constexpr PcRingShape kRing = pc_decode_ring(kDim, kValueDim);
   static constexpr int kWarps = kRing.warps;
   static constexpr int kStages = kRing.stages;
   static constexpr int kTokens = 16;
-  static constexpr int kRowBytes = 2 * kDim;
-  static constexpr int kPlaneBytes = kTokens * kRowBytes;
-  static constexpr int kChunks = kRowBytes / 16;
-  static constexpr int kRowsAtOnce = 32 / kChunks;  // that a warp copies
+  static constexpr int kKeySteps = kDim / 16;  // of matrix instructions
+  static constexpr int kValues = kValueDim;
+  static constexpr int kValueTiles = kValueDim / 8;  // of O
+  static constexpr int kKeyBytes = kTokens * KeyRow::kBytes;
+  static constexpr int kLanes = KeyRow::kLanes;    // of a warp that copy a row of keys, and one of values
+  static constexpr int kRowsAtOnce = 32 / kLanes;  // that a warp copies
   static constexpr int kCopies = kTokens / kRowsAtOnce;
 
-  static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kPlaneBytes, "");
-  static_assert(kRing.stage_bytes == kRing.warp_rows * kDim * 4, "the sums of an item lie in a stage");
+  static_assert(kValueDim <= kDim, "the lanes that copy a row of keys are enough for one of values");
+  static_assert(kRing.tile_tokens == kTokens, "");
+  static_assert(kRing.stage_bytes == kKeyBytes + kTokens * ValueRow::kBytes, "");
+  static_assert(kRing.stage_bytes >= kRing.warp_rows * kValueDim * 4, "the sums of an item lie in a stage");
 
   PC_MEMBER static int next(int stage) { return stage == kStages - 1 ? 0 : stage + 1; }
-
-  // Where chunk c of row r lies, and how an address is moved on: r by a multiple of a power of two above it, c by an
-  // even number. Those of a lane differ by constants, so that one register serves them all.
-  PC_MEMBER static int at(int row, int chunk) { return row * kRowBytes + ((chunk ^ (row & 7)) << 4); }
-  PC_MEMBER static SharedAddress below(SharedAddress address, int rows) {
-    return (address ^ ((rows & 7) << 4)) + rows * kRowBytes;
-  }
-  PC_MEMBER static SharedAddress right_of(SharedAddress address, int chunks) {
-    return (address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4);
-  }
 };
 
 // A warp's ring and what fills it.
-template <typename T, int kDim>
+template <typename Tile>
 class DecodeRing {
-  using Tile = DecodeTile<kDim>;
+  using T = typename Tile::Element;
+  using KeyRow = typename Tile::KeyRow;
+  using ValueRow = typename Tile::ValueRow;
 
  public:
   PC_MEMBER DecodeRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
@@ -61,13 +62,13 @@ class DecodeRing {
       slots_.store(2 * pc_lane() + 1, (value_ + slot_offset(p.value, slot)).address());
     }
     pc_sync_warp();
-    if (!empty) copy(stage, state);
+    if (!empty) copy(p, stage, state);
     pc_commit_copies();
     if (state.rounds != 0) walk_.advance(p, state);
   }
 
   PC_MEMBER Shared<pc_uint8> keys(int stage) const { return ring_ + stage * Tile::kRing.stage_bytes; }
-  PC_MEMBER Shared<pc_uint8> values(int stage) const { return keys(stage) + Tile::kPlaneBytes; }
+  PC_MEMBER Shared<pc_uint8> values(int stage) const { return keys(stage) + Tile::kKeyBytes; }
 
   // Until the oldest tile is there for the whole warp.
   PC_MEMBER void wait() const {
@@ -76,12 +77,16 @@ class DecodeRing {
   }
 
  private:
-  // A lane copies one chunk of every 32 / kChunks rows, of keys and of values. Several slots are read before any copy
-  // begins: behind one, no read of shared memory is moved forward.
-  PC_MEMBER void copy(int stage, const WalkState& state) const {
-    constexpr int kAhead = Tile::kCopies < 8 ? Tile::kCopies : kDim <= 128 ? 8 : 4;
-    const int first_row = pc_lane() / Tile::kChunks, chunk = pc_lane() % Tile::kChunks;
-    const SharedAddress first = keys(stage).address(Tile::at(first_row, chunk));
+  // A lane copies one chunk of every 32 / kLanes rows, of keys and of values. Several slots are read before any copy
+  // begins: after one, the compiler moves no read of shared memory forward. A lane whose chunk lies past the dims of
+  // the call writes zeros, as if none of the tokens existed.
+  PC_MEMBER void copy(const PcAttentionParams& p, int stage, const WalkState& state) const {
+    constexpr int kAhead = Tile::kCopies < 8 ? Tile::kCopies : Tile::KeyRow::kBytes <= 256 ? 8 : 4;
+    const int first_row = pc_lane() / Tile::kLanes, chunk = pc_lane() % Tile::kLanes;
+    const SharedAddress first_key = keys(stage).address(KeyRow::at(first_row, chunk));
+    const SharedAddress first_value = values(stage).address(ValueRow::at(first_row, chunk));
+    const KeyRange own_keys = state.keys.only_if(chunk * 8 < p.head_dim);
+    const KeyRange own_values = state.keys.only_if(chunk * 8 < p.value_dim);
     PC_UNROLL
     for (int i = 0; i < Tile::kCopies; i += kAhead) {
       pc_address key[kAhead], value[kAhead];
@@ -93,11 +98,14 @@ class DecodeRing {
       }
       PC_UNROLL
       for (int k = 0; k < kAhead; ++k) {
-        const int rows = (i + k) * Tile::kRowsAtOnce;
-        const bool valid = state.keys.has(state.token + first_row + rows);
-        const SharedAddress to = Tile::below(first, rows);
-        pc_copy_async(to, Global<pc_uint8>(key[k]), chunk * 16, valid);
-        pc_copy_async(to + Tile::kPlaneBytes, Global<pc_uint8>(value[k]), chunk * 16, valid);
+        const int rows = (i + k) * Tile::kRowsAtOnce, token = state.token + first_row + rows;
+        if (chunk < KeyRow::kChunks) {
+          pc_copy_async(KeyRow::below(first_key, rows), Global<pc_uint8>(key[k]), chunk * 16, own_keys.has(token));
+        }
+        if (chunk < ValueRow::kChunks) {
+          pc_copy_async(ValueRow::below(first_value, rows), Global<pc_uint8>(value[k]), chunk * 16,
+                        own_values.has(token));
+        }
       }
     }
   }

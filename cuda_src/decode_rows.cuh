@@ -7,31 +7,33 @@
 
 namespace pagecore {
 
-// The queries of an item to shared memory; rows that it does not have are 0.
-template <typename T, int kDim>
+// Loads the queries of an item to shared memory. Rows that the item does not have, and dims past head_dim, are 0.
+template <typename Tile>
 PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, bool negate,
                             const Shared<pc_uint8>& queries) {
-  using Tile = DecodeTile<kDim>;
-  const Global<T> query(p.query.data);
+  using Row = typename Tile::KeyRow;
+  const Global<typename Tile::Element> query(p.query.data);
   const pc_uint32 signs = negate ? 0x80008000u : 0;
   PC_UNROLL
-  for (int i = 0; i < Tile::kRing.warp_rows * Tile::kChunks / (32 * Tile::kWarps); ++i) {
+  for (int i = 0; i < Tile::kRing.warp_rows * Row::kChunks / (32 * Tile::kWarps); ++i) {
     const int at = i * (32 * Tile::kWarps) + pc_thread();
-    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
+    const int row = at / Row::kChunks, chunk = at % Row::kChunks;
     pc_vector v = {{0, 0, 0, 0}};
-    if (row < item.query_count * heads.count) {
+    if (row < item.query_count * heads.count && chunk * 8 < p.head_dim) {
       const int query_row = item.query_begin + row / heads.count, head = heads.first + row % heads.count;
       v = query.load_vector(row_offset(p.query, query_row, head) + chunk * 8);
       for (int k = 0; k < 4; ++k) v.word[k] ^= signs;
     }
-    queries.store_vector(Tile::at(row, chunk), v);
+    queries.store_vector(Row::at(row, chunk), v);
   }
 }
 
 // What a warp has of an item: 16 rows of queries, and their sums over its own tiles.
-template <typename T, int kDim, typename Options>
+template <typename Tile, typename Options>
 class DecodeRows {
-  using Tile = DecodeTile<kDim>;
+  using T = typename Tile::Element;
+  using KeyRow = typename Tile::KeyRow;
+  using ValueRow = typename Tile::ValueRow;
 
  public:
   PC_MEMBER explicit DecodeRows(const Shared<pc_uint8>& shared)
@@ -41,7 +43,7 @@ class DecodeRows {
   // The block's queries and what they attend to go to shared memory; a barrier is to follow.
   PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
                        bool negate) {
-    load_queries<T, kDim>(p, heads, item, negate, queries_);
+    load_queries<Tile>(p, heads, item, negate, queries_);
     if (pc_thread() < Tile::kRing.warp_rows) {
       const int query_row = item.query_begin + pc_thread() / heads.count,
                 head = heads.first + pc_thread() % heads.count;
@@ -52,7 +54,7 @@ class DecodeRows {
     several_ = item.query_count > 1;
     softmax_.clear();
     PC_UNROLL
-    for (int n = 0; n < kDim / 8; ++n) {
+    for (int n = 0; n < Tile::kValueTiles; ++n) {
       PC_UNROLL
       for (int i = 0; i < 4; ++i) o_[n][i] = 0.0f;
     }
@@ -66,13 +68,13 @@ class DecodeRows {
       for (int i = 0; i < 4; ++i) s_[n][i] = 0.0f;
     }
     // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
-    const SharedAddress first_query = queries_.address(Tile::at(pc_lane() % 16, pc_lane() / 16));
-    const SharedAddress first = keys.address(Tile::at(pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
+    const SharedAddress first_query = queries_.address(KeyRow::at(pc_lane() % 16, pc_lane() / 16));
+    const SharedAddress first = keys.address(KeyRow::at(pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
     PC_UNROLL
-    for (int k = 0; k < kDim / 16; ++k) {
+    for (int k = 0; k < Tile::kKeySteps; ++k) {
       pc_uint32 q[4], b[4];
-      pc_load_matrices(q, Tile::right_of(first_query, 2 * k));
-      pc_load_matrices(b, Tile::right_of(first, 2 * k));
+      pc_load_matrices(q, KeyRow::right_of(first_query, 2 * k));
+      pc_load_matrices(b, KeyRow::right_of(first, 2 * k));
       pc_multiply<T>(s_[0], q, b[0], b[1]);
       pc_multiply<T>(s_[1], q, b[2], b[3]);
     }
@@ -86,7 +88,7 @@ class DecodeRows {
     // Mostly a tile has no larger score than those before it.
     if (pc_ballot(keep[0] != 1.0f || keep[1] != 1.0f) == 0) return;
     PC_UNROLL
-    for (int n = 0; n < kDim / 8; ++n) {
+    for (int n = 0; n < Tile::kValueTiles; ++n) {
       PC_UNROLL
       for (int i = 0; i < 4; ++i) o_[n][i] *= keep[i / 2];
     }
@@ -98,9 +100,9 @@ class DecodeRows {
     if ((edge_ && several_) || (Options::kFull && p.mask != 0)) add_not_finite(p, values, token);
     const SharedAddress first = first_values(values);
     PC_UNROLL
-    for (int n = 0; n < kDim / 16; ++n) {
+    for (int n = 0; n < Tile::kValueTiles / 2; ++n) {
       pc_uint32 b[4];
-      pc_load_matrices_transposed(b, Tile::right_of(first, 2 * n));
+      pc_load_matrices_transposed(b, ValueRow::right_of(first, 2 * n));
       pc_multiply<T>(o_[2 * n], weights, b[0], b[1]);
       pc_multiply<T>(o_[2 * n + 1], weights, b[2], b[3]);
     }
@@ -117,16 +119,16 @@ class DecodeRows {
  private:
   // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
   PC_MEMBER static SharedAddress first_values(const Shared<pc_uint8>& values) {
-    return values.address(Tile::at(pc_lane() % 16, pc_lane() / 16));
+    return values.address(ValueRow::at(pc_lane() % 16, pc_lane() / 16));
   }
 
   // A bit for each key of the tile that has a value which is infinite or NaN.
   PC_MEMBER static int find_not_finite(const Shared<pc_uint8>& values) {
     int found = 0;
-    for (int i = 0; i < Tile::kCopies; ++i) {
+    for (int i = 0; i < Tile::kTokens * ValueRow::kChunks / 32; ++i) {
       const pc_vector v = values.load_vector((i * 32 + pc_lane()) * 16);
       for (int k = 0; k < 4; ++k) {
-        if (is_not_finite<T>(v.word[k])) found |= 1 << (i * 32 + pc_lane()) / Tile::kChunks;
+        if (is_not_finite<T>(v.word[k])) found |= 1 << (i * 32 + pc_lane()) / ValueRow::kChunks;
       }
     }
     return or_of_warp(found);
@@ -145,14 +147,14 @@ class DecodeRows {
         const float weight = pc_shuffle(t % 2 == 0 ? even : odd, pc_lane() / 4 * 4 + t % 8 / 2);
         if (!attends<Options>(p, rows[r], token + t)) continue;
         PC_UNROLL
-        for (int n = 0; n < kDim / 8; ++n) {
-          const pc_uint32 pair = values.template as<pc_uint32>().load(Tile::at(t, n) / 4 + pc_lane() % 4);
+        for (int n = 0; n < Tile::kValueTiles; ++n) {
+          const pc_uint32 pair = values.template as<pc_uint32>().load(ValueRow::at(t, n) / 4 + pc_lane() % 4);
           o_[n][2 * r] = pc_fma(weight, low_of<T>(pair), o_[n][2 * r]);
           o_[n][2 * r + 1] = pc_fma(weight, high_of<T>(pair), o_[n][2 * r + 1]);
         }
       }
       pc_sync_warp();
-      if (pc_lane() < Tile::kChunks) values.store_vector(Tile::at(t, pc_lane()), {{0, 0, 0, 0}});
+      if (pc_lane() < ValueRow::kChunks) values.store_vector(ValueRow::at(t, pc_lane()), {{0, 0, 0, 0}});
     }
     pc_sync_warp();
   }
@@ -163,13 +165,12 @@ class DecodeRows {
   bool several_, edge_;
   Softmax softmax_;
   float s_[2][4];
-  float o_[kDim / 8][4];
+  float o_[Tile::kValueTiles][4];
 };
 
 // Where the warps' sums of an item meet: largest scores (factor included) and sums, and O in a stage of each ring.
-template <int kDim>
+template <typename Tile>
 class DecodeExchange {
-  using Tile = DecodeTile<kDim>;
   static constexpr int kRows = Tile::kRing.warp_rows;
 
  public:
@@ -190,7 +191,7 @@ class DecodeExchange {
       }
       const int first = at(pc_warp(), row, 2 * (pc_lane() % 4));
       PC_UNROLL
-      for (int n = 0; n < kDim / 8; ++n) {
+      for (int n = 0; n < Tile::kValueTiles; ++n) {
         const pc_uint64 low = pc_float_to_bits(rows.low(n, r)), high = pc_float_to_bits(rows.high(n, r));
         const int to = (first ^ (8 * n & 24)) + (8 * n & ~24);  // at(warp, row, 8 * n + ...)
         o_.template as<pc_uint64>().store(to / 2, low | high << 32);
@@ -222,7 +223,7 @@ class DecodeExchange {
 
  private:
   PC_MEMBER int at(int warp, int row, int d) const {
-    return stage_ + warp * (Tile::kRing.ring_bytes() / 4) + row * kDim + (d ^ ((row & 3) << 3));
+    return stage_ + warp * (Tile::kRing.ring_bytes() / 4) + row * Tile::kValues + (d ^ ((row & 3) << 3));
   }
 
   Shared<float> sums_, o_;

@@ -1,35 +1,50 @@
-// What prefill.cu works on and what brings it: items, tiles of keys and values, queries.
+// The work of prefill.cu and the copies that bring it: items, tiles of keys and values, queries.
 #pragma once
 
 #include "abi_plan.h"
 #include "prefill_shape.h"
 #include "splits.cuh"
+#include "tile_rows.cuh"
 
 namespace pagecore {
 
-template <int kDim, typename Options>
+template <bool kWide>
+struct Bits {
+  using Type = pc_uint32;
+};
+template <>
+struct Bits<true> {
+  using Type = pc_uint64;
+};
+
+// T: the elements. kDim, kValueDim: dims of the instance, of keys and of values.
+template <typename T, int kDim, typename ScoreOptions, int kValueDim>
 struct PrefillTile {
-  static constexpr PcPrefillShape kShape = pc_prefill_tiles(kDim, Options::kFull);
+  using Element = T;
+  using Options = ScoreOptions;
+  using KeyRow = TileRow<kDim>;  // of queries too
+  using ValueRow = TileRow<kValueDim>;
+  static constexpr PcPrefillShape kShape = pc_prefill_tiles(kDim, kValueDim, Options::kFull);
   static constexpr int kThreads = kShape.warps * 32;
   static constexpr int kTokens = kShape.tokens;
   static constexpr int kRowTiles = kShape.row_tiles;
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kRows = kShape.rows();
-  static constexpr int kKeys = kTokens / 2;    // that are multiplied at a time: a half of a tile
-  static constexpr int kKeyTiles = kKeys / 8;  // of S
-  static constexpr int kDimTiles = kDim / 8;   // of O
-  static constexpr int kRowBytes = 2 * kDim;
-  static constexpr int kChunks = kRowBytes / 16;
-  static constexpr int kCopyRows = kThreads / kChunks;  // that the block copies at once
+  // Parts of a tile: scores are held for one at a time.
+  static constexpr int kParts = Options::kWholeTile ? 1 : 2;
+  static constexpr int kKeys = kTokens / kParts;  // of a part
+  // A bit for each key of a part.
+  using PartBits = typename Bits<(kKeys > 32)>::Type;
+  static constexpr pc_uint64 kPartMask = ~0ull >> (64 - kKeys);
+  static constexpr int kKeySteps = kDim / 16;          // of matrix instructions
+  static constexpr int kKeyTiles = kKeys / 8;          // of S
+  static constexpr int kValueTiles = kValueDim / 8;    // of O
+  static constexpr int kLanes = KeyRow::kLanes;        // threads that copy a row of keys, of values or of queries
+  static constexpr int kCopyRows = kThreads / kLanes;  // that the block copies at once
 
-  static_assert(kCopyRows % 8 == 0 && kTokens % kCopyRows == 0 && kFoldTokens % kTokens == 0, "");
+  static_assert(kValueDim <= kDim, "the lanes that copy a row of keys are enough for one of values");
+  static_assert(kTokens % kCopyRows == 0 && kFoldTokens % kTokens == 0, "");
   static_assert(kTokens <= 64 && kTokens <= kThreads, "");
-
-  // Where chunk c of row r lies, and how an address is moved on: r by a multiple of 8, c by an even number.
-  PC_MEMBER static int at(int row, int chunk) { return row * kRowBytes + ((chunk ^ (row & 7)) << 4); }
-  PC_MEMBER static SharedAddress right_of(SharedAddress address, int chunks) {
-    return (address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4);
-  }
 };
 
 // An item as it stands in the schedule, fitted to the lengths. Registers are for sums: what the tiles do without is
@@ -61,22 +76,16 @@ struct alignas(16) ItemSpan {
 static_assert(sizeof(ItemSpan) == 32, "the shape has room for it");
 
 // Brings tiles of keys and values.
-template <typename T, int kDim, typename Options>
+template <typename Tile>
 class PrefillFeed {
-  using Tile = PrefillTile<kDim, Options>;
+  using T = typename Tile::Element;
 
  public:
-  PC_MEMBER PrefillFeed(const PcAttentionParams& p, const Shared<pc_uint8>& shared, int kv_head)
-      : key_(p.key.data),
-        value_(p.value.data),
-        shared_(shared),
+  PC_MEMBER explicit PrefillFeed(const Shared<pc_uint8>& shared)
+      : shared_(shared),
         slots_((shared + Tile::kShape.slots_begin()).template as<pc_uint64>()),
         span_((shared + Tile::kShape.item_begin()).template as<ItemSpan>()),
-        slot_{0, 0} {
-    const int column = pc_thread() % Tile::kChunks * 8;
-    key_ = key_ + (kv_head * p.key.head_stride + column);
-    value_ = value_ + (kv_head * p.value.head_stride + column);
-  }
+        slot_{0, 0} {}
 
   // A barrier is to follow.
   PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
@@ -107,57 +116,78 @@ class PrefillFeed {
     if (pc_thread() < Tile::kTokens) slots_.store(Tile::kTokens + pc_thread(), slot_offset(p.value, slot_));
   }
 
-  PC_MEMBER void copy_keys(const KeyRange& keys, int token) const {
-    copy(key_, Tile::kShape.keys_begin(), keys, token, 0);
+  PC_MEMBER void copy_keys(const PcAttentionParams& p, const KeyRange& keys, int token) const {
+    copy<typename Tile::KeyRow>(p.key, Tile::kShape.keys_begin(), p.head_dim, keys, token, 0);
     pc_commit_copies();
   }
-  PC_MEMBER void copy_values(const KeyRange& keys, int token) const {
-    copy(value_, Tile::kShape.values_begin(), keys, token, Tile::kTokens);
+  PC_MEMBER void copy_values(const PcAttentionParams& p, const KeyRange& keys, int token) const {
+    copy<typename Tile::ValueRow>(p.value, Tile::kShape.values_begin(), p.value_dim, keys, token, Tile::kTokens);
     pc_commit_copies();
   }
 
  private:
-  PC_MEMBER void copy(const Global<T>& column, int target, const KeyRange& keys, int token, int first_slot) const {
-    const int first_row = pc_thread() / Tile::kChunks;
-    const SharedAddress first = shared_.address(target + Tile::at(first_row, pc_thread() % Tile::kChunks));
+  // A thread whose chunk lies past the dims of the call writes zeros, as if none of the tokens existed.
+  template <typename Row>
+  PC_MEMBER void copy(const PcCache& cache, int target, int dim, const KeyRange& keys, int token,
+                      int first_slot) const {
+    // Opaque where scores take the registers that these would be kept in from tile to tile.
+    const int thread = Tile::Options::kWholeTile ? pc_opaque(pc_thread()) : pc_thread();
+    const int head = Tile::Options::kWholeTile ? pc_opaque(pc_block_y()) : pc_block_y();
+    const int first_row = thread / Tile::kLanes, chunk = thread % Tile::kLanes;
+    const Global<T> column = Global<T>(cache.data) + (head * cache.head_stride + chunk * 8);
+    const SharedAddress first = shared_.address(target + Row::at(first_row, chunk));
+    const KeyRange own_keys = keys.only_if(chunk * 8 < dim);
+    if (chunk >= Row::kChunks) return;
+    constexpr int kCopies = Tile::kTokens / Tile::kCopyRows;
+    constexpr int kAhead = !Tile::Options::kSlotsFirst ? 1 : Tile::Options::kWholeTile ? kCopies / 2 : kCopies;
     PC_UNROLL
-    for (int row = 0; row < Tile::kTokens; row += Tile::kCopyRows) {
-      const pc_int64 from = static_cast<pc_int64>(slots_.load(first_slot + first_row + row));
-      pc_copy_async(first + row * Tile::kRowBytes, column, from, keys.has(token + first_row + row));
+    for (int i = 0; i < kCopies; i += kAhead) {
+      pc_int64 from[kAhead];
+      PC_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        from[k] = static_cast<pc_int64>(slots_.load(first_slot + first_row + (i + k) * Tile::kCopyRows));
+      }
+      PC_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int row = (i + k) * Tile::kCopyRows;
+        pc_copy_async(Row::below(first, row), column, from[k], own_keys.has(token + first_row + row));
+      }
     }
   }
 
-  Global<T> key_, value_;  // of the head, at the thread's column
   Shared<pc_uint8> shared_;
   Shared<pc_uint64> slots_;
   Shared<ItemSpan> span_;
   Slot slot_;
 };
 
-// Begins to copy an item's queries; those that it does not have are 0.
-template <typename T, int kDim, typename Options>
+// Begins to copy an item's queries. Rows that the item does not have, and dims past head_dim, become 0.
+template <typename Tile>
 PC_DEVICE void copy_queries(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item,
                             const Shared<pc_uint8>& queries) {
-  using Tile = PrefillTile<kDim, Options>;
-  const Global<T> query(p.query.data);
-  const int chunk = pc_thread() % Tile::kChunks, first_row = pc_thread() / Tile::kChunks;
+  using Row = typename Tile::KeyRow;
+  const Global<typename Tile::Element> query(p.query.data);
+  const int chunk = pc_thread() % Tile::kLanes, first_row = pc_thread() / Tile::kLanes;
+  const int num_rows = chunk * 8 < p.head_dim ? item.num_rows(heads) : 0;
+  if (chunk >= Row::kChunks) return;
   for (int row = first_row; row < Tile::kRows; row += Tile::kCopyRows) {
-    const bool exists = row < item.num_rows(heads);
+    const bool exists = row < num_rows;
     const int query_row = item.work.query_begin + row / heads.count, head = heads.first + row % heads.count;
     const pc_int64 from = exists ? row_offset(p.query, query_row, head) + chunk * 8 : 0;
-    pc_copy_async(queries.address(Tile::at(row, chunk)), query, from, exists);
+    pc_copy_async(queries.address(Row::at(row, chunk)), query, from, exists);
   }
 }
 
-// Turns the signs of what copy_queries brought; each thread those that it has copied itself.
-template <int kDim, typename Options>
+// Turns the signs of the queries; each thread those that copy_queries had it copy.
+template <typename Tile>
 PC_DEVICE void negate_queries(const Shared<pc_uint8>& queries) {
-  using Tile = PrefillTile<kDim, Options>;
-  const int chunk = pc_thread() % Tile::kChunks;
-  for (int row = pc_thread() / Tile::kChunks; row < Tile::kRows; row += Tile::kCopyRows) {
-    pc_vector v = queries.load_vector(Tile::at(row, chunk));
+  using Row = typename Tile::KeyRow;
+  const int chunk = pc_thread() % Tile::kLanes;
+  if (chunk >= Row::kChunks) return;
+  for (int row = pc_thread() / Tile::kLanes; row < Tile::kRows; row += Tile::kCopyRows) {
+    pc_vector v = queries.load_vector(Row::at(row, chunk));
     for (int k = 0; k < 4; ++k) v.word[k] ^= 0x80008000u;
-    queries.store_vector(Tile::at(row, chunk), v);
+    queries.store_vector(Row::at(row, chunk), v);
   }
 }
 

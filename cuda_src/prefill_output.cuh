@@ -1,4 +1,5 @@
-// Where the sums of prefill.cu go: the output, partial rows of a split, or those that the next piece goes on with.
+// Destinations of the sums of prefill.cu: the output, partial rows of a split, or those that the next piece goes on
+// with.
 #pragma once
 
 #include "prefill_sums.cuh"
@@ -6,12 +7,13 @@
 namespace pagecore {
 
 // A warp's rows of an item, once their keys or those of a piece have been seen.
-template <typename T, int kDim, typename Options>
+template <typename Tile>
 class PrefillOutput {
-  using Tile = PrefillTile<kDim, Options>;
-  using Sums = PrefillSums<T, kDim, Options>;
+  using T = typename Tile::Element;
+  using Row = typename Tile::KeyRow;
+  using Sums = PrefillSums<Tile>;
   static constexpr int kRowTiles = Tile::kRowTiles;
-  static constexpr int kDimTiles = Tile::kDimTiles;
+  static constexpr int kDimTiles = Tile::kValueTiles;
 
  public:
   // `factor`: what scores were multiplied by within the softmax.
@@ -40,7 +42,6 @@ class PrefillOutput {
 
   // The keys of a split have been seen: to its partial rows.
   PC_MEMBER void store_part(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, Sums& sums) const {
-    const Global<pc_uint64> partial(p.partial_out);
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       complete_softmax(sums.softmax[m]);
@@ -52,7 +53,7 @@ class PrefillOutput {
         sums.scale_row(m, r, end.factor);
         const pc_int64 row = item.splits.row(place.query);
         if (pc_lane() % 4 == 0) store_partial_lse(p, row, place.head, end.lse);
-        store_row(partial, partial_offset(p, row, place.head), sums, m, r);
+        store_row(p, partial_offset(p, row, place.head), sums, m, r);
       }
     }
   }
@@ -86,12 +87,10 @@ class PrefillOutput {
           const float part[2] = {sums.o[m][n][2 * r] * piece.factor, sums.o[m][n][2 * r + 1] * piece.factor};
           row.top = top;
           row.sum = sum;
-          row.x[0] = row.x[1] = 0.0f;
-          if (!is_first && place.exists) {
-            const pc_uint64 pair = partial.load(to / 2 + 4 * n + pc_lane() % 4);
-            row.x[0] = pc_bits_to_float(static_cast<pc_uint32>(pair));
-            row.x[1] = pc_bits_to_float(static_cast<pc_uint32>(pair >> 32));
-          }
+          const bool kept = !is_first && place.exists && 8 * n < p.value_dim;
+          const pc_uint64 pair = partial.load_if(kept, to / 2 + 4 * n + pc_lane() % 4);
+          row.x[0] = pc_bits_to_float(static_cast<pc_uint32>(pair));
+          row.x[1] = pc_bits_to_float(static_cast<pc_uint32>(pair >> 32));
           row.add(piece.lse, part);
           sums.o[m][n][2 * r] = row.x[0];
           sums.o[m][n][2 * r + 1] = row.x[1];
@@ -105,7 +104,7 @@ class PrefillOutput {
         }
         tops[m][r] = row.top;
         totals[m][r] = row.sum;
-        if (place.exists) store_row(partial, to, sums, m, r);
+        if (place.exists) store_row(p, to, sums, m, r);
       }
     }
     if (is_last) return store_rows(p, heads, item);
@@ -141,20 +140,21 @@ class PrefillOutput {
   }
 
   PC_MEMBER static pc_int64 partial_offset(const PcAttentionParams& p, pc_int64 row, int head) {
-    return (row * p.num_query_heads + head) * kDim;
+    return (row * p.num_query_heads + head) * p.value_dim;
   }
 
-  PC_MEMBER void store_row(const Global<pc_uint64>& target, pc_int64 offset, const Sums& sums, int m, int r) const {
+  PC_MEMBER void store_row(const PcAttentionParams& p, pc_int64 offset, const Sums& sums, int m, int r) const {
+    const Global<pc_uint64> target(p.partial_out);
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
       const pc_uint64 low = pc_float_to_bits(sums.o[m][n][2 * r]), high = pc_float_to_bits(sums.o[m][n][2 * r + 1]);
-      target.store(offset / 2 + 4 * n + pc_lane() % 4, low | high << 32);
+      target.store_if(8 * n < p.value_dim, offset / 2 + 4 * n + pc_lane() % 4, low | high << 32);
     }
   }
 
-  // Output is gathered in the place of the warp's queries, which nobody needs any more.
+  // The output is gathered in the place of the warp's queries, which no warp needs any more, at the pitch of these.
   PC_MEMBER void gather_row(const Sums& sums, int m, int r) const {
-    const int first = pc_opaque(Tile::at(row_of(m, r), 0) + pc_lane() % 4 * 4);
+    const int first = pc_opaque(Row::at(row_of(m, r), 0) + pc_lane() % 4 * 4);
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
       const pc_uint32 pair = pc_pack<T>(sums.o[m][n][2 * r], sums.o[m][n][2 * r + 1]);
@@ -167,10 +167,12 @@ class PrefillOutput {
     pc_sync_warp();
     const Global<T> out(p.out.data);
     const int end = min_of(Tile::kWarpRows, item.num_rows(heads) - pc_warp() * Tile::kWarpRows);
-    for (int i = pc_lane(); i < end * Tile::kChunks; i += 32) {
-      const int row = pc_warp() * Tile::kWarpRows + i / Tile::kChunks, chunk = i % Tile::kChunks;
+    constexpr int kChunks = kDimTiles;  // of an output row; those past value_dim are padding
+    for (int i = pc_lane(); i < end * kChunks; i += 32) {
+      const int row = pc_warp() * Tile::kWarpRows + i / kChunks, chunk = i % kChunks;
+      if (chunk * 8 >= p.value_dim) continue;
       const pc_int64 to = row_offset(p.out, item.work.query_begin + row / heads.count, heads.first + row % heads.count);
-      out.store_vector(to + chunk * 8, shared_.load_vector(Tile::at(row, chunk)));
+      out.store_vector(to + chunk * 8, shared_.load_vector(Row::at(row, chunk)));
     }
   }
 

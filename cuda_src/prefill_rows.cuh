@@ -1,4 +1,4 @@
-// The rows of an item of prefill.cu: what they attend to, and their scores.
+// The rows of an item of prefill.cu: the keys that they attend to, and their scores.
 #pragma once
 
 #include "prefill_sums.cuh"
@@ -13,11 +13,13 @@ struct alignas(16) WarpSpan {
 
 static_assert(sizeof(WarpSpan) == 16, "the shape has room for it");
 
-// What a warp has of an item. Keys are met by halves of a tile, Tile::kKeys of them; a half begins at `token`, and in
-// its tile at `key`.
-template <typename T, int kDim, typename Options>
+// A warp's rows of an item. Keys are met by parts of a tile, Tile::kKeys of them; a part begins at `token`, and in its
+// tile at `key`.
+template <typename Tile>
 class PrefillRows {
-  using Tile = PrefillTile<kDim, Options>;
+  using T = typename Tile::Element;
+  using Options = typename Tile::Options;
+  using Row = typename Tile::KeyRow;
   static constexpr int kRowTiles = Tile::kRowTiles;
   static constexpr int kKeyTiles = Tile::kKeyTiles;
 
@@ -48,13 +50,13 @@ class PrefillRows {
     }
   }
 
-  // Whether any of the warp's rows attends to a key of the half.
+  // Whether any of the warp's rows attends to a key of the part.
   PC_MEMBER bool attends_to(int token) const {
     const KeyRange any = span_.load(0).any;
     return token < any.end && token + Tile::kKeys > any.begin;
   }
 
-  // S of the half.
+  // S of the part.
   PC_MEMBER void multiply_keys(int key) {
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
@@ -65,21 +67,21 @@ class PrefillRows {
       }
     }
     // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
-    const SharedAddress first_query =
-        shared_.address(Tile::at(pc_warp() * Tile::kWarpRows + pc_lane() % 16, pc_lane() / 16));
-    const SharedAddress first_key = shared_.address(
-        Tile::kShape.keys_begin() + Tile::at(key + pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
+    const int lane = Options::kWholeTile ? pc_opaque(pc_lane()) : pc_lane();
+    const SharedAddress first_query = shared_.address(Row::at(pc_warp() * Tile::kWarpRows + lane % 16, lane / 16));
+    const SharedAddress first_key =
+        shared_.address(Tile::kShape.keys_begin() + Row::at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
     PC_UNROLL
-    for (int k = 0; k < kDim / 16; ++k) {
+    for (int k = 0; k < Tile::kKeySteps; ++k) {
       pc_uint32 q[kRowTiles][4];
       PC_UNROLL
       for (int m = 0; m < kRowTiles; ++m) {
-        pc_load_matrices(q[m], Tile::right_of(first_query, 2 * k) + 16 * m * Tile::kRowBytes);
+        pc_load_matrices(q[m], Row::right_of(first_query, 2 * k) + 16 * m * Row::kBytes);
       }
       PC_UNROLL
       for (int n = 0; n < kKeyTiles / 2; ++n) {
         pc_uint32 b[4];
-        pc_load_matrices(b, Tile::right_of(first_key, 2 * k) + 16 * n * Tile::kRowBytes);
+        pc_load_matrices(b, Row::right_of(first_key, 2 * k) + 16 * n * Row::kBytes);
         PC_UNROLL
         for (int m = 0; m < kRowTiles; ++m) {
           pc_multiply<T>(s_[m][2 * n], q[m], b[0], b[1]);
@@ -90,7 +92,7 @@ class PrefillRows {
   }
 
   // S becomes weights.
-  PC_MEMBER void weigh_keys(const PcAttentionParams& p, int token, PrefillSums<T, kDim, Options>& sums) {
+  PC_MEMBER void weigh_keys(const PcAttentionParams& p, int token, PrefillSums<Tile>& sums) {
     const KeyRange common = span_.load(0).common;
     const bool edge = token < common.begin || token + Tile::kKeys > common.end;
     PC_UNROLL

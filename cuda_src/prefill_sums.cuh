@@ -6,15 +6,16 @@
 
 namespace pagecore {
 
-template <typename T, int kDim, typename Options>
+template <typename Tile>
 struct PrefillSums {
-  using Tile = PrefillTile<kDim, Options>;
+  using T = typename Tile::Element;
+  using Row = typename Tile::ValueRow;
   static constexpr int kRowTiles = Tile::kRowTiles;
   static constexpr int kKeyTiles = Tile::kKeyTiles;
-  static constexpr int kDimTiles = Tile::kDimTiles;
+  static constexpr int kDimTiles = Tile::kValueTiles;
 
   Softmax softmax[kRowTiles];
-  pc_uint32 weights[kRowTiles][kKeyTiles / 2][4];  // of the half tile that was weighed last
+  pc_uint32 weights[kRowTiles][kKeyTiles / 2][4];  // of the part of a tile that was weighed last
   float o[kRowTiles][kDimTiles][4];
 
   // Of nothing yet.
@@ -45,17 +46,17 @@ struct PrefillSums {
     }
   }
 
-  // The values of the half whose keys were weighed; it begins in its tile at `key`.
+  // Adds the values of the part whose keys were weighed; it begins in its tile at `key`.
   PC_MEMBER void add_values(const Shared<pc_uint8>& shared, int key) {
     // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
-    const SharedAddress first =
-        shared.address(Tile::kShape.values_begin() + Tile::at(key + pc_lane() % 16, pc_lane() / 16));
+    const int lane = Tile::Options::kWholeTile ? pc_opaque(pc_lane()) : pc_lane();
+    const SharedAddress first = shared.address(Tile::kShape.values_begin() + Row::at(key + lane % 16, lane / 16));
     PC_UNROLL
     for (int k = 0; k < kKeyTiles / 2; ++k) {
       PC_UNROLL
       for (int n = 0; n < kDimTiles / 2; ++n) {
         pc_uint32 b[4];
-        pc_load_matrices_transposed(b, Tile::right_of(first, 2 * n) + 16 * k * Tile::kRowBytes);
+        pc_load_matrices_transposed(b, Row::right_of(first, 2 * n) + 16 * k * Row::kBytes);
         PC_UNROLL
         for (int m = 0; m < kRowTiles; ++m) {
           pc_multiply<T>(o[m][2 * n], weights[m][k], b[0], b[1]);
@@ -65,9 +66,10 @@ struct PrefillSums {
     }
   }
 
-  // What keys with infinite or NaN values give to the rows that attend to them: bit t of `found` is key t of the half.
+  // Adds what keys with infinite or NaN values give to the rows that attend to them: bit t of `found` is key t of the
+  // part.
   // Rows that do not attend to one have a weight of 0.
-  PC_MEMBER void add_by_hand(const Shared<pc_uint8>& shared, pc_uint32 found, int key) {
+  PC_MEMBER void add_by_hand(const Shared<pc_uint8>& shared, typename Tile::PartBits found, int key) {
     for (int t = 0; found != 0; ++t, found >>= 1) {
       if ((found & 1) == 0) continue;
       PC_UNROLL
@@ -87,7 +89,7 @@ struct PrefillSums {
   }
 
  private:
-  // Of key t of the half and row r of row tile m, of the two that the lane has.
+  // Of key t of the part and row r of row tile m, of the two that the lane has.
   PC_MEMBER float weight_of(int m, int r, int t) const {
     pc_uint32 pair = 0;  // all but one are masked: registers have no index, and memory would be used for one
     PC_UNROLL
@@ -100,7 +102,7 @@ struct PrefillSums {
     if (weight == 0.0f) return;
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
-      const int at = Tile::kShape.values_begin() + Tile::at(key, n);
+      const int at = Tile::kShape.values_begin() + Row::at(key, n);
       const pc_uint32 pair = shared.template as<pc_uint32>().load(at / 4 + pc_lane() % 4);
       o[m][n][2 * r] = pc_fma(weight, low_of<T>(pair), o[m][n][2 * r]);
       o[m][n][2 * r + 1] = pc_fma(weight, high_of<T>(pair), o[m][n][2 * r + 1]);
@@ -110,17 +112,17 @@ struct PrefillSums {
 
 // A bit for each key of the tile that has a value which is infinite or NaN; each warp looks at some of the keys.
 // All threads meet before it is asked again.
-template <typename T, int kDim, typename Options>
+template <typename Tile>
 PC_DEVICE pc_uint64 find_not_finite(const Shared<pc_uint8>& shared) {
-  using Tile = PrefillTile<kDim, Options>;
+  using Row = typename Tile::ValueRow;
   constexpr int kOwn = Tile::kTokens / Tile::kShape.warps;
-  const Shared<pc_uint8> values = shared + (Tile::kShape.values_begin() + pc_warp() * kOwn * Tile::kRowBytes);
+  const Shared<pc_uint8> values = shared + (Tile::kShape.values_begin() + pc_warp() * kOwn * Row::kBytes);
   const Shared<int> words = (shared + Tile::kShape.words_begin()).template as<int>();
   int found = 0;
-  for (int i = pc_lane(); i < kOwn * Tile::kChunks; i += 32) {
+  for (int i = pc_lane(); i < kOwn * Row::kChunks; i += 32) {
     const pc_vector v = values.load_vector(16 * i);
     for (int k = 0; k < 4; ++k) {
-      if (is_not_finite<T>(v.word[k])) found |= 1 << i / Tile::kChunks;
+      if (is_not_finite<typename Tile::Element>(v.word[k])) found |= 1 << i / Row::kChunks;
     }
   }
   found = or_of_warp(found);
@@ -131,13 +133,14 @@ PC_DEVICE pc_uint64 find_not_finite(const Shared<pc_uint8>& shared) {
   return all;
 }
 
-// Zeros in place of the values of some keys: bit t of `found` is key first + t of the tile.
-template <int kDim, typename Options>
-PC_DEVICE void clear_values(const Shared<pc_uint8>& shared, pc_uint32 found, int first) {
-  using Tile = PrefillTile<kDim, Options>;
-  for (int i = pc_thread(); i < Tile::kTokens / 2 * Tile::kChunks; i += Tile::kThreads) {
-    if ((found >> i / Tile::kChunks & 1) == 0) continue;
-    shared.store_vector(Tile::kShape.values_begin() + first * Tile::kRowBytes + 16 * i, {{0, 0, 0, 0}});
+// Puts zeros in place of the values of some keys: bit t of `found` is key first + t of the tile.
+template <typename Tile>
+PC_DEVICE void clear_values(const Shared<pc_uint8>& shared, typename Tile::PartBits found, int first) {
+  using Row = typename Tile::ValueRow;
+  // Opaque: nothing of this rare loop is worth a register during the others.
+  for (int i = pc_opaque(pc_thread()); i < Tile::kKeys * Row::kChunks; i += Tile::kThreads) {
+    if ((found >> i / Row::kChunks & 1) == 0) continue;
+    shared.store_vector(Tile::kShape.values_begin() + first * Row::kBytes + 16 * i, {{0, 0, 0, 0}});
   }
 }
 

@@ -14,8 +14,21 @@ namespace pagecore {
 
 struct Plain {
   static constexpr bool kFull = false;
+  // Variants of prefill.cu, for comparisons on a GPU; calls use them only where they are selected by name.
+  static constexpr bool kSlotsFirst = false;  // reads the slots of a tile before it begins the first copy
+  static constexpr bool kWholeTile = false;   // holds the scores of all keys of a tile, not of one half at a time
 };
-struct Full {
+struct SlotsFirst : Plain {
+  static constexpr bool kSlotsFirst = true;
+};
+struct WholeTile : Plain {
+  static constexpr bool kWholeTile = true;
+};
+struct SlotsFirstWholeTile : Plain {
+  static constexpr bool kSlotsFirst = true;
+  static constexpr bool kWholeTile = true;
+};
+struct Full : Plain {
   static constexpr bool kFull = true;
 };
 
@@ -220,3 +233,6 @@ PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
 // Instances are named by these.
 using pagecore::Full;
 using pagecore::Plain;
+using pagecore::SlotsFirst;
+using pagecore::SlotsFirstWholeTile;
+using pagecore::WholeTile;

@@ -56,6 +56,12 @@ class Shape(ctypes.Structure):
     ]
 
 
+class Dims(ctypes.Structure):
+    """PcMatrixDims."""
+
+    _fields_ = [("key", ctypes.c_int), ("value", ctypes.c_int)]
+
+
 @functools.cache
 def launch_shapes() -> ctypes.CDLL:
     """The kernels' own header, compiled for the host."""
@@ -66,26 +72,35 @@ def launch_shapes() -> ctypes.CDLL:
         build.FOLDER.mkdir(parents=True, exist_ok=True)
         unit.write_text(
             '#include "attention_shape.h"\n'
-            'extern "C" PcLaunchShape decode(int dim) { return pc_decode_shape(dim); }\n'
+            'extern "C" PcLaunchShape decode(int key, int value) { return pc_decode_shape(key, value); }\n'
+            'extern "C" PcMatrixDims dims(int head, int value) { return pc_matrix_dims(head, value); }\n'
             'extern "C" PcLaunchShape general(int dim) { return pc_general_shape(dim); }\n'
         )
         build.compile_library(path, [f"-I{build.SOURCES}", str(unit)])
     library = ctypes.CDLL(str(path))
     library.decode.restype = library.general.restype = Shape
+    library.dims.restype = Dims
     return library
 
 
 def shape_of(name: str, rows: int | None = None) -> Shape:
     """How an instance is launched; items of the general path are given so many rows."""
-    entry, _, arguments = name.rstrip(">").partition("<")
-    dim = int(arguments.split(",")[1 if entry == "decode" else 0])
-    shape: Shape = getattr(launch_shapes(), entry)(dim)
+    entry, _, text = name.rstrip(">").partition("<")
+    arguments = text.split(",")
+    dims = (
+        [int(arguments[1]), int(arguments[-1 if len(arguments) == 4 else 1])]
+        if entry == "decode"
+        else [int(arguments[0])]
+    )
+    shape: Shape = getattr(launch_shapes(), entry)(*dims)
     shape.max_rows = shape.max_rows if rows is None else rows
     return shape
 
 
 def decode_name(case: Case, kind: str = "Plain") -> str:
-    return f"decode<{FLOATS[str(case.query.dtype)][1]},{case.query.shape[2]},{kind}>"
+    dims = launch_shapes().dims(case.query.shape[2], case.value_cache.shape[3])
+    value = "" if dims.key == dims.value else f",{dims.value}"
+    return f"decode<{FLOATS[str(case.query.dtype)][1]},{dims.key},{kind}{value}>"
 
 
 def general_name(case: Case, kind: str = "Plain") -> str:

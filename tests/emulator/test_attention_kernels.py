@@ -81,6 +81,13 @@ def test_decode_keeps_the_bounds_under_any_schedule(seed):
     Call(kit, case, decode_name(case, kind), **random_schedule(seed)).check()
 
 
+@pytest.mark.parametrize("seed", cases(range(6), range(200)))
+def test_decode_of_padded_dims_keeps_the_bounds_under_any_schedule(seed):
+    dims = cases([80, 88, 96], [8, 24, 80, 88, 96, 104, 112, 160, 192, 200])
+    case, kind = random_case(seed, list(dims), ["bfloat16", "bfloat16"], LENS, [0, 1, 2, 3])
+    Call(Kit(EmulatedRuntime(seed=seed % 3)), case, decode_name(case, kind), **random_schedule(seed)).check()
+
+
 @pytest.mark.parametrize("seed", cases(range(16), range(300)))
 def test_the_general_path_keeps_the_bounds_under_any_schedule(seed):
     dims = [1, 3, 5, 16, 40, 64, 64, 72, 80, 96, 128, 128, 192, 256, 300] + ([512] if seed % 8 == 0 else [])
@@ -207,14 +214,14 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
     ),
     "barrier before the warps' sums are overwritten": (
         "decode.cu",
-        "      store_rows<kDim>(p, heads, i, exchange, true);\n      pc_sync_block();\n",
-        "      store_rows<kDim>(p, heads, i, exchange, true);\n",
+        "      store_rows<Tile>(p, heads, i, exchange, true);\n      pc_sync_block();\n",
+        "      store_rows<Tile>(p, heads, i, exchange, true);\n",
         RACE,
     ),
     "stage of another round": ("decode.cu", "num_used = 1;", "num_used = 2;", None),
     "tokens of another item": (
         "decode_ring.cuh",
-        "state.keys.has(state.token + first_row + rows)",
+        "own_values.has(token)",
         "true",
         "not finite",
     ),
@@ -227,9 +234,9 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
     "fence before the count": ("splits.cuh", "    pc_fence_device();  // what", "    // what", "fence"),
     "fence behind the count": ("splits.cuh", "    pc_fence_device();  // and", "    // and", "fence"),
     "a split too early": ("splits.cuh", "== count - 1;", "== count - 2;", None),
-    "swizzle of the copies": ("decode_ring.cuh", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
+    "swizzle of the copies": ("tile_rows.cuh", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
     "swizzle of the reads": (
-        "decode_ring.cuh",
+        "tile_rows.cuh",
         "(address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4)",
         "address + (chunks << 4)",
         None,

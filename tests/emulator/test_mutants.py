@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore.arrays.cuda import use_runtime
+from pagecore.ops.cuda.variants import use_prefill_variant
 from tests.cuda.attention_cases import DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
@@ -22,9 +23,9 @@ NO_KEYS = Shape(seq_lens=(3, 200), query_lens=(40, 40), heads=(8, 2), **BF16)  #
 LONG = Shape(seq_lens=(2100,), query_lens=(40,), heads=(8, 2), **BF16)
 
 
-def check_nan(kit):
+def check_nan(kit, shape):
     """Values that are not numbers reach the queries that attend to them, and not the others of their tile."""
-    case = make_case(MIXED)
+    case = make_case(shape)
     for key in (270, 299):
         case.value_cache[case.block_table[0, key // 16], key % 16, :, 3] = np.nan
     got = DeviceCase(kit, case).run()[0].astype(np.float32)
@@ -47,13 +48,16 @@ def attend(*shapes, num_workers=()):
     return work
 
 
-def prompts(runtime):
-    with use_runtime(runtime):
-        kit = Kit(runtime)
-        check(kit, make_case(MIXED, scale=-0.1))
-        check(kit, make_case(NO_KEYS))
-        check_nan(kit)
-        check(kit, make_case(LONG), plan=True, batch_invariant=True)
+def prompts(variant="Plain", **sizes):
+    def work(runtime):
+        with use_runtime(runtime), use_prefill_variant(variant):
+            kit = Kit(runtime)
+            check(kit, make_case(replace(MIXED, **sizes), scale=-0.1))
+            check(kit, make_case(replace(NO_KEYS, **sizes)))
+            check_nan(kit, replace(MIXED, **sizes))
+            check(kit, make_case(replace(LONG, **sizes)), plan=True, batch_invariant=True)
+
+    return work
 
 
 KERNELS = {
@@ -62,7 +66,9 @@ KERNELS = {
         attend(DECODE, MIXED, num_workers=(2,)),
     ),
     "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
-    "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts),
+    "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
+    "prefill variants": (["prefill.cu", "prefill_sums.cuh"], prompts("SlotsFirstWholeTile", dims=(128, 128))),
+    "prefill of wide keys": (["prefill.cu", "prefill_output.cuh"], prompts(dims=(192, 128))),
     "plan": (["plan.cu", "plan_section.cuh", "plan_sums.cuh"], attend(MIXED, replace(DECODE, seq_lens=(50,) * 300))),
 }
 

@@ -28,6 +28,7 @@ from pagecore.ops.cuda._plan cimport (
     place_workspace,
     planned_bytes,
 )
+from pagecore.ops.cuda._shapes cimport KernelQuery, select_kernel
 from pagecore.ops.cuda.abi_attention cimport (
     PcAttentionParams,
     PcCache,
@@ -38,9 +39,6 @@ from pagecore.ops.cuda.abi_attention cimport (
     PcTable,
     kFoldTokens,
     kMaxGeneralDim,
-    pc_decode_shape,
-    pc_general_shape,
-    pc_prefill_shape,
 )
 from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
 
@@ -54,9 +52,6 @@ cdef enum:
     UINT8 = 6
     UNKNOWN = -1
 
-ELEMENTS = ("float", "pc_half", "pc_bfloat16")
-# By type, dim and kind, so that a call makes no strings.
-cdef dict _names = {}
 cdef CudaPlanner _planner  # of calls without a plan; under the GIL
 
 
@@ -359,33 +354,17 @@ cdef bint is_plain_memory(Tensor query, Tensor key_cache, Tensor value_cache, Te
     return bits % 16 == 0
 
 
-cdef str name_of(str entry, int element, int dim, bint full):
-    key = (entry, element, dim, full)
-    name = _names.get(key)
-    if name is None:
-        name = _names[key] = f"{entry}<{ELEMENTS[element]},{dim},{'Full' if full else 'Plain'}>"
-    return name
-
-
-cdef str general_name(int dim, bint full):
-    key = (dim, full)
-    name = _names.get(key)
-    if name is None:
-        name = _names[key] = f"general<{dim},{'Full' if full else 'Plain'}>"
-    return name
-
-
 cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, bint plain_memory) except -1:
     """Decode and prompts, each where it may have items; one of them in any case, for rows of padding.
 
     Every kernel is loaded before the first one writes: to load may fail. So are those that a capture with the same plan
     would launch as well: CUDA loads none during one.
     """
-    cdef bint full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
-    cdef bint matrices = (
-        plain_memory and p.query_type != 0 and p.query_type == p.key_type and p.query_type == p.value_type
-        and p.head_dim == p.value_dim and p.head_dim in (64, 128, 256)
-    )
+    cdef KernelQuery query
+    query.head_dim, query.value_dim = p.head_dim, p.value_dim
+    query.query_type, query.key_type, query.value_type = p.query_type, p.key_type, p.value_type
+    query.aligned = plain_memory
+    query.full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
     cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
     cdef list ready = []
     cdef int section
@@ -393,7 +372,7 @@ cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, 
         launches = may_have_items(p, work, section) or (section == PC_PROMPTS and ready[PC_DECODE] is None)
         loaded = None
         if launches or (work.has_plan and could_have_items(p, work, section)):
-            name = kernel_of(p, section, matrices, full, &shapes[section])
+            name = select_kernel(query, section == PC_DECODE, &shapes[section])
             loaded = kernel(name, place.device_id, place.stream)
         ready.append(loaded if launches else None)
     for section in range(PC_NUM_SECTIONS):
@@ -411,21 +390,6 @@ cdef bint could_have_items(const PcAttentionParams& p, const Work& work, int sec
     if section == PC_DECODE:
         return not work.layout.batch_invariant and work.layout.group <= 16
     return p.cu_query_lens.data != 0 or work.layout.group > 16 or work.layout.batch_invariant
-
-
-cdef str kernel_of(const PcAttentionParams& p, int section, bint matrices, bint full, PcLaunchShape* shape):
-    """The kernel that serves a section, and how it is launched."""
-    cdef int dim = 64
-    if not matrices:
-        while dim < max(p.head_dim, p.value_dim):
-            dim *= 2
-        shape[0] = pc_general_shape(dim)
-        return general_name(dim, full)
-    if section == PC_DECODE:
-        shape[0] = pc_decode_shape(p.head_dim)
-        return name_of("decode", p.query_type, p.head_dim, full)
-    shape[0] = pc_prefill_shape(p.head_dim, full)
-    return name_of("prefill", p.query_type, p.head_dim, full)
 
 
 cdef int launch_section(

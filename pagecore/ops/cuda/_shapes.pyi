@@ -1,1 +1,14 @@
 def launch_shape(entry: str, arguments: tuple[str, ...]) -> tuple[int, int] | None: ...
+def prefill_variants() -> tuple[str, ...]: ...
+def swap_prefill_variant(name: str) -> str: ...
+def attention_kernel(
+    head_dim: int,
+    value_dim: int,
+    query_dtype: str,
+    key_dtype: str,
+    value_dtype: str,
+    *,
+    aligned: bool = True,
+    full: bool = False,
+    decode: bool = False,
+) -> str: ...

@@ -1,15 +1,124 @@
-"""What the attention kernels are launched with, for the report."""
+"""The attention kernel that serves a call, and its launch shape: for launches and for the report."""
 
-from pagecore.ops.cuda.abi_attention cimport PcLaunchShape, pc_decode_shape, pc_general_shape, pc_prefill_shape
+from pagecore.ops.cuda.abi_attention cimport (
+    PcLaunchShape,
+    PcMatrixDims,
+    pc_decode_shape,
+    pc_general_shape,
+    pc_matrix_dims,
+    pc_prefill_shape,
+)
+
+from pagecore.errors import UnsupportedOption
+from pagecore.ops.cuda.manifest import instances
+
+DTYPES = ("float32", "float16", "bfloat16")  # by PcFloat
+ELEMENTS = ("float", "pc_half", "pc_bfloat16")
+# By the parts of a name, so that a call makes no strings.
+cdef dict _names = {}
+cdef str _variant = "Plain"
+cdef set _variant_names = set()  # of instances that _check_variant has found: calls that are timed look up no list
+
+
+cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape):
+    """See _shapes.pxd."""
+    cdef PcMatrixDims dims
+    cdef int dim = 64
+    dims.key = 0
+    if query.aligned and query.query_type != 0 and query.query_type == query.key_type == query.value_type:
+        dims = pc_matrix_dims(query.head_dim, query.value_dim)
+    if dims.key == 0:
+        while dim < max(query.head_dim, query.value_dim):
+            dim *= 2
+        shape[0] = pc_general_shape(dim)
+        return _general_name(dim, query.full)
+    if decode:
+        shape[0] = pc_decode_shape(dims.key, dims.value)
+        return _matrix_name("decode", query.query_type, dims, "Full" if query.full else "Plain")
+    shape[0] = pc_prefill_shape(dims.key, dims.value, query.full)
+    name = _matrix_name("prefill", query.query_type, dims, "Full" if query.full else _variant)
+    if _variant != "Plain" and name not in _variant_names:
+        _check_variant(name, query.full)
+    return name
+
+
+cdef str _matrix_name(str entry, int element, PcMatrixDims dims, str options):
+    key = (entry, element, dims.key, dims.value, options)
+    name = _names.get(key)
+    if name is None:
+        value = "" if dims.key == dims.value else f",{dims.value}"
+        name = _names[key] = f"{entry}<{ELEMENTS[element]},{dims.key},{options}{value}>"
+    return name
+
+
+cdef str _general_name(int dim, bint full):
+    key = (dim, full)
+    name = _names.get(key)
+    if name is None:
+        name = _names[key] = f"general<{dim},{'Full' if full else 'Plain'}>"
+    return name
+
+
+cdef int _check_variant(str name, bint full) except -1:
+    available = [each.name for each in instances() if each.entry == "prefill" and _variant in each.arguments]
+    if full or name not in available:
+        raise UnsupportedOption(
+            f"prefill variant {_variant!r} has no instance {name}; it has {', '.join(available)}. Leave "
+            "use_prefill_variant for other dims, dtypes and options"
+        )
+    _variant_names.add(name)
+    return 0
+
+
+def prefill_variants():
+    """Return the names of the variants of the prefill kernel, the default "Plain" first."""
+    found = ["Plain"]
+    for each in instances():
+        if each.entry == "prefill" and each.arguments[2] not in ("Full", *found):
+            found.append(each.arguments[2])
+    return tuple(found)
+
+
+def swap_prefill_variant(str name):
+    """Select the variant that the next calls use, and return the one before; `name` is one of `prefill_variants`."""
+    global _variant
+    before, _variant = _variant, name
+    return before
+
+
+def attention_kernel(
+        int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, bint aligned=True, bint full=False,
+        bint decode=False):
+    """Return the name of the kernel that serves a call: of its decode section, or of its prompts.
+
+    Parameters
+    ----------
+    head_dim, value_dim : int
+    query_dtype, key_dtype, value_dtype : {"float32", "float16", "bfloat16"}
+    aligned : bool
+        Whether every row of query, keys, values and output begins at a multiple of 16 bytes.
+    full : bool
+        Whether the call has a softcap, ALiBi slopes or a mask.
+    decode : bool
+        Sequences with few queries; else prompts, and all of a batch-invariant call.
+    """
+    cdef KernelQuery query
+    cdef PcLaunchShape shape
+    query.head_dim, query.value_dim = head_dim, value_dim
+    query.query_type, query.key_type = DTYPES.index(query_dtype), DTYPES.index(key_dtype)
+    query.value_type = DTYPES.index(value_dtype)
+    query.aligned, query.full = aligned, full
+    return select_kernel(query, decode, &shape)
 
 
 def launch_shape(str entry, tuple arguments):
     """Return the threads and the dynamic shared bytes of a block; None for kernels that are not of attention."""
     cdef PcLaunchShape shape
+    value_dim = arguments[3] if len(arguments) > 3 else arguments[1] if len(arguments) > 1 else 0
     if entry == "decode":
-        shape = pc_decode_shape(int(arguments[1]))
+        shape = pc_decode_shape(int(arguments[1]), int(value_dim))
     elif entry == "prefill":
-        shape = pc_prefill_shape(int(arguments[1]), arguments[2] == "Full")
+        shape = pc_prefill_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
     elif entry == "general":
         shape = pc_general_shape(int(arguments[0]))
     else:

@@ -96,10 +96,15 @@ cdef extern from "cuda_src/attention_shape.h" nogil:
         int blocks_per_sm
         int max_rows
 
-    PcLaunchShape pc_decode_shape(int head_dim)
+    cdef struct PcMatrixDims:
+        int key
+        int value
+
+    PcMatrixDims pc_matrix_dims(int head_dim, int value_dim)
+    PcLaunchShape pc_decode_shape(int key_dim, int value_dim)
     PcLaunchShape pc_general_shape(int dim)
     const int kMaxGeneralDim "pc_max_general_dim"
 
 
 cdef extern from "cuda_src/prefill_shape.h" nogil:
-    PcLaunchShape pc_prefill_shape(int head_dim, bint full)
+    PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bint full)

@@ -1,4 +1,4 @@
-"""``python -m pagecore.ops.cuda.report``: every kernel for every architecture, with its registers and its spills."""
+"""``python -m pagecore.ops.cuda.report``: registers and spills of every kernel, and the kernels that serve a call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pagecore.arrays.cuda import runtime
 from pagecore.errors import PagecoreError
 from pagecore.ops.cpu_count import usable_cores
-from pagecore.ops.cuda._shapes import launch_shape
+from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
 from pagecore.ops.cuda.compiler import ARCHITECTURES, check_architecture, compiler_version
 from pagecore.ops.cuda.cubins import set_cache_folder
 from pagecore.ops.cuda.manifest import Instance, instances
@@ -23,6 +24,21 @@ LEGEND = (
     "shared: dynamic shared bytes of a block, where they do not depend on the call\n"
     "registers of a thread; k: bytes of its stack; s: bytes that spills store and load; m: static shared bytes"
 )
+PATHS_LEGEND = "decode, prefill: matrix instructions; general: float32 multiply-adds, far slower for prompts"
+# Dims of keys and values whose path is reported; any others that are multiples of 8 up to 256 are padded like these.
+DIMS = (
+    *((dim, dim) for dim in (32, 64, 80, 96, 112, 128, 160)),
+    (192, 128),
+    *((dim, dim) for dim in (192, 256, 100, 512)),
+)
+# Kinds of arrays: dtypes of query, keys and values, and whether every row begins at a multiple of 16 bytes.
+KINDS: dict[str, tuple[tuple[str, str, str], bool]] = {
+    "float16": (("float16", "float16", "float16"), True),
+    "bfloat16": (("bfloat16", "bfloat16", "bfloat16"), True),
+    "16-bit, rows not at 16 bytes": (("bfloat16", "bfloat16", "bfloat16"), False),
+    "mixed dtypes": (("bfloat16", "float16", "float16"), True),
+    "float32": (("float32", "float32", "float32"), True),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,8 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = as_json(chosen, results, version, seconds)
         sys.stdout.write(text) if str(options.json) == "-" else options.json.write_text(text)
     if str(options.json) != "-":
-        print(table(chosen, architectures, results))
-        print(f"{LEGEND}\nNVRTC {version}: {len(results)} programs in {seconds:.1f} s with {options.jobs} processes")
+        print(f"{table(chosen, architectures, results)}\n{LEGEND}")
+        if any(each.entry == "prefill" for each in chosen):
+            print(f"\n{paths_table()}\n{PATHS_LEGEND}\n")
+        print(f"NVRTC {version}: {len(results)} programs in {seconds:.1f} s with {options.jobs} processes")
     for line in wrong:
         print(line, file=sys.stderr)
     return 1 if wrong else 0
@@ -82,7 +100,7 @@ def _refuse(message: str) -> int:
 
 
 def faults(chosen: Sequence[Instance], results: Sequence[Usage | Failure]) -> list[str]:
-    """Return a line for each kernel that failed, and for each that spills and must not.
+    """Return a line for each kernel that failed, and for each that spills or has a stack and must not.
 
     The instances of a source mostly fail for one reason: the log of the first stands for all of them.
     """
@@ -100,6 +118,11 @@ def faults(chosen: Sequence[Instance], results: Sequence[Usage | Failure]) -> li
                 f"{result.kernel} for {result.architecture} spills {result.spill_store_bytes} bytes out and "
                 f"{result.spill_load_bytes} in; decode and prefill must not"
             )
+        elif result.stack_bytes and result.kernel in strict:
+            lines.append(
+                f"{result.kernel} for {result.architecture} has a stack of {result.stack_bytes} bytes; decode and "
+                "prefill must have none"
+            )
     return lines
 
 
@@ -108,8 +131,44 @@ def table(chosen: Sequence[Instance], architectures: Sequence[str], results: Seq
     cells = {(result.kernel, result.architecture): cell(result) for result in results}
     rows = [["kernel", "shared", *architectures]]
     rows += [[each.name, shared(each), *(cells[each.name, name] for name in architectures)] for each in chosen]
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+
+
+def paths() -> list[dict[str, Any]]:
+    """Return the kernels that serve each pair of dims and each kind of arrays, by the rule that launches use."""
+    found = []
+    for head_dim, value_dim in DIMS:
+        for kind, (dtypes, aligned) in KINDS.items():
+            kernels = {
+                section: attention_kernel(head_dim, value_dim, *dtypes, aligned=aligned, decode=section == "decode")
+                for section in ("decode", "prefill")
+            }
+            found.append({"head_dim": head_dim, "value_dim": value_dim, "arrays": kind, **kernels})
+    return found
+
+
+def paths_table() -> str:
+    """Return pairs of dims x kinds of arrays as text."""
+    cells = {(each["head_dim"], each["value_dim"], each["arrays"]): _path(each) for each in paths()}
+    rows = [["head dims", *KINDS]]
+    for key, value in DIMS:
+        name = str(key) if key == value else f"{key}, values {value}"
+        rows.append([name, *(cells[key, value, kind] for kind in KINDS)])
+    return _aligned(rows)
+
+
+def _path(found: dict[str, Any]) -> str:
+    """Shorten names: ``decode<pc_half,96,Plain>`` and ``prefill<pc_half,96,Plain>`` are "decode, prefill 96"."""
+    decode, prefill = found["decode"].rstrip(">"), found["prefill"].rstrip(">")
+    entry, _, arguments = decode.partition("<")
+    dims = "/".join(part for part in arguments.split(",") if part.isdigit())
+    entries = [entry] if decode == prefill else [entry, prefill.partition("<")[0]]
+    return f"{', '.join(entries)} {dims}"
 
 
 def shared(instance: Instance) -> str:
@@ -137,7 +196,8 @@ def as_json(chosen: Sequence[Instance], results: Sequence[Usage | Failure], vers
     shapes = {each.name: launch_shape(each.entry, each.arguments) or (None, None) for each in chosen}
     launches = {name: {"threads": shape[0], "dynamic_shared_bytes": shape[1]} for name, shape in shapes.items()}
     kernels = [asdict(result) | launches[result.kernel] for result in results]
-    return json.dumps({"nvrtc": version, "seconds": round(seconds, 1), "kernels": kernels}, indent=1) + "\n"
+    figures = {"nvrtc": version, "seconds": round(seconds, 1), "kernels": kernels, "paths": paths()}
+    return json.dumps(figures, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,10 @@ class Global {
 
   PC_MEMBER T load(pc_int64 i, PC_SITE) const { return read<T>(i, site); }
   PC_MEMBER void store(pc_int64 i, T value, PC_SITE) const { write(i, value, site); }
+  PC_MEMBER T load_if(bool condition, pc_int64 i, PC_SITE) const { return condition ? read<T>(i, site) : T{}; }
+  PC_MEMBER void store_if(bool condition, pc_int64 i, T value, PC_SITE) const {
+    if (condition) write(i, value, site);
+  }
   PC_MEMBER pc_vector load_vector(pc_int64 i, PC_SITE) const { return read<pc_vector>(i, site); }
   PC_MEMBER void store_vector(pc_int64 i, pc_vector value, PC_SITE) const { write(i, value, site); }
   PC_MEMBER pc_vector load_vector_once(pc_int64 i, PC_SITE) const { return read<pc_vector>(i, site); }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
 from pagecore.arrays.cuda import use_runtime
 from pagecore.ops.cuda import report, usage
-from pagecore.ops.cuda._shapes import launch_shape
+from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
 from pagecore.ops.cuda.manifest import Instance, instance, instances
-from pagecore.ops.cuda.report import main
+from pagecore.ops.cuda.report import main, paths, paths_table
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
 from tests.arrays.fake_runtime import FakeRuntime
 
@@ -58,6 +59,63 @@ def test_attention_kernels_tell_what_they_are_launched_with(entry):
 )
 def test_decode_and_prefill_must_not_spill(source, strict):
     assert must_not_spill(Instance("a<1>", "a", source, ("1",))) == strict
+
+
+# By dims of a call, those of the smallest instance that holds them.
+@pytest.mark.parametrize(
+    ("dims", "served"),
+    [
+        ((8, 8), "64"),
+        ((64, 64), "64"),
+        ((72, 8), "96"),
+        ((80, 80), "96"),
+        ((112, 112), "128"),
+        ((64, 128), "128"),
+        ((160, 160), "192"),
+        ((192, 128), "192,128"),
+        ((136, 64), "192,128"),
+        ((128, 136), "192"),
+        ((200, 64), "256"),
+        ((256, 256), "256"),
+    ],
+)
+def test_the_matrix_kernels_serve_every_multiple_of_8_up_to_256(dims, served):
+    key, _, value = served.partition(",")
+    for dtype, element in (("float16", "pc_half"), ("bfloat16", "pc_bfloat16")):
+        for decode, full in itertools.product((False, True), repeat=2):
+            name = attention_kernel(*dims, dtype, dtype, dtype, decode=decode, full=full)
+            entry, kind = "decode" if decode else "prefill", "Full" if full else "Plain"
+            assert name == f"{entry}<{element},{key},{kind}{',' + value if value else ''}>"
+            assert instance(name).entry == entry
+
+
+@pytest.mark.parametrize(
+    ("dims", "dtypes", "aligned", "served"),
+    [
+        ((80, 80), ("float32",) * 3, True, "128"),
+        ((80, 80), ("bfloat16",) * 3, False, "128"),
+        ((64, 64), ("bfloat16", "float16", "float16"), True, "64"),
+        ((64, 64), ("float16", "float16", "bfloat16"), True, "64"),
+        ((100, 100), ("float16",) * 3, True, "128"),
+        ((64, 4), ("float16",) * 3, True, "64"),
+        ((264, 8), ("float16",) * 3, True, "512"),
+    ],
+)
+def test_the_general_kernel_serves_the_others(dims, dtypes, aligned, served):
+    for decode in (False, True):
+        name = attention_kernel(*dims, *dtypes, aligned=aligned, decode=decode, full=True)
+        assert name == f"general<{served},Full>"
+
+
+def test_paths_are_reported_with_the_kernels(measured, monkeypatch, capsys):
+    lines = [line.split("  ") for line in paths_table().splitlines()]
+    cells = {line[0].strip(): [cell.strip() for cell in line[1:] if cell.strip()] for line in lines}
+    assert cells["head dims"] == ["float16", "bfloat16", "16-bit, rows not at 16 bytes", "mixed dtypes", "float32"]
+    assert cells["80"] == ["decode, prefill 96", "decode, prefill 96", "general 128", "general 128", "general 128"]
+    assert cells["192, values 128"][:3] == ["decode, prefill 192/128"] * 2 + ["general 256"]
+    monkeypatch.setattr(report, "instances", lambda: (Instance("prefill<T>", "prefill", "a.cu", ("T", "64", "Plain")),))
+    assert main(["--arch", "sm_80"]) == 0
+    assert paths_table() in capsys.readouterr().out
 
 
 def test_real_figures_come_from_the_compiler(nvrtc, toys):
@@ -110,6 +168,13 @@ def test_a_spill_in_decode_is_a_fault_and_elsewhere_none(measured, capsys):
     assert main(["--arch", "sm_80", "--kernel", "add"]) == 0
 
 
+def test_a_stack_in_decode_is_a_fault_even_without_a_spill(measured, capsys):
+    measured["spill<8>", "sm_80"] = Usage("spill<8>", "sm_80", 200, 16, 0, 0, 0)
+    assert main(["--arch", "sm_80"]) == 1
+    told = capsys.readouterr().err
+    assert told == "spill<8> for sm_80 has a stack of 16 bytes; decode and prefill must have none\n"
+
+
 def test_a_kernel_that_failed_is_a_fault_with_its_log(measured, capsys):
     for name in ("add<float,1>", "add<float,2>"):
         measured[name, "sm_80"] = Failure(name, "sm_80", "refused:\ntoy.cu(3): error")
@@ -136,6 +201,7 @@ def test_all_figures_go_to_json(measured, capsys, tmp_path):
             "dynamic_shared_bytes": None,
         }
     ]
+    assert written["paths"] == paths()
     capsys.readouterr()
     assert main(["--arch", "sm_80", "--kernel", "pc_half,2", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["kernels"] == written["kernels"]

@@ -1,0 +1,18 @@
+# The attention kernel that serves a call, and its launch shape.
+from pagecore.ops.cuda.abi_attention cimport PcLaunchShape
+
+
+# The properties of a call that select its kernel.
+cdef struct KernelQuery:
+    int head_dim
+    int value_dim
+    int query_type  # PcFloat, here and below
+    int key_type
+    int value_type
+    bint aligned  # every row of query, keys, values and output begins at a multiple of 16 bytes
+    bint full     # softcap, ALiBi or a mask
+
+
+# Return the name of the kernel for few queries (decode) or for prompts, and write how it is launched to `shape`.
+# UnsupportedOption where the selected variant has no instance for the call.
+cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape)

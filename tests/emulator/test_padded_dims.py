@@ -1,0 +1,1 @@
+from tests.cuda.padded_dims import *  # noqa: F403
