@@ -392,6 +392,42 @@ def test_a_capture_without_what_it_needs_is_refused(cuda):
         cuda.capture(lambda stream: paged_attention(**{**arrays, "seq_lens": [1] * 6}, stream=stream))
     with pytest.raises(DeviceError, match=r"being captured, and a call without a plan.*pass a plan"):
         cuda.capture(lambda stream: paged_attention(**arrays, stream=stream))
-    plan = there.plan()
+    plan = AttentionPlan(
+        num_query_heads=8, num_kv_heads=2, device=cuda.device, max_sequences=6, max_tokens=len(case.query)
+    )
+    plan_attention(case.options["cu_query_lens"], case.seq_lens, num_query_heads=8, num_kv_heads=2, out=plan)
     with pytest.raises(DeviceError, match="run the call once before the capture"):
         cuda.capture(lambda stream: paged_attention(**arrays, plan=plan, stream=stream))
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_capture_refuses_a_plan_that_may_grow(cuda, is_warm):
+    """A larger batch would free the buffers that the graph reads."""
+    case = make_case(DECODED)
+    there = DeviceCase(cuda, case)
+    plan = there.plan()
+    if is_warm:
+        paged_attention(**there.arrays, out=there.out, plan=plan)
+    cuda.runtime.fill(there.out.pointer, 0xFF, there.out.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    with pytest.raises(DeviceError, match=r"plan has no fixed size.*max_sequences=2, max_tokens=2"):
+        cuda.capture(lambda stream: paged_attention(**there.arrays, out=there.out, plan=plan, stream=stream))
+    assert (cuda.get(there.out).view(np.uint8) == 0xFF).all()
+    plan_attention(None, [10] * 500, num_query_heads=8, num_kv_heads=2, out=plan)  # grows as before
+    plan_attention(None, case.seq_lens, num_query_heads=8, num_kv_heads=2, out=plan)
+    compare(case, there.run(plan=plan))
+
+
+def test_a_graph_of_a_fixed_plan_outlives_larger_and_smaller_batches(cuda):
+    case = make_case(DECODED)
+    there = DeviceCase(cuda, case)
+    plan, make = fixed_plan(cuda, case, 500)
+    make(case.seq_lens)
+    paged_attention(**there.arrays, out=there.out, plan=plan)
+    replay = cuda.capture(lambda stream: paged_attention(**there.arrays, out=there.out, plan=plan, stream=stream))
+    for lens in ([10] * 500, [7], case.seq_lens):
+        make(lens)
+    cuda.runtime.fill(there.out.pointer, 0xFF, there.out.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    replay()
+    assert_output_close(cuda.get(there.out), case.expect()[0], case.magnitude())

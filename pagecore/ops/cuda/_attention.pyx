@@ -215,16 +215,22 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
 
 
 cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const Place* place) except -1:
+    cdef bint capturing = runtime().is_capturing(place.stream)
+    if capturing and not plan.is_fixed:
+        raise DeviceError(
+            f"plan has no fixed size and stream {place.stream:#x} is being captured; a later batch may replace the "
+            "memory that the graph reads: capture with an AttentionPlan made with "
+            f"max_sequences={p.num_sequences}, max_tokens={p.num_tokens} or more"
+        )
     plan.reserve_workspace(p.value_dim, place.stream)
     work.layout = plan.layout
     work.buffer = plan.address
     work.workspace = plan.workspace
     work.has_plan = True
     # A graph is captured once and runs other plans later.
-    cdef bint known = not runtime().is_capturing(place.stream)
     cdef int section
     for section in range(PC_NUM_SECTIONS):
-        work.num_items[section] = plan.head.num_items[section] if known else UNKNOWN
+        work.num_items[section] = UNKNOWN if capturing else plan.head.num_items[section]
     return 0
 
 
