@@ -39,6 +39,8 @@ class Inputs:
         The same of the columns before them; None where the pass does not say.
     ids : Ids or None
         None where ids do not say what the tokens are: there are embeddings, images, or whatever else a model takes.
+    given_ids : Ids or None
+        The ids in any case; None where there are none.
     positions : Ids or None
         ``[batch or 1, columns]``; None where the model counts columns.
     """
@@ -46,6 +48,7 @@ class Inputs:
     is_token: Mask
     past: Mask | None
     ids: Ids | None
+    given_ids: Ids | None
     positions: Ids | None
 
     @property
@@ -73,9 +76,13 @@ def read_inputs(given: Mapping[str, Any], num_past: int) -> Inputs:
             "more: crop() the cache, or leave the generation with reset() or begin()"
         )
     past, is_token = _read_masks(given.get("attention_mask"), batch, columns, num_past)
-    if any(_speaks(name, value) for name, value in given.items()):
-        ids = None
-    return Inputs(is_token, past, ids, _read_positions(given.get("position_ids"), columns))
+    known = None if says_more_than_ids(given) else ids
+    return Inputs(is_token, past, known, ids, _read_positions(given.get("position_ids"), columns))
+
+
+def says_more_than_ids(given: Mapping[str, Any]) -> bool:
+    """Return True if an argument of a model's forward may say more of the tokens than their ids."""
+    return any(_speaks(name, value) for name, value in given.items())
 
 
 def read_ids(ids: torch.Tensor) -> Ids:
