@@ -14,7 +14,7 @@ from pagecore.arrays.array_view cimport (
     try_reshape,
 )
 
-from pagecore.arrays.refusals import IndexOutOfRange
+from pagecore.arrays.refusals import IndexOutOfRange, brief
 from pagecore.errors import ShapeError, UnsupportedOption
 
 cdef extern from "Python.h":
@@ -40,15 +40,6 @@ cdef int64_t read_integer(object number, str what) except? -1:
         raise ShapeError(f"{what} is {brief(number)}; it must fit 64 bits") from None
     except TypeError:  # an array of several numbers
         raise ShapeError(f"{what} is {brief(number)}; it must be an integer") from None
-
-
-cdef str brief(object value):
-    """A repr that cannot flood a message, nor fail."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 cdef int read_integers(object numbers, int64_t* out, str what) except -1:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
 from pagecore.arrays.dtypes import DType, as_dtype
+from pagecore.arrays.frameworks import is_instance
 from pagecore.arrays.refusals import ExportRefused
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -20,6 +21,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def no_array(obj: object) -> PagecoreError:
     """Return the error for something that has no memory to view."""
+    if is_instance(obj, "jax.core", "Tracer"):
+        return UnsupportedOption(
+            "the array is traced by JAX (under jax.jit, vmap or grad) and has no memory yet; there, call write_kv and "
+            "paged_attention of pagecore.interop.jax"
+        )
     return UnsupportedDtype(
         f"a {type(obj).__name__} is no array; a tensor views NumPy, torch, JAX and CuPy arrays, DLPack producers, "
         "array interfaces and buffers without a copy: make an array of it first, e.g. numpy.asarray(x, dtype)"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagecore.arrays import results
+from pagecore.arrays import results, strided
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from tests.cuda.attention_cases import INDICES, DeviceCase, check, compare
@@ -171,6 +171,31 @@ def test_one_plan_serves_all_layers(cuda):
         assert cuda.runtime.launched.count("plan") == 0
 
 
+@pytest.mark.parametrize("dtype", [BF16, {}], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("batch_invariant", [None, False, True], ids=["no plan", "plan", "batch-invariant plan"])
+def test_out_may_be_the_query_itself(cuda, batch_invariant, dtype):
+    plain = {"query_dtype": "float32", "cache_dtype": "float32"} | dtype
+    for shape in (replace(MIXED, seq_lens=(300, 77, 5, 0, 1500, 64), **plain), replace(DECODED, **plain)):
+        case = make_case(shape)
+        there = DeviceCase(cuda, case)
+        plan = None if batch_invariant is None else there.plan(batch_invariant=batch_invariant, num_workers=24)
+        compare(case, there.run(plan=plan, out=there.arrays["query"]))
+
+
+def test_out_in_memory_that_a_call_reads_is_refused(cuda):
+    case = make_case(MIXED)
+    there = DeviceCase(cuda, case)
+    query, cache = there.arrays["query"], there.arrays["key_cache"]
+    shape, row, memory = query.shape, query.strides, cuda.empty((100_000,), "bfloat16")
+    backwards = strided(query.reshape(-1), shape, (-row[0], *row[1:]), (shape[0] - 1) * row[0])
+    with pytest.raises(UnsupportedOption, match="out shares memory with query and is not that array"):
+        there.run(out=backwards)
+    with pytest.raises(UnsupportedOption, match="out shares memory with key_cache"):
+        there.run(key_cache=strided(memory, cache.shape), out=strided(memory, shape))
+    with pytest.raises(ShapeError, match=r"out has strides .*elements share memory"):
+        there.run(out=strided(there.out.reshape(-1), shape, (0, *row[1:])))
+
+
 @pytest.mark.parametrize("has_plan", [True, False])
 def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkeypatch, has_plan):
     """Lengths, tables and the plan are written anew between replays; memory, grids and arguments stay.
@@ -284,7 +309,7 @@ def test_plans_for_other_calls_are_refused(cuda):
     there = DeviceCase(cuda, case)
     with pytest.raises(DeviceError, match="plan is on cpu"):
         there.run(plan=there.plan(device="cpu"))
-    with pytest.raises(ShapeError, match="plan is for 4/2 heads"):
+    with pytest.raises(ShapeError, match=r"8 heads; the batch is planned for 4 query heads \(num_query_heads"):
         there.run(plan=there.plan(num_query_heads=4))
     with pytest.raises(ShapeError, match="causal=False"):
         there.run(plan=there.plan(causal=False))
