@@ -19,8 +19,8 @@ def position_number(position: Any) -> int:
         return position
     if is_instance(position, "jax.core", "Tracer"):
         raise UnsupportedOption(
-            "position is traced by JAX (under jax.jit) and has no value yet; mark it static (static_argnames), and call "
-            "the cache outside of the traced function"
+            "position is traced by JAX (under jax.jit) and has no value yet; mark it static (static_argnames), and "
+            "call the cache outside of the traced function"
         )
     array = _on_host(position)
     if array is not None and array.size == 1 and array.dtype.kind in "iuO":

@@ -243,7 +243,7 @@ cdef str layout_hint(bint is_transposed):
     """A remedy for a query that would fit with its first two axes exchanged."""
     if not is_transposed:
         return ""
-    return "; query is [num_tokens, num_query_heads, head_dim], so pass query.transpose(1, 0, 2) if its heads come first"
+    return "; query is [num_tokens, num_query_heads, head_dim]: pass query.transpose(1, 0, 2) if its heads come first"
 
 
 cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) except -1:

@@ -40,7 +40,7 @@ cdef list arrays_beside(object arrays, str name, bint many, Py_ssize_t count, st
     cdef bint listed = isinstance(arrays, (list, tuple))
     if not many:
         if listed:
-            raise ShapeError(f"{name} is a {type(arrays).__name__}; beside one array it must be one array")
+            raise ShapeError(f"{name} is a {type(arrays).__name__}; beside one array as {others} it must be one array")
         return [arrays]
     if not listed:
         raise ShapeError(f"{name} is a {type(arrays).__name__}; beside a list of {others} it must be a list")

@@ -54,7 +54,9 @@ cdef int find_place(Place* place, Tensor first, str name, object example, object
     if first.device_type != CPU:
         return find_stream(place, example, stream)
     if stream is not None:
-        raise UnsupportedOption(f"stream is {brief(stream)}; host ops run at once in the calling thread: leave stream out")
+        raise UnsupportedOption(
+            f"stream is {brief(stream)}; host ops run at once in the calling thread: leave stream out"
+        )
     return 0
 
 

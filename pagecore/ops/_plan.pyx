@@ -322,7 +322,9 @@ def plan_attention(
             raise ShapeError(f"cu_query_lens has {cu.size()} entries and seq_lens {lens.size()}; it must have one more")
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
     if device_index(target.device) != number:
-        raise DeviceError(f"out is a plan on {target.device} and device is {brief(place)}; plan there, or leave device out")
+        raise DeviceError(
+            f"out is a plan on {target.device} and device is {brief(place)}; plan there, or leave device out"
+        )
     cdef size_t handle = 0
     if number is not None:
         handle = stream_handle(stream, framework_array(seq_lens), number)

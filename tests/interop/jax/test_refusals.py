@@ -198,3 +198,42 @@ def test_vmap_is_refused_but_not_a_map(jax, interop):
     rows, caches, slots = random_write()
     with pytest.raises(UnsupportedOption, match=r"write_kv under jax\.vmap"):
         jax.vmap(lambda keys, values: interop.write_kv(*rows, keys, values, slots))(*(cache[None] for cache in caches))
+
+
+def test_functions_of_pagecore_say_where_those_for_traced_arrays_are(jax, interop):
+    """Under jax.jit an array has no memory that they could read or write."""
+    cache = np.zeros((3, 4, 2, 8), np.float32)
+    spec = pagecore.AttentionSpec(2, 8, dtype="float32", num_query_heads=2)
+    paged = pagecore.PagedKVCache(spec, num_layers=1, num_blocks=4)
+    batch = paged.prepare([paged.add_sequence(range(2))], 2)
+    static = pagecore.StaticKVCache(spec, 1, 1, 8)
+    calls = {
+        "write_kv": lambda new: pagecore.write_kv(new, new, cache, cache.copy(), [4, 5]),
+        "paged_attention": lambda new: pagecore.paged_attention(new, cache, cache, [[1], [2]], [1, 2]),
+        "write": lambda new: paged.write(0, new, new, batch),
+        "attend": lambda new: paged.attend(0, new, batch),
+        "update": lambda new: static.update(0, new[None], new[None], 0),
+        "merge_attention": lambda new: pagecore.merge_attention(new, new[..., 0], new, new[..., 0]),
+        "copy_blocks": lambda new: pagecore.copy_blocks(new, [(1, 1)]),
+    }
+    for call in calls.values():
+        with pytest.raises(UnsupportedOption, match=r"(query|key|out_a|caches): .* traced .* pagecore\.interop\.jax"):
+            jax.jit(call)(jax.numpy.zeros((2, 2, 8), np.float32))
+    with pytest.raises(UnsupportedOption, match=r"position is traced by JAX .*static_argnames"):
+        jax.jit(lambda at: static.update(0, cache[:1, :2, :1], cache[:1, :2, :1], at))(3)
+
+
+def test_one_array_given_as_both_caches_stays_two_results_or_is_refused(jax, interop):
+    """XLA copies what it cannot donate twice: a result is a value of its own."""
+    cache, new = jax.numpy.zeros((3, 4, 2, 8)), jax.numpy.ones((2, 2, 8))
+    slots = jax.numpy.array([4, 5])
+    write = interop.jit(
+        lambda keys, values: interop.write_kv(new, 2 * new, keys, values, slots), caches=("keys", "values")
+    )
+    with pytest.raises((UnsupportedOption, jax.errors.JaxRuntimeError, ValueError)):
+        write(cache, cache)
+    cache = jax.numpy.zeros((3, 4, 2, 8))
+    keys, values = jax.jit(lambda both: interop.write_kv(new, 2 * new, both, both, slots, copy=None))(cache)
+    assert (np.asarray(keys)[1, 0] == 1).all()
+    assert (np.asarray(values)[1, 0] == 2).all()
+    assert not np.asarray(cache).any()
