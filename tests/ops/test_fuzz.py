@@ -194,10 +194,12 @@ def draw(random: np.random.Generator) -> tuple[str, Callable[..., Any], dict[str
     return name, call, given, changed
 
 
-def attempt(name: str, call: Callable[..., Any], given: dict[str, Any], changed: list[str]) -> PagecoreError | None:
+def attempt(
+    name: str, call: Callable[..., Any], given: dict[str, Any], changed: list[str], *arguments: Any
+) -> PagecoreError | None:
     """Return the typed error of a call, if any; an error of another type fails the test."""
     try:
-        call(**given)
+        call(*arguments, **given)
     except PagecoreError as error:
         return error
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Listed
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, StoredKeys, mark_stored
@@ -83,6 +85,10 @@ class PagedCache(Cache):  # type: ignore[misc]
         _check_implementation(model)
         if layers is None:
             layers = specs_of_model(config, str(model.dtype).removeprefix("torch."))
+        if not isinstance(layers, list | tuple):
+            raise UnsupportedOption(
+                f"layers is a {type(layers).__name__}; it must be a list with a spec for each layer"
+            )
         if len(layers) != config.num_hidden_layers:
             raise ShapeError(f"layers has {len(layers)} specs; the model has {config.num_hidden_layers} layers")
         if _depends_on_length(config):
@@ -235,7 +241,13 @@ class PagedCache(Cache):  # type: ignore[misc]
         UnsupportedOption
             A sliding window has given back keys that would be seen again: more was cropped than the last pass brought.
         """
-        count = -tokens_to_remove if tokens_to_remove <= 0 else max(0, self.get_seq_length() - tokens_to_remove)
+        try:
+            number = operator.index(tokens_to_remove)
+        except Exception:
+            raise UnsupportedOption(
+                f"tokens_to_remove is {brief(tokens_to_remove)}; it must be an integer: minus the columns to remove"
+            ) from None
+        count = -number if number <= 0 else max(0, self.get_seq_length() - number)
         pending = self._pending()
         if self._forward is not None and 0 < count <= pending:
             self._forward.commit(pending - count)

@@ -87,7 +87,7 @@ def says_more_than_ids(given: Mapping[str, Any]) -> bool:
 
 def read_ids(ids: torch.Tensor) -> Ids:
     """Token ids ``[batch, columns]``."""
-    if getattr(ids, "ndim", None) != 2:
+    if _num_axes(ids) != 2:
         raise ShapeError(f"input_ids is {_told(ids)}; it must be [batch, columns]")
     return read_integers(ids, "input_ids", "[batch, columns]")
 
@@ -106,7 +106,7 @@ def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> 
     """A padding mask of all columns; all are tokens where it is None."""
     if mask is None:
         return np.ones((batch, columns), np.bool_)
-    if getattr(mask, "ndim", None) != 2:
+    if _num_axes(mask) != 2:
         raise UnsupportedOption(
             f"attention_mask is {_told(mask)}; a paged cache takes the padding mask [batch, columns] and does the rest"
         )
@@ -143,6 +143,13 @@ def _speaks(name: str, value: Any) -> bool:
     return not isinstance(value, Mapping) or any(_speaks("", each) for each in value.values())
 
 
+def _num_axes(array: object) -> Any:
+    """The axes of an array; None for anything else, whatever it answers."""
+    try:
+        return getattr(array, "ndim", None)
+    except Exception:
+        return None
+
+
 def _told(value: object) -> str:
-    shape = getattr(value, "shape", None)
-    return f"a {type(value).__name__}" if shape is None else f"of shape {tuple(shape)}"
+    return f"a {type(value).__name__}" if _num_axes(value) is None else f"of shape {tuple(getattr(value, 'shape', ()))}"

@@ -9,6 +9,7 @@ alone::
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
@@ -17,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache, Sequence
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.storage.checks import at_least
 
@@ -153,7 +155,18 @@ class Rows:
 
     def repeat(self, repeats: int) -> None:
         """Let each row become `repeats` rows that share its blocks."""
-        self.select([row for row in range(len(self)) for _ in range(at_least("repeats", repeats))])
+        try:
+            count = at_least("repeats", operator.index(repeats))
+        except PagecoreError:
+            raise
+        except Exception:
+            raise ShapeError(f"repeats is {brief(repeats)}; it must be an integer of at least 1") from None
+        if len(self) * count > self.cache.max_sequences:
+            raise OutOfRows(
+                f"repeats is {count} and the cache has {len(self)} rows, which makes {len(self) * count} of at most "
+                f"{self.cache.max_sequences}; make the cache with a larger max_sequences"
+            )
+        self.select([row for row in range(len(self)) for _ in range(count)])
 
     def reusable_ids(self, inputs: Inputs) -> Ids | None:
         """The ids of new columns; None where their keys, or those before them, are not what ids and positions make.

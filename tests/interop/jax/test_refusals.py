@@ -9,6 +9,7 @@ import pagecore
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.jax.on_jax import random_write
 from tests.ops.cases import Shape, make_case
+from tests.ops.test_fuzz import attempt, foreign_values, names
 
 SHAPE = Shape(seq_lens=(37, 5), query_lens=(3, 2))
 NARROW = np.ones(3, np.float32)
@@ -33,7 +34,7 @@ ATTENTION = [
     ({"seq_lens": [[1]]}, ShapeError, "seq_lens has shape"),
     ({"seq_lens": [1]}, ShapeError, "block_table has shape .* axis 0 must have length 1"),
     ({"block_table": [1, 2]}, ShapeError, "block_table has shape"),
-    ({"block_table": [[1], [2, 3]]}, ShapeError, "block_table is no array of integers"),
+    ({"block_table": [[1], [2, 3]]}, ShapeError, "block_table is not an array of integers"),
     ({"block_table": zeros(2, 4, dtype=np.uint32)}, None, ""),
     ({"block_table": np.full((2, 4), 2**40)}, ShapeError, "past int32, and JAX would cut it; set jax_enable_x64"),
     ({"rows": [0]}, ShapeError, "rows has shape"),
@@ -237,3 +238,28 @@ def test_one_array_given_as_both_caches_stays_two_results_or_is_refused(jax, int
     assert (np.asarray(keys)[1, 0] == 1).all()
     assert (np.asarray(values)[1, 0] == 2).all()
     assert not np.asarray(cache).any()
+
+
+@pytest.mark.filterwarnings("ignore")  # of JAX, on what it makes of nonsense
+@pytest.mark.parametrize("operation", ["paged_attention", "write_kv"])
+def test_foreign_arguments_are_refused_by_name_when_a_function_is_traced(jax, interop, operation):
+    ones, ids = jax.numpy.ones, jax.numpy.array
+    caches = {"key_cache": ones((6, 4, 2, 8)), "value_cache": ones((6, 4, 2, 8)), "layer": None, "layout": "NHD"}
+    caches |= {"key_scale": 1.0, "value_scale": ones(2)}
+    attention = {"query": ones((3, 4, 8)), "block_table": ids([[1, 2], [3, 4]]), "seq_lens": ids([5, 2])}
+    attention |= {"rows": ids([0, 1]), "cu_query_lens": ids([0, 2, 3]), "scale": 1.0, "causal": True, "window": 3}
+    attention |= {
+        "softcap": 0.0,
+        "sinks": ones(4),
+        "alibi_slopes": ones(4),
+        "mask": ones(12, bool),
+        "return_lse": False,
+    }
+    writing = {"key": ones((3, 2, 8)), "value": ones((3, 2, 8)), "slot_mapping": ids([4, 5, -1]), "copy": None}
+    good = caches | (attention if operation == "paged_attention" else writing)
+    for name in good:
+        for value in foreign_values(np.random.default_rng(3)):
+            given = good | {name: value}
+            trace = lambda given=given: jax.eval_shape(lambda: getattr(interop, operation)(**given))  # noqa: E731
+            error = attempt(operation, trace, {}, [])
+            assert error is None or names(error, name), (name, str(error))
