@@ -82,13 +82,7 @@ def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
     load = GpuLoad(gpu, shape, case.dtype, sets, case.block_size)
     query = load.query(shape.sequences)
     outs = gpu.random((sets, *query.shape), case.dtype)
-    plan = pagecore.plan_attention(
-        None,
-        [shape.context] * shape.sequences,
-        num_query_heads=shape.query_heads,
-        num_kv_heads=shape.kv_heads,
-        device=gpu.name,
-    )
+    plan = load.plan(None, shape.sequences)
     calls = [_call(query, load, table, out, plan) for table, out in zip(load.tables, outs, strict=True)]
     subject = gpu.job(in_turn(calls))
     controls = {COPY: gpu.job(in_turn(copies(gpu, nbytes // 2, sets)))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pagecore
 from bench.attention_load import Shape
 from bench.gpu import Gpu
 
@@ -46,3 +47,12 @@ class GpuLoad:
         key, value = (plane[part].double() for plane in self.contiguous(batch))
         scores = key @ query.double() / self.shape.dim**0.5
         return self.gpu.torch.softmax(scores, 0) @ value
+
+    def plan(self, cu_query_lens: list[int] | None, num_tokens: int) -> pagecore.AttentionPlan:
+        """Return a plan of a batch; on a GPU of fixed size, the only kind that a graph may capture."""
+        shape = self.shape
+        heads = {"num_query_heads": shape.query_heads, "num_kv_heads": shape.kv_heads}
+        device = self.gpu.name
+        sizes = {} if device == "cpu" else {"max_sequences": shape.sequences, "max_tokens": num_tokens}
+        plan = pagecore.AttentionPlan(**heads, **sizes, device=device)  # type: ignore[arg-type]
+        return pagecore.plan_attention(cu_query_lens, [shape.context] * shape.sequences, **heads, out=plan)

@@ -89,13 +89,7 @@ def _prefill(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
     out = gpu.torch.empty_like(query)
     starts = [i * shape.context for i in range(shape.sequences + 1)]
     cu_query_lens = gpu.torch.tensor(starts, dtype=gpu.torch.int32, device=gpu.place)
-    plan = pagecore.plan_attention(
-        starts,
-        [shape.context] * shape.sequences,
-        num_query_heads=shape.query_heads,
-        num_kv_heads=shape.kv_heads,
-        device=gpu.name,
-    )
+    plan = load.plan(starts, starts[-1])
     subject = gpu.job(in_turn([_call(query, load, cu_query_lens, out, plan)], PROMPTS))
     by_sequence = query.unflatten(0, (shape.sequences, shape.context)).transpose(1, 2).contiguous()
     controls: dict[str, Job] = {}

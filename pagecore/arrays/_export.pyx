@@ -22,7 +22,7 @@ from pagecore.arrays.dlpack cimport (
     DLTensor,
 )
 
-from pagecore.arrays.refusals import ExportRefused
+from pagecore.arrays.refusals import ExportRefused, brief
 
 cdef extern from "Python.h":
     bint Py_IsInitialized() nogil
@@ -156,8 +156,10 @@ cdef object export_capsule(const ArrayView& view, object owner, object max_versi
         max_version = (0, 0)
     try:
         major, minor = map(int, max_version)
-    except (TypeError, ValueError):
-        raise ExportRefused(f"max_version is {max_version!r}; it must be (major, minor) or None") from None
+    except MemoryError:
+        raise
+    except Exception:
+        raise ExportRefused(f"max_version is {brief(max_version)}; it must be (major, minor) or None") from None
     if major < 1:
         unversioned = export_unversioned(view, owner)
         try:

@@ -14,7 +14,9 @@ from pagecore.arrays.array_view cimport (
     try_reshape,
 )
 
-from pagecore.arrays.refusals import IndexOutOfRange
+from itertools import islice
+
+from pagecore.arrays.refusals import IndexOutOfRange, brief
 from pagecore.errors import ShapeError, UnsupportedOption
 
 cdef extern from "Python.h":
@@ -38,28 +40,32 @@ cdef int64_t read_integer(object number, str what) except? -1:
         return PyNumber_AsSsize_t(number, PyExc_OverflowError)
     except OverflowError:
         raise ShapeError(f"{what} is {brief(number)}; it must fit 64 bits") from None
-    except TypeError:  # an array of several numbers
+    except MemoryError:
+        raise
+    except Exception:  # an array of several numbers, or an object whose conversion fails
         raise ShapeError(f"{what} is {brief(number)}; it must be an integer") from None
 
 
-cdef str brief(object value):
-    """A repr that cannot flood a message, nor fail."""
+cdef object axes_of(object number):
+    """The axes of an array; 0 for anything else."""
     try:
-        text = repr(value)
+        return getattr(number, "ndim", 0)
     except Exception:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 80 else text[:77] + "..."
+        return 0
 
 
 cdef int read_integers(object numbers, int64_t* out, str what) except -1:
     """At most kMaxDims integers into `out`, from one integer or any iterable of them; how many there were."""
-    if PyIndex_Check(numbers) and getattr(numbers, "ndim", 0) == 0:
+    cdef int count = 0
+    cdef tuple items
+    if PyIndex_Check(numbers) and axes_of(numbers) == 0:
         out[0] = read_integer(numbers, what)
         return 1
-    cdef int count = 0
     try:
-        items = iter(numbers)
-    except TypeError:
+        items = tuple(islice(numbers, kMaxDims + 1))
+    except MemoryError:
+        raise
+    except Exception:
         raise ShapeError(f"{what} is {brief(numbers)}; it must be an integer or a sequence of integers") from None
     for item in items:
         if count == kMaxDims:
@@ -125,8 +131,10 @@ cdef int apply_integer(ArrayView* view, int axis, object number) except -1:
         index = PyNumber_AsSsize_t(number, PyExc_OverflowError)
     except OverflowError:
         index = INT64_MAX
-    except TypeError as error:
-        raise UnsupportedOption(f"{brief(number)} is no integer index: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedOption(f"{brief(number)} is not an integer index: {brief(error)}") from None
     if index < -length or index >= length:
         raise IndexOutOfRange(f"index {brief(number)} is outside axis {axis} of length {length}")
     view.data += (index + length if index < 0 else index) * view.strides[axis]
@@ -137,8 +145,10 @@ cdef int apply_slice(ArrayView* view, int axis, object span) except -1:
     cdef Py_ssize_t start, stop, step, length
     try:
         PySlice_Unpack(span, &start, &stop, &step)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{brief(span)} is no slice of integers with a step: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ShapeError(f"{brief(span)} is not a slice of integers with a step: {brief(error)}") from None
     length = PySlice_AdjustIndices(view.shape[axis], &start, &stop, step)
     if length > 0:
         view.data += start * view.strides[axis]
@@ -190,7 +200,7 @@ cdef int apply_index(ArrayView* view, object index) except -1:
 
 
 cdef bint is_integer(object part):
-    return PyIndex_Check(part) and not isinstance(part, bool) and getattr(part, "ndim", 0) == 0
+    return PyIndex_Check(part) and not isinstance(part, bool) and axes_of(part) == 0
 
 
 cdef int keep_axis(ArrayView* view, int kept, int64_t length, int64_t stride) except -1:

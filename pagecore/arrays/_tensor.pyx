@@ -38,8 +38,8 @@ import numpy as np
 
 from pagecore.arrays import foreign
 from pagecore.arrays.dtypes import DTYPES, as_dtype
-from pagecore.arrays.refusals import ExportRefused
-from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.arrays.refusals import ExportRefused, brief
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/arrays/numpy_array.hpp" namespace "pagecore" nogil:
     cdef struct NumPyArray:
@@ -242,14 +242,18 @@ cdef class Tensor:
             A BufferError: another device, a stream for host memory, a read-only tensor for a consumer from before
             DLPack 1.0, or strides that are no multiple of the item size.
         """
-        if dl_device is not None and dl_device != self.__dlpack_device__():
-            raise ExportRefused(f"the tensor is on {self.device}, not on DLPack device {dl_device!r}; copy it there")
+        if dl_device is not None and not is_device(dl_device, self.device_type, self.device_id):
+            raise ExportRefused(
+                f"the tensor is on {self.device}, not on DLPack device {brief(dl_device)}; copy it there"
+            )
+        if copy is not None and copy is not True and copy is not False:
+            raise ExportRefused(f"copy is {brief(copy)}; it must be True, False or None")
         if self.device_type != CPU:
             if copy:
                 raise ExportRefused("this version copies host memory only; copy the CUDA tensor in its own framework")
             foreign.order_streams(self.owner, stream)
         elif stream is not None:
-            raise ExportRefused(f"stream is {stream!r}; host memory has no streams: pass None")
+            raise ExportRefused(f"stream is {brief(stream)}; host memory has no streams: pass None")
         if copy:
             owned = copy_of(self)
             return export_capsule(owned.view(), owned.owner, max_version, True)
@@ -274,6 +278,15 @@ cdef class Tensor:
         buffer.strides = <Py_ssize_t*>self.strides_ if flags & PyBUF_STRIDES == PyBUF_STRIDES else NULL
         buffer.suboffsets = NULL
         buffer.internal = NULL
+
+
+cdef bint is_device(object device, int device_type, int device_id):
+    """Whether (type, number) of DLPack, with an enumeration of a framework in the first place, names the device."""
+    try:
+        kind, number = device
+        return bool(int(kind) == device_type and int(number) == device_id)
+    except Exception:
+        return False
 
 
 cdef Tensor tensor_of(const ArrayView& view, object owner):
@@ -393,6 +406,16 @@ cpdef Tensor as_tensor(object obj):
     if exchange is not None:
         owner = import_exchange(obj, exchange, &view)
         return tensor_of(view, owner)
+    try:
+        return foreign_tensor(obj)
+    except (PagecoreError, MemoryError):
+        raise
+    except Exception as error:
+        raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {brief(error)}") from error
+
+
+cdef Tensor foreign_tensor(object obj):
+    cdef ArrayView view
     if PyObject_TypeCheck(obj, <PyTypeObject*>_ndarray):  # isinstance would believe a __class__ that lies
         return tensor_of_numpy(foreign.without_mask(obj))
     if PyCapsule_CheckExact(obj):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pagecore.arrays import cuda
+from pagecore.arrays.refusals import brief
 from pagecore.errors import DeviceError
 
 _CUDA = re.compile(r"cuda(?::([0-9]{1,4}))?")
@@ -16,13 +17,20 @@ def device_index(device: object) -> int | None:
     ``"cuda"`` is ``"cuda:0"``, whatever a framework holds to be the current device. Whether there is such a device is
     asked by whoever wants something of it.
     """
-    name = str(device)
+    name = device if type(device) is str else _name_of(device)
     if name in ("cpu", "cpu:0"):
         return None
     match = _CUDA.fullmatch(name)
     if match is None:
         raise DeviceError(f"device is {name[:80]!r}; it must be 'cpu', 'cuda' or one of several such as 'cuda:1'")
     return int(match[1] or 0)
+
+
+def _name_of(device: object) -> str:
+    try:
+        return str(device)
+    except Exception:
+        raise DeviceError(f"device is {brief(device)}; it must be 'cpu', 'cuda' or one such as 'cuda:1'") from None
 
 
 def device_name(device: object) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 
 from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
 from pagecore.arrays.dtypes import DType, as_dtype
-from pagecore.arrays.refusals import ExportRefused
+from pagecore.arrays.frameworks import is_instance
+from pagecore.arrays.refusals import ExportRefused, brief
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def no_array(obj: object) -> PagecoreError:
     """Return the error for something that has no memory to view."""
+    if is_instance(obj, "jax.core", "Tracer"):
+        return UnsupportedOption(
+            "the array is traced by JAX (under jax.jit, vmap or grad) and has no memory yet; there, call write_kv and "
+            "paged_attention of pagecore.interop.jax"
+        )
     return UnsupportedDtype(
         f"a {type(obj).__name__} is no array; a tensor views NumPy, torch, JAX and CuPy arrays, DLPack producers, "
         "array interfaces and buffers without a copy: make an array of it first, e.g. numpy.asarray(x, dtype)"
@@ -102,14 +108,17 @@ def assign(target: Tensor, value: object) -> None:
     from pagecore.arrays._tensor import as_tensor
 
     array: Array = target.numpy()
-    if hasattr(value, "__dlpack__"):
-        # What NumPy has no dtype for (bfloat16 of torch) goes through a tensor, the rest through NumPy alone.
-        with suppress(PagecoreError):
+    # What NumPy has no dtype for (bfloat16 of torch) goes through a tensor, the rest through NumPy alone.
+    with suppress(PagecoreError):
+        if hasattr(type(value), "__dlpack__"):
             value = as_tensor(value).numpy()
     try:
         array[...] = value
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ShapeError(f"the value does not fit shape {target.shape}, dtype {target.dtype}: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        text = f"the value does not fit shape {target.shape}, dtype {target.dtype}: {brief(error)}"
+        raise ShapeError(text) from error
 
 
 def tolist(tensor: Tensor) -> Any:
@@ -150,7 +159,7 @@ def _consumer_handle(stream: object) -> int | None:
     if stream is None:
         return DEFAULT_STREAM
     if isinstance(stream, bool) or not isinstance(stream, int) or not -1 <= stream < 1 << 64:
-        raise ExportRefused(f"stream is {stream!r}; for CUDA memory it must be None, -1 or the handle of a stream")
+        raise ExportRefused(f"stream is {brief(stream)}; for CUDA memory it must be None, -1 or the handle of a stream")
     if stream == -1:
         return None
     return DEFAULT_STREAM if stream == LEGACY_STREAM else stream

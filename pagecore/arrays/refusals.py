@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pagecore.errors import ShapeError, UnsupportedOption
 
-__all__ = ["ExportRefused", "IndexOutOfRange"]
+__all__ = ["ExportRefused", "IndexOutOfRange", "brief"]
+
+
+def brief(value: object) -> str:
+    """Return a repr for a message: at most 80 characters, and the type alone if `value` has no repr."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class IndexOutOfRange(ShapeError, IndexError):

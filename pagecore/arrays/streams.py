@@ -10,6 +10,7 @@ from pagecore.arrays._import import work_stream
 from pagecore.arrays._tensor import Tensor
 from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
 from pagecore.arrays.frameworks import is_instance
+from pagecore.arrays.refusals import brief
 from pagecore.errors import DeviceError, UnsupportedOption
 
 
@@ -75,25 +76,26 @@ def _current_stream(example: object, device: int) -> int:
 
 def _handle_of(stream: object) -> int:
     """Return the handle of a stream object: by the protocol, else by what torch and CuPy call it."""
-    protocol = getattr(stream, "__cuda_stream__", None)
     try:
+        protocol = getattr(stream, "__cuda_stream__", None)
         if protocol is not None:
             version, handle = protocol() if callable(protocol) else protocol
             if version != 0:
-                raise UnsupportedOption(f"__cuda_stream__ has version {version!r}; this version of pagecore reads 0")
+                text = f"__cuda_stream__ has version {brief(version)}; this version of pagecore reads 0"
+                raise UnsupportedOption(text)
         else:
             handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
     except UnsupportedOption:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"__cuda_stream__ of {type(stream).__name__} is broken: {error!r}") from error
+        raise UnsupportedOption(f"__cuda_stream__ of {type(stream).__name__} is broken: {brief(error)}") from error
     return _checked_handle(handle, stream)
 
 
 def _checked_handle(handle: object, stream: object) -> int:
     if isinstance(handle, bool) or not isinstance(handle, int) or not 0 <= handle < 1 << 64:
         raise UnsupportedOption(
-            f"stream is {repr(stream)[:80]}; it must be None, a handle (an int of at least 0), or a stream of torch, "
+            f"stream is {brief(stream)}; it must be None, a handle (an int of at least 0), or a stream of torch, "
             "CuPy or anything else with __cuda_stream__"
         )
     return handle
@@ -102,6 +104,9 @@ def _checked_handle(handle: object, stream: object) -> int:
 def _check_same_device(stream: Any, device: int) -> None:
     """Refuse a stream that says it is of another device; torch and CuPy say so."""
     for name in ("device_index", "device_id"):
-        its = getattr(stream, name, None)
+        try:
+            its = getattr(stream, name, None)
+        except Exception:
+            continue  # _handle_of says what is wrong with it
         if isinstance(its, int) and its >= 0 and its != device:
             raise DeviceError(f"stream is of cuda:{its} and the arrays are on cuda:{device}; pass a stream of theirs")

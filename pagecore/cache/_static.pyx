@@ -2,9 +2,10 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, size_of, tensor_of
+from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
 from pagecore.ops._checks cimport CPU, LAST_FLOAT, any_tensor, check_rank
+from pagecore.ops._overlap cimport shares_memory
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
 import numpy as np
@@ -56,8 +57,13 @@ cdef class StaticRoom:
         self.lengths = [0] * len(self.lengths)
         self.written = [0] * len(self.written)
 
-    def update(self, Py_ssize_t index, object key, object value, object position, object stream=None):
-        """Write key and value ``[batch, heads, tokens, dim]`` from `position` on; views of everything up to them."""
+    def update(
+            self, Py_ssize_t index, object key, object value, object position, object stream=None,
+            bint is_fixed=True):
+        """Write key and value ``[batch, heads, tokens, dim]`` from `position` on; views of everything up to them.
+
+        `is_fixed`: the caller gave the position as a number, not as an array that may hold another one later.
+        """
         cdef Tensor keys = self.fitting(key, "key", self.keys), values = self.fitting(value, "value", self.values)
         cdef int64_t batch = keys.shape_[BATCH], count = keys.shape_[TOKENS]
         if values.shape_[BATCH] != batch or values.shape_[TOKENS] != count:
@@ -67,6 +73,12 @@ cdef class StaticRoom:
         cdef int64_t begin = self.begin(position, count), end = begin + count
         handle = self.stream_of(stream, key)
         if handle is not None:
+            if not is_fixed and cuda.runtime().is_capturing(handle):
+                raise UnsupportedOption(
+                    f"position is an array and stream {handle:#x} is being captured; the graph would write at position "
+                    f"{position} whatever the array holds later: pass an int and capture a graph for each position, or "
+                    "use a PagedKVCache, whose slots are read on the device"
+                )
             await_producer(key, handle)
             await_producer(value, handle)
         if count > 0:
@@ -120,8 +132,8 @@ cdef class StaticRoom:
         if (
             last_axis_contiguous(tensor)
             and odd % tensor.itemsize == 0
-            and not starts_in(tensor, self.keys)
-            and not starts_in(tensor, self.values)
+            and not shares_memory(tensor, self.keys)
+            and not shares_memory(tensor, self.values)
         ):
             return tensor
         if self.keys.device_type != CPU:
@@ -192,11 +204,6 @@ cdef class StaticRoom:
         cdef ArrayView view = slots.view()
         view.shape[0] = count
         return tensor_of(view, slots.owner)
-
-
-cdef bint starts_in(Tensor tensor, Tensor array) noexcept:
-    """Whether `tensor` is a view of `array`: wherever its strides lead, its first element is one of the array's."""
-    return array.data <= tensor.data < array.data + size_of(array) * array.itemsize
 
 
 cdef bint is_merged(Tensor tensor, int axis) noexcept:

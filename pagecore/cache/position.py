@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 
 from pagecore.arrays import as_tensor
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype
+from pagecore.arrays.frameworks import is_instance
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 
 
 def position_number(position: Any) -> int:
     """`position` as an int: Python's, NumPy's, or the only element of an array of integers on the host."""
     if type(position) is int:
         return position
+    if is_instance(position, "jax.core", "Tracer"):
+        raise UnsupportedOption(
+            "position is traced by JAX (under jax.jit) and has no value yet; mark it static (static_argnames), and "
+            "call the cache outside of the traced function"
+        )
     array = _on_host(position)
     if array is not None and array.size == 1 and array.dtype.kind in "iuO":
         number = array.item()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 from pagecore.arrays import Tensor, zeros
 from pagecore.arrays.devices import device_name
 from pagecore.cache._static import StaticRoom
@@ -134,7 +136,8 @@ class StaticKVCache:
             call is written. On CUDA the last axis is contiguous, and they are no views of this cache. Fewer sequences
             than `max_batch_size` are its first ones.
         position : int, or an array of one integer on the host
-            Where the first of the new tokens stands, the same in each sequence.
+            Position of the first new token, the same in each sequence. It is read now: a CUDA graph that captures this
+            call writes at that position in every replay. An array is refused in a capture.
         stream : int or a stream, optional
             Of a cache on CUDA, where a call allocates nothing and waits for nothing; by default the current one of the
             framework of `key`.
@@ -150,9 +153,11 @@ class StaticKVCache:
         ShapeError
             A layer, batch, number of heads, head_dim or position that does not fit, tokens past `max_length`.
         UnsupportedDtype, UnsupportedOption, DeviceError
-            Arrays or a position that are not served. In every case nothing has been written.
+            Arrays or a position that are not served, such as a position in an array while a graph is captured. In every
+            case nothing has been written.
         """
-        return self._room.update(self._place(layer), key, value, position_number(position), stream)
+        is_fixed = isinstance(position, int | np.integer)
+        return self._room.update(self._place(layer), key, value, position_number(position), stream, is_fixed)
 
     def reset(self, *, stream: object = None) -> None:
         """Forget every token: lengths are 0, and what `update` wrote is zero again. The arrays stay where they are.

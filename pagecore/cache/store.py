@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pagecore.arrays import Tensor, as_tensor
+from pagecore.arrays import Tensor
 from pagecore.arrays.uploads import placed
 from pagecore.cache.adopted import refuse_shared
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group, Layer
 from pagecore.errors import DeviceError, ShapeError
 from pagecore.ops import copy_blocks, paged_attention, write_kv
+from pagecore.ops._checks import float_array
 from pagecore.storage import AttentionSpec, KVLayout, KVPool
 from pagecore.storage.layout import as_layout
 from pagecore.storage.spec import window_of
@@ -65,7 +66,7 @@ class Store:
     def write(self, layer: Layer, key: Any, value: Any, batch: Batch, stream: object) -> None:
         """Write the step's keys and values to the slots of the layer's group."""
         keys, values = self.key(layer), self.value(layer)
-        tensor, slots = as_tensor(key), batch._groups[layer.group].slot_mapping
+        tensor, slots = float_array(key, "key"), batch._groups[layer.group].slot_mapping
         if tensor.ndim == 3 and tensor.shape[0] < batch.num_tokens:
             raise ShapeError(f"key has {tensor.shape[0]} tokens; the step has {batch.num_tokens}")
         rows = tensor.shape[0] if tensor.ndim else 0

@@ -28,6 +28,7 @@ from torch.autograd import forward_ad
 from pagecore import ops
 from pagecore.arrays import Tensor
 from pagecore.arrays.frameworks import refuse_negative_strides
+from pagecore.arrays.refusals import brief
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
 
@@ -59,6 +60,8 @@ _SCHEMAS = {
     "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
 }
+# Of sparse tensors pagecore says by name which argument it cannot view; torch would list its backends.
+_DISPATCH_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
 # Inductor hands on caches as they lie in memory: a copy that is contiguous would be as large as the cache.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -232,8 +235,8 @@ def _register() -> torch.library.Library:
     for name, schema in _SCHEMAS.items():
         body, traced = _BODIES[name]
         library.define(name + schema, tags=_TAGS)
-        for device in ("CPU", "CUDA"):
-            library.impl(name, body, device)
+        for key in _DISPATCH_KEYS:
+            library.impl(name, body, key)
         torch.library.register_fake(f"pagecore::{name}", traced, lib=library)
     return library
 
@@ -252,6 +255,10 @@ _copy_blocks = torch.ops.pagecore.copy_blocks.default
 # ---- the same with the arguments of pagecore's own functions
 
 
+_WIDEST = 2**31 - 1  # a window that no sequence reaches
+_WRITTEN = "key value key_cache value_cache slot_mapping"
+_ATTENDED = "query key_cache value_cache block_table seq_lens out"
+
 # What torch takes for each option without a word; of what is something else `_check_option` decides.
 _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
@@ -264,11 +271,16 @@ _OPTIONS = {
 }
 
 
-def _check_arguments(*arrays: object, options: dict[str, Any] | None = None) -> None:
-    """What torch itself would refuse without saying what to do, or take and give gradients of 0 for."""
+def _check_arguments(*arrays: object, options: dict[str, Any] | None = None, names: str = _ATTENDED) -> None:
+    """Refuse what torch itself would refuse without a remedy, or take and give gradients of 0 for.
+
+    `names` are those of the arrays; the last one names all that follow.
+    """
     for array in arrays:
         if not isinstance(array, torch.Tensor):
-            raise _no_tensor(array, "is given")
+            place = next(place for place, each in enumerate(arrays) if each is array)
+            named = names.split()
+            raise _no_tensor(array, f"is given as {named[min(place, len(named) - 1)]}")
     if options:
         for name, value in options.items():
             if name in _OPTIONS and not isinstance(value, _OPTIONS[name]):
@@ -282,12 +294,12 @@ def _check_option(name: str, value: Any) -> None:
         raise _no_tensor(value, f"is given as {name}")
     if name == "causal":
         if not isinstance(value, np.bool_):
-            raise UnsupportedOption(f"causal is {value!r}; it must be True or False")
+            raise UnsupportedOption(f"causal is {brief(value)}; it must be True or False")
         return
     if isinstance(value, torch.Tensor) and value.requires_grad:
         raise UnsupportedOption(f"{name} requires grad, and the operator has no gradient; pass {name}.item()")
     if not isinstance(value, np.number | torch.Tensor) or value.ndim:
-        raise UnsupportedOption(f"{name} is {value!r}; it must be a number")
+        raise UnsupportedOption(f"{name} is {brief(value)}; it must be a number")
 
 
 def _no_tensor(array: object, how: str) -> UnsupportedDtype:
@@ -331,11 +343,11 @@ def write_kv(
     As `pagecore.write_kv`; while a graph is traced, what does not fit is refused then.
     """
     if key_scale is None and value_scale is None:
-        _check_arguments(key, value, key_cache, value_cache, slot_mapping)
+        _check_arguments(key, value, key_cache, value_cache, slot_mapping, names=_WRITTEN)
         _write_kv(key, value, key_cache, value_cache, slot_mapping)
         return
     scales = {"key_scale": _each_head(key_scale, key_cache), "value_scale": _each_head(value_scale, key_cache)}
-    _check_arguments(key, value, key_cache, value_cache, slot_mapping, options=scales)
+    _check_arguments(key, value, key_cache, value_cache, slot_mapping, options=scales, names=_WRITTEN)
     _write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
 
 
@@ -438,6 +450,8 @@ def paged_attention(
             "call pagecore's own function"
         )
     arrays = (query, key_cache, value_cache, block_table, seq_lens)
+    if return_lse is not True and return_lse is not False:
+        raise UnsupportedOption(f"return_lse is {brief(return_lse)}; it must be True or False")
     if out is None:
         _check_arguments(*arrays, options=options)
         if return_lse:
@@ -456,7 +470,7 @@ def merge_attention(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`pagecore.merge_attention` as a torch operator, into fresh tensors."""
-    _check_arguments(out_a, lse_a, out_b, lse_b)
+    _check_arguments(out_a, lse_a, out_b, lse_b, names="out_a lse_a out_b lse_b")
     merged: tuple[torch.Tensor, torch.Tensor] = _merge_attention(out_a, lse_a, out_b, lse_b)
     return merged
 
@@ -466,7 +480,7 @@ def copy_blocks(
 ) -> None:
     """`pagecore.copy_blocks` as a torch operator; the caches are mutated."""
     listed = list(caches) if isinstance(caches, Sequence) else [caches]
-    _check_arguments(*listed, pairs)
+    _check_arguments(pairs, *listed, names="pairs caches")
     _copy_blocks(listed, pairs, independent=bool(independent))
 
 
@@ -494,7 +508,9 @@ def as_torch(tensor: Tensor, *, read_only: bool = False) -> torch.Tensor:
         No `pagecore.Tensor`.
     """
     if type(tensor) is not Tensor:
-        raise UnsupportedDtype(f"a {type(tensor).__name__} is no pagecore.Tensor; make one with pagecore.as_tensor")
+        raise UnsupportedDtype(
+            f"tensor is a {type(tensor).__name__}; it must be a pagecore.Tensor, as pagecore.as_tensor returns it"
+        )
     if tensor.readonly and not read_only:
         raise UnsupportedOption(
             "the tensor is read-only, which torch cannot say of a tensor; pass read_only=True where nobody writes to "
@@ -520,15 +536,17 @@ def _window(window: Window) -> tuple[int, int]:
         return -1, -1
     if isinstance(window, tuple | list):
         if len(window) != 2:
-            raise UnsupportedOption(f"window is {window!r}; it must be a number of keys, or (left, right)")
+            raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")
         left, right = (-1 if side is None else _count(side, window) for side in window)
         return left, right
     if _count(window, window) < 1:
-        raise UnsupportedOption(f"window is {window!r}; it must be at least 1, the query's own key, or None")
-    return window - 1, -1
+        raise UnsupportedOption(f"window is {brief(window)}; it must be at least 1, the query's own key, or None")
+    return _count(window, window) - 1, -1
 
 
 def _count(number: Any, window: Window) -> Any:
-    if isinstance(number, int | torch.SymInt | np.integer):
+    if isinstance(number, int | np.integer):
+        return min(max(int(number), -2), _WIDEST)
+    if isinstance(number, torch.SymInt):
         return number
-    raise UnsupportedOption(f"window is {window!r}; it must be a number of keys, or (left, right)")
+    raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")

@@ -28,9 +28,11 @@ from pagecore.ops._checks cimport (
     index_tensor,
     new_result,
     note_written,
+    read_flag,
     read_window,
     scale_numbers,
 )
+from pagecore.ops._overlap cimport check_apart, check_apart_or_same
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 from pagecore.ops.cuda._attention cimport attention as launch_attention
@@ -107,7 +109,8 @@ def paged_attention(
     key_scale, value_scale : float or [Hkv], optional
         What a stored number is multiplied by.
     out : array, [T, Hq, Dv], optional
-        Takes the output, in the dtype of `query`; must not overlap the inputs. This object is returned.
+        Takes the output, in the dtype of `query`. It may be `query` itself; otherwise it must not overlap any input.
+        This object is returned.
     return_lse : bool
         Return ``(out, lse)``, lse the natural logarithm of the softmax's denominator, float32 [T, Hq].
     plan : AttentionPlan, optional
@@ -116,7 +119,8 @@ def paged_attention(
         its lengths are not compared with those of the call, and the number of sequences is, except in a capture: a
         graph goes with plans of later steps. The call before the capture needs a plan of its own batch. A torch tensor
         that the operator `plan_attention` of `pagecore.interop.torch` returned is a plan too; whether it is one of
-        these lengths and options is checked under `debug`.
+        these lengths and options is checked under `debug`. A capture takes only an AttentionPlan of fixed size
+        (`max_sequences`, `max_tokens`); keep it for as long as the graph is launched.
     stream : int or a stream, optional
         For CUDA arrays: what the work is given to, by default the current stream of the query's framework.
 
@@ -173,6 +177,7 @@ def paged_attention(
     if num_heads % num_kv_heads != 0:
         raise ShapeError(
             f"query has {num_heads} heads and key_cache {num_kv_heads}; the query's must be a multiple of the cache's"
+            f"{layout_hint(q.shape_[0] % num_kv_heads == 0)}"
         )
 
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
@@ -186,7 +191,10 @@ def paged_attention(
         check_length(picked, "rows", 0, num_sequences, "one for each of seq_lens")
     cdef Tensor cu = None
     if cu_query_lens is None:
-        check_length(q, "query", 0, num_sequences, "one query for each of seq_lens, or pass cu_query_lens=")
+        if q.shape_[0] != num_sequences:
+            check_length(
+                q, "query", 0, num_sequences,
+                f"one query for each of seq_lens, or pass cu_query_lens={layout_hint(q.shape_[1] == num_sequences)}")
     else:
         cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", &place)
         check_length(cu, "cu_query_lens", 0, num_sequences + 1, "one more than seq_lens")
@@ -199,9 +207,12 @@ def paged_attention(
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
     cdef int64_t left, right
     read_window(window, &left, &right)
+    cdef bint is_causal = read_flag(causal, "causal"), returns_lse = read_flag(return_lse, "return_lse")
     cdef Tensor planned = None
     if plan is not None and not isinstance(plan, AttentionPlan):
         planned = planned_tensor(plan, num_sequences, &place)
+    elif plan is not None:
+        check_plan_heads(plan, q, num_kv_heads)
     cdef AttentionPlan kept_plan = <AttentionPlan>plan if planned is None else None
     cdef Tensor sink_numbers = None if sinks is None else head_numbers(sinks, "sinks", num_heads, &place)
     cdef Tensor slopes = None
@@ -214,24 +225,71 @@ def paged_attention(
     cdef int64_t shape[3]
     shape[0], shape[1], shape[2] = q.shape_[0], num_heads, v.shape_[3]
     cdef Tensor result = float_result(out, "out", shape, q.dtype_code, query, &place)
-    cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if return_lse else None
+    if out is not None:
+        check_out(
+            result, q, k, v, table, lens, picked, cu, sink_numbers, slopes, bits, key_scales, value_scales)
+    cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if returns_lse else None
     if place.device_type == CPU:
         run_attention(
-            q, k, v, table, lens, picked, cu, kept_plan, factor, causal, left, right, cap, sink_numbers, slopes, bits,
-            key_scales, value_scales, result, lse,
+            q, k, v, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, cap, sink_numbers, slopes,
+            bits, key_scales, value_scales, result, lse,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, key_scale, value_scale, out, None if planned is None else plan), &place)
         if debugging():
-            debug_attention(q, k, v, table, lens, picked, cu, causal, left, right, bits, &place)
+            debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, &place)
         launch_attention(
-            q, k, v, table, lens, picked, cu, kept_plan, planned, factor, causal, left, right, cap, sink_numbers,
+            q, k, v, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap, sink_numbers,
             slopes, bits, key_scales, value_scales, result, lse, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out
-    return (given, finished(lse, query, &place)) if return_lse else given
+    return (given, finished(lse, query, &place)) if returns_lse else given
+
+
+cdef str layout_hint(bint is_transposed):
+    """A remedy for a query that would fit with its first two axes exchanged."""
+    if not is_transposed:
+        return ""
+    return "; query is [num_tokens, num_query_heads, head_dim]: pass query.transpose(1, 0, 2) if its heads come first"
+
+
+cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) except -1:
+    """The plan may be one that a cache made of the heads in its specs: name the query, which the caller did give."""
+    if not isinstance(plan, AttentionPlan):
+        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
+    cdef int64_t planned = (<AttentionPlan>plan).plan.options.num_query_heads
+    cdef int64_t planned_kv = (<AttentionPlan>plan).plan.options.num_kv_heads
+    if planned == query.shape_[1] and planned_kv == num_kv_heads:
+        return 0
+    if planned_kv != num_kv_heads:
+        raise ShapeError(
+            f"the caches have {num_kv_heads} heads and the batch is planned for {planned_kv}; make a plan for "
+            f"num_query_heads={query.shape_[1]} and num_kv_heads={num_kv_heads}"
+        )
+    raise ShapeError(
+        f"query has shape {query.shape} and so {query.shape_[1]} heads; the batch is planned for {planned} query heads "
+        f"(num_query_heads of plan_attention, or of the layer's spec){layout_hint(query.shape_[0] == planned)}"
+    )
+
+
+cdef int check_out(
+        Tensor out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor table, Tensor lens, Tensor rows,
+        Tensor cu, Tensor sinks, Tensor slopes, Tensor mask, Tensor key_scale, Tensor value_scale) except -1:
+    """`out` may be `query` itself: each of its rows is written by the work that has read it, after it has."""
+    check_apart_or_same(out, "out", query, "query")
+    check_apart(out, "out", key_cache, "key_cache")
+    check_apart(out, "out", value_cache, "value_cache")
+    check_apart(out, "out", table, "block_table")
+    check_apart(out, "out", lens, "seq_lens")
+    check_apart(out, "out", rows, "rows")
+    check_apart(out, "out", cu, "cu_query_lens")
+    check_apart(out, "out", sinks, "sinks")
+    check_apart(out, "out", slopes, "alibi_slopes")
+    check_apart(out, "out", mask, "mask")
+    check_apart(out, "out", key_scale, "key_scale")
+    return check_apart(out, "out", value_scale, "value_scale")
 
 
 cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* place):
@@ -275,8 +333,9 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     lse_a, lse_b : array, [T, H]
         float32, natural logarithm, any strides.
     out, lse : array, optional
-        Take the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; may be `out_a` or `out_b`, `lse_a` or
-        `lse_b` themselves. These objects are returned.
+        Take the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]. `out` may be `out_a` or `out_b` itself,
+        and `lse` may be `lse_a` or `lse_b` itself; otherwise they must not overlap any input, nor each other. These
+        objects are returned.
     stream : int or a stream, optional
         For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
         stream of the framework of `out_a`.
@@ -317,6 +376,16 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
         weight = any_tensor(lse, "lse")
         check_place(weight, "lse", &place)
         check_result(weight, "lse", 2, a.shape_, FLOAT32)
+        check_apart_or_same(weight, "lse", weight_a, "lse_a")
+        check_apart_or_same(weight, "lse", weight_b, "lse_b")
+        check_apart(weight, "lse", a, "out_a")
+        check_apart(weight, "lse", b, "out_b")
+        check_apart(weight, "lse", result, "out")
+    if out is not None:
+        check_apart_or_same(result, "out", a, "out_a")
+        check_apart_or_same(result, "out", b, "out_b")
+        check_apart(result, "out", weight_a, "lse_a")
+        check_apart(result, "out", weight_b, "lse_b")
     if place.device_type == CPU:
         run_merge(a, weight_a, b, weight_b, result, weight)
     else:

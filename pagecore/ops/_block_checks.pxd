@@ -45,7 +45,6 @@ cdef int check_axes(
     Tensor array, str argument, Tensor cache, str others, Py_ssize_t i, bint many, int first) except -1
 cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, bint many) except -1
 cdef int check_targets(list tensors, str argument, bint many) except -1
-cdef int check_apart(list sources, str source_argument, list targets, str target_argument, bint many) except -1
 
 # [n, 2] where they are given, or None where there are none.
 cdef Tensor pair_ids(object pairs, const Place* place)

@@ -5,10 +5,8 @@ messages. Names are made where something is refused.
 """
 
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor, size_of, tensor_of
-from pagecore.arrays.array_view cimport ArrayView, Extent, checked_extent
+from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport (
     CPU,
     LAST_FLOAT,
@@ -22,15 +20,12 @@ from pagecore.ops._checks cimport (
     given_indices,
     new_result,
 )
+from pagecore.ops._overlap cimport check_own_elements, overlaps_elements
 from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
 
 import numpy as np
 
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-
-cdef enum:
-    OVERLAP_WORK = 100_000  # steps of NumPy's search for a common byte; what takes more counts as shared
-
+from pagecore.errors import ShapeError, UnsupportedDtype
 
 cdef class Sequences:
     """The index arguments of a gather or scatter; see _block_checks.pxd."""
@@ -45,7 +40,7 @@ cdef list arrays_beside(object arrays, str name, bint many, Py_ssize_t count, st
     cdef bint listed = isinstance(arrays, (list, tuple))
     if not many:
         if listed:
-            raise ShapeError(f"{name} is a {type(arrays).__name__}; beside one array it must be one array")
+            raise ShapeError(f"{name} is a {type(arrays).__name__}; beside one array as {others} it must be one array")
         return [arrays]
     if not listed:
         raise ShapeError(f"{name} is a {type(arrays).__name__}; beside a list of {others} it must be a list")
@@ -191,60 +186,13 @@ cdef int check_targets(list tensors, str argument, bint many) except -1:
     """Arrays that are written: writable, and no element twice."""
     cdef Tensor tensor
     cdef Py_ssize_t i
-    cdef int axis
     for i in range(len(tensors)):
         tensor = <Tensor>tensors[i]
         if tensor.readonly:
             check_writable(tensor, label(argument, i, many))
-        for axis in range(tensor.ndim):
-            if tensor.shape_[axis] > 1 and tensor.strides_[axis] == 0 and size_of(tensor) > 0:
-                raise ShapeError(
-                    f"{label(argument, i, many)} has strides {tensor.strides} bytes; with 0, elements overwrite each "
-                    "other: pass an array of its own memory"
-                )
+        if overlaps_elements(tensor):
+            check_own_elements(tensor, label(argument, i, many))
     return 0
-
-
-cdef int check_apart(list sources, str source_argument, list targets, str target_argument, bint many) except -1:
-    """That no target shares memory with any source, not only with the one beside it."""
-    cdef vector[Extent] reads
-    cdef Extent read, write
-    cdef Tensor tensor
-    cdef Py_ssize_t i, j
-    for i in range(len(sources)):
-        tensor = <Tensor>sources[i]
-        read = checked_extent(tensor.view())
-        read.low += <int64_t>tensor.data
-        read.high += <int64_t>tensor.data
-        reads.push_back(read)
-    for i in range(len(targets)):
-        tensor = <Tensor>targets[i]
-        write = checked_extent(tensor.view())
-        write.low += <int64_t>tensor.data
-        write.high += <int64_t>tensor.data
-        for j in range(len(sources)):
-            if write.low < reads[j].high and reads[j].low < write.high and share_memory(<Tensor>sources[j], tensor):
-                raise UnsupportedOption(
-                    f"{label(target_argument, i, many)} shares memory with {label(source_argument, j, many)}; pass "
-                    "arrays that do not overlap"
-                )
-    return 0
-
-
-cdef bint share_memory(Tensor a, Tensor b) except -1:
-    """Exactly: planes that are interleaved span the same bytes and share none."""
-    try:
-        return np.shares_memory(addresses(a), addresses(b), max_work=OVERLAP_WORK)
-    except np.exceptions.TooHardError:
-        return True
-
-
-cdef object addresses(Tensor tensor):
-    """An ndarray of the same addresses; not to be read, as they may be a device's."""
-    cdef ArrayView view = tensor.view()
-    view.device_type = CPU
-    view.device_id = 0
-    return tensor_of(view, tensor).numpy()
 
 
 cdef Tensor pair_ids(object pairs, const Place* place):

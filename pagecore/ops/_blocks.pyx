@@ -7,7 +7,6 @@ from pagecore.ops._block_checks cimport (
     Sequences,
     UNKNOWN,
     arrays_beside,
-    check_apart,
     check_axes,
     check_cast,
     check_packed,
@@ -20,7 +19,8 @@ from pagecore.ops._block_checks cimport (
     placed_tensors,
     read_sequences,
 )
-from pagecore.ops._checks cimport CPU, Place, await_arrays, check_writable, finished
+from pagecore.ops._checks cimport CPU, Place, await_arrays, finished
+from pagecore.ops._overlap cimport check_all_apart, check_apart, shares_memory
 from pagecore.ops.cpu._cpu cimport (
     check_copied,
     check_independent,
@@ -59,6 +59,22 @@ cdef int check_under_debug(
     return debug_sequences(caches, <Tensor>packed[0], name, batch.table, batch.lens, batch.rows, place)
 
 
+cdef int check_indices_apart(list written, str name, bint many, Sequences batch) except -1:
+    check_index_apart(written, name, many, batch.table, "block_table")
+    check_index_apart(written, name, many, batch.lens, "seq_lens")
+    return check_index_apart(written, name, many, batch.rows, "rows")
+
+
+cdef int check_index_apart(list written, str name, bint many, Tensor indices, str other_name) except -1:
+    cdef Py_ssize_t i
+    if indices is None:
+        return 0
+    for i in range(len(written)):
+        if shares_memory(<Tensor>written[i], indices):
+            check_apart(<Tensor>written[i], label(name, i, many), indices, other_name)
+    return 0
+
+
 cdef int64_t longest(Sequences batch, list packed):
     """What no sequence has more tokens than."""
     if batch.longest != UNKNOWN or not packed:
@@ -88,7 +104,8 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         The row of `block_table` of each sequence.
     out : array, [sum(seq_lens), ...], optional
         Takes the result; for a list of caches a list. Its dtype is the cache's, or else both are of float32, float16
-        and bfloat16: then numbers are rounded to nearest even. It must not share memory with a cache.
+        and bfloat16: then numbers are rounded to nearest even. It must not share memory with a cache, nor do arrays of
+        a list with each other.
     stream : int or a stream, optional
         For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
         stream of the framework of `cache`.
@@ -132,7 +149,8 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         packed = placed_tensors(given, "out", many, &place)
         check_packed(packed, "out", caches, "cache", many, batch.num_tokens)
         check_targets(packed, "out", many)
-        check_apart(caches, "cache", packed, "out", many)
+        check_all_apart(packed, "out", caches, "cache", many)
+        check_indices_apart(packed, "out", many, batch)
     if place.device_type == CPU:
         run_gather(caches, packed, batch.table, batch.lens, batch.rows)
     else:
@@ -155,7 +173,7 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         One for each cache. Its dtype is the cache's, or else both are of float32, float16 and bfloat16: then numbers
         are rounded to nearest even. It must not share memory with a cache.
     cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
-        Written in place; as in `gather_blocks`.
+        Written in place; as in `gather_blocks`. Caches of a list must not share memory with each other.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
         Block ids. Tokens in the null block 0, a hole, are skipped. Of two sequences that hold the same block, the later
         one stays; on CUDA any of them may, and mixtures of both.
@@ -184,7 +202,8 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
     cdef list packed = placed_tensors(beside, "values", many, &place)
     check_packed(packed, "values", caches, "cache", many, batch.num_tokens)
     check_targets(caches, "cache", many)
-    check_apart(packed, "values", caches, "cache", many)
+    check_all_apart(caches, "cache", packed, "values", many)
+    check_indices_apart(caches, "cache", many, batch)
     if place.device_type == CPU:
         run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
     else:
@@ -206,7 +225,7 @@ def transfer_blocks(source_caches, target_caches, pairs, *, bint independent=Fal
     target_caches : array, or list or tuple of as many arrays
         Written in place, each from the source beside it, whose axes after the first it must have. Its dtype is the
         source's, or else both are of float32, float16 and bfloat16: then numbers are rounded to nearest even. No target
-        may share memory with a source: `copy_blocks` copies inside a cache.
+        may share memory with a source, or with another target: `copy_blocks` copies inside a cache.
     pairs : integers, [n, 2]
         (source block, target block), the same for every cache; copied in order, so that of equal targets the later one
         stays. Neither may be the null block 0. Pairs in CUDA memory are copied one after another unless they are
@@ -244,12 +263,13 @@ def transfer_blocks(source_caches, target_caches, pairs, *, bint independent=Fal
         check_axes(target, "target_caches", source, "source_caches", i, many, 1)
         check_cast(target, "target_caches", source, "source_caches", i, many)
     check_targets(targets, "target_caches", many)
-    check_apart(sources, "source_caches", targets, "target_caches", many)
+    check_all_apart(targets, "target_caches", sources, "source_caches", many)
     cdef Tensor ids = pair_ids(pairs, &place)
     if ids is None:
         return
     if independent and ids.device_type == CPU:
         check_independent(ids, False)
+    check_index_apart(targets, "target_caches", many, ids, "pairs")
     if place.device_type == CPU:
         run_transfer(sources, targets, ids)
         return
@@ -271,7 +291,7 @@ def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
     Parameters
     ----------
     caches : array, or list or tuple of arrays, [num_blocks, ...]
-        Each is copied in place; any dtype, rank and strides.
+        Each is copied in place; any dtype, rank and strides. Caches of a list must not share memory with each other.
     pairs : integers, [n, 2]
         (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote. A pair that
         copies a block onto itself is skipped.
@@ -303,13 +323,14 @@ def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
         plane = <Tensor>planes[i]
         if plane.ndim == 0:
             raise ShapeError(f"{label('caches', i, many)} has no axes; its first axis must count blocks")
-        if plane.readonly:
-            check_writable(plane, label("caches", i, many))
+    check_targets(planes, "caches", many)
+    check_all_apart(planes, "caches", [], "", many)
     cdef Tensor ids = pair_ids(pairs, &place)
     if ids is None:
         return
     if independent and ids.device_type == CPU:
         check_independent(ids, True)
+    check_index_apart(planes, "caches", many, ids, "pairs")
     if place.device_type == CPU:
         run_copy(planes, ids)
         return

@@ -45,6 +45,9 @@ cdef Tensor any_tensor(object array, str name)
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes)
 cdef Tensor cache_tensor(object array, str name)
 
+# The same of any rank and layout.
+cpdef Tensor float_array(object array, str name)
+
 # int32 or int64 of `ndim` axes where the call runs; of two axes the last is contiguous. What is on the host goes to a
 # device, never back. No place: the host, without a call.
 cdef Tensor index_tensor(object array, str name, int ndim, str axes, const Place* place)
@@ -67,6 +70,7 @@ cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* 
 
 cdef Tensor flat_mask(object array, const Place* place)
 cdef double finite_number(object number, str name) except? -1
+cdef bint read_flag(object value, str name) except -1
 cdef int read_window(object window, int64_t* left, int64_t* right) except -1
 cdef int check_caches(Tensor key_cache, Tensor value_cache) except -1
 cdef int check_aligned(Tensor tensor, str name) except -1

@@ -1,1 +1,5 @@
-# Everything in _checks is for cimport.
+from typing import Any
+
+from pagecore.arrays import Tensor
+
+def float_array(array: Any, name: str) -> Tensor: ...

@@ -17,6 +17,7 @@ from pagecore.arrays._tensor cimport (
     new_tensor,
     size_of,
 )
+from pagecore.ops._overlap cimport check_own_elements
 
 from sys import modules
 
@@ -24,8 +25,16 @@ import numpy as np
 
 from pagecore.arrays import cuda, empty, like, results, streams
 from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.refusals import brief
 from pagecore.arrays.uploads import upload
-from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import (
+    DeviceError,
+    NotEnoughMemory,
+    PagecoreError,
+    ShapeError,
+    UnsupportedDtype,
+    UnsupportedOption,
+)
 
 cdef extern from "Python.h":
     bint PyIndex_Check(object value)
@@ -45,7 +54,9 @@ cdef int find_place(Place* place, Tensor first, str name, object example, object
     if first.device_type != CPU:
         return find_stream(place, example, stream)
     if stream is not None:
-        raise UnsupportedOption(f"stream is {stream!r}; host ops run at once in the calling thread: leave stream out")
+        raise UnsupportedOption(
+            f"stream is {brief(stream)}; host ops run at once in the calling thread: leave stream out"
+        )
     return 0
 
 
@@ -130,30 +141,57 @@ cdef Tensor copied_to(Tensor host, str name, const Place* place):
 
 
 cdef Tensor any_tensor(object array, str name):
-    """Any array; an error of as_tensor is told again with the argument's name."""
-    cdef Tensor tensor
+    """A view of any array; errors of as_tensor are raised with the argument's name."""
     if type(array) is Tensor:
-        tensor = <Tensor>array
-    else:
-        try:
-            tensor = as_tensor(array)
-        except (PagecoreError, TypeError, ValueError, BufferError) as error:
-            error.args = (f"{name}: {error}", *error.args[1:])
-            raise
-    return tensor
+        return <Tensor>array
+    try:
+        return as_tensor(array)
+    except PagecoreError as error:
+        error.args = (f"{name}: {error}", *error.args[1:])
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedOption(f"{name}: the {type(array).__name__} cannot be viewed: {brief(error)}") from error
 
 
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes):
-    cdef Tensor tensor = any_tensor(array, name)
+    cdef Tensor tensor = float_array(array, name)
     cdef int i
-    if tensor.dtype_code > LAST_FLOAT:
-        raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
     check_rank(tensor, name, ndim, axes)
     for i in range(first_full, ndim):
         if tensor.shape_[i] == 0:
             raise ShapeError(f"{name} has shape {tensor.shape}, {axes}; axis {i} must have at least 1 element")
     check_last_axis(tensor, name)
     check_aligned(tensor, name)
+    return tensor
+
+
+cdef str dtype_name(object array):
+    """The dtype of an array if pagecore has no such dtype; None for anything else."""
+    try:
+        name = str(array.dtype).rpartition(".")[2]
+    except Exception:
+        return None
+    return None if name in DTYPES else name
+
+
+cdef object no_float(str name, object dtype):
+    return UnsupportedDtype(f"{name} is {str(dtype)[:80]}; float32, float16 and bfloat16 are served: convert it")
+
+
+cpdef Tensor float_array(object array, str name):
+    """Return a view of float32, float16 or bfloat16 of any rank; errors name the argument."""
+    cdef Tensor tensor
+    try:
+        tensor = any_tensor(array, name)
+    except UnsupportedDtype:
+        dtype = dtype_name(array)
+        if dtype is None:
+            raise
+        raise no_float(name, dtype) from None
+    if tensor.dtype_code > LAST_FLOAT:
+        raise no_float(name, tensor.dtype)
     return tensor
 
 
@@ -210,8 +248,10 @@ cdef Tensor device_indices(Tensor tensor, str name, int ndim, str axes):
 cdef Tensor copy_integers(object array, str name):
     try:
         values = np.asarray(array.numpy() if type(array) is Tensor else array)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ShapeError(f"{name} is no array of integers: {error}") from None
+    except MemoryError:
+        raise NotEnoughMemory(f"{name}: the host has no memory for a copy as an array of integers") from None
+    except Exception as error:
+        raise ShapeError(f"{name} is not an array of integers: {brief(error)}") from None
     if values.size == 0:
         values = values.astype(np.int64)
     if values.dtype.kind not in "iu":
@@ -255,8 +295,10 @@ cdef Tensor copy_numbers(object array, str name):
         if values.dtype.kind not in "iufV" or values.dtype.names is not None:
             raise TypeError(f"{values.dtype} is not served")
         values = np.array(values, dtype=np.float32, order="C")
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {brief(error)}") from None
     return as_tensor(values)
 
 
@@ -268,8 +310,13 @@ cdef bint is_one_number(object scale, str name) except -1:
     """Whether the host can read it as a number; what is on a device it could, too, but would wait for it."""
     if isinstance(scale, (float, int)):
         return True
-    if getattr(scale, "ndim", 1) != 0:
-        return False
+    try:
+        if getattr(scale, "ndim", 1) != 0:
+            return False
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedOption(f"{name}: the {type(scale).__name__} cannot be read: {brief(error)}") from error
     cdef Tensor tensor = viewed(scale, name)
     return tensor is None or tensor.device_type == CPU
 
@@ -324,8 +371,10 @@ cdef Tensor flat_mask(object array, const Place* place):
     if isinstance(array, (list, tuple)):
         try:
             array = np.asarray(array) if array else np.zeros(0, np.bool_)
-        except ValueError as error:
-            raise ShapeError(f"mask is no array of bool: {error}") from None
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ShapeError(f"mask is not an array of bool: {brief(error)}") from None
     tensor = any_tensor(array, "mask")
     if tensor.device_type != CPU:
         check_reachable(tensor, "mask", place)
@@ -340,18 +389,33 @@ cdef double finite_number(object number, str name) except? -1:
     cdef double value
     try:
         value = number
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise UnsupportedOption(f"{name} is {number!r}; it must be a number: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedOption(f"{name} is {brief(number)}; it must be a number: {brief(error)}") from None
     if not isfinite(<float>value):
         raise UnsupportedOption(f"{name} is {value}; it must be finite, also as a float32")
     return value
 
 
+cdef bint read_flag(object value, str name) except -1:
+    if value is True or value is False:
+        return value
+    try:
+        if isinstance(value, (int, np.bool_)) or getattr(value, "ndim", None) == 0:
+            return bool(value)
+    except Exception:
+        pass
+    raise UnsupportedOption(f"{name} is {brief(value)}; it must be True or False")
+
+
 cdef Py_ssize_t clipped(object number, object window) except? -1:
     try:
         return PyNumber_AsSsize_t(number, NULL)
-    except TypeError:  # an array of several numbers says that it is an index
-        raise UnsupportedOption(f"window is {window!r}; it counts keys and must hold integers or None") from None
+    except MemoryError:
+        raise
+    except Exception:  # an array of several numbers says that it is an index
+        raise UnsupportedOption(f"window is {brief(window)}; it counts keys and must hold integers or None") from None
 
 
 cdef int64_t read_side(object number, object window) except? -1:
@@ -360,10 +424,10 @@ cdef int64_t read_side(object number, object window) except? -1:
     if number is None:
         return -1
     if not PyIndex_Check(number):
-        raise UnsupportedOption(f"window is {window!r}; it counts keys and must hold integers or None")
+        raise UnsupportedOption(f"window is {brief(window)}; it counts keys and must hold integers or None")
     side = clipped(number, window)
     if side < -1:
-        raise UnsupportedOption(f"window is {window!r}; a side must be at least 0, or None or -1 for no bound")
+        raise UnsupportedOption(f"window is {brief(window)}; a side must be at least 0, or None or -1 for no bound")
     return side if side < INT32_MAX else -1
 
 
@@ -374,12 +438,12 @@ cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
         return 0
     if isinstance(window, (tuple, list)):
         if len(window) != 2:
-            raise UnsupportedOption(f"window is {window!r}; it must be a number of keys, or (left, right)")
+            raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")
         left[0] = read_side(window[0], window)
         right[0] = read_side(window[1], window)
         return 0
     if PyIndex_Check(window) and clipped(window, window) < 1:
-        raise UnsupportedOption(f"window is {window!r}; it must be at least 1, the query's own key, or None")
+        raise UnsupportedOption(f"window is {brief(window)}; it must be at least 1, the query's own key, or None")
     left[0] = read_side(window, window)
     left[0] -= left[0] > 0
     return 0
@@ -446,9 +510,7 @@ cdef int check_result(Tensor result, str name, int ndim, const int64_t* shape, i
     if result.dtype_code != dtype_code:
         raise UnsupportedDtype(f"{name} is {result.dtype}; it must be {DTYPES[dtype_code]}")
     check_writable(result, name)
-    for i in range(ndim):
-        if result.shape_[i] > 1 and result.strides_[i] == 0 and size_of(result) > 0:
-            raise ShapeError(f"{name} has strides {result.strides} bytes; with 0, results overwrite each other")
+    check_own_elements(result, name)
     return check_aligned(result, name)
 
 

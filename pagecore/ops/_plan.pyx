@@ -4,7 +4,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport index_tensor, read_window
+from pagecore.ops._checks cimport index_tensor, read_flag, read_window
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.cuda._plan cimport CudaPlan
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
@@ -16,6 +16,7 @@ import numpy as np
 
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays.devices import check_device, device_index
+from pagecore.arrays.refusals import brief
 from pagecore.arrays.streams import stream_handle
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
@@ -49,7 +50,8 @@ cdef class AttentionPlan:
     max_sequences, max_tokens : int, optional
         Both, for CUDA: the most sequences and query rows of a batch. Device memory is allocated now, and the host waits
         until every stream may use it. No address changes from then on, nor do heads, `batch_invariant` and workers, so
-        that a graph which was captured once serves every later plan. Without them the plan grows.
+        that a graph which was captured once serves every later plan. Without them the plan grows, and a capture refuses
+        it.
 
     Raises
     ------
@@ -74,14 +76,15 @@ cdef class AttentionPlan:
                 "the same number of query heads"
             )
         cdef int64_t workers = 0 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
+        cdef bint is_causal = read_flag(causal, "causal"), is_invariant = read_flag(batch_invariant, "batch_invariant")
         read_window(window, &left, &right)
         self.check_unread()
         cdef Plan* plan = &self.plan
         plan.options = host_plan_options(query_heads, kv_heads)
-        plan.options.causal = bool(causal)
+        plan.options.causal = is_causal
         plan.options.window_left = left
         plan.options.window_right = right
-        plan.options.batch_invariant = bool(batch_invariant)
+        plan.options.batch_invariant = is_invariant
         self.num_workers_given = workers
         number = device_index(device)
         if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
@@ -198,8 +201,10 @@ cdef class AttentionPlan:
 cdef int64_t count_of(object number, str name, object error) except -1:
     try:
         count = index(number)
-    except TypeError:
-        raise error(f"{name} is {number!r}; it must be a whole number") from None
+    except MemoryError:
+        raise
+    except Exception:
+        raise error(f"{name} is {brief(number)}; it must be a whole number") from None
     if not 1 <= count <= INT32_MAX:
         raise error(f"{name} is {count}; it must be 1 to {INT32_MAX}")
     return count
@@ -317,12 +322,14 @@ def plan_attention(
             raise ShapeError(f"cu_query_lens has {cu.size()} entries and seq_lens {lens.size()}; it must have one more")
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
     if device_index(target.device) != number:
-        raise DeviceError(f"out is a plan on {target.device} and device is {place!r}; plan there, or leave device out")
+        raise DeviceError(
+            f"out is a plan on {target.device} and device is {brief(place)}; plan there, or leave device out"
+        )
     cdef size_t handle = 0
     if number is not None:
         handle = stream_handle(stream, framework_array(seq_lens), number)
     elif stream is not None:
-        raise UnsupportedOption(f"stream is {stream!r}; a plan on the host is made at once: leave stream out")
+        raise UnsupportedOption(f"stream is {brief(stream)}; a plan on the host is made at once: leave stream out")
     target.check_unread()
     cdef PlanOptions before = target.plan.options
     cdef int64_t given_before = target.num_workers_given

@@ -6,6 +6,7 @@ from libcpp.atomic cimport atomic
 import os
 from operator import index
 
+from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
 from pagecore.ops.cpu_count import usable_cores
 
@@ -86,8 +87,10 @@ def set_num_threads(n):
         return current.load()
     try:
         count = index(n)
-    except TypeError:
-        raise UnsupportedOption(f"the number of threads is {n!r}; it must be a whole number or None") from None
+    except MemoryError:
+        raise
+    except Exception:
+        raise UnsupportedOption(f"the number of threads is {brief(n)}; it must be a whole number or None") from None
     if not 1 <= count <= kMaxThreads:
         raise UnsupportedOption(f"the number of threads is {count}; it must be 1 to {kMaxThreads}")
     current.store(count)

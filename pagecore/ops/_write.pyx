@@ -1,5 +1,7 @@
 """write_kv: check the arguments and call the kernel."""
 
+from libc.stdint cimport int64_t
+
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport (
     CPU,
@@ -16,6 +18,14 @@ from pagecore.ops._checks cimport (
     float_tensor,
     given_indices,
     scale_numbers,
+)
+from pagecore.ops._overlap cimport (
+    ByteRange,
+    are_nested,
+    check_apart,
+    check_own_elements,
+    range_of,
+    ranges_meet,
 )
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
 from pagecore.ops.cuda._debug cimport debug_slots, debugging
@@ -37,7 +47,7 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
         float32, float16 or bfloat16; any strides but for a contiguous last axis, here and below.
     key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
         Written in place, each in its own dtype (float32, float16 or bfloat16), rounded to nearest even. They must not
-        overlap `key` or `value`.
+        overlap each other or any other argument; interleaved slices of one array do not.
     slot_mapping : integers, [T'], T' <= T
         ``block * block_size + offset`` of token t; a negative slot writes nothing, and neither do the tokens from T'
         on. Of two tokens with one slot the later one stays; on CUDA any of them may, and mixtures of both. Beside CUDA
@@ -77,8 +87,8 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     check_place(values, "value_cache", &place)
     check_caches(keys, values)
     check_length(v, "value", 0, k.shape_[0], "the tokens of key")
-    check_length(k, "key", 1, keys.shape_[2], "the heads of key_cache")
-    check_length(v, "value", 1, values.shape_[2], "the heads of value_cache")
+    if k.shape_[1] != keys.shape_[2] or v.shape_[1] != values.shape_[2]:
+        refuse_heads(k, v, keys.shape_[2])
     check_length(k, "key", 2, keys.shape_[3], "the head_dim of key_cache")
     check_length(v, "value", 2, values.shape_[3], "the head_dim of value_cache")
     check_writable(keys, "key_cache")
@@ -91,10 +101,12 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     if place.device_type == CPU:
         key_scales = scale_numbers(key_scale, "key_scale", keys.shape_[2], True, &place)
         value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True, &place)
+        check_memory(k, v, keys, values, slots, key_scales, value_scales)
         run_write(k, v, keys, values, slots, key_scales, value_scales)
         return
     key_scales = divisors(key_scale, "key_scale", keys.shape_[2], &place, &key_divisor)
     value_scales = divisors(value_scale, "value_scale", keys.shape_[2], &place, &value_divisor)
+    check_memory(k, v, keys, values, slots, key_scales, value_scales)
     await_arrays((key, value, slot_mapping, key_scale, value_scale), &place)
     if slots.device_type == CPU:
         check_slots(slots, k, keys)
@@ -103,4 +115,47 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     slots = brought_to(slots, "slot_mapping", &place)
     launch_write(
         k, v, keys, values, slots, key_scales, key_divisor, value_scales, value_divisor, &place
+    )
+
+
+cdef int check_memory(
+        Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slots, Tensor key_scale,
+        Tensor value_scale) except -1:
+    """That the caches are apart from each other, from themselves, and from all that is read."""
+    cdef ByteRange keys = range_of(key_cache), values = range_of(value_cache)
+    cdef ByteRange each
+    if not are_nested(key_cache):
+        check_own_elements(key_cache, "key_cache")
+    if not are_nested(value_cache):
+        check_own_elements(value_cache, "value_cache")
+    if ranges_meet(keys, values):
+        check_apart(key_cache, "key_cache", value_cache, "value_cache")
+    each = range_of(key)
+    if ranges_meet(each, keys) or ranges_meet(each, values):
+        check_read(key, "key", key_cache, value_cache)
+    each = range_of(value)
+    if ranges_meet(each, keys) or ranges_meet(each, values):
+        check_read(value, "value", key_cache, value_cache)
+    each = range_of(slots)
+    if ranges_meet(each, keys) or ranges_meet(each, values):
+        check_read(slots, "slot_mapping", key_cache, value_cache)
+    if key_scale is not None:
+        check_read(key_scale, "key_scale", key_cache, value_cache)
+    if value_scale is not None:
+        check_read(value_scale, "value_scale", key_cache, value_cache)
+    return 0
+
+
+cdef int check_read(Tensor read, str name, Tensor key_cache, Tensor value_cache) except -1:
+    check_apart(key_cache, "key_cache", read, name)
+    return check_apart(value_cache, "value_cache", read, name)
+
+
+cdef int refuse_heads(Tensor key, Tensor value, int64_t num_kv_heads) except -1:
+    is_key = key.shape_[1] != num_kv_heads
+    name, shape = ("key", key.shape) if is_key else ("value", value.shape)
+    hint = f"; pass {name}.transpose(1, 0, 2) if its heads come first" if shape[0] == num_kv_heads else ""
+    raise ShapeError(
+        f"{name} has shape {shape}; axis 1 must have length {num_kv_heads}: the heads of {name}_cache, "
+        f"[num_tokens, num_kv_heads, head_dim]{hint}"
     )

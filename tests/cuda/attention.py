@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagecore.arrays import results
+from pagecore.arrays import results, strided
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
@@ -172,6 +172,31 @@ def test_one_plan_serves_all_layers(cuda):
         assert cuda.runtime.launched.count("plan") == 0
 
 
+@pytest.mark.parametrize("dtype", [BF16, {}], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("batch_invariant", [None, False, True], ids=["no plan", "plan", "batch-invariant plan"])
+def test_out_may_be_the_query_itself(cuda, batch_invariant, dtype):
+    plain = {"query_dtype": "float32", "cache_dtype": "float32"} | dtype
+    for shape in (replace(MIXED, seq_lens=(300, 77, 5, 0, 1500, 64), **plain), replace(DECODED, **plain)):
+        case = make_case(shape)
+        there = DeviceCase(cuda, case)
+        plan = None if batch_invariant is None else there.plan(batch_invariant=batch_invariant, num_workers=24)
+        compare(case, there.run(plan=plan, out=there.arrays["query"]))
+
+
+def test_out_in_memory_that_a_call_reads_is_refused(cuda):
+    case = make_case(MIXED)
+    there = DeviceCase(cuda, case)
+    query, cache = there.arrays["query"], there.arrays["key_cache"]
+    shape, row, memory = query.shape, query.strides, cuda.empty((100_000,), "bfloat16")
+    backwards = strided(query.reshape(-1), shape, (-row[0], *row[1:]), (shape[0] - 1) * row[0])
+    with pytest.raises(UnsupportedOption, match="out shares memory with query and is not that array"):
+        there.run(out=backwards)
+    with pytest.raises(UnsupportedOption, match="out shares memory with key_cache"):
+        there.run(key_cache=strided(memory, cache.shape), out=strided(memory, shape))
+    with pytest.raises(ShapeError, match=r"out has strides .*elements share memory"):
+        there.run(out=strided(there.out.reshape(-1), shape, (0, *row[1:])))
+
+
 @pytest.mark.parametrize("planned", ["before each replay", "in the call", "once in the graph"])
 def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkeypatch, planned):
     """Lengths, tables and the plan are written anew between replays; memory, grids and arguments stay.
@@ -296,7 +321,7 @@ def test_plans_for_other_calls_are_refused(cuda):
     there = DeviceCase(cuda, case)
     with pytest.raises(DeviceError, match="plan is on cpu"):
         there.run(plan=there.plan(device="cpu"))
-    with pytest.raises(ShapeError, match="plan is for 4/2 heads"):
+    with pytest.raises(ShapeError, match=r"8 heads; the batch is planned for 4 query heads \(num_query_heads"):
         there.run(plan=there.plan(num_query_heads=4))
     with pytest.raises(ShapeError, match="causal=False"):
         there.run(plan=there.plan(causal=False))
@@ -404,6 +429,42 @@ def test_a_capture_without_what_it_needs_is_refused(cuda):
         cuda.capture(lambda stream: paged_attention(**{**arrays, "seq_lens": [1] * 6}, stream=stream))
     with pytest.raises(DeviceError, match=r"being captured, and a call without a plan.*pass a plan of type"):
         cuda.capture(lambda stream: paged_attention(**arrays, stream=stream))
-    plan = there.plan()
+    plan = AttentionPlan(
+        num_query_heads=8, num_kv_heads=2, device=cuda.device, max_sequences=6, max_tokens=len(case.query)
+    )
+    plan_attention(case.options["cu_query_lens"], case.seq_lens, num_query_heads=8, num_kv_heads=2, out=plan)
     with pytest.raises(DeviceError, match="run the call once before the capture"):
         cuda.capture(lambda stream: paged_attention(**arrays, plan=plan, stream=stream))
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_capture_refuses_a_plan_that_may_grow(cuda, is_warm):
+    """A larger batch would free the buffers that the graph reads."""
+    case = make_case(DECODED)
+    there = DeviceCase(cuda, case)
+    plan = there.plan()
+    if is_warm:
+        paged_attention(**there.arrays, out=there.out, plan=plan)
+    cuda.runtime.fill(there.out.pointer, 0xFF, there.out.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    with pytest.raises(DeviceError, match=r"plan has no fixed size.*max_sequences=2, max_tokens=2"):
+        cuda.capture(lambda stream: paged_attention(**there.arrays, out=there.out, plan=plan, stream=stream))
+    assert (cuda.get(there.out).view(np.uint8) == 0xFF).all()
+    plan_attention(None, [10] * 500, num_query_heads=8, num_kv_heads=2, out=plan)  # grows as before
+    plan_attention(None, case.seq_lens, num_query_heads=8, num_kv_heads=2, out=plan)
+    compare(case, there.run(plan=plan))
+
+
+def test_a_graph_of_a_fixed_plan_outlives_larger_and_smaller_batches(cuda):
+    case = make_case(DECODED)
+    there = DeviceCase(cuda, case)
+    plan, make = fixed_plan(cuda, case, 500)
+    make(case.seq_lens)
+    paged_attention(**there.arrays, out=there.out, plan=plan)
+    replay = cuda.capture(lambda stream: paged_attention(**there.arrays, out=there.out, plan=plan, stream=stream))
+    for lens in ([10] * 500, [7], case.seq_lens):
+        make(lens)
+    cuda.runtime.fill(there.out.pointer, 0xFF, there.out.nbytes, 0)
+    cuda.runtime.synchronize(0)
+    replay()
+    assert_output_close(cuda.get(there.out), case.expect()[0], case.magnitude())

@@ -161,11 +161,23 @@ def test_what_would_be_written_overlaps_nothing_that_is_read(cuda):
     pagecore.transfer_blocks(memory[:, :, :1], memory[:, :, 1:], [(1, 2)])
 
 
+def test_caches_that_are_written_share_nothing_with_each_other_or_with_what_is_read(cuda):
+    given = on_device(cuda, "write_kv")
+    with pytest.raises(OPTION, match="key_cache shares memory with value_cache"):
+        pagecore.write_kv(**given | {"value_cache": given["key_cache"]})
+    tokens, heads, dim = given["key"].shape
+    inside = strided(given["value_cache"].reshape(-1), (tokens, heads, dim))
+    with pytest.raises(OPTION, match="value_cache shares memory with key;"):
+        pagecore.write_kv(**given | {"key": inside})
+    with pytest.raises(OPTION, match=r"caches\[0\] shares memory with caches\[1\]"):
+        pagecore.copy_blocks([given["key_cache"], given["key_cache"]], [(1, 2)])
+
+
 def test_results_are_not_written_twice(cuda):
     memory = strided(cuda.empty((8,)), (9, 2), (0, 4))
-    with pytest.raises(SHAPE, match=r"out has strides .*; with 0"):
+    with pytest.raises(SHAPE, match=r"out has strides .*elements share memory"):
         pagecore.gather_blocks(**on_device(cuda, "gather_blocks") | {"out": memory})
-    with pytest.raises(SHAPE, match=r"out has strides .*; with 0"):
+    with pytest.raises(SHAPE, match=r"out has strides .*elements share memory"):
         pagecore.merge_attention(
             **on_device(cuda, "merge_attention") | {"out": strided(cuda.empty((8,)), (3, 4, 8), (0, 0, 4))}
         )

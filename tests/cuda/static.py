@@ -151,6 +151,23 @@ def test_an_update_becomes_part_of_a_graph(cuda):
     np.testing.assert_array_equal(cuda.get(cache.key(0))[:, :, 5:8], filled)
 
 
+def test_a_graph_writes_at_the_position_of_its_capture_and_refuses_one_that_may_change(cuda):
+    cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
+    new = ones(cuda, 2, 2, 3, 8)
+    cache.update(0, new, new, np.array([0]))
+    cache.reset()
+    cuda.runtime.synchronize(0)
+    for array in (np.array([5]), np.array(5, np.int32), [5]):
+        with pytest.raises(UnsupportedOption, match=r"position is an array .* at position 5 whatever .*pass an int"):
+            cuda.capture(lambda stream, array=array: cache.update(0, new, new, array, stream=stream))
+    assert cache.length() == 0
+    replay = cuda.capture(lambda stream: cache.update(0, new, new, np.int64(5), stream=stream))
+    for _ in range(2):
+        replay()
+        written = cuda.get(cache.key(0))[0, 0, :, 0]
+        assert written.tolist() == [0] * 5 + [1] * 3 + [0] * 8
+
+
 def test_what_a_device_does_not_serve_is_refused_and_nothing_is_written(cuda):
     cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
     new, wide = ones(cuda, 2, 2, 3, 8), ones(cuda, 2, 2, 3, 16)

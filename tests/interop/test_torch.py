@@ -265,7 +265,7 @@ OWN = pagecore.zeros((35,), "bool")
         ({"cu_query_lens": [0, 5, 6, 7]}, UnsupportedDtype, "list is given as cu_query_lens"),
         ({"sinks": np.zeros(4)}, UnsupportedDtype, "numpy.ndarray is given as sinks"),
         ({"mask": OWN}, UnsupportedDtype, r"Tensor is given as mask; .* as_torch\(tensor\)"),
-        ({"out": np.zeros((7, HEADS, DIM))}, UnsupportedDtype, "numpy.ndarray is given; .* torch.as_tensor"),
+        ({"out": np.zeros((7, HEADS, DIM))}, UnsupportedDtype, "numpy.ndarray is given as out; .* torch.as_tensor"),
         ({"key_scale": np.ones(2)}, UnsupportedDtype, "numpy.ndarray is given as key_scale"),
         ({"value_scale": "a"}, UnsupportedDtype, "str is given as value_scale"),
         ({"window": "a"}, UnsupportedOption, r"window is 'a'; it must be a number of keys, or \(left, right\)"),

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from pagecore import AttentionSpec
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.families import dynamic_cache, make_cache, make_model, prompts, torch, transformers
+from tests.interop.test_fuzz import foreign_tensors
+from tests.ops.test_fuzz import attempt
 
 from pagecore.interop.transformers import PagedCache, attention  # isort: skip  # after families, which skips
 from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
@@ -404,3 +406,22 @@ def test_a_cache_of_another_dtype_casts_and_a_model_of_float64_is_refused():
         make_cache(double)
     with pytest.raises(UnsupportedDtype, match=r"the keys are torch.float64; run the model in"):
         run(double, prompts(), make_cache(double, layers=[SPEC] * 4))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, of sparse tensors
+@pytest.mark.parametrize(
+    "method", ["begin", "attention_mask", "crop", "batch_select_indices", "batch_repeat_interleave"]
+)
+def test_foreign_arguments_of_the_cache_are_refused(model, method):
+    cache = make_cache(model)
+    cache.begin(prompts())
+    calls = {"attention_mask": lambda value: cache.begin(prompts(), value)}
+    for value in foreign_tensors():
+        attempt(method, calls.get(method, getattr(cache, method, None)), {}, [], value)
+    cache.kv.check_invariants()
+
+
+def test_layers_are_a_list_of_specs(model):
+    for layers in (3, "text", {}, iter([]), [None] * 4, ["a", "b", "c", "d"]):
+        with pytest.raises(PagecoreError):
+            make_cache(model, layers=layers)

@@ -69,7 +69,7 @@ BAD_PACKED: list[tuple[Any, Any, str]] = [
     (np.ones((17, 2, 8)), DTYPE, "float64"),
     (np.ones((17, 2, 8), np.int8), DTYPE, "is int8 and cache float32; only float32, float16 and bfloat16"),
     (np.zeros((17, 2, 8), ml_dtypes.float8_e5m2), DTYPE, "is float8_e5m2 and cache float32"),
-    ([f32(17, 2, 8)], SHAPE, "is a list; beside one array it must be one array"),
+    ([f32(17, 2, 8)], SHAPE, "is a list; beside one array as .* it must be one array"),
     ((), SHAPE, "is a tuple; beside one array"),
     ("packed", DTYPE, ""),
     (OnCuda(), DEVICE, ""),

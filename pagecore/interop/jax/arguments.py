@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.arrays.refusals import brief
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.jax import _xla
 
 Layout = Literal["NHD", "HND"]
@@ -56,8 +57,8 @@ class CacheShape:
 
 def check_layout(layout: object) -> None:
     """One of the two."""
-    if layout not in ("NHD", "HND"):
-        raise UnsupportedOption(f"layout is {layout!r}; it must be 'NHD' or 'HND', the order of a block's axes")
+    if not isinstance(layout, str) or layout not in ("NHD", "HND"):
+        raise UnsupportedOption(f"layout is {brief(layout)}; it must be 'NHD' or 'HND', the order of a block's axes")
 
 
 def _layer_number(layer: Any, num_layers: int) -> Any:
@@ -120,8 +121,10 @@ def _fitting(array: Any, name: str) -> Any:
     """Integers outside of JAX in the narrowest dtype of JAX that holds them."""
     try:
         values = np.asarray(array)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ShapeError(f"{name} is no array of integers: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ShapeError(f"{name} is not an array of integers: {brief(error)}") from None
     if values.size == 0:
         return jnp.asarray(values.astype(np.int32))
     if values.dtype.kind not in "iu":
@@ -177,7 +180,7 @@ def switch(value: Any, name: str) -> bool:
     """A bool that is known when the function is traced."""
     _refuse_tracer(value, name, "True or False")
     if not isinstance(value, bool | np.bool_):
-        raise UnsupportedOption(f"{name} is {value!r}; it must be True or False")
+        raise UnsupportedOption(f"{name} is {brief(value)}; it must be True or False")
     return bool(value)
 
 
@@ -191,5 +194,9 @@ def _as_jax(array: Any, name: str) -> Any:
         return array
     try:
         return jnp.asarray(array)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UnsupportedDtype(f"{name} is no array for JAX: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise NotEnoughMemory(f"{name}: JAX has no memory for a copy: {brief(error)}") from error
+        raise UnsupportedDtype(f"{name} is not an array for JAX: {brief(error)}") from None

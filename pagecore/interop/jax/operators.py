@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pagecore.arrays.refusals import brief
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.jax import _xla
 from pagecore.interop.jax.arguments import (
@@ -197,7 +198,7 @@ def write_kv(
         written; a cache that was donated to the function is lost, as after any error in JAX.
     """
     if copy is not None and copy is not False:
-        raise UnsupportedOption(f"copy is {copy!r}; it must be False, or None to allow XLA to copy the caches")
+        raise UnsupportedOption(f"copy is {brief(copy)}; it must be False, or None to allow XLA to copy the caches")
     cache = CacheShape(key_cache, value_cache, layer, layout)
     key = floats(key, "key", "[num_tokens, num_kv_heads, head_dim]", 1)
     value = floats(value, "value", "[num_tokens, num_kv_heads, head_dim]", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Listed
@@ -11,12 +12,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.attention import NAME, REMEDY, Columns, StoredKeys, mark_stored
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.forward_hooks import register_hooks
-from pagecore.interop.transformers.inputs import Mask, read_ids, read_inputs, read_integers, read_mask
+from pagecore.interop.transformers.inputs import Ids, Mask, read_ids, read_inputs, read_integers, read_mask
+from pagecore.interop.transformers.prompts import as_attention_mask, read_prompt
 from pagecore.interop.transformers.rows import Rows
 from pagecore.interop.transformers.specs import specs_of_model
 from pagecore.interop.transformers.tracing import untraced
@@ -82,6 +85,10 @@ class PagedCache(Cache):  # type: ignore[misc]
         _check_implementation(model)
         if layers is None:
             layers = specs_of_model(config, str(model.dtype).removeprefix("torch."))
+        if not isinstance(layers, list | tuple):
+            raise UnsupportedOption(
+                f"layers is a {type(layers).__name__}; it must be a list with a spec for each layer"
+            )
         if len(layers) != config.num_hidden_layers:
             raise ShapeError(f"layers has {len(layers)} specs; the model has {config.num_hidden_layers} layers")
         if _depends_on_length(config):
@@ -108,9 +115,13 @@ class PagedCache(Cache):  # type: ignore[misc]
     ) -> int:
         """Leave the last generation behind, and begin one with what the prefix cache has of these prompts.
 
-        Then ``generate(input_ids, attention_mask=..., past_key_values=cache)`` computes only the rest. Without it a
-        generation goes on where the last one ended, as with every cache of transformers, and its `input_ids` start with
-        all that the cache holds. `num_beams` and `num_return_sequences` repeat the rows.
+        Then ``generate(input_ids, attention_mask=..., past_key_values=cache)`` computes only the rest, and refuses
+        other prompts. `num_beams` and `num_return_sequences` repeat the rows.
+
+        Without it, ``generate`` compares its prompts with the ids that the cache holds. Prompts that begin with all of
+        them go on where the last generation ended; others begin anew, in the same namespace, as if this had been
+        called. Columns that came as embeddings have no ids to compare: longer prompts go on from them. A direct call of
+        the model always goes on, as with every cache of transformers.
 
         Parameters
         ----------
@@ -137,9 +148,10 @@ class PagedCache(Cache):  # type: ignore[misc]
         return self._rows.begin(ids, is_token, namespace)
 
     def reset(self) -> None:
-        """Let all rows go; what they have computed stays in the prefix cache until blocks are short."""
+        """Let all rows and their namespace go; what they computed stays in the prefix cache until blocks run short."""
         self._settle()
         self._rows.clear()
+        self._rows.namespace = None
 
     def clear_prefix_cache(self) -> int:
         """Let all rows go, and forget what was computed: after the weights have changed, say.
@@ -229,7 +241,13 @@ class PagedCache(Cache):  # type: ignore[misc]
         UnsupportedOption
             A sliding window has given back keys that would be seen again: more was cropped than the last pass brought.
         """
-        count = -tokens_to_remove if tokens_to_remove <= 0 else max(0, self.get_seq_length() - tokens_to_remove)
+        try:
+            number = operator.index(tokens_to_remove)
+        except Exception:
+            raise UnsupportedOption(
+                f"tokens_to_remove is {brief(tokens_to_remove)}; it must be an integer: minus the columns to remove"
+            ) from None
+        count = -number if number <= 0 else max(0, self.get_seq_length() - number)
         pending = self._pending()
         if self._forward is not None and 0 < count <= pending:
             self._forward.commit(pending - count)
@@ -255,6 +273,43 @@ class PagedCache(Cache):  # type: ignore[misc]
         raise UnsupportedOption(
             "a PagedCache cannot be copied or pickled; to reuse what it has computed call cache.begin(input_ids)"
         )
+
+    # -- a call of generate --------------------------------------------------------------------------------------
+
+    @untraced
+    def _meet_prompt(
+        self, model: PreTrainedModel, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Begin anew unless the prompt of a call of ``model.generate`` continues the rows; returns its options."""
+        self._settle()
+        rows = self._rows
+        prompt = read_prompt(model, arguments, options) if len(rows) else None
+        if prompt is None or rows.num_columns == 0:
+            return options
+        if prompt.is_whole:
+            rows.clear()
+        elif prompt.ids is None or prompt.is_token is None:
+            if not rows.is_begun and (prompt.columns <= rows.num_columns or prompt.num_rows != len(rows)):
+                rows.clear()
+        elif rows.is_begun:
+            self._check_begun(prompt.ids, prompt.is_token)
+        elif prompt.num_rows != len(rows) or rows.first_difference(prompt.ids, prompt.is_token) is not None:
+            if prompt.is_reusable:
+                rows.begin(prompt.ids, prompt.is_token, rows.namespace)
+            else:
+                rows.clear()
+        if prompt.ids is not None and options.get("attention_mask") is None:
+            options = options | {"attention_mask": as_attention_mask(prompt, model.get_input_embeddings().weight)}
+        return options
+
+    def _check_begun(self, ids: Ids, is_token: Mask) -> None:
+        difference = self._rows.first_difference(ids, is_token)
+        if difference is not None:
+            row, column = difference
+            raise ShapeError(
+                f"input_ids is another prompt than the one that the cache began with: column {column} of row {row} "
+                f"differs, of {self._rows.num_columns} that the prefix cache gave; begin() anew with these tokens"
+            )
 
     # -- a forward pass ------------------------------------------------------------------------------------------
 

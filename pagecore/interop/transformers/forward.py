@@ -32,6 +32,7 @@ class Forward:
     def __init__(self, rows: Rows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
         self._rows = rows
         self._is_token = inputs.is_token
+        self._given_ids = inputs.given_ids
         self._stored: set[int] = set()
         self._attended: set[int] = set()
         self.is_done = False
@@ -146,7 +147,8 @@ class Forward:
         rows.cache.commit(self.batch, counted.sum(axis=1) if is_cut else None)
         if is_cut:
             rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
-        rows.extend(counted)
+        given = None if self._given_ids is None else self._given_ids[:, :num_columns]
+        rows.extend(counted, given if given is None or self._unique_rows is None else given[self._unique_rows])
         if self._row_of_unique is not None:
             rows.select(self._row_of_unique.tolist())
 

@@ -39,6 +39,8 @@ class Inputs:
         The same of the columns before them; None where the pass does not say.
     ids : Ids or None
         None where ids do not say what the tokens are: there are embeddings, images, or whatever else a model takes.
+    given_ids : Ids or None
+        The ids in any case; None where there are none.
     positions : Ids or None
         ``[batch or 1, columns]``; None where the model counts columns.
     """
@@ -46,6 +48,7 @@ class Inputs:
     is_token: Mask
     past: Mask | None
     ids: Ids | None
+    given_ids: Ids | None
     positions: Ids | None
 
     @property
@@ -73,14 +76,18 @@ def read_inputs(given: Mapping[str, Any], num_past: int) -> Inputs:
             "more: crop() the cache, or leave the generation with reset() or begin()"
         )
     past, is_token = _read_masks(given.get("attention_mask"), batch, columns, num_past)
-    if any(_speaks(name, value) for name, value in given.items()):
-        ids = None
-    return Inputs(is_token, past, ids, _read_positions(given.get("position_ids"), columns))
+    known = None if says_more_than_ids(given) else ids
+    return Inputs(is_token, past, known, ids, _read_positions(given.get("position_ids"), columns))
+
+
+def says_more_than_ids(given: Mapping[str, Any]) -> bool:
+    """Return True if an argument of a model's forward may say more of the tokens than their ids."""
+    return any(_speaks(name, value) for name, value in given.items())
 
 
 def read_ids(ids: torch.Tensor) -> Ids:
     """Token ids ``[batch, columns]``."""
-    if getattr(ids, "ndim", None) != 2:
+    if _num_axes(ids) != 2:
         raise ShapeError(f"input_ids is {_told(ids)}; it must be [batch, columns]")
     return read_integers(ids, "input_ids", "[batch, columns]")
 
@@ -99,7 +106,7 @@ def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> 
     """A padding mask of all columns; all are tokens where it is None."""
     if mask is None:
         return np.ones((batch, columns), np.bool_)
-    if getattr(mask, "ndim", None) != 2:
+    if _num_axes(mask) != 2:
         raise UnsupportedOption(
             f"attention_mask is {_told(mask)}; a paged cache takes the padding mask [batch, columns] and does the rest"
         )
@@ -136,6 +143,13 @@ def _speaks(name: str, value: Any) -> bool:
     return not isinstance(value, Mapping) or any(_speaks("", each) for each in value.values())
 
 
+def _num_axes(array: object) -> Any:
+    """The axes of an array; None for anything else, whatever it answers."""
+    try:
+        return getattr(array, "ndim", None)
+    except Exception:
+        return None
+
+
 def _told(value: object) -> str:
-    shape = getattr(value, "shape", None)
-    return f"a {type(value).__name__}" if shape is None else f"of shape {tuple(shape)}"
+    return f"a {type(value).__name__}" if _num_axes(value) is None else f"of shape {tuple(getattr(value, 'shape', ()))}"

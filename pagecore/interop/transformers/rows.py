@@ -9,6 +9,7 @@ alone::
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
@@ -17,10 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache, Sequence
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.storage.checks import at_least
+
+UNKNOWN = -1  # the id of a column that was computed from embeddings
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ class Rows:
     """The rows of a batch; `cache` holds their tokens.
 
     I1: between calls every sequence has as many computed tokens as its row of `is_token` has ones.
-    I2: ids that a sequence knows are those its keys were computed from, at positions 0, 1, 2 ..., so that others may
+    I2: `given_ids` has the id of each computed column as the model was given it, or UNKNOWN; they say whether a prompt
+        goes on where the rows end.
+    I3: ids that a sequence knows are those its keys were computed from, at positions 0, 1, 2 ..., so that others may
         reuse them. After a pass of which that cannot be said (`reusable_ids`), no more become known until rows are
         cleared.
     """
@@ -45,6 +51,8 @@ class Rows:
         self.cache = cache
         self.sequences: list[Sequence] = []
         self.is_token: Mask = np.zeros((0, 0), np.bool_)
+        self.given_ids: Ids = np.zeros((0, 0), np.int64)
+        self.namespace: Hashable = None
         self._is_known = True
 
     def __len__(self) -> int:
@@ -61,11 +69,12 @@ class Rows:
         return any(sequence.num_tokens > sequence.num_computed_tokens for sequence in self.sequences)
 
     def clear(self) -> None:
-        """Let all sequences go; what they have computed stays in the prefix cache."""
+        """Let all sequences go, but not their namespace; what they have computed stays in the prefix cache."""
         for sequence in self.sequences:
             self.cache.remove(sequence)
         self.sequences = []
         self.is_token = np.zeros((0, 0), np.bool_)
+        self.given_ids = np.zeros((0, 0), np.int64)
         self._is_known = True
 
     def begin(self, ids: Ids, is_token: Mask, namespace: Hashable) -> int:
@@ -74,6 +83,7 @@ class Rows:
         They are as many as the prefix cache has of every row.
         """
         self.clear()
+        self.namespace = namespace
         # Rows that have more than the others compute it again, so that all stand at one column. A window may have kept
         # too little for that: then all begin with less.
         num_columns = ids.shape[1]
@@ -88,6 +98,7 @@ class Rows:
                 self.sequences.append(self.cache.add_sequence(row[mask], namespace=namespace, max_tokens=int(limit)))
             reused = [_columns(mask, s.num_computed_tokens) for mask, s in zip(is_token, self.sequences, strict=True)]
             self.is_token = is_token[:, : min(reused, default=0)].copy()
+            self.given_ids = ids[:, : self.num_columns].copy()
             with suppress(UnsupportedOption):
                 self._compute_again(self.is_token.sum(axis=1))
                 return True
@@ -99,11 +110,30 @@ class Rows:
     def open(self, count: int) -> None:
         """Empty rows for prompts whose ids come with the first forward pass, or never."""
         try:
-            self.sequences += [self.cache.add_sequence(()) for _ in range(count)]
+            self.sequences += [self.cache.add_sequence((), namespace=self.namespace) for _ in range(count)]
         except BaseException:
             self.clear()
             raise
         self.is_token = np.zeros((count, 0), np.bool_)
+        self.given_ids = np.zeros((count, 0), np.int64)
+
+    def first_difference(self, ids: Ids, is_token: Mask) -> tuple[int, int] | None:
+        """Return (row, column) of the first computed column that is another than that of the prompts [batch, columns].
+
+        Row i of `batch` is that of ``len(self) / batch`` rows in a row, or the other way round. None where the prompts
+        begin with all that is computed, as far as its ids are known. The last of their columns counts as different
+        where the rows hold it already: there is nothing left to compute.
+        """
+        columns, count = self.num_columns, len(self)
+        prompt = np.arange(count) * len(ids) // count
+        if ids.shape[1] <= columns:
+            return 0, ids.shape[1] - 1
+        before, kept = ids[prompt, :columns], is_token[prompt, :columns]
+        differs = (kept != self.is_token) | (kept & (before != self.given_ids) & (self.given_ids != UNKNOWN))
+        if not differs.any():
+            return None
+        row, column = np.unravel_index(int(differs.argmax()), differs.shape)
+        return int(row), int(column)
 
     def standing(self) -> Standing:
         """What `restore` goes back to."""
@@ -125,7 +155,18 @@ class Rows:
 
     def repeat(self, repeats: int) -> None:
         """Let each row become `repeats` rows that share its blocks."""
-        self.select([row for row in range(len(self)) for _ in range(at_least("repeats", repeats))])
+        try:
+            count = at_least("repeats", operator.index(repeats))
+        except PagecoreError:
+            raise
+        except Exception:
+            raise ShapeError(f"repeats is {brief(repeats)}; it must be an integer of at least 1") from None
+        if len(self) * count > self.cache.max_sequences:
+            raise OutOfRows(
+                f"repeats is {count} and the cache has {len(self)} rows, which makes {len(self) * count} of at most "
+                f"{self.cache.max_sequences}; make the cache with a larger max_sequences"
+            )
+        self.select([row for row in range(len(self)) for _ in range(count)])
 
     def reusable_ids(self, inputs: Inputs) -> Ids | None:
         """The ids of new columns; None where their keys, or those before them, are not what ids and positions make.
@@ -184,9 +225,11 @@ class Rows:
         if past:
             self.cache.truncate(*zip(*past, strict=True))
 
-    def extend(self, is_token: Mask) -> None:
+    def extend(self, is_token: Mask, given_ids: Ids | None) -> None:
         """Count the columns of a step, whose tokens are committed."""
         self.is_token = np.concatenate([self.is_token, is_token], axis=1)
+        new = np.full(is_token.shape, UNKNOWN, np.int64) if given_ids is None else given_ids
+        self.given_ids = np.concatenate([self.given_ids, new], axis=1)
 
     def crop(self, count: int) -> None:
         """Forget the last `count` columns."""
@@ -195,6 +238,7 @@ class Rows:
         kept = self.is_token[:, : self.num_columns - count]
         self.cache.truncate(self.sequences, kept.sum(axis=1))
         self.is_token = kept.copy()
+        self.given_ids = self.given_ids[:, : self.num_columns].copy()
 
     def select(self, parents: Listed[int]) -> None:
         """Row i becomes what row parents[i] was; rows may go, and one may become several, which share its blocks."""
@@ -208,6 +252,7 @@ class Rows:
         else:
             self._fork(parents)
         self.is_token = self.is_token[np.asarray(parents, np.int64)]
+        self.given_ids = self.given_ids[np.asarray(parents, np.int64)]
 
     def _fork(self, parents: Listed[int]) -> None:
         taken: dict[int, Sequence] = {}

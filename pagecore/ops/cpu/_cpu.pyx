@@ -41,6 +41,7 @@ from pagecore.ops.cpu.args cimport (
     sum_lengths,
 )
 
+from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 
 cdef enum:
@@ -392,7 +393,9 @@ cpdef str set_isa(object name):
         A name that this machine or build has not; nothing has changed.
     """
     if name is not None and (not isinstance(name, str) or not name or not name.isascii()):
-        raise UnsupportedOption(f"instruction set {name!r} is unknown; this machine has {', '.join(available_isas())}")
+        raise UnsupportedOption(
+            f"instruction set {brief(name)} is unknown; this machine has {', '.join(available_isas())}"
+        )
     choose_isa(b"" if name is None else (<str>name).encode())
     return isa()
 

@@ -24,9 +24,12 @@ struct Indices {
   int64_t stride = 0;
   bool wide = false;
 
+  // One load, which the compiler does not repeat: another thread of the caller may change the array meanwhile, and the
+  // number that was checked must be the one that is used.
   PC_FORCE_INLINE int64_t at(int64_t i) const {
     const char* address = data + i * stride;
-    return wide ? *reinterpret_cast<const int64_t*>(address) : *reinterpret_cast<const int32_t*>(address);
+    return wide ? __atomic_load_n(reinterpret_cast<const int64_t*>(address), __ATOMIC_RELAXED)
+                : __atomic_load_n(reinterpret_cast<const int32_t*>(address), __ATOMIC_RELAXED);
   }
 };
 

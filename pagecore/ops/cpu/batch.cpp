@@ -55,7 +55,7 @@ void CheckedBatch::check_queries(const AttentionArgs& args) {
     PC_EXPECTS(at >= before, ShapeError, "cu_query_lens falls from ", before, " to ", at, " at ", i,
                "; it must never fall");
     PC_EXPECTS(at <= tokens && at <= kMaxLength, ShapeError, "cu_query_lens[", i, "] is ", at, " and query has ",
-               tokens, " rows; every query must have its row");
+               tokens, " rows; every query must have its row, and query is [num_tokens, num_query_heads, head_dim]");
     before = at;
     cu_query_lens_[static_cast<size_t>(i)] = static_cast<int32_t>(at);
   }
@@ -135,7 +135,8 @@ void CheckedBatch::check_blocks(const AttentionArgs& args, int64_t sequence) con
   for (int64_t i = first; i <= last; ++i) {
     const int64_t block = blocks.at(i);
     if (block >= 0 && block < limit) continue;
-    if (args.mask_size >= 0 && !attended(args, sequence, i * size, (i + 1) * size)) continue;
+    // A kernel reads block 0 in place of one that the mask hides; without any block there is nothing to read.
+    if (limit > 0 && args.mask_size >= 0 && !attended(args, sequence, i * size, (i + 1) * size)) continue;
     fail(ErrorKind::InvalidBlock, "block_table[", rows_[at], ", ", i, "] is ", block, " and the cache has ", limit,
          " blocks; sequence ", sequence, " attends to it");
   }

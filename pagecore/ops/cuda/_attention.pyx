@@ -92,6 +92,8 @@ cdef int attention(
         p.lse = address_of(lse)
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
 
+    # Lengths on the host are read once: another thread may change them, and what was checked must be what is planned.
+    cdef vector[int32_t] lengths, offsets
     # What a call allocates for itself is given back when `kept` dies, in the order of the stream.
     kept = []
     memset(&work, 0, sizeof(work))
@@ -105,9 +107,12 @@ cdef int attention(
         work.num_items[PC_DECODE] = work.num_items[PC_PROMPTS] = UNKNOWN
     cdef bint on_host = seq_lens.device_type == CPU and (cu_query_lens is None or cu_query_lens.device_type == CPU)
     if on_host:
-        check_lengths(seq_lens, cu_query_lens, p)
+        copy_lens(seq_lens, "seq_lens", lengths)
+        if cu_query_lens is not None:
+            copy_lens(cu_query_lens, "cu_query_lens", offsets)
+        check_lengths(lengths, offsets, p)
     if plan is None and planned is None and on_host:
-        buffer = plan_here(seq_lens, cu_query_lens, p, &work, place)
+        buffer = plan_here(lengths, offsets, p, &work, place)
     cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else brought_to(seq_lens, "seq_lens", place)
     cdef Tensor cu = cu_query_lens
     if cu is not None and cu.device_type == CPU:
@@ -199,11 +204,6 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
         raise DeviceError(
             f"plan is on {plan.device} and query on cuda:{place.device_id}; plan with device='cuda:{place.device_id}'"
         )
-    if plan.plan.options.num_query_heads != p.num_query_heads or plan.plan.options.num_kv_heads != p.num_kv_heads:
-        raise ShapeError(
-            f"plan is for {plan.num_query_heads}/{plan.num_kv_heads} heads and the call has "
-            f"{p.num_query_heads}/{p.num_kv_heads}; make one for these"
-        )
     if plan.plan.options.causal != p.causal or plan.window != (p.window_left, p.window_right):
         raise ShapeError(
             f"plan has causal={plan.causal} and window {plan.window}, the call causal={bool(p.causal)} and "
@@ -224,35 +224,51 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
 
 
 cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const Place* place) except -1:
+    cdef bint capturing = runtime().is_capturing(place.stream)
+    if capturing and not plan.is_fixed:
+        raise DeviceError(
+            f"plan has no fixed size and stream {place.stream:#x} is being captured; a later batch may replace the "
+            "memory that the graph reads: capture with an AttentionPlan made with "
+            f"max_sequences={p.num_sequences}, max_tokens={p.num_tokens} or more"
+        )
     plan.reserve_workspace(p.value_dim, place.stream)
     work.layout = plan.layout
     work.buffer = plan.address
     work.workspace = plan.workspace
     work.has_plan = True
     # A graph is captured once and runs other plans later.
-    cdef bint known = not runtime().is_capturing(place.stream)
     cdef int section
     for section in range(PC_NUM_SECTIONS):
-        work.num_items[section] = plan.head.num_items[section] if known else UNKNOWN
+        work.num_items[section] = UNKNOWN if capturing else plan.head.num_items[section]
     return 0
 
 
-cdef int check_lengths(Tensor seq_lens, Tensor cu_query_lens, const PcAttentionParams& p) except -1:
-    """What the host knows beforehand is refused as for arrays of the host."""
-    cdef vector[int32_t] lens, cu
+cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
+    cdef PlanOptions options
+    options.num_query_heads, options.num_kv_heads = p.num_query_heads, p.num_kv_heads
+    options.causal, options.window_left, options.window_right = p.causal, p.window_left, p.window_right
+    return options
+
+
+cdef PlanBatch batch_of(vector[int32_t]& lens, vector[int32_t]& cu) noexcept:
+    """`cu` is empty where every sequence has one query."""
     cdef PlanBatch batch
-    cdef int64_t i, num_blocks, block_size = p.block_size, mask_size = 0
+    batch.seq_lens, batch.num_sequences = lens.data(), <int64_t>lens.size()
     batch.cu_query_lens = NULL
-    copy_lens(seq_lens, "seq_lens", lens)
-    if cu_query_lens is not None:
-        copy_lens(cu_query_lens, "cu_query_lens", cu)
+    if not cu.empty():
         batch.cu_query_lens = cu.data()
-    batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
-    check_plan_batch(batch)
+    return batch
+
+
+cdef int check_lengths(
+        vector[int32_t]& lens, vector[int32_t]& cu, const PcAttentionParams& p) except -1:
+    """Refuse lengths that the host knows as a call on the host does."""
+    cdef int64_t i, num_blocks, block_size = p.block_size, mask_size = 0
+    check_plan_batch(batch_of(lens, cu))
     if not cu.empty() and cu.back() > p.num_tokens:
         raise ShapeError(
             f"cu_query_lens[{cu.size() - 1}] is {cu.back()} and query has {p.num_tokens} rows; every query must have "
-            "its row"
+            "its row, and query is [num_tokens, num_query_heads, head_dim]"
         )
     for i in range(p.num_sequences):
         num_blocks = (lens[i] + block_size - 1) // block_size
@@ -271,20 +287,14 @@ cdef int check_lengths(Tensor seq_lens, Tensor cu_query_lens, const PcAttentionP
 
 
 cdef Tensor plan_here(
-        Tensor seq_lens, Tensor cu_query_lens, const PcAttentionParams& p, Work* work, const Place* place):
-    """Plan checked lengths of the host, and bring the plan to the device."""
+        vector[int32_t]& lens, vector[int32_t]& cu, const PcAttentionParams& p, Work* work,
+        const Place* place):
+    """Plan checked lengths, and bring the plan to the device."""
     cdef PlanOptions options = options_of(p)
-    cdef vector[int32_t] lens, cu
-    cdef PlanBatch batch
+    cdef PlanBatch batch = batch_of(lens, cu)
     cdef Place host
     cdef int section
     cdef int64_t num_bytes
-    batch.cu_query_lens = NULL
-    copy_lens(seq_lens, "seq_lens", lens)
-    if cu_query_lens is not None:
-        copy_lens(cu_query_lens, "cu_query_lens", cu)
-        batch.cu_query_lens = cu.data()
-    batch.seq_lens, batch.num_sequences = lens.data(), p.num_sequences
     work.layout = layout_for(options, 0, p.num_sequences, p.num_tokens, place.device_id)
     host.device_type = CPU
     num_bytes = planned_bytes(work.layout)

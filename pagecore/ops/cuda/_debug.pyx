@@ -26,6 +26,7 @@ from pagecore.ops.cpu.args cimport Indices, Table
 import os
 
 from pagecore.arrays import cuda
+from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
 from pagecore.ops.cuda import kernels
 
@@ -114,7 +115,7 @@ def debug(on=None):
     """
     global state
     if on is not None and not isinstance(on, bool):
-        raise UnsupportedOption(f"debug is {on!r}; it must be True, False or None for what PAGECORE_DEBUG says")
+        raise UnsupportedOption(f"debug is {brief(on)}; it must be True, False or None for what PAGECORE_DEBUG says")
     state = wanted() if on is None else on
     return bool(state)
 

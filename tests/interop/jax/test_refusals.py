@@ -9,6 +9,7 @@ import pagecore
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.jax.on_jax import random_write
 from tests.ops.cases import Shape, make_case
+from tests.ops.test_fuzz import attempt, foreign_values, names
 
 SHAPE = Shape(seq_lens=(37, 5), query_lens=(3, 2))
 NARROW = np.ones(3, np.float32)
@@ -33,7 +34,7 @@ ATTENTION = [
     ({"seq_lens": [[1]]}, ShapeError, "seq_lens has shape"),
     ({"seq_lens": [1]}, ShapeError, "block_table has shape .* axis 0 must have length 1"),
     ({"block_table": [1, 2]}, ShapeError, "block_table has shape"),
-    ({"block_table": [[1], [2, 3]]}, ShapeError, "block_table is no array of integers"),
+    ({"block_table": [[1], [2, 3]]}, ShapeError, "block_table is not an array of integers"),
     ({"block_table": zeros(2, 4, dtype=np.uint32)}, None, ""),
     ({"block_table": np.full((2, 4), 2**40)}, ShapeError, "past int32, and JAX would cut it; set jax_enable_x64"),
     ({"rows": [0]}, ShapeError, "rows has shape"),
@@ -198,3 +199,67 @@ def test_vmap_is_refused_but_not_a_map(jax, interop):
     rows, caches, slots = random_write()
     with pytest.raises(UnsupportedOption, match=r"write_kv under jax\.vmap"):
         jax.vmap(lambda keys, values: interop.write_kv(*rows, keys, values, slots))(*(cache[None] for cache in caches))
+
+
+def test_functions_of_pagecore_say_where_those_for_traced_arrays_are(jax, interop):
+    """Under jax.jit an array has no memory that they could read or write."""
+    cache = np.zeros((3, 4, 2, 8), np.float32)
+    spec = pagecore.AttentionSpec(2, 8, dtype="float32", num_query_heads=2)
+    paged = pagecore.PagedKVCache(spec, num_layers=1, num_blocks=4)
+    batch = paged.prepare([paged.add_sequence(range(2))], 2)
+    static = pagecore.StaticKVCache(spec, 1, 1, 8)
+    calls = {
+        "write_kv": lambda new: pagecore.write_kv(new, new, cache, cache.copy(), [4, 5]),
+        "paged_attention": lambda new: pagecore.paged_attention(new, cache, cache, [[1], [2]], [1, 2]),
+        "write": lambda new: paged.write(0, new, new, batch),
+        "attend": lambda new: paged.attend(0, new, batch),
+        "update": lambda new: static.update(0, new[None], new[None], 0),
+        "merge_attention": lambda new: pagecore.merge_attention(new, new[..., 0], new, new[..., 0]),
+        "copy_blocks": lambda new: pagecore.copy_blocks(new, [(1, 1)]),
+    }
+    for call in calls.values():
+        with pytest.raises(UnsupportedOption, match=r"(query|key|out_a|caches): .* traced .* pagecore\.interop\.jax"):
+            jax.jit(call)(jax.numpy.zeros((2, 2, 8), np.float32))
+    with pytest.raises(UnsupportedOption, match=r"position is traced by JAX .*static_argnames"):
+        jax.jit(lambda at: static.update(0, cache[:1, :2, :1], cache[:1, :2, :1], at))(3)
+
+
+def test_one_array_given_as_both_caches_stays_two_results_or_is_refused(jax, interop):
+    """XLA copies what it cannot donate twice: a result is a value of its own."""
+    cache, new = jax.numpy.zeros((3, 4, 2, 8)), jax.numpy.ones((2, 2, 8))
+    slots = jax.numpy.array([4, 5])
+    write = interop.jit(
+        lambda keys, values: interop.write_kv(new, 2 * new, keys, values, slots), caches=("keys", "values")
+    )
+    with pytest.raises((UnsupportedOption, jax.errors.JaxRuntimeError, ValueError)):
+        write(cache, cache)
+    cache = jax.numpy.zeros((3, 4, 2, 8))
+    keys, values = jax.jit(lambda both: interop.write_kv(new, 2 * new, both, both, slots, copy=None))(cache)
+    assert (np.asarray(keys)[1, 0] == 1).all()
+    assert (np.asarray(values)[1, 0] == 2).all()
+    assert not np.asarray(cache).any()
+
+
+@pytest.mark.filterwarnings("ignore")  # of JAX, on what it makes of nonsense
+@pytest.mark.parametrize("operation", ["paged_attention", "write_kv"])
+def test_foreign_arguments_are_refused_by_name_when_a_function_is_traced(jax, interop, operation):
+    ones, ids = jax.numpy.ones, jax.numpy.array
+    caches = {"key_cache": ones((6, 4, 2, 8)), "value_cache": ones((6, 4, 2, 8)), "layer": None, "layout": "NHD"}
+    caches |= {"key_scale": 1.0, "value_scale": ones(2)}
+    attention = {"query": ones((3, 4, 8)), "block_table": ids([[1, 2], [3, 4]]), "seq_lens": ids([5, 2])}
+    attention |= {"rows": ids([0, 1]), "cu_query_lens": ids([0, 2, 3]), "scale": 1.0, "causal": True, "window": 3}
+    attention |= {
+        "softcap": 0.0,
+        "sinks": ones(4),
+        "alibi_slopes": ones(4),
+        "mask": ones(12, bool),
+        "return_lse": False,
+    }
+    writing = {"key": ones((3, 2, 8)), "value": ones((3, 2, 8)), "slot_mapping": ids([4, 5, -1]), "copy": None}
+    good = caches | (attention if operation == "paged_attention" else writing)
+    for name in good:
+        for value in foreign_values(np.random.default_rng(3)):
+            given = good | {name: value}
+            trace = lambda given=given: jax.eval_shape(lambda: getattr(interop, operation)(**given))  # noqa: E731
+            error = attempt(operation, trace, {}, [])
+            assert error is None or names(error, name), (name, str(error))

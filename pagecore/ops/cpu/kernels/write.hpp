@@ -38,9 +38,10 @@ class SlotRuns {
   int64_t list_as(SlotRun* runs) {
     const char* data = slots_.data;
     const int64_t stride = slots_.stride, size = slots_.size;
-    // A negative slot is a large one here.
+    // A negative slot is a large one here. One load: see Indices::at.
     const auto at = [=](int64_t token) {
-      return static_cast<uint64_t>(int64_t{*reinterpret_cast<const Id*>(data + token * stride)});
+      return static_cast<uint64_t>(
+          int64_t{__atomic_load_n(reinterpret_cast<const Id*>(data + token * stride), __ATOMIC_RELAXED)});
     };
     int64_t token = token_, listed = 0;
     while (token < size && listed < kRunBatch) {

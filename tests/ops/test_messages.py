@@ -1,0 +1,80 @@
+"""Messages that name the argument at fault and what to do, where the mistake is a common one."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, PagedKVCache, ops
+from pagecore.errors import ShapeError, UnsupportedDtype
+
+
+def f32(*shape: int):
+    return np.ones(shape, np.float32)
+
+
+@pytest.fixture
+def step():
+    """A cache of 2 heads for 4 query heads, and a step of 5 tokens."""
+    cache = PagedKVCache(AttentionSpec(2, 8, dtype="float32", num_query_heads=4), num_layers=1, num_blocks=8)
+    return cache, cache.prepare([cache.add_sequence(range(5))], 5)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.int16, np.uint64])
+@pytest.mark.parametrize("name", ["key", "value", "query"])
+def test_dtypes_that_no_cache_takes_are_told_which_are_served(step, name, dtype):
+    cache, batch = step
+    given = {"key": f32(5, 2, 8), "value": f32(5, 2, 8), "query": f32(5, 4, 8)}
+    given[name] = given[name].astype(dtype)
+    calls = {
+        "query": lambda: cache.attend(0, given["query"], batch),
+        "key": lambda: cache.write(0, given["key"], given["value"], batch),
+        "value": lambda: cache.write(0, given["key"], given["value"], batch),
+    }
+    with pytest.raises(UnsupportedDtype) as refused:
+        calls[name]()
+    kind = np.dtype(dtype).name
+    assert str(refused.value) == f"{name} is {kind}; float32, float16 and bfloat16 are served: convert it"
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+def test_a_wrong_number_of_query_heads_is_said_of_the_query(step, heads):
+    cache, batch = step
+    expected = f"query has shape (5, {heads}, 8) and so {heads} heads; the batch is planned for 4 query heads"
+    with pytest.raises(ShapeError, match="^" + re.escape(expected)):
+        cache.attend(0, f32(5, heads, 8), batch)
+
+
+def test_a_plan_for_other_key_heads_is_said_of_the_caches():
+    plan = ops.plan_attention([0, 5], [5], num_query_heads=4, num_kv_heads=4)
+    with pytest.raises(ShapeError, match="the caches have 2 heads and the batch is planned for 4; make a plan for"):
+        ops.paged_attention(
+            f32(5, 4, 8), f32(3, 4, 2, 8), f32(3, 4, 2, 8), [[1, 2]], [5], cu_query_lens=[0, 5], plan=plan
+        )
+
+
+@pytest.mark.parametrize(("heads", "tokens"), [(4, 5), (4, 6), (4, 2)])
+def test_a_query_whose_heads_come_first_is_told_the_layout(heads, tokens):
+    cache = PagedKVCache(AttentionSpec(2, 8, dtype="float32", num_query_heads=heads), num_layers=1, num_blocks=8)
+    batch = cache.prepare([cache.add_sequence(range(tokens))], tokens)
+    hint = (
+        r"query is \[num_tokens, num_query_heads, head_dim\].*pass query.transpose\(1, 0, 2\) if its heads come first"
+    )
+    with pytest.raises(ShapeError, match=hint):
+        cache.attend(0, f32(heads, tokens, 8), batch)
+    with pytest.raises(ShapeError, match=hint):
+        ops.paged_attention(f32(heads, 3, 8), f32(3, 4, 2, 8), f32(3, 4, 2, 8), [[1, 2]] * 3, [5] * 3)
+    with pytest.raises(ShapeError, match=r"query has 4 rows.*query is \[num_tokens, num_query_heads, head_dim\]"):
+        ops.paged_attention(f32(4, 6, 8), f32(3, 4, 2, 8), f32(3, 4, 2, 8), [[1, 2]], [6], cu_query_lens=[0, 6])
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_keys_whose_heads_come_first_are_told_the_layout(name):
+    given = {"key": f32(5, 2, 8), "value": f32(5, 2, 8)}
+    given[name] = f32(2, 5, 8)
+    if name == "value":
+        given["key"], given["value"] = f32(2, 2, 8), f32(2, 5, 8)
+    with pytest.raises(ShapeError, match=rf"{name} has shape \(2, 5, 8\).*pass {name}.transpose\(1, 0, 2\)|value has"):
+        ops.write_kv(**given, key_cache=f32(3, 4, 2, 8), value_cache=f32(3, 4, 2, 8), slot_mapping=[4, 5])
