@@ -97,8 +97,10 @@ cdef bytes pack_object(object value, int depth, list held):
                                "use tuples of strings, bytes and ints")
     packed = b"o" + number_of(value, held)
     if getattr(kind, "__dataclass_params__", None) is not None and kind.__dataclass_params__.eq:
-        fields = [getattr(value, field.name) for field in dataclasses.fields(kind)
-                  if field.compare and field.hash is not False]
+        fields = []
+        for field in dataclasses.fields(kind):
+            if field.compare and field.hash is not False:
+                fields.append(getattr(value, field.name))
         packed += joined(pack_parts(fields, depth, held))
     return packed
 
@@ -106,7 +108,10 @@ cdef bytes pack_object(object value, int depth, list held):
 cdef list pack_parts(object parts, int depth, list held):
     if depth == 0:
         raise UnsupportedDtype(f"the namespace nests more than {MAX_DEPTH} values; use a flatter one")
-    return [pack(part, depth - 1, held) for part in parts]
+    cdef list packed = []  # no comprehension: where memory is short, Cython's frees an element twice
+    for part in parts:
+        packed.append(pack(part, depth - 1, held))
+    return packed
 
 
 cdef bytes joined(list parts):

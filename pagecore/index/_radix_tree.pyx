@@ -42,7 +42,8 @@ from pagecore.errors import (
 
 # No call of a tree runs code of the caller once it has begun to look something up: arguments are converted first, keys
 # of namespaces are of built-in types, and objects that the garbage collector follows, whose making may run it, are made
-# before. What can fail comes before the first change; the answer's ids stay native until they are read.
+# before. What can fail comes before the first change; the answer's ids stay native until they are read. There are no list
+# comprehensions: where memory is short, Cython's frees an element twice.
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
@@ -69,7 +70,11 @@ cdef class Receipt:
     @property
     def components(self):
         """Names of the components that it still holds."""
-        return tuple([name for i, name in enumerate(self.tree.components) if self.native.components >> i & 1])
+        held = []
+        for i, name in enumerate(self.tree.components):
+            if self.native.components >> i & 1:
+                held.append(name)
+        return tuple(held)
 
     def release(self, component=None, *, time=None, rank=None):
         """Give it back, or one component of it; parameters and errors are those of `RadixTree.release`."""
@@ -193,9 +198,11 @@ cdef class RadixTree:
         options.policy = <Policy> position
         self.native.reset(new NativeRadixTree(options))
         self.block_size = options.block_size
-        self.windows = tuple([options.windows[i] for i in range(options.windows.size())])
-        names = ["window"] if len(windows) == 1 else [f"window{i}" for i in range(len(windows))]
-        self.components = ("full", *names, *(["state"] if states else []))
+        self.windows = tuple(options.windows)
+        names = ["full"]
+        for i in range(len(windows)):
+            names.append("window" if len(windows) == 1 else f"window{i}")
+        self.components = (*names, "state") if states else tuple(names)
         self.policy = policy
         self.has_states = states
         self.num_lanes = deref(self.native).num_lanes()
@@ -616,7 +623,7 @@ cdef class RadixTree:
         if number > INT32_MAX:
             raise InvalidBlock(f"block {block} cannot be cached; ids run to {INT32_MAX}")
         self._check_receipt(receipt)
-        old = deref(self.native).id_at(receipt.native.node, place, which)  # an object before anything changes
+        cdef object old = deref(self.native).id_at(receipt.native.node, place, which)  # made before anything changes
         deref(self.native).replace_id(receipt.native.node, place, which, <int32_t> max(number, -1))
         return old
 
@@ -719,7 +726,10 @@ cdef class RadixTree:
         UnsupportedDtype
             As in `match`.
         """
-        return [self._match(<Prefix> prefix) for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens)]
+        cdef list matches = []
+        for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens):
+            matches.append(self._match(<Prefix> prefix))
+        return matches
 
     def match_and_lock_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None, time=None):
         """`match_and_lock` for every prefix of a list: all, or none where one is refused.
@@ -747,7 +757,9 @@ cdef class RadixTree:
         cdef vector[NativeMatch] found
         cdef Py_ssize_t i
         cdef list wanted = self._prefixes(prefixes, namespaces, spans, max_tokens)
-        cdef list receipts = [self._new_receipt(<Prefix> prefix) for prefix in wanted]
+        cdef list receipts = []
+        for prefix in wanted:
+            receipts.append(self._new_receipt(<Prefix> prefix))
         found.resize(len(receipts))
         for i in range(len(receipts)):
             self._find(<Prefix> wanted[i], &found[i])
@@ -824,12 +836,13 @@ cdef class RadixTree:
         cdef vector[Offer] offers
         cdef Py_ssize_t i
         cdef list checked = []
-        cdef list done
+        cdef list done = []
         for each in entries:
             if not isinstance(each, Mapping):
                 raise UnsupportedDtype(f"an entry is {type(each).__name__}; give insert's arguments as a dict")
             checked.append(self._entry(time=time, **each))
-        done = [Inserted.__new__(Inserted) for _ in checked]
+        for _ in range(len(checked)):
+            done.append(Inserted.__new__(Inserted))
         offers.resize(len(checked))
         for i in range(len(checked)):
             entry = <Entry> checked[i]
@@ -879,8 +892,10 @@ cdef class RadixTree:
             if len(values) != len(prefixes):
                 raise ShapeError(f"{len(values)} {what} are given for {len(prefixes)} prefixes; give one for each")
             columns.append(values)
-        return [self._prefix(tokens, namespace, marked, most)
-                for tokens, namespace, marked, most in zip(prefixes, *columns, strict=True)]
+        read = []
+        for tokens, namespace, marked, most in zip(prefixes, *columns, strict=True):
+            read.append(self._prefix(tokens, namespace, marked, most))
+        return read
 
     # What it tells.
 

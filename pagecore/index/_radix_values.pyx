@@ -24,7 +24,10 @@ cdef tuple arrays_of(const vector[vector[int32_t]]& ids):
     num_lanes = ids.size() - 1
     if num_lanes == 1:
         return array_of(ids[0]), array_of(ids[1])
-    return tuple([array_of(ids[lane]) for lane in range(num_lanes)]), array_of(ids[num_lanes])
+    arrays = []
+    for lane in range(num_lanes):
+        arrays.append(array_of(ids[lane]))
+    return tuple(arrays), array_of(ids[num_lanes])
 
 
 @cython.freelist(16)
