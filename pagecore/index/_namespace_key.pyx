@@ -1,14 +1,14 @@
 """Keys of namespaces.
 
-A namespace is any hashable value, and two are the same iff they are equal and of equal types, at every depth: 1, True and
-1.0 are three namespaces, and so are (1,), (True,) and (1.0,). Python's own equality does not see that, and it runs code
-of the caller, which may call the tree in the middle of a look-up. So a namespace is packed into bytes once:
+A namespace is any hashable value, and two are the same iff they are equal and of equal types, at every depth: 1, True
+and 1.0 are three namespaces, and so are (1,), (True,) and (1.0,). Python's own equality does not see that, and it runs
+code of the caller, which may call the tree in the middle of a look-up. So a namespace is packed into bytes once:
 
     ("tenant", 7)   ->   ( 2 parts | s "tenant" | i 7 )
 
 Tuples, named tuples, frozensets and the fields of data classes are packed part by part. An object of any other type is
-interned: the first of several equal ones gets a number, and the number is packed. `hash` and ``==`` of such an object run
-while it is packed, and never later.
+interned: the first of several equal ones gets a number, and the number is packed. `hash` and ``==`` of such an object
+run while it is packed, and never later.
 """
 
 from cpython.bytes cimport PyBytes_CheckExact

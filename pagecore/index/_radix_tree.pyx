@@ -42,8 +42,8 @@ from pagecore.errors import (
 
 # No call of a tree runs code of the caller once it has begun to look something up: arguments are converted first, keys
 # of namespaces are of built-in types, and objects that the garbage collector follows, whose making may run it, are made
-# before. What can fail comes before the first change; the answer's ids stay native until they are read. There are no list
-# comprehensions: where memory is short, Cython's frees an element twice.
+# before. What can fail comes before the first change; the answer's ids stay native until they are read. There are no
+# list comprehensions: where memory is short, Cython's frees an element twice.
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
@@ -242,7 +242,8 @@ cdef class RadixTree:
         tokens : array_like of int
             [num_tokens].
         namespace : hashable, optional
-            Prefixes of different namespaces are different. Equal means equal in type too, also within tuples.
+            Different namespaces share no prefixes. Two are the same if they are equal in value and type, at every
+            depth of tuples, named tuples, frozensets and data classes; an object of another type compares by ``==``.
         spans : list of (int, int, bytes or int), optional
             Positions [start, end) whose content is named by a digest (up to 32 bytes, or an int) and not by its tokens
             alone: an image, audio. Blocks that a span overlaps are equal only where it is.
@@ -258,7 +259,8 @@ cdef class RadixTree:
         ShapeError
             A rank, a length, a span or a token's size does not fit.
         UnsupportedDtype
-            Tokens are no integers, or the namespace has no hash.
+            Tokens are not integers; or the namespace has a part without a hash, unequal to itself (NaN), or whose
+            own parts cannot be seen (a slice, a weak reference).
         """
         return self._match(self._prefix(tokens, namespace, spans, max_tokens))
 
