@@ -19,9 +19,10 @@ cdef class BlockPool:
     """Reference-counted block ids.
 
     Block 0 is the null block: it is counted, never handed out and held by nobody. A new pool hands out 1, 2, 3 ...
-    Every method may be called from any thread. A call that fails changes nothing. Block ids are taken as one int or as
-    anything that NumPy makes a one-dimensional array of integers; an id may stand in a list several times. The free
-    list follows vLLM's and SGLang's pools; retired blocks follow vLLM's fence for steps in flight.
+    Every method may be called from any thread; a child of `os.fork` finds the pool between two calls of other threads.
+    A call that fails changes nothing. Block ids are taken as one int or as anything that NumPy makes a one-dimensional
+    array of integers; an id may stand in a list several times. The free list follows vLLM's and SGLang's pools; retired
+    blocks follow vLLM's fence for steps in flight.
 
     Parameters
     ----------

@@ -91,9 +91,9 @@ cdef class BlockTables:
             self.block_sizes = tuple(block_sizes)
         except TypeError:
             self.block_sizes = (block_sizes,) * len(self.pools)
-        self.block_sizes = tuple([as_int64(size, "block_size") for size in self.block_sizes])
         for size in self.block_sizes:
-            sizes.push_back(size)
+            sizes.push_back(as_int64(size, "block_size"))
+        self.block_sizes = tuple(sizes)
         self.native.reset(new NativeBlockTables(
             native_pools, sizes, as_int64(max_sequences, "max_sequences"),
             as_int64(max_blocks_per_sequence, "max_blocks_per_sequence"),
@@ -134,7 +134,7 @@ cdef class BlockTables:
                 lists.push_back(view(blocks))
             if lists.size() != deref(self.native).num_groups():
                 raise ShapeError(f"the prefix has {lists.size()} lists; give one for each of {self.num_groups} groups")
-        added = deref(self.native).next_row()  # an object before anything changes
+        cdef object added = deref(self.native).next_row()  # made before anything changes
         deref(self.native).add(lists)
         return added
 
@@ -151,7 +151,7 @@ cdef class BlockTables:
         InvalidSequence, OutOfRows
         """
         cdef int32_t parent = as_row(row)
-        added = deref(self.native).next_row()
+        cdef object added = deref(self.native).next_row()
         deref(self.native).fork(parent)
         return added
 
@@ -243,10 +243,14 @@ cdef class BlockTables:
         return result
 
     cdef list _slot_targets(self, object out, int64_t num_tokens):
+        cdef list targets = []
         if out is None:
-            return [np.empty(num_tokens, np.int64) for _ in self.pools]
-        outs = as_tuple(out, "out") if self.is_grouped else (out,)
-        return [writable(array, 1, "out", True) for array in outs]
+            for _ in range(len(self.pools)):
+                targets.append(np.empty(num_tokens, np.int64))
+            return targets
+        for array in as_tuple(out, "out") if self.is_grouped else (out,):
+            targets.append(writable(array, 1, "out", True))
+        return targets
 
     def shortage(self, rows, counts):
         """Blocks that `extend` would lack; 0 means that it will succeed. Nothing changes.

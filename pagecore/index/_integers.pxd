@@ -22,6 +22,8 @@ cdef class Slots:
     cdef bint is_scalar
     cdef int64_t single
     cdef void* owned
+    cdef Py_buffer buffer
+    cdef bint borrowed
 
 
 # The values of `obj`, an int or anything that NumPy makes one-dimensional and integer; `error` is raised for one that
@@ -35,6 +37,7 @@ cdef int own(Integers values, Py_ssize_t first) except -1
 
 # The same in 64 bits.
 cdef Slots as_slots(object obj, str what, object error)
+cdef Slots borrowed_slots(object obj, str what, object error)
 
 # An int64 from anything with __index__; values beyond are cut to the range's ends.
 cdef int64_t as_int64(object obj, str what) except? -1

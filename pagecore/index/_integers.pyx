@@ -40,6 +40,8 @@ cdef class Integers:
 cdef class Slots:
     def __dealloc__(self):
         PyMem_Free(self.owned)
+        if self.borrowed:
+            PyBuffer_Release(&self.buffer)
 
 
 cdef Integers as_integers(object obj, str what, object error):
@@ -84,8 +86,17 @@ cdef int own(Integers values, Py_ssize_t first) except -1:
 
 
 cdef Slots as_slots(object obj, str what, object error):
+    cdef Slots values = borrowed_slots(obj, what, error)
+    cdef int64_t* data
+    if values.borrowed:
+        data = <int64_t*> room_for(values.size, sizeof(int64_t))
+        memcpy(data, values.data, values.size * sizeof(int64_t))
+        keep_slots(values, data)
+    return values
+
+
+cdef Slots borrowed_slots(object obj, str what, object error):
     cdef Slots values = Slots.__new__(Slots)
-    cdef Py_buffer buffer
     cdef int overflow = 0
     if PyLong_CheckExact(obj):
         values.single = PyLong_AsLongLongAndOverflow(obj, &overflow)
@@ -95,15 +106,16 @@ cdef Slots as_slots(object obj, str what, object error):
         values.size = 1
         values.is_scalar = True
         return values
-    cdef char width = lend(&buffer, obj) if type(obj) is ndarray else NEITHER
+    cdef char width = lend(&values.buffer, obj) if type(obj) is ndarray else NEITHER
     if width == NEITHER:
         obj = wide_array(obj, what, error)
         values.is_scalar = obj.ndim == 0
-        width = lend(&buffer, obj.reshape(-1))
-    try:
-        copy_wide(values, &buffer, width)
-    finally:
-        PyBuffer_Release(&buffer)
+        width = lend(&values.buffer, obj.reshape(-1))
+    values.borrowed = True
+    values.size = values.buffer.shape[0]
+    values.data = <const int64_t*> values.buffer.buf
+    if width == INT32:
+        widen(values)
     return values
 
 
@@ -163,20 +175,24 @@ cdef int narrow(Integers values, str what, object error) except -1:
     return 0
 
 
-cdef int copy_wide(Slots values, Py_buffer* lent, char width) except -1:
-    """Copy lent values of either width into int64 memory of their own; each is read once."""
-    cdef const int32_t* narrow_values = <const int32_t*> lent.buf
-    cdef int64_t* data = <int64_t*> room_for(lent.shape[0], sizeof(int64_t))
+cdef int widen(Slots values) except -1:
+    """Copy lent int32 values into int64 memory of their own; each is read once."""
+    cdef const int32_t* lent = <const int32_t*> values.buffer.buf
+    cdef int64_t* data = <int64_t*> room_for(values.size, sizeof(int64_t))
     cdef Py_ssize_t i
+    for i in range(values.size):
+        data[i] = lent[i]
+    keep_slots(values, data)
+    return 0
+
+
+cdef void keep_slots(Slots values, int64_t* data) noexcept:
+    PyMem_Free(values.owned)
     values.owned = data
     values.data = data
-    values.size = lent.shape[0]
-    if width == INT64:
-        memcpy(data, lent.buf, values.size * sizeof(int64_t))
-    else:
-        for i in range(values.size):
-            data[i] = narrow_values[i]
-    return 0
+    if values.borrowed:
+        values.borrowed = False
+        PyBuffer_Release(&values.buffer)
 
 
 def int32_array(obj, what, error):
@@ -195,12 +211,12 @@ def integer_array(obj, what, error, bits):
 
 
 cdef object wide_array(object obj, str what, object error):
-    """Return a contiguous int64 array, 0-d or 1-d, of anything that holds integers; it may be the caller's memory."""
+    """Return a contiguous, aligned int64 array, 0-d or 1-d, of any integers; it may be the caller's memory."""
     array = read_array(obj, what)
     if not np.can_cast(array.dtype, int64):
         array = array.copy()
         check_fit(array, what, error, 64)
-    return array.astype(int64, order="C", copy=False)
+    return array.astype(int64, order="C", copy=not array.flags.aligned)
 
 
 cdef object read_array(object obj, str what):
@@ -221,7 +237,7 @@ cdef object read_array(object obj, str what):
     return array
 
 
-cdef int check_fit(object array, str what, object error, int bits) except -1:
+cdef int check_fit(object array, str what, object error, object bits) except -1:
     least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     for value in (int(array.max()), int(array.min())):
         if not least <= value <= most:
@@ -297,9 +313,7 @@ cdef int repeat_slots(Slots values, Py_ssize_t n) except -1:
         data = <int64_t*> room_for(n, sizeof(int64_t))
         for i in range(n):
             data[i] = values.single
-        PyMem_Free(values.owned)
-        values.owned = data
-        values.data = data
+        keep_slots(values, data)
         values.size = n
     return 0
 

@@ -1,14 +1,14 @@
 """Keys of namespaces.
 
-A namespace is any hashable value, and two are the same iff they are equal and of equal types, at every depth: 1, True and
-1.0 are three namespaces, and so are (1,), (True,) and (1.0,). Python's own equality does not see that, and it runs code
-of the caller, which may call the tree in the middle of a look-up. So a namespace is packed into bytes once:
+A namespace is any hashable value, and two are the same iff they are equal and of equal types, at every depth: 1, True
+and 1.0 are three namespaces, and so are (1,), (True,) and (1.0,). Python's own equality does not see that, and it runs
+code of the caller, which may call the tree in the middle of a look-up. So a namespace is packed into bytes once:
 
     ("tenant", 7)   ->   ( 2 parts | s "tenant" | i 7 )
 
 Tuples, named tuples, frozensets and the fields of data classes are packed part by part. An object of any other type is
-interned: the first of several equal ones gets a number, and the number is packed. `hash` and ``==`` of such an object run
-while it is packed, and never later.
+interned: the first of several equal ones gets a number, and the number is packed. `hash` and ``==`` of such an object
+run while it is packed, and never later.
 """
 
 from cpython.bytes cimport PyBytes_CheckExact
@@ -97,8 +97,10 @@ cdef bytes pack_object(object value, int depth, list held):
                                "use tuples of strings, bytes and ints")
     packed = b"o" + number_of(value, held)
     if getattr(kind, "__dataclass_params__", None) is not None and kind.__dataclass_params__.eq:
-        fields = [getattr(value, field.name) for field in dataclasses.fields(kind)
-                  if field.compare and field.hash is not False]
+        fields = []
+        for field in dataclasses.fields(kind):
+            if field.compare and field.hash is not False:
+                fields.append(getattr(value, field.name))
         packed += joined(pack_parts(fields, depth, held))
     return packed
 
@@ -106,7 +108,10 @@ cdef bytes pack_object(object value, int depth, list held):
 cdef list pack_parts(object parts, int depth, list held):
     if depth == 0:
         raise UnsupportedDtype(f"the namespace nests more than {MAX_DEPTH} values; use a flatter one")
-    return [pack(part, depth - 1, held) for part in parts]
+    cdef list packed = []  # no comprehension: where memory is short, Cython's frees an element twice
+    for part in parts:
+        packed.append(pack(part, depth - 1, held))
+    return packed
 
 
 cdef bytes joined(list parts):

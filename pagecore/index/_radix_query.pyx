@@ -198,8 +198,10 @@ cdef Entry read_entry(int64_t block_size, int32_t num_lanes, object tokens, obje
                              f"tokens; give a list of at least {entry.prefix.limit}")
         entry.lanes.append(ids)
     if states is not None:
+        pairs = []
         try:
-            pairs = [(as_int64(length, "a state's length"), as_int64(id, "a state")) for length, id in states]
+            for length, id in states:
+                pairs.append((as_int64(length, "a state's length"), as_int64(id, "a state")))
         except (TypeError, ValueError):
             raise ShapeError("states are not (length, id) each; give a list of such pairs") from None
         for length, id in pairs:

@@ -46,7 +46,8 @@ cdef enum: MAX_EVICTED_AT_ONCE = 4096
 
 # No call of a tree runs code of the caller once it has begun to look something up: arguments are converted first, keys
 # of namespaces are of built-in types, and objects that the garbage collector follows, whose making may run it, are made
-# before. What can fail comes before the first change; the answer's ids stay native until they are read.
+# before. What can fail comes before the first change; the answer's ids stay native until they are read. There are no
+# list comprehensions: where memory is short, Cython's frees an element twice.
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
@@ -73,7 +74,11 @@ cdef class Receipt:
     @property
     def components(self):
         """Names of the components that it still holds."""
-        return tuple([name for i, name in enumerate(self.tree.components) if self.native.components >> i & 1])
+        held = []
+        for i, name in enumerate(self.tree.components):
+            if self.native.components >> i & 1:
+                held.append(name)
+        return tuple(held)
 
     def release(self, component=None, *, time=None, rank=None):
         """Give it back, or one component of it; parameters and errors are those of `RadixTree.release`."""
@@ -197,9 +202,11 @@ cdef class RadixTree:
         options.policy = <Policy> position
         self.native.reset(new NativeRadixTree(options))
         self.block_size = options.block_size
-        self.windows = tuple([options.windows[i] for i in range(options.windows.size())])
-        names = ["window"] if len(windows) == 1 else [f"window{i}" for i in range(len(windows))]
-        self.components = ("full", *names, *(["state"] if states else []))
+        self.windows = tuple(options.windows)
+        names = ["full"]
+        for i in range(len(windows)):
+            names.append("window" if len(windows) == 1 else f"window{i}")
+        self.components = (*names, "state") if states else tuple(names)
         self.policy = policy
         self.has_states = states
         self.num_lanes = deref(self.native).num_lanes()
@@ -239,7 +246,8 @@ cdef class RadixTree:
         tokens : array_like of int
             [num_tokens].
         namespace : hashable, optional
-            Prefixes of different namespaces are different. Equal means equal in type too, also within tuples.
+            Different namespaces share no prefixes. Two are the same if they are equal in value and type, at every
+            depth of tuples, named tuples, frozensets and data classes; an object of another type compares by ``==``.
         spans : list of (int, int, bytes or int), optional
             Positions [start, end) whose content is named by a digest (up to 32 bytes, or an int) and not by its tokens
             alone: an image, audio. Blocks that a span overlaps are equal only where it is.
@@ -255,7 +263,8 @@ cdef class RadixTree:
         ShapeError
             A rank, a length, a span or a token's size does not fit.
         UnsupportedDtype
-            Tokens are no integers, or the namespace has no hash.
+            Tokens are not integers; or the namespace has a part without a hash, unequal to itself (NaN), or whose
+            own parts cannot be seen (a slice, a weak reference).
         """
         return self._match(self._prefix(tokens, namespace, spans, max_tokens))
 
@@ -600,7 +609,7 @@ cdef class RadixTree:
         if number > INT32_MAX:
             raise InvalidBlock(f"block {block} cannot be cached; ids run to {INT32_MAX}")
         self._check_receipt(receipt)
-        old = deref(self.native).id_at(receipt.native.node, place, which)  # an object before anything changes
+        cdef object old = deref(self.native).id_at(receipt.native.node, place, which)  # made before anything changes
         deref(self.native).replace_id(receipt.native.node, place, which, <int32_t> max(number, -1))
         return old
 
@@ -703,7 +712,10 @@ cdef class RadixTree:
         UnsupportedDtype
             As in `match`.
         """
-        return [self._match(<Prefix> prefix) for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens)]
+        cdef list matches = []
+        for prefix in self._prefixes(prefixes, namespaces, spans, max_tokens):
+            matches.append(self._match(<Prefix> prefix))
+        return matches
 
     def match_and_lock_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None, time=None):
         """`match_and_lock` for every prefix of a list: all, or none where one is refused.
@@ -731,7 +743,9 @@ cdef class RadixTree:
         cdef vector[NativeMatch] found
         cdef Py_ssize_t i
         cdef list wanted = self._prefixes(prefixes, namespaces, spans, max_tokens)
-        cdef list receipts = [self._new_receipt(<Prefix> prefix) for prefix in wanted]
+        cdef list receipts = []
+        for prefix in wanted:
+            receipts.append(self._new_receipt(<Prefix> prefix))
         found.resize(len(receipts))
         for i in range(len(receipts)):
             self._find(<Prefix> wanted[i], &found[i])
@@ -808,12 +822,13 @@ cdef class RadixTree:
         cdef vector[Offer] offers
         cdef Py_ssize_t i
         cdef list checked = []
-        cdef list done
+        cdef list done = []
         for each in entries:
             if not isinstance(each, Mapping):
                 raise UnsupportedDtype(f"an entry is {type(each).__name__}; give insert's arguments as a dict")
             checked.append(self._entry(time=time, **each))
-        done = [Inserted.__new__(Inserted) for _ in checked]
+        for _ in range(len(checked)):
+            done.append(Inserted.__new__(Inserted))
         offers.resize(len(checked))
         for i in range(len(checked)):
             entry = <Entry> checked[i]
@@ -863,8 +878,10 @@ cdef class RadixTree:
             if len(values) != len(prefixes):
                 raise ShapeError(f"{len(values)} {what} are given for {len(prefixes)} prefixes; give one for each")
             columns.append(values)
-        return [self._prefix(tokens, namespace, marked, most)
-                for tokens, namespace, marked, most in zip(prefixes, *columns, strict=True)]
+        read = []
+        for tokens, namespace, marked, most in zip(prefixes, *columns, strict=True):
+            read.append(self._prefix(tokens, namespace, marked, most))
+        return read
 
     # Changes that cannot fail, for the cache.
 

@@ -17,23 +17,19 @@ cdef class Inserted:
     # succeed whatever memory there was for them.
     cdef vector[vector[int32_t]] taken_ids
     cdef vector[vector[int32_t]] duplicate_ids
-    cdef object taken_arrays
-    cdef object duplicate_arrays
-
-    cdef tuple _taken(self)
-    cdef tuple _duplicates(self)
+    cdef object taken_blocks
+    cdef object duplicate_blocks
 
 
 cdef class Evicted:
     cdef readonly int64_t amount
     cdef vector[vector[int32_t]] gone
-    cdef object arrays
-
-    cdef tuple _arrays(self)
+    cdef object gone_blocks
 
 
 # A new int32 array.
 cdef object array_of(const vector[int32_t]& ids)
 
-# (blocks, states): blocks are one array where there is one lane, else a tuple of them. The states follow the lanes.
-cdef tuple arrays_of(const vector[vector[int32_t]]& ids)
+# Of ids by lane, behind which the states follow: one array where there is one lane, else a tuple of them.
+cdef object blocks_of(const vector[vector[int32_t]]& ids)
+cdef object states_of(const vector[vector[int32_t]]& ids)

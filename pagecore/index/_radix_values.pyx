@@ -16,15 +16,22 @@ cdef object array_of(const vector[int32_t]& ids):
     return array
 
 
-cdef tuple arrays_of(const vector[vector[int32_t]]& ids):
+cdef object blocks_of(const vector[vector[int32_t]]& ids):
     cdef vector[int32_t] none
-    cdef size_t num_lanes
+    cdef size_t lane
     if ids.size() == 0:  # an object that no call has filled
-        return array_of(none), array_of(none)
-    num_lanes = ids.size() - 1
-    if num_lanes == 1:
-        return array_of(ids[0]), array_of(ids[1])
-    return tuple([array_of(ids[lane]) for lane in range(num_lanes)]), array_of(ids[num_lanes])
+        return array_of(none)
+    if ids.size() == 2:
+        return array_of(ids[0])
+    arrays = []
+    for lane in range(ids.size() - 1):
+        arrays.append(array_of(ids[lane]))
+    return tuple(arrays)
+
+
+cdef object states_of(const vector[vector[int32_t]]& ids):
+    cdef vector[int32_t] none
+    return array_of(ids.back() if ids.size() > 0 else none)
 
 
 @cython.freelist(16)
@@ -68,7 +75,9 @@ cdef class Inserted:
 
         The caller gives the tree a reference to each.
         """
-        return self._taken()[0]
+        if self.taken_blocks is None:
+            self.taken_blocks = blocks_of(self.taken_ids)
+        return self.taken_blocks
 
     @property
     def duplicates(self):
@@ -76,27 +85,19 @@ cdef class Inserted:
 
         They stay the caller's alone.
         """
-        return self._duplicates()[0]
+        if self.duplicate_blocks is None:
+            self.duplicate_blocks = blocks_of(self.duplicate_ids)
+        return self.duplicate_blocks
 
     @property
     def taken_states(self):
-        """Offered states that the tree holds from now on: int32 [num_taken]."""
-        return self._taken()[1]
+        """Offered states that the tree holds from now on: int32 [num_taken], new."""
+        return states_of(self.taken_ids)
 
     @property
     def duplicate_states(self):
-        """Offered states that duplicate states of the tree: int32 [num_duplicates]."""
-        return self._duplicates()[1]
-
-    cdef tuple _taken(self):
-        if self.taken_arrays is None:
-            self.taken_arrays = arrays_of(self.taken_ids)
-        return self.taken_arrays
-
-    cdef tuple _duplicates(self):
-        if self.duplicate_arrays is None:
-            self.duplicate_arrays = arrays_of(self.duplicate_ids)
-        return self.duplicate_arrays
+        """Offered states that duplicate states of the tree: int32 [num_duplicates], new."""
+        return states_of(self.duplicate_ids)
 
 
 @cython.freelist(16)
@@ -115,14 +116,11 @@ cdef class Evicted:
 
         With the full component go the windows of the same blocks.
         """
-        return self._arrays()[0]
+        if self.gone_blocks is None:
+            self.gone_blocks = blocks_of(self.gone)
+        return self.gone_blocks
 
     @property
     def states(self):
-        """Evicted states: int32 [num_states]."""
-        return self._arrays()[1]
-
-    cdef tuple _arrays(self):
-        if self.arrays is None:
-            self.arrays = arrays_of(self.gone)
-        return self.arrays
+        """Evicted states: int32 [num_states], new."""
+        return states_of(self.gone)

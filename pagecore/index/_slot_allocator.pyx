@@ -10,8 +10,9 @@ from pagecore.index._integers cimport (
     address_of,
     as_int64,
     as_integers,
-    as_slots,
     as_width,
+    borrowed_integers,
+    borrowed_slots,
     new_int32,
     new_int64,
     repeat,
@@ -182,8 +183,8 @@ cdef class SlotAllocator:
         """Do what `decode` does, but return None where blocks are short."""
         return self._decode(seq_lens, last_slots, out, False)
 
-    # A plan is carried out right after it was made: what can run other code, or fail for want of memory, comes before. Only
-    # a large step is planned once more, to ask for blocks before it asks for memory.
+    # A plan is carried out right after it was made: what can run other code, or fail for want of memory, comes before.
+    # Only a large step is planned once more, to ask for blocks before it asks for memory.
 
     cdef object _allocate(self, object n, object out, bint must):
         cdef SlotsOut to
@@ -200,7 +201,7 @@ cdef class SlotAllocator:
     cdef object _extend(self, object prefix_lens, object seq_lens, object last_slots, object out, bint must):
         target = as_target(out)
         cdef Integers lengths = as_integers(seq_lens, "seq_len", ShapeError)
-        cdef Slots last = as_slots(last_slots, "last slot", InvalidBlock)
+        cdef Slots last = borrowed_slots(last_slots, "last slot", InvalidBlock)  # a plan reads each once
         cdef Integers prefix = as_integers(prefix_lens, "prefix_len", ShapeError)
         cdef Py_ssize_t n = lengths.size
         if lengths.is_scalar:
@@ -220,8 +221,8 @@ cdef class SlotAllocator:
 
     cdef object _decode(self, object seq_lens, object last_slots, object out, bint must):
         target = as_target(out)
-        cdef Integers lengths = as_integers(seq_lens, "seq_len", ShapeError)
-        cdef Slots last = as_slots(last_slots, "last slot", InvalidBlock)
+        cdef Integers lengths = borrowed_integers(seq_lens, "seq_len", ShapeError)  # a plan reads each once
+        cdef Slots last = borrowed_slots(last_slots, "last slot", InvalidBlock)
         cdef Py_ssize_t n = last.size if lengths.is_scalar else lengths.size
         repeat(lengths, n)
         repeat_slots(last, n)
@@ -270,7 +271,7 @@ cdef class SlotAllocator:
         DoubleFree
             A block is held by nobody, or by fewer than the list (and the group) says.
         """
-        cdef Slots named = as_slots(slots, "slot", InvalidBlock)
+        cdef Slots named = borrowed_slots(slots, "slot", InvalidBlock)  # each is read once
         return deref(self.native).free(slots_of(named))
 
     def free_group(self):

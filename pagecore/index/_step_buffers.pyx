@@ -77,10 +77,10 @@ cdef class StepBuffers:
         self.seq_lens = self._array(self.seq_lens_data, self.native.max_sequences())
         self.positions = self._array(self.positions_data, self.native.max_tokens())
         self.token_ids = self._array(self.token_ids_data, self.native.max_tokens())
-        self.slot_mappings = tuple([
-            self._array(self.native.slots(group), self.native.max_tokens(), is_wide)
-            for group in range(self.native.num_groups())
-        ])
+        mappings = []
+        for group in range(self.native.num_groups()):
+            mappings.append(self._array(self.native.slots(group), self.native.max_tokens(), is_wide))
+        self.slot_mappings = tuple(mappings)
 
     cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=False):
         return view_of(self.memory, data, 1, &size, is_wide, False)

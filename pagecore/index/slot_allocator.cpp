@@ -15,6 +15,12 @@ TokenCount checked_block_size(int64_t block_size) {
   return static_cast<TokenCount>(block_size);
 }
 
+// The compiler must not read it again: another thread may write to a list of the caller.
+template <typename T>
+T read_once(const T& value) {
+  return __atomic_load_n(&value, __ATOMIC_RELAXED);
+}
+
 struct FromTo {
   TokenCount prefix;
   TokenCount length;
@@ -57,7 +63,7 @@ int64_t SlotAllocator::plan_decode(Lengths seq_lens, Slots last_slots) {
   PC_EXPECTS(last_slots.size() == seq_lens.size(), ShapeError, seq_lens.size(), " seq_lens and ", last_slots.size(),
              " last_slots are given; give one of each for every sequence");
   const auto lengths_of = [&](size_t i) {
-    const TokenCount length = seq_lens[i];
+    const TokenCount length = read_once(seq_lens[i]);
     PC_EXPECTS(length >= 1, ShapeError, "sequence ", i, " has ", length,
                " tokens; seq_lens count the new one, so they start at 1");
     return FromTo{length - 1, length};
@@ -73,7 +79,7 @@ int64_t SlotAllocator::plan(LengthsOf lengths_of, size_t num_sequences, Slots la
   int64_t num_blocks = 0;
   for (size_t i = 0; i < num_sequences; ++i) {
     const auto [prefix, length] = lengths_of(i);
-    const Growth grown = growth(i, prefix, length, last_slots[i]);
+    const Growth grown = growth(i, prefix, length, read_once(last_slots[i]));
     num_slots += grown.head + grown.rest;
     num_blocks += block_size_.ceil(static_cast<TokenCount>(grown.rest));
     growths_.push_back(grown);
@@ -198,16 +204,15 @@ BlockId SlotAllocator::end_group() {
 void SlotAllocator::append_blocks(Slots slots) {
   const int64_t size = block_size();
   for (size_t at = 0; at < slots.size();) {
-    claimed_.push_back(block_started_by(slots, at));
-    const SlotId start = slots[at];
+    const SlotId start = read_once(slots[at]);
+    claimed_.push_back(block_started_by(start));
     const size_t stop = std::min(slots.size(), at + static_cast<size_t>(size));
     for (SlotId next = start + 1; ++at < stop && slots[at] == next; ++next) {
     }
   }
 }
 
-BlockId SlotAllocator::block_started_by(Slots slots, size_t at) const {
-  const SlotId slot = slots[at];
+BlockId SlotAllocator::block_started_by(SlotId slot) const {
   PC_EXPECTS(slot >= 0 && slot < num_slots(), InvalidBlock, "slot ", slot,
              " cannot be freed: it is outside its pool; slots run from ", block_size(), " to ", num_slots() - 1);
   const int64_t block = block_size_.floor_wide(slot);

