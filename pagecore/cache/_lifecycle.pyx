@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._hold cimport PrefixHold
 from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require, require_each
+from pagecore.cache._sequence cimport Sequence, new_sequence, require, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache._step cimport Step
 from pagecore.cache._stored cimport StoredBlocks
@@ -72,7 +72,7 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
     cdef int32_t row
     guard = Held(state.lock)
     state.begin()
-    sequence = Sequence(state.new_name(name), ids)
+    sequence = new_sequence(state.new_name(name), ids)
     if state.prefix is not None:
         sequence.hold = PrefixHold(state.prefix.tree, options, state.tables.max_blocks_per_sequence)
     state.reserve_name(sequence)  # code of the caller may run until here
@@ -100,7 +100,7 @@ def fork(CacheState state not None, parent, name):
     guard = Held(state.lock)
     state.begin()
     require(state, parent, True)
-    child = Sequence(state.new_name(name), (<Sequence>parent).tokens)
+    child = new_sequence(state.new_name(name), (<Sequence>parent).tokens)
     if state.prefix is not None:
         child.hold = (<Sequence>parent).hold.blank_copy()
         state.prefix.name_spaces([parent])
@@ -187,10 +187,11 @@ def reorder(CacheState state not None, sequences, parents):
         raise ShapeError(f"{len(parents)} parents are given for {len(sequences)} sequences; give one for each")
     guard = Held(state.lock)
     state.begin()
-    sources = [require(state, parent, True) for parent in parents]
+    sources = []
+    for parent in parents:
+        sources.append(require(state, parent, True))
     if state.prefix is not None:
         state.prefix.name_spaces(sources)
-    sources = [require(state, parent, True) for parent in parents]
     children = require_each(state, sequences, True)
     for child, parent in zip(children, sources):
         rows.push_back((<Sequence>child).row)
@@ -255,7 +256,10 @@ def listed_lengths(lengths, Py_ssize_t count):
         return [given.data[0]] * count
     if given.size != count:
         raise ShapeError(f"{given.size} lengths are given for {count} sequences; give one for each")
-    return [given.data[i] for i in range(count)]
+    listed = []
+    for i in range(count):
+        listed.append(given.data[i])
+    return listed
 
 
 cdef int check_windows(
@@ -336,7 +340,9 @@ def append(CacheState state not None, sequences, ids):
     read_ids(ids, count, flat, ends)
     guard = Held(state.lock)
     state.begin()
-    checked = [require(state, each, False) for each in listed]
+    checked = []
+    for each in listed:
+        checked.append(require(state, each, False))
     reserve_ids(checked, ends)
     for i in range(count):
         (<Sequence>checked[i]).append(flat.data() + begin, <int32_t>(ends[i] - begin))
@@ -407,7 +413,10 @@ def available(CacheState state not None):
     guard = Held(state.lock)
     state.sweep()
     cached = [0] * state.tables.num_groups if state.prefix is None else state.prefix.evictable()
-    return [pool.num_free + more for pool, more in zip(state.tables.pools, cached)]
+    counts = []
+    for pool, more in zip(state.tables.pools, cached):
+        counts.append(pool.num_free + more)
+    return counts
 
 
 def clear(CacheState state not None):
@@ -440,7 +449,10 @@ def shortage(CacheState state not None, sequences, counts):
     state.tables.shortage_raw(rows.data(), added.data(), <Py_ssize_t>rows.size(), missing)
     if state.prefix is not None:
         state.prefix.subtract_evictable(missing, writers)
-    return [max(0, count) for count in missing]
+    lacking = []
+    for count in missing:
+        lacking.append(max(0, count))
+    return lacking
 
 
 def abandon(CacheState state not None, sequences):

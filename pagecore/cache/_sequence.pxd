@@ -35,6 +35,9 @@ cdef inline int32_t num_whole(Sequence sequence, int32_t block_size) noexcept:
     return min(sequence.known, sequence.computed) // block_size
 
 
+# A sequence that is in no cache yet.
+cdef Sequence new_sequence(object id, const int32_t[::1] ids)
+
 # `sequence` as a live Sequence of `owner`; with `idle`, one with a row and no step in flight.
 cdef Sequence require(object owner, object sequence, bint idle)
 # Each of `sequences` so, no two of them the same.

@@ -37,16 +37,12 @@ cdef class Sequence:
         The space that holds its keys and values while it is swapped out.
     """
 
-    def __cinit__(self, id, const int32_t[::1] ids, int32_t computed=0, int32_t cached=0):
-        self.id = id
-        self.row = -1
-        self.computed = computed
-        self.cached = cached
+    def __cinit__(self, *_, **__):
+        self.row = self.pending = -1
         self.published = INT32_MAX
-        self.pending = -1
-        if ids.shape[0]:
-            self.reserve(ids.shape[0])
-            self.append(&ids[0], <int32_t>ids.shape[0])
+
+    def __init__(self, *_, **__):
+        raise InvalidSequence("a Sequence is made by a cache; use add_sequence or fork")
 
     def __dealloc__(self):
         free(self.ids)
@@ -122,6 +118,15 @@ cdef class Sequence:
         return f"Sequence({self.id!r}, {self.known} tokens, {self.computed} computed{swapped})"
 
 
+cdef Sequence new_sequence(object id, const int32_t[::1] ids):
+    cdef Sequence sequence = Sequence.__new__(Sequence)
+    sequence.id = id
+    if ids.shape[0]:
+        sequence.reserve(ids.shape[0])
+        sequence.append(&ids[0], <int32_t>ids.shape[0])
+    return sequence
+
+
 cdef object live_owner(Sequence sequence):
     if sequence.owner is None:
         raise InvalidSequence(f"sequence {sequence.id!r} was removed from its cache; add it again")
@@ -144,8 +149,11 @@ cdef Sequence require(object owner, object sequence, bint idle):
 
 cdef list require_each(object owner, object sequences, bint idle):
     global _num_lists
-    cdef list checked = [require(owner, each, idle) for each in sequences]
+    # Lists grow by append: Cython's comprehensions free an element twice where memory runs out.
+    cdef list checked = []
     cdef Sequence sequence
+    for each in sequences:
+        checked.append(require(owner, each, idle))
     _num_lists += 1
     for sequence in checked:
         if sequence.seen == _num_lists:

@@ -54,8 +54,8 @@ cdef class CacheState:
         cdef Sequence sequence
         if self.num_lost:
             self.num_lost = 0
-            for sequence in [each for each in self.by_row if each is not None]:
-                if sequence.flight is not None and sequence.flight.is_lost:
+            for sequence in list(self.by_row):
+                if sequence is not None and sequence.flight is not None and sequence.flight.is_lost:
                     sequence.flight.give_up()
         if len(self.names) > self.num_live:
             self.sweep_names()
@@ -115,7 +115,11 @@ cdef class CacheState:
 
     def listed(self):
         """Return the live sequences, in the order in which they came."""
-        return [each for each in self.names.values() if (<Sequence>each).owner is not None]
+        live = []
+        for each in self.names.values():
+            if (<Sequence>each).owner is not None:
+                live.append(each)
+        return live
 
     def find(self, id):
         """Return the live sequence of an id, or None."""

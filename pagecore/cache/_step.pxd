@@ -39,6 +39,7 @@ cdef class Step:
     cdef bint _try_take(self, list writers) except -1
     cdef int _begin(self) except -1
     cdef void _fill_token_ids(self) noexcept
+    cdef list _live(self)
     cdef Py_ssize_t _list_live(self, bint is_kept) noexcept
     cdef void _end(self, bint is_kept) noexcept
     cdef int _undo_copies(self) except -1

@@ -281,7 +281,7 @@ cdef class Step:
         self.state.begin()
         self._require_in_flight("committed")
         if self.state.prefix is not None:
-            self.state.prefix.name_spaces([each for each in self.sequences if (<Sequence>each).flight is self])
+            self.state.prefix.name_spaces(self._live())
         self.state.wait_for(self)
         self._require_in_flight("committed")
         self._read_accepted(given)
@@ -342,6 +342,13 @@ cdef class Step:
 
     cdef bint _is_live(self, int32_t place) noexcept:
         return (<Sequence>self.sequences[place]).flight is self
+
+    cdef list _live(self):
+        live = []
+        for each in self.sequences:
+            if (<Sequence>each).flight is self:
+                live.append(each)
+        return live
 
     cdef Py_ssize_t _list_live(self, bint is_kept) noexcept:
         """Write the rows of the sequences that are still there, and their lengths after the step; returns how many."""

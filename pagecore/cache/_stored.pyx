@@ -67,7 +67,10 @@ cdef class StoredBlocks:
     def arrays(self):
         """The blocks of each group, copies: tuple of numpy.ndarray, int32; holes are 0."""
         cdef size_t group
-        return tuple([np.array(self.blocks[group], np.int32) for group in range(self.blocks.size())])
+        arrays = []
+        for group in range(self.blocks.size()):
+            arrays.append(np.array(self.blocks[group], np.int32))
+        return tuple(arrays)
 
 
 def hold(tuple pools not None, counts):
@@ -80,4 +83,7 @@ def hold(tuple pools not None, counts):
         like[group].resize(max(0, min(count, (<BlockPool>pools[group]).num_free_raw())))
     stored.reserve(like)
     stored.allocate()
-    return stored, [like[group].size() for group in range(like.size())]
+    held = []
+    for group in range(like.size()):
+        held.append(like[group].size())
+    return stored, held

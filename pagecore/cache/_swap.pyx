@@ -38,7 +38,9 @@ cdef class Transfer:
     def __cinit__(self, space, list sequences not None, tuple pools not None):
         self.space = space
         self.sequences = sequences
-        self.arriving = [StoredBlocks(pools) for _ in sequences]
+        self.arriving = []
+        for _ in sequences:
+            self.arriving.append(StoredBlocks(pools))
         self.lease = StoredBlocks(pools)
 
     cdef int plan(self) except -1:
@@ -69,7 +71,10 @@ cdef class Transfer:
     def needed(self):
         """Return how many blocks of each group are needed."""
         cdef size_t group
-        return [self.distinct[group].size() for group in range(self.distinct.size())]
+        counts = []
+        for group in range(self.distinct.size()):
+            counts.append(self.distinct[group].size())
+        return counts
 
     cdef bint take(self) noexcept:
         """Take the new blocks, and say where everything goes; False, with nothing taken, where there are too few."""
@@ -184,7 +189,10 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     if state.prefix is not None:
         state.prefix.name_spaces(coming)
     transfers = plan_arrival(state, coming)
-    needed = [sum([(<Transfer>each).distinct[group].size() for each in transfers]) for group in range(num_groups)]
+    needed = [0] * num_groups
+    for each in transfers:
+        for group, count in enumerate((<Transfer>each).needed()):
+            needed[group] += count
     if len(coming) > state.tables.num_free_rows():
         return OutOfRows(
             f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "
@@ -196,8 +204,11 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         return error
     for group in range(num_groups):
         missing.push_back(max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw()))
-    copies = [moves((<Transfer>each).space, True) for each in transfers]
-    coming = [sequence for each in transfers for sequence in (<Transfer>each).sequences]
+    copies = []
+    coming = []
+    for each in transfers:
+        copies.append(moves((<Transfer>each).space, True))
+        coming.extend((<Transfer>each).sequences)
     spans.resize(len(coming))
     for i in range(spans.size()):
         spans[i].resize(num_groups)

@@ -58,7 +58,7 @@ cdef class BlockPool:
     def __cinit__(self, num_blocks, *, order="lifo"):
         if order not in ORDERS:
             raise UnsupportedOption(f"order is {order!r}; use one of {', '.join(ORDERS)}")
-        self.order = order
+        self.order = str(order)
         cdef int position = ORDERS.index(order)
         self.native.reset(new NativeBlockPool(as_int64(num_blocks, "num_blocks"), <Order> position))
         self.num_blocks = deref(self.native).num_blocks()

@@ -281,7 +281,7 @@ cdef class BlockTables:
                 return True
         return False
 
-    def prepare(self, rows, counts, StepBuffers buffers not None):
+    def prepare(self, rows, counts, buffers):
         """Extend rows and fill the buffers of a step, in one native call that allocates nothing.
 
         Parameters
@@ -300,11 +300,14 @@ cdef class BlockTables:
         if not self.try_prepare(rows, counts, buffers):
             self.fail_out_of_blocks()
 
-    def try_prepare(self, rows, counts, StepBuffers buffers not None):
+    def try_prepare(self, rows, counts, buffers):
         """Do what `prepare` does, but return False where blocks are short, and else True."""
+        if not isinstance(buffers, StepBuffers):
+            raise UnsupportedDtype(f"buffers is {type(buffers).__name__}; give StepBuffers")
+        cdef StepBuffers steps = <StepBuffers> buffers
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers added = as_counts(counts, which.size, "count")
-        return deref(self.native).try_prepare(view(which), view(added), deref(buffers.native))
+        return deref(self.native).try_prepare(view(which), view(added), deref(steps.native))
 
     cdef bint try_prepare_raw(
         self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out
@@ -487,7 +490,8 @@ cdef class BlockTables:
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers kept = as_counts(lengths, which.size, "length")
-        deref(self.native).truncate(view(which), view(kept), bool(keep_capacity))
+        cdef bint keeps = as_flag(keep_capacity, "keep_capacity")
+        deref(self.native).truncate(view(which), view(kept), keeps)
 
     def release_before(self, rows, group, positions):
         """Turn every whole block below a position into a hole: a window has moved past it.
@@ -646,6 +650,12 @@ cdef class BlockTables:
 
     def __repr__(self):
         return f"BlockTables(block_sizes={self.block_sizes}): {self.num_rows} of {self.max_sequences} rows in use"
+
+
+cdef bint as_flag(object value, str what) except -1:
+    if value is not True and value is not False:
+        raise UnsupportedOption(f"{what} is {type(value).__name__}; use True or False")
+    return value
 
 
 def as_tuple(values, what):

@@ -56,7 +56,7 @@ cdef Integers borrowed_integers(object obj, str what, object error):
     if PyLong_CheckExact(obj):
         wide = as_int64(obj, what)
         if wide > INT32_MAX or wide < INT32_MIN:
-            raise error(f"{what} {obj} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
+            raise error(f"{what} {shown(obj)} does not fit 32 bits; the limits are {INT32_MIN} and {INT32_MAX}")
         values.single = <int32_t> wide
         values.data = &values.single
         values.size = 1
@@ -101,7 +101,7 @@ cdef Slots borrowed_slots(object obj, str what, object error):
     if PyLong_CheckExact(obj):
         values.single = PyLong_AsLongLongAndOverflow(obj, &overflow)
         if overflow:
-            raise error(f"{what} {obj} does not fit 64 bits; the limits are {INT64_MIN} and {INT64_MAX}")
+            raise error(f"{what} {shown(obj)} does not fit 64 bits; the limits are {INT64_MIN} and {INT64_MAX}")
         values.data = &values.single
         values.size = 1
         values.is_scalar = True
@@ -318,13 +318,21 @@ cdef int repeat_slots(Slots values, Py_ssize_t n) except -1:
     return 0
 
 
+cdef str shown(object number):
+    """An int as text, also where it has more digits than Python prints."""
+    try:
+        return str(number)
+    except ValueError:
+        return f"of {number.bit_length()} bits"
+
+
 cdef str as_width(object dtype, str what, object error):
     try:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except TypeError:
+    except Exception:  # whatever a foreign object's description raises
         name = None
     if name not in ("int32", "int64"):
-        raise error(f"{what} is {dtype!r}; use int64 or int32")
+        raise error(f"{what} is {dtype if isinstance(dtype, str) else type(dtype).__name__}; use int64 or int32")
     return str(name)
 
 

@@ -207,7 +207,7 @@ cdef class RadixTree:
         for i in range(len(windows)):
             names.append("window" if len(windows) == 1 else f"window{i}")
         self.components = (*names, "state") if states else tuple(names)
-        self.policy = policy
+        self.policy = str(policy)
         self.has_states = states
         self.num_lanes = deref(self.native).num_lanes()
         self.every_component = (1 << len(self.components)) - 1
@@ -228,8 +228,6 @@ cdef class RadixTree:
             ) from None
 
     cdef int _check_receipt(self, Receipt receipt) except -1:
-        if receipt is None:
-            raise UnsupportedDtype("the receipt is None; give one that match_and_lock returned")
         if receipt.tree is not self:
             raise InvalidSequence("the receipt is another tree's; give it back there")
         if receipt.native.components == 0:
@@ -347,7 +345,7 @@ cdef class RadixTree:
         receipt.match = self._new_match()
         return receipt
 
-    def release(self, Receipt receipt, component=None, *, time=None, rank=None):
+    def release(self, receipt, component=None, *, time=None, rank=None):
         """Give a receipt back, or one component of it; the path is held until the last one is back.
 
         Parameters
@@ -369,22 +367,23 @@ cdef class RadixTree:
         ShapeError, UnsupportedDtype
             `time` or `rank` is no finite number.
         """
+        cdef Receipt held = as_receipt(receipt)
         cdef uint32_t which = self.every_component
         cdef Wish wish
         cdef double now = 0
         read_wish(&wish, &now, self.policy, time, None, None, rank)
         if component is not None:
             which = 1 << self._component(component)
-        self._check_receipt(receipt)
-        if receipt.native.components & which == 0:
-            raise DoubleFree(f"the receipt does not hold {component!r}; it holds {receipt.components}")
+        self._check_receipt(held)
+        if held.native.components & which == 0:
+            raise DoubleFree(f"the receipt does not hold {component!r}; it holds {held.components}")
         deref(self.native).advance(now)
-        deref(self.native).unlock(receipt.native, which, wish)
+        deref(self.native).unlock(held.native, which, wish)
         self._forget_dead()
 
     # Keeping.
 
-    def insert(self, tokens, blocks, *, states=None, namespace=None, spans=None, Receipt receipt=None, time=None,
+    def insert(self, tokens, blocks, *, states=None, namespace=None, spans=None, receipt=None, time=None,
                priority=None, time_to_live=None, rank=None):
         """Keep what a sequence has computed, as far as it fills blocks.
 
@@ -438,8 +437,8 @@ cdef class RadixTree:
         cdef NativeReceipt* moved = NULL
         entry.fill(&self.offer)
         if receipt is not None:
-            self._check_receipt(receipt)
-            moved = &receipt.native
+            self._check_receipt(<Receipt> receipt)
+            moved = &(<Receipt> receipt).native
         prefix.space = self._space(prefix.key)
         self.offer.query.space = prefix.space
         try:
@@ -448,7 +447,7 @@ cdef class RadixTree:
         finally:
             self._drop_space(prefix.space)
         if receipt is not None and inserted.num_tokens > 0:
-            receipt.key = prefix.key
+            (<Receipt> receipt).key = prefix.key
         return inserted
 
     cdef void _hand_over(self, NativeInserted& done, Inserted inserted) noexcept:
@@ -480,7 +479,7 @@ cdef class RadixTree:
         deref(self.native).drop_namespace_if_empty(space)
         self._forget_dead()
 
-    def extend(self, tokens, blocks, Receipt receipt, *, time=None):
+    def extend(self, tokens, blocks, receipt, *, time=None):
         """Keep what a sequence has computed since; the receipt says how far the tree has it, and moves to the end.
 
         What lies before the receipt's end is not looked at, so that the cost is that of the new blocks. They lie in
@@ -510,13 +509,14 @@ cdef class RadixTree:
         InvalidBlock, DoubleFree, InvalidSequence, UnsupportedDtype
             As in `insert`.
         """
+        cdef Receipt held = as_receipt(receipt)
         cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, None, None, None)
         cdef Inserted inserted = Inserted.__new__(Inserted)
         entry.time = as_time(time)
-        self._check_receipt(receipt)
-        own_entry(entry, self.block_size, deref(self.native).depth(receipt.native.node))
+        self._check_receipt(held)
+        own_entry(entry, self.block_size, deref(self.native).depth(held.native.node))
         entry.fill(&self.offer)
-        self._extend(receipt)
+        self._extend(held)
         self._hand_over(self.inserted, inserted)
         return inserted
 
@@ -551,7 +551,7 @@ cdef class RadixTree:
             raise ShapeError(f"lane {lane} is none of this tree's; it has lanes 0 to {self.num_lanes - 1}")
         return <int32_t> number
 
-    def block_at(self, Receipt receipt, index, lane=0):
+    def block_at(self, receipt, index, lane=0):
         """The block that the tree has at a place of a prefix that is held; 0 where a window has none left.
 
         Parameters
@@ -574,12 +574,13 @@ cdef class RadixTree:
         ShapeError
             The receipt holds no such block, or the tree has no such lane.
         """
+        cdef Receipt held = as_receipt(receipt)
         cdef int64_t place = as_int64(index, "index")
         cdef int32_t which = self._lane(lane)
-        self._check_receipt(receipt)
-        return deref(self.native).id_at(receipt.native.node, place, which)
+        self._check_receipt(held)
+        return deref(self.native).id_at(held.native.node, place, which)
 
-    def replace(self, Receipt receipt, index, block, lane=0):
+    def replace(self, receipt, index, block, lane=0):
         """Let another block stand for the same tokens: a copy, such as a sequence that computed them too has.
 
         Parameters
@@ -603,14 +604,15 @@ cdef class RadixTree:
         InvalidSequence, ShapeError, UnsupportedDtype
             As in `block_at`.
         """
+        cdef Receipt held = as_receipt(receipt)
         cdef int64_t place = as_int64(index, "index")
         cdef int64_t number = as_int64(block, "block")
         cdef int32_t which = self._lane(lane)
         if number > INT32_MAX:
             raise InvalidBlock(f"block {block} cannot be cached; ids run to {INT32_MAX}")
-        self._check_receipt(receipt)
-        cdef object old = deref(self.native).id_at(receipt.native.node, place, which)  # made before anything changes
-        deref(self.native).replace_id(receipt.native.node, place, which, <int32_t> max(number, -1))
+        self._check_receipt(held)
+        cdef object old = deref(self.native).id_at(held.native.node, place, which)  # made before anything changes
+        deref(self.native).replace_id(held.native.node, place, which, <int32_t> max(number, -1))
         return old
 
     # Giving up.
@@ -778,7 +780,7 @@ cdef class RadixTree:
         cdef Wish wish
         cdef double now = 0
         cdef Py_ssize_t i
-        cdef list given = list(receipts)
+        cdef list given = as_list(receipts, "receipts")
         read_wish(&wish, &now, self.policy, time, None, None, None)
         for each in given:
             if not isinstance(each, Receipt):
@@ -823,7 +825,7 @@ cdef class RadixTree:
         cdef Py_ssize_t i
         cdef list checked = []
         cdef list done = []
-        for each in entries:
+        for each in as_list(entries, "entries"):
             if not isinstance(each, Mapping):
                 raise UnsupportedDtype(f"an entry is {type(each).__name__}; give insert's arguments as a dict")
             checked.append(self._entry(time=time, **each))
@@ -871,10 +873,10 @@ cdef class RadixTree:
         return entry
 
     def _prefixes(self, prefixes, namespaces, spans, max_tokens):
-        prefixes = list(prefixes)
+        prefixes = as_list(prefixes, "prefixes")
         columns = []
         for what, values in (("namespaces", namespaces), ("spans", spans), ("max_tokens", max_tokens)):
-            values = [None] * len(prefixes) if values is None else list(values)
+            values = [None] * len(prefixes) if values is None else as_list(values, what)
             if len(values) != len(prefixes):
                 raise ShapeError(f"{len(values)} {what} are given for {len(prefixes)} prefixes; give one for each")
             columns.append(values)
@@ -1009,3 +1011,16 @@ cdef class RadixTree:
         used = {space: key for space, key in enumerate(self.space_keys) if key is not None}
         if {space: key for key, space in self.spaces.items()} != used:
             raise PagecoreError("pagecore is inconsistent: namespaces and their numbers differ")
+
+
+cdef Receipt as_receipt(object receipt):
+    if not isinstance(receipt, Receipt):
+        raise UnsupportedDtype(f"the receipt is {type(receipt).__name__}; give one that match_and_lock returned")
+    return <Receipt> receipt
+
+
+cdef list as_list(object values, str what):
+    try:
+        return list(values)
+    except TypeError:
+        raise ShapeError(f"{what} is {type(values).__name__}; give a list") from None
