@@ -16,14 +16,13 @@ from pagecore.cache._sequence cimport Sequence, new_sequence, require, require_e
 from pagecore.cache._state cimport CacheState
 from pagecore.cache._step cimport Step
 from pagecore.cache._stored cimport StoredBlocks
-from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._integers cimport Integers, as_int64, as_integers, const_int32
 from pagecore.index._radix_query cimport Wish
 from pagecore.index._radix_tree cimport NativeMatch
 
 import numpy as np
 
-from pagecore.cache._sequence import as_list, token_ids
+from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, NotEnoughMemory, OutOfRows, ShapeError, UnsupportedOption
 
 
@@ -70,7 +69,7 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
     cdef Prefix prefix
     cdef vector[span[const_int32]] none
     cdef int32_t row
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     sequence = new_sequence(state.new_name(name), ids)
     if state.prefix is not None:
@@ -97,7 +96,7 @@ def fork(CacheState state not None, parent, name):
     """Add a sequence that shares all blocks of `parent`."""
     cdef Sequence source, child
     cdef int32_t row
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     require(state, parent, True)
     child = new_sequence(state.new_name(name), (<Sequence>parent).tokens)
@@ -181,11 +180,10 @@ def reorder(CacheState state not None, sequences, parents):
     cdef Heir heir
     cdef vector[int32_t] rows, parent_rows
     cdef Wish none
-    cdef Sequence sequence
     sequences, parents = as_list(sequences), as_list(parents)
     if len(sequences) != len(parents):
         raise ShapeError(f"{len(parents)} parents are given for {len(sequences)} sequences; give one for each")
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     sources = []
     for parent in parents:
@@ -224,7 +222,7 @@ def truncate(CacheState state not None, sequences, lengths):
     cdef size_t i
     sequences = as_list(sequences)
     numbers = listed_lengths(lengths, len(sequences))
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     cut = require_each(state, sequences, True)
     for sequence, length in zip(cut, numbers):
@@ -292,7 +290,7 @@ def remove(CacheState state not None, sequence, rank=None):
     cdef int32_t row
     cdef Wish wish
     wish.rank = NAN if rank is None else <double>rank
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     removed = require(state, sequence, False)
     if state.prefix is not None and removed.row >= 0:
@@ -334,11 +332,10 @@ def append(CacheState state not None, sequences, ids):
     cdef vector[int32_t] flat
     cdef vector[int64_t] ends
     cdef list checked
-    cdef Sequence sequence
     cdef int64_t begin = 0
     cdef Py_ssize_t i
     read_ids(ids, count, flat, ends)
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     checked = []
     for each in listed:
@@ -368,20 +365,26 @@ cdef int reserve_ids(list sequences, const vector[int64_t]& ends) except -1:
     return 0
 
 
+cdef int32_t read_id(object one) except? -1:
+    cdef int64_t number = as_int64(one, "token id")
+    if not -INT32_MAX - 1 <= number <= INT32_MAX:
+        raise ShapeError(f"a token id is outside of int32; give {-INT32_MAX - 1} to {INT32_MAX}")
+    return <int32_t>number
+
+
 cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[int64_t]& ends) except -1:
     """Read the ids of `count` sequences, one after another, and where those of each end."""
     cdef Py_ssize_t i, width = 1
-    cdef int64_t number
     cdef Integers given
     if isinstance(ids, (list, tuple)):
         if len(ids) != count:
             raise ShapeError(f"{len(ids)} ids are given for {count} sequences; give one, or a list, for each")
         for some in ids:
             if type(some) is int:
-                number = as_int64(some, "token id")
-                if not -INT32_MAX - 1 <= number <= INT32_MAX:
-                    raise ShapeError(f"a token id is {some}; ids are int32")
-                flat.push_back(<int32_t>number)
+                flat.push_back(read_id(some))
+            elif isinstance(some, (list, tuple)):
+                for one in some:
+                    flat.push_back(read_id(one))
             else:
                 given = as_integers(some, "token id", ShapeError)
                 for i in range(given.size):
@@ -410,7 +413,7 @@ def require_live(CacheState state not None, sequences):
 
 def available(CacheState state not None):
     """Return the blocks of each group that are free, or held by the prefix cache alone."""
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.sweep()
     cached = [0] * state.tables.num_groups if state.prefix is None else state.prefix.evictable()
     counts = []
@@ -421,7 +424,7 @@ def available(CacheState state not None):
 
 def clear(CacheState state not None):
     """Forget what no row uses of the prefix cache; returns how many blocks became free."""
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     return 0 if state.prefix is None else state.prefix.clear()
 
@@ -437,7 +440,7 @@ def shortage(CacheState state not None, sequences, counts):
     sequences = as_list(sequences)
     if not given.is_scalar and given.size != len(sequences):
         raise ShapeError(f"{given.size} counts are given for {len(sequences)} sequences; give one for each")
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.sweep()
     checked = require_each(state, sequences, True)
     missing.resize(state.tables.num_groups)
@@ -458,7 +461,7 @@ def shortage(CacheState state not None, sequences, counts):
 def abandon(CacheState state not None, sequences):
     """Abandon every step in flight that one of `sequences` is in."""
     cdef list listed = as_list(sequences)
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     for sequence in listed:
         if require(state, sequence, False).flight is None:
             raise InvalidSequence(f"sequence {sequence.id!r} has no step in flight; there is nothing to abandon")

@@ -32,7 +32,6 @@ cdef class StateLock:
     cdef int sleep(self) except -1:
         cdef uint64_t seen = self.native.generation()
         cdef int64_t depth
-        cdef bint is_again
         self.native.begin_waiting()
         depth = self.native.suspend()
         with nogil:

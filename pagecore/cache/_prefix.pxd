@@ -14,7 +14,7 @@ cdef class PrefixCache:
     cdef list by_row                # the sequence in each row of the tables; None for a free row
     cdef list pools                 # of each lane
     cdef vector[int32_t] groups     # of each lane: those without a window come first
-    cdef vector[int32_t] components # of each group
+    cdef vector[int32_t] components  # of each group
     cdef vector[int32_t] lane_of    # of each group
     cdef vector[int64_t] num_seen   # of each window: earlier tokens that the next one sees, the window less itself
     cdef int32_t num_full

@@ -15,7 +15,7 @@ allocate nothing and run no Python code. Publishing is the exception: where the 
 unpublished until the next commit.
 """
 
-from libc.math cimport INFINITY, isfinite
+from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libcpp.algorithm cimport fill
 from libcpp.span cimport span
@@ -352,7 +352,9 @@ cdef class PrefixCache:
         self.places.clear()
         if first >= last:
             return
-        self.tree.copy_tail_raw(sequence.hold.receipt, lane, span[int32_t](self.ids.data() + first, <size_t>(end - first)))
+        self.tree.copy_tail_raw(
+            sequence.hold.receipt, lane, span[int32_t](self.ids.data() + first, <size_t>(end - first))
+        )
         (<BlockPool>self.pools[lane]).find_held_once_raw(self.ids.data() + first, <size_t>(last - first), self.places)
         for i in range(self.places.size()):
             self.places[i] += <int32_t>first
@@ -400,7 +402,7 @@ cdef class PrefixCache:
         return given_up
 
     cdef int64_t evict(self, int32_t component, int64_t amount, vector[int64_t]& left) noexcept:
-        """Evict up to `amount` blocks of a component; subtract from `left` the blocks of each group that became free."""
+        """Evict up to `amount` blocks of a component; take those that became free of each group from `left`."""
         cdef int32_t lane, freed
         cdef int64_t evicted, given_up = 0
         while amount > 0:
@@ -474,7 +476,7 @@ cdef class PrefixCache:
         return list(self.left)
 
     def lacking(self, missing, list writers):
-        """Return the blocks of each group that a step lacks beyond what eviction frees; `writers` bring tokens to it."""
+        """Return the blocks of each group that a step lacks even with eviction; `writers` bring tokens to it."""
         cdef vector[int64_t] left = missing
         self.subtract_evictable(left, [each for each in writers if (<Sequence>each).is_cut])
         return [max(0, count) for count in left]

@@ -7,7 +7,7 @@ cdef class Sequence:
     cdef readonly object id
     cdef object owner           # the CacheState; None before it is in a cache, and once it is removed
     cdef readonly int32_t row   # in the cache's block tables; -1 once removed, and while swapped out
-    cdef readonly object swap_space  # the space that holds its blocks while it is swapped out; None while the cache does
+    cdef readonly object swap_space  # that holds its blocks while it is swapped out; None while the cache does
     cdef object stored          # its StoredBlocks there; None while the cache holds them
     cdef int32_t* ids           # the token ids that are known
     cdef int32_t ids_capacity

@@ -96,7 +96,7 @@ cdef class Step:
     # -- take ----------------------------------------------------------------------------------------------------
 
     def take(self, list plans not None, copy):
-        """Take the blocks of the loaded step, fill the buffers and plan; False, with nothing changed, where they are short.
+        """Take the blocks of the loaded step, fill its buffers and plan; False, with nothing changed, if any lack.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ cdef class Step:
             The step is not in flight: its blocks may belong to others.
         """
         cdef size_t thread = <size_t>PyThread_get_thread_ident()
-        guard = Held(self.state.lock)
+        _guard = Held(self.state.lock)
         if not self.in_flight:
             raise InvalidSequence(
                 "the batch holds no step in flight, so that its blocks may belong to other sequences; write and "
@@ -241,7 +241,7 @@ cdef class Step:
             self.staged.send_slots()
             self.is_device_stale = False
         self.users.push_back(thread)
-        guard = None
+        _guard = None
         try:
             return call(*args)
         finally:
@@ -277,7 +277,7 @@ cdef class Step:
         cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
         cdef Py_ssize_t live
         cdef size_t i, k
-        guard = Held(self.state.lock)
+        _guard = Held(self.state.lock)
         self.state.begin()
         self._require_in_flight("committed")
         if self.state.prefix is not None:
@@ -299,7 +299,7 @@ cdef class Step:
 
     def abandon(self):
         """Give back what `take` took; spare capacity of the sequences goes too, and slots become padding."""
-        guard = Held(self.state.lock)
+        _guard = Held(self.state.lock)
         self.state.begin()
         self._require_in_flight("abandoned")
         self.state.wait_for(self)

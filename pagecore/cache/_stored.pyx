@@ -33,7 +33,7 @@ cdef class StoredBlocks:
         return 0
 
     cdef bint allocate(self) noexcept:
-        cdef size_t group, i, size
+        cdef size_t group
         for group in range(self.blocks.size()):
             if not (<BlockPool>self.pools[group]).try_allocate_raw(self.blocks[group]):
                 self.release()
@@ -74,7 +74,7 @@ cdef class StoredBlocks:
 
 
 def hold(tuple pools not None, counts):
-    """Hold up to `counts` free blocks of each pool until the answer is collected; returns it, and how many those are."""
+    """Hold up to `counts` free blocks of each pool until the answer is collected; return it and their numbers."""
     cdef StoredBlocks stored = StoredBlocks(pools)
     cdef vector[vector[int32_t]] like
     cdef size_t group

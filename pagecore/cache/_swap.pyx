@@ -78,7 +78,7 @@ cdef class Transfer:
 
     cdef bint take(self) noexcept:
         """Take the new blocks, and say where everything goes; False, with nothing taken, where there are too few."""
-        cdef size_t group, i, k
+        cdef size_t group, i, k, place
         cdef StoredBlocks arriving
         if not self.lease.allocate():
             return False
@@ -90,7 +90,8 @@ cdef class Transfer:
                 arriving = <StoredBlocks>self.arriving[i]
                 for k in range(arriving.blocks[group].size()):
                     if self.old[i][group][k] != 0:
-                        arriving.blocks[group][k] = self.lease.blocks[group][self.index_of(group, self.old[i][group][k])]
+                        place = self.index_of(group, self.old[i][group][k])
+                        arriving.blocks[group][k] = self.lease.blocks[group][place]
         return True
 
     cdef int copy(self, planes) except -1:
@@ -130,7 +131,7 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
     cdef Sequence sequence
     cdef size_t i
     sequences = as_list(sequences)
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     transfer = Transfer(space, require_each(state, sequences, True), space.block_pools)
     if state.prefix is not None:
@@ -176,14 +177,13 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     cdef vector[int32_t] rows, lengths
     cdef vector[vector[span[const_int32]]] spans
     cdef vector[bint] is_exact
-    cdef Transfer transfer
     cdef Sequence sequence
     cdef StoredBlocks arriving
     cdef size_t i, k, group
     cdef size_t num_groups = state.tables.num_groups
     cdef bint may_share = True
     sequences = as_list(sequences)
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.begin()
     coming = require_swapped(state, sequences)
     if state.prefix is not None:
@@ -191,8 +191,8 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     transfers = plan_arrival(state, coming)
     needed = [0] * num_groups
     for each in transfers:
-        for group, count in enumerate((<Transfer>each).needed()):
-            needed[group] += count
+        for group in range(num_groups):
+            needed[group] += (<Transfer>each).distinct[group].size()
     if len(coming) > state.tables.num_free_rows():
         return OutOfRows(
             f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "

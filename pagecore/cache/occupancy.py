@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache._prefix import PrefixCache
+from pagecore.cache._sequence import Sequence
 from pagecore.cache.stats import CacheStats
 from pagecore.cache.swap import SwapSpace
 from pagecore.index import BlockTables

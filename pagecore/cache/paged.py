@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from pagecore.arrays import Tensor, as_tensor
@@ -642,6 +641,14 @@ class PagedKVCache:
                 raise InvalidSequence(f"{len(sequences)} sequences are listed, and {self.num_sequences} are counted")
             for space in self._swap_spaces:
                 space.check_invariants()
+
+    def __repr__(self) -> str:
+        used = sum(pool.num_used for pool in self._block_pools)
+        blocks = sum(self.num_blocks) - self.num_groups
+        return (
+            f"PagedKVCache({self.num_layers} layers in {self.num_groups} groups on {self.device!r}, "
+            f"{self.num_sequences} sequences, {used} of {blocks} blocks of {self.block_size} tokens in use)"
+        )
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index._radix_query import validate_namespace, validate_spans
 from pagecore.storage.checks import as_float, at_least
 
+__all__ = ["RetentionOptions", "as_finite", "checked_rank", "retention_options", "reusable", "validate_namespace"]
+
 Spans = Iterable[tuple[int, int, bytes | int]]
 
 

@@ -41,9 +41,9 @@ def take_step(
         handle = cache._staging.stream_of(stream)
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a cache on {cache.device!r} has no streams: leave it out")
-    sequences = as_list(sequences)
-    batch = _fitting(cache, sequences, counts, handle) if out is None else cache._own(out)
-    return batch if batch is not None and _take(cache, batch, sequences, counts, handle) else None
+    listed = as_list(sequences)
+    batch = _fitting(cache, listed, counts, handle) if out is None else cache._own(out)
+    return batch if batch is not None and _take(cache, batch, listed, counts, handle) else None
 
 
 def refusal(cache: PagedKVCache) -> OutOfBlocks:

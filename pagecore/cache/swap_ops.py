@@ -89,7 +89,7 @@ def _moves(cache: PagedKVCache, space: SwapSpace, is_arrival: bool) -> tuple[int
 
 
 def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike) -> int:
-    """Return the blocks that one swap_in of those that are out, and then a prepare, would lack in the scarcest group."""
+    """Return the blocks that a swap_in of those that are out, and then a prepare, lack in the scarcest group."""
     each = int32_array(counts, "count", ShapeError)
     each = np.full(len(sequences), each) if each.ndim == 0 else each
     if len(each) != len(sequences):
@@ -101,7 +101,7 @@ def shortage_with_swapped(cache: PagedKVCache, sequences: list[Sequence], counts
     needed = _needed(cache, coming)
     # Held for a moment, so that the tables count without them what the rows lack.
     held, counts_held = hold(state.tables.pools, needed)
-    missing = state.tables.shortage([one.row for one, _ in staying], [count for _, count in staying])
+    missing: tuple[int, ...] = state.tables.shortage([one.row for one, _ in staying], [count for _, count in staying])
     del held
     lacking = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if cache._prefix is not None:
@@ -124,7 +124,7 @@ def _needed(cache: PagedKVCache, coming: list[tuple[Sequence, int]]) -> list[int
 
 
 def _num_copies(cache: PagedKVCache, some: list[tuple[Sequence, int]], held: list[NDArray[np.int32]]) -> int:
-    """Return how many blocks are copied on write: the last holder of a block writes into it, every other into a copy."""
+    """Return the number of copies on write: the last holder of a block writes into it, every other into a copy."""
     holders = Counter(block for blocks in held for block in blocks.tolist() if block)
     writers = Counter(
         int(blocks[sequence.num_computed_tokens // cache.block_size])

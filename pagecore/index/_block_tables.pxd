@@ -88,7 +88,9 @@ cdef class BlockTables:
     cdef int64_t release_before_raw(
         self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n
     ) except -1
-    cdef int shortage_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out) except -1
+    cdef int shortage_raw(
+        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out
+    ) except -1
     # take_copies of a group into `out`, which has room for a copy of each row of the step that promised them.
     cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1
     cdef int64_t num_free_rows(self) noexcept

@@ -8,6 +8,7 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
+from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches, PyErr_Occurred
 from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t
@@ -125,12 +126,20 @@ cdef enum:
     INT64 = 8
 
 
+cdef extern from "Python.h":
+    # Without a check for an exception, which NumPy does not always set.
+    int get_buffer "PyObject_GetBuffer"(object array, Py_buffer* buffer, int flags)
+
+
 cdef char lend(Py_buffer* buffer, object array) except -1:
     """INT32 or INT64 where the array is an aligned and C-contiguous [n] of those; then the buffer must be released."""
-    try:
-        PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-    except (ValueError, BufferError):
-        return NEITHER
+    if get_buffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0:
+        if PyErr_Occurred() == NULL:  # NumPy sets none where it finds no memory
+            raise MemoryError()
+        if PyErr_ExceptionMatches(ValueError) or PyErr_ExceptionMatches(BufferError):
+            PyErr_Clear()
+            return NEITHER
+        return -1
     cdef char letter = buffer.format[0]
     if buffer.ndim == 1 and buffer.format[1] == 0 and letter in (b"i", b"l", b"q"):
         return INT32 if buffer.itemsize == 4 else INT64

@@ -49,4 +49,7 @@ cdef object view_of(object owner, void* data, int ndim, Py_ssize_t* shape, bint 
         memory.shape[axis] = shape[axis]
         memory.strides[axis] = stride
         stride *= shape[axis]
-    return np.asarray(memory)
+    array = np.asarray(memory)
+    if array.dtype.hasobject:  # NumPy makes an array of the object itself where it finds no memory to view its buffer
+        raise MemoryError()
+    return array

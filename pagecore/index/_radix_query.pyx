@@ -14,6 +14,7 @@ from operator import index
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
 
+
 def validate_namespace(namespace):
     """Raise UnsupportedDtype where `namespace` cannot name a namespace of a prefix tree."""
     if namespace is not None:

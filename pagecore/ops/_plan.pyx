@@ -1,5 +1,6 @@
 """AttentionPlan and plan_attention: how a batch is cut into work items, once for all layers of a step."""
 
+cimport cython
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
@@ -27,8 +28,9 @@ ITEM = np.dtype([(name, np.int32) for name in (
     "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits")])
 
 
+@cython.embedsignature(False)  # its docstring begins with one
 cdef class AttentionPlan:
-    """How the attention of one batch is split into work items.
+    """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False, num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\nHow the attention of one batch is split into work items.
 
     Made by `plan_attention` and reused by every layer of a step that has these heads, this causality and this window.
     It remembers the lengths that it was made for, and on the host `paged_attention` refuses it for others.

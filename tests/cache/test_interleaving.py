@@ -5,7 +5,6 @@ so that it comes in the middle of it. `remove`, `commit` and `abandon` wait for 
 the batch that other threads are in; called by the thread that is in such a call, they do not.
 """
 
-import contextlib
 import threading
 import time
 

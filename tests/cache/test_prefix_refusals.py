@@ -3,13 +3,12 @@
 import pytest
 
 from pagecore import (
-    InvalidSequence,
     OutOfRows,
     ShapeError,
     UnsupportedDtype,
     UnsupportedOption,
 )
-from tests.cache.caches import SPEC, WINDOWED, make
+from tests.cache.caches import make
 from tests.cache.prefixes import ALIKE, computed, kept
 
 

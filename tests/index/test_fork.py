@@ -13,6 +13,7 @@ from pagecore.index import BlockPool, BlockTables, RadixTree, SlotAllocator
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # of JAX, where another test has imported it
 ]
 
 NUM_FORKS = 20
