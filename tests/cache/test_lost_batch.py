@@ -241,6 +241,23 @@ def test_a_refused_abandon_ends_no_step_and_leaves_no_lost_batch():
     cache.commit(batch)
 
 
+def test_an_abandon_within_a_write_ends_no_step_and_leaves_no_lost_batch():
+    cache = make()
+    first, second = cache.add_sequence(range(5)), cache.add_sequence(range(10, 15))
+    other, batch = cache.prepare([first], 5), cache.prepare([second], 5)
+    refused = []
+
+    def store(*_):
+        with pytest.raises(InvalidSequence, match="after write and attend, not within them"):
+            cache.abandon([first, second])
+        refused.append((other.in_flight, batch.in_flight))
+
+    batch._step.run(store)
+    assert refused == [(True, True)]
+    cache.commit(other)
+    cache.commit(batch)
+
+
 # -- stale -------------------------------------------------------------------------------------------------------------
 
 ENDS = {
