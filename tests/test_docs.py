@@ -11,6 +11,7 @@ from tests.capabilities import require
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FRAMEWORKS = [page for page in PAGES if page.stem in {"numpy", "torch", "jax", "transformers"}]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -27,7 +28,7 @@ def test_the_code_runs_and_prints_what_it_says(page):
     assert ran.stdout.splitlines() == promised
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", FRAMEWORKS, ids=lambda page: page.stem)
 def test_a_page_has_what_the_readme_says_of_it(page):
     parts = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
     assert parts[0] == "The shortest loop"

@@ -463,8 +463,10 @@ def abandon(CacheState state not None, sequences):
     cdef list listed = as_list(sequences)
     _guard = Held(state.lock)
     for sequence in listed:
-        if require(state, sequence, False).flight is None:
+        step = require(state, sequence, False).flight
+        if step is None:
             raise InvalidSequence(f"sequence {sequence.id!r} has no step in flight; there is nothing to abandon")
+        step.is_used_elsewhere()  # refuses a call from within write and attend, before any step ends
     for sequence in listed:
         step = (<Sequence>sequence).flight
         if step is not None:

@@ -1,0 +1,182 @@
+"""Speculative decoding on one paged cache: drafts, verification, rollback, sliding windows and forks.
+
+A drafter proposes up to four tokens for each sequence. One forward pass of the model verifies them: it keeps the
+drafts that greedy decoding would have chosen, and adds one token of its own. `commit(batch, accepted=...)` forgets the
+ids of the rejected drafts, and the next step writes to their slots. Every token is compared with greedy decoding
+without drafts and without a cache.
+
+Run it: python examples/speculative_decode.py
+"""
+
+import numpy as np
+
+from pagecore import AttentionSpec, PagedKVCache
+
+VOCABULARY, WIDTH, HEADS, KV_HEADS, DIM = 96, 64, 4, 2, 16
+WINDOWS = [None, 12, None, 12]  # of each layer: two groups in the cache
+BLOCK_SIZE, DRAFTS, LENGTH = 8, 4, 80
+random = np.random.default_rng(0)
+
+
+def weights(rows, columns, gain=1.0):
+    return random.normal(size=(rows, columns), scale=gain / rows**0.5).astype(np.float32)
+
+
+embedding, head, position_embedding = weights(VOCABULARY, WIDTH, 10), weights(WIDTH, VOCABULARY), weights(256, WIDTH, 3)
+layers = [
+    {"qkv": weights(WIDTH, (HEADS + 2 * KV_HEADS) * DIM), "out": weights(HEADS * DIM, WIDTH, 0.3)} for _ in WINDOWS
+]
+
+
+def normalize(hidden):
+    return hidden / np.sqrt(np.mean(hidden * hidden, axis=-1, keepdims=True) + 1e-5)
+
+
+def forward(ids, positions, attend):
+    """Logits `[T, VOCABULARY]` of T tokens; `attend(layer, query, key, value)` returns `[T, HEADS, DIM]`."""
+    hidden = embedding[ids] + position_embedding[positions]
+    for layer, each in enumerate(layers):
+        heads = (normalize(hidden) @ each["qkv"]).reshape(len(ids), -1, DIM)
+        query, key, value = np.split(heads, [HEADS, HEADS + KV_HEADS], axis=1)
+        hidden = hidden + attend(layer, query, key, value).reshape(len(ids), -1) @ each["out"]
+    return normalize(hidden) @ head
+
+
+# -- the control: greedy decoding without drafts and without a cache --------------------------------------------------
+
+
+def attend_dense(layer, query, key, value):
+    key, value = (np.repeat(part, HEADS // KV_HEADS, axis=1) for part in (key, value))
+    distance = np.subtract.outer(np.arange(len(query)), np.arange(len(query)))
+    seen = (distance >= 0) & (distance < (WINDOWS[layer] or len(query)))
+    scores = np.where(seen, np.einsum("qhd,khd->hqk", query, key) / DIM**0.5, -np.inf)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("hqk,khd->qhd", shares / shares.sum(axis=-1, keepdims=True), value)
+
+
+def greedy(prompt, length):
+    text = list(prompt)
+    while len(text) < length:
+        text.append(int(forward(text, np.arange(len(text)), attend_dense)[-1].argmax()))
+    return text
+
+
+# -- speculative decoding ---------------------------------------------------------------------------------------------
+
+specs = [AttentionSpec(KV_HEADS, DIM, dtype="float32", window=window, num_query_heads=HEADS) for window in WINDOWS]
+cache = PagedKVCache(specs, block_size=BLOCK_SIZE, num_blocks=200)
+rejected_texts = []
+likely_next = (embedding @ head).argmax(axis=-1)  # the drafter: the model without its attention
+
+
+def propose(token, count):
+    drafts = []
+    for _ in range(count):
+        token = int(likely_next[token])
+        drafts.append(token)
+    return drafts
+
+
+def compute(batch, ids):
+    """Return the greedy next token after each token of the batch."""
+
+    def attend(layer, query, key, value):
+        cache.write(layer, key, value, batch)
+        return cache.attend(layer, query, batch)
+
+    return forward(ids, np.asarray(batch.positions)[: batch.num_tokens], attend).argmax(axis=-1)
+
+
+def prefill(sequences):
+    counts = [sequence.num_tokens - sequence.num_computed_tokens for sequence in sequences]
+    with cache.prepare(sequences, counts) as batch:
+        chosen = compute(batch, np.asarray(batch.token_ids)[: batch.num_tokens])
+        cache.commit(batch)
+    cache.append_tokens(sequences, chosen[np.cumsum(counts) - 1])
+
+
+def speculate(sequences, *, late):
+    """One step: draft, verify, commit what was accepted. Returns the numbers of drafts and of accepted drafts.
+
+    Each sequence knows one token that is not computed yet; the step computes it together with the drafts. With `late`
+    the drafts are not appended: the accepted ones become known after the commit.
+    """
+    last = [int(sequence.tokens[-1]) for sequence in sequences]
+    room = [LENGTH - sequence.num_tokens - 1 for sequence in sequences]  # the model adds a token of its own
+    drafts = [propose(token, min(DRAFTS, most)) for token, most in zip(last, room, strict=True)]
+    step_ids = [[token, *some] for token, some in zip(last, drafts, strict=True)]
+    if not late:
+        cache.append_tokens(sequences, drafts)
+    with cache.prepare(sequences, [len(ids) for ids in step_ids]) as batch:
+        ids = np.concatenate(step_ids) if late else np.asarray(batch.token_ids)[: batch.num_tokens]
+        chosen = np.split(compute(batch, ids), np.asarray(batch.cu_query_lens)[1:-1])
+        good = [num_agreeing(some, picked) for some, picked in zip(drafts, chosen, strict=True)]
+        cache.commit(batch, accepted=[1 + n for n in good])  # the rejected drafts are forgotten
+    for sequence, some, picked, n in zip(sequences, drafts, chosen, good, strict=True):
+        cache.append_tokens([sequence], [[*(some[:n] if late else []), picked[n]]])
+        if n < len(some):
+            rejected_texts.append([*sequence.tokens[:-1].tolist(), *some[n:]])
+    return sum(map(len, drafts)), sum(good)
+
+
+def num_agreeing(drafts, chosen):
+    """Count the leading drafts that equal the model's own choices."""
+    agrees = [draft == own for draft, own in zip(drafts, chosen, strict=False)]
+    return agrees.index(False) if False in agrees else len(agrees)
+
+
+# -- run and verify ---------------------------------------------------------------------------------------------------
+
+
+def shared_length(first, second):
+    differs = [a != b for a, b in zip(first, second, strict=False)]
+    return differs.index(True) if True in differs else len(differs)
+
+
+def verify(sequences, prompts):
+    """Compare every token with the control, and what a second sequence would reuse of right and of rejected texts."""
+    texts = [greedy(prompt, LENGTH) for prompt in prompts]
+    assert [sequence.tokens.tolist() for sequence in sequences] == texts
+    for sequence, text in zip(sequences, texts, strict=True):
+        assert sequence.num_computed_tokens == LENGTH - 1  # all but the last
+        assert cache.match_length([*text, 0]) == (LENGTH - 1) // BLOCK_SIZE * BLOCK_SIZE
+    for rejected in rejected_texts:
+        alike = max(shared_length(rejected, text[:-1]) for text in texts)
+        reusable = min(alike, len(rejected) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert cache.match_length(rejected) == reusable
+    again = cache.add_sequence(texts[0])  # computes its last block only
+    prefill([again])
+    assert again.tokens.tolist() == greedy(texts[0], LENGTH + 1)
+    cache.check_invariants()
+    print(f"every token equals greedy decoding; a second sequence reuses {again.num_cached_tokens} of {LENGTH} tokens")
+
+
+def run(prompts, *, late):
+    sequences = [cache.add_sequence(prompt) for prompt in prompts]
+    prefill(sequences)
+    fork = cache.fork(sequences[0], id="fork")  # the parent's drafts are not the fork's
+    cache.append_tokens([fork], [7])
+    prefill([fork])
+    prompts, sequences = [*prompts, fork.tokens[:-1].tolist()], [*sequences, fork]
+    steps = drafted = accepted = 0
+    while active := [sequence for sequence in sequences if sequence.num_tokens < LENGTH]:
+        more = speculate(active, late=late)
+        steps, drafted, accepted = steps + 1, drafted + more[0], accepted + more[1]
+    when = "appended after the commit" if late else "appended before the step"
+    print(f"drafts {when}: {accepted} of {drafted} accepted, {steps} steps")
+    verify(sequences, prompts)
+    for sequence in list(cache.sequences.values()):
+        cache.remove(sequence)
+    rejected_texts.clear()
+    cache.clear_prefix_cache()
+
+
+def main():
+    prompts = [random.integers(0, VOCABULARY, length).tolist() for length in (5, 19, 30)]
+    for late in (False, True):
+        run(prompts, late=late)
+    print(f"{cache.stats().num_used_blocks} blocks held")
+
+
+if __name__ == "__main__":
+    main()
