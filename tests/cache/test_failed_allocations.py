@@ -59,6 +59,10 @@ def run_cells(kind, folder, waiting, found):
     return done, point, ran
 
 
+# Operations that may run without a single allocation.
+ALLOCATE_NOTHING = {"abandon", "clear_prefix_cache"}
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_allocation_leaves_an_operation_done_or_not_done(kind, name, tmp_path_factory):
@@ -66,5 +70,5 @@ def test_a_failed_allocation_leaves_an_operation_done_or_not_done(kind, name, tm
         PythonAllocations()  # a machine without them skips
     tally = tallies(kind, tmp_path_factory.getbasetemp())[name]
     print(f"\n{tally.report(name)}")
-    assert tally.points
+    assert tally.points or name in ALLOCATE_NOTHING
     assert tally.num_faults == 0, "\n".join([tally.report(name), *tally.examples[:12]])

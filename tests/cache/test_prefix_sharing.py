@@ -3,7 +3,10 @@
 import pytest
 
 from pagecore import (
+    AttentionSpec,
+    OutOfBlocks,
     OutOfRows,
+    PagedKVCache,
 )
 from pagecore.cache import SwapSpace
 from tests.cache.caches import advance, make
@@ -243,3 +246,29 @@ def test_copies_that_are_taken_back_count_as_evicted():
     assert cache.stats().num_evictable_blocks == 2
     assert cache.clear_prefix_cache() == cache.stats().num_evicted_blocks == 2
     assert cache.match_length(ALIKE) == 8
+
+
+@pytest.mark.parametrize("num_blocks", [[20, 4], [20, 3], [20, 5]])
+def test_shortage_agrees_with_prepare_for_a_cut_block_that_a_windows_receipt_pins(num_blocks):
+    """The receipt of the first sequence holds a block that its window has left and the second one was cut inside."""
+    spec = AttentionSpec(1, 8, dtype="float32", num_query_heads=1)
+    window = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=20)
+    cache = PagedKVCache([spec, window], num_blocks=num_blocks, device="none", max_tokens_per_sequence=100)
+    first = cache.add_sequence(range(16))
+    advance(cache, [first], 16)
+    cache.append_tokens([first], [range(16, 38)])
+    if cache.shortage([first], 22):
+        assert cache.try_prepare([first], 22) is None
+        return
+    advance(cache, [first], 22)
+    second = cache.add_sequence(range(17))
+    cache.truncate(second, 13)
+    before = (cache.stats(), cache.block_map(0), cache.block_map(1))
+    lacking = cache.shortage([second], 1)
+    if lacking:
+        with pytest.raises(OutOfBlocks):
+            cache.prepare([second], 1)
+        assert cache.stats() == before[0]
+    else:
+        cache.commit(cache.prepare([second], 1))
+    cache.check_invariants()
