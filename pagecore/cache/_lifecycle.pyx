@@ -26,6 +26,9 @@ from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, NotEnoughMemory, OutOfRows, ShapeError, UnsupportedOption
 
 
+NO_IDS = np.zeros(0, np.int32)
+
+
 cdef class Prefix:
     """Blocks of each group that a row begins with."""
     cdef vector[vector[int32_t]] blocks
@@ -99,16 +102,15 @@ def fork(CacheState state not None, parent, name):
     _guard = Held(state.lock)
     state.begin()
     require(state, parent, True)
-    child = new_sequence(state.new_name(name), (<Sequence>parent).tokens)
-    if state.prefix is not None:
-        child.hold = (<Sequence>parent).hold.blank_copy()
-        state.prefix.name_spaces([parent])
+    child = new_sequence(state.new_name(name), NO_IDS)
     state.reserve_name(child)  # code of the caller may run until here
     source = require(state, parent, True)
-    if source.known != child.known:
-        raise InvalidSequence(f"{parent!r} changed while the id was compared; fork again")
     require_row(state)
+    child.reserve(source.known)
+    child.append(source.ids, source.known)
     if state.prefix is not None:
+        child.hold = source.hold.blank_copy()
+        state.prefix.name_spaces([source])
         state.prefix.publish_one(source, False)
     row = state.tables.fork_raw(source.row)
     # The row is there: from here on nothing fails.
@@ -293,9 +295,6 @@ def remove(CacheState state not None, sequence, rank=None):
     _guard = Held(state.lock)
     state.begin()
     removed = require(state, sequence, False)
-    if state.prefix is not None and removed.row >= 0:
-        state.prefix.name_spaces([removed])
-    removed = require(state, sequence, False)
     while removed.flight is not None and (<Step>removed.flight).is_used_elsewhere():
         state.wait_for(removed.flight)
         removed = require(state, sequence, False)
@@ -303,6 +302,7 @@ def remove(CacheState state not None, sequence, rank=None):
     if step is not None:
         step.skip_on_device(removed)
     if state.prefix is not None and removed.row >= 0:
+        state.prefix.name_spaces([removed])
         state.prefix.publish_one(removed, False)
     row = removed.row
     if row >= 0:

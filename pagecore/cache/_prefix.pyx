@@ -108,7 +108,7 @@ cdef class PrefixCache:
     cdef int name_spaces(self, list sequences) except -1:
         """Have a number in the tree for the namespace of each sequence that may publish its first block.
 
-        Namespaces are compared, which may run code of the caller: check states of sequences after it.
+        The numbers are good until code of the caller may run or the lock is given up: publish before that.
         """
         cdef Sequence sequence
         for sequence in sequences:

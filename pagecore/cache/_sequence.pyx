@@ -64,8 +64,9 @@ cdef class Sequence:
         return 0
 
     cdef void append(self, const int32_t* ids, int32_t count) noexcept:
-        memcpy(self.ids + self.known, ids, count * sizeof(int32_t))
-        self.known += count
+        if count > 0:
+            memcpy(self.ids + self.known, ids, count * sizeof(int32_t))
+            self.known += count
 
     @property
     def num_tokens(self):

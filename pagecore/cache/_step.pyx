@@ -280,11 +280,11 @@ cdef class Step:
         _guard = Held(self.state.lock)
         self.state.begin()
         self._require_in_flight("committed")
-        if self.state.prefix is not None:
-            self.state.prefix.name_spaces(self._live())
         self.state.wait_for(self)
         self._require_in_flight("committed")
         self._read_accepted(given)
+        if self.state.prefix is not None:
+            self.state.prefix.name_spaces(self._live())
         # From here on nothing fails.
         live = self._list_live(True)
         if given is not None:

@@ -16,7 +16,8 @@ cdef enum: MIN_BLOCKS_WITHOUT_GIL = 1024
 
 
 cdef class BlockPool:
-    """BlockPool(num_blocks, *, order='lifo')\n--\n\nReference-counted block ids.
+    """BlockPool(num_blocks, *, order='lifo')\n--\n\n\
+Reference-counted block ids.
 
     Block 0 is the null block: it is counted, never handed out and held by nobody. A new pool hands out 1, 2, 3 ...
     Every method may be called from any thread; a child of `os.fork` finds the pool between two calls of other threads.

@@ -36,7 +36,8 @@ cdef inline Int32s view(Integers values):
 
 
 cdef class BlockTables:
-    """BlockTables(pools, *, block_sizes=16, max_sequences, max_blocks_per_sequence)\n--\n\nThe block tables of sequences, for one group of layers or several.
+    """BlockTables(pools, *, block_sizes=16, max_sequences, max_blocks_per_sequence)\n--\n\n\
+The block tables of sequences, for one group of layers or several.
 
     A sequence is a row. A row has one length and, in each group, a run of blocks; leading blocks can be holes (block
     0), which `release_before` leaves. Rows and counts are taken as one int or as anything that NumPy makes a

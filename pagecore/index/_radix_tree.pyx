@@ -114,7 +114,8 @@ seal(Receipt)
 
 
 cdef class RadixTree:
-    """RadixTree(block_size=16, *, full=1, windows=(), states=False, state_interval=None, policy='lru')\n--\n\nThe prefixes whose keys and values are still held.
+    """RadixTree(block_size=16, *, full=1, windows=(), states=False, state_interval=None, policy='lru')\n--\n\n\
+The prefixes whose keys and values are still held.
 
     The tree decides and frees nothing: `insert` says which blocks it takes (the caller gives it a reference to each),
     `evict` which it gives up (the caller drops them). A call that fails changes nothing. Only whole blocks are held;

@@ -27,7 +27,8 @@ cdef inline Int32s view(Integers values):
 
 
 cdef class RequestTable:
-    """RequestTable(num_requests, max_context, dtype='int32')\n--\n\nA row of slots for each request.
+    """RequestTable(num_requests, max_context, dtype='int32')\n--\n\n\
+A row of slots for each request.
 
     Rows are handed out lowest first and read 0 until they are written. A row remembers how far it was written: its
     length. A call that fails changes nothing, in no row. Rows, starts, counts and slots are taken as one int or as

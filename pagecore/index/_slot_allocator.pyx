@@ -36,7 +36,8 @@ cdef inline SlotIds slots_of(Slots values):
 
 
 cdef class SlotAllocator:
-    """SlotAllocator(pool, block_size, *, index_dtype='int64')\n--\n\nSlots of sequences whose tables the caller keeps.
+    """SlotAllocator(pool, block_size, *, index_dtype='int64')\n--\n\n\
+Slots of sequences whose tables the caller keeps.
 
     A slot is ``block * block_size + offset``. A sequence's slots run through its blocks in order; only its last block
     can be partly used, and its last slot says where to go on. The blocks are the pool's: each is held once for every

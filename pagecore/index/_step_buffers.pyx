@@ -15,7 +15,8 @@ seal(StepMemory)
 
 
 cdef class StepBuffers:
-    """StepBuffers(max_sequences, max_tokens, num_groups=1, slot_dtype='int64')\n--\n\nWhat one forward pass must know of its sequences, in arrays made once and at fixed addresses.
+    """StepBuffers(max_sequences, max_tokens, num_groups=1, slot_dtype='int64')\n--\n\n\
+What one forward pass must know of its sequences, in arrays made once and at fixed addresses.
 
     `BlockTables.prepare` fills them. Behind the sequences and tokens of the step everything is padding: rows name the
     tables' null row, lengths are 0, `cu_query_lens` repeats the total, positions are 0 and slots -1.

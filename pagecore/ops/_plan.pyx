@@ -30,7 +30,9 @@ ITEM = np.dtype([(name, np.int32) for name in (
 
 @cython.embedsignature(False)  # its docstring begins with one
 cdef class AttentionPlan:
-    """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False, num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\nHow the attention of one batch is split into work items.
+    """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False, \
+num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\n\
+How the attention of one batch is split into work items.
 
     Made by `plan_attention` and reused by every layer of a step that has these heads, this causality and this window.
     It remembers the lengths that it was made for, and on the host `paged_attention` refuses it for others.
