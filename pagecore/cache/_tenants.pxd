@@ -29,7 +29,7 @@ cdef class Tenants:
     # A row whose blocks were all overwritten as a whole.
     cdef void own_row(self, int32_t row, int64_t tenant) noexcept
     cdef void mark(self, int32_t row, int64_t first, int64_t tenant) noexcept
-    cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies, int64_t tenant) noexcept
+    cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies) noexcept
     cdef bint is_clean_for(self, int64_t tenant, int64_t last) noexcept
     cdef int reserve_stale(self, list sequences, vector[vector[BlockCopy]]& stale) except -1
     cdef int forget_unused(self) except -1

@@ -27,7 +27,7 @@ from pagecore.errors import PagecoreError
 cdef enum:
     CLEAN = 0
     DOUBTFUL = -1
-    COPIED = -2  # within a call: about to be overwritten by a copy
+    COPIED = -2  # within a call: in doubt, but overwritten by a copy and not to be zeroed
     # Of the pairs that zero a block: any block of a source that has zeros only.
     ZEROS = 1
     MIN_NAMES = 4096
@@ -118,7 +118,7 @@ cdef class Tenants:
         cdef Sequence sequence
         pair.source = ZEROS
         self.reserve_stale(sequences, stale)
-        self.mark_targets(copies, COPIED)
+        self.mark_targets(copies)
         for sequence in sequences:
             first = <size_t>(sequence.computed // self.block_size)
             for group in range(self.last.size()):
@@ -132,8 +132,10 @@ cdef class Tenants:
                         pair.target = blocks[k]
                         stale[group].push_back(pair)
                 place += 1 + kept
-        # A copy that stops half-way leaves numbers of two tenants in its target.
-        self.mark_targets(copies, DOUBTFUL)
+        for group in range(copies.size()):
+            for k in range(copies[group].size()):
+                if self.last[group][copies[group][k].target] == COPIED:
+                    self.last[group][copies[group][k].target] = DOUBTFUL
         return 0
 
     cdef int reserve_stale(self, list sequences, vector[vector[BlockCopy]]& stale) except -1:
@@ -153,11 +155,15 @@ cdef class Tenants:
     cdef bint is_clean_for(self, int64_t tenant, int64_t last) noexcept:
         return last == tenant or last == CLEAN or last == COPIED
 
-    cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies, int64_t tenant) noexcept:
+    cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies) noexcept:
+        """Mark the targets of copies on write, which may stop half-way, so that they hold what was there, too."""
         cdef size_t group, k
+        cdef int64_t there, tenant
         for group in range(copies.size()):
             for k in range(copies[group].size()):
-                self.last[group][copies[group][k].target] = tenant
+                there = self.last[group][copies[group][k].target]
+                tenant = self.last[group][copies[group][k].source]
+                self.last[group][copies[group][k].target] = tenant if there in (CLEAN, tenant) else COPIED
 
     cdef void settle(self, list sequences, const vector[vector[BlockCopy]]& stale) noexcept:
         cdef size_t group

@@ -12,6 +12,7 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from tests.cache import test_prefix_machine
 from tests.cache.caches import SPEC, WINDOWED, advance, make, owned_memory
 from tests.cache.swaps import Labelled
+from tests.faults import lines_of, raise_at
 
 LAYOUTS = ["layerwise", "blockwise", KVLayout("blockwise", "NHD"), "BNHD", "BHND", "CBNHD", "LBNHD", "NBHD"]
 MARKERS = {"a": 3.0, "b": 5.0}
@@ -297,6 +298,29 @@ def test_the_target_of_a_copy_that_failed_is_zeroed_for_its_last_tenant_too(monk
     cache.clear_prefix_cache()
     again = cache.add_sequence(range(32), namespace="a")
     assert numbers_in_flight(cache, again, 32) == {0.0, MARKERS["a"]}
+
+
+def test_an_interrupt_at_any_line_of_a_step_leaves_no_number_of_another_namespace():
+    def ready():
+        cache = dirty([SPEC, WINDOWED], tokens=28)
+        parent = cache.add_sequence(range(6), namespace="b")
+        compute(cache, [parent], 6, MARKERS["b"])
+        child = cache.fork(parent)
+        return cache, parent, child, lambda: cache.prepare([parent, child], [5, 9])
+
+    total = lines_of(ready()[-1])
+    for n in range(1, total + 1):
+        cache, parent, child, call = ready()
+        run = raise_at(call, n, error=KeyboardInterrupt)
+        assert run.reached
+        cache.check_invariants()
+        assert numbers_of(cache, parent) | numbers_of(cache, child) <= {0.0, MARKERS["b"]}
+        with child, parent:
+            assert numbers_in_flight(cache, parent, 5) <= {0.0, MARKERS["b"]}
+            assert numbers_in_flight(cache, child, 9) <= {0.0, MARKERS["b"]}
+        cache.clear_prefix_cache()
+        last = cache.add_sequence(range(28), namespace="a")
+        assert numbers_in_flight(cache, last, 28) <= {0.0, MARKERS["a"]}
 
 
 # -- what is refused, and what is made -------------------------------------------------------------------------------
