@@ -96,7 +96,7 @@ cdef class Step:
     # -- take ----------------------------------------------------------------------------------------------------
 
     def take(self, list plans not None, copy):
-        """Take the blocks of the loaded step, fill the buffers and plan; False, with nothing changed, where they are short.
+        """Take the blocks of the loaded step, fill the buffers, plan; False, with nothing changed, where they are short.
 
         Parameters
         ----------

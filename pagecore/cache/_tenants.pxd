@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
+from pagecore.cache._sequence cimport Sequence
 from pagecore.index._block_tables cimport BlockCopy, BlockTables
 
 
@@ -15,7 +16,7 @@ cdef class Tenants:
 
     # The number of a namespace's tenant; `key` is that of `key_of`, or None for sequences without a namespace.
     cdef int64_t number_of(self, object key) except -1
-    # Before a step: for each row and group, how many blocks it has from the next token's on, and their ids.
+    # Before a step: for each row and group, how many blocks it has from that of its next token on, and their ids.
     cdef int note_held(self, list sequences, vector[int32_t]& held) except -1
     # Once it has its blocks: those to be zeroed, as pairs whose target is the block. Targets of copies are in doubt.
     cdef int list_stale(
@@ -28,8 +29,12 @@ cdef class Tenants:
     cdef void doubt(self, const vector[vector[int32_t]]& blocks) noexcept
     # A row whose blocks were all overwritten as a whole.
     cdef void own_row(self, int32_t row, int64_t tenant) noexcept
-    cdef void mark(self, int32_t row, int64_t first, int64_t tenant) noexcept
+    cdef void mark(self, int32_t row, size_t first, int64_t tenant) noexcept
     cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies) noexcept
     cdef bint is_clean_for(self, int64_t tenant, int64_t last) noexcept
-    cdef int reserve_stale(self, list sequences, vector[vector[BlockCopy]]& stale) except -1
+    cdef void doubt_copied(self, const vector[vector[BlockCopy]]& copies) noexcept
+    cdef int compare_rows(
+        self, list sequences, const vector[int32_t]& held, vector[vector[BlockCopy]]& stale
+    ) except -1
+    cdef size_t first_block(self, Sequence sequence) noexcept
     cdef int forget_unused(self) except -1

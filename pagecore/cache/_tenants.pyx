@@ -20,7 +20,7 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
 from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables cimport BlockCopy, BlockTables
+from pagecore.index._block_tables cimport BlockCopy, BlockTables, Int32s
 
 from pagecore.errors import PagecoreError
 
@@ -94,63 +94,60 @@ cdef class Tenants:
     # -- a step ----------------------------------------------------------------------------------------------------
 
     cdef int note_held(self, list sequences, vector[int32_t]& held) except -1:
-        cdef size_t group, k, size, first
-        cdef const int32_t* blocks
+        cdef size_t group, k, first
+        cdef Int32s row
         cdef Sequence sequence
         held.clear()
         for sequence in sequences:
-            first = <size_t>(sequence.computed // self.block_size)
+            first = self.first_block(sequence)
             for group in range(self.last.size()):
-                blocks = self.tables.row_raw(sequence.row, <int64_t>group).data()
-                size = self.tables.row_raw(sequence.row, <int64_t>group).size()
-                held.push_back(<int32_t>(max(first, size) - first))
-                for k in range(first, size):
-                    held.push_back(blocks[k])
+                row = self.tables.row_raw(sequence.row, <int64_t>group)
+                held.push_back(<int32_t>(max(first, row.size()) - first))
+                for k in range(first, row.size()):
+                    held.push_back(row[k])
         return 0
 
     cdef int list_stale(
         self, list sequences, const vector[int32_t]& held, const vector[vector[BlockCopy]]& copies,
         vector[vector[BlockCopy]]& stale
     ) except -1:
-        cdef size_t group, k, size, first, kept, place = 0
-        cdef const int32_t* blocks
-        cdef BlockCopy pair
-        cdef Sequence sequence
-        pair.source = ZEROS
-        self.reserve_stale(sequences, stale)
-        self.mark_targets(copies)
-        for sequence in sequences:
-            first = <size_t>(sequence.computed // self.block_size)
-            for group in range(self.last.size()):
-                blocks = self.tables.row_raw(sequence.row, <int64_t>group).data()
-                size = self.tables.row_raw(sequence.row, <int64_t>group).size()
-                kept = <size_t>held[place]
-                for k in range(first, size):
-                    if k - first < kept and blocks[k] == held[place + 1 + k - first]:
-                        continue
-                    if blocks[k] != 0 and not self.is_clean_for(sequence.tenant, self.last[group][blocks[k]]):
-                        pair.target = blocks[k]
-                        stale[group].push_back(pair)
-                place += 1 + kept
-        for group in range(copies.size()):
-            for k in range(copies[group].size()):
-                if self.last[group][copies[group][k].target] == COPIED:
-                    self.last[group][copies[group][k].target] = DOUBTFUL
-        return 0
-
-    cdef int reserve_stale(self, list sequences, vector[vector[BlockCopy]]& stale) except -1:
-        cdef size_t group, size, first, count
-        cdef Sequence sequence
+        cdef size_t group
         stale.resize(self.last.size())
         for group in range(self.last.size()):
             stale[group].clear()
-            count = 0
-            for sequence in sequences:
-                first = <size_t>(sequence.computed // self.block_size)
-                size = self.tables.row_raw(sequence.row, <int64_t>group).size()
-                count += max(first, size) - first
-            stale[group].reserve(count)
+        self.mark_targets(copies)
+        try:
+            self.compare_rows(sequences, held, stale)
+        finally:
+            self.doubt_copied(copies)
         return 0
+
+    cdef int compare_rows(
+        self, list sequences, const vector[int32_t]& held, vector[vector[BlockCopy]]& stale
+    ) except -1:
+        """List the blocks that rows have now and had not when they were noted, unless they are clean."""
+        cdef size_t group, k, first, kept, place = 0
+        cdef Int32s row
+        cdef BlockCopy pair
+        cdef Sequence sequence
+        pair.source = ZEROS
+        for sequence in sequences:
+            first = self.first_block(sequence)
+            for group in range(self.last.size()):
+                row = self.tables.row_raw(sequence.row, <int64_t>group)
+                kept = <size_t>held[place]
+                for k in range(first, row.size()):
+                    if k - first < kept and row[k] == held[place + 1 + k - first]:
+                        continue
+                    if row[k] != 0 and not self.is_clean_for(sequence.tenant, self.last[group][row[k]]):
+                        pair.target = row[k]
+                        stale[group].push_back(pair)
+                place += 1 + kept
+        return 0
+
+    cdef size_t first_block(self, Sequence sequence) noexcept:
+        """Index of the block of the sequence's next token."""
+        return <size_t>sequence.computed // <size_t>self.block_size
 
     cdef bint is_clean_for(self, int64_t tenant, int64_t last) noexcept:
         return last == tenant or last == CLEAN or last == COPIED
@@ -165,12 +162,19 @@ cdef class Tenants:
                 tenant = self.last[group][copies[group][k].source]
                 self.last[group][copies[group][k].target] = tenant if there in (CLEAN, tenant) else COPIED
 
+    cdef void doubt_copied(self, const vector[vector[BlockCopy]]& copies) noexcept:
+        cdef size_t group, k
+        for group in range(copies.size()):
+            for k in range(copies[group].size()):
+                if self.last[group][copies[group][k].target] == COPIED:
+                    self.last[group][copies[group][k].target] = DOUBTFUL
+
     cdef void settle(self, list sequences, const vector[vector[BlockCopy]]& stale) noexcept:
         cdef size_t group
         cdef Sequence sequence
         for sequence in sequences:
             if sequence.row >= 0:
-                self.mark(sequence.row, sequence.computed // self.block_size, sequence.tenant)
+                self.mark(sequence.row, self.first_block(sequence), sequence.tenant)
         for group in range(stale.size()):
             self.num_scrubbed_blocks += <int64_t>stale[group].size()
 
@@ -186,14 +190,13 @@ cdef class Tenants:
     cdef void own_row(self, int32_t row, int64_t tenant) noexcept:
         self.mark(row, 0, tenant)
 
-    cdef void mark(self, int32_t row, int64_t first, int64_t tenant) noexcept:
+    cdef void mark(self, int32_t row, size_t first, int64_t tenant) noexcept:
         """Mark the blocks of a row from index `first` on."""
-        cdef size_t group, k, size
-        cdef const int32_t* blocks
+        cdef size_t group, k
+        cdef Int32s blocks
         for group in range(self.last.size()):
-            blocks = self.tables.row_raw(row, <int64_t>group).data()
-            size = self.tables.row_raw(row, <int64_t>group).size()
-            for k in range(<size_t>first, size):
+            blocks = self.tables.row_raw(row, <int64_t>group)
+            for k in range(first, blocks.size()):
                 if blocks[k] != 0:
                     self.last[group][blocks[k]] = tenant
 
@@ -201,16 +204,15 @@ cdef class Tenants:
 
     def check_invariants(self, sequences):
         """Raise PagecoreError where a block of a row is not marked with a tenant."""
-        cdef size_t group, k, size
-        cdef const int32_t* blocks
+        cdef size_t group, k
+        cdef Int32s blocks
         cdef Sequence sequence
         for sequence in sequences:
             if sequence.row < 0:
                 continue
             for group in range(self.last.size()):
-                blocks = self.tables.row_raw(sequence.row, <int64_t>group).data()
-                size = self.tables.row_raw(sequence.row, <int64_t>group).size()
-                for k in range(size):
+                blocks = self.tables.row_raw(sequence.row, <int64_t>group)
+                for k in range(blocks.size()):
                     if blocks[k] != 0 and self.last[group][blocks[k]] <= CLEAN:
                         raise PagecoreError(
                             f"{sequence!r} holds block {blocks[k]} of group {group}, which is marked with no tenant"
