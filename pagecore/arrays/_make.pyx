@@ -58,7 +58,7 @@ cdef Tensor new_cuda_tensor(int ndim, const int64_t* shape, int code, int device
     return tensor_of(view, memory)
 
 
-def pinned(nbytes, device):
+def pinned(nbytes, device, *, bint zeroed=False):
     """Return page-locked host memory, as bytes that a CUDA device reads and writes over its bus.
 
     The tensor says that it is on the device: ops on the device take it, and nothing on the host does. Who drops it
@@ -69,11 +69,13 @@ def pinned(nbytes, device):
     nbytes : int
     device : str
         A CUDA device.
+    zeroed : bool
+        Zero the memory, by the host; its elements are undefined otherwise.
 
     Returns
     -------
     Tensor
-        ``[nbytes]``, uint8, with undefined elements; it owns the memory.
+        ``[nbytes]``, uint8; it owns the memory.
 
     Raises
     ------
@@ -84,6 +86,8 @@ def pinned(nbytes, device):
     """
     cdef ArrayView view
     memory = cuda.runtime().allocate_pinned(nbytes)
+    if zeroed:
+        memory.fill(0)
     view.data = <char*><uintptr_t>memory.ctypes.data
     view.dtype = as_dtype("uint8").code
     view.ndim = 1

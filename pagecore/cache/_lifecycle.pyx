@@ -17,6 +17,7 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache._step cimport Step
 from pagecore.cache._stored cimport StoredBlocks
 from pagecore.index._integers cimport Integers, as_int64, as_integers, const_int32
+from pagecore.index._namespace_key cimport key_of
 from pagecore.index._radix_query cimport Wish
 from pagecore.index._radix_tree cimport NativeMatch
 
@@ -77,6 +78,8 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
     sequence = new_sequence(state.new_name(name), ids)
     if state.prefix is not None:
         sequence.hold = PrefixHold(state.prefix.tree, options, state.tables.max_blocks_per_sequence)
+    if state.tenants is not None:
+        sequence.tenant = state.tenants.number_of(None if options.namespace is None else key_of(options.namespace))
     state.reserve_name(sequence)  # code of the caller may run until here
     require_row(state)
     if state.prefix is None:
@@ -114,6 +117,7 @@ def fork(CacheState state not None, parent, name):
         state.prefix.publish_one(source, False)
     row = state.tables.fork_raw(source.row)
     # The row is there: from here on nothing fails.
+    child.tenant = source.tenant
     child.computed = source.computed
     child.cached = source.cached
     if state.prefix is not None:
@@ -141,6 +145,7 @@ cdef class Heir:
     cdef PrefixHold old_hold, hold, parent_hold
     cdef int32_t* ids           # a copy of the parent's, for the child
     cdef int32_t known, computed, cached, published
+    cdef int64_t tenant
     cdef bint has_duplicates
 
     def __dealloc__(self):
@@ -156,6 +161,7 @@ cdef class Heir:
         return 0
 
     cdef void read_parent(self) noexcept:
+        self.tenant = self.parent.tenant
         self.computed = self.parent.computed
         self.cached = self.parent.cached
         self.published = self.parent.published
@@ -169,6 +175,7 @@ cdef class Heir:
         self.ids = old
         self.child.known = self.known
         self.child.ids_capacity = max(self.known, 1)
+        self.child.tenant = self.tenant
         self.child.computed = self.computed
         self.child.cached = self.cached
         if state.prefix is not None:

@@ -17,6 +17,7 @@ cdef class Sequence:
     cdef PrefixHold hold        # None in a cache without a prefix cache
     # Its leading blocks that the prefix cache knows and that `hold` holds; INT32_MAX where nothing is ever published.
     cdef int32_t published
+    cdef int64_t tenant         # of its namespace in `Tenants`; 0 in a cache that does not scrub
     cdef bint is_cut            # its hold ends one block past `published`: it was truncated inside that block
     cdef bint has_duplicates    # it has blocks of its own for some that the prefix cache has from another
     cdef int32_t pending        # tokens of the step in flight; -1 for none

@@ -4,12 +4,14 @@ from libcpp.vector cimport vector
 from pagecore.cache._lock cimport StateLock
 from pagecore.cache._prefix cimport PrefixCache
 from pagecore.cache._sequence cimport Sequence
+from pagecore.cache._tenants cimport Tenants
 from pagecore.index._block_tables cimport BlockTables
 
 
 cdef class CacheState:
     cdef readonly BlockTables tables
     cdef readonly PrefixCache prefix        # None in a cache without one
+    cdef readonly Tenants tenants           # None in a cache that does not scrub
     cdef readonly StateLock lock            # held by every operation
     cdef readonly object removal            # removes a sequence: what leaving its context does
     cdef dict names                         # sequence by id; entries whose sequence is not live are leftovers

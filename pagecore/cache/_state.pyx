@@ -5,6 +5,7 @@ from libc.stdint cimport INT32_MAX
 from pagecore.cache._lock cimport StateLock
 from pagecore.cache._prefix cimport PrefixCache
 from pagecore.cache._sequence cimport Sequence
+from pagecore.cache._tenants cimport Tenants
 from pagecore.index._block_tables cimport BlockTables
 
 from pagecore.errors import InvalidSequence
@@ -29,9 +30,13 @@ cdef class CacheState:
         See `PrefixCache`.
     removal : callable
         Called with the state and a sequence when the context of the sequence ends.
+    scrub : bool
+        Whether blocks are zeroed when they change hands across namespaces.
     """
 
-    def __cinit__(self, BlockTables tables not None, list windows not None, prefix_policy, clock, removal):
+    def __cinit__(
+        self, BlockTables tables not None, list windows not None, prefix_policy, clock, removal, bint scrub=False
+    ):
         self.tables = tables
         self.block_size = tables.block_sizes[0]
         self.by_row = [None] * tables.max_sequences
@@ -42,6 +47,8 @@ cdef class CacheState:
             if window is not None:
                 self.window_groups.push_back(group)
                 self.windows.push_back(min(window, INT32_MAX))
+        if scrub:
+            self.tenants = Tenants(tables)
         if prefix_policy is not None:
             self.prefix = PrefixCache(windows, tables, self.by_row, prefix_policy, clock)
 
@@ -120,6 +127,11 @@ cdef class CacheState:
             if (<Sequence>each).owner is not None:
                 live.append(each)
         return live
+
+    @property
+    def num_scrubbed_blocks(self):
+        """Blocks that steps have zeroed."""
+        return 0 if self.tenants is None else self.tenants.num_scrubbed_blocks
 
     def find(self, id):
         """Return the live sequence of an id, or None."""

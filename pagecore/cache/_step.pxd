@@ -25,6 +25,8 @@ cdef class Step:
     cdef vector[int32_t] positions
     cdef vector[int64_t] missing           # of each group
     cdef vector[vector[BlockCopy]] copies  # copy-on-write of each group
+    cdef vector[int32_t] held              # in a cache that scrubs: blocks of the rows before the step, see `Tenants`
+    cdef vector[vector[BlockCopy]] stale   # blocks of each group to be zeroed, as targets of a copy
     cdef vector[size_t] users              # threads that write or attend with it now
 
     cdef int _take_counts(self, object counts) except -1
@@ -38,6 +40,8 @@ cdef class Step:
     cdef list _writers(self)
     cdef bint _try_take(self, list writers) except -1
     cdef int _begin(self) except -1
+    cdef list _pair_arrays(self, const vector[vector[BlockCopy]]& pairs)
+    cdef bint _has_stale(self) noexcept
     cdef void _fill_token_ids(self) noexcept
     cdef list _live(self)
     cdef Py_ssize_t _list_live(self, bint is_kept) noexcept

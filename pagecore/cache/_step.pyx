@@ -103,18 +103,25 @@ cdef class Step:
         plans : list of AttentionPlan
             Planned anew for the step.
         copy : callable
-            Called with the copies on write of each group where there are any, and always for a batch on a device,
-            whose bytes it sends. Where it fails the step is undone; cached blocks that were evicted stay evicted.
+            Called with the copies on write of each group, and the blocks of each group to be zeroed before, where there
+            are any; always for a batch on a device, whose bytes it sends. Where it fails the step is undone; cached
+            blocks that were evicted stay evicted.
         """
         cdef list writers = self._writers()
         if self.state.prefix is not None and writers:
             self.state.prefix.reserve_moves(len(writers))
+        if self.state.tenants is not None:
+            self.state.tenants.note_held(self.sequences, self.held)
         if not self._try_take(writers):
             return False
         self._begin()
         try:
-            if self.staged is not None or self.has_uncopied:
-                copy(self.copied())
+            if self.state.tenants is not None:
+                self.state.tenants.list_stale(self.sequences, self.held, self.copies, self.stale)
+            if self.staged is not None or self.has_uncopied or self._has_stale():
+                copy(self.copied(), self._pair_arrays(self.stale))
+            if self.state.tenants is not None:
+                self.state.tenants.settle(self.sequences, self.stale)
             if self.staged is None:
                 for plan in plans:
                     self.replan(plan)
@@ -192,16 +199,26 @@ cdef class Step:
 
     def copied(self):
         """Return the step's copies on write of each group, in the order in which they must run: int32 [n, 2] each."""
+        return tuple(self._pair_arrays(self.copies))
+
+    cdef list _pair_arrays(self, const vector[vector[BlockCopy]]& pairs):
         cdef int32_t* data = NULL
         cdef size_t group, size
         arrays = []
-        for group in range(self.copies.size()):
-            size = self.copies[group].size()
+        for group in range(pairs.size()):
+            size = pairs[group].size()
             array = new_int32(<Py_ssize_t>(2 * size), &data)
             if size > 0:
-                memcpy(data, self.copies[group].data(), size * sizeof(BlockCopy))
+                memcpy(data, pairs[group].data(), size * sizeof(BlockCopy))
             arrays.append(array.reshape(-1, 2))
-        return tuple(arrays)
+        return arrays
+
+    cdef bint _has_stale(self) noexcept:
+        cdef size_t group
+        for group in range(self.stale.size()):
+            if self.stale[group].size() > 0:
+                return True
+        return False
 
     def replan(self, AttentionPlan plan):
         """Plan the attention of one group for the prepared step; padding rows have no queries."""

@@ -220,6 +220,8 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         state.prefix.free_blocks(missing)
     for each in transfers:
         (<Transfer>each).take()
+        if state.tenants is not None:
+            state.tenants.doubt((<Transfer>each).lease.blocks)
     for each, planes in zip(transfers, copies):
         (<Transfer>each).copy(planes)
     i = 0
@@ -243,6 +245,8 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         sequence.stored = sequence.swap_space = None
         sequence.row = rows[i]
         state.by_row[rows[i]] = sequence
+        if state.tenants is not None:
+            state.tenants.own_row(rows[i], sequence.tenant)
         if not is_exact[i]:
             sequence.published = INT32_MAX  # rounded: not what its tokens say, and of use to itself alone
     for each in transfers:

@@ -12,7 +12,7 @@ import numpy as np
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.devices import device_name
 from pagecore.cache.layers import Layers
-from pagecore.cache.limits import cache_device, refuse_unserved, slot_dtype
+from pagecore.cache.limits import cache_device, refuse_unserved, scrub_option, slot_dtype
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
@@ -53,6 +53,8 @@ class PagedCacheConfig:
         Dtype of slot mappings.
     dtype : str or anything that names a dtype
         What key and value are stored as; "auto" takes the model's, any other replaces it in every layer.
+    scrub : bool
+        Zero blocks that change hands between namespaces, see `PagedKVCache`.
 
     A value: checked when it is made, equal to another with the same fields, and hashable.
     """
@@ -68,6 +70,7 @@ class PagedCacheConfig:
     eviction_policy: str = "lru"
     index_dtype: str = "int64"
     dtype: DType | str = "auto"
+    scrub: bool = False
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -76,6 +79,7 @@ class PagedCacheConfig:
         put("index_dtype", slot_dtype(self.index_dtype))
         refuse_unserved(self.prefix_cache, self.eviction_policy)
         put("device", cache_device(self.device))
+        put("scrub", scrub_option(self.scrub, self.device))
         put("block_size", within("block_size", self.block_size))
         put("max_sequences", at_least("max_sequences", self.max_sequences))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
@@ -235,6 +239,7 @@ def make_cache(
         prefix_cache=config.prefix_cache,
         eviction_policy=config.eviction_policy,
         index_dtype=config.index_dtype,
+        scrub=config.scrub,
     )
 
 

@@ -12,17 +12,26 @@ from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import POLICIES
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import INT32_MAX, at_least, shown
+from pagecore.storage.checks import INT32_MAX, at_least, flag, shown
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within
 
 
 def refuse_unserved(prefix_cache: bool, eviction_policy: str) -> None:
     """Refuse by name what this version does not serve."""
-    if not isinstance(prefix_cache, bool | np.bool_):
-        raise UnsupportedOption(f"prefix_cache is {shown(prefix_cache)}; use True or False")
+    flag("prefix_cache", prefix_cache)
     if not (isinstance(eviction_policy, str) and eviction_policy in POLICIES):
         raise UnsupportedOption(f"eviction_policy is {shown(eviction_policy)}; use one of {', '.join(POLICIES)}")
+
+
+def scrub_option(scrub: bool, device: str) -> bool:
+    """Return whether blocks are zeroed; UnsupportedOption where the cache has no bytes to zero."""
+    if flag("scrub", scrub) and device == "none":
+        raise UnsupportedOption(
+            "scrub is True, but device is 'none': such a cache has no bytes to zero; leave scrub out, and zero blocks "
+            "where their bytes are"
+        )
+    return bool(scrub)
 
 
 def slot_dtype(index_dtype: object) -> Literal["int64", "int32"]:

@@ -23,6 +23,7 @@ def measure(
     prefix: PrefixCache | None,
     *,
     num_copied_blocks: int,
+    num_scrubbed_blocks: int,
     nbytes: int,
 ) -> CacheStats:
     """How full a cache is: its tables, its sequences, the spaces that they are swapped out to, and what is cached."""
@@ -44,6 +45,7 @@ def measure(
         num_evictable_blocks=evictable,
         fragmentation=wasted / held if held else 0.0,
         num_copied_blocks=num_copied_blocks,
+        num_scrubbed_blocks=num_scrubbed_blocks,
         nbytes=nbytes,
         num_swapped_sequences=len(swapped),
         num_swapped_tokens=sum(sequence.num_computed_tokens for sequence in swapped),

@@ -26,6 +26,7 @@ from pagecore.cache.limits import (
     count_blocks,
     refuse_unserved,
     row_capacity,
+    scrub_option,
     slot_dtype,
 )
 from pagecore.cache.occupancy import measure
@@ -89,12 +90,19 @@ class PagedKVCache:
         Memory of the caller on `device`, adopted instead of allocated: for one group what `KVPool` takes as `buffers`,
         for several a list with that for each group. `layout` describes it: "CBNHD" is one array for each layer,
         "BNHD" one for each plane of each layer. The cache aliases the arrays and keeps them alive, and writes nothing
-        to them before the first step.
+        to them before the first step, unless `scrub` is True.
+    scrub : bool
+        Keep the numbers of one namespace from every other one in memory, too. All memory is zeroed when the cache is
+        made, `buffers` too, and a block that another namespace used last is zeroed before a step takes it, in every
+        plane and layer. A row's blocks then hold zeros and numbers of its own namespace only, in slots that were not
+        written yet, too. On CUDA blocks are zeroed in the order of the step's stream; the host waits for nothing. What
+        holds without it is in Notes. Refused with ``device="none"``: such a cache has no bytes to zero.
 
     Attributes
     ----------
     block_size, max_sequences, max_tokens_per_sequence : int
     device, eviction_policy : str
+    scrub : bool
     index_dtype : {"int64", "int32"}
     parallel : TensorParallel
 
@@ -109,6 +117,11 @@ class PagedKVCache:
 
     Notes
     -----
+    Without `scrub`, blocks hold what was there before: whatever the heap or `buffers` held, then what removed sequences
+    of any namespace wrote, until it is overwritten. `attend` never reads past the length of a sequence, and prefixes
+    are reused within a namespace only, so a step that writes before it attends meets none of that. What attends before
+    it writes, or reads whole blocks (`key`, `value`, a swap space, a kernel of the user's own), does.
+
     Blocks, block tables and copy-on-write are those of PagedAttention: Kwon et al., "Efficient Memory Management for
     Large Language Model Serving with PagedAttention", 2023.
 
@@ -146,6 +159,7 @@ class PagedKVCache:
         index_dtype: str = "int64",
         clock: Callable[[], float] = time.monotonic,
         buffers: object = None,
+        scrub: bool = False,
     ) -> None:
         refuse_unserved(prefix_cache, eviction_policy)
         self.parallel = as_parallel(parallel)
@@ -153,6 +167,7 @@ class PagedKVCache:
         self.block_size = within("block_size", block_size)
         self.max_sequences = at_least("max_sequences", max_sequences)
         self.device = cache_device(device)
+        self.scrub = scrub_option(scrub, self.device)
         self.index_dtype = slot_dtype(index_dtype)
         self._layers, self._groups = arrange(layers, num_layers, self.parallel, attends=self.device != "none")
         given = buffers_of(buffers, self._groups, self.block_size, layout, memory, self.device)
@@ -172,11 +187,13 @@ class PagedKVCache:
         self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
         self._staging = Staging(self._tables, self.device) if self.device.startswith("cuda") else None
         self._shown_tables = self._table_views if self._staging is None else self._staging.block_tables
-        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device, given)
+        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device, given, self.scrub)
         policy = self.eviction_policy if prefix_cache else None
         windows = [group.window for group in self._groups]
-        self._state = CacheState(self._tables, windows, policy, clock, lifecycle.remove)
+        self._state = CacheState(self._tables, windows, policy, clock, lifecycle.remove, self.scrub)
         self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
+        if self.scrub:
+            self._store.zero_adopted()  # last: a cache that cannot be made leaves the caller's memory as it is
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -314,7 +331,7 @@ class PagedKVCache:
         UnsupportedOption
             A priority or rank that the policy does not use; a time_to_live without a priority.
 
-        Without a prefix cache nothing is looked up, and namespace and digests are not looked at.
+        Without a prefix cache nothing is looked up; digests are not looked at, and `namespace` only with `scrub`.
         """
         ids = token_ids(tokens)
         options = retention_options(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
@@ -610,6 +627,7 @@ class PagedKVCache:
                 self._swap_spaces,
                 self._prefix,
                 num_copied_blocks=self._state.num_copied_blocks,
+                num_scrubbed_blocks=self._state.num_scrubbed_blocks,
                 nbytes=self.nbytes,
             )
 
@@ -634,6 +652,8 @@ class PagedKVCache:
             self._tables.check_invariants(exclusive=self._prefix is None)
             if self._prefix is not None:
                 self._prefix.check_invariants(sequences)
+            if self._state.tenants is not None:
+                self._state.tenants.check_invariants(sequences)
             for sequence in sequences:
                 if not sequence.is_swapped and sequence.num_computed_tokens > self._tables.length(sequence.row):
                     raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")

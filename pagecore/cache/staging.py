@@ -3,6 +3,7 @@
     host      arrays of the step, plans, copies on write, changed table entries ──► a slot of pinned memory
     device                                                                               │ one copy
               all of it at the batch's fixed addresses                             ◄─────┘
+              key and value              ◄── transfer_blocks ──── zeros for blocks of another namespace, with scrub
               key and value              ◄── copy_blocks ──────── copies on write
               block tables, row lengths  ◄── scatter_entries ──── changed entries
 
@@ -170,10 +171,13 @@ class StagedBatch:
             self.send_image(0)
             staging.runtime.synchronize(self._stream, staging.device)
 
-    def send(self, copies: Listed[NDArray[np.int32]], store: Store, stream: int) -> None:
+    def send(
+        self, copies: Listed[NDArray[np.int32]], stale: Listed[NDArray[np.int32]], store: Store, stream: int
+    ) -> None:
         """Send the step that was prepared, and what has changed of the tables, in the order of a stream.
 
-        `copies` lists what each group of the store copies on write; it is empty where no group does.
+        `copies` lists what each group of the store copies on write, and `stale` the blocks that it zeroes before, as
+        pairs for `Store.zero`; a list is empty where no group does.
         """
         staging, target = self._staging, self._memory.pointer
         staging.go_on(stream)
@@ -196,6 +200,9 @@ class StagedBatch:
                 break
             slot, begin = staging.ring.take(), self._changes
         staging.end_sending()
+        for group, pairs in enumerate(stale):
+            if len(pairs):
+                store.zero(group, pairs, self._stream)
         for group, pairs in copied:
             on_device = strided(self._memory, pairs.shape, None, self._copies[group], "int32")
             store.copy(group, on_device, self._stream)

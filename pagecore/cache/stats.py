@@ -37,6 +37,9 @@ class CacheStats:
         Sequences that `add_sequence` made which reused something, and which reused nothing.
     prefix_query_tokens, prefix_hit_tokens : int
         Tokens of those sequences, and how many of them were reused.
+    num_scrubbed_blocks : int
+        Blocks that steps have zeroed since the cache was made, because another namespace had used them; 0 without
+        `scrub`.
     """
 
     num_sequences: int
@@ -57,6 +60,7 @@ class CacheStats:
     prefix_misses: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    num_scrubbed_blocks: int = 0
 
     @property
     def utilization(self) -> float:

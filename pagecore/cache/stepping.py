@@ -75,12 +75,24 @@ def _take(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: 
     return step.take(plans, copy)
 
 
-def _copy(cache: PagedKVCache, staged: StagedBatch | None, stream: int | None, copies: tuple[Pairs, ...]) -> None:
-    """Copy blocks that the step writes to and others share; on a device send everything else that it needs, too."""
+def _copy(
+    cache: PagedKVCache,
+    staged: StagedBatch | None,
+    stream: int | None,
+    copies: tuple[Pairs, ...],
+    stale: list[Pairs],
+) -> None:
+    """Zero blocks that held another tenant's numbers, and copy blocks that the step writes to and others share.
+
+    On a device, also send everything else that the step needs.
+    """
     if staged is not None:
         assert stream is not None
-        staged.send(copies, cache._store, stream)
+        staged.send(copies, stale, cache._store, stream)
         return
+    for group, pairs in enumerate(stale):
+        if len(pairs):
+            cache._store.zero(group, pairs)
     for group, pairs in enumerate(copies):
         if len(pairs):
             cache._store.copy(group, pairs)

@@ -20,6 +20,7 @@ from pagecore.cache.limits import count_blocks
 from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import KVLayout, KVPool, Plane
+from pagecore.storage.checks import flag
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import CACHE_DTYPES
@@ -46,6 +47,11 @@ class SwapSpace:
     dtype : str or anything that names a dtype, optional
         Store float32, float16 or bfloat16 instead of the cache's own floats. What comes back is then rounded to it;
         by default it comes back bit for bit.
+    scrub : bool, optional
+        Zero the memory when the space is made; as the cache does by default. Only a cache with `scrub` serves it: what
+        moves is whole blocks, so that a block of the space holds what the block of the cache held, and in such a cache
+        that is zeros and numbers of the sequence's own namespace. In other caches the slots past the computed tokens
+        may hold another namespace's numbers, which then lie in the space, too.
 
     A cache of ``device="none"`` has spaces without bytes: block ids only. A cache on CUDA has spaces of page-locked
     memory, which its device reads and writes in the order of the stream that the last step was given to; the host waits
@@ -82,10 +88,17 @@ class SwapSpace:
         memory: Memory | None = None,
         layout: str | KVLayout | None = None,
         dtype: DType | str | None = None,
+        scrub: bool | None = None,
     ) -> None:
         # By what it needs: PagedKVCache is made with this module, which cannot import it.
         if not hasattr(cache, "_swap_spaces"):
             raise UnsupportedOption(f"cache is {cache!r}; a swap space serves a PagedKVCache")
+        is_scrubbed = cache.scrub if scrub is None else flag("scrub", scrub)
+        if is_scrubbed and not cache.scrub:
+            raise UnsupportedOption(
+                "scrub is True, but the cache has scrub=False: its blocks may hold another namespace's numbers, and "
+                "they move as a whole; make the cache with scrub=True"
+            )
         groups = [_converted(group, dtype) for group in cache._groups]
         blocks = count_blocks(groups, cache.block_size, num_blocks, memory)
         order = None if layout is None else as_layout(layout)
@@ -97,7 +110,7 @@ class SwapSpace:
         self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
         # Zipped with the cache's pools: there are none where the cache has no bytes.
         self.kv_pools = [
-            host_pool(cache, group, n, order or pool.layout)
+            host_pool(cache, group, n, order or pool.layout, is_scrubbed)
             for group, n, pool in zip(groups, blocks, cache._store.pools, strict=False)
         ]
         self._last_use = None if cache._staging is None else cache._staging.runtime.make_event(cache._staging.device)
@@ -166,14 +179,16 @@ class SwapSpace:
         return f"SwapSpace({self.num_sequences} sequences, {self.num_used_blocks} of {blocks} blocks used)"
 
 
-def host_pool(cache: PagedKVCache, group: Group, num_blocks: int, layout: KVLayout) -> KVPool:
-    """Blocks in host memory that whoever moves blocks of the cache reaches."""
+def host_pool(cache: PagedKVCache, group: Group, num_blocks: int, layout: KVLayout, scrub: bool) -> KVPool:
+    """Blocks in host memory that the ops which move blocks of the cache reach."""
     buffers = None
     if cache._staging is not None:
         bound = layout.bind(group.spec.planes, group.num_layers, num_blocks, cache.block_size)
-        buffers = [pinned(bound.buffer_nbytes(i), cache.device) for i in range(bound.num_buffers)]
+        sizes = [bound.buffer_nbytes(i) for i in range(bound.num_buffers)]
+        buffers = [pinned(size, cache.device, zeroed=scrub) for size in sizes]
     device = "cpu" if buffers is None else cache.device
-    return KVPool(group.spec, group.num_layers, num_blocks, cache.block_size, layout, device, buffers)
+    is_new = scrub and buffers is None
+    return KVPool(group.spec, group.num_layers, num_blocks, cache.block_size, layout, device, buffers, scrub=is_new)
 
 
 @dataclass(frozen=True)

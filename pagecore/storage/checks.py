@@ -6,7 +6,9 @@ import operator
 from collections.abc import Iterable
 from typing import Any, SupportsFloat, SupportsIndex
 
-from pagecore.errors import PagecoreError, ShapeError
+import numpy as np
+
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 
 # Ids, lengths and counts of blocks are int32.
 INT32_MAX = 2**31 - 1
@@ -51,6 +53,13 @@ def member(name: str, value: SupportsIndex, count: int, owner: str, error: type[
     if not 0 <= number < count:
         raise error(f"{name} is {shown(value)}; {owner} has {name}s 0 to {count - 1}")
     return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Return `value` as a bool; raise UnsupportedOption for what is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
+        raise UnsupportedOption(f"{name} is {shown(value)}; use True or False")
+    return bool(value)
 
 
 def as_tuple(name: str, values: Iterable[Any], entries: str) -> tuple[Any, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
-from pagecore.arrays import Tensor, empty, strided, zeros
-from pagecore.arrays.devices import device_name
-from pagecore.errors import NotEnoughMemory, UnsupportedOption
+from pagecore.arrays import Tensor, cuda, empty, strided, zeros
+from pagecore.arrays.devices import device_index, device_name
+from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from pagecore.storage.adoption import Span, adopt
-from pagecore.storage.checks import LAYERS_MAX, member, shown, within
+from pagecore.storage.checks import LAYERS_MAX, flag, member, shown, within
 from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
 from pagecore.storage.spec import Plane, Spec, check_spec
@@ -32,8 +32,11 @@ class KVPool:
         from any producer that `as_tensor` takes. One array; a list, layer by layer and within a layer plane by plane;
         a list with one list or mapping for each layer; or a mapping of plane names to arrays, or to lists with one
         array for each layer. Arrays are writable, contiguous, aligned, do not overlap, and hold raw bytes (uint8) or
-        the planes' dtype. The views alias them and keep them alive. Nothing is written to them here. Without `buffers`
-        the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
+        the planes' dtype. The views alias them and keep them alive. Nothing is written to them here unless `scrub` is
+        True. Without `buffers` the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
+    scrub : bool
+        Zero all bytes that the layout needs, of `buffers` too; see `zero`. False by default: blocks of host memory then
+        begin with whatever the heap held, and `buffers` stay as they are.
 
     Raises
     ------
@@ -62,8 +65,11 @@ class KVPool:
         layout: str | KVLayout = "layerwise",
         device: str = "cpu",
         buffers: object = None,
+        *,
+        scrub: bool = False,
     ) -> None:
         check_spec(spec)
+        is_scrubbed = flag("scrub", scrub)
         self.spec = spec
         self.device = device_name(device)
         self.num_layers = within("num_layers", num_layers, most=LAYERS_MAX)
@@ -73,7 +79,7 @@ class KVPool:
         # Memory of the caller that the pool lies in.
         self.spans: tuple[Span, ...] = ()
         if buffers is None:
-            self._buffers = self._allocate()
+            self._buffers = self._allocate(is_scrubbed)
         else:
             self._buffers, self.spans = adopt(buffers, self.layout, self.device)
         names = [plane.name for plane in spec.planes]
@@ -81,7 +87,9 @@ class KVPool:
             name: tuple(self._view(index, layer) for layer in range(self.num_layers))
             for index, name in enumerate(names)
         }
-        if buffers is None and self.device == "cpu":
+        if is_scrubbed and buffers is not None:
+            self.zero()
+        elif buffers is None and self.device == "cpu" and not is_scrubbed:
             self._zero_null_block()
 
     @property
@@ -125,6 +133,32 @@ class KVPool:
         """Every plane of every layer: what a copy of whole blocks has to move."""
         return [view for views in self._views.values() for view in views]
 
+    def zero(self) -> None:
+        """Zero every block of every plane and layer; bytes of adopted memory past what the layout needs stay.
+
+        On CUDA the fill goes to the current stream of CuPy, which is waited for; work of other streams on the memory
+        must be done.
+
+        Raises
+        ------
+        DeviceError
+            The current stream is being captured; nothing was written.
+        """
+        index = device_index(self.device)
+        if index is None:
+            for buffer in self._buffers:
+                buffer.numpy().fill(0)
+            return
+        runtime = cuda.runtime()
+        stream = runtime.current_stream(index)
+        if runtime.is_capturing(stream):
+            raise DeviceError(
+                f"stream {stream:#x} is being captured, and a pool is not zeroed in a graph; do it before the capture"
+            )
+        for buffer in self._buffers:
+            runtime.fill(buffer.pointer, 0, buffer.nbytes, stream)
+        runtime.synchronize(stream, index)
+
     @classmethod
     def blocks_for(cls, memory: Memory, spec: Spec, num_layers: int, block_size: int = 16, device: str = "cpu") -> int:
         """How many whole blocks of all layers fit into `memory`, the null block among them.
@@ -140,10 +174,10 @@ class KVPool:
         one = bytes_per_block(spec, within("num_layers", num_layers, most=LAYERS_MAX), within("block_size", block_size))
         return blocks_within(parse_memory(memory, device), one)
 
-    def _allocate(self) -> tuple[Tensor, ...]:
+    def _allocate(self, scrub: bool) -> tuple[Tensor, ...]:
         sizes = [self.layout.buffer_nbytes(i) for i in range(self.layout.num_buffers)]
         # Untouched, memory of the host costs nothing yet; a device has all of its own at once.
-        make = empty if self.device == "cpu" else zeros
+        make = empty if self.device == "cpu" and not scrub else zeros
         return tuple(make((size,), "uint8", self.device) for size in sizes)
 
     def _view(self, index: int, layer: int) -> Tensor:

@@ -43,6 +43,25 @@ def test_the_null_block_is_zero_whatever_the_memory_held(layout, monkeypatch):
     assert all(not view.numpy()[0].any() and view.numpy()[1:].all() for view in pool.planes())
 
 
+@pytest.mark.parametrize("layout", ["layerwise", "blockwise", "BNHD"])
+def test_a_pool_that_scrubs_begins_with_zeros_in_every_block(layout, monkeypatch):
+    monkeypatch.setattr("pagecore.storage.pool.empty", lambda shape, dtype, device: as_tensor(np.full(shape, 7, dtype)))
+    pool = KVPool(SPEC, num_layers=2, num_blocks=3, block_size=4, layout=layout, scrub=True)
+    assert not any(view.numpy().any() for view in pool.planes())
+    pool.key(1)[2] = 3.0
+    pool.zero()
+    assert not any(view.numpy().any() for view in pool.planes())
+
+
+def test_adopted_memory_is_zeroed_with_scrub_as_far_as_the_layout_needs_it():
+    memory = np.full(10_000, 7, np.uint8)
+    pool = KVPool(SPEC, 1, 3, 4, buffers=memory, scrub=np.True_)
+    assert not memory[: pool.nbytes].any()
+    assert np.all(memory[pool.nbytes :] == 7)
+    with pytest.raises(UnsupportedOption, match="scrub is 'no'; use True or False"):
+        KVPool(SPEC, 1, 3, 4, buffers=memory, scrub="no")
+
+
 def test_a_view_outlives_its_pool():
     pool = KVPool(SPEC, num_layers=1, num_blocks=3, block_size=4)
     view = pool.key(0)

@@ -1,0 +1,3 @@
+"""The bodies of tests/cuda/scrub.py."""
+
+from tests.cuda.scrub import *  # noqa: F403
