@@ -525,6 +525,87 @@ class PagedKVCache:
             self._state.start()
             return take_step(self, sequences, counts, out, stream)
 
+    def prepare_arrival(
+        self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
+    ) -> Batch:
+        """Prepare a step of one sequence whose next `num_tokens` tokens were computed elsewhere.
+
+        Write their keys and values with `write`, or to the batch's slots, then commit; the batch does not attend. In a
+        group with a window, blocks are taken only for tokens that the token after the arrival sees: the others are
+        holes (block 0) whose slots are -1, so that `write` skips them. Commit publishes what was taken, and a later
+        sequence reuses the prefix only up to where its windows are complete. Blocks that the sequence held before and
+        that leave a window are given back by commit, and stay where the step is abandoned.
+
+        Parameters
+        ----------
+        sequence : Sequence
+            Idle, with its ids known. What it reuses of the prefix cache it has: give the tokens that follow
+            `num_computed_tokens`.
+        num_tokens : int
+        out, stream
+            As `prepare`.
+
+        Raises
+        ------
+        OutOfBlocks
+            Blocks are short; nothing was changed.
+        InvalidSequence, ShapeError, UnsupportedOption, DeviceError
+            As `prepare`.
+
+        Examples
+        --------
+        The cache that computed the tokens still has those from `held_from` on:
+
+        >>> import numpy as np
+        >>> from pagecore import AttentionSpec, PagedKVCache, gather_blocks
+        >>> spec = AttentionSpec(1, 8, dtype="float32", window=16)
+        >>> sender = PagedKVCache(spec, block_size=4, num_blocks=17)
+        >>> receiver = PagedKVCache(spec, block_size=4, num_blocks=6, max_tokens_per_sequence=64)
+        >>> sent = sender.add_sequence(range(40))
+        >>> with sender.prepare([sent], 40) as batch:
+        ...     sender.write(0, *np.ones((2, 40, 1, 8), np.float32), batch)
+        ...     sender.commit(batch)
+        >>> sender.held_from(sent)
+        24
+        >>> planes = [sender.key(0), sender.value(0)]
+        >>> key, value = gather_blocks(planes, sender.block_table(), [40], rows=[sent.row])
+        >>> received = receiver.add_sequence(range(40))
+        >>> with receiver.prepare_arrival(received, 40) as batch:
+        ...     receiver.write(0, key, value, batch)
+        ...     receiver.commit(batch)
+        >>> received.num_computed_tokens, receiver.held_from(received), receiver.num_available
+        (40, 24, 1)
+        """
+        with Held(self._state.lock):
+            self._state.start()
+            batch = take_step(self, [sequence], num_tokens, out, stream, is_arrival=True)
+            if batch is None:
+                raise refusal(self)
+            return batch
+
+    def try_prepare_arrival(
+        self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
+    ) -> Batch | None:
+        """`prepare_arrival`, with None instead of `OutOfBlocks`."""
+        with Held(self._state.lock):
+            self._state.start()
+            return take_step(self, [sequence], num_tokens, out, stream, is_arrival=True)
+
+    def held_from(self, sequence: Sequence, group: int = 0) -> int:
+        """Return the first token of a sequence whose key and value a group still has.
+
+        The group has every computed token from there on. It is a multiple of the block size, and 0 in a group without a
+        window. In a group with a window it may be `num_computed_tokens`, and then the group has none.
+
+        Raises
+        ------
+        InvalidSequence
+            A sequence that is not of this cache, or that is swapped out.
+        ShapeError
+            There is no such group.
+        """
+        return lifecycle.held_from(self._state, sequence, group_number(group, self.num_groups))
+
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
         """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
 
@@ -594,10 +675,11 @@ class PagedKVCache:
 
         Raises
         ------
-        As `write`, and what `paged_attention` refuses of its options.
+        As `write`, and what `paged_attention` refuses of its options; InvalidSequence for a batch of `prepare_arrival`,
+        too.
         """
         step = self._own(batch)._step
-        return step.run(self._store.attend, layer, self._layer(layer), query, batch, options)
+        return step.run(self._attend, layer, query, batch, options)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -644,6 +726,10 @@ class PagedKVCache:
                 space.check_invariants()
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _attend(self, layer: int, query: Any, batch: Batch, options: dict[str, Any]) -> Any:
+        batch._step.require_computed_here()
+        return self._store.attend(layer, self._layer(layer), query, batch, options)
 
     def _layer(self, layer: int) -> Layer:
         return self._layers[layer_number(layer, len(self._layers))]

@@ -33,17 +33,26 @@ Pairs = NDArray[np.int32]
 
 
 def take_step(
-    cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None, stream: object
+    cache: PagedKVCache,
+    sequences: Listed[Sequence],
+    counts: ArrayLike,
+    out: Batch | None,
+    stream: object,
+    *,
+    is_arrival: bool = False,
 ) -> Batch | None:
-    """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
+    """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short.
+
+    An arrival is a step of one sequence whose tokens were computed elsewhere.
+    """
     handle = None
     if cache._staging is not None:
         handle = cache._staging.stream_of(stream)
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a cache on {cache.device!r} has no streams: leave it out")
     sequences = as_list(sequences)
-    batch = _fitting(cache, sequences, counts, handle) if out is None else cache._own(out)
-    return batch if batch is not None and _take(cache, batch, sequences, counts, handle) else None
+    batch = _fitting(cache, sequences, counts, handle, is_arrival) if out is None else cache._own(out)
+    return batch if batch is not None and _take(cache, batch, sequences, counts, handle, is_arrival) else None
 
 
 def refusal(cache: PagedKVCache) -> OutOfBlocks:
@@ -66,12 +75,19 @@ def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, stream: 
     return Batch(step, [layer.group for layer in cache._layers], cache._shown_tables, plans)
 
 
-def _take(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> bool:
+def _take(
+    cache: PagedKVCache,
+    batch: Batch,
+    sequences: list[Sequence],
+    counts: ArrayLike,
+    stream: int | None,
+    is_arrival: bool,
+) -> bool:
     """Take the blocks of a step, copy the shared ones that it writes to, and plan it; False where blocks are short."""
     step = batch._step
     plans = [group.plan for group in batch._groups if group.plan is not None]
     copy = partial(_copy, cache, step.staged, stream)
-    step.load(sequences, counts)
+    step.load(sequences, counts, is_arrival)
     return step.take(plans, copy)
 
 
@@ -86,9 +102,11 @@ def _copy(cache: PagedKVCache, staged: StagedBatch | None, stream: int | None, c
             cache._store.copy(group, pairs)
 
 
-def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> Batch | None:
+def _fitting(
+    cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, stream: int | None, is_arrival: bool
+) -> Batch | None:
     """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
-    if any(shortage(cache._state, sequences, counts)):
+    if any(shortage(cache._state, sequences, counts, is_arrival)):
         return None
     each = np.asarray(counts)
     total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())

@@ -6,6 +6,9 @@
 //   block size 4, length 6, 7 new tokens, spare block 5     tokens  4 5 6 7 | 8 9 ...  | 12
 //                                                                   block 3 | block 5  | new
 //   first = 1: has tokens, copied if shared    held = 3: from here on new    last = 4
+//
+// Tokens that another cache has computed arrive where a window has moved past most of them: blocks before first_taken
+// are left as they are, or become holes.
 #include <algorithm>
 
 #include "pagecore/index/block_tables.hpp"
@@ -39,6 +42,16 @@ void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tok
   }
 }
 
+void BlockTables::set_first_taken(std::span<const int32_t> first_blocks) {
+  PC_EXPECTS(first_blocks.empty() || first_blocks.size() == groups_.size(), ShapeError, first_blocks.size(),
+             " first blocks are given for ", groups_.size(), " groups; give one for each");
+  for (size_t i = 0; i < first_blocks.size(); ++i) {
+    PC_EXPECTS(first_blocks[i] >= 0, ShapeError, "the first block of group ", i, " is ", first_blocks[i],
+               "; use 0 or more");
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) groups_[i].first_taken = first_blocks.empty() ? 0 : first_blocks[i];
+}
+
 // Counting.
 
 // Sets `needed` and `available` of each group; returns whether the pools suffice.
@@ -67,9 +80,9 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
       if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]]
         check_held(group, rows[i], at, at + 1);
     }
-    needed += std::max(span.last - span.held, 0);
+    needed += std::max(span.last - std::max(span.first, span.held), 0);
     group.takers[num_takers] = static_cast<uint32_t>(i);
-    num_takers += needed > needed_before;
+    num_takers += needed > needed_before || span.last > span.held;  // holes make a row longer, too
   }
   group.needed = needed;
   group.num_takers = num_takers;
@@ -115,9 +128,10 @@ bool BlockTables::divide_available() {
   return suffices;
 }
 
-void BlockTables::shortage(Rows rows, Counts counts, std::span<int64_t> out) {
+void BlockTables::shortage(Rows rows, Counts counts, std::span<int64_t> out, std::span<const int32_t> first_blocks) {
   PC_ASSERT(out.size() == groups_.size());
   check_step(rows, counts);
+  set_first_taken(first_blocks);
   const PoolsLock lock(pools_);
   static_cast<void>(count_blocks(rows, counts));
   for (size_t i = 0; i < out.size(); ++i) out[i] = std::max<int64_t>(groups_[i].needed - groups_[i].available, 0);
@@ -157,15 +171,24 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
       mark_entries(group, row, at, at + 1);
     }
   }
-  for (int32_t at = span.held; at < span.last; ++at) blocks[at] = pool.take();
-  mark_entries(group, row, span.held, span.last);
+  const int32_t first_new = std::max(span.first, span.held);
+  for (int32_t at = first_new; at < span.last; ++at) blocks[at] = pool.take();
+  mark_entries(group, row, first_new, span.last);
   run.count = std::max(span.held, span.last);
 }
 
 template <typename Slot>
 Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const {
   const TokenCount block_size = group.block_size.divisor();
-  const TokenCount length = lengths_[static_cast<size_t>(row)];
+  TokenCount length = lengths_[static_cast<size_t>(row)];
+  if (group.first_taken > 0) [[unlikely]] {
+    const int64_t num_before = int64_t{group.first_taken} * block_size - length;
+    const auto skipped = static_cast<TokenCount>(std::clamp<int64_t>(num_before, 0, count));
+    out = std::fill_n(out, skipped, static_cast<Slot>(kPaddingSlot));
+    length += skipped;
+    count -= skipped;
+    if (count == 0) return out;
+  }
   int32_t at = group.block_size.floor(length);
   TokenCount offset = length - at * block_size;
   const BlockId* blocks = entries(group, row);
@@ -235,18 +258,20 @@ void BlockTables::advance(Rows rows, Counts counts) {
 
 bool BlockTables::try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out) {
   check_slots_out(out, check_step(rows, counts));
+  set_first_taken({});
   if (!try_step(rows, counts, out)) return false;
   advance(rows, counts);
   return true;
 }
 
-bool BlockTables::try_prepare(Rows rows, Counts counts, StepBuffers& out) {
+bool BlockTables::try_prepare(Rows rows, Counts counts, StepBuffers& out, std::span<const int32_t> first_blocks) {
   const int64_t num_tokens = check_step(rows, counts);
   PC_EXPECTS(rows.size() <= static_cast<size_t>(out.max_sequences()), ShapeError, "the step has ", rows.size(),
              " sequences; the buffers have room for ", out.max_sequences());
   slots_out_.clear();
   for (size_t i = 0; i < out.num_groups(); ++i) slots_out_.push_back({out.slots(i), out.max_tokens(), out.slot_type()});
   check_slots_out(slots_out_, num_tokens);
+  set_first_taken(first_blocks);
   if (!try_step(rows, counts, slots_out_)) return false;
   fill_step(rows, counts, out);
   advance(rows, counts);
