@@ -85,7 +85,8 @@ def _take(
 ) -> bool:
     """Take the blocks of a step, copy the shared ones that it writes to, and plan it; False where blocks are short."""
     step = batch._step
-    plans = [group.plan for group in batch._groups if group.plan is not None]
+    # What arrives does not attend.
+    plans = [] if is_arrival else [group.plan for group in batch._groups if group.plan is not None]
     copy = partial(_copy, cache, step.staged, stream)
     step.load(sequences, counts, is_arrival)
     return step.take(plans, copy)
