@@ -151,7 +151,8 @@ class BlockTables {
     size_t num_takers = 0;
     std::vector<uint32_t> takers;  // which of the call's rows need a block, the first num_takers of them
   };
-  // Blocks [first, last) of a row are for the tokens of a step: those before `held` exist, the others must be made.
+  // Blocks [first, held) of a row exist, [held, last) must be made, for the tokens of a step. Blocks before first_taken
+  // count as held.
   struct Touched {
     int32_t first;
     int32_t held;
@@ -169,10 +170,10 @@ class BlockTables {
   [[nodiscard]] const BlockId* entries(const Group& group, RowId row) const {
     return group.table.data() + static_cast<size_t>(row) * static_cast<size_t>(max_blocks_);
   }
-  [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count) const {
+  [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count, int32_t first_taken) const {
     const TokenCount length = lengths_[static_cast<size_t>(row)];
     const int32_t held = group.runs[static_cast<size_t>(row)].count;
-    return {std::max(group.block_size.floor(length), group.first_taken), held,
+    return {std::max(group.block_size.floor(length), first_taken), std::max(held, first_taken),
             count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
   }
   // Entries [from, to) of a row have changed.
@@ -212,7 +213,7 @@ class BlockTables {
   [[nodiscard]] bool divide_available();
   void take_blocks(Group& group, RowId row, TokenCount count);
   template <typename Slot>
-  Slot* write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const;
+  Slot* write_slots(const Group& group, RowId row, TokenCount length, TokenCount count, Slot* out) const;
   template <typename Slot>
   void commit_group(Group& group, Rows rows, Counts counts, Slot* slots);
   [[nodiscard]] bool try_step(Rows rows, Counts counts, std::span<const SlotsOut> out);

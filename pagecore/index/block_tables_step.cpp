@@ -68,10 +68,11 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
   int64_t needed = 0;
   int64_t num_shared = 0;
   size_t num_takers = 0;
+  const int32_t first_taken = group.first_taken;
   group.takers.resize(std::max(group.takers.size(), rows.size()));
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t needed_before = needed;
-    const Touched span = touched(group, rows[i], counts[i]);
+    const Touched span = touched(group, rows[i], counts[i], first_taken);
     const BlockId* blocks = entries(group, rows[i]);
     for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
       const int32_t holders = blocks[at] == kNullBlock ? 0 : pool.ref_count(blocks[at]);
@@ -80,9 +81,9 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
       if (holders <= 0 && blocks[at] != kNullBlock) [[unlikely]]
         check_held(group, rows[i], at, at + 1);
     }
-    needed += std::max(span.last - std::max(span.first, span.held), 0);
+    needed += std::max(span.last - span.held, 0);
     group.takers[num_takers] = static_cast<uint32_t>(i);
-    num_takers += needed > needed_before || span.last > span.held;  // holes make a row longer, too
+    num_takers += needed > needed_before || first_taken > 0;  // holes make a row longer, too
   }
   group.needed = needed;
   group.num_takers = num_takers;
@@ -97,7 +98,7 @@ void BlockTables::correct_shared(size_t pool_index, Rows rows, Counts counts) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (groups_[g].pool != pool_index) continue;
     for (size_t i = 0; i < rows.size(); ++i) {
-      const Touched span = touched(groups_[g], rows[i], counts[i]);
+      const Touched span = touched(groups_[g], rows[i], counts[i], groups_[g].first_taken);
       const BlockId* blocks = entries(groups_[g], rows[i]);
       for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
         if (blocks[at] != kNullBlock && pool.ref_count(blocks[at]) > 1)
@@ -154,7 +155,7 @@ void BlockTables::fail_out_of_blocks() const {
 
 void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
   BlockPool::Transaction& pool = pool_of(group);
-  const Touched span = touched(group, row, count);
+  const Touched span = touched(group, row, count, group.first_taken);
   BlockId* blocks = entries(group, row);
   Run& run = group.runs[static_cast<size_t>(row)];
   for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
@@ -171,24 +172,14 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
       mark_entries(group, row, at, at + 1);
     }
   }
-  const int32_t first_new = std::max(span.first, span.held);
-  for (int32_t at = first_new; at < span.last; ++at) blocks[at] = pool.take();
-  mark_entries(group, row, first_new, span.last);
-  run.count = std::max(span.held, span.last);
+  for (int32_t at = span.held; at < span.last; ++at) blocks[at] = pool.take();
+  mark_entries(group, row, span.held, span.last);
+  run.count = std::max(run.count, span.last);
 }
 
 template <typename Slot>
-Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const {
+Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount length, TokenCount count, Slot* out) const {
   const TokenCount block_size = group.block_size.divisor();
-  TokenCount length = lengths_[static_cast<size_t>(row)];
-  if (group.first_taken > 0) [[unlikely]] {
-    const int64_t num_before = int64_t{group.first_taken} * block_size - length;
-    const auto skipped = static_cast<TokenCount>(std::clamp<int64_t>(num_before, 0, count));
-    out = std::fill_n(out, skipped, static_cast<Slot>(kPaddingSlot));
-    length += skipped;
-    count -= skipped;
-    if (count == 0) return out;
-  }
   int32_t at = group.block_size.floor(length);
   TokenCount offset = length - at * block_size;
   const BlockId* blocks = entries(group, row);
@@ -210,7 +201,18 @@ void BlockTables::commit_group(Group& group, Rows rows, Counts counts, Slot* slo
     const size_t i = group.takers[k];
     take_blocks(group, rows[i], counts[i]);
   }
-  for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
+  const int64_t first_token = int64_t{group.first_taken} * group.block_size.divisor();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    TokenCount length = lengths_[static_cast<size_t>(rows[i])];
+    TokenCount count = counts[i];
+    if (first_token > length) [[unlikely]] {
+      const auto skipped = static_cast<TokenCount>(std::min<int64_t>(first_token - length, count));
+      slots = std::fill_n(slots, skipped, static_cast<Slot>(kPaddingSlot));
+      length += skipped;
+      count -= skipped;
+    }
+    slots = write_slots(group, rows[i], length, count, slots);
+  }
 }
 
 bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> out) {
