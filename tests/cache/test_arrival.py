@@ -233,6 +233,26 @@ def test_a_sequence_truncated_inside_a_shared_block_takes_what_is_handed_over(cu
     receiver.check_invariants()
 
 
+def test_a_truncated_block_that_the_window_leaves_is_not_counted_as_saved_where_blocks_are_short():
+    text = Text((None, 6))
+    cache = make(text.windows, block_size=4, num_blocks=[60, 20])
+    sequence = computed(cache, text, 16, known=40)
+    cache.truncate(sequence, 14)
+    cache.append_tokens([sequence], [text.ids[14:40]])
+    cache.clear_prefix_cache()
+    fillers = []
+    while cache._block_pools[1].num_free > 1:
+        fillers.append(computed(cache, Text((None, 6), seed=1), 1))
+    before = cache.match_length(text.ids[:17]), cache.stats()
+    assert before[0] == 16
+    assert cache.try_prepare_arrival(sequence, 26) is None
+    assert (cache.match_length(text.ids[:17]), cache.stats()) == before
+    cache.check_invariants()
+    cache.remove(fillers.pop())
+    cache.commit(cache.prepare_arrival(sequence, 26))
+    cache.check_invariants()
+
+
 def test_the_child_of_a_fork_keeps_its_tokens_where_its_parent_goes_on_with_what_is_handed_over():
     text = Text((None, 40))
     sender, receiver = make(text.windows), make(text.windows)
