@@ -436,11 +436,29 @@ def clear(CacheState state not None):
     return 0 if state.prefix is None else state.prefix.clear()
 
 
-def shortage(CacheState state not None, sequences, counts):
+def held_from(CacheState state not None, sequence, int32_t group):
+    """Return the first token of a sequence whose key and value a group still has."""
+    cdef Sequence checked
+    cdef int64_t holes = 0
+    cdef int64_t held
+    cdef const int32_t* blocks
+    guard = Held(state.lock)
+    state.sweep()
+    checked = require(state, sequence, False)
+    if checked.swap_space is not None:
+        raise InvalidSequence(f"sequence {checked.id!r} is swapped out; swap it in first")
+    held = (<int64_t>checked.computed + state.block_size - 1) // state.block_size
+    blocks = state.tables.row_raw(checked.row, group).data()
+    while holes < held and blocks[holes] == 0:
+        holes += 1
+    return holes * state.block_size
+
+
+def shortage(CacheState state not None, sequences, counts, bint is_arrival=False):
     """Return the blocks of each group that a step would lack, free ones and evictable ones counted."""
     cdef list checked, writers = []
     cdef Integers given = as_integers(counts, "count", ShapeError)
-    cdef vector[int32_t] rows, added
+    cdef vector[int32_t] rows, added, first_blocks
     cdef vector[int64_t] missing
     cdef Sequence sequence
     cdef Py_ssize_t i
@@ -456,9 +474,12 @@ def shortage(CacheState state not None, sequences, counts):
         added.push_back(given.data[0 if given.is_scalar else i])
         if added[i] > 0 and sequence.is_cut:
             writers.append(sequence)
-    state.tables.shortage_raw(rows.data(), added.data(), <Py_ssize_t>rows.size(), missing)
+    if is_arrival:
+        sequence = <Sequence>checked[0]
+        state.list_first_visible(<int64_t>sequence.computed + max(0, added[0]), first_blocks)
+    state.tables.shortage_raw(rows.data(), added.data(), <Py_ssize_t>rows.size(), missing, first_blocks)
     if state.prefix is not None:
-        state.prefix.subtract_evictable(missing, writers)
+        state.prefix.subtract_evictable(missing, writers, first_blocks)
     lacking = []
     for count in missing:
         lacking.append(max(0, count))

@@ -56,7 +56,9 @@ cdef class PrefixCache:
     # Blocks of each group that only the tree holds: all of them can be freed.
     cdef void count_evictable(self, vector[int64_t]& out) noexcept
     # Takes from `missing` what eviction can free for a step in which `writers` write into truncated blocks.
-    cdef void subtract_evictable(self, vector[int64_t]& missing, list writers) noexcept
+    cdef void subtract_evictable(
+        self, vector[int64_t]& missing, list writers, const vector[int32_t]& first_blocks
+    ) noexcept
 
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept
     cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept

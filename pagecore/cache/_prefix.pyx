@@ -316,7 +316,9 @@ cdef class PrefixCache:
         for group in range(self.num_lanes):
             out[group] += self.counts[group]
 
-    cdef void subtract_evictable(self, vector[int64_t]& missing, list writers) noexcept:
+    cdef void subtract_evictable(
+        self, vector[int64_t]& missing, list writers, const vector[int32_t]& first_blocks
+    ) noexcept:
         cdef int32_t group, lane, block
         cdef bint is_short = False
         for group in range(self.num_lanes):
@@ -329,6 +331,9 @@ cdef class PrefixCache:
             missing[group] -= self.counts[group]
         for writer in writers:
             for lane in range(self.num_lanes):
+                group = self.groups[lane]
+                if not first_blocks.empty() and (<Sequence>writer).published < first_blocks[group]:
+                    continue  # the step leaves that block alone
                 # Once the tree has given it up it has one holder, and is not copied.
                 block = self.shared_block(<Sequence>writer, (<Sequence>writer).published, lane)
                 if block == 0 or self.known_block(<Sequence>writer, (<Sequence>writer).published, lane) != block:
@@ -336,7 +341,7 @@ cdef class PrefixCache:
                 if self.is_released_by(<Sequence>writer, lane, writers) or (
                     self.find_heir(<Sequence>writer, lane, block) >= 0
                 ):
-                    missing[self.groups[lane]] -= 1
+                    missing[group] -= 1
 
     cdef void find_unused(self, Sequence sequence, int32_t lane) noexcept:
         """List in `places` where the sequence's path has blocks that only the tree holds; their ids are in `ids`."""
@@ -478,7 +483,8 @@ cdef class PrefixCache:
     def lacking(self, missing, list writers):
         """Return the blocks of each group that a step lacks even with eviction; `writers` bring tokens to it."""
         cdef vector[int64_t] left = missing
-        self.subtract_evictable(left, [each for each in writers if (<Sequence>each).is_cut])
+        cdef vector[int32_t] all_blocks
+        self.subtract_evictable(left, [each for each in writers if (<Sequence>each).is_cut], all_blocks)
         return [max(0, count) for count in left]
 
     def cached(self, int32_t group):

@@ -30,6 +30,8 @@ cdef class CacheState:
     cdef int sweep(self) except -1
     # Waits until no other thread writes or attends with a step.
     cdef int wait_for(self, object step) except -1
+    # The first block of each group that the token at position `length` sees; 0 without a window.
+    cdef int list_first_visible(self, int64_t length, vector[int32_t]& out) except -1
     # An unused id; a made-up number where it is None.
     cdef object new_name(self, object name)
     # Lists a sequence that is not live yet under its id; does nothing that shows.

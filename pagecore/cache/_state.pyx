@@ -81,6 +81,15 @@ cdef class CacheState:
             self.lock.sleep()
         return 0
 
+    cdef int list_first_visible(self, int64_t length, vector[int32_t]& out) except -1:
+        cdef size_t i
+        out.assign(<size_t>self.tables.num_groups, 0)
+        for i in range(self.windows.size()):
+            out[self.window_groups[i]] = <int32_t>min(
+                max(0, length - (self.windows[i] - 1)) // self.block_size, INT32_MAX
+            )
+        return 0
+
     cdef object new_name(self, object name):
         if name is None:
             while self.next_number in self.names:

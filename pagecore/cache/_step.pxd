@@ -11,6 +11,7 @@ cdef class Step:
     cdef readonly CacheState state
     cdef readonly bint in_flight   # prepared, and neither committed nor abandoned yet
     cdef readonly bint is_lost     # its batch was collected
+    cdef readonly bint is_arrival  # of the last load: its tokens were computed elsewhere
     cdef bint has_uncopied         # its copies on write have not been run yet
     cdef bint is_device_stale      # slots on the device may be padding that the host does not have
     cdef public object staged      # the StagedBatch of a batch on a device; None on the host
@@ -23,6 +24,7 @@ cdef class Step:
     cdef vector[int32_t] live_rows
     cdef vector[int32_t] lengths
     cdef vector[int32_t] positions
+    cdef vector[int32_t] first_blocks      # of an arrival: the first block that each group takes; else empty
     cdef vector[int64_t] missing           # of each group
     cdef vector[vector[BlockCopy]] copies  # copy-on-write of each group
     cdef vector[int32_t] held              # in a cache that scrubs: blocks of the rows before the step, see `Tenants`
@@ -48,6 +50,7 @@ cdef class Step:
     cdef void _end(self, bint is_kept) noexcept
     cdef int _undo_copies(self) except -1
     cdef int _undo(self) except -1
+    cdef int _release_windows(self, Py_ssize_t live) except -1
     cdef bint _is_live(self, int32_t place) noexcept
     # The tokens of a sequence that goes: nothing is written for them any more.
     cdef int32_t first_token(self, int32_t place) noexcept

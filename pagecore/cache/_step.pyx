@@ -35,6 +35,7 @@ cdef class Step:
         self.live_rows.resize(size)
         self.lengths.resize(size)
         self.positions.resize(size)
+        self.first_blocks.reserve(num_groups)
         self.missing.resize(num_groups)
         self.copies.resize(num_groups)
         for group in range(num_groups):
@@ -42,8 +43,11 @@ cdef class Step:
 
     # -- load ----------------------------------------------------------------------------------------------------
 
-    def load(self, sequences, counts):
-        """Check and take the sequences of a step, and how many tokens each brings (an int for all, or one each)."""
+    def load(self, sequences, counts, bint is_arrival=False):
+        """Check and take the sequences of a step, and how many tokens each brings (an int for all, or one each).
+
+        An arrival is a step of one sequence whose tokens were computed elsewhere.
+        """
         cdef list given = list(sequences)
         cdef list checked
         cdef int32_t i
@@ -59,6 +63,12 @@ cdef class Step:
         for i in range(self.count):
             self.rows[i] = (<Sequence>checked[i]).row
         self.sequences = checked
+        self.is_arrival = is_arrival
+        self.first_blocks.clear()
+        if is_arrival:
+            self.state.list_first_visible(
+                <int64_t>(<Sequence>checked[0]).computed + self.counts[0], self.first_blocks
+            )
         for i in range(<int32_t>self.copies.size()):
             self.copies[i].clear()
 
@@ -114,6 +124,7 @@ cdef class Step:
             self.state.tenants.note_held(self.sequences, self.held)
         if not self._try_take(writers):
             return False
+        # A list that is empty by now gave up its truncated blocks to make room; another does so once nothing fails.
         self._begin()
         try:
             if self.state.tenants is not None:
@@ -128,6 +139,8 @@ cdef class Step:
         except BaseException:
             self.undo()
             raise
+        for writer in writers:
+            self.state.prefix.give_up_truncated(<Sequence>writer)
         self.has_uncopied = False
         return True
 
@@ -145,22 +158,21 @@ cdef class Step:
         cdef const int32_t* rows = self.rows.data()
         cdef const int32_t* counts = self.counts.data()
         cdef size_t group
-        if self.state.tables.try_prepare_raw(rows, counts, self.count, self.buffers):
-            for writer in writers:
-                self.state.prefix.give_up_truncated(<Sequence>writer)
+        if self.state.tables.try_prepare_raw(rows, counts, self.count, self.buffers, self.first_blocks):
             return True
         if self.state.prefix is None:
             return False
-        self.state.tables.shortage_raw(rows, counts, self.count, self.missing)
-        self.state.prefix.subtract_evictable(self.missing, writers)
+        self.state.tables.shortage_raw(rows, counts, self.count, self.missing, self.first_blocks)
+        self.state.prefix.subtract_evictable(self.missing, writers, self.first_blocks)
         for group in range(self.missing.size()):
             if self.missing[group] > 0:
                 return False
         # There is enough: from here on nothing fails.
         for writer in writers:
             self.state.prefix.give_up_truncated(<Sequence>writer)
-        while not self.state.tables.try_prepare_raw(rows, counts, self.count, self.buffers):
-            self.state.tables.shortage_raw(rows, counts, self.count, self.missing)
+        del writers[:]
+        while not self.state.tables.try_prepare_raw(rows, counts, self.count, self.buffers, self.first_blocks):
+            self.state.tables.shortage_raw(rows, counts, self.count, self.missing, self.first_blocks)
             if self.state.prefix.free_blocks(self.missing) == 0:
                 return False
         return True
@@ -272,6 +284,14 @@ cdef class Step:
         self.users.pop_back()
         self.state.lock.notify()
 
+    def require_computed_here(self):
+        """Raise InvalidSequence where the step is an arrival: its queries would see the holes of its windows."""
+        if self.is_arrival:
+            raise InvalidSequence(
+                "the batch holds an arrival, whose tokens were computed elsewhere; commit it, and attend with the next "
+                "prepare"
+            )
+
     def is_used_elsewhere(self):
         """Return True if another thread writes or attends with the step now.
 
@@ -293,7 +313,6 @@ cdef class Step:
         """Advance lengths by what was accepted, forget the rest, publish full blocks, release passed windows."""
         cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
         cdef Py_ssize_t live
-        cdef size_t i, k
         _guard = Held(self.state.lock)
         self.state.begin()
         self._require_in_flight("committed")
@@ -306,13 +325,22 @@ cdef class Step:
         live = self._list_live(True)
         if given is not None:
             self.state.tables.truncate_raw(self.live_rows.data(), self.lengths.data(), live, True)
+        if self.is_arrival:  # blocks that the window has left were not written to the end: they are not published
+            self._release_windows(live)
         self._end(True)
+        if not self.is_arrival:
+            self._release_windows(live)
+
+    cdef int _release_windows(self, Py_ssize_t live) except -1:
+        """Release the blocks of each listed row that its next token does not see; `lengths` has their lengths."""
+        cdef size_t i, k
         for i in range(self.state.windows.size()):
             for k in range(<size_t>live):
                 self.positions[k] = <int32_t>max(0, self.lengths[k] - (self.state.windows[i] - 1))
             self.state.tables.release_before_raw(
                 self.live_rows.data(), self.state.window_groups[i], self.positions.data(), live
             )
+        return 0
 
     def abandon(self):
         """Give back what `take` took; spare capacity of the sequences goes too, and slots become padding."""
@@ -353,6 +381,11 @@ cdef class Step:
                 raise ShapeError(
                     f"accepted[{i}] is {kept}; the step brought {self.counts[i]} tokens of that sequence: give 0 to "
                     f"{self.counts[i]}"
+                )
+            if self.is_arrival and kept < self.counts[i]:
+                raise ShapeError(
+                    f"accepted[{i}] is {kept} of the {self.counts[i]} tokens that arrived; an arrival has only the "
+                    "blocks that the token after all of them sees: commit it whole, or abandon it"
                 )
             self.accepted[i] = kept
         return 0
@@ -450,6 +483,30 @@ cdef class Step:
         cdef int32_t first = self.first_token(sequence.place)
         self.buffers.native.skip_slots(first, first + self.counts[sequence.place])
         self.is_device_stale = False
+
+
+def take_step(CacheState state not None, ready, refusal):
+    """Take a step under the lock of the cache; returns its batch, or None where blocks are short.
+
+    Parameters
+    ----------
+    ready : callable
+        Returns the batch, its step, the sequences, counts, whether the step is an arrival, plans and the `copy` of
+        `Step.take`; or None where blocks are short.
+    refusal : callable or None
+        Returns the error to raise instead of None.
+    """
+    _guard = Held(state.lock)
+    state.begin()
+    made = ready()
+    if made is not None:
+        batch, step, sequences, counts, is_arrival, plans, copy = made
+        (<Step>step).load(sequences, counts, is_arrival)
+        if (<Step>step).take(plans, copy):
+            return batch
+    if refusal is not None:
+        raise refusal()
+    return None
 
 
 @cython.no_gc  # else its step could be gone by the time it is collected

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -16,6 +17,7 @@ from pagecore.cache._lock import Held
 from pagecore.cache._prefix import PrefixCache
 from pagecore.cache._sequence import Sequence, as_list, token_ids
 from pagecore.cache._state import CacheState
+from pagecore.cache._step import take_step
 from pagecore.cache.adopted import buffers_of, count_adopted
 from pagecore.cache.batch import Batch
 from pagecore.cache.block_map import BlockMap, map_blocks
@@ -34,7 +36,7 @@ from pagecore.cache.retention import Spans, checked_rank, retention_options, reu
 from pagecore.cache.sequences import Sequences
 from pagecore.cache.staging import Staging
 from pagecore.cache.stats import CacheStats
-from pagecore.cache.stepping import new_batch, refusal, take_step
+from pagecore.cache.stepping import new_batch, ready, refusal
 from pagecore.cache.store import Store
 from pagecore.cache.swap import NONE, SwapSpace
 from pagecore.cache.swap_ops import move_in, move_out, shortage_with_swapped
@@ -526,20 +528,89 @@ class PagedKVCache:
         UnsupportedOption, DeviceError
             What is no stream, or one that is being captured: a graph holds a step, and not its preparation.
         """
-        with Held(self._state.lock):
-            self._state.start()
-            batch = take_step(self, sequences, counts, out, stream)
-            if batch is None:
-                raise refusal(self)
-            return batch
+        plan = partial(ready, self, sequences, counts, out, stream)
+        return take_step(self._state, plan, partial(refusal, self))
 
     def try_prepare(
         self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
     ) -> Batch | None:
         """`prepare`, with None instead of `OutOfBlocks`."""
-        with Held(self._state.lock):
-            self._state.start()
-            return take_step(self, sequences, counts, out, stream)
+        return take_step(self._state, partial(ready, self, sequences, counts, out, stream), None)
+
+    def prepare_arrival(
+        self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
+    ) -> Batch:
+        """Prepare a step of one sequence whose next `num_tokens` tokens were computed elsewhere.
+
+        Write their keys and values with `write`, or to the batch's slots, then commit; the batch does not attend. In a
+        group with a window, blocks are taken only for tokens that the token after the arrival sees: the others are
+        holes (block 0) whose slots are -1, so that `write` skips them. Commit publishes what was taken, and a later
+        sequence reuses the prefix only up to where its windows are complete. Blocks that the sequence held before and
+        that leave a window are given back by commit, and stay where the step is abandoned.
+
+        Parameters
+        ----------
+        sequence : Sequence
+            Idle, with its ids known. What it reuses of the prefix cache it has: give the tokens that follow
+            `num_computed_tokens`.
+        num_tokens : int
+        out, stream
+            As `prepare`.
+
+        Raises
+        ------
+        OutOfBlocks
+            Blocks are short; nothing was changed.
+        InvalidSequence, ShapeError, UnsupportedOption, DeviceError
+            As `prepare`.
+
+        Examples
+        --------
+        The cache that computed the tokens still has those from `held_from` on:
+
+        >>> import numpy as np
+        >>> from pagecore import AttentionSpec, PagedKVCache, gather_blocks
+        >>> spec = AttentionSpec(1, 8, dtype="float32", window=16)
+        >>> sender = PagedKVCache(spec, block_size=4, num_blocks=17)
+        >>> receiver = PagedKVCache(spec, block_size=4, num_blocks=6, max_tokens_per_sequence=64)
+        >>> sent = sender.add_sequence(range(40))
+        >>> with sender.prepare([sent], 40) as batch:
+        ...     sender.write(0, *np.ones((2, 40, 1, 8), np.float32), batch)
+        ...     sender.commit(batch)
+        >>> sender.held_from(sent)
+        24
+        >>> planes = [sender.key(0), sender.value(0)]
+        >>> key, value = gather_blocks(planes, sender.block_table(), [40], rows=[sent.row])
+        >>> received = receiver.add_sequence(range(40))
+        >>> with receiver.prepare_arrival(received, 40) as batch:
+        ...     receiver.write(0, key, value, batch)
+        ...     receiver.commit(batch)
+        >>> received.num_computed_tokens, receiver.held_from(received), receiver.num_available
+        (40, 24, 1)
+        """
+        plan = partial(ready, self, [sequence], num_tokens, out, stream, True)
+        return take_step(self._state, plan, partial(refusal, self))
+
+    def try_prepare_arrival(
+        self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
+    ) -> Batch | None:
+        """`prepare_arrival`, with None instead of `OutOfBlocks`."""
+        return take_step(self._state, partial(ready, self, [sequence], num_tokens, out, stream, True), None)
+
+    def held_from(self, sequence: Sequence, group: int = 0) -> int:
+        """Return the first token of a sequence whose key and value a group still has.
+
+        The group has every computed token from there on. It is a multiple of the block size, and 0 in a group without a
+        window. In a group with a window it may be `num_computed_tokens`, and then the group has none.
+
+        Raises
+        ------
+        InvalidSequence
+            A sequence that is not of this cache, or that is swapped out.
+        ShapeError
+            There is no such group.
+        """
+        return lifecycle.held_from(self._state, sequence, group_number(group, self.num_groups))
 
     def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
         """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
@@ -610,10 +681,11 @@ class PagedKVCache:
 
         Raises
         ------
-        As `write`, and what `paged_attention` refuses of its options.
+        As `write`, and what `paged_attention` refuses of its options; InvalidSequence for a batch of `prepare_arrival`,
+        too.
         """
         step = self._own(batch)._step
-        return step.run(self._store.attend, layer, self._layer(layer), query, batch, options)
+        return step.run(self._attend, layer, query, batch, options)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -671,6 +743,10 @@ class PagedKVCache:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _attend(self, layer: int, query: Any, batch: Batch, options: dict[str, Any]) -> Any:
+        batch._step.require_computed_here()
+        return self._store.attend(layer, self._layer(layer), query, batch, options)
 
     def _layer(self, layer: int) -> Layer:
         return self._layers[layer_number(layer, len(self._layers))]

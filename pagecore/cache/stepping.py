@@ -5,6 +5,7 @@ Everything here runs under the lock of the cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._lifecycle import shortage
-from pagecore.cache._sequence import as_list
+from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache._step import Step
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group
@@ -26,24 +27,39 @@ from pagecore.storage import AttentionSpec
 from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
-    from pagecore.cache._sequence import Sequence
     from pagecore.cache.paged import PagedKVCache
 
 Pairs = NDArray[np.int32]
 
 
-def take_step(
-    cache: PagedKVCache, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None, stream: object
-) -> Batch | None:
-    """Prepare `out`, or a batch of just the right size, for a step; None where blocks are short."""
+Ready = tuple[Batch, Step, list[Sequence], ArrayLike, bool, list[AttentionPlan], Callable[..., None]]
+
+
+def ready(
+    cache: PagedKVCache,
+    sequences: Listed[Sequence],
+    counts: ArrayLike,
+    out: Batch | None,
+    stream: object,
+    is_arrival: bool = False,
+) -> Ready | None:
+    """Return what `take_step` takes: `out`, or a batch of just the right size, and its parts; None if blocks are short.
+
+    An arrival is a step of one sequence whose tokens were computed elsewhere.
+    """
     handle = None
     if cache._staging is not None:
         handle = cache._staging.stream_of(stream)
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a cache on {cache.device!r} has no streams: leave it out")
     listed = as_list(sequences)
-    batch = _fitting(cache, listed, counts, handle) if out is None else cache._own(out)
-    return batch if batch is not None and _take(cache, batch, listed, counts, handle) else None
+    batch = _fitting(cache, listed, counts, handle, is_arrival) if out is None else cache._own(out)
+    if batch is None:
+        return None
+    # What arrives does not attend.
+    plans = [] if is_arrival else [group.plan for group in batch._groups if group.plan is not None]
+    copy = partial(_copy, cache, batch._step.staged, handle)
+    return batch, batch._step, listed, counts, is_arrival, plans, copy
 
 
 def refusal(cache: PagedKVCache) -> OutOfBlocks:
@@ -64,15 +80,6 @@ def new_batch(cache: PagedKVCache, max_sequences: int, max_tokens: int, stream: 
         ]
         step.staged = StagedBatch(cache._staging, step.buffers, placed, stream)
     return Batch(step, [layer.group for layer in cache._layers], cache._shown_tables, plans)
-
-
-def _take(cache: PagedKVCache, batch: Batch, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> bool:
-    """Take the blocks of a step, copy the shared ones that it writes to, and plan it; False where blocks are short."""
-    step = batch._step
-    plans = [group.plan for group in batch._groups if group.plan is not None]
-    copy = partial(_copy, cache, step.staged, stream)
-    step.load(sequences, counts)
-    return step.take(plans, copy)
 
 
 def _copy(
@@ -98,9 +105,11 @@ def _copy(
             cache._store.copy(group, pairs)
 
 
-def _fitting(cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, stream: int | None) -> Batch | None:
+def _fitting(
+    cache: PagedKVCache, sequences: list[Sequence], counts: ArrayLike, stream: int | None, is_arrival: bool
+) -> Batch | None:
     """A new batch of just the right size; None where blocks are short: no array is as large as a wrong count."""
-    if any(shortage(cache._state, sequences, counts)):
+    if any(shortage(cache._state, sequences, counts, is_arrival)):
         return None
     each = np.asarray(counts)
     total = int(each) * len(sequences) if each.ndim == 0 else int(each.sum())

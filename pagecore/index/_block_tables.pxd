@@ -43,8 +43,12 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         void reorder(Int32s rows, Int32s parents) except +raise_python_error
         int64_t check_step(Int32s rows, Int32s counts) except +raise_python_error
         bint try_extend(Int32s rows, Int32s counts, const vector[SlotsOut]& out) except +raise_python_error
-        bint try_prepare(Int32s rows, Int32s counts, NativeStepBuffers& out) except +raise_python_error
-        void shortage(Int32s rows, Int32s counts, vector[int64_t]& out) except +raise_python_error
+        bint try_prepare(
+            Int32s rows, Int32s counts, NativeStepBuffers& out, const vector[int32_t]& first_blocks
+        ) except +raise_python_error
+        void shortage(
+            Int32s rows, Int32s counts, vector[int64_t]& out, const vector[int32_t]& first_blocks
+        ) except +raise_python_error
         void fail_out_of_blocks() except +raise_python_error
         void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
         int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
@@ -77,8 +81,11 @@ cdef class BlockTables:
     cdef readonly tuple block_sizes
     cdef bint is_grouped  # made with a list of pools: results have one entry for each group
 
-    # prepare of n rows without any conversion; False when blocks are short.
-    cdef bint try_prepare_raw(self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out) except -1
+    # prepare of n rows without any conversion; False when blocks are short. `first_blocks` may be empty.
+    cdef bint try_prepare_raw(
+        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out,
+        const vector[int32_t]& first_blocks
+    ) except -1
     # The methods of the same names, without a Python object: each throws before it changes anything, or not at all.
     cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix) except -1
     cdef int32_t fork_raw(self, int32_t row) except -1
@@ -89,7 +96,8 @@ cdef class BlockTables:
         self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n
     ) except -1
     cdef int shortage_raw(
-        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out
+        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out,
+        const vector[int32_t]& first_blocks
     ) except -1
     # take_copies of a group into `out`, which has room for a copy of each row of the step that promised them.
     cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1
@@ -107,5 +115,6 @@ cdef class BlockTables:
     cdef int fail_out_of_blocks(self) except -1
 
     cdef bint _is_short(self, Integers rows, Integers counts) except -1
+    cdef int _read_first_blocks(self, object first_blocks, vector[int32_t]& out) except -1
     cdef object _extend(self, object rows, object counts, object out, bint must)
     cdef list _slot_targets(self, object out, int64_t num_tokens)

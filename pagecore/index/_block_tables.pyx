@@ -253,8 +253,15 @@ The block tables of sequences, for one group of layers or several.
             targets.append(writable(array, 1, "out", True))
         return targets
 
-    def shortage(self, rows, counts):
+    def shortage(self, rows, counts, first_blocks=None):
         """Blocks that `extend` would lack; 0 means that it will succeed. Nothing changes.
+
+        Parameters
+        ----------
+        rows, counts
+            As `extend`.
+        first_blocks : int or array_like of int, optional
+            As `prepare`: blocks that it would lack.
 
         Returns
         -------
@@ -269,20 +276,29 @@ The block tables of sequences, for one group of layers or several.
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers added = as_counts(counts, which.size, "count")
         cdef vector[int64_t] missing
+        cdef vector[int32_t] firsts
         missing.resize(len(self.pools))
-        deref(self.native).shortage(view(which), view(added), missing)
+        self._read_first_blocks(first_blocks, firsts)
+        deref(self.native).shortage(view(which), view(added), missing, firsts)
         return tuple(missing) if self.is_grouped else missing[0]
 
     cdef bint _is_short(self, Integers rows, Integers counts) except -1:
         cdef vector[int64_t] missing
+        cdef vector[int32_t] all_blocks
         missing.resize(len(self.pools))
-        deref(self.native).shortage(view(rows), view(counts), missing)
+        deref(self.native).shortage(view(rows), view(counts), missing, all_blocks)
         for lacking in missing:
             if lacking > 0:
                 return True
         return False
 
-    def prepare(self, rows, counts, buffers):
+    cdef int _read_first_blocks(self, object first_blocks, vector[int32_t]& out) except -1:
+        if first_blocks is not None:
+            given = as_counts(first_blocks, len(self.pools), "first block")
+            out.assign(given.data, given.data + given.size)
+        return 0
+
+    def prepare(self, rows, counts, buffers, first_blocks=None):
         """Extend rows and fill the buffers of a step, in one native call that allocates nothing.
 
         Parameters
@@ -291,30 +307,37 @@ The block tables of sequences, for one group of layers or several.
             As `extend`.
         buffers : StepBuffers
             Overwritten; unchanged where the call fails.
+        first_blocks : int or array_like of int, optional
+            For tokens that were computed elsewhere and have left a window: the first block, counted from the start of
+            each row, that the call takes in each group; one int stands for all groups. The row keeps the blocks before
+            it that it has; the others are holes. Slots of tokens before it are -1. By default every block is taken.
 
         Raises
         ------
         OutOfBlocks, ShapeError, InvalidSequence
             As `extend`; ShapeError also where the buffers are too small, made for another number of groups, or of
-            int32 slots that cannot name a pool of more than 2**31.
+            int32 slots that cannot name a pool of more than 2**31, and where a first block is negative.
         """
-        if not self.try_prepare(rows, counts, buffers):
+        if not self.try_prepare(rows, counts, buffers, first_blocks):
             self.fail_out_of_blocks()
 
-    def try_prepare(self, rows, counts, buffers):
+    def try_prepare(self, rows, counts, buffers, first_blocks=None):
         """Do what `prepare` does, but return False where blocks are short, and else True."""
         if not isinstance(buffers, StepBuffers):
             raise UnsupportedDtype(f"buffers is {type(buffers).__name__}; give StepBuffers")
         cdef StepBuffers steps = <StepBuffers> buffers
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers added = as_counts(counts, which.size, "count")
-        return deref(self.native).try_prepare(view(which), view(added), deref(steps.native))
+        cdef vector[int32_t] firsts
+        self._read_first_blocks(first_blocks, firsts)
+        return deref(self.native).try_prepare(view(which), view(added), deref(steps.native), firsts)
 
     cdef bint try_prepare_raw(
-        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out
+        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out,
+        const vector[int32_t]& first_blocks
     ) except -1:
         return deref(self.native).try_prepare(
-            span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), deref(out.native)
+            span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), deref(out.native), first_blocks
         )
 
     cdef Int32s row_raw(self, int32_t row, int64_t group) noexcept:
@@ -356,9 +379,12 @@ The block tables of sequences, for one group of layers or several.
         )
 
     cdef int shortage_raw(
-        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out
+        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out,
+        const vector[int32_t]& first_blocks
     ) except -1:
-        deref(self.native).shortage(span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), out)
+        deref(self.native).shortage(
+            span[const_int32](rows, <size_t> n), span[const_int32](counts, <size_t> n), out, first_blocks
+        )
         return 0
 
     cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1:

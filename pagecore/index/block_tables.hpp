@@ -20,6 +20,7 @@
 // Threads: one writer; the pools are locked, in the order of their addresses, for the length of a call.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <memory>
@@ -75,10 +76,14 @@ class BlockTables {
   // Makes room for counts[i] more tokens of rows[i] and writes their slots, row after row, one output for each group.
   // Returns false, with nothing changed, when blocks are short.
   [[nodiscard]] bool try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out);
-  // The same, with everything else that a step needs.
-  [[nodiscard]] bool try_prepare(Rows rows, Counts counts, StepBuffers& out);
-  // Blocks that try_extend would lack; out has one entry for each group. Groups of one pool are served in their order.
-  void shortage(Rows rows, Counts counts, std::span<int64_t> out);
+  // The same, with everything else that a step needs. `first_blocks` has an entry for each group, or none: no block is
+  // taken or copied before that block of a row. Missing blocks there are holes, and the slots of the tokens are
+  // padding.
+  [[nodiscard]] bool try_prepare(Rows rows, Counts counts, StepBuffers& out,
+                                 std::span<const int32_t> first_blocks = {});
+  // Blocks that try_extend, or try_prepare with the same `first_blocks`, would lack; out has one entry for each group.
+  // Groups of one pool are served in their order.
+  void shortage(Rows rows, Counts counts, std::span<int64_t> out, std::span<const int32_t> first_blocks = {});
   // Throws OutOfBlocks with the figures of the try_ or shortage that came last.
   [[noreturn]] void fail_out_of_blocks() const;
 
@@ -138,6 +143,7 @@ class BlockTables {
     ZeroedArray<BlockId> table;
     ZeroedArray<Run> runs;
     PendingCopies copies;
+    int32_t first_taken = 0;  // of the step that is being counted or taken: it leaves the blocks before this one alone
     // Of the latest count_blocks():
     int64_t needed = 0;
     int64_t available = 0;   // what the groups before left of the pool
@@ -145,7 +151,8 @@ class BlockTables {
     size_t num_takers = 0;
     std::vector<uint32_t> takers;  // which of the call's rows need a block, the first num_takers of them
   };
-  // Blocks [first, held) of a row exist, [held, last) must be made, for the tokens of a step.
+  // Blocks [first, held) of a row exist, [held, last) must be made, for the tokens of a step. Blocks before first_taken
+  // count as held.
   struct Touched {
     int32_t first;
     int32_t held;
@@ -163,10 +170,11 @@ class BlockTables {
   [[nodiscard]] const BlockId* entries(const Group& group, RowId row) const {
     return group.table.data() + static_cast<size_t>(row) * static_cast<size_t>(max_blocks_);
   }
-  [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count) const {
+  [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count, int32_t first_taken) const {
     const TokenCount length = lengths_[static_cast<size_t>(row)];
     const int32_t held = group.runs[static_cast<size_t>(row)].count;
-    return {group.block_size.floor(length), held, count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
+    return {std::max(group.block_size.floor(length), first_taken), std::max(held, first_taken),
+            count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
   }
   // Entries [from, to) of a row have changed.
   void mark_entries(const Group& group, RowId row, int32_t from, int32_t to) {
@@ -198,13 +206,14 @@ class BlockTables {
   void check_held(const Group& group, RowId row, int32_t from, int32_t to) const;
   void check_shareable(const Group& group, RowId row, int64_t times) const;
 
+  void set_first_taken(std::span<const int32_t> first_blocks);
   [[nodiscard]] bool count_blocks(Rows rows, Counts counts);
   void count_upper(Group& group, Rows rows, Counts counts);
   void correct_shared(size_t pool, Rows rows, Counts counts);
   [[nodiscard]] bool divide_available();
   void take_blocks(Group& group, RowId row, TokenCount count);
   template <typename Slot>
-  Slot* write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const;
+  Slot* write_slots(const Group& group, RowId row, TokenCount length, TokenCount count, Slot* out) const;
   template <typename Slot>
   void commit_group(Group& group, Rows rows, Counts counts, Slot* slots);
   [[nodiscard]] bool try_step(Rows rows, Counts counts, std::span<const SlotsOut> out);

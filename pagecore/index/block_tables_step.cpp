@@ -6,6 +6,9 @@
 //   block size 4, length 6, 7 new tokens, spare block 5     tokens  4 5 6 7 | 8 9 ...  | 12
 //                                                                   block 3 | block 5  | new
 //   first = 1: has tokens, copied if shared    held = 3: from here on new    last = 4
+//
+// Tokens that another cache has computed arrive where a window has moved past most of them: blocks before first_taken
+// are left as they are, or become holes.
 #include <algorithm>
 
 #include "pagecore/index/block_tables.hpp"
@@ -39,6 +42,16 @@ void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tok
   }
 }
 
+void BlockTables::set_first_taken(std::span<const int32_t> first_blocks) {
+  PC_EXPECTS(first_blocks.empty() || first_blocks.size() == groups_.size(), ShapeError, first_blocks.size(),
+             " first blocks are given for ", groups_.size(), " groups; give one for each");
+  for (size_t i = 0; i < first_blocks.size(); ++i) {
+    PC_EXPECTS(first_blocks[i] >= 0, ShapeError, "the first block of group ", i, " is ", first_blocks[i],
+               "; use 0 or more");
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) groups_[i].first_taken = first_blocks.empty() ? 0 : first_blocks[i];
+}
+
 // Counting.
 
 // Sets `needed` and `available` of each group; returns whether the pools suffice.
@@ -55,10 +68,11 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
   int64_t needed = 0;
   int64_t num_shared = 0;
   size_t num_takers = 0;
+  const int32_t first_taken = group.first_taken;
   group.takers.resize(std::max(group.takers.size(), rows.size()));
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t needed_before = needed;
-    const Touched span = touched(group, rows[i], counts[i]);
+    const Touched span = touched(group, rows[i], counts[i], first_taken);
     const BlockId* blocks = entries(group, rows[i]);
     for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
       const int32_t holders = blocks[at] == kNullBlock ? 0 : pool.ref_count(blocks[at]);
@@ -69,7 +83,7 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
     }
     needed += std::max(span.last - span.held, 0);
     group.takers[num_takers] = static_cast<uint32_t>(i);
-    num_takers += needed > needed_before;
+    num_takers += needed > needed_before || first_taken > 0;  // holes make a row longer, too
   }
   group.needed = needed;
   group.num_takers = num_takers;
@@ -84,7 +98,7 @@ void BlockTables::correct_shared(size_t pool_index, Rows rows, Counts counts) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (groups_[g].pool != pool_index) continue;
     for (size_t i = 0; i < rows.size(); ++i) {
-      const Touched span = touched(groups_[g], rows[i], counts[i]);
+      const Touched span = touched(groups_[g], rows[i], counts[i], groups_[g].first_taken);
       const BlockId* blocks = entries(groups_[g], rows[i]);
       for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
         if (blocks[at] != kNullBlock && pool.ref_count(blocks[at]) > 1)
@@ -115,9 +129,10 @@ bool BlockTables::divide_available() {
   return suffices;
 }
 
-void BlockTables::shortage(Rows rows, Counts counts, std::span<int64_t> out) {
+void BlockTables::shortage(Rows rows, Counts counts, std::span<int64_t> out, std::span<const int32_t> first_blocks) {
   PC_ASSERT(out.size() == groups_.size());
   check_step(rows, counts);
+  set_first_taken(first_blocks);
   const PoolsLock lock(pools_);
   static_cast<void>(count_blocks(rows, counts));
   for (size_t i = 0; i < out.size(); ++i) out[i] = std::max<int64_t>(groups_[i].needed - groups_[i].available, 0);
@@ -140,7 +155,7 @@ void BlockTables::fail_out_of_blocks() const {
 
 void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
   BlockPool::Transaction& pool = pool_of(group);
-  const Touched span = touched(group, row, count);
+  const Touched span = touched(group, row, count, group.first_taken);
   BlockId* blocks = entries(group, row);
   Run& run = group.runs[static_cast<size_t>(row)];
   for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
@@ -159,13 +174,12 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
   }
   for (int32_t at = span.held; at < span.last; ++at) blocks[at] = pool.take();
   mark_entries(group, row, span.held, span.last);
-  run.count = std::max(span.held, span.last);
+  run.count = std::max(run.count, span.last);
 }
 
 template <typename Slot>
-Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount count, Slot* out) const {
+Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount length, TokenCount count, Slot* out) const {
   const TokenCount block_size = group.block_size.divisor();
-  const TokenCount length = lengths_[static_cast<size_t>(row)];
   int32_t at = group.block_size.floor(length);
   TokenCount offset = length - at * block_size;
   const BlockId* blocks = entries(group, row);
@@ -187,7 +201,18 @@ void BlockTables::commit_group(Group& group, Rows rows, Counts counts, Slot* slo
     const size_t i = group.takers[k];
     take_blocks(group, rows[i], counts[i]);
   }
-  for (size_t i = 0; i < rows.size(); ++i) slots = write_slots(group, rows[i], counts[i], slots);
+  const int64_t first_token = int64_t{group.first_taken} * group.block_size.divisor();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    TokenCount length = lengths_[static_cast<size_t>(rows[i])];
+    TokenCount count = counts[i];
+    if (first_token > length) [[unlikely]] {
+      const auto skipped = static_cast<TokenCount>(std::min<int64_t>(first_token - length, count));
+      slots = std::fill_n(slots, skipped, static_cast<Slot>(kPaddingSlot));
+      length += skipped;
+      count -= skipped;
+    }
+    slots = write_slots(group, rows[i], length, count, slots);
+  }
 }
 
 bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> out) {
@@ -235,18 +260,20 @@ void BlockTables::advance(Rows rows, Counts counts) {
 
 bool BlockTables::try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out) {
   check_slots_out(out, check_step(rows, counts));
+  set_first_taken({});
   if (!try_step(rows, counts, out)) return false;
   advance(rows, counts);
   return true;
 }
 
-bool BlockTables::try_prepare(Rows rows, Counts counts, StepBuffers& out) {
+bool BlockTables::try_prepare(Rows rows, Counts counts, StepBuffers& out, std::span<const int32_t> first_blocks) {
   const int64_t num_tokens = check_step(rows, counts);
   PC_EXPECTS(rows.size() <= static_cast<size_t>(out.max_sequences()), ShapeError, "the step has ", rows.size(),
              " sequences; the buffers have room for ", out.max_sequences());
   slots_out_.clear();
   for (size_t i = 0; i < out.num_groups(); ++i) slots_out_.push_back({out.slots(i), out.max_tokens(), out.slot_type()});
   check_slots_out(slots_out_, num_tokens);
+  set_first_taken(first_blocks);
   if (!try_step(rows, counts, slots_out_)) return false;
   fill_step(rows, counts, out);
   advance(rows, counts);

@@ -174,6 +174,53 @@ def prepare_a_batch_again(world):
     return lambda: world.cache.prepare([world.x, world.z], [1, 4], out=batch)
 
 
+@operation(situations=("shared", "forked", "cut", "doubled", "short"))
+def prepare_arrival(world):
+    def run():
+        world.batches["new"] = world.cache.prepare_arrival(world.x, 22)
+
+    return run
+
+
+@operation(situations=("shared", "short"))
+def prepare_arrival_into_a_batch(world):
+    batch = world.batches["new"] = world.cache.make_batch(4, 32)
+    return lambda: world.cache.try_prepare_arrival(world.x, 13, out=batch)
+
+
+def arrival(world, count):
+    """An arrival of x in flight, written."""
+    batch = world.batches["step"] = world.cache.prepare_arrival(world.x, count)
+    world.future["x"] = list(range(31, 31 + count))
+    fill(world, batch, [world.x], [count])
+    return batch
+
+
+@operation(situations=("shared", "forked", "cut", "doubled", "short"))
+def commit_arrival(world):
+    batch = arrival(world, 22)
+    return lambda: world.cache.commit(batch)
+
+
+@operation(situations=("shared", "forked", "cut", "short"))
+def commit_arrival_whose_ids_are_known(world):
+    world.cache.append_tokens([world.x], [list(range(31, 51))])
+    batch = world.batches["step"] = world.cache.prepare_arrival(world.x, 22)
+    fill(world, batch, [world.x], [22])
+    return lambda: world.cache.commit(batch)
+
+
+@operation(situations=("shared", "cut", "short"))
+def abandon_arrival(world):
+    arrival(world, 22)
+    return lambda: world.cache.abandon([world.x])
+
+
+@operation(situations=("shared", "short"), reads=True)
+def held_from(world):
+    return lambda: world.cache.held_from(world.x, world.cache.num_groups - 1)
+
+
 def step(world, counts):
     """A step of x and y in flight, written."""
     sequences = [world.x, world.y]

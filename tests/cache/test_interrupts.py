@@ -56,7 +56,7 @@ def test_an_interrupt_by_a_signal_at_a_random_moment_leaves_an_operation_done_or
         if cell not in states:
             states[cell] = outcome(cell)
             lengths[cell] = duration(cell)
-        delay = random.uniform(2e-6, 1.5 * lengths[cell])
+        delay = random.uniform(2e-6, max(4e-6, 1.5 * lengths[cell]))
         run, problem = judge(cell, states[cell], lambda call, delay=delay: signal_at(call, delay))
         if run.reached:
             tally.note(cell, run, problem)

@@ -297,3 +297,40 @@ def test_the_index_of_a_cache_on_a_device_tells_what_the_hosts_does(cuda):
     on_device, expected = life(cuda.device), life("cpu")
     assert on_device[0] == expected[0]
     assert repr(on_device[1]) == repr(expected[1])
+
+
+def test_a_sequence_of_another_cache_arrives_with_its_windows_alone(cuda):
+    """The window's pool is smaller than the sequence; a batch of its own, then one that is used again."""
+    ids, window = range(40), 6
+    key, value = (normal(2, 42, 2, 8, seed=seed) for seed in (0, 1))  # [layer, token ...]
+    query = normal(2, 42, 4, 8, seed=2)
+    options = {"num_blocks": [26, 6], "max_sequences": 3, "max_tokens_per_sequence": 48}
+    cache = PagedKVCache([FULL, WINDOWED], block_size=4, device=cuda.device, **options)
+    for out in (None, cache.make_batch(2, 40)):
+        sequence = cache.add_sequence(ids)
+        batch = cache.prepare_arrival(sequence, 40, out)
+        slots = cuda.get(batch.group(1).slot_mapping)
+        table = cuda.get(cache.block_table(1))[sequence.row]
+        assert (slots[:32] == -1).all()
+        assert slots[32:40].tolist() == [table[8 + i // 4] * 4 + i % 4 for i in range(8)]
+        assert (table[:8] == 0).all()
+        for layer in range(2):
+            arrived = np.stack([key[layer, :40], value[layer, :40]])
+            arrived[:, : 32 * layer] = np.nan
+            cache.write(layer, cuda.put(arrived[0]), cuda.put(arrived[1]), batch)
+        cache.commit(batch)
+        assert (cache.held_from(sequence, 0), cache.held_from(sequence, 1)) == (0, 32)
+        for end in (41, 42):
+            step = cache.prepare([sequence], 1)
+            for layer in range(2):
+                new = [cuda.put(array[layer, end - 1 : end]) for array in (key, value, query)]
+                cache.write(layer, new[0], new[1], step)
+                found = cuda.get(cache.attend(layer, new[2], step))
+                expected = dense_attention(
+                    query[layer, end - 1 : end], key[layer, :end], value[layer, :end], window=window if layer else None
+                )
+                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+            cache.commit(step)
+        cache.check_invariants()
+        cache.remove(sequence)
+        cache.clear_prefix_cache()

@@ -166,6 +166,7 @@ TABLE_CALLS = {
     "try_extend": lambda state: state.tables.try_extend(np.array(state.rows), 1),
     "shortage": lambda state: state.tables.shortage(state.rows, 2),
     "prepare": lambda state: state.tables.prepare(state.rows, 1, state.buffers),
+    "prepare behind holes": lambda state: state.tables.prepare(state.rows, 1, state.buffers, [0, 9]),
     "take_copies": lambda state: state.keep(state.tables.take_copies()),
     "take_copies of a group": lambda state: state.keep(state.tables.take_copies(1)),
     "take_changes": lambda state: state.keep(state.tables.take_changes(state.changes)),

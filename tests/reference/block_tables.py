@@ -136,8 +136,13 @@ class BlockTables:
             if count < 0 or row.length + count > self.max_length:
                 raise ShapeError(str(count))
 
-    def simulate(self, rows: list[int], counts: list[int]) -> tuple[list[list[int]], list[int], list[int]]:
+    def simulate(
+        self, rows: list[int], counts: list[int], first_blocks: list[int] | None = None
+    ) -> tuple[list[list[int]], list[int], list[int]]:
         """Extend, with blocks that do not exist where a pool is empty: slots, blocks needed and available by group."""
+        firsts = [0] * len(self.pools) if first_blocks is None else first_blocks
+        if len(firsts) != len(self.pools) or min(firsts) < 0:
+            raise ShapeError(str(firsts))
         slots: list[list[int]] = []
         needed: list[int] = []
         available: list[int] = []
@@ -145,9 +150,10 @@ class BlockTables:
             available.append(self.pools[group].num_free)
             needed.append(0)
             for number, count in zip(rows, counts, strict=True):
-                needed[-1] += self.touch(group, self.rows[number], count)
+                needed[-1] += self.touch(group, self.rows[number], count, firsts[group])
             slots.append([
                 self.rows[number].blocks[group][position // size] * size + position % size
+                if position // size >= firsts[group] else -1
                 for number, count in zip(rows, counts, strict=True)
                 for position in range(self.rows[number].length, self.rows[number].length + count)
             ])  # fmt: skip
@@ -155,8 +161,8 @@ class BlockTables:
             self.rows[number].length += count
         return slots, needed, available
 
-    def touch(self, group: int, row: Row, count: int) -> int:
-        """Make the blocks of the next `count` tokens this row's own; how many that takes."""
+    def touch(self, group: int, row: Row, count: int, first: int) -> int:
+        """Make the blocks of the next `count` tokens, from block `first` on, this row's own; how many that takes."""
         pool, size, blocks = self.pools[group], self.block_sizes[group], row.blocks[group]
         needed = 0
 
@@ -166,7 +172,9 @@ class BlockTables:
             return pool.take() if pool.num_free else -1
 
         for at in sorted({position // size for position in range(row.length, row.length + count)}):
-            if at == len(blocks):
+            if at < first:
+                blocks += [0] * (at == len(blocks))
+            elif at == len(blocks):
                 blocks.append(take())
             elif blocks[at] == 0:
                 blocks[at] = take()
@@ -178,17 +186,17 @@ class BlockTables:
                     self.copies[group].append(Copy(source, blocks[at]))
         return needed
 
-    def extend(self, rows: list[int], counts: list[int]) -> list[list[int]]:
+    def extend(self, rows: list[int], counts: list[int], first_blocks: list[int] | None = None) -> list[list[int]]:
         self.check_step(rows, counts)
         with self.all_or_nothing():
-            slots, needed, available = self.simulate(rows, counts)
+            slots, needed, available = self.simulate(rows, counts, first_blocks)
             if any(need > have for need, have in zip(needed, available, strict=True)):
                 raise OutOfBlocks("short", tuple(needed), tuple(available))
         return slots
 
-    def shortage(self, rows: list[int], counts: list[int]) -> list[int]:
+    def shortage(self, rows: list[int], counts: list[int], first_blocks: list[int] | None = None) -> list[int]:
         self.check_step(rows, counts)
-        _, needed, available = copy.deepcopy(self).simulate(rows, counts)
+        _, needed, available = copy.deepcopy(self).simulate(rows, counts, first_blocks)
         return [max(need - have, 0) for need, have in zip(needed, available, strict=True)]
 
     def truncate(self, rows: list[int], lengths: list[int], keep_capacity: bool = False) -> None:

@@ -239,26 +239,26 @@ class TablesLife {
 
   // What a step does by the model: refused, short (nothing changes), or done; then slots are of each group.
   enum class Outcome { Refused, Short, Done };
-  Outcome model_step(const Rows& rows, const Counts& counts, const std::function<bool()>& real,
-                     std::vector<std::vector<SlotId>>& slots) {
+  Outcome model_step(const Rows& rows, const Counts& counts, const std::vector<int32_t>& first_blocks,
+                     const std::function<bool()>& real, std::vector<std::vector<SlotId>>& slots) {
     ModelTables before = model_;
     bool is_done = false;
     if (!agree(
-            model_, "extend", [&](ModelTables& model) { slots = model.extend(rows, counts); },
+            model_, "extend", [&](ModelTables& model) { slots = model.extend(rows, counts, first_blocks); },
             [&] { is_done = real(); })) {
       return Outcome::Refused;
     }
     const bool is_short = model_.is_short();
     PC_CHECK(is_done == !is_short, "blocks are short: ", is_short, ", needed ", shown(model_.needed));
     if (!is_short) return Outcome::Done;
-    same_shortage(rows, counts);
+    same_shortage(rows, counts, first_blocks);
     before.needed = model_.needed;
     before.available = model_.available;
     model_ = std::move(before);
     return Outcome::Short;
   }
 
-  void same_shortage(const Rows& rows, const Counts& counts) {
+  void same_shortage(const Rows& rows, const Counts& counts, const std::vector<int32_t>& first_blocks) {
     try {
       tables_->fail_out_of_blocks();
     } catch (const Error& error) {
@@ -267,8 +267,11 @@ class TablesLife {
       PC_CHECK(error.available() == model_.available, shown(error.available()), " of ", shown(model_.available));
     }
     Exact<int64_t> lacking(model_.num_groups());
-    tables_->shortage(rows, counts, lacking.span());
-    PC_CHECK(*std::max_element(lacking.data(), lacking.data() + lacking.size()) > 0, shown(lacking.copy()));
+    tables_->shortage(rows, counts, lacking.span(), first_blocks);
+    for (size_t g = 0; g < lacking.size(); ++g) {
+      const int64_t expected = std::max<int64_t>(model_.needed[g] - model_.available[g], 0);
+      PC_CHECK(lacking[g] == expected, "group ", g, " lacks ", lacking[g], ", expected ", expected);
+    }
   }
 
   void extend() {
@@ -292,7 +295,7 @@ class TablesLife {
     refuse_short_outputs(names, numbers, out);
     std::vector<std::vector<SlotId>> slots;
     const Outcome outcome =
-        model_step(rows, counts, [&] { return tables_->try_extend(names.span(), numbers.span(), out); }, slots);
+        model_step(rows, counts, {}, [&] { return tables_->try_extend(names.span(), numbers.span(), out); }, slots);
     for (size_t g = 0; g < model_.num_groups(); ++g) {
       std::vector<SlotId> written = wide[g].copy();
       if (!is_wide) written.assign(narrow[g].data(), narrow[g].data() + narrow[g].size());
@@ -316,9 +319,21 @@ class TablesLife {
     PC_REFUSES(ShapeError, static_cast<void>(tables_->try_extend(names.span(), numbers.span(), out)));
   }
 
+  // None, or a first block for each group; seldom what cannot be.
+  std::vector<int32_t> some_first_blocks() {
+    std::vector<int32_t> firsts;
+    if (random_.one_in(2)) return firsts;
+    for (size_t g = 0; g < model_.num_groups(); ++g)
+      firsts.push_back(static_cast<int32_t>(random_.between(0, model_.max_blocks + 1)));
+    if (random_.one_in(20)) random_.pick(firsts) = random_.pick({-1, kLeast, kMost});
+    if (random_.one_in(30)) firsts.push_back(0);
+    return firsts;
+  }
+
   void prepare() {
     const Rows rows = some_rows();
     const Counts counts = step_counts(rows);
+    const std::vector<int32_t> first_blocks = some_first_blocks();
     int64_t total = 0;
     for (const TokenCount count : counts) total += std::clamp<int64_t>(count, 0, 4096);
     const auto type = random_.pick({SlotType::Int32, SlotType::Int64});
@@ -327,8 +342,9 @@ class TablesLife {
     const ModelTables before = model_;
     const Exact<RowId> names(rows);
     const Exact<TokenCount> numbers(counts);
-    const Outcome outcome =
-        model_step(rows, counts, [&] { return tables_->try_prepare(names.span(), numbers.span(), buffers); }, slots);
+    const Exact<int32_t> firsts(first_blocks);
+    const auto real = [&] { return tables_->try_prepare(names.span(), numbers.span(), buffers, firsts.span()); };
+    const Outcome outcome = model_step(rows, counts, first_blocks, real, slots);
     buffers.check_invariants();
     if (outcome != Outcome::Done) return;
     TokenCount token = 0;

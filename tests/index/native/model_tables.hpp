@@ -95,19 +95,24 @@ class ModelTables {
     for (size_t i = 0; i < names.size(); ++i) rows[names[i]] = before.at(parents[i]);
   }
 
-  // Slots of each group. Fails with OutOfBlocks, needed and available told, where a pool is short.
-  std::vector<std::vector<SlotId>> extend(const Rows& names, const Counts& counts) {
+  // Slots of each group; `needed` and `available` say whether a pool was short. `first_blocks` is empty, or has the
+  // first block that each group takes.
+  std::vector<std::vector<SlotId>> extend(const Rows& names, const Counts& counts,
+                                          const std::vector<int32_t>& first_blocks = {}) {
     expect(names.size() == counts.size(), ErrorKind::ShapeError);
     distinct(names);
     for (size_t i = 0; i < names.size(); ++i) {
       expect(counts[i] >= 0 && rows[names[i]].length + int64_t{counts[i]} <= max_length(), ErrorKind::ShapeError);
     }
+    expect(first_blocks.empty() || first_blocks.size() == num_groups(), ErrorKind::ShapeError);
+    for (const int32_t first : first_blocks) expect(first >= 0, ErrorKind::ShapeError);
     std::vector<std::vector<SlotId>> slots(num_groups());
     needed.assign(num_groups(), 0);
     available.assign(num_groups(), 0);
     for (size_t g = 0; g < num_groups(); ++g) {
       available[g] = pool(g).num_free();
-      for (size_t i = 0; i < names.size(); ++i) extend_row(g, rows[names[i]], counts[i], slots[g]);
+      const int32_t first = first_blocks.empty() ? 0 : first_blocks[g];
+      for (size_t i = 0; i < names.size(); ++i) extend_row(g, rows[names[i]], counts[i], first, slots[g]);
     }
     for (size_t i = 0; i < names.size(); ++i) rows[names[i]].length += counts[i];
     return slots;
@@ -231,11 +236,16 @@ class ModelTables {
     return pool(g).num_free() > 0 ? pool(g).take() : -1;
   }
 
-  void extend_row(size_t g, ModelRow& row, TokenCount count, std::vector<SlotId>& slots) {
+  void extend_row(size_t g, ModelRow& row, TokenCount count, int32_t first, std::vector<SlotId>& slots) {
     std::vector<BlockId>& blocks = row.blocks[g];
     for (int64_t position = row.length; position < int64_t{row.length} + count; ++position) {
       const auto at = static_cast<size_t>(position / block_sizes[g]);
       const bool is_first = position == row.length || position % block_sizes[g] == 0;
+      if (position / block_sizes[g] < first) {
+        if (at == blocks.size()) blocks.push_back(kNullBlock);
+        slots.push_back(kPaddingSlot);
+        continue;
+      }
       if (at == blocks.size()) {
         blocks.push_back(take(g));
       } else if (is_first) {
