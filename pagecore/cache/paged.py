@@ -546,7 +546,8 @@ class PagedKVCache:
         group with a window, blocks are taken only for tokens that the token after the arrival sees: the others are
         holes (block 0) whose slots are -1, so that `write` skips them. Commit publishes what was taken, and a later
         sequence reuses the prefix only up to where its windows are complete. Blocks that the sequence held before and
-        that leave a window are given back by commit, and stay where the step is abandoned.
+        that leave a window are given back by commit, and stay where the step is abandoned: until then the window's pool
+        holds both. A sequence that was added with ``max_tokens=0`` holds none.
 
         Parameters
         ----------

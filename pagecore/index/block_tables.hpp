@@ -7,6 +7,8 @@
 //   table[row] =  0 7 3 9 0 0 0 ...                      0    7    3     9
 //                 hole      ^ count = 4
 //
+// Tokens that were computed elsewhere may leave holes behind blocks, too, until release_before() passes them.
+//
 // I1: a row in use has 0 <= length <= count * block_size in every group; a row not in use has length 0 and count 0.
 // I2: table entries from `count` on are null; entries below `num_holes` are null too. The null row, behind the last, is
 //     all null and of length 0: padding points at it.
