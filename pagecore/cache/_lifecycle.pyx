@@ -442,7 +442,7 @@ def held_from(CacheState state not None, sequence, int32_t group):
     cdef int64_t holes = 0
     cdef int64_t held
     cdef const int32_t* blocks
-    guard = Held(state.lock)
+    _guard = Held(state.lock)
     state.sweep()
     checked = require(state, sequence, False)
     if checked.swap_space is not None:

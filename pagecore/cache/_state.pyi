@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 from pagecore.cache._lock import StateLock
 from pagecore.cache._prefix import PrefixCache
@@ -13,6 +14,7 @@ class CacheState:
         prefix_policy: str | None,
         clock: Callable[[], float],
         removal: Callable[[CacheState, Sequence], None],
+        scrub: bool = False,
     ) -> None: ...
     @property
     def tables(self) -> BlockTables: ...
@@ -20,6 +22,10 @@ class CacheState:
     def prefix(self) -> PrefixCache | None: ...
     @property
     def lock(self) -> StateLock: ...
+    @property
+    def tenants(self) -> Any: ...
+    @property
+    def num_scrubbed_blocks(self) -> int: ...
     @property
     def num_live(self) -> int: ...
     @property

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,4 +35,10 @@ class Step:
 class BatchTicket:
     def __init__(self, step: Step) -> None: ...
 
-def take_step(state: CacheState, ready: Callable[[], Any], refusal: Callable[[], Exception] | None) -> Any: ...
+B = TypeVar("B")
+Ready = Callable[[], tuple[B, Any, Any, Any, Any, Any, Any] | None]
+
+@overload
+def take_step(state: CacheState, ready: Ready[B], refusal: Callable[[], Exception]) -> B: ...
+@overload
+def take_step(state: CacheState, ready: Ready[B], refusal: None) -> B | None: ...

@@ -180,7 +180,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     cdef Sequence sequence
     cdef StoredBlocks arriving
     cdef size_t i, k, group
-    cdef size_t num_groups = state.tables.num_groups
+    cdef size_t num_groups = len(state.tables.pools)
     cdef bint may_share = True
     sequences = as_list(sequences)
     _guard = Held(state.lock)
@@ -189,9 +189,10 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     if state.prefix is not None:
         state.prefix.name_spaces(coming)
     transfers = plan_arrival(state, coming)
-    needed = [0] * num_groups
-    for each in transfers:
-        for group in range(num_groups):
+    needed = []
+    for group in range(num_groups):
+        needed.append(0)
+        for each in transfers:
             needed[group] += (<Transfer>each).distinct[group].size()
     if len(coming) > state.tables.num_free_rows():
         return OutOfRows(

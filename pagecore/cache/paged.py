@@ -714,6 +714,7 @@ class PagedKVCache:
         """
         number = group_number(group, self.num_groups)
         with Held(self._state.lock):
+            self._state.give_up_lost()
             known = NONE if self._prefix is None else self._prefix.cached(number)
             return map_blocks(number, self._tables, self._state.listed(), known)
 

@@ -16,6 +16,8 @@ from libc.string cimport memcpy
 
 from operator import index
 
+import operator
+
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
@@ -248,7 +250,8 @@ cdef object read_array(object obj, str what):
 
 cdef int check_fit(object array, str what, object error, object bits) except -1:
     least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    for value in (int(array.max()), int(array.min())):
+    for extreme in (array.max(), array.min()):
+        value = operator.index(extreme)
         if not least <= value <= most:
             raise error(f"{what} {value} does not fit {bits} bits; the limits are {least} and {most}")
     return 0

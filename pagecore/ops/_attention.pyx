@@ -294,7 +294,7 @@ cdef int check_out(
 
 cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* place):
     """A plan in an array, as the operator of torch returns it; on the host it is empty, and calls plan themselves."""
-    if not hasattr(plan, "__dlpack__"):
+    if not speaks_dlpack(plan):
         raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
     cdef Tensor tensor = any_tensor(plan, "plan")
     check_place(tensor, "plan", place)
@@ -305,6 +305,13 @@ cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* plac
     if place.device_type == CPU:
         check_length(tensor, "plan", 1, 0, "the host plans each call")
     return tensor
+
+
+cdef bint speaks_dlpack(object obj) noexcept:
+    try:
+        return hasattr(obj, "__dlpack__")
+    except Exception:  # whatever a foreign object's attributes raise
+        return False
 
 
 cdef Tensor float_result(

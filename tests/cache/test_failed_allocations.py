@@ -60,7 +60,7 @@ def run_cells(kind, folder, waiting, found):
 
 
 # Operations that may run without a single allocation.
-ALLOCATE_NOTHING = {"abandon", "clear_prefix_cache"}
+ALLOCATE_NOTHING = {"abandon", "clear_prefix_cache", "commit_after_a_removal"}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

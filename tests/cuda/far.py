@@ -68,10 +68,11 @@ def test_attention_reaches_every_entry(cuda, dtype, query_lens, axis):
     there.arrays["key_cache"] = expanse.put(case.key_cache, axis)
     there.arrays["value_cache"] = expanse.put(case.value_cache, axis)
     # Rows of more blocks than 32 bits count tokens of; the row behind them is not there.
-    table = expanse.put(np.pad(case.block_table, ((0, 1), (0, 0))), 0)
-    offset = table.pointer - expanse.memory.pointer
+    tables = Expanse(cuda)  # of its own: its long rows would lie over the other arrays
+    table = tables.put(np.pad(case.block_table, ((0, 1), (0, 0))), 0)
+    offset = table.pointer - tables.memory.pointer
     wide = (len(case.block_table), 2**28)
-    there.arrays["block_table"] = strided(expanse.memory, wide, table.strides, offset, table.dtype)
+    there.arrays["block_table"] = strided(tables.memory, wide, table.strides, offset, table.dtype)
     out = expanse.empty(there.shape, case.query.dtype, axis)
     _, lse = pagecore.paged_attention(**there.arrays, out=out, return_lse=True)
     compare(case, (expanse.get(out, axis), cuda.get(lse)))

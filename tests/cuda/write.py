@@ -144,10 +144,10 @@ def test_slots_that_are_negative_or_past_the_cache_write_nothing(cuda, index_dty
 
 def test_a_slot_past_the_cache_that_the_host_can_see_is_refused(cuda):
     key = cuda.put(numbers((3, 3, 8)))
-    cache = cuda.put(np.zeros((10, 4, 3, 8), np.float32))
+    caches = [cuda.put(np.zeros((10, 4, 3, 8), np.float32)) for _ in range(2)]
     with pytest.raises(InvalidBlock, match=r"slot_mapping\[1\] is 40 and the cache has 40 slots"):
-        pagecore.write_kv(key, key, cache, cache, [4, 40, 2])
-    assert not cuda.get(cache).any()
+        pagecore.write_kv(key, key, *caches, [4, 40, 2])
+    assert not any(cuda.get(cache).any() for cache in caches)
 
 
 def test_a_cache_without_blocks_takes_nothing(cuda):
@@ -221,35 +221,34 @@ def test_places_past_two_to_the_31_elements_are_reached(cuda, layout, block_size
     heads, dim = 8, 64
     per_block = block_size * heads * dim
     num_blocks = 2**33 // per_block + 9
-    want_memory(cuda, 2**34)
-    cache = cuda.empty((num_blocks, block_size, heads, dim), "bfloat16")
+    want_memory(cuda, 2**35)
+    cache, other = (cuda.empty((num_blocks, block_size, heads, dim), "bfloat16") for _ in range(2))
     if layout == "HND":
         cache = cache.reshape(num_blocks, heads, block_size, dim).transpose(0, 2, 1, 3)
     last = num_blocks - 1
     blocks = [2**31 // per_block, 2**31 // per_block + 1, 2**32 // per_block, last, last, 1]
-    offsets = [3, 1, block_size - 1, block_size - 2, 0, 5]  # all different: blocks of the values lie in one place
+    offsets = [3, 1, block_size - 1, block_size - 2, 0, 5]
     slots = np.asarray([block * block_size + offset for block, offset in zip(blocks, offsets, strict=True)])
     key, value = numbers((6, heads, dim), "bfloat16"), numbers((6, heads, dim), "bfloat16", 1)
-    other = cuda.put(np.zeros((4, block_size, heads, dim), DTYPES["bfloat16"]))[:1]
-    huge = pagecore.arrays.strided(other, (num_blocks, block_size, heads, dim), (0, *other.strides[1:]))
-    pagecore.write_kv(cuda.put(key), cuda.put(value), cache, huge, cuda.put(slots))
+    pagecore.write_kv(cuda.put(key), cuda.put(value), cache, other, cuda.put(slots))
     for i, (block, offset) in enumerate(zip(blocks, offsets, strict=True)):
         np.testing.assert_array_equal(cuda.get(cache[block, offset]), key[i])
+        np.testing.assert_array_equal(cuda.get(other[block, offset]), value[i])
 
 
 def test_slots_past_two_to_the_31_are_reached(cuda):
-    """Blocks of 3 and of 4 that lie on top of one another, but for their last: strides are free."""
+    """In blocks of 3 and of 4, of which only those that are written to are touched."""
     for block_size in (3, 4):
         num_blocks = 2**33 // block_size
-        want_memory(cuda, 4 * num_blocks)
-        cache = cuda.empty((num_blocks + block_size,), "float32")
-        made = pagecore.arrays.strided(cache, (num_blocks, block_size, 1, 1), (4, 4, 4, 4))
+        want_memory(cuda, 2**35)
+        caches = [cuda.empty((num_blocks, block_size, 1, 1), "float16") for _ in range(2)]
         slots = np.asarray([2**31 - 1, 2**31, 2**32 + 5, num_blocks * block_size - 1, 7])
-        key = numbers((5, 1, 1))
-        pagecore.write_kv(cuda.put(key), cuda.put(key), made, made, cuda.put(slots))
-        for slot, number in zip(slots.tolist(), key.reshape(-1), strict=True):
-            at = slot // block_size + slot % block_size
-            assert cuda.get(cache[at : at + 1])[0] == number
+        written = [numbers((5, 1, 1), "float16", seed) for seed in range(2)]
+        pagecore.write_kv(*map(cuda.put, written), *caches, cuda.put(slots))
+        for cache, expected in zip(caches, written, strict=True):
+            for slot, number in zip(slots.tolist(), expected.reshape(-1), strict=True):
+                block, offset = divmod(slot, block_size)
+                assert cuda.get(cache[block, offset]).item() == number
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -273,7 +272,8 @@ def test_a_warm_write_is_one_launch_and_nothing_else(cuda):
 
 
 def test_a_token_may_not_have_more_numbers_than_units_can_be_counted(cuda):
-    key = pagecore.arrays.strided(cuda.empty((2**12,)), (1, 2**20, 2**12), (0, 0, 4))
-    cache = pagecore.arrays.strided(cuda.empty((2**12,)), (1, 1, 2**20, 2**12), (0, 0, 0, 4))
+    want_memory(cuda, 2**34)
+    key = pagecore.arrays.strided(cuda.empty((2**12,), "bfloat16"), (1, 2**20, 2**12), (0, 0, 2))
+    caches = [cuda.empty((1, 1, 2**20, 2**12), "bfloat16") for _ in range(2)]
     with pytest.raises(ShapeError, match="1048576 heads of 4096"):
-        pagecore.write_kv(key, key, cache, cache, cuda.put(np.arange(1)))
+        pagecore.write_kv(key, key, *caches, cuda.put(np.arange(1)))

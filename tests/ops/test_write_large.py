@@ -114,17 +114,6 @@ def test_of_equal_slots_the_last_token_wins_whoever_writes(dim, index_dtype):
             check(*rows, *caches, slots)
 
 
-@pytest.mark.usefixtures("_threads")
-def test_a_cache_of_key_and_value_at_once_keeps_the_value():
-    rows = [new_rows(1000, 128, "float32"), new_rows(1000, 128, "float32") + 1]
-    cache = np.zeros((80, BLOCK, HEADS, 128), np.float32)
-    slots = np.random.default_rng(0).integers(0, 300, 1000)
-    expected = cache.copy()
-    write_as_numpy(rows[1], expected, slots)
-    ops.write_kv(*rows, cache, cache, slots)
-    np.testing.assert_array_equal(cache, expected)
-
-
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.usefixtures("_threads")
 def test_scales_divide_head_by_head(to):

@@ -245,16 +245,17 @@ PC_TEST(block_hash_tells_families_of_blocks_apart) {
   rounds(2, [](Random& random) {
     const BlockHash hash(random.bits());
     const std::vector<int32_t> zeros(16);
+    const auto count = static_cast<int64_t>(zeros.size());
     for (const int bits : {0, 8, 18}) {  // the token's low, middle and high bits count upwards
       for (size_t at = 0; at < zeros.size(); ++at) {
-        spreads([&, tokens =
-                        zeros](int32_t i) mutable { return tokens[at] = i << bits, hash(0, tokens.data(), 16, {}, 0); },
+        spreads([&, tokens = zeros](
+                    int32_t i) mutable { return tokens[at] = i << bits, hash(0, tokens.data(), count, {}, 0); },
                 "tokens", static_cast<int>(at));
       }
-      spreads([&](int32_t i) { return hash(i << bits, zeros.data(), 16, {}, 0); }, "parents", bits);
+      spreads([&](int32_t i) { return hash(i << bits, zeros.data(), count, {}, 0); }, "parents", bits);
     }
     Mark mark{0, 0, 1, {}};
-    const auto of_mark = [&] { return hash(0, zeros.data(), 16, std::span(&mark, 1), 0); };
+    const auto of_mark = [&] { return hash(0, zeros.data(), count, std::span(&mark, 1), 0); };
     for (size_t at = 0; at + 1 < mark.digest.bytes.size(); ++at) {
       spreads(
           [&](int32_t i) {

@@ -132,9 +132,9 @@ where = [shard.data.unsafe_buffer_pointer() for shard in keys.addressable_shards
 for _ in range(2):
     keys, values, out = step(keys, values, put(new, rows_spec), put(query, rows_spec))
 assert [shard.data.unsafe_buffer_pointer() for shard in keys.addressable_shards] == where
-cache = np.zeros((4, 4, 4, 8), np.float32)
-pagecore.write_kv(new, new, cache, cache, [4, 5, 6])
-assert np.array_equal(np.asarray(out), pagecore.paged_attention(query, cache, cache, [[1]], [3]))
+caches = [np.zeros((4, 4, 4, 8), np.float32) for _ in range(2)]
+pagecore.write_kv(new, new, *caches, [4, 5, 6])
+assert np.array_equal(np.asarray(out), pagecore.paged_attention(query, *caches, [[1]], [3]))
 print(len(keys.addressable_shards), out.sharding.spec)
 """
 
