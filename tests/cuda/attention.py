@@ -438,7 +438,7 @@ def test_a_capture_without_what_it_needs_is_refused(cuda):
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
-def test_a_capture_refuses_a_plan_that_may_grow(cuda, is_warm):
+def test_a_capture_refuses_a_growing_plan(cuda, is_warm):
     """A larger batch would free the buffers that the graph reads."""
     case = make_case(DECODED)
     there = DeviceCase(cuda, case)
