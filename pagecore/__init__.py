@@ -1,4 +1,4 @@
-"""The paged key-value cache of a transformer, as a library that belongs to no framework.
+"""A paged key-value (KV) cache for transformers, as a framework-agnostic library.
 
 Tokens become blocks, blocks become slots; key and value are written to slots, and attention reads them through block
 tables. `PagedKVCache` conducts; `BlockPool` and `BlockTables` decide which memory a token gets; `write_kv` and

@@ -1,6 +1,7 @@
 """The prefix cache: computed blocks that outlive their sequence, for others that begin alike.
 
-The tree decides and the pools hold; this module stands between the two, under the lock of the cache.
+The tree decides which blocks are cached, and the pools count their holders; this module keeps the two in agreement.
+Its callers hold the lock of the cache.
 
 P1: the tree holds one reference to every block that it knows, each sequence one to every block of its row.
 P2: a block that a row shares with the tree lies on the path that the sequence's receipt holds. So nobody else holds a
@@ -35,7 +36,7 @@ from pagecore.errors import PagecoreError, UnsupportedOption
 
 
 cdef class PrefixCache:
-    """A tree beside the block tables whose rows it is offered.
+    """The prefix tree of a cache, kept in agreement with its block tables and pools.
 
     Groups without a window are the lanes of the tree's full component; each group with a window is a component of its
     own.

@@ -68,10 +68,6 @@ cdef class CacheState:
             self.sweep_names()
         return 0
 
-    def start(self):
-        """Begin an operation: ask the clock, and give up the steps of batches that were collected."""
-        self.begin()
-
     def give_up_lost(self):
         """Give up the steps of batches that were collected, before the cache is looked at."""
         self.sweep()

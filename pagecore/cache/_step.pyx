@@ -124,7 +124,8 @@ cdef class Step:
             self.state.tenants.note_held(self.sequences, self.held)
         if not self._try_take(writers):
             return False
-        # A list that is empty by now gave up its truncated blocks to make room; another does so once nothing fails.
+        # `writers` is empty if their truncated blocks had to be given up to make room; otherwise that comes last, so
+        # that a step which is undone leaves the prefix cache as it was.
         self._begin()
         try:
             if self.state.tenants is not None:
