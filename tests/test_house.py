@@ -1,4 +1,4 @@
-"""The house: imports run one way, and importing pagecore imports no framework."""
+"""The house: imports run one way and in no circles, importing pagecore imports no framework, and prose is plain."""
 
 import ast
 import re
@@ -8,6 +8,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+
+from tests.prose import faults
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {
@@ -64,6 +66,75 @@ def test_imports_run_one_way(path):
         return
     used = {m.split(".")[1] for m in imported_modules(path) if m.startswith("pagecore.")} - {room}
     assert used <= ROOMS[room], f"{room} may not import {sorted(used - ROOMS[room])}"
+
+
+def name_of(path):
+    """The module that a file declares or defines; a package is named by its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path) for path in SOURCES} | {name_of(path) for path in (ROOT / "pagecore").rglob("__init__.py")}
+
+
+def explicit_imports(path):
+    """Modules of pagecore that a file names: lazy imports, cimports and imports for type checking, too."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        named = []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                named += [(alias.name, []) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                named.append((node.module, [alias.name for alias in node.names]))
+    else:
+        flat = re.sub(r"\(([^()]*)\)", lambda m: m[1].replace("\n", " "), text)
+        found = re.findall(r"^\s*from\s+(pagecore[\w.]*)\s+c?import\s+([^\n#]+)", flat, re.MULTILINE)
+        named = [(module, re.findall(r"(\w+)(?:\s+as\s+\w+)?\s*(?:,|$)", names)) for module, names in found]
+        named += [(module, []) for module in re.findall(r"^\s*c?import\s+(pagecore[\w.]*)", flat, re.MULTILINE)]
+    used = set()
+    for module, names in named:
+        below = {f"{module}.{name}" for name in names}
+        used |= below & MODULES
+        if not names or below - MODULES:
+            used.add(module)
+    return (used & MODULES) - {name_of(path)}
+
+
+def circles(graph):
+    """Strongly connected components of more than one module (Tarjan, 1972)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(module):
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for used in sorted(graph[module]):
+            if used not in index:
+                visit(used)
+                low[module] = min(low[module], low[used])
+            elif used in stack:
+                low[module] = min(low[module], index[used])
+        if low[module] == index[module]:
+            component = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for module in sorted(graph):
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_imports_form_no_circles():
+    graph = {module: set() for module in MODULES}
+    for path in SOURCES:
+        graph[name_of(path)] |= explicit_imports(path)
+    assert circles(graph) == []
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [["b", "c"]]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pagecore").rglob("*.[hc]pp")), ids=lambda p: str(p.relative_to(ROOT)))
@@ -130,3 +201,19 @@ def test_public_names_exist_and_are_documented():
 
     for name in pagecore.__all__:
         assert getattr(pagecore, name).__doc__, name
+
+
+PROSE = sorted(
+    ROOT / name
+    for name in subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    if re.match(
+        r"(pagecore|cuda_src|bench|docs|examples|tests)/|(README|CHANGELOG|CONTRIBUTING|SECURITY)\.md$|setup\.py", name
+    )
+    and re.search(r"\.(py|pyi|pyx|pxd|hpp|cpp|h|cu|cuh|md)$", name)
+    and name != "tests/prose.py"
+)
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_plain(path):
+    assert faults(path) == []

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport Mark, Wish
+from pagecore.index._radix_query cimport Mark, RetentionHint
 from pagecore.index._radix_tree cimport RadixTree, Receipt
 
 
@@ -16,4 +16,4 @@ cdef class PrefixHold:
 
     # A hold with the same options on nothing yet.
     cdef PrefixHold blank_copy(self)
-    cdef Wish wish(self, double now) noexcept
+    cdef RetentionHint hint(self, double now) noexcept

@@ -4,7 +4,7 @@ from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int32_t
 
 from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport Wish, read_marks
+from pagecore.index._radix_query cimport RetentionHint, read_marks
 from pagecore.index._radix_tree cimport RadixTree
 
 
@@ -41,9 +41,9 @@ cdef class PrefixHold:
         other.space = self.space
         return other
 
-    cdef Wish wish(self, double now) noexcept:
-        cdef Wish wish
-        wish.priority = self.priority
-        wish.expiry = INFINITY if self.time_to_live == INFINITY else now + self.time_to_live
-        wish.rank = self.rank
-        return wish
+    cdef RetentionHint hint(self, double now) noexcept:
+        cdef RetentionHint hint
+        hint.priority = self.priority
+        hint.expiry = INFINITY if self.time_to_live == INFINITY else now + self.time_to_live
+        hint.rank = self.rank
+        return hint

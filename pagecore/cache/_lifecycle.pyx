@@ -18,7 +18,7 @@ from pagecore.cache._step cimport Step
 from pagecore.cache._stored cimport StoredBlocks
 from pagecore.index._integers cimport Integers, as_int64, as_integers, const_int32
 from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport Wish
+from pagecore.index._radix_query cimport RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch
 
 import numpy as np
@@ -188,7 +188,7 @@ def reorder(CacheState state not None, sequences, parents):
     cdef list heirs = []
     cdef Heir heir
     cdef vector[int32_t] rows, parent_rows
-    cdef Wish none
+    cdef RetentionHint none
     sequences, parents = as_list(sequences), as_list(parents)
     if len(sequences) != len(parents):
         raise ShapeError(f"{len(parents)} parents are given for {len(sequences)} sequences; give one for each")
@@ -297,8 +297,8 @@ def remove(CacheState state not None, sequence, rank=None):
     cdef Sequence removed
     cdef Step step
     cdef int32_t row
-    cdef Wish wish
-    wish.rank = NAN if rank is None else <double>rank
+    cdef RetentionHint hint
+    hint.rank = NAN if rank is None else <double>rank
     _guard = Held(state.lock)
     state.begin()
     removed = require(state, sequence, False)
@@ -318,7 +318,7 @@ def remove(CacheState state not None, sequence, rank=None):
     if removed.stored is not None:
         (<StoredBlocks>removed.stored).release()
     if state.prefix is not None:
-        state.prefix.release(removed, wish)
+        state.prefix.release(removed, hint)
     if step is not None:
         step.skip(removed)
     removed.owner = removed.flight = removed.swap_space = removed.stored = None

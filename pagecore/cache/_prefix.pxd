@@ -3,7 +3,7 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
 from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32Pointer, Query, Wish
+from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree
 
 
@@ -45,7 +45,7 @@ cdef class PrefixCache:
     cdef void publish_one(self, Sequence sequence, bint may_share) noexcept
     cdef void truncate(self, Sequence sequence, int32_t length) noexcept
     cdef void leave(self, Sequence sequence) noexcept
-    cdef void release(self, Sequence sequence, const Wish& wish) noexcept
+    cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept
     cdef void note_truncated(self, Sequence sequence) noexcept
     cdef void note_duplicates(self, Sequence sequence, bint has_duplicates) noexcept
     # The truncated block of a sequence that is about to write into it: the tree gives it up, or takes another's copy.

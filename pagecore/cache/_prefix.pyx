@@ -26,7 +26,7 @@ from pagecore.cache._hold cimport PrefixHold
 from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32s, Marks, Query, Wish
+from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree
 
 import numpy as np
@@ -170,7 +170,7 @@ cdef class PrefixCache:
                 self.lanes[lane] = self.tables.row_raw(sequence.row, self.groups[lane]).data()
             if hold.offers_whole:
                 is_kept = self.tree.try_insert_raw(
-                    hold.receipt, self.query_of(sequence, whole), self.lanes, hold.wish(self.now), self.now
+                    hold.receipt, self.query_of(sequence, whole), self.lanes, hold.hint(self.now), self.now
                 )
             else:
                 is_kept = self.tree.try_extend_raw(hold.receipt, self.query_of(sequence, whole), self.lanes)
@@ -215,9 +215,9 @@ cdef class PrefixCache:
         self.note_truncated(sequence)
         self.note_duplicates(sequence, False)
 
-    cdef void release(self, Sequence sequence, const Wish& wish) noexcept:
+    cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept:
         """A sequence is gone, and so is its row."""
-        self.tree.release_raw(sequence.hold.receipt, wish)
+        self.tree.release_raw(sequence.hold.receipt, hint)
         self.num_cut -= sequence.is_cut
         sequence.is_cut = False
         self.note_duplicates(sequence, False)

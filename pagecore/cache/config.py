@@ -17,7 +17,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import at_least, shown, within
+from pagecore.storage.checks import require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 
@@ -80,8 +80,8 @@ class PagedCacheConfig:
         refuse_unserved(self.prefix_cache, self.eviction_policy)
         put("device", cache_device(self.device))
         put("scrub", scrub_option(self.scrub, self.device))
-        put("block_size", within("block_size", self.block_size))
-        put("max_sequences", at_least("max_sequences", self.max_sequences))
+        put("block_size", require_int("block_size", self.block_size))
+        put("max_sequences", require_int("max_sequences", self.max_sequences, max=None))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
         if self.num_blocks is not None and self.memory is not None:
             raise ShapeError(
@@ -121,7 +121,7 @@ class StaticCacheConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", device_name(self.device))
-        object.__setattr__(self, "max_batch_size", at_least("max_batch_size", self.max_batch_size))
+        object.__setattr__(self, "max_batch_size", require_int("max_batch_size", self.max_batch_size, max=None))
         object.__setattr__(self, "max_length", _optional_length("max_length", self.max_length))
         object.__setattr__(self, "dtype", _dtype_or_auto(self.dtype))
 
@@ -152,7 +152,7 @@ def effective_length(configured: SupportsIndex | None, model_maximum: SupportsIn
         if wanted is None:
             raise ShapeError(f"the configured length is {configured} and the model's is not known; give one of the two")
         return wanted
-    longest = at_least("model maximum", model_maximum)
+    longest = require_int("model maximum", model_maximum, max=None)
     return longest if wanted is None else min(wanted, longest)
 
 
@@ -277,7 +277,7 @@ def _dtype_or_auto(dtype: object) -> DType | str:
 
 
 def _optional_length(name: str, length: SupportsIndex | None) -> int | None:
-    return None if length is None else at_least(name, length, least=0) or None
+    return None if length is None else require_int(name, length, min=0, max=None) or None
 
 
 def _block_counts(num_blocks: int | Listed[int]) -> int | tuple[int, ...]:
@@ -285,5 +285,5 @@ def _block_counts(num_blocks: int | Listed[int]) -> int | tuple[int, ...]:
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if isinstance(given, list | tuple):
-        return tuple(at_least("num_blocks", count, least=2) for count in given)
-    return at_least("num_blocks", given, least=2)
+        return tuple(require_int("num_blocks", count, min=2, max=None) for count in given)
+    return require_int("num_blocks", given, min=2, max=None)

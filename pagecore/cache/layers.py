@@ -9,7 +9,7 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
-from pagecore.storage.checks import LAYERS_MAX, at_least, member, shown, within
+from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
 from pagecore.storage.pool import bytes_per_block
 from pagecore.storage.spec import check_spec, is_spec, window_of
 
@@ -98,7 +98,7 @@ def group_number(group: SupportsIndex, num_groups: int) -> int:
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     if isinstance(layers, Spec):
-        return [layers] * within("num_layers", 1 if num_layers is None else num_layers, most=LAYERS_MAX)
+        return [layers] * require_int("num_layers", 1 if num_layers is None else num_layers, max=LAYERS_MAX)
     if isinstance(layers, Alias):
         raise UnsupportedOption("layers is one Alias; an alias needs an earlier layer to share with")
     try:
@@ -107,7 +107,7 @@ def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
         raise UnsupportedOption(f"layers is {shown(layers)}; give a spec, or a list with one a layer") from None
     if not listed:
         raise ShapeError("layers is empty; give at least one spec")
-    if num_layers is not None and at_least("num_layers", num_layers) != len(listed):
+    if num_layers is not None and require_int("num_layers", num_layers, max=None) != len(listed):
         raise ShapeError(f"num_layers is {shown(num_layers)}, but layers lists {len(listed)}; leave num_layers out")
     return listed
 

@@ -12,7 +12,7 @@ from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import POLICIES
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import INT32_MAX, at_least, flag, shown
+from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.storage.pool import blocks_within
 
@@ -100,7 +100,7 @@ def count_blocks(
         raise ShapeError(
             f"num_blocks lists {len(counted)}; the layers form {len(groups)} groups: give one for each, or one for all"
         )
-    counted = [at_least("num_blocks", n, least=2) for n in counted]
+    counted = [require_int("num_blocks", n, min=2, max=None) for n in counted]
     if max(counted) > INT32_MAX:
         raise ShapeError(
             f"a pool would have {shown(max(counted))} blocks; ids are int32, at most {INT32_MAX}: use larger blocks"
@@ -111,7 +111,7 @@ def count_blocks(
 def row_capacity(blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
     """Tokens that a row has room for: `max_tokens`, or all that the smallest pool can hold."""
     if max_tokens is not None:
-        return at_least("max_tokens_per_sequence", max_tokens)
+        return require_int("max_tokens_per_sequence", max_tokens, max=None)
     return min((min(blocks) - 1) * block_size, INT32_MAX)
 
 

@@ -43,7 +43,7 @@ from pagecore.cache.swap_ops import move_in, move_out, shortage_with_swapped
 from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, Spec, TensorParallel
-from pagecore.storage.checks import at_least, within
+from pagecore.storage.checks import require_int
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 
@@ -166,8 +166,8 @@ class PagedKVCache:
         refuse_unserved(prefix_cache, eviction_policy)
         self.parallel = as_parallel(parallel)
         self.eviction_policy = str(eviction_policy)
-        self.block_size = within("block_size", block_size)
-        self.max_sequences = at_least("max_sequences", max_sequences)
+        self.block_size = require_int("block_size", block_size)
+        self.max_sequences = require_int("max_sequences", max_sequences, max=None)
         self.device = cache_device(device)
         self.scrub = scrub_option(scrub, self.device)
         self.index_dtype = slot_dtype(index_dtype)
@@ -499,8 +499,10 @@ class PagedKVCache:
 
         `max_sequences` is the cache's by default; `max_tokens`, the new tokens of a step, is one a sequence by default.
         """
-        sequences = self.max_sequences if max_sequences is None else at_least("max_sequences", max_sequences)
-        tokens = sequences if max_tokens is None else at_least("max_tokens", max_tokens)
+        sequences = (
+            self.max_sequences if max_sequences is None else require_int("max_sequences", max_sequences, max=None)
+        )
+        tokens = sequences if max_tokens is None else require_int("max_tokens", max_tokens, max=None)
         return new_batch(self, sequences, tokens)
 
     def prepare(

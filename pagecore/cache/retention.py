@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index._radix_query import validate_namespace, validate_spans
-from pagecore.storage.checks import as_float, at_least
+from pagecore.storage.checks import as_float, require_int
 
 __all__ = ["RetentionOptions", "as_finite", "checked_rank", "retention_options", "reusable", "validate_namespace"]
 
@@ -66,4 +66,4 @@ def checked_rank(policy: str, rank: float | None) -> float | None:
 def reusable(length: int, max_tokens: int | None) -> int:
     """Return how many tokens of a prompt may be reused: never the last one, whose output is still to be computed."""
     most = max(length - 1, 0)
-    return most if max_tokens is None else min(most, at_least("max_tokens", max_tokens, least=0))
+    return most if max_tokens is None else min(most, require_int("max_tokens", max_tokens, min=0, max=None))

@@ -13,7 +13,7 @@ from pagecore.cache.layers import Layer, Layers, arrange, layer_number
 from pagecore.cache.position import position_number
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec, TensorParallel
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import require_int
 from pagecore.storage.parallel import as_parallel
 
 
@@ -76,10 +76,10 @@ class StaticKVCache:
     ) -> None:
         self.device = device_name(device)
         self.parallel = as_parallel(parallel)
-        self.max_batch_size = at_least("max_batch_size", max_batch_size)
+        self.max_batch_size = require_int("max_batch_size", max_batch_size, max=None)
         if max_length is None:
             raise ShapeError("max_length is None; say for how many tokens of each sequence there is to be room")
-        self.max_length = at_least("max_length", max_length)
+        self.max_length = require_int("max_length", max_length, max=None)
         self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True)
         planes = [_key_and_value(group.spec) for group in groups]
         for other in planes[1:]:

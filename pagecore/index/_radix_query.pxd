@@ -31,7 +31,7 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nog
         Marks marks
         int32_t space
 
-    cdef cppclass Wish:
+    cdef cppclass RetentionHint:
         double priority
         double expiry
         double rank
@@ -48,7 +48,7 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::RadixTree"
         Query query
         vector[Int32Pointer] lanes
         States states
-        Wish wish
+        RetentionHint hint
         double time
 
 
@@ -68,7 +68,7 @@ cdef class Entry:
     cdef Prefix prefix
     cdef list lanes
     cdef vector[State] states
-    cdef Wish wish
+    cdef RetentionHint hint
     cdef double time
     cdef object receipt  # a Receipt of the tree, or None
 
@@ -90,10 +90,10 @@ cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, obj
 cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mark]& marks) except -1
 
 # Checks all of them and converts each once; the clock is advanced by the caller, once nothing can fail.
-cdef int read_wish(Wish* wish, double* now, str policy, object time, object priority, object time_to_live,
+cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, object priority, object time_to_live,
                    object rank) except -1
 
-# What to insert, but for its receipt, wish and time. Tokens and blocks may be the caller's memory until own_entry()
+# What to insert, but for its receipt, hint and time. Tokens and blocks may be the caller's memory until own_entry()
 # copies them from block `first` on.
 cdef int own_entry(Entry entry, int64_t block_size, int64_t first) except -1
 cdef Entry read_entry(

@@ -83,7 +83,7 @@ cdef class Entry:
     cdef int fill(self, Offer* offer) except -1:
         offer.query = self.prefix.query()
         offer.states = States(self.states.data(), self.states.size())
-        offer.wish = self.wish
+        offer.hint = self.hint
         offer.time = self.time
         offer.lanes.clear()
         for lane in self.lanes:
@@ -148,18 +148,18 @@ cdef double as_time(object time) except? -1:
     return -INFINITY if time is None else as_number(time, "time")
 
 
-cdef int read_wish(Wish* wish, double* now, str policy, object time, object priority, object time_to_live,
+cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, object priority, object time_to_live,
                    object rank) except -1:
     cdef double seconds
-    wish.priority = NAN
-    wish.expiry = INFINITY
-    wish.rank = NAN
+    hint.priority = NAN
+    hint.expiry = INFINITY
+    hint.rank = NAN
     now[0] = as_time(time)
     if priority is not None:
         if policy != "priority":
             raise UnsupportedOption(f"priority {priority} means nothing to policy {policy}; use \"priority\"")
-        wish.priority = as_number(priority, "priority")
-        if not 0 <= wish.priority <= 100:
+        hint.priority = as_number(priority, "priority")
+        if not 0 <= hint.priority <= 100:
             raise ShapeError(f"priority is {priority}; use 0 to 100")
     if time_to_live is not None:
         if priority is None or time is None:
@@ -167,11 +167,11 @@ cdef int read_wish(Wish* wish, double* now, str policy, object time, object prio
         seconds = as_number(time_to_live, "time_to_live")
         if seconds < 0:
             raise ShapeError(f"time_to_live is {time_to_live}; use 0 or more")
-        wish.expiry = now[0] + seconds
+        hint.expiry = now[0] + seconds
     if rank is not None:
         if policy != "rank":
             raise UnsupportedOption(f"rank {rank} means nothing to policy {policy}; use \"rank\"")
-        wish.rank = as_number(rank, "rank")
+        hint.rank = as_number(rank, "rank")
     return 0
 
 

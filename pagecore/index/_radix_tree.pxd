@@ -4,7 +4,7 @@ from libcpp.memory cimport unique_ptr
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport Entry, Int32Pointer, Offer, Prefix, Query, Wish
+from pagecore.index._radix_query cimport Entry, Int32Pointer, Offer, Prefix, Query, RetentionHint
 from pagecore.index._radix_values cimport Inserted, Match
 from pagecore.native.translate cimport raise_python_error
 
@@ -62,7 +62,7 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore" nogil:
         NativeReceipt lock(NativeMatch& match, uint32_t components) except +raise_python_error
         void reserve_locks(int64_t count) except +raise_python_error
         NativeReceipt lock_again(const NativeReceipt& receipt) except +raise_python_error
-        void unlock(NativeReceipt& receipt, uint32_t components, const Wish& wish) except +raise_python_error
+        void unlock(NativeReceipt& receipt, uint32_t components, const RetentionHint& hint) except +raise_python_error
         void insert(const Offer& offer, NativeReceipt* receipt, NativeInserted& out) except +raise_python_error
         void insert(
             const Offer& offer, NativeReceipt* receipt, NativeInserted& out, Run* spare
@@ -148,7 +148,7 @@ cdef class RadixTree:
     cdef void lock_raw(self, NativeMatch& found, Receipt receipt) noexcept
     cdef void fork_raw(self, Receipt source, Receipt target) noexcept
     cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept
-    cdef void release_raw(self, Receipt receipt, const Wish& wish) noexcept
+    cdef void release_raw(self, Receipt receipt, const RetentionHint& hint) noexcept
     cdef int64_t depth_raw(self, Receipt receipt) noexcept
     cdef int64_t evictable_raw(self, int32_t component) noexcept
     cdef int32_t block_at_raw(self, Receipt receipt, int64_t index, int32_t lane) noexcept
@@ -162,10 +162,10 @@ cdef class RadixTree:
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
     ) noexcept
     cdef bint try_insert_raw(
-        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint, double time
     ) noexcept
     cdef void _offer_raw(
-        self, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+        self, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint, double time
     ) noexcept
     cdef void _drop_space(self, int32_t space) noexcept
     cdef void _forget_dead(self) noexcept

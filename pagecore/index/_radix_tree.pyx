@@ -17,12 +17,12 @@ from pagecore.index._radix_query cimport (
     Prefix,
     Query,
     States,
-    Wish,
+    RetentionHint,
     as_time,
     own_entry,
     read_entry,
     read_prefix,
-    read_wish,
+    read_hint,
 )
 from pagecore.index._radix_values cimport Evicted, Inserted, Match, array_of
 from pagecore.index._sealed cimport seal
@@ -368,16 +368,16 @@ The prefixes whose keys and values are still held.
         """
         cdef Receipt held = as_receipt(receipt)
         cdef uint32_t which = self.every_component
-        cdef Wish wish
+        cdef RetentionHint hint
         cdef double now = 0
-        read_wish(&wish, &now, self.policy, time, None, None, rank)
+        read_hint(&hint, &now, self.policy, time, None, None, rank)
         if component is not None:
             which = 1 << self._component(component)
         self._check_receipt(held)
         if held.native.components & which == 0:
             raise DoubleFree(f"the receipt does not hold {component!r}; it holds {held.components}")
         deref(self.native).advance(now)
-        deref(self.native).unlock(held.native, which, wish)
+        deref(self.native).unlock(held.native, which, hint)
         self._forget_dead()
 
     # Keeping.
@@ -776,11 +776,11 @@ The prefixes whose keys and values are still held.
         ShapeError, UnsupportedDtype
             One is no receipt; or `time` is no finite number.
         """
-        cdef Wish wish
+        cdef RetentionHint hint
         cdef double now = 0
         cdef Py_ssize_t i
         cdef list given = as_list(receipts, "receipts")
-        read_wish(&wish, &now, self.policy, time, None, None, None)
+        read_hint(&hint, &now, self.policy, time, None, None, None)
         for each in given:
             if not isinstance(each, Receipt):
                 raise UnsupportedDtype(f"a receipt is {type(each).__name__}; give what match_and_lock returned")
@@ -791,7 +791,7 @@ The prefixes whose keys and values are still held.
             raise DoubleFree("a receipt stands in the list twice; give each back once")
         deref(self.native).advance(now)
         for i in range(len(given)):
-            deref(self.native).unlock((<Receipt> given[i]).native, self.every_component, wish)
+            deref(self.native).unlock((<Receipt> given[i]).native, self.every_component, hint)
         self._forget_dead()
 
     def insert_all(self, entries, *, time=None):
@@ -867,7 +867,7 @@ The prefixes whose keys and values are still held.
         if receipt is not None and not isinstance(receipt, Receipt):
             raise UnsupportedDtype(f"receipt is {type(receipt).__name__}; give what match_and_lock returned")
         entry.receipt = receipt
-        read_wish(&entry.wish, &entry.time, self.policy, time, priority, time_to_live, rank)
+        read_hint(&entry.hint, &entry.time, self.policy, time, priority, time_to_live, rank)
         own_entry(entry, self.block_size, 0)
         return entry
 
@@ -929,8 +929,8 @@ The prefixes whose keys and values are still held.
     cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept:
         deref(self.native).shorten(receipt.native, blocks)
 
-    cdef void release_raw(self, Receipt receipt, const Wish& wish) noexcept:
-        deref(self.native).unlock(receipt.native, self.every_component, wish)
+    cdef void release_raw(self, Receipt receipt, const RetentionHint& hint) noexcept:
+        deref(self.native).unlock(receipt.native, self.every_component, hint)
 
     cdef int64_t depth_raw(self, Receipt receipt) noexcept:
         return deref(self.native).depth(receipt.native.node)
@@ -956,24 +956,24 @@ The prefixes whose keys and values are still held.
     cdef bint try_extend_raw(
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
     ) noexcept:
-        cdef Wish no_wish
-        self._offer_raw(query, lanes, no_wish, -INFINITY)
+        cdef RetentionHint no_hint
+        self._offer_raw(query, lanes, no_hint, -INFINITY)
         return deref(self.native).try_extend(self.offer, receipt.native, self.inserted)
 
     cdef bint try_insert_raw(
-        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint, double time
     ) noexcept:
-        self._offer_raw(query, lanes, wish, time)
+        self._offer_raw(query, lanes, hint, time)
         return deref(self.native).try_insert(self.offer, receipt.native, self.inserted)
 
     cdef void _offer_raw(
-        self, const Query& query, const vector[Int32Pointer]& lanes, const Wish& wish, double time
+        self, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint, double time
     ) noexcept:
         cdef States no_states
         self.offer.query = query
         self.offer.lanes = lanes  # as many as before: allocates nothing
         self.offer.states = no_states
-        self.offer.wish = wish
+        self.offer.hint = hint
         self.offer.time = time
 
     # What it tells.

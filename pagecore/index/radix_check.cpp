@@ -112,10 +112,10 @@ void RadixTree::check_parts() const {
       evictable += is_pinned(node, c) ? 0 : it.count;
       const bool can_go = it.count > 0 && !is_pinned(node, c) && (c > 0 || at(node).children == 0);
       PC_ASSERT(heap.holds(node) == can_go);
-      PC_ASSERT(!expires || expiries.holds(node) == (can_go && it.standing.expiry < radix::kNever));
-      if (expires && expiries.holds(node)) PC_ASSERT(expiries.key(node).worth == it.standing.expiry);
+      PC_ASSERT(!expires || expiries.holds(node) == (can_go && it.eviction.expiry < radix::kNever));
+      if (expires && expiries.holds(node)) PC_ASSERT(expiries.key(node).worth == it.eviction.expiry);
       if (!can_go) continue;
-      const radix::HeapKey wanted = key_of(policy_, it.standing, at(node).depth);
+      const radix::HeapKey wanted = key_of(policy_, it.eviction, at(node).depth);
       PC_ASSERT(!(heap.key(node) < wanted) && !(wanted < heap.key(node)));
     }
     PC_ASSERT(held == held_[static_cast<size_t>(c)]);

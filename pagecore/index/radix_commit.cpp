@@ -19,7 +19,7 @@ void RadixTree::shorten(Receipt& receipt, int64_t blocks) noexcept {
     move_receipt(receipt, split_path(old, blocks));
   } else {
     ++turn_;
-    drop(receipt, ~0u, radix::Wish{});
+    drop(receipt, ~0u, radix::RetentionHint{});
     receipt = {kNoNode, (uint32_t{1} << num_components_) - 1};
     ++num_receipts_;
   }

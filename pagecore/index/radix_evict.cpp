@@ -33,9 +33,9 @@ void RadixTree::expire() {
     radix::NodeHeap& expiries = expiries_[static_cast<size_t>(c)];
     while (!expiries.empty() && expiries.top_key().worth <= now_) {
       const NodeId node = expiries.top();
-      radix::Standing& standing = part(node, c).standing;
-      standing.priority = radix::kDefaultPriority;
-      standing.expiry = radix::kNever;
+      radix::EvictionState& eviction = part(node, c).eviction;
+      eviction.priority = radix::kDefaultPriority;
+      eviction.expiry = radix::kNever;
       refresh(node, c);
     }
   }

@@ -97,11 +97,11 @@ void RadixTree::grow(NodeId leaf, const Offer& offer, int32_t blocks) {
 // What a sequence adds is worth what it ran on from, be it grown or a node of its own.
 void RadixTree::inherit(NodeId node, NodeId from) {
   for (int32_t c = 0; c < num_components_; ++c) {
-    radix::Standing& standing = part(node, c).standing;
-    const radix::Standing& other = part(from, c).standing;
-    standing.priority = other.priority;
-    standing.expiry = other.expiry;
-    standing.rank = other.rank;
+    radix::EvictionState& eviction = part(node, c).eviction;
+    const radix::EvictionState& other = part(from, c).eviction;
+    eviction.priority = other.priority;
+    eviction.expiry = other.expiry;
+    eviction.rank = other.rank;
     refresh(node, c);
   }
 }
@@ -110,7 +110,7 @@ void RadixTree::inherit(NodeId node, NodeId from) {
 // already. The state stays behind.
 void RadixTree::move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end) {
   const NodeId old = receipt.node;
-  const radix::Wish none;
+  const radix::RetentionHint none;
   const auto holds = [&](int32_t component) { return (receipt.components >> component & 1) != 0; };
   if (has_states_) {
     if (old != kNoNode && holds(state_component())) pin(old, state_component(), -1, &none);
@@ -143,7 +143,7 @@ void RadixTree::move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t p
 
 // Pins what the window has come to, and unpins what it has left; both are whole nodes.
 void RadixTree::move_window(const Receipt& receipt, NodeId end, int32_t window, int64_t old_end, int64_t pinned_end) {
-  const radix::Wish none;
+  const radix::RetentionHint none;
   const int64_t start = window_start(window, depth(end));
   const int64_t old_start = window_start(window, old_end);
   for (NodeId node = end; node >= 0 && depth(node) > old_start; node = at(node).parent) {
@@ -185,7 +185,7 @@ void RadixTree::join(NodeId upper, NodeId lower) {
     if (c == state_component()) continue;
     part(lower, c).count += part(upper, c).count;
     part(lower, c).first = part(upper, c).first;
-    part(lower, c).standing = part(upper, c).standing;
+    part(lower, c).eviction = part(upper, c).eviction;
   }
   refresh_all(lower);  // its depth counts, too
   free_node(upper);

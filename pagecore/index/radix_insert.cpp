@@ -34,10 +34,10 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out, radi
     const NodeId node = split_path(end, state.blocks);
     if (at(node).state != kNoState) continue;
     at(node).state = state.id;
-    radix::Standing& standing = part(node, state_component()).standing;
-    standing = radix::Standing{};
-    standing.used = standing.made = turn_;
-    offer.wish.found(standing);
+    radix::EvictionState& eviction = part(node, state_component()).eviction;
+    eviction = radix::EvictionState{};
+    eviction.used = eviction.made = turn_;
+    offer.hint.initialise(eviction);
     change_count(node, state_component(), 1);
   }
   if (receipt != nullptr && out.blocks > 0) move_receipt(*receipt, split_path(end, out.blocks));
@@ -156,7 +156,7 @@ void RadixTree::use_path(const Offer& offer) {
   for (const Step& step : path_) {
     for (int32_t c = 0; c < num_components_; ++c) {
       touch(step.node, c, false);
-      offer.wish.apply(part(step.node, c).standing, now_);
+      offer.hint.apply(part(step.node, c).eviction, now_);
       refresh(step.node, c);
     }
   }
@@ -172,7 +172,7 @@ RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, N
   }
   if (!path_.empty() && path_.back().matched < at(end).size) path_.back().node = end = split(end, path_.back().matched);
   const NodeId leaf = add_leaf(end, offer.query, out.old_blocks, std::move(run));
-  for (int32_t c = 0; c < num_components_; ++c) offer.wish.found(part(leaf, c).standing);
+  for (int32_t c = 0; c < num_components_; ++c) offer.hint.initialise(part(leaf, c).eviction);
   for (int32_t w = 1; w <= num_windows(); ++w) {
     const int32_t* const ids = lane(leaf, lane_of(w));
     change_count(leaf, w, at(leaf).size - static_cast<int32_t>(std::count(ids, ids + at(leaf).size, kNullBlock)));
@@ -202,7 +202,7 @@ void RadixTree::move_receipt(Receipt& receipt, NodeId end) {
   uint32_t components = receipt.components | 1;
   if (has_states_) components &= ~(1u << state_component());
   ++turn_;  // each path has a turn of its own, so that no two nodes tie
-  drop(receipt, ~0u, radix::Wish{});
+  drop(receipt, ~0u, radix::RetentionHint{});
   ++turn_;
   receipt = lock_end(end, components, false);
 }

@@ -8,12 +8,12 @@ namespace pagecore {
 using radix::kNoNode;
 
 void RadixTree::touch(NodeId node, int32_t component, bool is_hit) {
-  radix::Standing& standing = part(node, component).standing;
-  standing.used = turn_;
-  if (is_hit && standing.hits < std::numeric_limits<int32_t>::max()) ++standing.hits;
+  radix::EvictionState& eviction = part(node, component).eviction;
+  eviction.used = turn_;
+  if (is_hit && eviction.hits < std::numeric_limits<int32_t>::max()) ++eviction.hits;
 }
 
-void RadixTree::pin_path(NodeId node, int32_t by, const radix::Wish* wish) {
+void RadixTree::pin_path(NodeId node, int32_t by, const radix::RetentionHint* hint) {
   while (node >= 0) {
     Node& it = at(node);
     it.path_pins += by;
@@ -23,7 +23,7 @@ void RadixTree::pin_path(NodeId node, int32_t by, const radix::Wish* wish) {
     evictable_[0] += is_free ? it.size : -it.size;
     if (is_free) {
       touch(node, 0, false);
-      wish->apply(part(node, 0).standing, now_);
+      hint->apply(part(node, 0).eviction, now_);
     }
     refresh(node, 0);
     node = it.parent;
@@ -31,23 +31,23 @@ void RadixTree::pin_path(NodeId node, int32_t by, const radix::Wish* wish) {
 }
 
 // One receipt more or less holds the component at the node where it ends.
-void RadixTree::pin(NodeId node, int32_t component, int32_t by, const radix::Wish* wish) {
+void RadixTree::pin(NodeId node, int32_t component, int32_t by, const radix::RetentionHint* hint) {
   part(node, component).receipts += by;
   const int64_t start = is_window(component) ? window_start(component, depth(node)) : depth(node) - 1;
   while (node >= 0 && depth(node) > start) {
-    pin_part(node, component, by, wish);
+    pin_part(node, component, by, hint);
     node = at(node).parent;
   }
 }
 
-void RadixTree::pin_part(NodeId node, int32_t component, int32_t by, const radix::Wish* wish) {
+void RadixTree::pin_part(NodeId node, int32_t component, int32_t by, const radix::RetentionHint* hint) {
   Part& it = part(node, component);
   it.pins += by;
   if (it.pins != (by > 0 ? 1 : 0)) return;
   evictable_[static_cast<size_t>(component)] += by > 0 ? -it.count : it.count;
   if (by < 0) {
     touch(node, component, false);
-    wish->apply(it.standing, now_);
+    hint->apply(it.eviction, now_);
   }
   refresh(node, component);
 }
@@ -102,27 +102,27 @@ RadixTree::Receipt RadixTree::lock_again(const Receipt& receipt) {
   return receipt;
 }
 
-void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::Wish& wish) {
+void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint) {
   ++turn_;
-  drop(receipt, components, wish);
+  drop(receipt, components, hint);
   prune(receipt.node);
   if (receipt.components == 0) receipt.node = kNoNode;  // nothing keeps it: nobody may ask for its depth
 }
 
 // The path stays pinned until the last component is given back.
-void RadixTree::drop(Receipt& receipt, uint32_t components, const radix::Wish& wish) {
+void RadixTree::drop(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint) {
   components &= receipt.components;
   receipt.components &= ~components;
   if (receipt.node != kNoNode) {
     for (int32_t c = 1; c < num_components_; ++c) {
-      if ((components >> c & 1) != 0) pin(receipt.node, c, -1, &wish);
+      if ((components >> c & 1) != 0) pin(receipt.node, c, -1, &hint);
     }
   }
   if (receipt.components != 0) return;
   --num_receipts_;
   if (receipt.node == kNoNode) return;
   --at(receipt.node).receipts;
-  pin_path(receipt.node, -1, &wish);
+  pin_path(receipt.node, -1, &hint);
 }
 
 }  // namespace pagecore

@@ -35,7 +35,7 @@ radix::NodeId RadixTree::add_leaf(NodeId parent, const radix::Query& query, int6
   map_.add(it.hash, node);
   for (int32_t c = 0; c < num_components_; ++c) {
     part(node, c) = Part{};
-    part(node, c).standing.used = part(node, c).standing.made = turn_;
+    part(node, c).eviction.used = part(node, c).eviction.made = turn_;
   }
   ++(parent < 0 ? space_children_[static_cast<size_t>(-1 - parent)] : at(parent).children);
   change_count(node, 0, it.size);
@@ -164,10 +164,10 @@ void RadixTree::refresh(NodeId node, int32_t component) {
     if (policy_ == radix::Policy::Priority) expiries.erase(node);
     return;
   }
-  heap.put(node, key_of(policy_, it.standing, at(node).depth));
+  heap.put(node, key_of(policy_, it.eviction, at(node).depth));
   if (policy_ != radix::Policy::Priority) return;
-  if (it.standing.expiry < radix::kNever) {
-    expiries.put(node, {it.standing.expiry, 0, 0});
+  if (it.eviction.expiry < radix::kNever) {
+    expiries.put(node, {it.eviction.expiry, 0, 0});
   } else {
     expiries.erase(node);
   }

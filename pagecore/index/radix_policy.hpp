@@ -25,7 +25,7 @@ enum class Policy {
 inline constexpr double kDefaultPriority = 35;
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
-struct Standing {
+struct EvictionState {
   uint64_t used = 0;  // the turn of the last use
   uint64_t made = 0;
   double priority = kDefaultPriority;
@@ -35,42 +35,42 @@ struct Standing {
 };
 
 // What the caller says about what it inserts or releases; NaN stands for "nothing".
-struct Wish {
+struct RetentionHint {
   double priority = std::numeric_limits<double>::quiet_NaN();
   double expiry = kNever;
   double rank = std::numeric_limits<double>::quiet_NaN();
 
   // The higher of two priorities stays, with its expiry, unless that has passed; the later of two ranks.
-  void apply(Standing& standing, double now) const {
-    if (standing.expiry <= now) {
-      standing.priority = kDefaultPriority;
-      standing.expiry = kNever;
+  void apply(EvictionState& eviction, double now) const {
+    if (eviction.expiry <= now) {
+      eviction.priority = kDefaultPriority;
+      eviction.expiry = kNever;
     }
-    if (priority >= standing.priority) {
-      standing.priority = priority;
-      standing.expiry = expiry;
+    if (priority >= eviction.priority) {
+      eviction.priority = priority;
+      eviction.expiry = expiry;
     }
-    if (rank == rank) standing.rank = rank;
+    if (rank == rank) eviction.rank = rank;
   }
-  void found(Standing& standing) const {
+  void initialise(EvictionState& eviction) const {
     if (priority == priority) {
-      standing.priority = priority;
-      standing.expiry = expiry;
+      eviction.priority = priority;
+      eviction.expiry = expiry;
     }
-    if (rank == rank) standing.rank = rank;
+    if (rank == rank) eviction.rank = rank;
   }
 };
 
-[[nodiscard]] inline HeapKey key_of(Policy policy, const Standing& standing, int32_t depth) {
+[[nodiscard]] inline HeapKey key_of(Policy policy, const EvictionState& eviction, int32_t depth) {
   switch (policy) {
-    case Policy::Lru: return {0, standing.used, depth};
-    case Policy::Lfu: return {static_cast<double>(standing.hits), standing.used, depth};
-    case Policy::Fifo: return {0, standing.made, depth};
-    case Policy::Mru: return {0, ~standing.used, depth};
-    case Policy::Filo: return {0, ~standing.made, depth};
-    case Policy::Slru: return {standing.hits > 0 ? 1.0 : 0.0, standing.used, depth};
-    case Policy::Priority: return {standing.priority, standing.used, depth};
-    case Policy::Rank: return {standing.rank, standing.used, depth};
+    case Policy::Lru: return {0, eviction.used, depth};
+    case Policy::Lfu: return {static_cast<double>(eviction.hits), eviction.used, depth};
+    case Policy::Fifo: return {0, eviction.made, depth};
+    case Policy::Mru: return {0, ~eviction.used, depth};
+    case Policy::Filo: return {0, ~eviction.made, depth};
+    case Policy::Slru: return {eviction.hits > 0 ? 1.0 : 0.0, eviction.used, depth};
+    case Policy::Priority: return {eviction.priority, eviction.used, depth};
+    case Policy::Rank: return {eviction.rank, eviction.used, depth};
   }
   return {};
 }

@@ -61,7 +61,7 @@ class RadixTree {
     radix::Query query;
     std::vector<const int32_t*> lanes;  // whole blocks of the query, each
     std::span<const State> states;      // in order
-    radix::Wish wish;
+    radix::RetentionHint hint;
     double time = -radix::kNever;  // of the caller's clock
   };
   // By lane; the states come last.
@@ -103,7 +103,7 @@ class RadixTree {
   // Memory for `count` calls of lock(), which then cannot fail.
   void reserve_locks(int64_t count) { reserve(count * (1 + num_windows())); }
   [[nodiscard]] Receipt lock_again(const Receipt& receipt);
-  void unlock(Receipt& receipt, uint32_t components, const radix::Wish& wish);
+  void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
 
   // `receipt`, where there is one, moves to the end of what is inserted. `spare`, where there is one, is memory for a
   // new node, from prepare_all().
@@ -176,9 +176,9 @@ class RadixTree {
     int32_t path_pins = 0;
     int32_t state = radix::kNoState;
   };
-  // A node's standing in one component.
+  // A node's eviction in one component.
   struct Part {
-    radix::Standing standing;
+    radix::EvictionState eviction;
     int32_t count = 0;     // ids: blocks of the full component, those that are left of a window, 1 for a state
     int32_t pins = 0;      // of a window or state
     int32_t receipts = 0;  // that end here and hold it
@@ -246,11 +246,11 @@ class RadixTree {
 
   // radix_locks.cpp
   void touch(NodeId node, int32_t component, bool is_hit);
-  void pin_path(NodeId node, int32_t by, const radix::Wish* wish);
-  void pin(NodeId node, int32_t component, int32_t by, const radix::Wish* wish);
-  void pin_part(NodeId node, int32_t component, int32_t by, const radix::Wish* wish);
+  void pin_path(NodeId node, int32_t by, const radix::RetentionHint* hint);
+  void pin(NodeId node, int32_t component, int32_t by, const radix::RetentionHint* hint);
+  void pin_part(NodeId node, int32_t component, int32_t by, const radix::RetentionHint* hint);
   Receipt lock_end(NodeId node, uint32_t components, bool is_hit);
-  void drop(Receipt& receipt, uint32_t components, const radix::Wish& wish);
+  void drop(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
 
   // radix_insert.cpp
   void survey(const Offer& offer, NodeId parent, Inserted& out);

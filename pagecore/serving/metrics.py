@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pagecore.errors import ShapeError
-from pagecore.storage.checks import as_float, at_least, within
+from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
     from pagecore.cache import CacheStats
@@ -34,7 +34,7 @@ class Histogram:
         ShapeError
             A value that is not an integer, or is negative.
         """
-        value = at_least("value", value, 0)
+        value = require_int("value", value, 0, max=None)
         shift = max(value.bit_length() - BUCKET_BITS - 1, 0)
         key = (shift << (BUCKET_BITS + 1)) + (value >> shift)
         self._buckets[key] = self._buckets.get(key, 0) + 1
@@ -67,7 +67,7 @@ class Series:
     """A value over time as at most `points` means of equally many steps each; the stride doubles as time goes on."""
 
     def __init__(self, points: int = 256) -> None:
-        self.points = within("points", points, 2)
+        self.points = require_int("points", points, 2)
         if self.points % 2:
             raise ShapeError(f"points is {points}; give an even number")
         self.stride = 1

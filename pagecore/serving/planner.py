@@ -13,7 +13,7 @@ from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, shown, within
+from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import window_of
 
@@ -197,9 +197,9 @@ def plan_memory(
     DeviceError
         A fraction of a device that is not there.
     """
-    ranks = within("ranks", ranks)
-    block_size = within("block_size", block_size)
-    contexts = [within("context", length) for length in _listed(context)]
+    ranks = require_int("ranks", ranks)
+    block_size = require_int("block_size", block_size)
+    contexts = [require_int("context", length) for length in _listed(context)]
     _, groups = arrange(specs, None, TensorParallel(0, ranks))
     budget = parse_memory(memory, device)
     num_blocks = count_blocks(groups, block_size, None, budget)[0]
@@ -236,7 +236,7 @@ def plan_model(
 
 def blocks_held(spec: Spec, context: SupportsIndex, block_size: SupportsIndex) -> int:
     """Blocks that a request of `context` tokens holds of a group, at most; see `plan_memory`."""
-    length, size, window = within("context", context), within("block_size", block_size), window_of(spec)
+    length, size, window = require_int("context", context), require_int("block_size", block_size), window_of(spec)
     blocks = -(-length // size)
     return blocks if window is None else min(blocks, -(-(window - 1) // size) + 1)
 

@@ -24,7 +24,7 @@ from pagecore.serving.request import Request, RequestError, Run, token_ids
 from pagecore.serving.reuse import Reuse
 from pagecore.serving.roster import Roster
 from pagecore.serving.step import Step, StepState
-from pagecore.storage.checks import as_float, at_least, within
+from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -96,8 +96,8 @@ class Scheduler:
     ) -> None:
         if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
             raise UnsupportedOption(f"expected a PagedKVCache as cache, got {cache!r}")
-        max_running = within("max_running", max_running)
-        max_tokens_per_step = within("max_tokens_per_step", max_tokens_per_step)
+        max_running = require_int("max_running", max_running)
+        max_tokens_per_step = require_int("max_tokens_per_step", max_tokens_per_step)
         headroom = as_float("headroom", headroom)
         if not 0 <= headroom <= 1:
             raise ShapeError(f"headroom is {headroom}; it must be a share of the pool, between 0 and 1")
@@ -222,9 +222,9 @@ class Scheduler:
         ShapeError
             A length or number that is not an integer in its range.
         """
-        num_prompt_tokens = at_least("num_prompt_tokens", num_prompt_tokens)
-        max_new_tokens = at_least("max_new_tokens", max_new_tokens, 0)
-        samples = at_least("samples", samples)
+        num_prompt_tokens = require_int("num_prompt_tokens", num_prompt_tokens, max=None)
+        max_new_tokens = require_int("max_new_tokens", max_new_tokens, 0, max=None)
+        samples = require_int("samples", samples, max=None)
         # The last token that is generated is never computed.
         num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
         if num_slots > self.max_length:

@@ -9,7 +9,7 @@ from typing import SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype
-from pagecore.storage.checks import as_float, as_tuple, at_least, within
+from pagecore.storage.checks import as_float, as_tuple, require_int
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.spec import CACHE_DTYPES, Plane
 
@@ -54,16 +54,16 @@ class AttentionSpec:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("num_kv_heads", within("num_kv_heads", self.num_kv_heads))
-        put("head_dim", within("head_dim", self.head_dim))
-        put("v_head_dim", within("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
+        put("num_kv_heads", require_int("num_kv_heads", self.num_kv_heads))
+        put("head_dim", require_int("head_dim", self.head_dim))
+        put("v_head_dim", require_int("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
         put("dtype", as_dtype(self.dtype))
         if self.dtype not in CACHE_DTYPES:
             raise UnsupportedDtype(f"a cache of {self.dtype} is not served; use one of {', '.join(CACHE_DTYPES)}")
         if self.window is not None:
-            put("window", at_least("window", self.window))
+            put("window", require_int("window", self.window, max=None))
         if self.num_query_heads is not None:
-            put("num_query_heads", within("num_query_heads", self.num_query_heads))
+            put("num_query_heads", require_int("num_query_heads", self.num_query_heads))
             if self.num_query_heads % self.num_kv_heads:
                 raise ShapeError(
                     f"num_query_heads is {self.num_query_heads}, not a multiple of num_kv_heads {self.num_kv_heads}; "

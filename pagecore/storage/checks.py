@@ -25,22 +25,16 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def at_least(name: str, value: SupportsIndex, least: int = 1) -> int:
-    """Return `value` as an int; raise ShapeError for non-integers and below `least`."""
+def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None = INT32_MAX) -> int:
+    """Return `value` as an int; raise ShapeError for non-integers, below `min` and above `max` (None: no limit)."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise ShapeError(f"{name} is {shown(value)}; give an integer of at least {least}") from None
-    if number < least:
-        raise ShapeError(f"{name} is {shown(number)}; it must be at least {least}")
-    return number
-
-
-def within(name: str, value: SupportsIndex, least: int = 1, most: int = INT32_MAX) -> int:
-    """Return `value` as an int; raise ShapeError for non-integers, below `least` and above `most`."""
-    number = at_least(name, value, least)
-    if number > most:
-        raise ShapeError(f"{name} is {shown(number)}; it must be at most {most}")
+        raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {min}") from None
+    if number < min:
+        raise ShapeError(f"{name} is {shown(number)}; it must be at least {min}")
+    if max is not None and number > max:
+        raise ShapeError(f"{name} is {shown(number)}; it must be at most {max}")
     return number
 
 

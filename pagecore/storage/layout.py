@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
-from pagecore.storage.checks import as_tuple, at_least, member, shown
+from pagecore.storage.checks import as_tuple, member, require_int, shown
 from pagecore.storage.spec import Plane, Spec
 
 # L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
@@ -73,7 +73,7 @@ class KVLayout:
         object.__setattr__(self, "planes", _planes_of(self.planes))
         for name in ("num_layers", "num_blocks", "block_size"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, at_least(name, getattr(self, name)))
+                object.__setattr__(self, name, require_int(name, getattr(self, name), max=None))
         if not isinstance(self.order, str):
             raise UnsupportedOption(f"layout is {shown(self.order)}; expected a name, axes, or a KVLayout")
         if self.order in NAMED:

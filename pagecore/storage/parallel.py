@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage.checks import at_least, shown, within
+from pagecore.storage.checks import require_int, shown
 from pagecore.storage.spec import Spec, is_spec
 
 
@@ -41,8 +41,8 @@ class TensorParallel:
     size: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", within("size", self.size))
-        object.__setattr__(self, "rank", at_least("rank", self.rank, least=0))
+        object.__setattr__(self, "size", require_int("size", self.size))
+        object.__setattr__(self, "rank", require_int("rank", self.rank, min=0, max=None))
         if self.rank >= self.size:
             raise ShapeError(f"rank is {shown(self.rank)}; expected 0 to size - 1, which is {shown(self.size - 1)}")
 
@@ -54,7 +54,7 @@ class TensorParallel:
         ShapeError
             `size` neither divides `num_kv_heads` nor is a multiple of it.
         """
-        heads = at_least("num_kv_heads", num_kv_heads)
+        heads = require_int("num_kv_heads", num_kv_heads, max=None)
         if heads % self.size == 0:
             return self._share(heads)
         if self.size % heads == 0:
@@ -73,7 +73,7 @@ class TensorParallel:
         ShapeError
             `size` does not divide `num_query_heads`.
         """
-        heads = at_least("num_query_heads", num_query_heads)
+        heads = require_int("num_query_heads", num_query_heads, max=None)
         if heads % self.size:
             raise ShapeError(
                 f"num_query_heads is {shown(heads)}, which {self.size} ranks cannot share out; their number must "

@@ -8,7 +8,7 @@ from pagecore.arrays import Tensor, cuda, empty, strided, zeros
 from pagecore.arrays.devices import device_index, device_name
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from pagecore.storage.adoption import Span, adopt
-from pagecore.storage.checks import LAYERS_MAX, flag, member, shown, within
+from pagecore.storage.checks import LAYERS_MAX, flag, member, require_int, shown
 from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
 from pagecore.storage.spec import Plane, Spec, check_spec
@@ -72,9 +72,9 @@ class KVPool:
         is_scrubbed = flag("scrub", scrub)
         self.spec = spec
         self.device = device_name(device)
-        self.num_layers = within("num_layers", num_layers, most=LAYERS_MAX)
-        self.num_blocks = within("num_blocks", num_blocks, least=2)
-        self.block_size = within("block_size", block_size)
+        self.num_layers = require_int("num_layers", num_layers, max=LAYERS_MAX)
+        self.num_blocks = require_int("num_blocks", num_blocks, min=2)
+        self.block_size = require_int("block_size", block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
         # Memory of the caller that the pool lies in.
         self.spans: tuple[Span, ...] = ()
@@ -171,7 +171,9 @@ class KVPool:
             Numbers that are out of range, or a spec that a pool cannot store, such as one with planes per sequence.
         """
         check_spec(spec)
-        one = bytes_per_block(spec, within("num_layers", num_layers, most=LAYERS_MAX), within("block_size", block_size))
+        one = bytes_per_block(
+            spec, require_int("num_layers", num_layers, max=LAYERS_MAX), require_int("block_size", block_size)
+        )
         return blocks_within(parse_memory(memory, device), one)
 
     def _allocate(self, scrub: bool) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.storage.checks import as_tuple, at_least, shown, within
+from pagecore.storage.checks import as_tuple, require_int, shown
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
 Per = Literal["token", "block", "sequence"]
@@ -38,7 +38,7 @@ class Plane:
         if not isinstance(self.name, str):
             raise UnsupportedOption(f"the name of a plane is {shown(self.name)}; expected a str, such as 'key'")
         sides = as_tuple(f"the shape of plane {self.name!r}", self.shape, "a tuple of integers, such as (heads, dim)")
-        object.__setattr__(self, "shape", tuple(within(f"a side of plane {self.name!r}", n) for n in sides))
+        object.__setattr__(self, "shape", tuple(require_int(f"a side of plane {self.name!r}", n) for n in sides))
         object.__setattr__(self, "dtype", as_dtype(self.dtype))
         if not (isinstance(self.per, str) and self.per in ("token", "block", "sequence")):
             raise UnsupportedOption(f"plane {self.name!r} is per {shown(self.per)}; use 'token', 'block' or 'sequence'")
@@ -75,7 +75,7 @@ def is_spec(value: object) -> TypeGuard[Spec]:
 def window_of(spec: Spec) -> int | None:
     """Return the window of a spec as an int, None for all keys; ShapeError for anything but an integer from 1 on."""
     window: Any = spec.window
-    return None if window is None else at_least(f"window of a {type(spec).__name__}", window)
+    return None if window is None else require_int(f"window of a {type(spec).__name__}", window, max=None)
 
 
 def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> None:
@@ -107,7 +107,7 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
     planes = _checked_planes(spec, who)
     window_of(spec)
     heads: Any = getattr(spec, "num_query_heads", None)
-    heads = None if heads is None else within(f"num_query_heads of a {type(spec).__name__}", heads)
+    heads = None if heads is None else require_int(f"num_query_heads of a {type(spec).__name__}", heads)
     if attends:
         _check_attended(planes, heads, who)
 

@@ -156,39 +156,39 @@ class RadixMachine(RuleBasedStateMachine):
             states.append((end * self.twin.block_size, self.next_state))
         return states
 
-    def draw_wish(self, data):
-        wish = {"time": self.draw_time(data)}
+    def draw_hint(self, data):
+        hint = {"time": self.draw_time(data)}
         if self.twin.policy == "rank":
-            wish["rank"] = data.draw(st.sampled_from([None, 0.5, -1.0, 3.0]))
+            hint["rank"] = data.draw(st.sampled_from([None, 0.5, -1.0, 3.0]))
         if self.twin.policy == "priority":
-            wish["priority"] = data.draw(st.sampled_from([None, 0, 20, 35, 80, 100]))
-            if wish["priority"] is not None and wish["time"] is not None:
-                wish["time_to_live"] = data.draw(st.sampled_from([None, 0.0, 1.0, 3.0]))
-        return wish
+            hint["priority"] = data.draw(st.sampled_from([None, 0, 20, 35, 80, 100]))
+            if hint["priority"] is not None and hint["time"] is not None:
+                hint["time_to_live"] = data.draw(st.sampled_from([None, 0.0, 1.0, 3.0]))
+        return hint
 
     @rule(data=st.data(), with_receipt=st.booleans(), in_batch=st.booleans())
     def insert(self, data, with_receipt, in_batch):
         key = self.draw_key(data)
         lanes, fresh = self.draw_lanes(data, key)
-        states, wish = self.draw_states(data, key), self.draw_wish(data)
+        states, hint = self.draw_states(data, key), self.draw_hint(data)
         receipt, twin_receipt = None, None
         if with_receipt and self.receipts:
             receipt, twin_receipt = data.draw(st.sampled_from(self.receipts))
         blocks = lanes[0] if len(lanes) == 1 else lanes
         sizes = self.figures()
         try:
-            expected = self.twin.insert(lanes=lanes, states=states, receipt=twin_receipt, **key, **wish)
+            expected = self.twin.insert(lanes=lanes, states=states, receipt=twin_receipt, **key, **hint)
         except PagecoreError as error:
             with pytest.raises(type(error)):
-                self.tree.insert(blocks=blocks, states=states, receipt=receipt, **key, **wish)
+                self.tree.insert(blocks=blocks, states=states, receipt=receipt, **key, **hint)
             assert self.figures() == sizes
         else:
             if in_batch:
-                time = wish.pop("time")
-                entry = {"blocks": blocks, "states": states, "receipt": receipt, **key, **wish}
+                time = hint.pop("time")
+                entry = {"blocks": blocks, "states": states, "receipt": receipt, **key, **hint}
                 (done,) = self.tree.insert_all([entry], time=time)
             else:
-                done = self.tree.insert(blocks=blocks, states=states, receipt=receipt, **key, **wish)
+                done = self.tree.insert(blocks=blocks, states=states, receipt=receipt, **key, **hint)
             assert (done.num_tokens, done.num_old_tokens) == (expected["num_tokens"], expected["num_old_tokens"])
             taken = self.lists(done.taken, done.taken_states)
             assert taken == expected["taken"]

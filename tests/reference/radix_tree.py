@@ -14,7 +14,7 @@ Block = tuple[object, ...]  # the tokens of a block and the spans that overlap i
 
 
 @dataclass
-class Standing:
+class EvictionState:
     used: int
     made: int
     priority: float = 35.0
@@ -40,7 +40,7 @@ class Node:
     parent: Node | None
     blocks: list[Block]
     lanes: list[list[int]]
-    standing: list[Standing]
+    eviction: list[EvictionState]
     run: object  # what it was inserted with: the same for both halves of a split
     children: dict[Block, Node] = field(default_factory=dict)
     state: int | None = None
@@ -216,7 +216,7 @@ class RadixTree:
             node.parent,
             node.blocks[:blocks],
             [lane[:blocks] for lane in node.lanes],
-            [replace(standing) for standing in node.standing],
+            [replace(eviction) for eviction in node.eviction],
             node.run,
         )
         assert node.parent is not None
@@ -234,8 +234,8 @@ class RadixTree:
         return node if node.end == end else self.split(node, end - node.depth)
 
     def touch(self, node: Node, component: int, is_hit: bool) -> None:
-        node.standing[component].used = self.turn
-        node.standing[component].hits += is_hit
+        node.eviction[component].used = self.turn
+        node.eviction[component].hits += is_hit
 
     def lock_end(self, node: Node, components: set[int], is_hit: bool, namespace: object) -> Receipt:
         for c in range(1, len(self.windows) + 1):
@@ -293,7 +293,7 @@ class RadixTree:
             for node in before[c] - self.pinned(c):
                 self.touch(node, c, False)
                 if rank is not None:
-                    node.standing[c].rank = rank
+                    node.eviction[c].rank = rank
 
     def advance(self, time: float | None) -> None:
         self.now = self.now if time is None else max(self.now, time)
@@ -338,25 +338,25 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         expiry = math.inf if time_to_live is None else time + time_to_live
-        fresh = Standing(self.turn, self.turn)
+        fresh = EvictionState(self.turn, self.turn)
         if priority is not None:
             fresh.priority, fresh.expiry = priority, expiry
         if rank is not None:
             fresh.rank = rank
         end = self.add_rest(path, self.root(namespace), blocks, lanes, [fresh] * self.num_components)
         for node, _ in path:
-            for standing in node.standing:
-                standing.used = self.turn
-                self.expire(standing)
-                if priority is not None and priority >= standing.priority:
-                    standing.priority, standing.expiry = priority, expiry
+            for eviction in node.eviction:
+                eviction.used = self.turn
+                self.expire(eviction)
+                if priority is not None and priority >= eviction.priority:
+                    eviction.priority, eviction.expiry = priority, expiry
                 if rank is not None:
-                    standing.rank = rank
+                    eviction.rank = rank
         for length, state in states:
             node = self.split_path(end, length // self.block_size)
             if node.state is None:
                 node.state = state
-                node.standing[-1] = replace(fresh)
+                node.eviction[-1] = replace(fresh)
         if receipt is not None and blocks:
             self.move(receipt, self.split_path(end, len(blocks)), namespace)
         self.prune()
@@ -393,7 +393,7 @@ class RadixTree:
             raise DoubleFree("held already")
         taken[lane].append(id)
 
-    def add_rest(self, path, top: Node, blocks: list[Block], lanes, standing: list[Standing]) -> Node:
+    def add_rest(self, path, top: Node, blocks: list[Block], lanes, eviction: list[EvictionState]) -> Node:
         """Fills the holes of the path, and adds what it lacks of the blocks; returns where they end."""
         end = path[-1][0] if path else top
         done = 0
@@ -411,7 +411,7 @@ class RadixTree:
             end,
             blocks[done:],
             [list(lane[done : len(blocks)]) for lane in lanes],
-            [replace(one) for one in standing],
+            [replace(one) for one in eviction],
             object(),
         )
         end.children[blocks[done]] = leaf
@@ -448,12 +448,12 @@ class RadixTree:
                 self.touch(top, c, False)
             end = top
         else:
-            standing = [Standing(self.turn, self.turn) for _ in range(self.num_components)]
-            for new, old in zip(standing, top.standing, strict=False):
+            eviction = [EvictionState(self.turn, self.turn) for _ in range(self.num_components)]
+            for new, old in zip(eviction, top.eviction, strict=False):
                 new.priority, new.expiry, new.rank = old.priority, old.expiry, old.rank
-            end = self.add_rest(path, top, rest, lanes, standing)
+            end = self.add_rest(path, top, rest, lanes, eviction)
             for node, _ in path:
-                for one in node.standing:
+                for one in node.eviction:
                     one.used = self.turn
                     self.expire(one)
             end = self.split_path(end, goal)
@@ -488,7 +488,7 @@ class RadixTree:
         lower.parent = upper.parent
         lower.blocks = upper.blocks + lower.blocks
         lower.lanes = [above + below for above, below in zip(upper.lanes, lower.lanes, strict=True)]
-        lower.standing[: 1 + len(self.windows)] = upper.standing[: 1 + len(self.windows)]
+        lower.eviction[: 1 + len(self.windows)] = upper.eviction[: 1 + len(self.windows)]
         self.join(lower)
 
     def move(self, receipt: Receipt, end: Node, namespace: object) -> None:
@@ -546,8 +546,8 @@ class RadixTree:
                 if node not in pinned and self.count(node, component) and not (component == 0 and node.children)
             ]
             for node in can_go:
-                self.expire(node.standing[component])
-            node = min(can_go, key=lambda node: (*node.standing[component].key(self.policy), node.depth))
+                self.expire(node.eviction[component])
+            node = min(can_go, key=lambda node: (*node.eviction[component].key(self.policy), node.depth))
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)
@@ -569,9 +569,9 @@ class RadixTree:
                 gone += len(node.blocks)
         return gone
 
-    def expire(self, standing: Standing) -> None:
-        if standing.expiry <= self.now:
-            standing.priority, standing.expiry = 35.0, math.inf
+    def expire(self, eviction: EvictionState) -> None:
+        if eviction.expiry <= self.now:
+            eviction.priority, eviction.expiry = 35.0, math.inf
 
     def give_up(self, node: Node, component: int, amount: int, out: list[list[int]]) -> None:
         if component == 0:

@@ -12,7 +12,7 @@ from pagecore.arrays import Tensor, as_tensor, like
 from pagecore.cache import Batch
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.jax.arguments import Layout, check_layout
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import require_int
 
 
 def as_jax(tensor: Tensor, *, layout: Layout = "NHD") -> jax.Array:
@@ -120,7 +120,7 @@ def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) 
             "jax_enable_x64"
         )
     table, lens = group.block_table.numpy(), batch.seq_lens.numpy().copy()
-    width = table.shape[1] if max_blocks is None else at_least("max_blocks", max_blocks)
+    width = table.shape[1] if max_blocks is None else require_int("max_blocks", max_blocks, max=None)
     if width > table.shape[1]:
         raise ShapeError(f"max_blocks is {width}; it must be at most {table.shape[1]}, the blocks that a row holds")
     rows = table[batch.rows.numpy()]

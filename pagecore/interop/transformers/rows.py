@@ -22,7 +22,7 @@ from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache, Sequence
 from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
-from pagecore.storage.checks import at_least
+from pagecore.storage.checks import require_int
 
 UNKNOWN = -1  # the id of a column that was computed from embeddings
 
@@ -156,7 +156,7 @@ class Rows:
     def repeat(self, repeats: int) -> None:
         """Let each row become `repeats` rows that share its blocks."""
         try:
-            count = at_least("repeats", operator.index(repeats))
+            count = require_int("repeats", operator.index(repeats), max=None)
         except PagecoreError:
             raise
         except Exception:

@@ -22,7 +22,7 @@ from pagecore.serving.request import Run
 from pagecore.serving.reuse import POLICIES, cache_options, check_policy
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
-from pagecore.storage.checks import as_float, within
+from pagecore.storage.checks import as_float, require_int
 
 __all__ = ["DemoConfig", "DemoReport", "demo"]
 
@@ -59,15 +59,15 @@ class DemoConfig:
     model: ModelSizes = field(default_factory=ModelSizes)
 
     def __post_init__(self) -> None:
-        within("seed", self.seed, 0)
+        require_int("seed", self.seed, 0)
         for name in ("num_requests", "block_size", "max_running", "max_tokens_per_step", "max_length"):
-            within(name, getattr(self, name))
+            require_int(name, getattr(self, name))
         if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != 2:
             raise ShapeError(
                 f"num_blocks is {self.num_blocks!r}; give a tuple with one number for each of the 2 groups"
             )
         for blocks in self.num_blocks:
-            within("num_blocks", blocks, 2)
+            require_int("num_blocks", blocks, 2)
         if not 0 <= as_float("temperature", self.temperature) < math.inf:
             raise ShapeError(f"temperature is {self.temperature}; it must be 0 or more, and finite")
         as_flag("swap", self.swap)

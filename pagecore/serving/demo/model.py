@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError
 from pagecore.storage import AttentionSpec
-from pagecore.storage.checks import as_float, within
+from pagecore.storage.checks import as_float, require_int
 
 __all__ = ["Attend", "Model", "ModelSizes", "dense_attention"]
 
@@ -53,7 +53,7 @@ class ModelSizes:
     def __post_init__(self) -> None:
         for each in fields(self):
             if each.default.__class__ is int:
-                within(each.name, getattr(self, each.name))
+                require_int(each.name, getattr(self, each.name))
             elif not 0 < as_float(each.name, getattr(self, each.name)) < math.inf:
                 raise ShapeError(f"{each.name} is {getattr(self, each.name)}; it must be positive and finite")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError
 from pagecore.serving.request import Run, State
-from pagecore.storage.checks import INT32_MAX, within
+from pagecore.storage.checks import INT32_MAX, require_int
 
 if TYPE_CHECKING:
     from pagecore.cache import BlockMap
@@ -99,7 +99,7 @@ class Timeline:
     """
 
     def __init__(self, columns: int = 256, rows: int = 384) -> None:
-        self.columns, self.rows = within("columns", columns, 2), within("rows", rows)
+        self.columns, self.rows = require_int("columns", columns, 2), require_int("rows", rows)
         if self.columns % 2:
             raise ShapeError(f"columns is {columns}; give an even number")
         self.steps = 0

@@ -13,7 +13,7 @@ from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
 from pagecore.serving.reuse import POLICIES, check_policy
 from pagecore.storage import Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, within
+from pagecore.storage.checks import INT32_MAX, require_int
 from pagecore.storage.pool import blocks_within
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOptions"]
@@ -101,7 +101,7 @@ class ReplayOptions:
         for name, least in {**LIMITS, **OPTIONAL_LIMITS}.items():
             value = getattr(self, name)
             if not (value is None and name in OPTIONAL_LIMITS) and not (name == "blocks" and self.is_unbounded):
-                object.__setattr__(self, name, within(name, value, least))
+                object.__setattr__(self, name, require_int(name, value, least))
         for name in ("prefill_only", "attend"):
             as_flag(name, getattr(self, name))
         if self.model is not None:

@@ -24,7 +24,7 @@ import numpy as np
 from pagecore.errors import PagecoreError
 from pagecore.models.files import open_file
 from pagecore.serving.checks import as_flag
-from pagecore.storage.checks import INT32_MAX, at_least
+from pagecore.storage.checks import INT32_MAX, require_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,7 +98,7 @@ def scan_trace(
     UnsupportedOption
         A `prefill_only` that is not a bool.
     """
-    block_size, prefill_only = at_least("block_size", block_size), as_flag("prefill_only", prefill_only)
+    block_size, prefill_only = require_int("block_size", block_size, max=None), as_flag("prefill_only", prefill_only)
     if _checked_path(path) == STANDARD_INPUT:
         return None
     requests = computed = longest = blocks = 0
@@ -138,7 +138,7 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
         A `prefill_only` that is not a bool.
     """
     name = _checked_path(path)
-    most = None if limit is None else at_least("limit", limit, 0)
+    most = None if limit is None else require_int("limit", limit, 0, max=None)
     prefill_only = as_flag("prefill_only", prefill_only)
     number, latest = 0, 0.0
     try:

@@ -23,7 +23,7 @@ using Lanes = std::vector<Ids>;
 using BlockKey = std::pair<Tokens, std::vector<std::array<int64_t, 3>>>;
 using Prefix = std::vector<BlockKey>;
 
-struct ModelStanding {
+struct ModelEvictionState {
   double used = 0, made = 0, hits = 0;
   double priority = 35, expiry = radix::kNever, rank = 0;
 };
@@ -36,7 +36,7 @@ struct Cell {
   int32_t state = radix::kNoState;
   bool ends_node = false;
   int run = 0;                          // what it came with, be it split since
-  std::vector<ModelStanding> standing;  // by component
+  std::vector<ModelEvictionState> eviction;  // by component
 };
 
 struct ModelReceipt {
@@ -49,7 +49,7 @@ struct ModelOffer {
   Prefix prefix;
   Lanes lanes;
   std::vector<std::pair<int64_t, int32_t>> states;
-  radix::Wish wish;
+  radix::RetentionHint hint;
   double time = -radix::kNever;
 };
 

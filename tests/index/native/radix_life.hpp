@@ -175,16 +175,16 @@ class TreeLife {
     RadixTree::Receipt& receipt = held.receipt;
     const uint32_t every = (1u << model_.num_components) - 1;
     const uint32_t some = random_.one_in(3) ? 1u << random_.below(static_cast<int64_t>(model_.num_components)) : every;
-    radix::Wish wish;
-    if (random_.one_in(3)) wish.rank = static_cast<double>(random_.between(-2, 2));
+    radix::RetentionHint hint;
+    if (random_.one_in(3)) hint.rank = static_cast<double>(random_.between(-2, 2));
     if (model_.full > 0) {
-      without_memory([&] { tree_.unlock(receipt, some & every, wish); });
+      without_memory([&] { tree_.unlock(receipt, some & every, hint); });
     } else {  // a leaf may go, and its run be compacted, or not
-      tree_.unlock(receipt, some & every, wish);
+      tree_.unlock(receipt, some & every, hint);
     }
     const int gone = name;
     const bool is_over = receipt.components == 0;
-    model_.unlock(gone, some & every, wish);
+    model_.unlock(gone, some & every, hint);
     PC_CHECK(is_over != model_.receipts.contains(gone), "receipt ", gone, " is over: ", is_over);
     if (is_over) receipts_.erase(gone);
     bury();

@@ -24,9 +24,9 @@ class ModelTree : public ModelCells {
     return receipt;
   }
   int fork(int receipt) { return new_receipt(receipts.at(receipt)); }
-  void unlock(int receipt, uint32_t components, const radix::Wish& wish) {
+  void unlock(int receipt, uint32_t components, const radix::RetentionHint& hint) {
     ++turn;
-    drop(receipts.at(receipt), components, wish);
+    drop(receipts.at(receipt), components, hint);
     if (receipts.at(receipt).components == 0) receipts.erase(receipt);
     prune();
   }
@@ -105,31 +105,31 @@ class ModelTree : public ModelCells {
     if (!condition) fail(kind, "the model refuses");
   }
   void touch(int cell, size_t c, bool is_hit) {
-    cells.at(cell).standing[c].used = turn;
-    cells.at(cell).standing[c].hits += is_hit;
+    cells.at(cell).eviction[c].used = turn;
+    cells.at(cell).eviction[c].hits += is_hit;
   }
-  void apply(const radix::Wish& wish, ModelStanding& standing) const {
-    expire(standing);
-    if (wish.priority >= standing.priority) {
-      standing.priority = wish.priority;
-      standing.expiry = wish.expiry;
+  void apply(const radix::RetentionHint& hint, ModelEvictionState& eviction) const {
+    expire(eviction);
+    if (hint.priority >= eviction.priority) {
+      eviction.priority = hint.priority;
+      eviction.expiry = hint.expiry;
     }
-    if (wish.rank == wish.rank) standing.rank = wish.rank;
+    if (hint.rank == hint.rank) eviction.rank = hint.rank;
   }
-  void expire(ModelStanding& standing) const {
-    if (standing.expiry > now) return;
-    standing.priority = 35;
-    standing.expiry = radix::kNever;
+  void expire(ModelEvictionState& eviction) const {
+    if (eviction.expiry > now) return;
+    eviction.priority = 35;
+    eviction.expiry = radix::kNever;
   }
-  [[nodiscard]] ModelStanding fresh(const radix::Wish& wish) const {
-    ModelStanding standing;
-    standing.used = standing.made = turn;
-    if (wish.priority == wish.priority) {
-      standing.priority = wish.priority;
-      standing.expiry = wish.expiry;
+  [[nodiscard]] ModelEvictionState fresh(const radix::RetentionHint& hint) const {
+    ModelEvictionState eviction;
+    eviction.used = eviction.made = turn;
+    if (hint.priority == hint.priority) {
+      eviction.priority = hint.priority;
+      eviction.expiry = hint.expiry;
     }
-    if (wish.rank == wish.rank) standing.rank = wish.rank;
-    return standing;
+    if (hint.rank == hint.rank) eviction.rank = hint.rank;
+    return eviction;
   }
 
   ModelReceipt lock_end(int end, uint32_t components, bool is_hit) {
@@ -148,22 +148,22 @@ class ModelTree : public ModelCells {
     return pinned_cells;
   }
   // What nobody pins any more was in use until now.
-  void touch_freed(const std::vector<std::set<int>>& before, const radix::Wish& wish) {
+  void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint) {
     for (size_t c = 0; c < num_components; ++c) {
       const std::set<int> after = pinned(c);
       for (const int cell : before[c]) {
         if (after.contains(cell)) continue;
         touch(cell, c, false);
-        apply(wish, cells.at(cell).standing[c]);
+        apply(hint, cells.at(cell).eviction[c]);
       }
     }
   }
-  void drop(ModelReceipt& receipt, uint32_t components, const radix::Wish& wish) {
+  void drop(ModelReceipt& receipt, uint32_t components, const radix::RetentionHint& hint) {
     const auto before = all_pinned();
     receipt.components &= ~components;
     const int end = receipt.end;
     if (receipt.components == 0) receipt.end = -1;
-    touch_freed(before, wish);
+    touch_freed(before, hint);
     receipt.end = end;
   }
   void move(ModelReceipt& receipt, int end) {
@@ -189,7 +189,7 @@ class ModelTree : public ModelCells {
     const Cell old = cells.at(end);
     cells.at(end).ends_node = false;
     for (size_t i = path(end).size(); i < offer.prefix.size(); ++i)
-      end = new_cell(offer, i, end, old.run, old.standing);
+      end = new_cell(offer, i, end, old.run, old.eviction);
     return end;
   }
   void move_on(ModelReceipt& receipt, int end) {
@@ -222,7 +222,7 @@ class ModelTree : public ModelCells {
       if (window_pins(upper, w) != window_pins(lower_end, w)) return false;
     }
     for (const int cell : low) {
-      for (size_t c = 0; c <= windows.size(); ++c) cells.at(cell).standing[c] = high.standing[c];
+      for (size_t c = 0; c <= windows.size(); ++c) cells.at(cell).eviction[c] = high.eviction[c];
     }
     cells.at(upper).ends_node = false;
     return true;
@@ -261,8 +261,8 @@ class ModelTree : public ModelCells {
     }
     return out;
   }
-  int new_cell(const ModelOffer& offer, size_t i, int parent, int run, const std::vector<ModelStanding>& standing) {
-    Cell cell{parent, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), run, standing};
+  int new_cell(const ModelOffer& offer, size_t i, int parent, int run, const std::vector<ModelEvictionState>& eviction) {
+    Cell cell{parent, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), run, eviction};
     for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
     (parent < 0 ? roots[-1 - parent] : cells.at(parent).children)[cell.key] = next_cell;
     cells[next_cell] = cell;
@@ -273,15 +273,15 @@ class ModelTree : public ModelCells {
   int add_cells(const ModelOffer& offer, const std::vector<int>& known, size_t from) {
     int end = known.empty() ? -1 - offer.space : known.back();
     const bool is_all_known = known.size() == offer.prefix.size();
-    std::vector<ModelStanding> standing(num_components, fresh(offer.wish));
-    for (size_t c = 0; from > 0 && c < num_components; ++c) inherit(standing[c], cells.at(known[from - 1]).standing[c]);
+    std::vector<ModelEvictionState> eviction(num_components, fresh(offer.hint));
+    for (size_t c = 0; from > 0 && c < num_components; ++c) inherit(eviction[c], cells.at(known[from - 1]).eviction[c]);
     if (!known.empty() && !is_all_known) cells.at(end).ends_node = true;
     std::set<int> used(known.begin() + static_cast<int64_t>(from), known.end());
     if (!used.empty()) used.merge(as_set(node(end)));
     for (const int cell : used) {
       for (size_t c = 0; c < num_components; ++c) {
         touch(cell, c, false);
-        apply(offer.wish, cells.at(cell).standing[c]);
+        apply(offer.hint, cells.at(cell).eviction[c]);
       }
     }
     for (size_t i = from; i < known.size(); ++i) {
@@ -291,13 +291,13 @@ class ModelTree : public ModelCells {
       }
     }
     const int run = next_cell;
-    for (size_t i = known.size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, run, standing);
+    for (size_t i = known.size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, run, eviction);
     return end;
   }
-  static void inherit(ModelStanding& standing, const ModelStanding& other) {
-    standing.priority = other.priority;
-    standing.expiry = other.expiry;
-    standing.rank = other.rank;
+  static void inherit(ModelEvictionState& eviction, const ModelEvictionState& other) {
+    eviction.priority = other.priority;
+    eviction.expiry = other.expiry;
+    eviction.rank = other.rank;
   }
   static std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), values.end()}; }
   void give_state(const ModelOffer& offer, size_t which, int end) {
@@ -306,11 +306,11 @@ class ModelTree : public ModelCells {
     cell.ends_node = true;
     if (cell.state != radix::kNoState) return;
     cell.state = id;
-    cell.standing[num_components - 1] = fresh(offer.wish);
+    cell.eviction[num_components - 1] = fresh(offer.hint);
   }
 
   [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
-    ModelStanding& it = cells.at(end).standing[c];
+    ModelEvictionState& it = cells.at(end).eviction[c];
     expire(it);
     const int64_t depth = std::ssize(path(end)) - std::ssize(node(end));
     switch (policy) {

@@ -1,4 +1,4 @@
-// What callers of a radix tree give, right and now and then wrong: prefixes, blocks, states, wishes.
+// What callers of a radix tree give, right and now and then wrong: prefixes, blocks, states, retention hints.
 #pragma once
 
 #include <utility>
@@ -38,7 +38,7 @@ struct Offered {
   std::vector<RadixTree::State> states;
 
   RadixTree::Offer offer(radix::NamespaceId space) const {
-    RadixTree::Offer offer{key.query(space), {}, states, model.wish, model.time};
+    RadixTree::Offer offer{key.query(space), {}, states, model.hint, model.time};
     for (const Exact<int32_t>& lane : lanes) offer.lanes.push_back(lane.data());
     return offer;
   }
@@ -101,7 +101,7 @@ class Offers {
       made.lanes.emplace_back(ids);
     }
     if (model_.has_states || random_.one_in(40)) add_states(made, is_honest);
-    model.wish = some_wish();
+    model.hint = some_hint();
     if (random_.one_in(2)) model.time = time_;
     return made;
   }
@@ -162,16 +162,16 @@ class Offers {
       made.states.push_back({end, id});
     }
   }
-  radix::Wish some_wish() {
-    radix::Wish wish;
+  radix::RetentionHint some_hint() {
+    radix::RetentionHint hint;
     time_ += static_cast<double>(random_.below(2));
     if (model_.policy == radix::Policy::Rank && random_.one_in(2))
-      wish.rank = static_cast<double>(random_.between(-2, 2));
+      hint.rank = static_cast<double>(random_.between(-2, 2));
     if (model_.policy == radix::Policy::Priority && random_.one_in(2)) {
-      wish.priority = random_.pick({0.0, 20.0, 35.0, 80.0, 100.0});
-      if (random_.one_in(2)) wish.expiry = time_ + static_cast<double>(random_.below(4));
+      hint.priority = random_.pick({0.0, 20.0, 35.0, 80.0, 100.0});
+      if (random_.one_in(2)) hint.expiry = time_ + static_cast<double>(random_.below(4));
     }
-    return wish;
+    return hint;
   }
   // One that the tree does not hold.
   int32_t fresh_id(size_t lane) {

@@ -89,7 +89,7 @@ PLANT(tree_window_receipt_lost, "c == 0 || it.pins == pins[i]", tree.pinned_part
 PLANT(tree_state_receipt_lost, "c == 0 || it.pins == pins[i]", tree.pinned_part(2).receipts = 0)
 PLANT(tree_lost_heap_entry, "heap.holds(node) == can_go", tree.get(Heaps{})[0].erase(tree.leaf()))
 PLANT(tree_pinned_node_in_heap, "heap.holds(node) == can_go", tree.get(Heaps{})[1].put(tree.receipt.node, {}))
-PLANT(tree_stale_heap_key, "!(heap.key(node) < wanted)", tree.leaf_part(0).standing.used += 9)
+PLANT(tree_stale_heap_key, "!(heap.key(node) < wanted)", tree.leaf_part(0).eviction.used += 9)
 PLANT(tree_heap_out_of_order, "i == 0 || !(entries_[i].key < entries_[parent(i)].key)",
       (tree.get(Heaps{})[0].*reached(HeapEntries{})).front().key.turn += 99)
 PLANT(tree_wrong_evictable, "evictable == evictable_", ++tree.get(Evictable{})[0])
@@ -109,7 +109,7 @@ PLANT(tree_window_count, "part(node, w).count == ", --tree.leaf_part(1).count)
 PLANT(tree_holes_said_where_ids_are, "std::count(ids, ids + first, kNullBlock) == first", tree.leaf_part(1).first = 1)
 PLANT(tree_state_count, "part(node, state_component()).count == ", tree.leaf_node().state = 77)
 PLANT(tree_namespace_count, "spaces[i] == std::max(0, space_children_[i])", ++tree.get(SpaceChildren{})[0])
-PLANT(tree_expiry_not_in_its_heap, "expiries.holds(node)", tree.leaf_part(0).standing.expiry = 5)
+PLANT(tree_expiry_not_in_its_heap, "expiries.holds(node)", tree.leaf_part(0).eviction.expiry = 5)
 
 PC_PLANT(tree_reads_behind_the_tokens, "AddressSanitizer: heap-buffer-overflow") {
   FaultyTree tree;

@@ -1,0 +1,81 @@
+"""Patterns of prose that the project does not use, with the rule that each one breaks."""
+
+import io
+import re
+import tokenize
+
+# Over everything that is read as prose: comments, docstrings and messages, and the text of pages.
+ANYWHERE = {
+    r"(?i)(?<!there )\b(?:is|are|was|were|be) no (?!(?:longer|more|less|fewer|larger|smaller)\b)[\w-]+": "is not a",
+    r"(?i)\b(?:told|tells|tell|telling)\b": "write passed, reported, listed or described",
+    r"(?i)\b(?:stands?|stood|standing)\b": "write is, lies, precedes or follows",
+    r"(?i)\b(?:nobody|somebody|whoever|whosoever)\b": "name the actor: the caller, another holder, the kernel",
+    r"(?i)\b(?:so many|as many|as far as|as much as)\b": "write the number: n, up to n",
+    r"(?i)\bbeside\b": "write alongside, next to or in addition to",
+    r"(?i)\bbehind\b": "write after",
+    r"(?i)\b(?:be|is|are|was|were|been) had\b": "write available or obtained",
+    r"(?i)\bbe it\b": "say it in a clause of its own",
+    r"(?:^|[.:] +)(?:Of which|Of those|As many|The same (?:for|of|as|with|where|to|in)\b)": "repeat the noun",
+    r"\b(?:Errand|soften|weigh|Standing|Wish|IntegerOnItsWay|divide_up|has_worth|brought_to|brought_result)\b": (
+        "use the term of the field"
+    ),
+}
+OPENING = re.compile(r"(?:What|Which|Where|Wherever|How|Who|Whose|Whether|Whatever)\b")
+OPENING_RULE = "open with a noun phrase or an imperative"
+# A line of code may hold words of prose as names; a page holds nothing else.
+NATIVE = {".hpp", ".cpp", ".h", ".cu", ".cuh", ".pxd", ".pyx"}
+
+
+def faults(path):
+    """Return ``(line, text, rule)`` for each fault in the prose of a file."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        passages = [(1, re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL))]
+        openings = []
+    elif path.suffix in {".py", ".pyi"}:
+        passages = _python_passages(text)
+        openings = passages
+    else:
+        passages = openings = _native_passages(text)
+    found = []
+    for line, passage in passages:
+        for pattern, rule in ANYWHERE.items():
+            matches = re.finditer(pattern, passage, re.MULTILINE)
+            found += [(line + passage.count("\n", 0, match.start()), match[0], rule) for match in matches]
+    found += [(line, first[:40], OPENING_RULE) for line, first in openings if OPENING.match(_opening(first))]
+    return sorted(found)
+
+
+def _opening(passage):
+    return passage.lstrip("rbfRBF").lstrip("/#\"'<!").lstrip()
+
+
+def _python_passages(text):
+    """Comments, a block of adjoining lines as one passage, and strings."""
+    passages = []
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            alone = token.line.lstrip().startswith("#")
+            if alone and passages and last == token.start[0] - 1:
+                passages[-1] = (passages[-1][0], passages[-1][1] + "\n" + token.string)
+            else:
+                passages.append((token.start[0], token.string))
+            last = token.start[0] if alone else -1
+        elif token.type == tokenize.STRING or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):
+            passages.append((token.start[0], token.string))
+    return passages
+
+
+DIRECTIVE = r"\s*(?:include|define|if|else|elif|end|pragma|undef|error)"
+COMMENT = re.compile(
+    r'"""(?:.|\n)*?"""'  # a docstring
+    rf"|(?:(?<=\n)[ \t]*(?://|#(?!{DIRECTIVE}))[^\n]*\n)+"  # a block of adjoining comment lines
+    r"|(?://|# )[^\n]*"  # a comment after code
+    r'|"(?:[^"\\\n]|\\.)*"'  # a string
+)
+
+
+def _native_passages(text):
+    """Comments, docstrings and strings of C++, CUDA and Cython."""
+    return [(text.count("\n", 0, m.start()) + 1, m[0]) for m in COMMENT.finditer("\n" + text)]
