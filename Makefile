@@ -26,7 +26,7 @@ test-quick: $(VENV)/.test build
 
 # The CUDA kernels on the host, every case of the matrix that make test takes a part of.
 emulate: $(VENV)/.test build
-	PAGECORE_EMULATE=full $(BIN)/python -m pytest tests/emulator
+	PAGECORE_EMULATE=full $(BIN)/python -m pytest tests/cuda tests/emulator --runtime emulator
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

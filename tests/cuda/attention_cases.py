@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from tests.cuda.kit import Kit
-from tests.ops.cases import Case, assert_lse_close, assert_output_close
+from tests.ops.cases import Case, Shape, assert_lse_close, assert_output_close, random_mask
 
 INDICES = ("block_table", "seq_lens", "rows", "cu_query_lens")
+BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
+F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
+MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), dims=(64, 64), **BF16)
+
+SINKS = np.linspace(-2, 3, 8, dtype=np.float32)
+SLOPES = (2.0 ** -np.arange(1, 9)).astype(np.float32)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "not causal": {"causal": False},
+    "window": {"window": 33},
+    "both sides": {"causal": False, "window": (40, 9)},
+    "sinks": {"sinks": SINKS},
+    "scales": {"key_scale": np.array([0.5, -2.0], np.float32), "value_scale": 0.7, "scale": 0.2},
+    "negative scale": {"scale": -0.1},
+    "softcap": {"softcap": 5.0},
+    "alibi": {"alibi_slopes": SLOPES},
+    "mask": {"mask": random_mask(MIXED)},
+    "everything": {
+        "window": 50,
+        "sinks": SINKS,
+        "softcap": 20.0,
+        "alibi_slopes": SLOPES,
+        "mask": random_mask(MIXED),
+        "key_scale": np.array([0.5, 2.0], np.float32),
+        "value_scale": np.array([0.7, 1.3], np.float32),
+    },
+}
 
 
 class DeviceCase:
@@ -72,4 +99,25 @@ def among(case: Case, sequences: np.ndarray[Any, Any]) -> tuple[Case, np.ndarray
     return Case(case.query[rows], case.key_cache, case.value_cache, table, lens, options), rows
 
 
-__all__ = ["INDICES", "DeviceCase", "among", "check", "compare"]
+def between_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a view with the numbers of `array` in which eight NaN lie before and after every row."""
+    dim = array.shape[-1]
+    wide = np.full((*array.shape[:-1], dim + 16), np.nan, array.dtype)
+    wide[..., 8 : 8 + dim] = array
+    return wide[..., 8 : 8 + dim]
+
+
+def poisoned(case: Case) -> Case:
+    """Return a case whose rows of queries, keys and values lie between NaN."""
+    caches = {"key_cache": between_nan(case.key_cache), "value_cache": between_nan(case.value_cache)}
+    return replace(case, query=between_nan(case.query), **caches)
+
+
+def in_last_slot(case: Case, sequence: int) -> Case:
+    """Exchange blocks so that the first of a sequence, which must be full, is the last of the caches."""
+    last, used = len(case.key_cache) - 1, int(case.block_table[sequence, 0])
+    for cache in (case.key_cache, case.value_cache):
+        cache[[used, last]] = cache[[last, used]]
+    table = case.block_table.copy()
+    table[case.block_table == used], table[case.block_table == last] = last, used
+    return replace(case, block_table=table)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from pagecore import KVPool, PagedKVCache
 from tests.cuda.kit import Kit
@@ -61,3 +64,63 @@ def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
             for target, source in zip(kv_pool.buffers, copy.buffers, strict=True):
                 cuda.runtime.copy(target.pointer, source.pointer, source.nbytes, 0)
     cuda.runtime.synchronize(0)
+
+
+def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layers, **options: {}) -> None:
+    """Drive a state machine of the host's cache on a device; `more` gives further options of the cache."""
+
+    class OnDevice(machine):
+        def make_cache(self, layers, **options):
+            return DeviceCache(cuda, layers, **options, **more(layers, **options))
+
+        def poison(self):
+            poison(cuda, self.cache)
+
+    limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(OnDevice, settings=settings(max_examples=examples, stateful_step_count=steps, **limits))
+
+
+def random_step(cuda: Kit, cache, count, seed=0):
+    """Random key and value of a step in every layer."""
+    random = np.random.default_rng(seed)
+    sides = [(cache.key(layer), cache.value(layer)) for layer in range(cache.num_layers)]
+    return [[cuda.put(random.normal(size=(count, *s.shape[2:])).astype(np.float32)) for s in pair] for pair in sides]
+
+
+def write_step(cache, sequences, counts, arrays, stream=None):
+    """A step that writes them; returns its batch, which must be kept until it is done."""
+    batch = cache.prepare(sequences, counts, stream=stream)
+    for layer, (key, value) in enumerate(arrays):
+        cache.write(layer, key, value, batch, stream=stream)
+    cache.commit(batch)
+    return batch
+
+
+def block_bytes(cuda: Kit, cache, sequence):
+    """The bytes of each computed block of a sequence, by plane; None for a hole."""
+    found = []
+    for group, pool in enumerate(cache._store.pools):
+        row = cache._tables.blocks(sequence.row, group)[: -(-sequence.num_computed_tokens // cache.block_size)]
+        planes = [plane.numpy() for plane in on_host(cuda, pool).planes()]
+        found += [[plane[block].tobytes() if block else None for block in row] for plane in planes]
+    return found
+
+
+def assert_device_tables(cuda: Kit, cache, batch=None, stream=0):
+    """Tables and batch on the device are those of the host, as of what a stream was given."""
+    cuda.runtime.synchronize(stream)
+    for group in range(cache.num_groups):
+        np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._tables.table(group))
+    np.testing.assert_array_equal(cuda.get(cache.row_lengths), cache._tables.row_lengths)
+    if batch is not None:
+        assert_device_batch(cuda, batch)
+
+
+def assert_device_batch(cuda: Kit, batch):
+    for field in fields(batch.host):
+        expected = getattr(batch.host, field.name)
+        if field.name == "slot_mappings":
+            for layer, slots in enumerate(expected):
+                np.testing.assert_array_equal(cuda.get(batch.group(layer).slot_mapping), slots.numpy())
+        else:
+            np.testing.assert_array_equal(cuda.get(getattr(batch, field.name)), expected.numpy(), err_msg=field.name)

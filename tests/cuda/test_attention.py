@@ -13,37 +13,10 @@ from pagecore.arrays import results, strided
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
-from tests.cuda.attention_cases import INDICES, DeviceCase, check, compare
+from tests.cuda.attention_cases import BF16, F16, INDICES, MIXED, OPTIONS, SINKS, DeviceCase, check, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, make_case, random_mask
 from tests.reference import attention as reference
-
-BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
-F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
-MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), dims=(64, 64), **BF16)
-
-SINKS = np.linspace(-2, 3, 8, dtype=np.float32)
-SLOPES = (2.0 ** -np.arange(1, 9)).astype(np.float32)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "not causal": {"causal": False},
-    "window": {"window": 33},
-    "both sides": {"causal": False, "window": (40, 9)},
-    "sinks": {"sinks": SINKS},
-    "scales": {"key_scale": np.array([0.5, 2.0], np.float32), "value_scale": 0.7, "scale": 0.2},
-    "negative scale": {"scale": -0.1},
-    "softcap": {"softcap": 5.0},
-    "alibi": {"alibi_slopes": SLOPES},
-    "mask": {"mask": random_mask(MIXED)},
-    "everything": {
-        "window": 50,
-        "sinks": SINKS,
-        "softcap": 20.0,
-        "alibi_slopes": SLOPES,
-        "mask": random_mask(MIXED),
-        "key_scale": np.array([0.5, 2.0], np.float32),
-        "value_scale": np.array([0.7, 1.3], np.float32),
-    },
-}
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda.attention_cases import DeviceCase, among, compare
+from tests.cuda.attention_cases import BF16, DeviceCase, among, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import Case, Shape, make_case
 
-BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 SHAPE = Shape(
     seq_lens=(2300, 33, 1, 1100, 0, 1024, 1500, 2049),
     query_lens=(1, 5, 1, 40, 2, 1, 70, 33),

@@ -10,9 +10,8 @@ from pagecore import AttentionSpec, PagedKVCache, SwapSpace
 from pagecore.cache import staging
 from pagecore.cache.store import Store
 from pagecore.errors import DeviceError
+from tests.cuda.caches import assert_device_tables, random_step, write_step
 from tests.cuda.kit import Kit
-from tests.cuda.staging import expect_alike
-from tests.cuda.swap import fill, numbers
 
 LAYERS = [AttentionSpec(2, 8, dtype="float32", num_query_heads=4)]
 LAYERS += [AttentionSpec(1, 16, 4, dtype="float16", num_query_heads=4, window=6)]
@@ -44,7 +43,7 @@ PLACES = [(staging, "scatter_entries"), (staging, "pack_changes"), (staging, "pa
 def test_blocks_that_a_refused_step_would_have_copied_are_held_and_whole(cuda, monkeypatch, place, name):
     cache = make(cuda)
     first, batch = cache.add_sequence(range(30)), cache.make_batch(4, 60)
-    kept = fill(cache, [first], 6, numbers(cuda, cache, 6))
+    kept = write_step(cache, [first], 6, random_step(cuda, cache, 6))
     forks = [cache.fork(first), cache.fork(first)]
     before = cache.stats(), [cache._tables.table(group).copy() for group in range(2)]
     keys = [keys_of(cuda, cache, one) for one in (first, *forks)]
@@ -63,7 +62,7 @@ def test_blocks_that_a_refused_step_would_have_copied_are_held_and_whole(cuda, m
         assert (cuda.get(batch.group(layer).slot_mapping) == -1).all()
 
     cache.prepare([first, *forks], [3, 1, 2], batch)
-    expect_alike(cuda, cache, batch)
+    assert_device_tables(cuda, cache, batch)
     cache.commit(batch, [0, 0, 0])
     assert cache.stats().num_copied_blocks == 4
     assert len(batch.copied_blocks(0)) == 2

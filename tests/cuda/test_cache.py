@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from pagecore import Alias, AttentionSpec, PagedKVCache, as_dtype
 from pagecore.errors import DeviceError, InvalidSequence, ShapeError
 from tests.cache.caches import owned_memory
 from tests.cache.test_paged_machine import CacheMachine
 from tests.cache.test_prefix_machine import PrefixMachine
-from tests.cuda.caches import DeviceCache, on_host, poison, requests_of
+from tests.cuda.caches import on_host, requests_of, run_machine
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.reference.dense import dense_attention
@@ -23,20 +21,6 @@ WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=6)
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layers, **options: {}) -> None:
-    """Drive a state machine of the host's cache on a device; `more` gives further options of the cache."""
-
-    class OnDevice(machine):
-        def make_cache(self, layers, **options):
-            return DeviceCache(cuda, layers, **options, **more(layers, **options))
-
-        def poison(self):
-            poison(cuda, self.cache)
-
-    limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(OnDevice, settings=settings(max_examples=examples, stateful_step_count=steps, **limits))
 
 
 def test_a_cache_on_a_device_lives_as_its_model_does(cuda):

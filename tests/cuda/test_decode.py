@@ -12,12 +12,11 @@ from pagecore import paged_attention
 from pagecore.arrays import strided
 from pagecore.errors import UnsupportedOption
 from pagecore.ops import AttentionPlan, plan_attention
-from tests.cuda.attention_cases import DeviceCase, check, compare
+from tests.cuda.attention_cases import BF16, DeviceCase, check, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Case, Shape, make_case, random_mask
 from tests.reference import attention as reference
 
-BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
 F32 = {"query_dtype": "float32", "cache_dtype": "float32"}
 # Around the ends of tiles of 8 and 16 keys, of rounds of 32 and 64, and of the shortest splits.

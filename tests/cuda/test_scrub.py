@@ -11,8 +11,7 @@ from pagecore.cache.store import Store
 from pagecore.errors import DeviceError
 from tests.cache.caches import owned_memory
 from tests.cache.test_prefix_machine import PrefixMachine
-from tests.cuda.cache import run_machine
-from tests.cuda.caches import on_host, requests_of
+from tests.cuda.caches import on_host, requests_of, run_machine
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 

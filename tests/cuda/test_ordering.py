@@ -10,10 +10,15 @@ import pytest
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
 from pagecore.arrays import streams
 from pagecore.errors import DeviceError
-from tests.cuda.caches import requests_of
+from tests.cuda.caches import (
+    assert_device_batch,
+    assert_device_tables,
+    block_bytes,
+    random_step,
+    requests_of,
+    write_step,
+)
 from tests.cuda.kit import Kit
-from tests.cuda.staging import expect_alike, expect_staged
-from tests.cuda.swap import content, fill, numbers
 
 SPEC = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 
@@ -37,9 +42,9 @@ def test_a_prepare_that_finds_no_blocks_leaves_the_stream_of_what_follows_as_it_
     cache, stream, other = make(cuda), cuda.stream(), cuda.stream()
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(13))
-    arrays = numbers(cuda, cache, 13)
+    arrays = random_step(cuda, cache, 13)
     cuda.runtime.synchronize(0)
-    kept = fill(cache, [sequence], 13, arrays, stream)
+    kept = write_step(cache, [sequence], 13, arrays, stream)
     assert cache.try_prepare([sequence, cache.add_sequence([])], [60, 60], stream=other) is None
     cache.swap_out(sequence, space)
     cuda.runtime.synchronize(stream)
@@ -54,7 +59,7 @@ def test_a_step_on_another_stream_waits_for_what_the_last_one_was_given(cuda):
     """Blocks of a sequence that went are written by the next step, and not before the last has read them."""
     cache, stream, other = make(cuda, num_blocks=6, layout="LBNHD"), cuda.stream(), cuda.stream()
     first, batch = cache.add_sequence(range(20)), cache.make_batch(2, 20)
-    arrays, others = numbers(cuda, cache, 20), numbers(cuda, cache, 20, seed=1)
+    arrays, others = random_step(cuda, cache, 20), random_step(cuda, cache, 20, seed=1)
     cuda.runtime.synchronize(0)
     cache.prepare([first], 20, batch, stream=stream)
     cache.write(0, *arrays[0], batch, stream=stream)
@@ -65,7 +70,7 @@ def test_a_step_on_another_stream_waits_for_what_the_last_one_was_given(cuda):
     second = cache.add_sequence(range(30, 50))
     cache.prepare([second], 20, batch, stream=other)
     cache.write(0, *others[0], batch, stream=other)
-    expect_alike(cuda, cache, batch, other)
+    assert_device_tables(cuda, cache, batch, other)
     cuda.runtime.synchronize(stream)
     found = np.sort(cuda.get(seen)[1:].reshape(20, -1), axis=0)
     np.testing.assert_array_equal(found, np.sort(cuda.get(arrays[0][0]).reshape(20, -1), axis=0))
@@ -103,7 +108,7 @@ def test_nothing_that_would_become_part_of_a_graph_is_begun(cuda, how):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=9)
     sequence, away = cache.add_sequence(range(8)), cache.add_sequence(range(8))
-    fill(cache, [away], 8, numbers(cuda, cache, 8))
+    write_step(cache, [away], 8, random_step(cuda, cache, 8))
     cache.swap_out(away, space)
     batch = cache.make_batch(1, 4)
     calls = {
@@ -132,16 +137,16 @@ def test_bytes_that_went_on_one_stream_come_back_on_another(cuda):
     cache, stream, other = make(cuda), cuda.stream(), cuda.stream()
     space = SwapSpace(cache, num_blocks=9)
     sequence, next_one = cache.add_sequence(range(13)), cache.add_sequence(range(4))
-    arrays, others = numbers(cuda, cache, 13), numbers(cuda, cache, 4)
+    arrays, others = random_step(cuda, cache, 13), random_step(cuda, cache, 4)
     cuda.runtime.synchronize(0)
-    kept = [fill(cache, [sequence], 13, arrays, stream)]
+    kept = [write_step(cache, [sequence], 13, arrays, stream)]
     cuda.runtime.synchronize(stream)
-    before = content(cuda, cache, sequence)
+    before = block_bytes(cuda, cache, sequence)
     cache.swap_out(sequence, space)
-    kept.append(fill(cache, [next_one], 4, others, other))
+    kept.append(write_step(cache, [next_one], 4, others, other))
     cache.swap_in(sequence)
     cuda.runtime.synchronize(other)
-    assert content(cuda, cache, sequence) == before
+    assert block_bytes(cuda, cache, sequence) == before
 
 
 def test_the_host_runs_three_copies_ahead_before_it_waits(cuda):
@@ -175,7 +180,7 @@ def test_who_takes_a_batch_over_on_another_stream_waits_for_the_step(cuda):
 def test_a_new_batch_is_padding_for_every_stream_at_once(cuda):
     cache, stream = make(cuda), cuda.stream()
     step = cache.prepare([cache.add_sequence(range(8))], 8, stream=stream)
-    expect_staged(cuda, cache.make_batch(3, 9))
+    assert_device_batch(cuda, cache.make_batch(3, 9))
     cache.commit(step)
 
 
@@ -185,7 +190,7 @@ def test_a_batch_of_one_step_is_made_without_waiting(cuda):
     kept.append(cache.make_batch())  # has the ring reserve what it takes
     spent = requests_of(cuda, lambda: kept.append(cache.prepare([sequence], 4, stream=stream)))
     assert not {"synchronizes", "event_synchronizes", "pinned_allocations"} & set(spent)
-    expect_alike(cuda, cache, kept[1], stream)
+    assert_device_tables(cuda, cache, kept[1], stream)
 
 
 def test_a_write_without_a_stream_follows_the_framework_of_its_key(cuda, monkeypatch):
@@ -197,7 +202,7 @@ def test_a_write_without_a_stream_follows_the_framework_of_its_key(cuda, monkeyp
             self.__cuda_array_interface__ = tensor.__cuda_array_interface__
 
     cache, stream = make(cuda), cuda.stream()
-    key, value = numbers(cuda, cache, 4)[0]
+    key, value = random_step(cuda, cache, 4)[0]
     batch = cache.prepare([cache.add_sequence(range(20))], 4, stream=stream)
     monkeypatch.setattr(streams, "_current_stream", lambda given, device: stream if isinstance(given, Foreign) else 0)
     cuda.runtime.streams.deferred = True
@@ -211,7 +216,7 @@ def test_a_space_may_go_while_blocks_are_on_their_way_there(cuda):
     cache, stream = make(cuda), cuda.stream()
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(13))
-    kept = fill(cache, [sequence], 13, numbers(cuda, cache, 13), stream)
+    kept = write_step(cache, [sequence], 13, random_step(cuda, cache, 13), stream)
     cache.swap_out(sequence, space)
     cache.remove(sequence)
     del space

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from contextlib import suppress
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.cache import staging
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
-from tests.cuda.caches import requests_of
+from tests.cuda.caches import assert_device_batch, assert_device_tables, requests_of
 from tests.cuda.kit import Kit
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -23,26 +22,6 @@ LAYERS = [FULL, WINDOWED, FULL]
 def make(cuda: Kit, **options):
     sizes = {"block_size": 4, "num_blocks": [40, 30], "max_sequences": 6}
     return PagedKVCache(LAYERS, **sizes | options, device=cuda.device)
-
-
-def expect_alike(cuda: Kit, cache, batch=None, stream=0):
-    """Tables and batch on the device are those of the host, as of what a stream was given."""
-    cuda.runtime.synchronize(stream)
-    for group in range(cache.num_groups):
-        np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._tables.table(group))
-    np.testing.assert_array_equal(cuda.get(cache.row_lengths), cache._tables.row_lengths)
-    if batch is not None:
-        expect_staged(cuda, batch)
-
-
-def expect_staged(cuda: Kit, batch):
-    for field in fields(batch.host):
-        expected = getattr(batch.host, field.name)
-        if field.name == "slot_mappings":
-            for layer, slots in enumerate(expected):
-                np.testing.assert_array_equal(cuda.get(batch.group(layer).slot_mapping), slots.numpy())
-        else:
-            np.testing.assert_array_equal(cuda.get(getattr(batch, field.name)), expected.numpy(), err_msg=field.name)
 
 
 class Life:
@@ -90,11 +69,11 @@ class Life:
             self.cache.prepare(sequences, counts, batch)
         if not batch.in_flight:
             return
-        expect_alike(self.cuda, self.cache, batch)
+        assert_device_tables(self.cuda, self.cache, batch)
         fate = self.random.integers(8)
         if fate == 0:
             self.cache.abandon(batch)
-            expect_staged(self.cuda, batch)
+            assert_device_batch(self.cuda, batch)
         elif fate == 1:
             self.cache.commit(batch, self.random.integers(0, counts + 1))
         else:
@@ -102,7 +81,7 @@ class Life:
                 gone = sequences[self.random.integers(len(sequences))]
                 self.cache.remove(gone)
                 self.sequences.remove(gone)
-                expect_staged(self.cuda, batch)
+                assert_device_batch(self.cuda, batch)
             self.cache.commit(batch)
         self.cache.append_tokens(
             sequences := [s for s in sequences if s in self.sequences and s.num_tokens < s.num_computed_tokens],
@@ -131,7 +110,7 @@ def test_more_changes_than_a_batch_has_room_for_come_in_rounds(cuda, monkeypatch
 
 
 def test_a_batch_that_no_step_was_prepared_in_is_padding_on_the_device_too(cuda):
-    expect_staged(cuda, make(cuda).make_batch(3, 9))
+    assert_device_batch(cuda, make(cuda).make_batch(3, 9))
 
 
 def test_arrays_of_a_batch_stay_where_they_are(cuda):
@@ -162,7 +141,7 @@ def test_a_warm_step_is_one_copy_and_one_kernel_and_waits_for_nothing(cuda):
         assert spent.pop("event_synchronizes", 0) <= 1
         assert spent == {"copies": 1, "records": 1, "launches": 1}
     cache.prepare(sequences, 1, batch)
-    expect_alike(cuda, cache, batch)
+    assert_device_tables(cuda, cache, batch)
 
 
 def test_the_host_may_run_ahead_and_each_step_still_finds_its_own(cuda):
@@ -194,12 +173,12 @@ def test_a_step_is_sent_on_the_stream_that_prepare_is_given(cuda):
     cache.prepare([sequence], 8, batch, stream=stream)
     if cuda.is_emulated:
         assert (cuda.get(batch.group(0).slot_mapping) == -1).all(), "stream 0 is not what the step was given to"
-    expect_alike(cuda, cache, batch, stream)
+    assert_device_tables(cuda, cache, batch, stream)
     cache.abandon(batch)
     if cuda.is_emulated:
         assert (cuda.get(batch.group(0).slot_mapping) >= 0).all(), "it is undone in the order of its own stream"
     cuda.runtime.synchronize(stream)
-    expect_staged(cuda, batch)
+    assert_device_batch(cuda, batch)
 
 
 def test_a_stream_without_a_name_is_the_current_one(cuda):
@@ -211,14 +190,14 @@ def test_a_stream_without_a_name_is_the_current_one(cuda):
     cuda.runtime.stream = stream
     cache.prepare([sequence], 8, batch)
     assert (cuda.get(batch.group(0).slot_mapping) == -1).all()
-    expect_alike(cuda, cache, batch, stream)
+    assert_device_tables(cuda, cache, batch, stream)
 
 
 def test_a_new_batch_may_be_used_on_any_stream_at_once(cuda):
     cache, stream = make(cuda), cuda.stream()
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(2, 8)
     cache.prepare([sequence], 8, batch, stream=stream)
-    expect_alike(cuda, cache, batch, stream)
+    assert_device_tables(cuda, cache, batch, stream)
 
 
 def test_a_cache_may_go_while_its_last_step_is_on_its_way(cuda):
@@ -267,9 +246,9 @@ def test_a_prepare_that_cannot_be_sent_takes_nothing_and_the_next_one_sends_ever
         with pytest.raises(DeviceError, match="gone"):
             cache.prepare(sequences, 5, batch)
     assert (cache.stats(), batch.in_flight) == (before, False)
-    expect_staged(cuda, batch)
+    assert_device_batch(cuda, batch)
     cache.prepare(sequences, 5, batch)
-    expect_alike(cuda, cache, batch)
+    assert_device_tables(cuda, cache, batch)
 
 
 def test_batches_of_just_the_right_size_are_made_for_the_stream(cuda):
@@ -277,7 +256,7 @@ def test_batches_of_just_the_right_size_are_made_for_the_stream(cuda):
     sequences = [cache.add_sequence(range(30)) for _ in range(2)]
     for count in (9, 1, 4):
         batch = cache.prepare(sequences, count, stream=stream)
-        expect_alike(cuda, cache, batch, stream)
+        assert_device_tables(cuda, cache, batch, stream)
         cache.commit(batch)
         assert (batch.max_sequences, batch.max_tokens) == (2, 2 * count)
 

@@ -10,12 +10,22 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.ops.cuda.variants import use_prefill_variant
-from tests.cuda.attention_cases import DeviceCase, among, check, compare
+from tests.cuda.attention_cases import (
+    BF16,
+    F16,
+    MIXED,
+    OPTIONS,
+    SINKS,
+    DeviceCase,
+    among,
+    check,
+    compare,
+    in_last_slot,
+    poisoned,
+)
 from tests.cuda.matrix import cases
-from tests.ops.cases import Case, Shape, make_case, random_mask
+from tests.ops.cases import Case, Shape, make_case
 
-BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
-F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
 ELEMENTS = {"bfloat16": "pc_bfloat16", "float16": "pc_half"}
 # By dims of a call, those of the instance.
 INSTANCES = {
@@ -40,53 +50,7 @@ DIMS = cases([(80, 80), (192, 128)], list(INSTANCES))
 EVERY_DIM = pytest.mark.parametrize("dims", DIMS, ids=lambda dims: f"{dims[0]}x{dims[1]}")
 EVERY_DTYPE = pytest.mark.parametrize("dtype", cases([BF16], [BF16, F16]), ids=lambda d: d["query_dtype"])
 
-# Prompts, drafts, single queries, a sequence without queries, tiles that are not full.
-MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)
 LONG = Shape(seq_lens=(2100, 1030, 70), query_lens=(33, 1, 40), heads=(4, 1), **BF16)
-SINKS = np.linspace(-2, 3, 8, dtype=np.float32)
-SLOPES = (2.0 ** -np.arange(1, 9)).astype(np.float32)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "window": {"window": 33},
-    "both sides": {"causal": False, "window": (40, 9)},
-    "sinks and scales": {"sinks": SINKS, "key_scale": np.array([0.5, -2.0], np.float32), "value_scale": 0.7},
-    "negative scale": {"scale": -0.1},
-    "softcap": {"softcap": 5.0},
-    "alibi": {"alibi_slopes": SLOPES},
-    "mask": {"mask": random_mask(MIXED)},
-    "everything": {
-        "window": 50,
-        "sinks": SINKS,
-        "softcap": 20.0,
-        "alibi_slopes": SLOPES,
-        "mask": random_mask(MIXED),
-        "key_scale": np.array([0.5, 2.0], np.float32),
-        "value_scale": np.array([0.7, 1.3], np.float32),
-    },
-}
-
-
-def between_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a view with the numbers of `array` in which eight NaN lie before and after every row."""
-    dim = array.shape[-1]
-    wide = np.full((*array.shape[:-1], dim + 16), np.nan, array.dtype)
-    wide[..., 8 : 8 + dim] = array
-    return wide[..., 8 : 8 + dim]
-
-
-def poisoned(case: Case) -> Case:
-    """Return a case whose rows of queries, keys and values lie between NaN."""
-    caches = {"key_cache": between_nan(case.key_cache), "value_cache": between_nan(case.value_cache)}
-    return replace(case, query=between_nan(case.query), **caches)
-
-
-def in_last_slot(case: Case, sequence: int) -> Case:
-    """Exchange blocks so that the first of a sequence, which must be full, is the last of the caches."""
-    last, used = len(case.key_cache) - 1, int(case.block_table[sequence, 0])
-    for cache in (case.key_cache, case.value_cache):
-        cache[[used, last]] = cache[[last, used]]
-    table = case.block_table.copy()
-    table[case.block_table == used], table[case.block_table == last] = last, used
-    return replace(case, block_table=table)
 
 
 def check_poisoned(cuda: Any, case: Case, **plan: Any) -> None:
