@@ -129,7 +129,7 @@ def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
         ([2**70, 1], ShapeError),
         (np.array(["2020"], "M8[D]"), UnsupportedDtype),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).split(" at 0x")[0],
 )
 def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(counts, error):
     cache = make()
