@@ -1,4 +1,4 @@
-"""Caches on CUDA that take and give host arrays, so that the tests of the host's caches drive them."""
+"""Helpers for tests of caches on CUDA, and a cache that takes host arrays, for the state machines of host caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cuda.kit import Kit
 
 
 class DeviceCache(PagedKVCache):
-    """A cache on a device; `write` puts host arrays there, `attend` brings the result back."""
+    """A cache on a device whose `write` and `attend` take host arrays; `attend` returns a host array."""
 
     def __init__(self, cuda: Kit, layers: Any, **options: Any) -> None:
         super().__init__(layers, **options, device=cuda.device)
@@ -28,13 +28,13 @@ class DeviceCache(PagedKVCache):
         return self.cuda.get(super().attend(layer, self.cuda.put(query), batch, **options))
 
 
-# What a runtime is asked for, of all that the emulator counts.
+# Counters of the emulator that count runtime calls; the others count the work of kernels.
 CALLS = ("allocations", "pinned_allocations", "copies", "fills", "launches", "records", "waits", "synchronizes")
 CALLS += ("event_synchronizes", "loads")
 
 
 def requests_of(cuda: Kit, work: Callable[[], object]) -> dict[str, int]:
-    """Return which calls of the runtime some work makes, and how many; none are seen where the device is a real one."""
+    """Return the number of runtime calls that `work` makes, by name; empty on a GPU, which does not count them."""
     if not cuda.is_emulated:
         work()
         return {}
@@ -46,13 +46,13 @@ def requests_of(cuda: Kit, work: Callable[[], object]) -> dict[str, int]:
 
 
 def on_host(cuda: Kit, pool: KVPool) -> KVPool:
-    """A copy of a pool."""
+    """Copy a pool to the host."""
     buffers = [cuda.get(buffer) for buffer in pool.buffers]
     return KVPool(pool.spec, pool.num_layers, pool.num_blocks, pool.block_size, pool.layout, buffers=buffers)
 
 
 def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
-    """Overwrite every block of a cache and of its swap spaces that nobody holds: none may be seen again."""
+    """Overwrite every free block of a cache and of its swap spaces, so that a read of one shows."""
     stores = [(space.block_pools, space.kv_pools) for space in cache._swap_spaces]
     for pools, kv_pools in ((cache._block_pools, cache._store.pools), *stores):
         for pool, kv_pool in zip(pools, kv_pools, strict=True):
@@ -67,7 +67,7 @@ def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
 
 
 def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layers, **options: {}) -> None:
-    """Drive a state machine of the host's cache on a device; `more` gives further options of the cache."""
+    """Run a state machine of the host cache against a cache on a device; `more` returns further cache options."""
 
     class OnDevice(machine):
         def make_cache(self, layers, **options):
@@ -81,14 +81,14 @@ def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layer
 
 
 def random_step(cuda: Kit, cache, count, seed=0):
-    """Random key and value of a step in every layer."""
+    """Return random keys and values of one step, a pair for each layer."""
     random = np.random.default_rng(seed)
     sides = [(cache.key(layer), cache.value(layer)) for layer in range(cache.num_layers)]
     return [[cuda.put(random.normal(size=(count, *s.shape[2:])).astype(np.float32)) for s in pair] for pair in sides]
 
 
 def write_step(cache, sequences, counts, arrays, stream=None):
-    """A step that writes them; returns its batch, which must be kept until it is done."""
+    """Write `arrays` in one step; return its batch, which the caller keeps alive until the stream is done."""
     batch = cache.prepare(sequences, counts, stream=stream)
     for layer, (key, value) in enumerate(arrays):
         cache.write(layer, key, value, batch, stream=stream)
@@ -97,7 +97,7 @@ def write_step(cache, sequences, counts, arrays, stream=None):
 
 
 def block_bytes(cuda: Kit, cache, sequence):
-    """The bytes of each computed block of a sequence, by plane; None for a hole."""
+    """Return the bytes of each computed block of a sequence, a list for each plane; None for a hole."""
     found = []
     for group, pool in enumerate(cache._store.pools):
         row = cache._tables.blocks(sequence.row, group)[: -(-sequence.num_computed_tokens // cache.block_size)]
@@ -107,7 +107,7 @@ def block_bytes(cuda: Kit, cache, sequence):
 
 
 def assert_device_tables(cuda: Kit, cache, batch=None, stream=0):
-    """Tables and batch on the device are those of the host, as of what a stream was given."""
+    """Assert that tables and batch on the device equal those of the host, after all work of `stream`."""
     cuda.runtime.synchronize(stream)
     for group in range(cache.num_groups):
         np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._tables.table(group))
@@ -117,6 +117,7 @@ def assert_device_tables(cuda: Kit, cache, batch=None, stream=0):
 
 
 def assert_device_batch(cuda: Kit, batch):
+    """Assert that the arrays of a batch on the device equal those of its host side."""
     for field in fields(batch.host):
         expected = getattr(batch.host, field.name)
         if field.name == "slot_mappings":

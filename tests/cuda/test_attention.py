@@ -1,4 +1,4 @@
-"""paged_attention on CUDA arrays: prompts, mixed batches and chunks, every option, layout and size, by every path."""
+"""paged_attention on CUDA arrays: prompts, mixed batches and chunks, with every option, layout and size."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_group_of_query_heads(cuda, heads):
 
 @pytest.mark.slow
 def test_a_group_of_more_heads_than_a_tile_has_rows(cuda):
-    """In two chunks, the second of which is shorter, of items whose keys are split."""
+    """The heads form two chunks, the second one shorter, and the keys are split."""
     check(cuda, make_case(replace(MIXED, seq_lens=(600,), query_lens=(1,), heads=(258, 2))))
 
 
@@ -71,19 +71,19 @@ def test_prompts_around_the_edges_of_tiles(cuda, seq_len):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_query_longer_than_its_sequence_attends_to_what_there_is(cuda, causal):
+def test_a_query_longer_than_its_sequence_attends_to_all_stored_keys(cuda, causal):
     check(cuda, make_case(replace(MIXED, seq_lens=(3, 0, 17), query_lens=(60, 40, 90)), causal=causal))
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, (10, 0), (2**31 - 1, 2**31 - 1)])
-def test_windows_read_no_key_in_front_of_them(cuda, window):
+def test_windows_exclude_the_keys_before_them(cuda, window):
     check(cuda, make_case(replace(MIXED, seq_lens=(700, 90), query_lens=(60, 9), heads=(4, 1)), window=window))
 
 
 LONG = replace(MIXED, seq_lens=(3000, 40, 1800), query_lens=(33, 40, 1), heads=(4, 1))
 
 
-@pytest.mark.parametrize("on_host", [(), ("seq_lens", "cu_query_lens")], ids=["lens there", "lens here"])
+@pytest.mark.parametrize("on_host", [(), ("seq_lens", "cu_query_lens")], ids=["lengths on device", "lengths on host"])
 @pytest.mark.parametrize("options", [{}, {"window": 1500, "sinks": SINKS[:4]}], ids=str)
 def test_long_contexts_are_split_and_joined(cuda, on_host, options):
     case = make_case(LONG, **options)
@@ -93,7 +93,7 @@ def test_long_contexts_are_split_and_joined(cuda, on_host, options):
 
 
 @pytest.mark.parametrize("on_host", [(), INDICES, ("seq_lens",), ("block_table", "cu_query_lens")], ids=str)
-def test_indices_lie_on_the_host_or_on_the_device(cuda, on_host):
+def test_indices_may_be_on_the_host_or_on_the_device(cuda, on_host):
     check(cuda, make_case(replace(MIXED, shuffle_rows=True, padding=3, index_dtype="int64")), on_host=on_host)
 
 
@@ -114,7 +114,7 @@ def test_rows_past_the_last_query_are_zero_and_minus_infinity(cuda, padding, pla
         check(cuda, make_case(replace(MIXED, padding=padding, **lens)), plan=plan)
 
 
-def test_no_rows_are_no_work(cuda):
+def test_a_batch_without_rows_launches_nothing(cuda):
     case = make_case(replace(MIXED, seq_lens=(5,), query_lens=(0,)))
     out, lse = DeviceCase(cuda, case).run()
     assert out.shape == (0, 8, 64)
@@ -122,7 +122,7 @@ def test_no_rows_are_no_work(cuda):
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
-def test_chunks_of_a_prompt_give_what_the_whole_gives(cuda, num_steps):
+def test_chunks_of_a_prompt_equal_the_whole_prompt(cuda, num_steps):
     whole = make_case(replace(MIXED, seq_lens=(150,), query_lens=(150,)))
     expected = whole.expect()
     there = DeviceCase(cuda, whole)
@@ -172,9 +172,9 @@ def test_out_in_memory_that_a_call_reads_is_refused(cuda):
 
 @pytest.mark.parametrize("planned", ["before each replay", "in the call", "once in the graph"])
 def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkeypatch, planned):
-    """Lengths, tables and the plan are written anew between replays; memory, grids and arguments stay.
+    """Lengths, tables and the plan are rewritten between replays; memory, grids and arguments stay the same.
 
-    Without an AttentionPlan the graph plans by itself, in memory that the framework keeps for it, as torch does.
+    Without an AttentionPlan the captured call plans in memory that the framework keeps for the graph, as torch does.
     """
     has_plan = planned == "before each replay"
     if not has_plan:
@@ -229,7 +229,7 @@ def test_a_captured_step_serves_other_lengths_at_the_same_addresses(cuda, monkey
             plan_lengths(shared, *lens, **heads, stream=stream)
         paged_attention(**there, out=out, plan=plan if shared is None else shared, stream=stream)
 
-    step(0)  # allocates the workspace, and loads what a graph may launch
+    step(0)  # allocates the workspace and loads the kernels that the graph launches
     replay = cuda.capture(step)
     for case in made:
         for name, array in arrays_of(case).items():
@@ -265,8 +265,8 @@ def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(cuda, pla
 
 
 @pytest.mark.parametrize("seed", range(cases([3], [20])[0]))
-def test_nonsense_in_device_arrays_reads_and_writes_nothing_outside(cuda, seed):
-    """The emulator reports an access outside of the arrays; what comes out is anything, and may be written twice."""
+def test_invalid_indices_in_device_arrays_cause_no_access_outside(cuda, seed):
+    """The emulator reports accesses outside of the arrays; the result is undefined and may be written twice."""
     if cuda.is_emulated:
         cuda.runtime.may_overwrite = True
     rng = np.random.default_rng(seed)
@@ -279,7 +279,7 @@ def test_nonsense_in_device_arrays_reads_and_writes_nothing_outside(cuda, seed):
     there.run()
 
 
-def test_a_plan_older_than_the_lengths_reads_and_writes_nothing_outside(cuda):
+def test_a_stale_plan_causes_no_access_outside(cuda):
     case = make_case(MIXED, mask=random_mask(MIXED))
     there = DeviceCase(cuda, case)
     plan = there.plan()
@@ -308,7 +308,7 @@ def test_plans_for_other_calls_are_refused(cuda):
 
 
 def fixed_plan(cuda: Any, case: Any, max_sequences: int) -> tuple[AttentionPlan, Any]:
-    """Return an empty plan, and what plans lengths of one query each into it."""
+    """Return an empty plan of fixed size, and a function that plans decode lengths into it."""
     heads = {"num_query_heads": case.query.shape[1], "num_kv_heads": case.key_cache.shape[2]}
     sizes = {"max_sequences": max_sequences, "max_tokens": max_sequences}
     plan = AttentionPlan(**heads, device=cuda.device, **sizes)
@@ -329,7 +329,7 @@ def test_a_plan_of_fixed_size_serves_the_number_of_sequences_that_it_was_planned
             there.run(plan=plan)
     make(case.seq_lens)
     compare(case, there.run(plan=plan))
-    make([1])  # a graph is captured whatever the plan holds by then
+    make([1])  # the capture does not depend on the contents of the plan
     replay = cuda.capture(lambda stream: paged_attention(**there.arrays, out=there.out, plan=plan, stream=stream))
     make(case.seq_lens)
     cuda.runtime.fill(there.out.pointer, 0xFF, there.out.nbytes, 0)
@@ -355,7 +355,7 @@ def test_a_graph_keeps_its_workspace_when_a_call_has_wider_values(cuda):
 
 
 @pytest.mark.parametrize("has_one", [True, False])
-def test_a_workspace_that_finds_no_memory_leaves_the_one_before(cuda, monkeypatch, has_one):
+def test_a_failed_allocation_of_a_workspace_keeps_the_previous_one(cuda, monkeypatch, has_one):
     case, wide = make_case(DECODED), make_case(replace(DECODED, dims=(64, 128)))
     there, other = DeviceCase(cuda, case), DeviceCase(cuda, wide)
     plan = there.plan()
@@ -388,13 +388,13 @@ def test_a_workspace_that_finds_no_memory_leaves_the_one_before(cuda, monkeypatc
     ],
     ids=str,
 )
-def test_lengths_that_the_host_knows_are_checked(cuda, changed, message):
+def test_lengths_on_the_host_are_checked(cuda, changed, message):
     there = DeviceCase(cuda, make_case(MIXED), on_host=INDICES)
     with pytest.raises(ShapeError, match=message):
         there.run(**changed)
 
 
-def test_a_capture_without_what_it_needs_is_refused(cuda):
+def test_a_capture_without_a_plan_or_loaded_kernels_is_refused(cuda):
     case = make_case(MIXED)
     there = DeviceCase(cuda, case)
     arrays = {**there.arrays, "out": there.out}

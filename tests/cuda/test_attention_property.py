@@ -1,4 +1,4 @@
-"""paged_attention on CUDA arrays: batches, shapes and options that Hypothesis makes up, against the float64 oracle."""
+"""paged_attention on CUDA arrays: random batches, shapes and options against the float64 oracle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cuda.matrix import cases
 from tests.ops.cases import make_case
 from tests.ops.test_attention_property import options, shapes
 
-# The fixture holds no state of a call.
+# Examples may share the fixture: it keeps no state between calls.
 quick = settings(
     deadline=None,
     max_examples=cases([30], [1000])[0],
@@ -27,7 +27,7 @@ INDICES = ["block_table", "seq_lens", "rows", "cu_query_lens"]
 def test_any_batch_with_any_options_keeps_the_bounds(cuda, data):
     shape = replace(data.draw(shapes()), dims=(64, 64), query_dtype="bfloat16", cache_dtype="bfloat16")
     chosen = data.draw(options(shape))
-    # Any row's head dim but the last is as wide as a vector.
+    # Rows of the padded layout are not aligned, which would select the general kernel.
     shape = replace(shape, layout="NHD" if shape.layout == "padded" else shape.layout)
     for name in ("sinks", "key_scale"):
         if name in chosen:

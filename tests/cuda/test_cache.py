@@ -1,4 +1,4 @@
-"""PagedKVCache on CUDA: what steps write and attend to, beside models that keep every key and value in lists."""
+"""PagedKVCache on CUDA: writes and attention of steps, against models that keep every key and value in lists."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_a_cache_on_a_device_lives_as_its_model_does(cuda):
+def test_a_cache_on_a_device_behaves_as_its_model(cuda):
     run_machine(CacheMachine, cuda, *cases((30, 30), (200, 50)))
 
 
-def test_a_cache_on_a_device_reuses_prefixes_as_its_model_does(cuda):
+def test_a_cache_on_a_device_reuses_prefixes_as_its_model(cuda):
     run_machine(PrefixMachine, cuda, *cases((60, 30), (300, 50)))
 
 
 @pytest.mark.parametrize("layout", cases(["CBNHD"], ["CBNHD", "BNHD", "blockwise"]))
 @pytest.mark.parametrize("model", [CacheMachine, PrefixMachine])
-def test_a_cache_in_device_memory_of_the_caller_lives_as_its_model_does(cuda, model, layout):
+def test_a_cache_in_device_memory_of_the_caller_behaves_as_its_model(cuda, model, layout):
     def in_owned_memory(layers, **options):
         return {"layout": layout, "buffers": owned_memory(layers, layout, cuda.put, **options)}
 
@@ -43,7 +43,7 @@ def test_a_cache_in_device_memory_of_the_caller_lives_as_its_model_does(cuda, mo
 @pytest.mark.parametrize("layout", cases(["layerwise"], ["layerwise", "blockwise", "BNCHD"]))
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float16", 3e-3), ("bfloat16", 2e-2)])
 def test_prefill_in_chunks_then_decode_equals_dense_attention(cuda, dtype, bound, layout):
-    """Heads of 64, which 16-bit kernels multiply by matrices; a window, sinks and a layer that shares another's."""
+    """A head dim of 64, which the matrix kernels serve; a window, sinks and a layer that aliases another."""
     spec = AttentionSpec(2, 64, dtype=dtype, num_query_heads=8, sinks=range(8))
     windowed = AttentionSpec(2, 64, dtype=dtype, num_query_heads=8, window=40, softcap=5.0)
     layers = [spec, windowed, Alias(0)]
@@ -55,7 +55,7 @@ def test_prefill_in_chunks_then_decode_equals_dense_attention(cuda, dtype, bound
     batch, done = cache.make_batch(3, 70), np.zeros(2, int)
 
     def packed(array, spans):
-        """The rows of a step, and NaN up to where the batch ends."""
+        """Return the rows of a step, padded with NaN to the size of the batch."""
         rows = np.concatenate([array[i, span] for i, span in enumerate(spans)])
         return cuda.put(np.concatenate([rows, np.full((70 - len(rows), *rows.shape[1:]), np.nan, rows.dtype)]))
 
@@ -88,7 +88,7 @@ class Step:
         self.key, self.value, self.query, self.out = (cuda.empty(shape, "float32") for shape in shapes)
 
     def fill(self, seed):
-        """New numbers, the same on the host."""
+        """Copy random numbers to the device; return them as host arrays."""
         arrays = [normal(*side.shape, seed=(seed, i)) for i, side in enumerate((self.key, self.value, self.query))]
         for side, array in zip((self.key, self.value, self.query), arrays, strict=True):
             self.cuda.runtime.copy(side.pointer, array.ctypes.data, array.nbytes, 0)
@@ -102,7 +102,7 @@ class Step:
 
 
 def expect_attention(found, layers, query, stored, sequences, counts):
-    """What each row of a step gave is dense attention to all that its sequence has stored."""
+    """Assert that each row of a step equals dense attention to all stored tokens of its sequence."""
     for layer, spec in enumerate(layers):
         first = 0
         for sequence, count in zip(sequences, counts, strict=True):
@@ -112,7 +112,7 @@ def expect_attention(found, layers, query, stored, sequences, counts):
             first += count
 
 
-def note(stored, layers, sequences, counts, key, value):
+def record(stored, layers, sequences, counts, key, value):
     for layer in range(len(layers)):
         first = 0
         for sequence, count in zip(sequences, counts, strict=True):
@@ -122,8 +122,8 @@ def note(stored, layers, sequences, counts, key, value):
             first += count
 
 
-def move(stored, sequences, parents):
-    """Sequences become what their parents were before."""
+def reorder(stored, sequences, parents):
+    """Give each sequence the stored tokens that its parent had before."""
     before = {key: ([*keys], [*values]) for key, (keys, values) in stored.items()}
     for sequence, parent in zip(sequences, parents, strict=True):
         for layer in range(2):
@@ -131,7 +131,7 @@ def move(stored, sequences, parents):
 
 
 def test_one_graph_serves_every_step_of_a_batch(cuda):
-    """Captured once; then other lengths, other sequences, blocks copied on write and given back by windows."""
+    """Replays of one captured step serve other lengths and sequences, copy-on-write and blocks freed by windows."""
     layers = [FULL, WINDOWED]
     cache = PagedKVCache(layers, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
     first, second = cache.add_sequence(range(40)), cache.add_sequence(range(50, 90))
@@ -141,7 +141,7 @@ def test_one_graph_serves_every_step_of_a_batch(cuda):
         sequences, counts = [first, second], of_both
         if i == 3:
             first_too = cache.fork(first)
-            move(stored, [first_too], [first])
+            reorder(stored, [first_too], [first])
         if i >= 3:
             sequences, counts = [first_too, first, second], [1 + i % 3, *of_both]
         cache.prepare(sequences, counts, batch)
@@ -152,7 +152,7 @@ def test_one_graph_serves_every_step_of_a_batch(cuda):
             replay = replay or cuda.capture(lambda stream: step.run(cache, batch, stream))
             cuda.runtime.synchronize(0)
             replay()
-        note(stored, layers, sequences, counts, key, value)
+        record(stored, layers, sequences, counts, key, value)
         expect_attention(cuda.get(step.out), layers, query, stored, sequences, counts)
         assert not cuda.get(step.out)[:, sum(counts) :].any()
         cache.commit(batch)
@@ -180,8 +180,8 @@ def test_a_warm_step_allocates_nothing_and_waits_for_nothing(cuda):
 
 
 @pytest.mark.parametrize("stream", ["the default", "its own"])
-def test_beams_share_blocks_and_go_their_own_ways_on_any_stream(cuda, stream):
-    """Forks, and beams that change places; a block that several hold is copied before one of them goes on in it."""
+def test_beams_share_blocks_and_diverge_on_any_stream(cuda, stream):
+    """Beams are forked and reordered; a shared block is copied before a beam writes to it."""
     layers = [FULL, WINDOWED]
     cache = PagedKVCache(layers, block_size=4, num_blocks=40, max_sequences=4, device=cuda.device)
     handle = cuda.stream() if stream == "its own" else 0
@@ -190,17 +190,17 @@ def test_beams_share_blocks_and_go_their_own_ways_on_any_stream(cuda, stream):
     for i, counts in enumerate(([6], [3, 1], [1, 1, 1, 2], [1, 2, 1, 1], [4, 1, 2, 2])):
         while len(beams) < len(counts):
             beams.append(cache.fork(beams[0]))
-            move(stored, [beams[-1]], [beams[0]])
+            reorder(stored, [beams[-1]], [beams[0]])
         if i == 3:
             parents = [beams[2], beams[0], beams[2], beams[1]]
             cache.reorder(beams, parents)
-            move(stored, beams, parents)
+            reorder(stored, beams, parents)
         key, value, query = step.fill(i)
         cache.prepare(beams, counts, batch, stream=handle)
         step.run(cache, batch, handle)
         cache.commit(batch)
         cuda.runtime.synchronize(handle)
-        note(stored, layers, beams, counts, key, value)
+        record(stored, layers, beams, counts, key, value)
         expect_attention(cuda.get(step.out), layers, query, stored, beams, counts)
     assert cache.stats().num_copied_blocks >= 4
 
@@ -212,17 +212,17 @@ def test_every_row_of_a_large_step_may_copy_a_block_of_each_group(cuda):
     for i, count in enumerate((6, 1)):
         if i == 1:
             sequences += [cache.fork(sequences[0]) for _ in range(69)]
-            move(stored, sequences[1:], sequences[:1] * 69)
+            reorder(stored, sequences[1:], sequences[:1] * 69)
         key, value, query = step.fill(i)
         cache.prepare(sequences, count, batch)
         step.run(cache, batch)
         cache.commit(batch)
-        note(stored, [FULL, WINDOWED], sequences, [count] * len(sequences), key, value)
+        record(stored, [FULL, WINDOWED], sequences, [count] * len(sequences), key, value)
     assert [len(batch.copied_blocks(layer)) for layer in range(2)] == [69, 69]
     expect_attention(cuda.get(step.out), [FULL, WINDOWED], query, stored, sequences, [1] * 70)
 
 
-def test_a_step_writes_nothing_for_a_sequence_that_goes_and_a_stale_batch_is_refused(cuda):
+def test_a_step_writes_nothing_for_a_removed_sequence_and_a_stale_batch_is_refused(cuda):
     cache = PagedKVCache(FULL, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
     stays, goes = cache.add_sequence(range(9)), cache.add_sequence(range(50, 57))
     batch, step = cache.make_batch(3, 12), Step(cuda, 1, 12)
@@ -247,7 +247,7 @@ def test_a_step_writes_nothing_for_a_sequence_that_goes_and_a_stale_batch_is_ref
         np.testing.assert_array_equal(old, new.numpy())
 
 
-def test_arrays_that_are_not_where_the_cache_is_are_refused(cuda):
+def test_arrays_on_another_device_than_the_cache_are_refused(cuda):
     cache = PagedKVCache(FULL, block_size=4, num_blocks=30, device=cuda.device)
     batch = cache.prepare([cache.add_sequence(range(3))], 3)
     on_device, there = cuda.put(normal(3, 2, 8)), normal(3, 2, 8)
@@ -267,7 +267,7 @@ def test_arrays_that_are_not_where_the_cache_is_are_refused(cuda):
         on_host.write(0, on_device, on_device, host_batch)
 
 
-def test_the_index_of_a_cache_on_a_device_tells_what_the_hosts_does(cuda):
+def test_the_index_of_a_cache_on_a_device_equals_that_of_a_host_cache(cuda):
     def life(device):
         cache = PagedKVCache([FULL, WINDOWED], block_size=4, num_blocks=30, max_sequences=4, device=device)
         sequences = [cache.add_sequence(range(20)), cache.add_sequence(range(9))]
@@ -283,8 +283,8 @@ def test_the_index_of_a_cache_on_a_device_tells_what_the_hosts_does(cuda):
     assert repr(on_device[1]) == repr(expected[1])
 
 
-def test_a_sequence_of_another_cache_arrives_with_its_windows_alone(cuda):
-    """The window's pool is smaller than the sequence; a batch of its own, then one that is used again."""
+def test_a_received_sequence_keeps_only_the_blocks_of_its_windows(cuda):
+    """The pool of the window is smaller than the sequence; first with a new batch, then with one that is reused."""
     ids, window = range(40), 6
     key, value = (normal(2, 42, 2, 8, seed=seed) for seed in (0, 1))  # [layer, token ...]
     query = normal(2, 42, 4, 8, seed=2)

@@ -1,4 +1,4 @@
-"""debug: what lies in index arrays on a device is checked, and told of as the host tells of its own."""
+"""Debug mode: entries of index arrays on a device are checked, with the same errors as on the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def debugging() -> Iterator[None]:
 
 
 def lists(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Lengths and offsets as the host has them; attention keeps them there for its plan."""
+    """Return the arguments with lengths and offsets as lists on the host, where attention plans them."""
     return {
         name: value.tolist() if name in ("seq_lens", "cu_query_lens") else value for name, value in arguments.items()
     }
@@ -121,7 +121,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("op", "arguments"), GOOD)
-def test_calls_that_make_sense_are_as_without_it(cuda, op, arguments):
+def test_valid_calls_give_the_same_results_as_without_debug(cuda, op, arguments):
     results = []
     for on in (True, False):
         pagecore.debug(on)
@@ -134,7 +134,7 @@ def test_calls_that_make_sense_are_as_without_it(cuda, op, arguments):
 
 
 @pytest.mark.parametrize(("op", "arguments", "change"), BAD)
-def test_what_makes_no_sense_raises_what_the_host_raises_and_nothing_is_written(cuda, op, arguments, change):
+def test_an_invalid_entry_raises_the_error_of_the_host_and_nothing_is_written(cuda, op, arguments, change):
     given = arguments | change
     with pytest.raises(errors.PagecoreError) as refused:
         getattr(pagecore, op)(**deepcopy(given))
@@ -151,8 +151,8 @@ def test_what_makes_no_sense_raises_what_the_host_raises_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("place", [0, 127, 128, 299])
-def test_every_entry_of_a_long_row_and_every_slot_is_looked_at(cuda, place):
-    """More than a block of threads has."""
+def test_every_entry_of_a_long_row_and_every_slot_is_checked(cuda, place):
+    """More entries than a block of threads has threads."""
     table, slots = np.ones((2, 300), np.int32), np.full(300, -1)
     table[1, place], slots[place] = 9, 24
     cache, lens = cuda.put(np.zeros((9, 4), np.float32)), np.asarray([0, 1200])
@@ -164,21 +164,21 @@ def test_every_entry_of_a_long_row_and_every_slot_is_looked_at(cuda, place):
 
 
 def test_the_lengths_of_many_sequences_are_added_up(cuda):
-    """More than a block of threads has."""
+    """More entries than a block of threads has threads."""
     cache, table = cuda.put(np.zeros((9, 4), np.float32)), cuda.put(np.ones((300, 1), np.int32))
     lens = cuda.put(np.full(300, 2))
     pagecore.gather_blocks(cache, table, lens, out=cuda.empty((600,)))
-    for num_tokens in (256, 599):  # all of the first 128, and one too few
+    for num_tokens in (256, 599):  # exactly the first 128 sequences, and one token too few for all
         with pytest.raises(errors.ShapeError, match=str(num_tokens)):
             pagecore.gather_blocks(cache, table, lens, out=cuda.empty((num_tokens,)))
 
 
 @pytest.mark.parametrize(("op", "arguments", "change"), BAD)
-def test_without_debug_it_does_no_harm(cuda, op, arguments, change):
-    """Nothing raises, and nothing outside of the arrays is touched: the emulator looks at every access."""
+def test_an_invalid_entry_does_no_harm_without_debug(cuda, op, arguments, change):
+    """The call does not raise, and the emulator, which checks every access, finds none outside of the arrays."""
     pagecore.debug(False)
     if change.keys() & {"mask", "cu_query_lens"}:
-        pytest.skip("attention has tests of its own")
+        pytest.skip("needs another op: tests/cuda/test_attention.py covers attention")
     getattr(pagecore, op)(**on_device(cuda, arguments | change))
 
 
@@ -187,7 +187,7 @@ def test_blocks_that_no_query_attends_to_may_hold_anything(cuda, change):
     pagecore.paged_attention(**on_device(cuda, ATTEND | change))
 
 
-def test_what_the_host_sees_is_checked_without_it_too(cuda):
+def test_entries_on_the_host_are_checked_without_debug_too(cuda):
     pagecore.debug(False)
     with pytest.raises(errors.InvalidBlock):
         pagecore.write_kv(**on_device(cuda, WRITE) | {"slot_mapping": [24]})
@@ -203,7 +203,7 @@ def test_a_captured_call_is_refused(cuda, monkeypatch):
     pagecore.copy_blocks(**given)
 
 
-def test_the_environment_says_what_none_means(monkeypatch):
+def test_none_means_the_setting_of_the_environment(monkeypatch):
     monkeypatch.setenv("PAGECORE_DEBUG", "1")
     assert pagecore.debug() is True
     assert pagecore.debug(False) is False

@@ -1,4 +1,4 @@
-"""paged_attention on CUDA arrays: decode, and the general path that serves whatever the matrix kernels do not."""
+"""paged_attention on CUDA arrays: decode, and the general kernel, which serves what the matrix kernels do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.reference import attention as reference
 
 F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
 F32 = {"query_dtype": "float32", "cache_dtype": "float32"}
-# Around the ends of tiles of 8 and 16 keys, of rounds of 32 and 64, and of the shortest splits.
+# Lengths around the ends of tiles of 8 and 16 keys, of rounds of 32 and 64 keys, and of the shortest splits.
 LENS = (0, 1, 11, 12, 15, 16, 17, 63, 64, 65, 99, 257)
 DECODE = Shape(seq_lens=(300, 33, 0, 129), heads=(8, 2), **BF16)
 DRAFTS = replace(DECODE, seq_lens=(70, 33, 1, 300), query_lens=(4, 2, 1, 3))
@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def case_of(shape: Shape, options: dict[str, Any], seed: int = 0) -> Case:
-    """A mask of None is one that fits the shape."""
+    """Return a case; a mask of None becomes a random mask of the right size."""
     options = {name: random_mask(shape) if name == "mask" else value for name, value in options.items()}
     return make_case(shape, seed=seed, **options)
 
@@ -121,7 +121,7 @@ def test_drafts(cuda, query_len, dtype):
 def test_padding_rows_are_cleared(cuda, shape):
     case = make_case(replace(shape, query_lens=shape.query_lens or (1,) * 4, padding=5), sinks=SINKS)
     check(cuda, case)
-    check(cuda, case, on_host=("seq_lens", "cu_query_lens"))  # by one kernel alone
+    check(cuda, case, on_host=("seq_lens", "cu_query_lens"))  # the general kernel alone
 
 
 @EVERY_SHAPE
@@ -207,7 +207,7 @@ def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(cuda, sha
     out, lse = DeviceCase(cuda, case).run()
     bad_columns = ~np.isfinite(out.astype(np.float32))
     assert not bad_columns[~reached].any()
-    if plane == "value_cache":  # one dim, and no other
+    if plane == "value_cache":  # only the dim of the NaN
         assert bad_columns[reached][..., 5].all()
         assert not np.delete(bad_columns[reached], 5, axis=-1).any()
     elif np.isnan(bad):
@@ -233,8 +233,8 @@ def test_a_cache_of_the_general_path_may_begin_anywhere(cuda, plane):
 
 
 @EVERY_SHAPE
-def test_garbage_in_the_indices_reads_nothing_outside_of_the_arrays(cuda, shape):
-    """Blocks, rows and lengths of any value: some numbers come out, and no memory that is not there is touched."""
+def test_invalid_indices_cause_no_access_outside(cuda, shape):
+    """Blocks, rows and lengths of any value: the result is undefined, and no access lies outside of the arrays."""
     case = make_case(replace(shape, query_lens=shape.query_lens or (1,) * 4, shuffle_rows=True))
     for cache in (case.key_cache, case.value_cache):
         cache[np.isnan(cache.astype(np.float32))] = 0
@@ -266,7 +266,7 @@ def test_a_block_that_the_cache_does_not_have_is_the_null_block(cuda, shape):
 
 
 @EVERY_SHAPE
-def test_a_plan_of_more_queries_or_sequences_than_the_call_has_reads_and_writes_nothing_outside(cuda, shape):
+def test_a_plan_of_more_queries_or_sequences_than_the_call_causes_no_access_outside(cuda, shape):
     case = make_case(replace(shape, query_lens=(4, 2, 3, 1)))
     there = DeviceCase(cuda, case)
     heads = {"num_query_heads": shape.heads[0], "num_kv_heads": shape.heads[1], "device": cuda.device}
@@ -278,7 +278,7 @@ def test_a_plan_of_more_queries_or_sequences_than_the_call_has_reads_and_writes_
     for name, array in (("seq_lens", case.seq_lens), ("block_table", case.block_table)):
         there.arrays[name] = cuda.put(array[:1])
     there.arrays["cu_query_lens"] = cuda.put(case.options["cu_query_lens"][:2])
-    # Only a graph meets a plan of other sequences.
+    # Only a graph can run with a plan of other sequences: a direct call would refuse it.
     out = cuda.empty((1, *there.shape[1:]), str(case.query.dtype))
     cuda.capture(lambda stream: paged_attention(**there.arrays, out=out, plan=plan, stream=stream))()
 
@@ -291,7 +291,7 @@ def test_a_plan_of_longer_sequences_serves_shorter_ones(cuda, shape, more):
     compare(case, DeviceCase(cuda, case).run(plan=DeviceCase(cuda, longer).plan()))
 
 
-def test_the_result_of_a_call_without_out_is_of_the_querys_type(cuda):
+def test_without_out_the_result_has_the_type_of_the_query(cuda):
     there = DeviceCase(cuda, make_case(DECODE))
     out = paged_attention(**there.arrays)
     assert out.shape == there.shape

@@ -1,4 +1,4 @@
-"""A step that a device refuses in the middle: everything is as it was before, and what comes next finds it so."""
+"""Device errors in the middle of a step: nothing has changed, and the next step succeeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(cuda: Kit):
 
 
 def keys_of(cuda: Kit, cache, sequence):
-    """Computed keys of every layer, NaN where a window has let them go."""
+    """Return the computed keys of every layer, with NaN for those that a window has released."""
     found = []
     for layer in range(2):
         blocks = cache._tables.blocks(sequence.row, layer)
@@ -40,7 +40,7 @@ PLACES = [(staging, "scatter_entries"), (staging, "pack_changes"), (staging, "pa
 
 
 @pytest.mark.parametrize(("place", "name"), PLACES)
-def test_blocks_that_a_refused_step_would_have_copied_are_held_and_whole(cuda, monkeypatch, place, name):
+def test_blocks_that_a_failed_step_would_have_copied_are_held_and_intact(cuda, monkeypatch, place, name):
     cache = make(cuda)
     first, batch = cache.add_sequence(range(30)), cache.make_batch(4, 60)
     kept = write_step(cache, [first], 6, random_step(cuda, cache, 6))
@@ -74,8 +74,8 @@ def test_blocks_that_a_refused_step_would_have_copied_are_held_and_whole(cuda, m
     del kept
 
 
-def test_a_sequence_whose_slots_cannot_be_sent_stays_and_its_step_goes_on(cuda, monkeypatch):
-    """Had it lost its blocks, the step would overwrite those of their next owner."""
+def test_a_sequence_whose_slots_cannot_be_uploaded_stays_and_its_step_goes_on(cuda, monkeypatch):
+    """If it lost its blocks, the step would overwrite the data of their next owner."""
     cache = make(cuda)
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(1, 8)
     cache.prepare([sequence], 8, batch)
@@ -100,7 +100,7 @@ def halves(cuda: Kit, *shape, dtype="float16"):
 
 
 def call_of_two_kernels(cuda: Kit, op: str):
-    """A call that needs two kernels, and what it writes to."""
+    """Return a call that needs two kernels, and the arrays that it writes."""
     ones, cache = halves(cuda, 3, 2, 8, dtype="float32"), halves(cuda, 6, 4, 2, 8)
     other = halves(cuda, 6, 4, 2, 8, dtype="float32")
     if op == "write_kv":
@@ -120,7 +120,7 @@ def call_of_two_kernels(cuda: Kit, op: str):
 @pytest.mark.parametrize("op", ["write_kv", "transfer_blocks", "gather_blocks", "paged_attention"])
 def test_a_call_whose_second_kernel_cannot_be_loaded_has_written_nothing(cuda, monkeypatch, op):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: no kernel is loaded yet")
+        pytest.skip("needs the emulator: a GPU has loaded the kernels in earlier tests")
     call, written = call_of_two_kernels(cuda, op)
     before = [cuda.get(array).copy() for array in written]
     load, asked = cuda.runtime.load, []
@@ -141,7 +141,7 @@ def test_a_call_whose_second_kernel_cannot_be_loaded_has_written_nothing(cuda, m
     assert len(cuda.runtime.launched) == 2
 
 
-def test_a_space_that_cannot_wait_as_it_goes_warns_and_does_not_raise(cuda, monkeypatch):
+def test_the_destructor_of_a_space_that_cannot_wait_warns_and_does_not_raise(cuda, monkeypatch):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=[9, 9])
     assert space._last_use is not None

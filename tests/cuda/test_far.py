@@ -1,4 +1,4 @@
-"""Arrays whose entries lie further apart than offsets of 32 bits reach, along any axis, for every op on CUDA arrays."""
+"""Arrays with strides beyond 32-bit offsets along any axis, for every op on CUDA arrays."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pagecore
 from pagecore.arrays import Tensor, strided
 from tests.cuda.attention_cases import DeviceCase, compare
 from tests.cuda.kit import Kit
-from tests.cuda.memory import want_memory
+from tests.cuda.memory import require_memory
 from tests.ops.block_cases import random_numbers
 from tests.ops.cases import DTYPES, Shape, make_case
 
 NUM_BYTES = 2**34
-GAP_BYTES = 2**20  # from one array to the next; an entry has no more
+GAP_BYTES = 2**20  # between arrays; no entry is larger
 AXES = pytest.mark.parametrize("axis", [0, 1, 2])
 
 
 class Expanse:
-    """Memory that arrays share: each begins at its front, and its entries along one axis reach to its end.
+    """A large allocation that arrays share: each begins near its front and extends to its end along one axis.
 
-    The emulator takes only what is touched of it.
+    The emulator commits only the pages that are touched.
     """
 
     def __init__(self, cuda: Kit) -> None:
-        want_memory(cuda, NUM_BYTES)
+        require_memory(cuda, NUM_BYTES)
         self.cuda, self.count = cuda, 0
         self.memory = cuda.empty((NUM_BYTES,), "uint8")
 
@@ -59,7 +59,7 @@ class Expanse:
 @pytest.mark.parametrize("query_lens", [(1, 1), (50, 1)], ids=["decode", "prompts"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_attention_reaches_every_entry(cuda, dtype, query_lens, axis):
-    """Queries, heads, blocks, tokens of blocks, rows of the table, and their blocks."""
+    """The axes are those of queries, heads, blocks, tokens of a block, rows of the table and blocks of a row."""
     shape = Shape(seq_lens=(70, 33), query_lens=query_lens, heads=(8, 2), query_dtype=dtype, cache_dtype=dtype)
     case = make_case(replace(shape, shuffle_rows=True), seed=1)
     assert case.options["rows"].max() >= 3
@@ -67,8 +67,8 @@ def test_attention_reaches_every_entry(cuda, dtype, query_lens, axis):
     there.arrays["query"] = expanse.put(case.query, axis)
     there.arrays["key_cache"] = expanse.put(case.key_cache, axis)
     there.arrays["value_cache"] = expanse.put(case.value_cache, axis)
-    # Rows of more blocks than 32 bits count tokens of; the row behind them is not there.
-    tables = Expanse(cuda)  # of its own: its long rows would lie over the other arrays
+    # The tokens of a row exceed 32 bits; the memory after the last row is not mapped.
+    tables = Expanse(cuda)  # a separate one: its long rows would overlap the other arrays
     table = tables.put(np.pad(case.block_table, ((0, 1), (0, 0))), 0)
     offset = table.pointer - tables.memory.pointer
     wide = (len(case.block_table), 2**28)
@@ -137,13 +137,13 @@ def test_gathered_and_scattered_sequences_reach_every_entry(cuda, axis):
     np.testing.assert_array_equal(expanse.get(blank, axis), expected)
 
 
-def test_sequences_begin_behind_lengths_that_add_up_to_more_than_32_bits(cuda):
-    """Of the packed array there are but a few tokens: what begins behind them has none."""
-    table = np.zeros((2, 2**23), np.int32)  # the second row has nothing but holes
+def test_sequences_begin_after_lengths_whose_sum_exceeds_32_bits(cuda):
+    """The packed array has only a few tokens: a sequence that begins after them gets none."""
+    table = np.zeros((2, 2**23), np.int32)  # the second row holds only holes
     table[0, 0] = 1
     cache, packed = random_numbers((2, 256), "float32"), cuda.empty((5,), "float32")
     each, picked = np.zeros(19, np.int64), np.zeros(19, np.int32)
-    each[[1, 17, 18]] = 2**31, 2**31, 3  # two that two lanes add up before a third one does
+    each[[1, 17, 18]] = 2**31, 2**31, 3  # two lanes each add one of the large lengths before a third lane adds them up
     picked[18] = 1
     lens, rows = cuda.put(each), cuda.put(picked)
     values = random_numbers((5,), "float32", 1)

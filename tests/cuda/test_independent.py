@@ -1,4 +1,4 @@
-"""Independent pairs of copy_blocks and transfer_blocks: copied all at once, and a false claim is found."""
+"""Independent pairs of copy_blocks and transfer_blocks: copied concurrently; a false claim is detected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ops.cases import LAYOUTS
 
 
 def copied(caches: Any, pairs: Any) -> Any:
-    """Return the caches after a loop over the pairs."""
+    """Return the caches after copying the pairs one by one."""
     for cache in caches:
         for source, target in pairs:
             cache[target] = cache[source]
@@ -34,9 +34,9 @@ def debugging() -> Iterator[None]:
 
 @pytest.fixture
 def grids(cuda: Kit, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Grids of the launches of a test."""
+    """Record the grids of the launches of a test."""
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: its launches are recorded")
+        pytest.skip("needs the emulator: it records launches")
     seen: list[Any] = []
     launch = cuda.runtime.launch
 
@@ -72,8 +72,8 @@ def test_random_independent_pairs_are_copied(cuda, seed):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_source_may_repeat_and_pairs_of_one_block_may_stand_anywhere(cuda, place):
-    """A graph of fixed size fills the places that a step leaves free with such pairs."""
+def test_a_source_may_repeat_and_a_block_may_be_paired_with_itself_anywhere(cuda, place):
+    """A graph of fixed size pads its pairs with those of a block and itself."""
     cache = random_numbers((9, 40), "float32")
     pairs = [(0, 0), (1, 5), (5, 5), (1, 6), (1, 1), (0, 0), (2, 7)]
     device = cuda.put(cache)
@@ -82,8 +82,8 @@ def test_a_source_may_repeat_and_pairs_of_one_block_may_stand_anywhere(cuda, pla
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_transfers_may_read_and_write_blocks_of_one_number(cuda, place):
-    """Sources and targets are blocks of different caches."""
+def test_transfers_may_read_and_write_blocks_with_the_same_number(cuda, place):
+    """Sources and targets belong to different caches."""
     source, target = random_numbers((40, 4, 30), "float32"), random_numbers((40, 4, 30), "float16")
     pairs = [(i, 1 + i % 39) for i in range(1, 40)]
     device = cuda.put(target)
@@ -93,7 +93,7 @@ def test_transfers_may_read_and_write_blocks_of_one_number(cuda, place):
     assert_same_memory(cuda.get(device), target)
 
 
-def test_independent_pairs_share_out_the_grid_and_others_are_one_row_of_it(cuda, grids):
+def test_independent_pairs_divide_the_grid_and_dependent_pairs_use_one_row_of_it(cuda, grids):
     cache = cuda.put(random_numbers((513, 64), "float32"))
     pairs = cuda.put(np.stack([np.arange(1, 257), np.arange(257, 513)], axis=1))
     pagecore.copy_blocks(cache, pairs)
@@ -104,7 +104,7 @@ def test_independent_pairs_share_out_the_grid_and_others_are_one_row_of_it(cuda,
 
 
 def test_more_pairs_than_the_grid_has_rows_are_copied_in_rounds(cuda, grids):
-    """Many arrays leave the grid few rows."""
+    """With many arrays the grid has few rows."""
     made = [np.random.default_rng(i).integers(0, 256, (700, 4), np.uint8) for i in range(112)]
     device, pairs = put_all(cuda, made), np.stack([np.arange(350), np.arange(350, 700)], axis=1)
     pagecore.copy_blocks(device, cuda.put(pairs), independent=True)
@@ -124,7 +124,7 @@ FALSE = {
 
 @pytest.mark.parametrize("claim", FALSE)
 def test_a_false_claim_of_the_device_is_a_race(cuda, claim):
-    """In some order of the blocks of threads: a read before the write that it races with is not seen."""
+    """Seeds vary the order of thread blocks: the emulator does not report a read that precedes the racing write."""
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it finds races")
     pairs, found = cuda.put(np.asarray(FALSE[claim])), []

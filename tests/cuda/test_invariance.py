@@ -1,4 +1,4 @@
-"""Batch-invariant rows: their bits depend on their own query, keys and values alone."""
+"""Batch-invariant attention: the bits of a row depend only on its own query, keys and values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def run(cuda: Any, case: Case, **more: Any) -> tuple[bytes, bytes]:
-    """Bits of output and lse of each row, as the rows of two arrays of bytes."""
+    """Return the bytes of output and lse, each as an array with one row per query."""
     there = DeviceCase(cuda, case)
     got = there.run(plan=there.plan(**{"batch_invariant": True, **more}))
     return tuple(np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in got)  # type: ignore
@@ -63,7 +63,7 @@ def test_a_sequence_alone_gives_the_bits_that_it_gives_in_a_batch(cuda, name, di
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 50])
 @pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
 def test_the_number_of_workers_changes_no_bits(cuda, shape, num_workers):
-    """With few, splits have no room and tiles are folded by one CTA; with many, each piece is another CTA's."""
+    """With few workers one CTA folds the pieces of a tile; with many workers each piece has a CTA of its own."""
     case = make_case(shape)
     assert_same_bits(run(cuda, case, num_workers=num_workers), run(cuda, case))
 
@@ -76,8 +76,8 @@ def test_the_order_of_a_batch_changes_no_bits(cuda):
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("sizes", [(1,) * 4 + (66,), (33, 37), (69, 1)], ids=str)
-def test_how_much_of_a_prompt_is_computed_at_once_changes_no_bits(cuda, name, sizes):
-    """Rows of a chunk stand elsewhere in their tiles, beside other rows, or alone and are split."""
+def test_the_chunks_of_a_prompt_change_no_bits(cuda, name, sizes):
+    """Rows of a chunk lie elsewhere in their tiles, next to other rows, or alone with split keys."""
     case = make_case(replace(SHAPE, seq_lens=(2100,), query_lens=(70,)), **OPTIONS[name])
     expected, begin = run(cuda, case), 0
     for size in sizes:
@@ -90,7 +90,7 @@ def test_how_much_of_a_prompt_is_computed_at_once_changes_no_bits(cuda, name, si
 
 
 @pytest.mark.parametrize("layout", ["HND", "blockwise", "reversed"])
-def test_where_keys_lie_changes_no_bits(cuda, layout):
+def test_the_layout_of_the_cache_changes_no_bits(cuda, layout):
     shape = replace(SHAPE, seq_lens=(1200, 90), query_lens=(3, 60))
     assert_same_bits(run(cuda, make_case(replace(shape, layout=layout))), run(cuda, make_case(shape)))
 
@@ -102,7 +102,7 @@ def test_rows_of_padding_change_no_bits(cuda):
 
 def test_one_plan_gives_the_same_bits_in_every_order_of_blocks_and_warps(cuda):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: a GPU's order cannot be chosen")
+        pytest.skip("needs the emulator: it chooses the order of threads")
     for batch_invariant in (False, True):
         case, bits = make_case(SHAPE), []
         for seed in range(4):

@@ -27,34 +27,34 @@ def late(cuda):
 
 
 def bytes_of(runtime, tensor, stream):
-    """What a reader on `stream` sees, without waiting for any other."""
+    """Read a tensor on `stream` without waiting for other streams."""
     host = np.empty(tensor.nbytes, np.uint8)
     runtime.copy(host.ctypes.data, tensor.pointer, host.nbytes, stream)
     return host
 
 
-def test_zeros_are_there_for_every_stream(late):
+def test_zeros_are_visible_to_every_stream(late):
     tensor = pagecore.zeros(64, "uint8", "cuda")
     assert not bytes_of(late, tensor, late.streams.make()).any()
 
 
-def test_zeros_of_one_stream_are_there_for_that_stream(late):
+def test_zeros_of_one_stream_are_visible_to_that_stream(late):
     stream, other = late.streams.make(), late.streams.make()
     before = late.counts.copy()
     tensor = pagecore.zeros(64, "uint8", "cuda", stream=stream)
     assert late.counts["synchronizes"] == before["synchronizes"]
-    assert bytes_of(late, tensor, other).all()  # poison: nobody waited
+    assert bytes_of(late, tensor, other).all()  # the 0xFF of new memory: `other` has not waited
     assert not bytes_of(late, tensor, stream).any()
 
 
-def test_who_takes_memory_over_sees_what_its_stream_was_given(late):
+def test_an_importer_on_another_stream_sees_the_zeros_of_the_exporting_stream(late):
     stream, other = late.streams.make(), late.streams.make()
     tensor = pagecore.zeros(64, "uint8", "cuda", stream=stream)
     tensor.__dlpack__(stream=other)
     assert not bytes_of(late, tensor, other).any()
 
 
-def test_who_takes_a_result_over_sees_what_was_computed(late):
+def test_an_importer_on_another_stream_sees_the_computed_result(late):
     stream, other = late.streams.make(), late.streams.make()
     query = pagecore.empty(4, "uint8", "cuda")
     result = new_result((64,), query.dtype, query, 0, stream)
@@ -64,7 +64,7 @@ def test_who_takes_a_result_over_sees_what_was_computed(late):
     assert (bytes_of(late, given, other) == 5).all()
 
 
-def test_memory_cannot_be_made_ready_while_a_graph_is_captured(cuda):
+def test_memory_cannot_be_allocated_while_a_graph_is_captured(cuda):
     stream = cuda.runtime.streams.make()
     cuda.runtime.streams.begin_capture(stream)
     with pytest.raises(DeviceError, match=r"while stream .* is captured"):
@@ -72,7 +72,7 @@ def test_memory_cannot_be_made_ready_while_a_graph_is_captured(cuda):
 
 
 def test_memory_for_a_captured_stream_cannot_be_exported_to_another_that_is_not(cuda):
-    """The other way round: a stream that is captured cannot wait for one that is not."""
+    """A stream that is captured cannot wait for a stream that is not."""
     stream, other = cuda.runtime.streams.make(), cuda.runtime.streams.make()
     tensor = pagecore.zeros(64, "uint8", "cuda", stream=other)
     cuda.runtime.streams.begin_capture(stream)

@@ -37,7 +37,7 @@ def check(cuda: Kit, given: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 3, 8, 20, 33, 64, 80, 128, 192, 256, 520])
-def test_parts_are_joined_by_their_weights(cuda, head_dim, dtype):
+def test_parts_are_merged_by_their_weights(cuda, head_dim, dtype):
     check(cuda, parts(dtype, (5, 3, head_dim)))
 
 
@@ -115,8 +115,8 @@ def test_any_stride_may_be_odd(cuda, axis, which):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("which", [0, 2])
 @pytest.mark.parametrize("head_dim", [5, 64, 600])
-def test_the_results_may_take_the_place_of_either_part(cuda, head_dim, which, seed):
-    """Also where a row takes several lanes, or all of a warp several times."""
+def test_the_results_may_overwrite_either_part(cuda, head_dim, which, seed):
+    """A row takes one lane, several lanes, or several rounds of a warp."""
     cuda.runtime.seed = seed
     given = parts("float16", (7, 5, head_dim))
     expected = merged(cuda, given)
@@ -129,7 +129,7 @@ def test_the_results_may_take_the_place_of_either_part(cuda, head_dim, which, se
 
 
 def test_a_warm_merge_is_one_launch_and_nothing_else(cuda):
-    """So that a graph can hold it: no memory is asked for, nothing copied, nothing waited for."""
+    """A graph can capture the call: it allocates nothing, copies nothing and does not synchronize."""
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
     given = [cuda.put(array) for array in parts()]

@@ -1,4 +1,4 @@
-"""Streams of a cache on CUDA: what goes from one to another waits, and what is captured is left alone."""
+"""Streams of a cache on CUDA: a step waits for the stream of the last one; streams under capture are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(cuda: Kit, **options):
 
 
 def refused(call):
-    """A call for `Kit.capture` that must find itself refused."""
+    """Wrap a call for `Kit.capture`: it must raise because its stream is being captured."""
 
     def attempt(stream):
         with pytest.raises(DeviceError, match="captured"):
@@ -38,7 +38,7 @@ def refused(call):
     return attempt
 
 
-def test_a_prepare_that_finds_no_blocks_leaves_the_stream_of_what_follows_as_it_was(cuda):
+def test_a_prepare_without_blocks_keeps_the_stream_of_the_cache(cuda):
     cache, stream, other = make(cuda), cuda.stream(), cuda.stream()
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(13))
@@ -55,8 +55,8 @@ def test_a_prepare_that_finds_no_blocks_leaves_the_stream_of_what_follows_as_it_
     assert not kept.in_flight
 
 
-def test_a_step_on_another_stream_waits_for_what_the_last_one_was_given(cuda):
-    """Blocks of a sequence that went are written by the next step, and not before the last has read them."""
+def test_a_step_on_another_stream_waits_for_the_last_step(cuda):
+    """The next step reuses the blocks of a removed sequence only after the last step has read them."""
     cache, stream, other = make(cuda, num_blocks=6, layout="LBNHD"), cuda.stream(), cuda.stream()
     first, batch = cache.add_sequence(range(20)), cache.make_batch(2, 20)
     arrays, others = random_step(cuda, cache, 20), random_step(cuda, cache, 20, seed=1)
@@ -93,7 +93,7 @@ def test_a_step_cannot_go_on_from_a_stream_that_is_being_captured(cuda):
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(1, 4)
 
     def attempt(stream):
-        cache._staging.stream = stream  # as if the last step had been given to it
+        cache._staging.stream = stream  # as if it were the stream of the last step
         before = cache.stats()
         refused(lambda _: cache.prepare([sequence], 4, batch, stream=other))(stream)
         assert (cache.stats(), batch.in_flight) == (before, False)
@@ -103,8 +103,8 @@ def test_a_step_cannot_go_on_from_a_stream_that_is_being_captured(cuda):
 
 
 @pytest.mark.parametrize("how", ["abandon", "remove", "swap out", "swap in"])
-def test_nothing_that_would_become_part_of_a_graph_is_begun(cuda, how):
-    """Undone in a graph, a step would be undone as often as that is replayed, and now not at all."""
+def test_no_operation_of_a_cache_begins_in_a_capture(cuda, how):
+    """Work that undoes a step would run at each replay of the graph, and not now."""
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=9)
     sequence, away = cache.add_sequence(range(8)), cache.add_sequence(range(8))
@@ -119,7 +119,7 @@ def test_nothing_that_would_become_part_of_a_graph_is_begun(cuda, how):
     }
 
     def attempt(stream):
-        batch._step.staged._stream = cache._staging.stream = stream  # as if the last step had been given to it
+        batch._step.staged._stream = cache._staging.stream = stream  # as if it were the stream of the last step
         before = cache.stats()
         refused(lambda _: calls[how]())(stream)
         assert cache.stats() == before
@@ -133,7 +133,7 @@ def test_nothing_that_would_become_part_of_a_graph_is_begun(cuda, how):
     cache.check_invariants()
 
 
-def test_bytes_that_went_on_one_stream_come_back_on_another(cuda):
+def test_a_sequence_swapped_out_on_one_stream_is_restored_on_another(cuda):
     cache, stream, other = make(cuda), cuda.stream(), cuda.stream()
     space = SwapSpace(cache, num_blocks=9)
     sequence, next_one = cache.add_sequence(range(13)), cache.add_sequence(range(4))
@@ -151,7 +151,7 @@ def test_bytes_that_went_on_one_stream_come_back_on_another(cuda):
 
 def test_the_host_runs_three_copies_ahead_before_it_waits(cuda):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: its work can be kept back")
+        pytest.skip("needs the emulator: it delays the work of a stream")
     cache, stream = make(cuda), cuda.stream()
     sequence, batch = cache.add_sequence(range(20)), cache.make_batch(1, 4)
     cuda.runtime.streams.deferred = True
@@ -165,7 +165,7 @@ def test_the_host_runs_three_copies_ahead_before_it_waits(cuda):
     cuda.runtime.synchronize(stream)
 
 
-def test_who_takes_a_batch_over_on_another_stream_waits_for_the_step(cuda):
+def test_an_importer_of_a_batch_on_another_stream_waits_for_the_step(cuda):
     cache, stream, other = make(cuda), cuda.stream(), cuda.stream()
     batch = cache.make_batch(1, 4)
     cache.prepare([cache.add_sequence(range(20))], 4, batch, stream=stream)
@@ -184,10 +184,10 @@ def test_a_new_batch_is_padding_for_every_stream_at_once(cuda):
     cache.commit(step)
 
 
-def test_a_batch_of_one_step_is_made_without_waiting(cuda):
+def test_a_batch_for_one_step_is_allocated_without_waiting(cuda):
     cache, stream = make(cuda), cuda.stream()
     sequence, kept = cache.add_sequence(range(20)), []
-    kept.append(cache.make_batch())  # has the ring reserve what it takes
+    kept.append(cache.make_batch())  # the staging ring allocates its buffers
     spent = requests_of(cuda, lambda: kept.append(cache.prepare([sequence], 4, stream=stream)))
     assert not {"synchronizes", "event_synchronizes", "pinned_allocations"} & set(spent)
     assert_device_tables(cuda, cache, kept[1], stream)
@@ -195,7 +195,7 @@ def test_a_batch_of_one_step_is_made_without_waiting(cuda):
 
 def test_a_write_without_a_stream_follows_the_framework_of_its_key(cuda, monkeypatch):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: its work can be kept back")
+        pytest.skip("needs the emulator: it delays the work of a stream")
 
     class Foreign:
         def __init__(self, tensor):
@@ -212,7 +212,7 @@ def test_a_write_without_a_stream_follows_the_framework_of_its_key(cuda, monkeyp
     assert cuda.get(cache.key(0)).any()
 
 
-def test_a_space_may_go_while_blocks_are_on_their_way_there(cuda):
+def test_a_space_may_be_deleted_during_a_swap_out(cuda):
     cache, stream = make(cuda), cuda.stream()
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(13))

@@ -1,4 +1,4 @@
-"""Head dims that the matrix kernels pad with zeros: nothing is read or written past the dims of a call."""
+"""Head dims that the matrix kernels pad with zeros: no access lies past the dims of a call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.cuda.matrix import cases
 from tests.ops.cases import Case, Shape, make_case
 
 ELEMENTS = {"bfloat16": "pc_bfloat16", "float16": "pc_half"}
-# By dims of a call, those of the instance.
+# Dims of the kernel instance that serves the dims of a call.
 INSTANCES = {
     (80, 80): "96",
     (192, 128): "192,128",
@@ -54,7 +54,7 @@ LONG = Shape(seq_lens=(2100, 1030, 70), query_lens=(33, 1, 40), heads=(4, 1), **
 
 
 def check_poisoned(cuda: Any, case: Case, **plan: Any) -> None:
-    """Compare with the oracle; of the output, only the dims of the call may be written."""
+    """Compare with the oracle; the memory around the output rows must keep its bytes."""
     there = DeviceCase(cuda, poisoned(case))
     tokens, heads, dim = there.shape
     wide = cuda.empty((tokens, heads, dim + 16), str(case.query.dtype))
@@ -72,7 +72,7 @@ def instance_name(entry: str, dims: tuple[int, int], dtype: dict[str, str], opti
 
 @EVERY_DIM
 @EVERY_DTYPE
-def test_rows_between_nan_give_the_output_and_nothing_else_is_written(cuda, dims, dtype):
+def test_rows_surrounded_by_nan_are_read_and_written_within_their_dims(cuda, dims, dtype):
     check_poisoned(cuda, make_case(replace(MIXED, dims=dims, **dtype)))
     if cuda.is_emulated:
         expected = [instance_name(entry, dims, dtype) for entry in ("decode", "prefill")]
@@ -80,20 +80,20 @@ def test_rows_between_nan_give_the_output_and_nothing_else_is_written(cuda, dims
 
 
 @EVERY_DIM
-def test_rows_that_end_where_their_array_ends(cuda, dims):
-    """Contiguous arrays whose last slot is in use: the emulator reports any byte read after it."""
+def test_the_last_row_of_an_array_is_not_read_past_its_end(cuda, dims):
+    """The last slot of contiguous arrays is in use: the emulator reports a read after it."""
     for query_lens in ((64, 1), (1, 64)):
         check(cuda, in_last_slot(make_case(replace(MIXED, seq_lens=(64, 64), query_lens=query_lens, dims=dims)), 0))
 
 
 @EVERY_DIM
-def test_the_dims_of_a_call_and_no_others_are_copied_without_bank_conflicts(cuda, dims):
+def test_only_the_dims_of_a_call_are_copied_and_without_bank_conflicts(cuda, dims):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: a GPU does not count what a kernel copies")
+        pytest.skip("needs the emulator: it counts copied bytes")
     lens = (70, 17, 300)
     decode = DeviceCase(cuda, make_case(Shape(seq_lens=lens, heads=(8, 2), dims=dims, **BF16)))
     decode.run()
-    row_bytes = 2 * 2 * sum(dims)  # of two heads: a key and a value of each
+    row_bytes = 2 * 2 * sum(dims)  # key and value of two heads, 2 bytes each
     assert cuda.runtime.counts["copied_bytes"] == sum(lens) * row_bytes
     before = dict(cuda.runtime.counts)
     prompt = DeviceCase(cuda, make_case(Shape(seq_lens=(64,), query_lens=(32,), heads=(8, 2), dims=dims, **BF16)))
@@ -131,7 +131,7 @@ def test_long_contexts_are_split_and_joined(cuda, dims, options):
 @pytest.mark.parametrize("num_workers", [2, 50])
 @EVERY_DIM
 def test_a_sequence_alone_gives_the_bits_that_it_gives_in_a_batch(cuda, dims, num_workers):
-    """Batch-invariant: with few workers one folds the pieces of a row, with many each piece is another worker's."""
+    """Batch-invariant: with few workers one folds the pieces of a row; with many each piece has its own worker."""
     case = poisoned(make_case(replace(LONG, dims=dims)))
     expected = run_invariant(cuda, case)
     for i in range(len(case.seq_lens)):
@@ -166,7 +166,7 @@ VARIANT = replace(MIXED, dims=(128, 128))
 
 
 def nan_at_an_edge(shape: Shape) -> Case:
-    """A case whose last key, to which one query attends, has a value that is NaN."""
+    """Return a case with a NaN in the value of the last key, to which one query attends."""
     case = make_case(shape)
     case.value_cache[case.block_table[0, 299 // 16], 299 % 16, :, 3] = np.nan
     return case
@@ -184,7 +184,7 @@ def test_variants_of_prefill_keep_the_bounds(cuda, name, options):
 
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("make", [make_case, nan_at_an_edge], ids=["finite", "nan"])
-def test_variants_that_add_in_the_same_order_have_the_same_bits(cuda, make, invariant):
+def test_variants_with_the_same_order_of_sums_have_the_same_bits(cuda, make, invariant):
     bits = {}
     for shape in (VARIANT, replace(LONG, dims=(128, 128))) if make is make_case else (VARIANT,):
         there = DeviceCase(cuda, make(shape))
@@ -197,7 +197,7 @@ def test_variants_that_add_in_the_same_order_have_the_same_bits(cuda, make, inva
                 np.testing.assert_array_equal(got, expected)
 
 
-def test_a_nan_reaches_what_attends_to_it_in_every_variant(cuda):
+def test_a_nan_reaches_only_the_queries_that_attend_to_it_in_every_variant(cuda):
     case = nan_at_an_edge(VARIANT)
     for name in ("SlotsFirst", "WholeTile"):
         with use_prefill_variant(name):
@@ -205,7 +205,7 @@ def test_a_nan_reaches_what_attends_to_it_in_every_variant(cuda):
         np.testing.assert_array_equal(np.isnan(got), np.isnan(case.expect()[0]))
 
 
-def test_a_variant_refuses_what_it_has_no_instance_for_and_is_left_after_its_block(cuda):
+def test_a_variant_without_an_instance_is_refused_and_the_default_returns_after_its_block(cuda):
     there = DeviceCase(cuda, make_case(MIXED))
     with pytest.raises(UnsupportedOption, match=r"expected one of Plain, SlotsFirst.* got 'Fast'"):
         use_prefill_variant("Fast").__enter__()

@@ -1,4 +1,4 @@
-"""Blocks copied and transferred on a CUDA device, against loops over pairs; and what all block copies share."""
+"""copy_blocks and transfer_blocks on a CUDA device, against loops over pairs, and rules of all block copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import pagecore
 from pagecore.arrays import strided
 from pagecore.errors import InvalidBlock, ShapeError
-from tests.cuda.memory import assert_same_memory, calls_of, want_memory
+from tests.cuda.memory import assert_same_memory, calls_of, require_memory
 from tests.cuda.move_cases import CASTS, PLACES, check_all, indices, put_all
 from tests.ops.block_cases import ANY_DTYPE, batch_of, random_bytes, random_cache, random_numbers
 from tests.ops.cases import DTYPES, LAYOUTS
@@ -49,7 +49,7 @@ def test_planes_of_any_dtype_and_rank_are_copied_bit_for_bit(cuda, shape, dtype)
 @pytest.mark.parametrize("offset", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("width", [2, 6, 12, 40, 64])
 def test_blocks_at_any_address_are_copied(cuda, offset, width):
-    """Strides and addresses that allow 1, 2, 4, 8 and 16 bytes at once."""
+    """Strides and addresses with an alignment of 1, 2, 4, 8 and 16 bytes."""
     memory = np.random.default_rng(0).integers(0, 256, 8 * width * 2 + 32, dtype=np.uint8)
     cache = memory[offset : offset + 8 * width * 2].reshape(8, 2, width)[:, ::-1]
     device = cuda.put(cache)
@@ -70,7 +70,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("chain", CHAINS)
-def test_a_later_pair_sees_what_earlier_ones_wrote(cuda, chain, place):
+def test_a_later_pair_reads_the_result_of_earlier_pairs(cuda, chain, place):
     cache = np.arange(30 * 200, dtype=np.int32).reshape(30, 200)
     device = cuda.put(cache)
     copy_in_order(cache, CHAINS[chain])
@@ -80,7 +80,7 @@ def test_a_later_pair_sees_what_earlier_ones_wrote(cuda, chain, place):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_pairs_are_copied_in_their_order(cuda, seed):
-    """More than a launch takes, from pairs that have nothing to do with each other to such as nearly all do."""
+    """More pairs than a launch holds, from independent pairs to pairs that nearly all depend on each other."""
     rng = np.random.default_rng(seed)
     num_blocks = int(rng.choice([3, 20, 300, 5000]))
     cache = np.arange(num_blocks * 3, dtype=np.int64).reshape(num_blocks, 3)
@@ -93,7 +93,7 @@ def test_random_pairs_are_copied_in_their_order(cuda, seed):
     check_all(cuda, device, [cache, cache])
 
 
-def test_pairs_that_lie_apart_are_one_launch_for_all_layers_however_many_waves_others_take(cuda):
+def test_independent_pairs_are_one_launch_for_all_layers(cuda):
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
     layers = [cuda.put(random_numbers((40, 4, 2, 8), "bfloat16", i)) for i in range(20)]
@@ -104,7 +104,7 @@ def test_pairs_that_lie_apart_are_one_launch_for_all_layers_however_many_waves_o
         assert cuda.runtime.counts["launches"] == before + launches
 
 
-def test_more_arrays_than_a_launch_takes_and_of_many_shapes(cuda):
+def test_more_arrays_than_a_launch_holds_with_different_shapes(cuda):
     rng = np.random.default_rng(0)
     caches = [random_numbers((5, 4, int(rng.integers(1, 4)), 8), "float32", i) for i in range(130)]
     caches += [random_numbers((5, 2, 8), "float16", i) for i in range(113)]
@@ -116,7 +116,7 @@ def test_more_arrays_than_a_launch_takes_and_of_many_shapes(cuda):
 
 
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-def test_pairs_on_the_device_that_make_no_sense_are_left_out(cuda, index_dtype):
+def test_invalid_pairs_on_the_device_are_skipped(cuda, index_dtype):
     big, small = random_numbers((9, 4, 8), "float32"), random_numbers((7, 4, 8), "float32", 1)
     info = np.iinfo(index_dtype)
     pairs = np.asarray([(-1, 2), (2, -1), (7, 2), (2, 8), (info.max, 1), (1, info.min), (3, 6), (6, 0)], index_dtype)
@@ -128,7 +128,7 @@ def test_pairs_on_the_device_that_make_no_sense_are_left_out(cuda, index_dtype):
 
 
 @pytest.mark.parametrize("pair", [(-1, 2), (2, -1), (10, 2), (2, 10), (2**31 - 1, 1), (1, 2**40)])
-def test_one_bad_pair_on_the_host_leaves_every_cache_as_it_was(cuda, pair):
+def test_an_invalid_pair_on_the_host_leaves_every_cache_unchanged(cuda, pair):
     caches = [random_numbers((10, 4), "float32", i) for i in range(2)]
     device = put_all(cuda, caches)
     with pytest.raises(InvalidBlock, match=str(min(pair) if min(pair) < 0 else max(pair))):
@@ -175,7 +175,7 @@ def test_blocks_are_cast_on_the_way(cuda, casts):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_of_equal_targets_the_later_pair_stays(cuda, place):
+def test_the_last_of_several_pairs_with_one_target_wins(cuda, place):
     source, target = random_numbers((40, 4, 30), "float32"), random_numbers((40, 4, 30), "float32", 1)
     pairs = [(i, 1 + i % 3) for i in range(1, 40)]
     device = cuda.put(target)
@@ -185,7 +185,7 @@ def test_of_equal_targets_the_later_pair_stays(cuda, place):
     assert_same_memory(cuda.get(device), target)
 
 
-def test_pairs_of_a_transfer_on_the_device_that_make_no_sense_are_left_out(cuda):
+def test_invalid_pairs_of_a_transfer_on_the_device_are_skipped(cuda):
     source, target = random_numbers((9, 4, 8), "float32"), random_numbers((7, 4, 8), "float32", 1)
     device = cuda.put(target)
     pairs = [(0, 2), (2, 0), (9, 2), (2, 7), (-1, 3), (3, -1), (8, 6), (2**31 - 1, 1)]
@@ -214,10 +214,10 @@ def test_odd_addresses_move_as_bytes_and_are_not_cast(cuda):
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_blocks_past_two_to_the_31_elements_are_reached(cuda, layout):
+def test_blocks_past_2_to_the_31_elements_are_reached(cuda, layout):
     heads, dim, size = 8, 64, 12
     num_blocks = 2**32 // (size * heads * dim) + 3
-    want_memory(cuda, 2 * 2**33)
+    require_memory(cuda, 2 * 2**33)
     cache = cuda.empty((num_blocks, size, heads, dim), "bfloat16")
     if layout == "HND":
         cache = cache.reshape(num_blocks, heads, size, dim).transpose(0, 2, 1, 3)
@@ -237,7 +237,7 @@ def test_blocks_past_two_to_the_31_elements_are_reached(cuda, layout):
 
 
 def test_warm_calls_are_launches_and_nothing_else(cuda):
-    """So that a graph can hold them: no memory is asked for, nothing copied, nothing waited for."""
+    """A graph can capture the calls: they allocate nothing, copy nothing and do not synchronize."""
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
     caches = put_all(cuda, [random_numbers((9, 4, 8), "float32", i) for i in range(2)])

@@ -1,4 +1,4 @@
-"""Plans for CUDA, made on the host and on the device: every query row meets every key exactly once, in bounds."""
+"""Plans for CUDA, made on the host and on the device: every query row attends to every key exactly once."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FOLD = 1024
 SEQUENCE, QUERY_BEGIN, QUERY_COUNT, KEY_BEGIN, KEY_END, PARTIAL, SPLIT, NUM_SPLITS = range(8)
 HEADS = {"num_query_heads": 8, "num_kv_heads": 2}
 
-# The fixture holds no state of a plan.
+# Examples may share the fixture: it keeps no state between plans.
 many = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 few = settings(many, max_examples=15)
 
 
 def make_plan(cuda: Kit, cu: Any, seq_lens: Any, where: str, **options: Any) -> tuple[Any, list[Any]]:
-    """Return a plan and, for each section, its items and first_item; planned on the host, or by the kernel."""
+    """Return a plan and, for each section, its items and first_item, planned on the host or by the kernel."""
     plan = plan_attention(cu, seq_lens, **options, device=cuda.device)
     if where == "host":
         return plan, [plan.cuda.items(section) for section in (DECODE, PROMPTS)]
@@ -46,17 +46,17 @@ def make_plan(cuda: Kit, cu: Any, seq_lens: Any, where: str, **options: Any) -> 
     assert head[:3] == [len(seq_lens), *(len(items) for items, _ in sections)]
     for counted, (items, _) in zip(head[3:], sections, strict=True):
         rows = items[items[:, NUM_SPLITS] > 1, QUERY_COUNT].sum()
-        # Batch-invariant tiles that have no room for their splits count as well.
+        # Batch-invariant tiles without room for their splits are counted, too.
         assert counted >= rows if plan.batch_invariant else counted == rows
     begin = -(-(32 + 4 * sum(len(first) for _, first in sections)) // 16) * 16
     query_lens = np.ones(len(seq_lens), int) if cu is None else np.diff(cu)
     starts = np.cumsum([0, *query_lens * np.asarray(seq_lens, int)])[:-1]
-    assert buffer[begin : begin + 8 * len(seq_lens)].view(np.int64).tolist() == starts.tolist()  # of masks
+    assert buffer[begin : begin + 8 * len(seq_lens)].view(np.int64).tolist() == starts.tolist()  # starts of the masks
     return plan, sections
 
 
 def check_coverage(cu: Any, seq_lens: Any, items: Any, options: Any) -> None:
-    """Every query row meets every key that it may attend to once, and nothing lies outside of its sequence."""
+    """Assert that each query row meets each key that it may attend to once, and no key of another sequence."""
     offsets = list(range(len(seq_lens) + 1)) if cu is None else cu
     for sequence, length in enumerate(seq_lens):
         begin, end = offsets[sequence], offsets[sequence + 1]
@@ -78,7 +78,7 @@ def check_coverage(cu: Any, seq_lens: Any, items: Any, options: Any) -> None:
 
 
 def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> None:
-    """A section has the sequences that belong to it, workers that share its items, splits with rows of their own."""
+    """Assert that a section has its sequences, that workers share its items and that splits have separate rows."""
     group = plan.num_query_heads // plan.num_kv_heads
     tile = max(1, (DECODE_ROWS, PROMPT_ROWS)[section] // group)
     queries = np.ones(len(items), int) if cu is None else np.diff(cu)[items[:, SEQUENCE]]
@@ -115,7 +115,7 @@ def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> N
         if plan.batch_invariant:
             assert (ordered[:-1, KEY_END] // FOLD == ordered[1:, KEY_BEGIN] // FOLD).all()
             assert (ordered[:, KEY_END] - ordered[:, KEY_BEGIN] <= FOLD).all()
-    # Rows of splits, three for each row of each worker's tile.
+    # Partial rows of splits: three for each row of the tile of each worker.
     room = max(
         3 * w * max(1, rows // group) for w, rows in zip(plan.cuda.num_workers, (DECODE_ROWS, PROMPT_ROWS), strict=True)
     )
@@ -124,13 +124,13 @@ def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> N
 
 @many
 @given(batches())
-def test_a_plan_of_the_host_is_whole_and_within_its_capacities(cuda, batch):
+def test_a_plan_of_the_host_is_complete_and_within_its_capacities(cuda, batch):
     check_plan(cuda, batch, "host")
 
 
 @many
 @given(batches())
-def test_a_plan_of_the_device_is_whole_and_within_its_capacities(cuda, batch):
+def test_a_plan_of_the_device_is_complete_and_within_its_capacities(cuda, batch):
     check_plan(cuda, batch, "device")
 
 
@@ -143,7 +143,7 @@ def check_plan(cuda: Kit, batch: Any, where: str) -> None:
 
 
 def costs(items: Any, first: Any) -> np.ndarray[Any, Any]:
-    """Keys of each worker, 64 more for each item."""
+    """Return the cost of each worker: its keys, and 64 more for each item."""
     each = items[:, KEY_END] - items[:, KEY_BEGIN] + 64
     return np.array([each[a:b].sum() for a, b in pairwise(first)])
 
@@ -223,8 +223,8 @@ def test_a_group_of_many_heads_is_cut_into_chunks(cuda, group):
 
 @few
 @given(batches(), st.integers(0, 2**31 - 1))
-def test_lengths_that_make_no_sense_never_leave_the_buffer(cuda, batch, seed):
-    """The emulator reports a write outside of it."""
+def test_invalid_lengths_cause_no_access_outside_the_buffer(cuda, batch, seed):
+    """The emulator reports accesses outside of the buffer."""
     cu, seq_lens, options = batch
     if not seq_lens:
         return
@@ -241,7 +241,7 @@ def test_lengths_that_make_no_sense_never_leave_the_buffer(cuda, batch, seed):
         assert (items[:, QUERY_BEGIN] + items[:, QUERY_COUNT] <= num_tokens).all()
 
 
-def test_ranges_that_overlap_have_no_more_items_than_there_is_room(cuda):
+def test_overlapping_ranges_never_exceed_the_capacity_of_items(cuda):
     num_tokens = 4000
     plan = plan_attention([0, *[num_tokens] * 40], [100] * 40, **HEADS, device=cuda.device, num_workers=2)
     lens, falling = cuda.put(np.full(40, 100)), cuda.put(np.array([0, num_tokens] * 20 + [0]))
@@ -251,7 +251,7 @@ def test_ranges_that_overlap_have_no_more_items_than_there_is_room(cuda):
     assert (items[:, QUERY_BEGIN] + items[:, QUERY_COUNT] <= num_tokens).all()
 
 
-def test_a_plan_is_planned_anew_without_allocating(cuda):
+def test_a_plan_is_replanned_without_allocating(cuda):
     plan = AttentionPlan(**HEADS, device=cuda.device, max_sequences=64, max_tokens=200)
     address = plan.cuda.address
     plan_attention([0, 100], [5000], **HEADS, out=plan)
@@ -268,7 +268,7 @@ def test_a_plan_is_planned_anew_without_allocating(cuda):
         assert cuda.runtime.counts["copies"] == 5
 
 
-def test_a_plan_of_fixed_size_refuses_more_and_keeps_what_it_held(cuda):
+def test_a_plan_of_fixed_size_refuses_larger_batches_and_keeps_its_contents(cuda):
     plan = AttentionPlan(**HEADS, device=cuda.device, max_sequences=4, max_tokens=10)
     plan_attention(None, [100] * 4, **HEADS, out=plan)
     before = plan.items
@@ -294,7 +294,7 @@ def test_a_plan_of_fixed_size_keeps_the_layout_that_graphs_rely_on(cuda, changed
 
 
 def planned_sequences(cuda: Kit, plan: Any) -> int:
-    """What the head of a plan says in device memory, after all work of stream 0."""
+    """Return the number of sequences in the header of a plan in device memory, after all work of stream 0."""
     head = np.zeros(8, np.int32)
     cuda.runtime.copy(head.ctypes.data, plan.cuda.address, head.nbytes, 0)
     cuda.runtime.synchronize(0)
@@ -303,7 +303,7 @@ def planned_sequences(cuda: Kit, plan: Any) -> int:
 
 def test_a_new_plan_of_fixed_size_may_be_planned_on_any_stream(cuda):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: its work can be kept back")
+        pytest.skip("needs the emulator: it delays the work of a stream")
     cuda.runtime.streams.deferred = True
     plan, stream = AttentionPlan(**HEADS, device=cuda.device, max_sequences=4, max_tokens=10), cuda.stream()
     plan_attention(None, [100] * 4, **HEADS, out=plan, stream=stream)
@@ -314,7 +314,7 @@ def test_a_new_plan_of_fixed_size_may_be_planned_on_any_stream(cuda):
 @pytest.mark.parametrize("has_cuda", [True, False])
 def test_without_a_stream_a_plan_follows_the_framework_of_its_lengths(cuda, monkeypatch, has_cuda):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: its work can be kept back")
+        pytest.skip("needs the emulator: it delays the work of a stream")
 
     class Lens(list[int]):
         pass
@@ -338,8 +338,8 @@ def test_without_a_stream_a_plan_follows_the_framework_of_its_lengths(cuda, monk
 
 
 @pytest.mark.parametrize("fixed", [{"max_sequences": 64, "max_tokens": 64}, {}])
-def test_to_plan_in_a_capture_is_refused(cuda, fixed):
-    """The graph would copy pinned memory that later plans have written over."""
+def test_planning_on_the_host_in_a_capture_is_refused(cuda, fixed):
+    """The graph would copy pinned memory that later plans overwrite."""
     plan = AttentionPlan(**HEADS, device=cuda.device, **fixed)
     plan_attention(None, [100] * 4, **HEADS, out=plan)
     for lens in ([10] * 3, [10] * 50):
@@ -349,7 +349,7 @@ def test_to_plan_in_a_capture_is_refused(cuda, fixed):
 
 
 @pytest.mark.parametrize("lens", [[700] * 2, [10] * 500], ids=["as large", "larger"])
-def test_a_plan_that_cannot_be_sent_leaves_the_one_before(cuda, monkeypatch, lens):
+def test_a_plan_that_cannot_be_uploaded_keeps_the_previous_one(cuda, monkeypatch, lens):
     plan = plan_attention(None, [5000, 300], **HEADS, device=cuda.device)
 
     def state() -> Any:
@@ -379,7 +379,7 @@ def test_a_plan_grows_with_its_batches(cuda):
     assert "500 items" in repr(plan)
 
 
-def test_what_makes_no_sense_is_refused(cuda):
+def test_invalid_arguments_are_refused(cuda):
     plan = plan_attention(None, [10], **HEADS, device="cuda")
     with pytest.raises(DeviceError, match="its items are not at hand; plan it with plan_attention"):
         _ = AttentionPlan(**HEADS, device="cuda").items

@@ -1,4 +1,4 @@
-"""Plans that the kernel makes, against its plain-Python twin, number by number; and the work of each of its threads."""
+"""Plans of the planning kernel against its plain-Python twin, and the work of each of its threads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.cuda.kit import Kit
 from tests.ops.test_plan import batches
 from tests.reference import cuda_plan as reference
 
-# The fixture holds no state of a plan.
+# Examples may share the fixture: it keeps no state between plans.
 many = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def check(cuda: Kit, cu: Any, seq_lens: Any, **options: Any) -> list[int]:
-    """Compare both sections with the twin's; return how many items each has."""
+    """Compare both sections with those of the twin; return the number of items of each."""
     plan = plan_attention(cu, seq_lens, **options, device=cuda.device)
     offsets = None if cu is None else cuda.put(np.asarray(cu, np.int32))
     num_tokens = len(seq_lens) if cu is None else cu[-1]
@@ -69,8 +69,8 @@ def test_large_batches_are_planned_in_rounds(cuda, name, heads, batch_invariant)
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("length", [300, 60_000])
-def test_no_thread_does_more_for_more_borders_and_items(cuda, length, batch_invariant):
-    """One long sequence: a thread that looped over its borders would make an access for each."""
+def test_the_work_of_a_thread_does_not_grow_with_borders_and_items(cuda, length, batch_invariant):
+    """One long sequence: a thread that looped over its borders would access memory once for each."""
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts accesses")
     options = {"num_query_heads": 8, "num_kv_heads": 1, "batch_invariant": batch_invariant}

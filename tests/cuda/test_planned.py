@@ -1,4 +1,4 @@
-"""Plans in arrays of the caller: made once on the device, shared by the calls of a step, checked under debug."""
+"""Plans in arrays of the caller: made on the device, shared by the calls of a step, checked in debug mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = {"decode": DECODE, "mixed": MIXED, "floats": FLOATS, "long": LONG}
 
 
 def planned(there: DeviceCase, **changes: Any) -> Any:
-    """Return a plan of a case's lengths and options in an array of its own."""
+    """Plan the lengths and options of a case into a new array."""
     arrays = there.arrays | changes
     heads = {"num_query_heads": there.shape[1], "num_kv_heads": there.case.key_cache.shape[2]}
     kinds = {name: arrays[name] for name in ("causal", "window") if name in arrays}
@@ -65,7 +65,7 @@ def test_every_device_has_room_for_its_plan(cuda, num_sequences, num_tokens, kv_
 
 @pytest.mark.parametrize("options", [{}, {"window": 50}, {"causal": False}, {"window": (100, 3), "causal": False}])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_calls_that_share_a_plan_give_what_calls_that_plan_give(cuda, shape, options):
+def test_calls_that_share_a_plan_give_the_same_results_as_calls_that_plan(cuda, shape, options):
     case = make_case(SHAPES[shape], **options)
     there = DeviceCase(cuda, case)
     alone, plan = there.run(), planned(there)
@@ -77,18 +77,18 @@ def test_calls_that_share_a_plan_give_what_calls_that_plan_give(cuda, shape, opt
         for one, other in zip(shared, alone, strict=True):
             np.testing.assert_array_equal(one, other)
     assert launches.count("plan") == count
-    assert not cuda.is_emulated or cuda.runtime.counts["fills"] == fills  # the plan has the counters, which are 0 again
+    assert not cuda.is_emulated or cuda.runtime.counts["fills"] == fills  # the kernel resets its own counters
 
 
-def test_masks_start_where_the_plan_says(cuda):
+def test_masks_start_at_the_offsets_of_the_plan(cuda):
     pairs = sum(n * q for n, q in zip(MIXED.seq_lens, MIXED.query_lens or (), strict=True))
     case = make_case(MIXED, mask=np.random.default_rng(0).random(pairs) < 0.7)
     there = DeviceCase(cuda, case)
     compare(case, there.run(plan=planned(there)))
 
 
-def test_a_plan_is_made_anew_in_its_array(cuda):
-    """As a graph does that was captured with both: lengths change where they lie."""
+def test_a_plan_is_replanned_in_its_array(cuda):
+    """A graph that captured planning and attention does this: the lengths change in place."""
     first, second = (make_case(replace(DECODE, seq_lens=lens)) for lens in ((700, 37, 0, 129, 5), (3, 650, 200, 1, 90)))
     there = DeviceCase(cuda, first)
     plan, other = planned(there), DeviceCase(cuda, second)
@@ -110,10 +110,10 @@ def test_debug_finds_plans_of_other_lengths_and_options(cuda, change):
     plan = planned(there, **made)
     with pytest.raises(ShapeError, match="plan was made for other lengths, another window or another causality"):
         there.run(plan=plan)
-    assert (cuda.get(there.out).view(np.uint8) != 0xFF).any()  # of the call before
+    assert (cuda.get(there.out).view(np.uint8) != 0xFF).any()  # from the first call
 
 
-def test_arrays_that_are_no_plan_of_the_call_are_refused(cuda):
+def test_arrays_that_do_not_fit_the_plan_of_a_call_are_refused(cuda):
     there = DeviceCase(cuda, make_case(MIXED))
     plan = planned(there)
     rows, width = plan.shape
@@ -153,7 +153,7 @@ def test_lengths_that_do_not_fit_are_refused_before_they_are_planned(cuda):
     assert cuda.get(out)[0, :4].view(np.int32)[0] == 2
 
 
-def test_a_capture_is_refused_where_memory_does_not_last_as_long_as_the_graph(cuda):
+def test_a_capture_is_refused_if_its_memory_does_not_outlive_it(cuda):
     there = DeviceCase(cuda, make_case(DECODE))
     plan = planned(there)
     there.run(plan=plan)

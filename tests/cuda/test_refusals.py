@@ -1,4 +1,4 @@
-"""What the ops that move data refuse of arrays on CUDA devices: other devices, dtypes, strides, streams, captures."""
+"""Refusals of the ops that move data on CUDA devices: other devices, dtypes, strides, streams, captures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OPS: dict[str, dict[str, Any]] = {
         "lse": np.zeros((3, 4), np.float32),
     },
 }
-# The arrays whose device is the call's, and those that come to it from the host.
+# Arrays that determine the device of a call, and arrays that are copied to it from the host.
 FIRST = {"key", "cache", "source_caches", "caches", "out_a"}
 CARRIED = {"slot_mapping", "key_scale", "block_table", "seq_lens", "rows", "pairs"}
 
@@ -65,7 +65,7 @@ def on_device(cuda: Kit, op: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op in OPS for name in OPS[op]])
 def test_the_arrays_of_a_call_are_on_one_device(cuda, op, name):
-    """One on the host beside a device's, and one of a device beside the host's."""
+    """One array on the host among arrays on the device, and the reverse."""
     device = on_device(cuda, op)
     if name in CARRIED:
         getattr(pagecore, op)(**device | {name: OPS[op][name]})
@@ -78,9 +78,9 @@ def test_the_arrays_of_a_call_are_on_one_device(cuda, op, name):
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op in OPS for name in OPS[op] if name not in FIRST])
-def test_another_device_is_another_device(cuda, op, name):
+def test_arrays_on_different_devices_are_refused(cuda, op, name):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: it has as many devices as are asked for")
+        pytest.skip("needs the emulator: it emulates several devices")
     cuda.runtime._num_devices = 2
     array = OPS[op][name]
     other = pagecore.empty(array.shape, array.dtype, device="cuda:1")
@@ -89,7 +89,7 @@ def test_another_device_is_another_device(cuda, op, name):
 
 
 @pytest.mark.parametrize(("op", "others"), [("copy_blocks", "caches"), ("gather_blocks", "cache")])
-def test_of_a_list_the_one_that_is_elsewhere_is_named(cuda, op, others):
+def test_the_array_of_a_list_on_another_device_is_named(cuda, op, others):
     device = on_device(cuda, op)
     device.pop("out", None)
     with pytest.raises(DEVICE, match=rf"^{others}\[1\] is on cpu and {others} on cuda:0"):
@@ -143,12 +143,12 @@ def test_scales_are_numbers_for_each_head(cuda, scale, is_put, error, message):
         pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": cuda.put(scale) if is_put else scale})
 
 
-def test_a_number_on_the_host_may_be_an_array_of_none(cuda):
+def test_a_scale_on_the_host_may_be_a_0d_array(cuda):
     pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": np.float16(0.5), "value_scale": np.asarray(2)})
 
 
-def test_what_would_be_written_overlaps_nothing_that_is_read(cuda):
-    """By addresses alone: nothing of a device is looked at."""
+def test_written_arrays_that_overlap_read_arrays_are_refused(cuda):
+    """The check compares addresses and reads no device memory."""
     memory = cuda.put(random_numbers((20, 4, 2), "float32"))
     table, lens = cuda.put(np.asarray([[3, 2]])), cuda.put(np.asarray([8]))
     with pytest.raises(OPTION, match="out shares memory with cache"):
@@ -161,7 +161,7 @@ def test_what_would_be_written_overlaps_nothing_that_is_read(cuda):
     pagecore.transfer_blocks(memory[:, :, :1], memory[:, :, 1:], [(1, 2)])
 
 
-def test_caches_that_are_written_share_nothing_with_each_other_or_with_what_is_read(cuda):
+def test_written_caches_that_overlap_each_other_or_read_arrays_are_refused(cuda):
     given = on_device(cuda, "write_kv")
     with pytest.raises(OPTION, match="key_cache shares memory with value_cache"):
         pagecore.write_kv(**given | {"value_cache": given["key_cache"]})
@@ -173,7 +173,7 @@ def test_caches_that_are_written_share_nothing_with_each_other_or_with_what_is_r
         pagecore.copy_blocks([given["key_cache"], given["key_cache"]], [(1, 2)])
 
 
-def test_results_are_not_written_twice(cuda):
+def test_results_that_overlap_each_other_are_refused(cuda):
     memory = strided(cuda.empty((8,)), (9, 2), (0, 4))
     with pytest.raises(SHAPE, match=r"out has strides .*elements share memory"):
         pagecore.gather_blocks(**on_device(cuda, "gather_blocks") | {"out": memory})
@@ -191,7 +191,7 @@ def test_host_arrays_take_no_stream(op):
 
 @pytest.mark.parametrize("stream", [-1, "default", 1.5, object()])
 @pytest.mark.parametrize("op", OPS)
-def test_what_is_no_stream_is_refused(cuda, op, stream):
+def test_an_invalid_stream_is_refused(cuda, op, stream):
     with pytest.raises(OPTION, match="stream is"):
         getattr(pagecore, op)(**on_device(cuda, op), stream=stream)
 
@@ -206,8 +206,8 @@ class Stream:
 
 @pytest.mark.parametrize("wrap", [int, Stream], ids=["handle", "object"])
 @pytest.mark.parametrize("op", OPS)
-def test_work_goes_where_the_caller_says(cuda, op, wrap):
-    """A graph holds what its stream was given, and nothing has happened yet."""
+def test_work_is_submitted_to_the_stream_of_the_call(cuda, op, wrap):
+    """A graph captures the work of the stream; nothing runs before the launch."""
     device = on_device(cuda, op)
     getattr(pagecore, op)(**on_device(cuda, op))  # kernels are loaded before a capture
     replay = cuda.capture(lambda stream: getattr(pagecore, op)(**device, stream=wrap(stream)))
@@ -223,7 +223,7 @@ def test_work_goes_where_the_caller_says(cuda, op, wrap):
             assert_same_memory(cuda.get(device[name]), array)
 
 
-def test_a_graph_reads_what_lies_in_its_index_arrays_when_it_is_launched(cuda):
+def test_a_graph_reads_its_index_arrays_at_each_launch(cuda):
     device = on_device(cuda, "write_kv")
     pagecore.write_kv(**device)
     replay = cuda.capture(lambda stream: pagecore.write_kv(**device, stream=stream))
@@ -240,7 +240,7 @@ def test_a_graph_reads_what_lies_in_its_index_arrays_when_it_is_launched(cuda):
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, n) for op in OPS for n in OPS[op] if n in CARRIED - {"pairs"}])
-def test_what_would_be_copied_from_the_host_is_refused_while_a_graph_is_captured(cuda, op, name):
+def test_host_arrays_that_need_a_copy_are_refused_in_a_capture(cuda, op, name):
     device = on_device(cuda, op) | {name: OPS[op][name]}
     getattr(pagecore, op)(**device)
 
@@ -252,7 +252,7 @@ def test_what_would_be_copied_from_the_host_is_refused_while_a_graph_is_captured
 
 
 @pytest.mark.parametrize("op", ["copy_blocks", "transfer_blocks"])
-def test_pairs_of_the_host_ride_in_the_graph(cuda, op):
+def test_pairs_of_the_host_become_part_of_the_graph(cuda, op):
     pairs = {"pairs": [(1, 4), (7, 1)]}
     getattr(pagecore, op)(**on_device(cuda, op) | pairs)  # loads the kernel
     device, host = on_device(cuda, op) | pairs, {name: array.copy() for name, array in OPS[op].items()} | pairs

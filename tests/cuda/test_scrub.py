@@ -25,7 +25,7 @@ def make(cuda: Kit, layers=None, **options):
 
 
 def compute(cuda: Kit, cache, sequence, count, marker, stream=None):
-    """A step that writes a marker in every layer; returns its batch, which must be kept until it is done."""
+    """Write a marker in every layer in one step; return its batch, which the caller keeps until the stream is done."""
     batch = cache.prepare([sequence], count, stream=stream)
     for layer in range(cache.num_layers):
         sides = [
@@ -37,7 +37,7 @@ def compute(cuda: Kit, cache, sequence, count, marker, stream=None):
 
 
 def numbers_of(cuda: Kit, cache, sequence):
-    """Every number in every slot of a sequence's blocks, in every plane and layer, after all work of stream 0."""
+    """Return the distinct numbers in all slots of a sequence's blocks, after all work of stream 0."""
     if sequence.is_swapped:
         pools, rows = sequence.swap_space.kv_pools, stored_blocks(sequence)
     else:
@@ -52,8 +52,8 @@ def numbers_of(cuda: Kit, cache, sequence):
     }
 
 
-def leave(cuda: Kit, cache, marker, count=40, namespace="a", stream=None):
-    """Fill blocks as a namespace whose sequence is removed then."""
+def fill_and_remove(cuda: Kit, cache, marker, count=40, namespace="a", stream=None):
+    """Fill blocks in a namespace, then remove the sequence and its cached prefix."""
     sequence = cache.add_sequence(range(count), namespace=namespace)
     kept = compute(cuda, cache, sequence, count, marker, stream)
     cache.remove(sequence)
@@ -62,9 +62,9 @@ def leave(cuda: Kit, cache, marker, count=40, namespace="a", stream=None):
 
 
 @pytest.mark.parametrize("layout", cases(["layerwise", "BNHD"], ["layerwise", "blockwise", "BNHD", "CBNHD", "NBHD"]))
-def test_a_step_finds_no_number_of_another_namespace_in_any_slot(cuda, layout):
+def test_the_blocks_of_a_step_hold_no_number_of_another_namespace(cuda, layout):
     cache = make(cuda, layout=layout)
-    leave(cuda, cache, 3.0)
+    fill_and_remove(cuda, cache, 3.0)
     sequence = cache.add_sequence(range(13), namespace="b")
     batch = cache.prepare([sequence], 13)
     assert numbers_of(cuda, cache, sequence) == {0.0}
@@ -76,11 +76,11 @@ def test_a_step_finds_no_number_of_another_namespace_in_any_slot(cuda, layout):
     assert numbers_of(cuda, cache, other) <= {0.0, 3.0, 5.0}
 
 
-def test_many_blocks_are_zeroed_in_the_order_of_the_stream_and_the_host_waits_for_nothing(cuda):
+def test_many_blocks_are_zeroed_in_stream_order_and_the_host_does_not_wait(cuda):
     layers = [AttentionSpec(1, 8, dtype="float32", num_query_heads=1)]
     cache, stream = make(cuda, layers, num_blocks=170), cuda.stream()
     other = cache.make_batch(1, 160 * 4)
-    leave(cuda, cache, 3.0, 160 * 4, stream=stream)
+    fill_and_remove(cuda, cache, 3.0, 160 * 4, stream=stream)
     sequence = cache.add_sequence(range(160 * 4), namespace="b")
     spent = requests_of(cuda, lambda: cache.prepare([sequence], 160 * 4, other, stream=stream))
     assert not {"synchronizes", "event_synchronizes", "allocations", "pinned_allocations"} & set(spent)
@@ -91,7 +91,7 @@ def test_many_blocks_are_zeroed_in_the_order_of_the_stream_and_the_host_waits_fo
 
 def test_copies_on_write_come_after_the_blocks_that_are_zeroed(cuda):
     cache = make(cuda)
-    leave(cuda, cache, 3.0)
+    fill_and_remove(cuda, cache, 3.0)
     parent = cache.add_sequence(range(6), namespace="b")
     kept = compute(cuda, cache, parent, 6, 5.0)
     child = cache.fork(parent)
@@ -106,18 +106,18 @@ def test_copies_on_write_come_after_the_blocks_that_are_zeroed(cuda):
     del kept, batch
 
 
-def test_swapped_blocks_carry_no_number_of_another_namespace_either_way(cuda):
+def test_swapped_blocks_carry_no_number_of_another_namespace_in_or_out(cuda):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=8)
     cuda.runtime.synchronize(0)
     assert all(not buffer.numpy().any() for pool in space.kv_pools for buffer in on_host(cuda, pool).buffers)
-    kept = [leave(cuda, cache, 3.0)]
+    kept = [fill_and_remove(cuda, cache, 3.0)]
     sequence = cache.add_sequence(range(9), namespace="b")
     kept.append(compute(cuda, cache, sequence, 9, 5.0))
     cache.swap_out(sequence, space)
     assert numbers_of(cuda, cache, sequence) == {0.0, 5.0}
     cache.clear_prefix_cache()
-    kept.append(leave(cuda, cache, 3.0))
+    kept.append(fill_and_remove(cuda, cache, 3.0))
     cache.swap_in(sequence)
     batch = cache.prepare([sequence], 10)
     assert numbers_of(cuda, cache, sequence) == {0.0, 5.0}
@@ -131,7 +131,7 @@ def test_swapped_blocks_carry_no_number_of_another_namespace_either_way(cuda):
 
 def test_a_step_whose_blocks_cannot_be_zeroed_is_undone(cuda, monkeypatch):
     cache = make(cuda)
-    leave(cuda, cache, 3.0)
+    fill_and_remove(cuda, cache, 3.0)
     sequence, batch = cache.add_sequence(range(13), namespace="b"), cache.make_batch(1, 13)
     before = cache.stats()
 
@@ -148,7 +148,7 @@ def test_a_step_whose_blocks_cannot_be_zeroed_is_undone(cuda, monkeypatch):
     assert numbers_of(cuda, cache, sequence) == {0.0}
 
 
-def test_memory_of_the_caller_is_zeroed_at_adoption_with_scrub_only(cuda):
+def test_adopted_memory_is_zeroed_only_with_scrub(cuda):
     for scrub in (False, True):
         buffers = owned_memory(LAYERS, "CBNHD", cuda.put, **SIZES)
         make(cuda, layout="CBNHD", buffers=buffers, scrub=scrub)
@@ -173,5 +173,5 @@ def test_a_pool_is_not_zeroed_in_a_graph(cuda, monkeypatch):
     assert not cuda.get(pool.buffers[0]).any()
 
 
-def test_a_cache_that_scrubs_reuses_prefixes_as_its_model_does(cuda):
+def test_a_cache_that_scrubs_reuses_prefixes_as_its_model(cuda):
     run_machine(PrefixMachine, cuda, *cases((20, 30), (100, 50)), lambda layers, **options: {"scrub": True})

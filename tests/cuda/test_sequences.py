@@ -11,14 +11,14 @@ import pagecore
 from pagecore.arrays import as_dtype, strided
 from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedOption
 from tests.cuda.kit import Kit
-from tests.cuda.memory import assert_same_memory, want_memory
+from tests.cuda.memory import assert_same_memory, require_memory
 from tests.cuda.move_cases import CASTS, PLACES, check_all, indices, put_all
 from tests.ops.block_cases import ANY_DTYPE, RANKS, batch_of, random_bytes, random_cache, random_numbers
 from tests.ops.cases import DTYPES, LAYOUTS
 
 
 def tokens_of(table: Any, lens: Any, rows: Any, block_size: int, num_blocks: int) -> list[tuple[int, int]]:
-    """(block, offset) of all tokens of a batch in order; block 0 where there is none."""
+    """Return (block, offset) of all tokens of a batch in order; block 0 for a hole."""
     found = []
     for i, length in enumerate(lens):
         row = int(rows[i]) if rows is not None else i
@@ -43,7 +43,7 @@ def scatter(packed: Any, cache: Any, places: list[tuple[int, int]]) -> None:
 
 
 def round_trip(cuda: Kit, cache: Any, batch: Any, packed_dtype: Any, place: str = "host", rows: Any = None) -> None:
-    """Gathers, and scatters into a cache of other numbers."""
+    """Gather sequences and scatter them into a cache of other numbers; compare both with loops over tokens."""
     table, lens = batch
     places = tokens_of(table, lens, rows, cache.shape[1], cache.shape[0])
     args = [indices(cuda, table, place), indices(cuda, lens, place)]
@@ -98,8 +98,8 @@ def test_sequences_around_the_edges_of_blocks(cuda, block_size):
 
 
 @pytest.mark.parametrize("dim", [1, 3, 5])
-def test_tokens_shorter_than_what_moves_at_once_in_parts_of_blocks(cuda, dim):
-    """A whole block is a multiple of 16 bytes, the tokens that a sequence has of it are not."""
+def test_tokens_shorter_than_a_vector_in_partial_blocks(cuda, dim):
+    """A whole block is a multiple of 16 bytes; the tokens that a sequence uses of it are not."""
     round_trip(cuda, random_numbers((9, 8, 1, dim), "float16"), batch_of([3, 8, 13, 1], 8, 9), DTYPES["float16"])
 
 
@@ -116,15 +116,15 @@ def test_rows_pick_sequences_of_a_larger_table(cuda, place):
     )
 
 
-def test_many_sequences_find_where_they_begin(cuda):
-    """More than a block of threads adds up in one step."""
+def test_offsets_of_many_sequences_are_summed(cuda):
+    """More sequences than a block of threads sums in one round."""
     lens = np.random.default_rng(0).integers(0, 6, 300)
     batch = batch_of(lens, 2, 800)
     round_trip(cuda, random_numbers((800, 2, 3), "float32"), batch, DTYPES["float32"], "int64")
 
 
-def test_sequences_of_more_blocks_than_are_worked_on_at_once(cuda):
-    """Two of them share 2^15 blocks of threads, which then take every 2^14th block."""
+def test_sequences_of_more_blocks_than_the_grid(cuda):
+    """Two sequences share 2^15 thread blocks, so each thread block copies every 2^14th block of a sequence."""
     cache = random_numbers((2**14 + 50, 1, 3), "float32")
     table, lens = batch_of([3, 2**14 + 40], 1, 2**14 + 50)
     got = pagecore.gather_blocks(cuda.put(cache), cuda.put(table), lens)
@@ -151,8 +151,8 @@ def test_caches_of_a_list_share_a_table(cuda):
     check_all(cuda, again, caches)
 
 
-def test_of_tables_and_lengths_on_the_device_only_what_makes_sense_is_read(cuda):
-    """Blocks out of range are holes, rows out of range have none but holes, lengths end where the table does."""
+def test_invalid_blocks_rows_and_lengths_on_the_device_are_read_as_holes(cuda):
+    """Blocks out of range are holes, rows out of range hold only holes, lengths are clamped to the table."""
     cache = random_numbers((9, 4, 2, 8), "float32")
     table = np.asarray([[3, -1, 2], [9, 4, 2**31 - 1], [-(2**31), 0, 5], [1, 6, 7]], np.int32)
     lens = np.asarray([7, 12, 2**31 - 1, -4, 5, 2**40, -(2**40), 1])
@@ -175,7 +175,7 @@ def test_of_tables_and_lengths_on_the_device_only_what_makes_sense_is_read(cuda)
 
 
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-def test_negative_lengths_are_none(cuda, index_dtype):
+def test_negative_lengths_count_as_zero(cuda, index_dtype):
     cache = random_numbers((9, 4, 2), "float32")
     table, lens = cuda.put(np.asarray([[1, 2], [3, 4], [5, 6]])), np.asarray([-1, 5, -(2**31)], index_dtype)
     out = cuda.empty((5, 2))
@@ -183,7 +183,7 @@ def test_negative_lengths_are_none(cuda, index_dtype):
     np.testing.assert_array_equal(cuda.get(out), np.concatenate([cache[3], cache[4, :1]]))
 
 
-def test_a_cache_without_blocks_holds_nothing_but_holes(cuda):
+def test_a_cache_without_blocks_holds_only_holes(cuda):
     cache, out = cuda.put(np.zeros((0, 4, 2), np.float32)), cuda.empty((5, 2))
     args = cuda.put(np.asarray([[1, 2]])), cuda.put(np.asarray([5]))
     pagecore.gather_blocks(cache, *args, out=out)
@@ -191,7 +191,7 @@ def test_a_cache_without_blocks_holds_nothing_but_holes(cuda):
     pagecore.scatter_blocks(out, cache, *args)
 
 
-def test_the_host_checks_what_it_sees(cuda):
+def test_indices_on_the_host_are_checked(cuda):
     cache = cuda.put(random_numbers((9, 4, 2), "float32"))
     with pytest.raises(InvalidBlock, match=r"block_table\[0, 1\] is 9 and the cache has 9 blocks; sequence 0"):
         pagecore.gather_blocks(cache, [[3, 9]], [5])
@@ -203,7 +203,7 @@ def test_the_host_checks_what_it_sees(cuda):
         pagecore.scatter_blocks(cuda.empty((4, 2)), cache, [[3, 2]], [5])
 
 
-def test_a_result_wants_lengths_that_the_host_can_add_up(cuda):
+def test_gathering_without_out_requires_lengths_on_the_host(cuda):
     cache = cuda.put(random_numbers((9, 4, 2), "float32"))
     table, lens = cuda.put(np.asarray([[3, 2]])), cuda.put(np.asarray([5]))
     with pytest.raises(UnsupportedOption, match=r"seq_lens is on cuda:0, where their sum is not known.*out="):
@@ -213,7 +213,7 @@ def test_a_result_wants_lengths_that_the_host_can_add_up(cuda):
     assert pagecore.gather_blocks(cache, table, [5]).shape == (5, 2)
 
 
-def test_no_sequences_no_tokens(cuda):
+def test_no_sequences(cuda):
     cache = cuda.put(random_numbers((9, 4, 2), "float32"))
     assert pagecore.gather_blocks(cache, [], []).shape == (0, 2)
     assert pagecore.gather_blocks(cache, [[], []], [0, 0]).shape == (0, 2)
@@ -222,10 +222,10 @@ def test_no_sequences_no_tokens(cuda):
     pagecore.scatter_blocks(cuda.empty((0, 2)), cache, *empty)
 
 
-def test_packed_arrays_past_two_to_the_31_bytes_are_reached(cuda):
-    """A sequence of holes takes no memory of the cache, and the packed array is a view that overlaps itself."""
+def test_packed_arrays_past_2_to_the_31_bytes_are_reached(cuda):
+    """A sequence of holes needs no blocks, and the packed array is a view that overlaps itself."""
     length = 2**20
-    want_memory(cuda, 2**33)
+    require_memory(cuda, 2**33)
     packed = strided(cuda.empty((2**31 + 64,), "float16"), (length, 16), (4096, 2))
     table = np.zeros((2, length // 256), np.int32)
     table[1, 0] = 2
@@ -239,9 +239,9 @@ def test_packed_arrays_past_two_to_the_31_bytes_are_reached(cuda):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_order_of_threads_changes_what_is_moved(cuda, seed):
+def test_the_order_of_threads_does_not_change_the_result(cuda, seed):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: a GPU takes its own order")
+        pytest.skip("needs the emulator: it chooses the order of threads")
     cuda.runtime.seed = seed
     batch = batch_of([7, 300, 12], 4, 90, holes=0.2)
     round_trip(cuda, random_cache("HND", (90, 4, 3, 16), "bfloat16"), batch, DTYPES["float32"], "int32")

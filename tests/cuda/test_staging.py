@@ -1,4 +1,4 @@
-"""What a cache on CUDA sends its device: tables and batches there are those of the host, whatever happens and when."""
+"""Uploads of a cache on CUDA: tables and batches on the device equal those of the host at all times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(cuda: Kit, **options):
 
 
 class Life:
-    """A cache and all that can happen to its tables, at random."""
+    """A cache and random operations on it that change its tables."""
 
     def __init__(self, cuda: Kit, seed: int, **options) -> None:
         self.cuda = cuda
@@ -40,7 +40,7 @@ class Life:
 
     def add(self):
         if len(self.sequences) < 6:
-            # Of few, so that prefixes are found.
+            # Few distinct prompts, so that prefixes are reused.
             self.sequences.append(self.cache.add_sequence(np.arange(self.random.integers(0, 30)) // 9))
 
     def fork(self):
@@ -98,22 +98,22 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tables_and_batches_on_the_device_are_those_of_the_host_through_everything_that_happens(cuda, seed):
+def test_tables_and_batches_on_the_device_follow_those_of_the_host(cuda, seed):
     Life(cuda, seed, index_dtype=["int64", "int32"][seed % 2]).live(60)
 
 
 @pytest.mark.parametrize("spare", [0, 3])
-def test_more_changes_than_a_batch_has_room_for_come_in_rounds(cuda, monkeypatch, spare):
+def test_more_changes_than_a_batch_holds_are_uploaded_in_rounds(cuda, monkeypatch, spare):
     monkeypatch.setattr(staging, "SPARE_ENTRIES", 1 + spare)
     monkeypatch.setattr(staging, "usual_changes", lambda tables, buffers: 0)
     Life(cuda, 7).live(30)
 
 
-def test_a_batch_that_no_step_was_prepared_in_is_padding_on_the_device_too(cuda):
+def test_a_new_batch_is_padding_on_the_device_too(cuda):
     assert_device_batch(cuda, make(cuda).make_batch(3, 9))
 
 
-def test_arrays_of_a_batch_stay_where_they_are(cuda):
+def test_arrays_of_a_batch_keep_their_addresses(cuda):
     cache = make(cuda)
     sequence, batch = cache.add_sequence(range(30)), cache.make_batch(2, 9)
     arrays = [batch.rows, batch.query_lens, batch.cu_query_lens, batch.seq_lens, batch.positions]
@@ -129,7 +129,7 @@ def test_arrays_of_a_batch_stay_where_they_are(cuda):
     assert [batch.group(layer).plan.cuda.address for layer in range(3)] == plans
 
 
-def test_a_warm_step_is_one_copy_and_one_kernel_and_waits_for_nothing(cuda):
+def test_a_warm_step_is_one_copy_and_one_kernel_without_waiting(cuda):
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
     cache = make(cuda)
@@ -137,15 +137,15 @@ def test_a_warm_step_is_one_copy_and_one_kernel_and_waits_for_nothing(cuda):
     cache.commit(cache.prepare(sequences, 7, batch))
     for _ in range(6):
         spent = requests_of(cuda, lambda: cache.commit(cache.prepare(sequences, [1, 0, 2], batch)))
-        # The event is that of the copy before the last two, which the host waits for where the device is so late.
+        # The host waits for the copy of three steps ago if the device is that late.
         assert spent.pop("event_synchronizes", 0) <= 1
         assert spent == {"copies": 1, "records": 1, "launches": 1}
     cache.prepare(sequences, 1, batch)
     assert_device_tables(cuda, cache, batch)
 
 
-def test_the_host_may_run_ahead_and_each_step_still_finds_its_own(cuda):
-    """Ten steps are given to a stream before anybody waits; what each found on the device is copied away there."""
+def test_the_host_may_run_ahead_and_each_step_sees_its_own_arrays(cuda):
+    """Ten steps are submitted before the host waits; each copies the arrays that it saw, on the device."""
     cache, stream = make(cuda), cuda.stream()
     sequences, batch = [cache.add_sequence(range(30)) for _ in range(2)], cache.make_batch(2, 8)
     names = ["seq_lens", "positions", "cu_query_lens"]
@@ -165,7 +165,7 @@ def test_the_host_may_run_ahead_and_each_step_still_finds_its_own(cuda):
             np.testing.assert_array_equal(cuda.get(array), numbers)
 
 
-def test_a_step_is_sent_on_the_stream_that_prepare_is_given(cuda):
+def test_a_step_is_uploaded_on_the_stream_of_prepare(cuda):
     cache, stream = make(cuda), cuda.stream()
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(2, 8)
     if cuda.is_emulated:
@@ -181,7 +181,7 @@ def test_a_step_is_sent_on_the_stream_that_prepare_is_given(cuda):
     assert_device_batch(cuda, batch)
 
 
-def test_a_stream_without_a_name_is_the_current_one(cuda):
+def test_the_default_stream_is_the_current_one(cuda):
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: its current stream can be set")
     cache, stream = make(cuda), cuda.stream()
@@ -200,7 +200,7 @@ def test_a_new_batch_may_be_used_on_any_stream_at_once(cuda):
     assert_device_tables(cuda, cache, batch, stream)
 
 
-def test_a_cache_may_go_while_its_last_step_is_on_its_way(cuda):
+def test_a_cache_may_be_deleted_during_its_last_step(cuda):
     cache = make(cuda)
     batch = cache.prepare([cache.add_sequence(range(8))], 8)
     del cache, batch
@@ -209,7 +209,7 @@ def test_a_cache_may_go_while_its_last_step_is_on_its_way(cuda):
 
 
 @pytest.mark.parametrize("wrong", [-1, "now", 1.5, object()])
-def test_what_is_no_stream_is_refused_before_anything_is_taken(cuda, wrong):
+def test_an_invalid_stream_is_refused_before_blocks_are_taken(cuda, wrong):
     cache = make(cuda)
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(2, 8)
     before = cache.stats()
@@ -231,7 +231,7 @@ def test_a_step_cannot_be_prepared_as_part_of_a_graph(cuda):
     assert (cache.stats(), batch.in_flight) == (before, False)
 
 
-def test_a_prepare_that_cannot_be_sent_takes_nothing_and_the_next_one_sends_everything(cuda, monkeypatch):
+def test_a_failed_upload_takes_nothing_and_the_next_one_sends_everything(cuda, monkeypatch):
     cache = make(cuda)
     sequences, batch = [cache.add_sequence(range(20)) for _ in range(3)], cache.make_batch(4, 40)
     cache.commit(cache.prepare(sequences, 9, batch))
@@ -262,7 +262,7 @@ def test_batches_of_just_the_right_size_are_made_for_the_stream(cuda):
 
 
 def test_the_plans_of_a_step_are_sent_with_it(cuda):
-    """Both groups have one, and it is what the planner makes of these lengths."""
+    """Each of the two groups has a plan, equal to that of the planner for these lengths."""
     cache = make(cuda)
     sequences, batch = [cache.add_sequence(range(40)) for _ in range(2)], cache.make_batch(2, 40)
     for counts in ([17, 3], [1, 1]):

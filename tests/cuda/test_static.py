@@ -1,4 +1,4 @@
-"""StaticKVCache on CUDA: its twin beside it, views that copy nothing, refusals."""
+"""StaticKVCache on CUDA: equality with its twin, views without copies, streams, graphs and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOATS = ["float32", "float16", "bfloat16"]
 
 
 def laid_out(random, shape, order, dtype):
-    """Random numbers whose first three axes lie in memory in some order, with gaps between, one of them backwards."""
+    """Return random numbers with the first three axes in a given memory order, with gaps, one axis reversed."""
     sizes = [shape[axis] + 2 for axis in order] + [shape[3] + int(random.integers(0, 3))]
     memory = random.normal(size=sizes).astype(np.float32).astype(as_dtype(dtype).numpy)
     array = memory.transpose(*np.argsort(order), 3)[tuple(slice(1, 1 + n) for n in shape[:3])][..., : shape[3]]
@@ -30,7 +30,7 @@ def ones(cuda: Kit, *shape, dtype="float32"):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_static_cache_on_a_device_holds_what_its_twin_holds(cuda, seed):
+def test_a_static_cache_on_a_device_equals_its_twin(cuda, seed):
     random = np.random.default_rng(seed)
     layers, batch, heads, length, *dims = random.integers(1, [4, 4, 4, 13, 10, 10]).tolist()
     dtype = FLOATS[seed % 3]
@@ -55,7 +55,7 @@ def test_a_static_cache_on_a_device_holds_what_its_twin_holds(cuda, seed):
         assert [cache.length(layer) for layer in range(layers)] == twin.lengths
 
 
-def test_views_share_memory_and_see_what_is_written_later(cuda):
+def test_views_share_memory_and_see_later_writes(cuda):
     cache = make_cache(StaticCacheConfig(4, 16, cuda.device, "float32"), AttentionSpec(2, 8), num_layers=3)
     assert isinstance(cache, KVCache)
     key, value = cache.update(1, ones(cuda, 4, 2, 6, 8), ones(cuda, 4, 2, 6, 8), 0)
@@ -65,7 +65,7 @@ def test_views_share_memory_and_see_what_is_written_later(cuda):
     assert cuda.get(key)[0, 0, :, 0].tolist() == [1, 1, 1, 7, 1, 1]
 
 
-def test_an_update_runs_on_the_stream_that_it_is_given_and_waits_for_nothing(cuda):
+def test_an_update_runs_on_its_stream_without_waiting(cuda):
     cache, stream = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda"), cuda.stream()
     new = ones(cuda, 2, 2, 3, 8)
     cache.update(0, new, new, 0, stream=stream)
@@ -98,7 +98,7 @@ def test_an_update_of_more_heads_than_tokens_allocates_nothing(cuda):
 
 def test_an_update_from_another_device_is_refused(cuda, monkeypatch):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: it has as many devices as it says")
+        pytest.skip("needs the emulator: it emulates several devices")
     monkeypatch.setattr(cuda.runtime, "_num_devices", 2)
     cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda:1")
     new = ones(cuda, 2, 2, 3, 8)
@@ -106,7 +106,7 @@ def test_an_update_from_another_device_is_refused(cuda, monkeypatch):
         cache.update(0, new, new, 0)
 
 
-def test_an_update_waits_for_whoever_makes_its_key_and_its_value(cuda, monkeypatch):
+def test_an_update_waits_for_the_streams_that_produce_its_key_and_value(cuda, monkeypatch):
     awaited = []
     monkeypatch.setattr(_static, "await_producer", lambda array, stream: awaited.append((array, stream)))
     cache, stream = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda"), cuda.stream()
@@ -119,7 +119,7 @@ def test_an_update_waits_for_whoever_makes_its_key_and_its_value(cuda, monkeypat
 
 
 def test_an_update_keeps_its_stream_while_another_thread_updates_another_layer(cuda, monkeypatch):
-    """Sequences that lie apart are a write each; between the first two of them the other thread has its turn."""
+    """Each sequence that is not adjacent in memory is a separate write; the other thread runs after the first."""
     cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 2, 2, 16, device="cuda")
     first, second = cuda.stream(), cuda.stream()
     apart, other = ones(cuda, 2, 3, 3, 8)[:, :2], ones(cuda, 2, 2, 3, 8)
@@ -151,7 +151,7 @@ def test_an_update_becomes_part_of_a_graph(cuda):
     np.testing.assert_array_equal(cuda.get(cache.key(0))[:, :, 5:8], filled)
 
 
-def test_a_graph_writes_at_the_position_of_its_capture_and_refuses_one_that_may_change(cuda):
+def test_a_graph_writes_at_its_captured_position_and_refuses_an_array_as_position(cuda):
     cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
     new = ones(cuda, 2, 2, 3, 8)
     cache.update(0, new, new, np.array([0]))
@@ -168,7 +168,7 @@ def test_a_graph_writes_at_the_position_of_its_capture_and_refuses_one_that_may_
         assert written.tolist() == [0] * 5 + [1] * 3 + [0] * 8
 
 
-def test_what_a_device_does_not_serve_is_refused_and_nothing_is_written(cuda):
+def test_unsupported_arguments_are_refused_and_nothing_is_written(cuda):
     cache = StaticKVCache(AttentionSpec(2, 8, dtype="float32"), 1, 2, 16, device="cuda")
     new, wide = ones(cuda, 2, 2, 3, 8), ones(cuda, 2, 2, 3, 16)
     refused = [
@@ -199,6 +199,6 @@ def test_a_cache_on_the_host_has_no_streams(cuda):
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "none", "tpu"])
-def test_a_device_that_is_not_there_is_refused_by_name(cuda, device):
+def test_an_absent_device_is_refused_by_name(cuda, device):
     with pytest.raises(DeviceError, match=f"device is {device!r}"):
         StaticKVCache(AttentionSpec(2, 8), 1, 2, 16, device=device)

@@ -1,4 +1,4 @@
-"""Pools of bytes on CUDA: allocated or adopted, budgets of what is free, views as on the host."""
+"""Pools on CUDA: allocated and adopted memory, budgets from free memory, and views."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_planes_of_a_pool_are_views_of_device_memory_whose_null_block_is_zero(cu
     assert (pool.nbytes, pool.bytes_per_block) == (host.nbytes, host.bytes_per_block)
 
 
-def test_adopted_memory_is_used_where_it_lies_and_left_as_it_was(cuda: Kit):
+def test_adopted_memory_is_used_in_place_and_not_changed(cuda: Kit):
     memory = cuda.put(np.full(10_000, 7, np.uint8))
     pool = KVPool(SPEC, 1, 5, 4, device=cuda.device, buffers=memory)
     assert pool.key().pointer == memory.pointer
     assert (cuda.get(memory) == 7).all()
 
 
-def test_adopted_buffers_may_be_one_a_plane_by_name(cuda: Kit):
+def test_adopted_buffers_may_be_given_by_the_name_of_their_plane(cuda: Kit):
     key, value = cuda.empty((3, 4, 2, 8), "bfloat16"), cuda.empty((3, 4, 2, 16), "bfloat16")
     pool = KVPool(SPEC, 1, 3, 4, layout="LBNHD", device="cuda", buffers={"value": value, "key": key})
     assert (pool.key().pointer, pool.value().pointer) == (key.pointer, value.pointer)
@@ -63,7 +63,7 @@ def test_planes_that_are_per_block_have_no_token_axis(cuda: Kit):
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "cuda:-1", "cuda0", "gpu", "CUDA", ""])
-def test_a_device_that_is_not_there_is_refused_by_name(cuda: Kit, device):
+def test_an_absent_device_is_refused_by_name(cuda: Kit, device):
     calls = [
         lambda: KVPool(SPEC, 1, 5, 4, device=device),
         lambda: PagedKVCache(SPEC, num_blocks=5, device=device),
@@ -76,7 +76,7 @@ def test_a_device_that_is_not_there_is_refused_by_name(cuda: Kit, device):
             call()
 
 
-def test_a_fraction_is_of_what_the_device_has_free(cuda: Kit):
+def test_a_memory_fraction_applies_to_the_free_memory_of_the_device(cuda: Kit):
     free, _ = cuda.runtime.memory_info(0)
     if not cuda.is_emulated:
         assert 0 < free_memory("cuda") <= free
@@ -88,9 +88,9 @@ def test_a_fraction_is_of_what_the_device_has_free(cuda: Kit):
     assert plan_memory(SPEC, 0.5, device="cuda").num_blocks == free // 2 // one
 
 
-def test_a_cache_takes_as_many_blocks_as_the_device_has_room_for(cuda: Kit, monkeypatch):
+def test_the_number_of_blocks_defaults_to_the_free_memory_of_the_device(cuda: Kit, monkeypatch):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: its memory can be set")
+        pytest.skip("needs the emulator: its amount of memory can be set")
     one = KVPool(SPEC, 2, 2, 16).bytes_per_block
     cuda.runtime.total_bytes = 40 * one + 1
     for config in (

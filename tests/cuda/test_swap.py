@@ -1,4 +1,4 @@
-"""Swap spaces of a cache on CUDA: blocks go to page-locked memory and come back, in the order of the stream."""
+"""Swap spaces of a cache on CUDA: blocks move to pinned memory and back, in stream order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(cuda: Kit, **options):
 
 
 @pytest.mark.parametrize("layout", [None, "blockwise", "LBNHD"])
-def test_what_comes_back_is_what_went_bit_for_bit(cuda, layout):
+def test_swapped_blocks_come_back_bit_for_bit(cuda, layout):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=[9, 9], layout=layout)
     first, second = cache.add_sequence(range(13)), cache.add_sequence(range(50, 58))
@@ -41,7 +41,7 @@ def test_what_comes_back_is_what_went_bit_for_bit(cuda, layout):
     assert {sequence: block_bytes(cuda, cache, sequence) for sequence in before} == before
 
 
-def test_a_space_may_round_to_another_dtype(cuda):
+def test_a_space_of_another_dtype_rounds_its_numbers(cuda):
     cache = PagedKVCache(AttentionSpec(2, 8, dtype="float32"), block_size=4, num_blocks=9, device=cuda.device)
     space = SwapSpace(cache, num_blocks=5, dtype="bfloat16")
     sequence = cache.add_sequence(range(8))
@@ -57,7 +57,7 @@ def test_a_space_may_round_to_another_dtype(cuda):
     assert (after != before).any()
 
 
-def test_swapping_goes_on_the_stream_of_the_last_step_and_the_host_waits_for_nothing(cuda):
+def test_swapping_runs_on_the_stream_of_the_last_step_without_waiting(cuda):
     cache, stream = make(cuda, prefix_cache=False), cuda.stream()
     space = SwapSpace(cache, num_blocks=[9, 9])
     sequence, other = cache.add_sequence(range(13)), cache.add_sequence(range(50, 61))
@@ -66,7 +66,7 @@ def test_swapping_goes_on_the_stream_of_the_last_step_and_the_host_waits_for_not
     cuda.runtime.synchronize(stream)
     before = block_bytes(cuda, cache, sequence)
     spent = requests_of(cuda, lambda: cache.swap_out(sequence, space))
-    kept.append(write_step(cache, [other], 11, others, stream))  # into the blocks that were given up
+    kept.append(write_step(cache, [other], 11, others, stream))  # into the blocks that the swap has freed
     cache.remove(other)
     spent |= requests_of(cuda, lambda: cache.swap_in(sequence))
     assert not {"synchronizes", "event_synchronizes"} & set(spent)
@@ -74,7 +74,7 @@ def test_swapping_goes_on_the_stream_of_the_last_step_and_the_host_waits_for_not
     assert block_bytes(cuda, cache, sequence) == before
 
 
-def test_a_space_that_is_short_takes_nothing(cuda):
+def test_a_swap_out_without_space_changes_nothing(cuda):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=[3, 3])
     sequence = cache.add_sequence(range(13))
@@ -85,7 +85,7 @@ def test_a_space_that_is_short_takes_nothing(cuda):
     assert (cache.stats(), sequence.is_swapped) == (before, False)
 
 
-def test_a_space_may_go_while_blocks_are_on_their_way(cuda):
+def test_a_space_may_be_deleted_during_a_swap_in(cuda):
     cache = make(cuda)
     space = SwapSpace(cache, num_blocks=[9, 9])
     sequence = cache.add_sequence(range(13))

@@ -1,4 +1,4 @@
-"""Tensors of device memory: what is in them, and who waits for whom."""
+"""Tensors in device memory: contents, views, uploads and synchronization between streams."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_an_empty_shape_has_no_elements(cuda):
     assert cuda.get(pagecore.zeros((), "float32", cuda.device)) == 0
 
 
-def test_what_is_uploaded_may_change_at_once(cuda):
-    """Also where many uploads are on their way, and where one is large, which alone is read where it lies."""
+def test_the_source_of_an_upload_may_change_at_once(cuda):
+    """With many uploads in flight, and with a large one, which is the only kind that is read in place."""
     rng = np.random.default_rng(0)
     sizes = [*rng.integers(1, 5000, 2 * NUM_SLOTS), SLOT_BYTES_MAX, SLOT_BYTES_MAX + 1]
     arrays = [rng.integers(0, 256, size, np.uint8) for size in sizes]
@@ -51,7 +51,7 @@ def test_views_are_views_of_the_same_memory(cuda):
     np.testing.assert_array_equal(cuda.get(tensor.reshape(3, 8)[-1]), numbers.reshape(3, 8)[-1])
 
 
-def test_a_view_cut_out_of_a_buffer_has_strides_of_its_own(cuda):
+def test_a_view_of_a_buffer_has_its_own_strides(cuda):
     tensor = cuda.put(np.arange(24, dtype=np.float32))
     cut = strided(tensor, (2, 3), (48, 8), byte_offset=4)
     np.testing.assert_array_equal(cuda.get(cut), [[1, 3, 5], [13, 15, 17]])
@@ -65,7 +65,7 @@ def test_a_capsule_and_back_is_the_same_memory(cuda):
     assert pagecore.as_tensor(tensor.__dlpack__(stream=1)).pointer == tensor.pointer
 
 
-def test_a_host_array_that_is_placed_on_a_device_is_there_for_every_stream(cuda):
+def test_an_uploaded_array_is_visible_to_every_stream(cuda):
     if cuda.is_emulated:
         cuda.runtime.stream = cuda.stream()
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T

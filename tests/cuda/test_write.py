@@ -1,4 +1,4 @@
-"""write_kv on a CUDA device: what is written, what is skipped, and that no other byte changes."""
+"""write_kv on a CUDA device: written slots, skipped slots, and no change to any other byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import pagecore
 from pagecore.errors import InvalidBlock, ShapeError
 from tests.cuda.kit import Kit
-from tests.cuda.memory import assert_same_memory, calls_of, spaced, want_memory
+from tests.cuda.memory import assert_same_memory, calls_of, require_memory, spaced
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
 from tests.reference import attention as reference
 
@@ -20,13 +20,13 @@ def numbers(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> An
 
 
 def caches(layout: str, shape: tuple[int, int, int, int], dtype: str, value_dim: int | None = None) -> tuple[Any, Any]:
-    """Two caches of NaN, whose gaps are NaN as well."""
+    """Return two caches filled with NaN, gaps included."""
     value_shape = (*shape[:3], value_dim or shape[3])
     return empty_cache(layout, shape, DTYPES[dtype]), empty_cache(layout, value_shape, DTYPES[dtype])
 
 
 def slots_of(count: int, num_slots: int, seed: int = 0) -> Any:
-    """Distinct slots, and a few that write nothing."""
+    """Return distinct slots, a few of them negative, which write nothing."""
     rng = np.random.default_rng(seed)
     slots = rng.permutation(num_slots)[:count].astype(np.int64)
     slots[rng.random(count) < 0.1] = -1
@@ -34,7 +34,7 @@ def slots_of(count: int, num_slots: int, seed: int = 0) -> Any:
 
 
 def check(cuda: Kit, key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any, **options: Any) -> None:
-    """Compares with the reference, bit by bit, every byte that the caches span."""
+    """Write, and compare every byte that the caches span with the reference."""
     device = [cuda.put(array) for array in (key, value, key_cache, value_cache)]
     on_device = {name: cuda.put(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     pagecore.write_kv(*device, cuda.put(slots) if isinstance(slots, np.ndarray) else slots, **on_device)
@@ -58,7 +58,7 @@ def test_tokens_are_cast_to_the_cache_as_numpy_casts_them(cuda, dtype, cache_dty
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_casts_round_to_even_and_keep_infinities_and_nan(cuda, dtype, cache_dtype):
-    """Every 16-bit pattern; for float32 random bit patterns, and the ties between two 16-bit numbers."""
+    """Every 16-bit pattern; for float32, random bit patterns and the ties between two 16-bit numbers."""
     if dtype == "float32":
         ties = np.arange(2**14, dtype=np.uint32) * 4
         bits = [np.random.default_rng(0).integers(0, 2**32, 2**14, dtype=np.uint32)]
@@ -77,7 +77,7 @@ def test_casts_round_to_even_and_keep_infinities_and_nan(cuda, dtype, cache_dtyp
     bits_of = f"u{expected.itemsize}"
     same = got.view(bits_of) == expected.view(bits_of)
     assert (same | nan).all()
-    if dtype == cache_dtype:  # moved, not computed with: NaN keep their payloads
+    if dtype == cache_dtype:  # a copy without arithmetic: NaN keep their payloads
         assert (got.view(bits_of) == source.view(bits_of)).all()
 
 
@@ -104,13 +104,13 @@ def test_any_number_of_tokens(cuda, count):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_more_units_than_the_device_has_threads_are_taken_in_turns(cuda, dtype):
-    """Two, three and four units a thread: of heads that do not follow one another, a stretch is no whole rows."""
+def test_more_units_than_threads_are_written_in_rounds(cuda, dtype):
+    """Two, three and four units per thread; with gaps between heads, a thread's units are not a multiple of a row."""
     threads = 2048 * cuda.runtime.properties(0).num_multiprocessors
     if not cuda.is_emulated:
         threads = 2048 * 4
     for turns in (2, 3, 5):
-        count = threads * turns // (2 * 5 * 3) + 7  # planes, heads, units of a head
+        count = threads * turns // (2 * 5 * 3) + 7  # planes, heads, units per head
         key, value = numbers((count, 5, 24), dtype), numbers((count, 5, 24), dtype, 1)
         check(cuda, key, value, *caches("HND", (count // 7 + 1, 7, 5, 24), "bfloat16"), slots_of(count, count))
 
@@ -142,7 +142,7 @@ def test_slots_that_are_negative_or_past_the_cache_write_nothing(cuda, index_dty
     check(cuda, key, key, *caches("NHD", (10, block_size, 3, 8), "float32"), slots)
 
 
-def test_a_slot_past_the_cache_that_the_host_can_see_is_refused(cuda):
+def test_a_slot_past_the_cache_in_a_host_array_is_refused(cuda):
     key = cuda.put(numbers((3, 3, 8)))
     caches = [cuda.put(np.zeros((10, 4, 3, 8), np.float32)) for _ in range(2)]
     with pytest.raises(InvalidBlock, match=r"slot_mapping\[1\] is 40 and the cache has 40 slots"):
@@ -150,7 +150,7 @@ def test_a_slot_past_the_cache_that_the_host_can_see_is_refused(cuda):
     assert not any(cuda.get(cache).any() for cache in caches)
 
 
-def test_a_cache_without_blocks_takes_nothing(cuda):
+def test_a_cache_without_blocks_ignores_all_tokens(cuda):
     key, cache = cuda.put(numbers((2, 3, 8))), cuda.put(np.zeros((0, 4, 3, 8), np.float32))
     pagecore.write_kv(key, key, cache, cache, cuda.put(np.asarray([0, -1])))
 
@@ -183,7 +183,7 @@ def test_key_and_value_of_one_launch_may_differ_in_dim(cuda, dims):
 @pytest.mark.parametrize("offset", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_arrays_may_begin_at_any_element(cuda, dtype, offset):
-    """Addresses that allow 2, 4, 8 and 16 bytes at once, on one side and on both."""
+    """Addresses with an alignment of 2, 4, 8 and 16 bytes, on one side and on both."""
     shape, size = (4, 4, 2, 32), 4 * 4 * 2 * 32
     base = np.full(size + 32, np.nan, DTYPES[dtype])
     key = numbers((7 * 2 * 32 + 32,), dtype)
@@ -216,12 +216,12 @@ def test_new_rows_may_have_any_strides(cuda):
 
 @pytest.mark.parametrize("block_size", [16, 12])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_places_past_two_to_the_31_elements_are_reached(cuda, layout, block_size):
-    """More blocks than memory: the pool is never touched but where it is written."""
+def test_elements_past_2_to_the_31_are_reached(cuda, layout, block_size):
+    """The pool is larger than memory: only the pages that are written are committed."""
     heads, dim = 8, 64
     per_block = block_size * heads * dim
     num_blocks = 2**33 // per_block + 9
-    want_memory(cuda, 2**35)
+    require_memory(cuda, 2**35)
     cache, other = (cuda.empty((num_blocks, block_size, heads, dim), "bfloat16") for _ in range(2))
     if layout == "HND":
         cache = cache.reshape(num_blocks, heads, block_size, dim).transpose(0, 2, 1, 3)
@@ -236,11 +236,11 @@ def test_places_past_two_to_the_31_elements_are_reached(cuda, layout, block_size
         np.testing.assert_array_equal(cuda.get(other[block, offset]), value[i])
 
 
-def test_slots_past_two_to_the_31_are_reached(cuda):
-    """In blocks of 3 and of 4, of which only those that are written to are touched."""
+def test_slots_past_2_to_the_31_are_reached(cuda):
+    """Blocks of 3 and of 4 tokens; only the blocks that are written are committed."""
     for block_size in (3, 4):
         num_blocks = 2**33 // block_size
-        want_memory(cuda, 2**35)
+        require_memory(cuda, 2**35)
         caches = [cuda.empty((num_blocks, block_size, 1, 1), "float16") for _ in range(2)]
         slots = np.asarray([2**31 - 1, 2**31, 2**32 + 5, num_blocks * block_size - 1, 7])
         written = [numbers((5, 1, 1), "float16", seed) for seed in range(2)]
@@ -252,16 +252,16 @@ def test_slots_past_two_to_the_31_are_reached(cuda):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_order_of_threads_changes_what_is_written(cuda, seed):
+def test_the_order_of_threads_does_not_change_the_result(cuda, seed):
     if not cuda.is_emulated:
-        pytest.skip("needs the emulator: a GPU takes its own order")
+        pytest.skip("needs the emulator: it chooses the order of threads")
     cuda.runtime.seed = seed
     key, value = numbers((33, 3, 24), "float32"), numbers((33, 3, 24), "float32", 1)
     check(cuda, key, value, *caches("NHD", (12, 3, 3, 24), "bfloat16"), slots_of(33, 36))
 
 
 def test_a_warm_write_is_one_launch_and_nothing_else(cuda):
-    """So that a graph can hold it: no memory is asked for, nothing copied, nothing waited for."""
+    """A graph can capture the call: it allocates nothing, copies nothing and does not synchronize."""
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
     key = cuda.put(numbers((4, 2, 8)))
@@ -271,8 +271,8 @@ def test_a_warm_write_is_one_launch_and_nothing_else(cuda):
     assert calls_of(cuda, call) == {"launches": 1}
 
 
-def test_a_token_may_not_have_more_numbers_than_units_can_be_counted(cuda):
-    want_memory(cuda, 2**34)
+def test_a_token_with_more_units_than_int32_is_refused(cuda):
+    require_memory(cuda, 2**34)
     key = pagecore.arrays.strided(cuda.empty((2**12,), "bfloat16"), (1, 2**20, 2**12), (0, 0, 2))
     caches = [cuda.empty((1, 1, 2**20, 2**12), "bfloat16") for _ in range(2)]
     with pytest.raises(ShapeError, match="1048576 heads of 4096"):
