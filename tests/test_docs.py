@@ -9,6 +9,8 @@ import pytest
 
 from tests.capabilities import require
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FRAMEWORKS = [page for page in PAGES if page.stem in {"numpy", "torch", "jax", "transformers"}]

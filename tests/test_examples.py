@@ -10,6 +10,8 @@ import pytest
 
 from tests.capabilities import require
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PROMISED = {
     "torch_batching": "as alone: True",

@@ -12,6 +12,8 @@ import pytest
 
 from tests.capabilities import require
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 TRY = """
 import numpy as np, pagecore

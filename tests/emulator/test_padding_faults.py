@@ -16,6 +16,8 @@ from tests.emulator.probing import mutated
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import Shape, make_case
 
+pytestmark = pytest.mark.slow
+
 PADDING_FAULTS: dict[str, tuple[str, str, str]] = {
     "keys of decode past their dims": ("decode_ring.cuh", "only_if(chunk * 8 < p.head_dim)", "only_if(true)"),
     "values of decode past their dims": ("decode_ring.cuh", "only_if(chunk * 8 < p.value_dim)", "only_if(true)"),

@@ -10,6 +10,8 @@ from tests.cuda.kit import Kit
 from tests.emulator.probing import KERNELS, mutated, probe
 from tests.emulator.runtime import EmulatedRuntime, EmulatorError
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(6)
 NUM_TILES = 11
 

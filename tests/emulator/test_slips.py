@@ -12,6 +12,8 @@ from tests.cuda.kit import Kit
 from tests.emulator.probing import KERNELS, probe
 from tests.emulator.runtime import EmulatedRuntime, EmulatorError
 
+pytestmark = pytest.mark.slow
+
 NEVER = 10**9
 
 

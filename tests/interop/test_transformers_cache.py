@@ -21,6 +21,8 @@ from tests.interop.families import (
     transformers,
 )
 
+pytestmark = pytest.mark.slow
+
 WINDOWED = pytest.mark.parametrize("family", ["llama", "gemma3"])
 
 

@@ -15,6 +15,8 @@ from pagecore.serving.request import Request, Run
 from pagecore.serving.reuse import POLICIES
 from pagecore.serving.scheduler import Scheduler
 
+pytestmark = pytest.mark.slow
+
 FEW = DemoConfig(num_requests=7)
 
 
