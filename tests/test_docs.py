@@ -1,4 +1,4 @@
-"""The code of the README and of each page of docs runs as it stands, one piece after another."""
+"""The code of the README and of each page of docs runs, block after block, and prints the promised output."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ FRAMEWORKS = [page for page in PAGES if page.stem in {"numpy", "torch", "jax", "
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_runs_and_prints_what_it_says(page):
+def test_the_code_runs_and_prints_the_promised_output(page):
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(blocks) >= 2
     code = "\n".join(blocks)
@@ -31,14 +31,15 @@ def test_the_code_runs_and_prints_what_it_says(page):
 
 
 @pytest.mark.parametrize("page", FRAMEWORKS, ids=lambda page: page.stem)
-def test_a_page_has_what_the_readme_says_of_it(page):
+def test_a_page_has_the_sections_that_the_readme_promises(page):
     parts = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
     assert parts[0] == "The shortest loop"
-    assert {"What is copied, and what is not", "Streams", "What is refused", "Versions"} <= set(parts)
+    for topic in ("copied", "Streams", "refused", "Versions"):
+        assert any(topic in part for part in parts), topic
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_files_that_it_names_are_there(page):
+def test_the_files_that_a_page_names_exist(page):
     text = page.read_text()
     named = re.findall(r"`((?:examples|docs|bench)/[\w./]+)`", text)
     linked = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]
