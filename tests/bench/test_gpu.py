@@ -24,6 +24,8 @@ from bench.runner import Bench
 from pagecore.arrays.cuda import use_runtime
 from tests.arrays.fake_runtime import FakeRuntime
 
+pytestmark = pytest.mark.slow
+
 
 class HostEvent:
     """An event that is recorded at once and may be read only after it is synchronized, like a CUDA event."""
