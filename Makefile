@@ -27,7 +27,7 @@ test: $(VENV)/.test build
 test-quick: $(VENV)/.test build
 	$(BIN)/python -m pytest -q -x $(PARALLEL) -m "not slow and not serial"
 
-# The CUDA kernels on the host: every case of the matrix, of which make test runs a part.
+# Every case of the matrix of CUDA kernels in the emulator; make test runs a part of it.
 emulate: $(VENV)/.test build
 	PAGECORE_EMULATE=full $(BIN)/python -m pytest $(PARALLEL) tests/cuda tests/emulator --runtime emulator
 
@@ -48,10 +48,10 @@ bench: $(VENV)/.cli build
 sanitize:
 	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target sanitize
 
-# The GPU tests under compute-sanitizer of the CUDA toolkit: TOOL=memcheck, racecheck, initcheck or synccheck.
+# The tests of a GPU under compute-sanitizer, of the CUDA toolkit: TOOL=memcheck, racecheck, initcheck or synccheck.
 TOOL ?= memcheck
 sanitize-gpu: $(VENV)/.test $(VENV)/.cuda13 build
-	@command -v compute-sanitizer > /dev/null || { echo >&2 "compute-sanitizer is not installed; it is part of the CUDA toolkit"; exit 2; }
+	@command -v compute-sanitizer > /dev/null || { echo >&2 "compute-sanitizer is not here; it comes with the CUDA toolkit"; exit 2; }
 	PAGECORE_REQUIRE=gpu compute-sanitizer --tool $(TOOL) --error-exitcode 9 $(BIN)/python -m pytest tests/gpu -q
 
 # The drivers of the native code with the kernels for NEON, run by an emulator; needs nothing of .venv.
