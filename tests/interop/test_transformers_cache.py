@@ -21,8 +21,6 @@ from tests.interop.families import (
     transformers,
 )
 
-pytestmark = pytest.mark.slow
-
 WINDOWED = pytest.mark.parametrize("family", ["llama", "gemma3"])
 
 

@@ -11,8 +11,6 @@ from pagecore.errors import ShapeError
 from tests.interop.families import EOS, PAD, dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.test_transformers_cache import computed, expect, run
 
-pytestmark = pytest.mark.slow
-
 WINDOWED = pytest.mark.parametrize("family", ["llama", "gemma3"])
 SHORT = {"max_new_tokens": 5}
 
