@@ -2,8 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pagecore.cache._lock import StateLock
-from pagecore.cache._prefix import PrefixCache
 from pagecore.cache._sequence import Sequence
+from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.index import BlockTables
 
 class CacheState:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.cache.retention import validate_namespace
+from pagecore.cache.prefix.retention import validate_namespace
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
 from pagecore.storage.checks import INT32_MAX
 

@@ -46,7 +46,7 @@ def owned_memory(layers, layout, put=np.asarray, **options):
     order = layout if isinstance(layout, KVLayout) else KVLayout(layout)
     places = [
         order.bind(group.spec, group.num_layers, num_blocks, plain.block_size)
-        for group, num_blocks in zip(plain._groups, plain.num_blocks, strict=True)
+        for group, num_blocks in zip(plain._parts.groups, plain.num_blocks, strict=True)
     ]
     return [
         [put(np.full(place.buffer_nbytes(i), 0xFF, np.uint8)) for i in range(place.num_buffers)] for place in places

@@ -31,8 +31,8 @@ def content(cache, sequence):
 
 def poison(cache, number=777.0):
     """Overwrite every block of the cache and of its swap spaces that nobody holds: none may be seen again."""
-    stores = [(space.block_pools, space.kv_pools) for space in cache._swap_spaces]
-    for pools, kv_pools in ((cache._block_pools, cache._store.pools), *stores):
+    stores = [(space.block_pools, space.kv_pools) for space in cache._parts.swap_spaces]
+    for pools, kv_pools in ((cache._parts.tables.pools, cache._parts.store.pools), *stores):
         for pool, kv_pool in zip(pools, kv_pools, strict=True):
             free = pool.ref_counts() == 0
             free[0] = False

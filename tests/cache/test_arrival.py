@@ -115,7 +115,7 @@ def test_nothing_changes_where_blocks_are_short_for_what_is_handed_over(num_bloc
     assert refused.value.requested == (6, 2)
     assert receiver.try_prepare_arrival(received, 96, out) is None
     assert received.num_computed_tokens == received.capacity == 0
-    assert [pool.num_free for pool in receiver._block_pools] == [count - 1 for count in num_blocks]
+    assert [pool.num_free for pool in receiver._parts.tables.pools] == [count - 1 for count in num_blocks]
     receiver.check_invariants()
 
 
@@ -150,7 +150,7 @@ def test_a_sequence_is_as_it_was_where_what_is_handed_over_is_given_up(cached, e
     sender, receiver = make(), make()
     sent = computed(sender, text, 96)
     received = computed(receiver, text, cached, known=96) if cached else receiver.add_sequence(text.ids[:96])
-    free = [pool.num_free for pool in receiver._block_pools]
+    free = [pool.num_free for pool in receiver._parts.tables.pools]
     packed = gathered(sender, sent)
     batch = receiver.prepare_arrival(received, 96 - cached)
     write_arrived(receiver, received, packed, batch, cached, 96)
@@ -170,7 +170,7 @@ def test_a_sequence_is_as_it_was_where_what_is_handed_over_is_given_up(cached, e
     del batch
     receiver.check_invariants()
     assert received.num_computed_tokens == cached
-    assert [pool.num_free for pool in receiver._block_pools] == free
+    assert [pool.num_free for pool in receiver._parts.tables.pools] == free
     poison(receiver)
     check_content(receiver, received, text)
     receive(receiver, received, packed)
@@ -241,7 +241,7 @@ def test_a_truncated_block_that_the_window_leaves_is_not_counted_as_saved_where_
     cache.append_tokens([sequence], [text.ids[14:40]])
     cache.clear_prefix_cache()
     fillers = []
-    while cache._block_pools[1].num_free > 1:
+    while cache._parts.tables.pools[1].num_free > 1:
         fillers.append(computed(cache, Text((None, 6), seed=1), 1))
     before = cache.match_length(text.ids[:17]), cache.stats()
     assert before[0] == 16
@@ -382,4 +382,4 @@ def test_sequences_of_any_length_are_handed_over_with_exactly_their_windows(seed
     receiver.remove(received)
     receiver.check_invariants()
     receiver.clear_prefix_cache()
-    assert all(pool.num_free == pool.num_blocks - 1 for pool in receiver._block_pools)
+    assert all(pool.num_free == pool.num_blocks - 1 for pool in receiver._parts.tables.pools)

@@ -233,7 +233,7 @@ def test_the_end_of_a_step_within_its_own_calls_is_refused_and_not_interleaved_w
     refused = []
 
     def end_it():
-        with pytest.raises(InvalidSequence, match="not within them"):
+        with pytest.raises(InvalidSequence, match="within write or attend"):
             ENDS[end](cache, sequence, batch)
         refused.append(end)
 

@@ -82,7 +82,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def num_blocks(self, sequences, group):
         """Distinct blocks with computed tokens."""
-        table = self.cache._tables.table(group)
+        table = self.cache._parts.tables.table(group)
         return len(
             {
                 block

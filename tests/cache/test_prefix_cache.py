@@ -50,7 +50,7 @@ def test_what_is_kept_outlives_its_sequence_and_comes_before_a_refusal():
     assert cache.stats().num_evicted_blocks == 2
     assert cache.num_available == 1
     assert cache.match_length(ALIKE) == 4  # the tail went first
-    with pytest.raises(OutOfBlocks, match="2 blocks are needed and 1 can be had") as short:
+    with pytest.raises(OutOfBlocks, match="2 blocks are needed and 1 are available") as short:
         cache.prepare([other], 5)
     assert (short.value.requested, short.value.available) == (2, 1)
     assert cache.match_length(ALIKE) == 4
@@ -168,7 +168,7 @@ def test_a_window_that_went_makes_the_prefix_shorter_and_its_return_longer():
     kept(cache, range(100, 132))
     # All eight blocks of the window's group went, while the full ones stay.
     assert cache.match_length(ALIKE) < 24
-    assert cache._prefix.tree.match(ALIKE).num_full_tokens == 24
+    assert cache._parts.prefix.tree.match(ALIKE).num_full_tokens == 24
     kept(cache, ALIKE[:24])
     assert cache.match_length(ALIKE) == 24
     cache.check_invariants()
@@ -187,7 +187,7 @@ def test_layers_that_all_have_windows_reuse_prefixes_too():
     cache.check_invariants()
     cache.clear_prefix_cache()
     assert cache.stats().num_free_blocks == 16
-    assert cache._prefix.tree.num_nodes == 0
+    assert cache._parts.prefix.tree.num_nodes == 0
 
 
 def test_a_config_makes_a_cache_with_its_policy():

@@ -262,8 +262,8 @@ class PrefixMachine(RuleBasedStateMachine):
         stats = self.cache.stats()
         assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
         rows = [sequence.row for sequence in self.resident()]
-        used = [len(np.unique(self.cache._tables.table(g)[rows])) for g in range(self.cache.num_groups)]
-        holes = [(self.cache._tables.table(g)[rows] == 0).any() for g in range(self.cache.num_groups)]
+        used = [len(np.unique(self.cache._parts.tables.table(g)[rows])) for g in range(self.cache.num_groups)]
+        holes = [(self.cache._parts.tables.table(g)[rows] == 0).any() for g in range(self.cache.num_groups)]
         # Whatever no row uses can be had, as in a cache that keeps nothing.
         left = [n - 1 - (u - hole) for n, u, hole in zip(self.cache.num_blocks, used, holes, strict=True)]
         assert self.cache.num_available == min(left)

@@ -6,8 +6,8 @@ from hypothesis import settings
 
 from pagecore import AttentionSpec, KVLayout, PagedKVCache, SwapSpace
 from pagecore.cache import PagedCacheConfig, make_cache
-from pagecore.cache._swap import stored_blocks
 from pagecore.cache.store import Store
+from pagecore.cache.swap._swap import stored_blocks
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from tests.cache import test_prefix_machine
 from tests.cache.caches import SPEC, WINDOWED, advance, make, owned_memory
@@ -27,7 +27,7 @@ def marked_step(cache, sequences, counts, marker, **options):
 
 def mark(cache, batch, marker, tokens=slice(None)):
     """Write a marker to the slots of some tokens of a step, in every plane of every layer."""
-    for group, pool in enumerate(cache._store.pools):
+    for group, pool in enumerate(cache._parts.store.pools):
         slots = np.asarray(batch.host.slot_mappings[group])[: batch.num_tokens][tokens]
         slots = slots[slots >= 0]
         for plane in pool.planes():
@@ -47,8 +47,8 @@ def numbers_of(cache, sequence):
     if sequence.is_swapped:
         pools, rows = sequence.swap_space.kv_pools, stored_blocks(sequence)
     else:
-        tables = [cache._tables.blocks(sequence.row, group) for group in range(cache.num_groups)]
-        pools, rows = cache._store.pools, tables
+        tables = [cache._parts.tables.blocks(sequence.row, group) for group in range(cache.num_groups)]
+        pools, rows = cache._parts.store.pools, tables
     found = set()
     for pool, row in zip(pools, rows, strict=True):
         for plane in pool.planes():
@@ -94,7 +94,7 @@ def test_without_scrub_nothing_is_zeroed_and_numbers_stay():
     cache = dirty(scrub=False)
     sequence = cache.add_sequence(range(13), namespace="b")
     assert numbers_in_flight(cache, sequence, 13) == {MARKERS["a"]}
-    assert (cache.scrub, cache._store._zeros, cache.stats().num_scrubbed_blocks) == (False, [], 0)
+    assert (cache.scrub, cache._parts.store._zeros, cache.stats().num_scrubbed_blocks) == (False, [], 0)
 
 
 def test_planes_of_every_kind_are_zeroed():
@@ -250,7 +250,7 @@ def test_blocks_that_a_failed_swap_in_half_filled_are_zeroed_for_every_namespace
 
     cache.clear_prefix_cache()
     with monkeypatch.context() as broken:
-        broken.setattr("pagecore.cache._swap.transfer_blocks", half_moved)
+        broken.setattr("pagecore.cache.swap._transfer.transfer_blocks", half_moved)
         with pytest.raises(NotEnoughMemory, match="half-way"):
             cache.swap_in(second)
     assert second.is_swapped
@@ -376,7 +376,7 @@ def test_names_of_tenants_without_a_block_are_forgotten():
     compute(cache, [held], 4, 3.0)
     for number in range(10_000):
         cache.remove(cache.add_sequence([1], namespace=("tenant", number)))
-    assert len(cache._state.tenants.numbers) <= 5000
+    assert len(cache._parts.state.tenants.numbers) <= 5000
     batch = cache.prepare([held], 12)
     cache.commit(batch)
     assert cache.stats().num_scrubbed_blocks == 0

@@ -256,7 +256,7 @@ def test_any_hashable_names_a_sequence(name):
     with cache.add_sequence([1, 2], id=name) as sequence:
         assert sequence.id is name
         cache.check_invariants()
-        with pytest.raises(InvalidSequence, match="is in the cache"):
+        with pytest.raises(InvalidSequence, match="is already in the cache"):
             cache.add_sequence([1], id=name)
     assert cache.num_sequences == 0
 

@@ -251,7 +251,7 @@ def test_planes_of_any_kind_go_and_come():
     cache = PagedKVCache(Labelled(), num_layers=2, block_size=4, num_blocks=9)
     space = SwapSpace(cache, num_blocks=5, layout="LBNHD")
     random = np.random.default_rng(0)
-    for plane in cache._store.pools[0].planes():
+    for plane in cache._parts.store.pools[0].planes():
         array = plane.numpy()
         array.view(np.uint8)[:] = random.integers(0, 256, array.view(np.uint8).shape)
     occupied(cache)
@@ -260,11 +260,11 @@ def test_planes_of_any_kind_go_and_come():
 
     def stored():
         blocks = cache.make_batch().group(0).block_table.numpy()[sequence.row, :2]
-        return [plane.numpy()[blocks].tobytes() for plane in cache._store.pools[0].planes()]
+        return [plane.numpy()[blocks].tobytes() for plane in cache._parts.store.pools[0].planes()]
 
     before = stored()
     cache.swap_out([sequence], space)
-    for plane in cache._store.pools[0].planes():
+    for plane in cache._parts.store.pools[0].planes():
         plane.numpy()[4:] = 3
     cache.swap_in([sequence])
     assert stored() == before

@@ -9,7 +9,8 @@ from pagecore import (
     OutOfBlocks,
     OutOfRows,
 )
-from pagecore.cache import SwapSpace, _swap
+from pagecore.cache import SwapSpace
+from pagecore.cache.swap import _transfer
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
 from tests.cache.swaps import content, fill
 
@@ -39,7 +40,7 @@ def test_a_full_cache_refuses_and_nothing_is_changed():
     advance(cache, sequences[1:], 12)
     before = (cache.stats(), space.num_used_blocks)
     with pytest.raises(
-        OutOfBlocks, match="3 blocks are needed and 2 can be had, cached ones included; remove"
+        OutOfBlocks, match="3 blocks are needed and 2 are available, including cached ones; remove"
     ) as short:
         cache.swap_in(sequences[:1])
     assert (short.value.requested, short.value.available) == (3, 2)
@@ -73,7 +74,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
     space = SwapSpace(cache, num_blocks=9)
     sequences = [cache.add_sequence(range(8)) for _ in range(2)]
     fill(cache, sequences, 8)
-    transfer, calls = _swap.transfer_blocks, itertools.count(1)
+    transfer, calls = _transfer.transfer_blocks, itertools.count(1)
 
     def fail(*arguments, **options):
         if next(calls) == failing:
@@ -85,7 +86,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
         calls = itertools.count(1)
         before = (cache.stats(), space.num_used_blocks)
         with monkeypatch.context() as patched:
-            patched.setattr(_swap, "transfer_blocks", fail)
+            patched.setattr(_transfer, "transfer_blocks", fail)
             with pytest.raises(MemoryError, match="planted"):
                 call()
         assert (cache.stats(), space.num_used_blocks) == before

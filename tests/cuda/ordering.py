@@ -45,7 +45,7 @@ def test_a_prepare_that_finds_no_blocks_leaves_the_stream_of_what_follows_as_it_
     cuda.runtime.synchronize(stream)
     cache.swap_in(sequence)
     cuda.runtime.synchronize(stream)
-    found = cuda.get(cache.key(0))[cache._tables.blocks(sequence.row)].reshape(-1, 2, 8)[:13]
+    found = cuda.get(cache.key(0))[cache._parts.tables.blocks(sequence.row)].reshape(-1, 2, 8)[:13]
     np.testing.assert_array_equal(found, cuda.get(arrays[0][0]))
     assert not kept.in_flight
 
@@ -88,13 +88,13 @@ def test_a_step_cannot_go_on_from_a_stream_that_is_being_captured(cuda):
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(1, 4)
 
     def attempt(stream):
-        cache._staging.stream = stream  # as if the last step had been given to it
+        cache._parts.staging.stream = stream  # as if the last step had been given to it
         before = cache.stats()
         refused(lambda _: cache.prepare([sequence], 4, batch, stream=other))(stream)
         assert (cache.stats(), batch.in_flight) == (before, False)
 
     cuda.capture(attempt)
-    cache._staging.stream = 0
+    cache._parts.staging.stream = 0
 
 
 @pytest.mark.parametrize("how", ["abandon", "remove", "swap out", "swap in"])
@@ -114,7 +114,7 @@ def test_nothing_that_would_become_part_of_a_graph_is_begun(cuda, how):
     }
 
     def attempt(stream):
-        batch._step.staged._stream = cache._staging.stream = stream  # as if the last step had been given to it
+        batch._step.staged._stream = cache._parts.staging.stream = stream  # as if the last step had been given to it
         before = cache.stats()
         refused(lambda _: calls[how]())(stream)
         assert cache.stats() == before
@@ -123,7 +123,7 @@ def test_nothing_that_would_become_part_of_a_graph_is_begun(cuda, how):
     if not how.startswith("swap"):
         cache.prepare([sequence], 4, batch)
     cuda.capture(attempt)
-    batch._step.staged._stream = cache._staging.stream = 0
+    batch._step.staged._stream = cache._parts.staging.stream = 0
     calls[how]()
     cache.check_invariants()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.cache import staging
+from pagecore.cache.step import staging
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from tests.cuda.caches import requests_of
 from tests.cuda.kit import Kit
@@ -29,8 +29,8 @@ def expect_alike(cuda: Kit, cache, batch=None, stream=0):
     """Tables and batch on the device are those of the host, as of what a stream was given."""
     cuda.runtime.synchronize(stream)
     for group in range(cache.num_groups):
-        np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._tables.table(group))
-    np.testing.assert_array_equal(cuda.get(cache.row_lengths), cache._tables.row_lengths)
+        np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._parts.tables.table(group))
+    np.testing.assert_array_equal(cuda.get(cache.row_lengths), cache._parts.tables.row_lengths)
     if batch is not None:
         expect_staged(cuda, batch)
 
@@ -178,7 +178,7 @@ def test_the_host_may_run_ahead_and_each_step_still_finds_its_own(cuda):
         seen.append([cuda.empty(array.shape, array.dtype) for array in arrays])
         for array, kept in zip(arrays, seen[-1], strict=True):
             cuda.runtime.copy(kept.pointer, array.pointer, array.nbytes, stream)
-        expected.append([array.numpy().copy() for array in host] + [cache._tables.table(1).copy()])
+        expected.append([array.numpy().copy() for array in host] + [cache._parts.tables.table(1).copy()])
         cache.commit(batch)
     cuda.runtime.synchronize(stream)
     for found, wanted in zip(seen, expected, strict=True):

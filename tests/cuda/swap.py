@@ -40,8 +40,8 @@ def fill(cache, sequences, counts, arrays, stream=None):
 def content(cuda: Kit, cache, sequence):
     """The bytes of each computed block of a sequence, by plane; None for a hole."""
     found = []
-    for group, pool in enumerate(cache._store.pools):
-        row = cache._tables.blocks(sequence.row, group)[: -(-sequence.num_computed_tokens // cache.block_size)]
+    for group, pool in enumerate(cache._parts.store.pools):
+        row = cache._parts.tables.blocks(sequence.row, group)[: -(-sequence.num_computed_tokens // cache.block_size)]
         planes = [plane.numpy() for plane in on_host(cuda, pool).planes()]
         found += [[plane[block].tobytes() if block else None for block in row] for plane in planes]
     return found
@@ -73,12 +73,12 @@ def test_a_space_may_round_to_another_dtype(cuda):
     sequence = cache.add_sequence(range(8))
     fill(cache, [sequence], 8, numbers(cuda, cache, 8))
     cuda.runtime.synchronize(0)
-    row = cache._tables.blocks(sequence.row)
+    row = cache._parts.tables.blocks(sequence.row)
     before = cuda.get(cache.key(0))[row]
     cache.swap_out(sequence, space)
     cache.swap_in(sequence)
     cuda.runtime.synchronize(0)
-    after = cuda.get(cache.key(0))[cache._tables.blocks(sequence.row)]
+    after = cuda.get(cache.key(0))[cache._parts.tables.blocks(sequence.row)]
     np.testing.assert_allclose(after, before, rtol=2**-8)
     assert (after != before).any()
 

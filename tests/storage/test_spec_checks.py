@@ -117,10 +117,11 @@ def test_an_object_that_is_not_a_spec_is_refused(make, spec):
         make(spec)
 
 
+LATENT = Own(Plane("latent", (576,), "bfloat16"))
 UNATTENDED = [
-    (Own(Plane("latent", (576,), "bfloat16")), UnsupportedOption, "latent and no plane 'key'"),
     (Own(KEY), UnsupportedOption, "key and no plane 'value'"),
     (Own(Plane("key", (2, 8), "float8_e4m3fn"), VALUE), UnsupportedDtype, "'key' of float8_e4m3fn"),
+    (Own(VALUE, LATENT.planes[0]), UnsupportedOption, "value, latent and no plane 'key'"),
     (Own(KEY, Plane("value", (2, 8), "int8")), UnsupportedDtype, "'value' of int8"),
     (Own(KEY, Plane("value", (4, 8), "float32")), ShapeError, "2 heads in plane 'key' and 4 in 'value'"),
     (Own(KEY, Plane("value", (8,), "float32")), UnsupportedOption, r"'value' of shape \(8,\) per token"),
@@ -136,14 +137,24 @@ def test_planes_that_write_and_attend_do_not_serve_are_refused_by_a_cache_with_b
         make(spec)
 
 
-@pytest.mark.parametrize("spec", [spec for spec, _, _ in UNATTENDED])
+@pytest.mark.parametrize("spec", [LATENT, *(spec for spec, _, _ in UNATTENDED)])
 @pytest.mark.parametrize("make", STORES)
 def test_planes_that_are_only_stored_or_counted_may_be_any(make, spec):
     make(spec)
 
 
+@pytest.mark.parametrize("make", [make for make in ATTENDS if make is not static])
+def test_a_paged_cache_stores_planes_of_other_names(make):
+    make(LATENT)
+
+
+def test_a_static_cache_needs_key_and_value():
+    with pytest.raises(UnsupportedOption, match="a Own stores latent; a static cache"):
+        static(LATENT)
+
+
 def test_a_refusal_names_the_layer():
-    with pytest.raises(UnsupportedOption, match=r"layer 2, a Own, stores latent"):
+    with pytest.raises(UnsupportedOption, match=r"layer 2, a Own, stores key"):
         PagedKVCache([AttentionSpec(2, 8), Alias(0), UNATTENDED[0][0]], num_blocks=4)
     with pytest.raises(ShapeError, match="window of a Own is 0"):
         check_spec(Own(KEY, VALUE, window=0))

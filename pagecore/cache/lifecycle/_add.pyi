@@ -1,0 +1,9 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache._state import CacheState
+from pagecore.cache.prefix.retention import RetentionOptions
+
+def add(state: CacheState, name: object, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> Sequence: ...
+def fork(state: CacheState, parent: Sequence, name: object) -> Sequence: ...
