@@ -157,7 +157,7 @@ cdef list require_each(object owner, object sequences, bint idle):
     _num_lists += 1
     for sequence in checked:
         if sequence.last_list == _num_lists:
-            raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; list each sequence once, with all its tokens")
+            raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; list it once, with all its tokens")
         sequence.last_list = _num_lists
     return checked
 

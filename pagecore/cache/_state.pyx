@@ -15,9 +15,9 @@ cdef class CacheState:
     """State that the operations of a cache share.
 
     An operation plans first: it converts and checks its arguments and allocates memory. It may fail there, and the
-    caller can observe nothing of it. Then it commits by calls that cannot fail, allocate nothing and run no Python code.
-    An exception, including KeyboardInterrupt and MemoryError, therefore leaves the cache either as before or as after
-    the operation. A sequence is live once its `owner` is set.
+    caller can observe nothing of it. Then it commits by calls that cannot fail, allocate nothing and run no Python
+    code. An exception, including KeyboardInterrupt and MemoryError, therefore leaves the cache either as before or as
+    after the operation. A sequence is live once its `owner` is set.
 
     Parameters
     ----------

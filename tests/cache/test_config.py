@@ -17,6 +17,7 @@ from pagecore.cache import (
 )
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import TensorParallel
+from tests.cache.caches import owned_memory
 
 SPEC = AttentionSpec(4, 8, dtype="bfloat16", num_query_heads=8)
 
@@ -115,6 +116,28 @@ def test_a_paged_config_makes_the_cache_with_every_field():
     assert make_cache(PagedCacheConfig(num_blocks=9, device="none"), SPEC).device == "none"
 
 
+def test_buffers_are_adopted_and_say_the_number_of_blocks_unless_the_config_does():
+    options = {"block_size": 4, "num_blocks": [9]}
+    for config, expected in ((PagedCacheConfig(block_size=4), 9), (PagedCacheConfig(block_size=4, num_blocks=5), 5)):
+        (owned,) = owned_memory(SPEC, "layerwise", **options)
+        cache = make_cache(config, SPEC, buffers=owned)
+        assert cache.num_blocks == (expected,)
+        cache.key(0).numpy()[1] = 2
+        assert np.shares_memory(cache.key(0).numpy(), owned[0])
+    with pytest.raises(UnsupportedOption, match="buffers is given for a static cache"):
+        make_cache(StaticCacheConfig(max_length=8), SPEC, buffers=owned)
+
+
+def test_the_clock_is_that_of_the_paged_cache():
+    asked = []
+    config = PagedCacheConfig(num_blocks=9, eviction_policy="priority")
+    cache = make_cache(config, SPEC, clock=lambda: asked.append(1) or 0.0)
+    cache.add_sequence(range(4))
+    assert asked
+    with pytest.raises(UnsupportedOption, match="clock is given for a static cache"):
+        make_cache(StaticCacheConfig(max_length=8), SPEC, clock=lambda: 0.0)
+
+
 def test_memory_is_the_budget_and_half_of_what_is_free_without_one(monkeypatch):
     assert make_cache(PagedCacheConfig(memory=2**20), SPEC, num_layers=2).num_blocks == (2**20 // (2 * 16 * 128),)
     monkeypatch.setattr("pagecore.storage.memory.free_memory", lambda device: 2**20)
@@ -129,7 +152,7 @@ def test_the_models_longest_bounds_what_the_config_says():
         assert make_cache(config, SPEC, model_max_length=64).max_tokens_per_sequence == expected
         assert make_cache(StaticCacheConfig(1, configured), SPEC, model_max_length=64).max_length == expected
     assert make_cache(PagedCacheConfig(num_blocks=17), SPEC).max_tokens_per_sequence == 256
-    with pytest.raises(ShapeError, match="give one of the two"):
+    with pytest.raises(ShapeError, match="give one of them"):
         make_cache(StaticCacheConfig(), SPEC)
 
 
@@ -186,7 +209,7 @@ def test_dtype_auto_takes_the_models_and_any_other_replaces_it(kind):
     assert make_cache(kind(), Fixed()).key(0).dtype == "float32"
     with pytest.raises(UnsupportedOption, match="Fixed has no method with_dtype"):
         make_cache(kind(dtype="float16"), Fixed())
-    with pytest.raises(UnsupportedOption, match="with_dtype of Wrong gave None"):
+    with pytest.raises(UnsupportedOption, match="with_dtype of Wrong returned None"):
         make_cache(kind(dtype="float16"), [Wrong()])
     with pytest.raises(UnsupportedDtype, match="int8"):
         make_cache(kind(dtype="int8"), SPEC)

@@ -10,11 +10,14 @@ from pagecore import (
     DeviceError,
     InvalidSequence,
     NotEnoughMemory,
+    OutOfBlocks,
     OutOfRows,
     ShapeError,
     UnsupportedDtype,
     UnsupportedOption,
 )
+from pagecore.cache.step import prepare
+from pagecore.index import StepBuffers
 from tests.cache.caches import SPEC, advance, make, normal
 
 
@@ -129,7 +132,7 @@ def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
         ([2**70, 1], ShapeError),
         (np.array(["2020"], "M8[D]"), UnsupportedDtype),
     ],
-    ids=repr,
+    ids=lambda value: "object" if type(value) is object else repr(value),
 )
 def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(counts, error):
     cache = make()
@@ -139,6 +142,46 @@ def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(count
         with pytest.raises(error, match=r"count|token"):
             use(sequences, counts)
     assert cache.stats() == before
+
+
+def test_a_wrong_count_allocates_no_arrays(monkeypatch):
+    cache = make(num_blocks=9)
+    sequences = [cache.add_sequence(range(5)) for _ in range(2)]
+    made = []
+    monkeypatch.setattr(prepare, "StepBuffers", lambda *sizes: made.append(sizes) or StepBuffers(*sizes))
+    with pytest.raises(OutOfBlocks):
+        cache.prepare(sequences, [30, 3])
+    with pytest.raises(ShapeError):
+        cache.prepare(sequences, [2**30, 2])
+    with pytest.raises(ShapeError):
+        cache.prepare(sequences, 2**31 - 1)
+    assert cache.try_prepare(sequences, 32) is None
+    assert made == []
+    batch = cache.prepare(sequences, [26, 2])
+    assert (made, batch.max_sequences, batch.max_tokens) == ([(2, 28, 1, "int64")], 2, 28)
+
+
+class Preparing:
+    """A count that prepares the batch into which it is being loaded."""
+
+    def __init__(self, cache, sequence, batch, count):
+        self.prepare = lambda: cache.prepare([sequence, cache.add_sequence(range(9))], [count, 2], out=batch)
+
+    def __index__(self):
+        self.prepare()
+        return 1
+
+
+def test_a_count_that_prepares_the_same_batch_is_refused_and_leaves_that_step_as_it_is():
+    cache = make()
+    first, second, third = (cache.add_sequence(range(20)) for _ in range(3))
+    batch = cache.make_batch(2, 12)
+    with pytest.raises(InvalidSequence, match="prepared the same batch"):
+        cache.prepare([first, second], [5, Preparing(cache, third, batch, 7)], out=batch)
+    assert np.asarray(batch.query_lens).tolist() == [7, 2]
+    cache.commit(batch)
+    assert [one.num_computed_tokens for one in (first, second, third)] == [0, 0, 7]
+    cache.check_invariants()
 
 
 @pytest.mark.parametrize("layer", [-1, 2, 2**70, "0", None, 0.0])

@@ -250,7 +250,11 @@ def test_a_stale_batch_is_refused_after_abandon_and_its_slots_are_padding():
     assert first_values(cache, newcomer) == [7.0] * 4
 
 
-@pytest.mark.parametrize("name", [float("nan"), (1, "a"), frozenset([1]), b"x", "", object()], ids=repr)
+@pytest.mark.parametrize(
+    "name",
+    [float("nan"), (1, "a"), frozenset([1]), b"x", "", object()],
+    ids=["nan", "tuple", "frozenset", "bytes", "empty", "object"],
+)
 def test_any_hashable_names_a_sequence(name):
     cache = make()
     with cache.add_sequence([1, 2], id=name) as sequence:

@@ -20,7 +20,7 @@ NO_IDS = np.zeros(0, np.int32)
 
 
 def add(CacheState state not None, name, const int32_t[::1] ids not None, options, int64_t most):
-    """Add a sequence whose row begins with its cached prefix, of up to `most` tokens; see `PagedKVCache.add_sequence`."""
+    """Add a sequence whose row begins with its cached prefix, up to `most` tokens; see `PagedKVCache.add_sequence`."""
     cdef Sequence sequence
     cdef NativeMatch found
     cdef Prefix prefix

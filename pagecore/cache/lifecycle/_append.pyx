@@ -60,7 +60,7 @@ cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[in
     cdef Integers given
     if isinstance(ids, (list, tuple)):
         if len(ids) != count:
-            raise ShapeError(f"{len(ids)} ids are given for {count} sequences; give one id, or a list of ids, for each")
+            raise ShapeError(f"{len(ids)} ids are given for {count} sequences; give an id, or a list of ids, for each")
         for some in ids:
             if type(some) is int:
                 flat.push_back(read_id(some))
@@ -76,12 +76,14 @@ cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[in
     if getattr(ids, "ndim", 1) == 2:
         ids = np.asarray(ids)
         if ids.shape[0] != count:
-            raise ShapeError(f"ids has shape {ids.shape}; expected ({count}, k), k ids for each of the {count} sequences")
+            raise ShapeError(f"ids has shape {ids.shape}; expected ({count}, k), k ids for each sequence")
         width = ids.shape[1]
         ids = ids.reshape(-1)
     given = as_integers(ids, "token id", ShapeError)
     if given.is_scalar or given.size != count * width:
-        raise ShapeError(f"{given.size} ids are given for {count} sequences; give a list with one id, or a list of ids, for each")
+        raise ShapeError(
+            f"{given.size} ids are given for {count} sequences; give a list with an id, or a list of ids, for each"
+        )
     flat.assign(given.data, given.data + given.size)
     for i in range(count):
         ends.push_back((i + 1) * width)

@@ -76,7 +76,7 @@ cdef int check_windows(
             holes += 1
         if holes * state.block_size > max(0, lengths[i] - (window - 1)):
             raise UnsupportedOption(
-                f"length is {lengths[i]}, but the keys before position {holes * state.block_size} have left the window of "
-                f"{window} tokens and were released; truncate to 0 and compute the sequence again"
+                f"length is {lengths[i]}, but the keys before position {holes * state.block_size} have left the window "
+                f"of {window} tokens and were released; truncate to 0 and compute the sequence again"
             )
     return 0

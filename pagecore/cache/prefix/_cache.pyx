@@ -18,7 +18,6 @@ stay unpublished until the next commit.
 
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.cache.prefix._hold cimport PrefixHold

@@ -89,7 +89,7 @@ cdef int read_accepted(StepRecord step, object accepted) except -1:
         if step.plan.is_arrival and kept < count:
             raise ShapeError(
                 f"accepted[{i}] is {kept} of the {count} tokens that arrived; an arrival has only the blocks that the "
-                "token after all of them sees: commit all of its tokens, or abandon it"
+                "token after all of them sees: commit it whole, or abandon it"
             )
         step.accepted[i] = kept
     return 0

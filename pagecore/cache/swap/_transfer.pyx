@@ -2,7 +2,6 @@
 
 from libc.stdint cimport int32_t
 from libcpp.algorithm cimport lower_bound, sort, unique
-from libcpp.vector cimport vector
 
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
@@ -65,7 +64,7 @@ cdef class Transfer:
         return counts
 
     cdef bint take(self) noexcept:
-        """Take the new blocks and fill `pairs` and `arriving`; return False, with nothing taken, if there are too few."""
+        """Take the new blocks and fill `pairs` and `arriving`; return False, with nothing taken, if some are short."""
         cdef size_t group, i, k, place
         cdef StoredBlocks arriving
         if not self.lease.allocate():
