@@ -1,4 +1,4 @@
-"""What goes into a staging slot: bytes, laid out as the device finds them."""
+"""Packing of a staging slot: the bytes of a step, in the layout that the device reads."""
 
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.string cimport memcpy, memset
@@ -16,10 +16,10 @@ cdef extern from *:
     using pagecore::ChangedEntry;
     static_assert(std::endian::native == std::endian::little && sizeof(PcTableEntry) == sizeof(ChangedEntry) &&
                   offsetof(PcTableEntry, block) == offsetof(ChangedEntry, value),
-                  "changed entries are what the kernel reads");
+                  "changed entries have the layout that the kernel reads");
     """
 
-# The number of entries stands before them, so far that they begin at a multiple of 16.
+# Bytes of the number of entries, padded so that the entries begin at a multiple of 16.
 cdef enum:
     BEFORE_ENTRIES = 16
 
@@ -28,17 +28,17 @@ ENTRY_BYTES = sizeof(ChangedEntry)
 
 
 def image_nbytes(StepBuffers buffers not None):
-    """Bytes of all arrays of a step."""
+    """Return the size of all arrays of a step in bytes."""
     return <Py_ssize_t>buffers.native.image_nbytes()
 
 
 def image_offset(StepBuffers buffers not None, array):
-    """Where in them an array of the step begins."""
+    """Return the byte offset of an array within the image of the step."""
     return <int64_t>array.ctypes.data - <int64_t>buffers.native.image()
 
 
 def pack_image(StepBuffers buffers not None, uintptr_t target):
-    """All arrays of a step."""
+    """Copy all arrays of a step to an address."""
     memcpy(<void*>target, buffers.native.image(), buffers.native.image_nbytes())
 
 
@@ -53,12 +53,12 @@ def pad_slots(StepBuffers buffers not None, uintptr_t image, int32_t first, int3
 
 
 def pack_pairs(const int32_t[:, ::1] pairs, uintptr_t target):
-    """Blocks to be copied on write."""
+    """Copy the (source, target) blocks of copies on write to an address."""
     memcpy(<void*>target, &pairs[0, 0], pairs.shape[0] * 2 * sizeof(int32_t))
 
 
 def fix_plan(StepBuffers buffers not None, AttentionPlan plan not None):
-    """Let a plan have room for every step of the buffers; returns its bytes, for which it takes no memory itself."""
+    """Size a plan for every step of the buffers; return its bytes, whose memory the caller supplies."""
     plan.cuda.fix(
         plan.plan.options, plan.num_workers_given, buffers.native.max_sequences(), buffers.native.max_tokens()
     )
@@ -66,13 +66,13 @@ def fix_plan(StepBuffers buffers not None, AttentionPlan plan not None):
 
 
 def place_plan(AttentionPlan plan not None, uintptr_t address, int64_t value_dim, size_t stream):
-    """Let a plan lie at a device address, and have the memory for partial results that its calls need."""
+    """Bind a plan to a device address, and reserve the workspace for partial results of its calls."""
     plan.cuda.bind(address)
     plan.cuda.reserve_workspace(value_dim, stream)
 
 
 def pack_plan(StepBuffers buffers not None, AttentionPlan plan not None, uintptr_t target):
-    """The plan of a step; padding rows have no queries."""
+    """Write the plan of a step to an address; padding rows have no queries."""
     cdef PlanBatch batch
     batch.cu_query_lens = buffers.cu_query_lens_data
     batch.seq_lens = buffers.seq_lens_data
@@ -81,7 +81,10 @@ def pack_plan(StepBuffers buffers not None, AttentionPlan plan not None, uintptr
 
 
 def pack_changes(BlockTables tables not None, uintptr_t target, Py_ssize_t capacity):
-    """How many table entries changed, and these; returns the number. As many as `capacity`: there may be more."""
+    """Write the count of changed entries followed by up to `capacity` entries; return the count.
+
+    A return value equal to `capacity` means that more may be pending.
+    """
     cdef Py_ssize_t count = tables.take_changes_raw(<ChangedEntry*>(target + BEFORE_ENTRIES), capacity)
     (<int32_t*>target)[0] = <int32_t>count
     return count
