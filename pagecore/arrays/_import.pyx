@@ -26,7 +26,7 @@ from pagecore.arrays.dlpack cimport (
     read_array,
 )
 
-from pagecore.arrays.dtypes import no_dlpack_dtype
+from pagecore.arrays.dtypes import unsupported_dlpack_dtype
 from pagecore.arrays.refusals import ExportRefused
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
@@ -57,7 +57,7 @@ cdef int read_tensor(const DLTensor* tensor, ArrayView* view) except -1:
     cdef int i, item
     view.dtype = dtype_from_dlpack(tensor.dtype.code, tensor.dtype.bits)
     if tensor.dtype.lanes != 1 or view.dtype < 0:
-        raise no_dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+        raise unsupported_dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     if tensor.device.device_type == kDLCPU or tensor.device.device_type == kDLCUDAHost:
         view.device_type = kDLCPU  # pinned memory is host memory
     elif tensor.device.device_type == kDLCUDA or tensor.device.device_type == kDLCUDAManaged:

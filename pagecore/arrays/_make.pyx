@@ -14,6 +14,7 @@ from pagecore.arrays.array_view cimport (
     item_bytes,
     set_contiguous_strides,
 )
+from pagecore.arrays.codes cimport CUDA
 from pagecore.arrays.dlpack cimport make_array
 
 from pagecore.arrays import cuda, frameworks
@@ -23,10 +24,6 @@ from pagecore.arrays.dtypes import as_dtype
 from pagecore.arrays.refusals import brief
 from pagecore.arrays.streams import stream_handle
 from pagecore.errors import ShapeError, UnsupportedOption
-
-
-cdef enum:
-    CUDA = 2
 
 
 cdef Tensor make(object shape, object dtype, object device, object stream, bint zeroed):

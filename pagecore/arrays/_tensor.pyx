@@ -33,6 +33,7 @@ from pagecore.arrays.array_view cimport (
     kMaxDims,
     set_contiguous_strides,
 )
+from pagecore.arrays.codes cimport CPU, CUDA
 
 import numpy as np
 
@@ -51,10 +52,6 @@ cdef extern from "pagecore/arrays/numpy_array.hpp" namespace "pagecore" nogil:
         int flags
 
     const int kNumPyWriteable
-
-cdef enum:
-    CPU = 1
-    CUDA = 2
 
 cdef type _ndarray = np.ndarray
 cdef tuple _dtypes = DTYPES
@@ -159,7 +156,7 @@ cdef class Tensor:
         return tensor_of(view, self.owner)
 
     def __setitem__(self, index, value):
-        foreign.assign(self[index], value)
+        foreign.assign(self[index], value, as_tensor)
 
     def __len__(self):
         if self.ndim == 0:
@@ -422,7 +419,7 @@ cdef Tensor foreign_tensor(object obj):
         owner = import_capsule(obj, &view)
         return tensor_of(view, owner)
     if isinstance(obj, (np.generic, type)):
-        raise foreign.no_array(obj)
+        raise foreign.not_viewable(obj)
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         owner = import_producer(obj, &view)
         return tensor_of(view, owner)
@@ -433,7 +430,7 @@ cdef Tensor foreign_tensor(object obj):
     if PyObject_CheckBuffer(obj):
         owner = import_buffer(obj, &view)
         return tensor_of(view, owner)
-    raise foreign.no_array(obj)
+    raise foreign.not_viewable(obj)
 
 
 cdef Tensor tensor_at(tuple interface, object owner):

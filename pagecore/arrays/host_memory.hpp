@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "pagecore/native/checks.hpp"
+#include "pagecore/native/rounding.hpp"
 
 namespace pagecore {
 
@@ -53,8 +54,6 @@ class HostMemory {
   [[nodiscard]] size_t size_bytes() const noexcept { return size_bytes_; }
 
  private:
-  static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
   void swap(HostMemory& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_bytes_, other.size_bytes_);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pagecore/arrays/array_view.hpp"
+#include "pagecore/native/rounding.hpp"
 
 namespace pagecore {
 
@@ -119,7 +120,7 @@ class Search {
     if (high / divisor_[k] * divisor_[k] < low) return false;
     const auto [stride, count] = terms_[k];
     const int64_t rest = reach_[k + 1];
-    const int64_t first = low > rest ? (low - rest + stride - 1) / stride : 0;
+    const int64_t first = low > rest ? ceil_div(low - rest, stride) : 0;
     const int64_t last = std::min(count - 1, high / stride);
     for (int64_t x = first; x <= last; ++x) {
       if (reaches_from(k + 1, low - x * stride, high - x * stride)) return true;

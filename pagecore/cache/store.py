@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.arrays import Tensor, strided, zeros
-from pagecore.arrays.uploads import placed
+from pagecore.arrays.uploads import to_device
 from pagecore.cache.adopted import refuse_shared
 from pagecore.cache.batch import Batch
 from pagecore.cache.layers import Group, Layer
@@ -150,5 +150,5 @@ def _attention_options(layer: Layer, device: str) -> dict[str, Any]:
     spec = layer.spec
     if not isinstance(spec, AttentionSpec):
         return {"window": window_of(spec)}
-    sinks = None if spec.sinks is None else placed(np.array(list(spec.sinks), np.float32), device)
+    sinks = None if spec.sinks is None else to_device(np.array(list(spec.sinks), np.float32), device)
     return {"window": spec.window, "scale": spec.scale, "softcap": spec.softcap, "sinks": sinks}
