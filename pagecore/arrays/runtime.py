@@ -1,7 +1,7 @@
 """The interface to CUDA devices: memory, streams, events, kernels.
 
-`cupy_runtime.CupyRuntime` implements it with CuPy, and the tests implement it with an emulator. `cuda.runtime()` returns
-the implementation in use. No other module knows which one that is.
+`cupy_runtime.CupyRuntime` implements it with CuPy, and the tests implement it with an emulator. `cuda.runtime()`
+returns the implementation in use. No other module knows which one that is.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ cdef Tensor any_tensor(object array, str name)
 # float32, float16 or bfloat16 of any rank and layout.
 cpdef Tensor float_array(object array, str name)
 
-# float_array() of `ndim` axes, aligned, with a contiguous last axis. Axes from `first_full` on must not be empty. `axes`
-# describes all axes in messages.
+# float_array() of `ndim` axes, aligned, with a contiguous last axis. Axes from `first_full` on must not be empty;
+# `axes` describes all axes in messages.
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes)
 cdef Tensor cache_tensor(object array, str name)
 

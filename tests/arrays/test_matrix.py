@@ -210,12 +210,12 @@ CONSUMERS: dict[str, Callable[[Tensor], Seen]] = {
 # ---- refusals by consumer: a form, a dtype, "read-only" (arrays of JAX always are), "1-d" (bytes are)
 # The first entry that names a cell applies.
 
-NO_WORD = dict.fromkeys(NOT_OF_NUMPY, (BufferError, "no word for"))
+NO_FORMAT = dict.fromkeys(NOT_OF_NUMPY, (BufferError, "cannot describe"))
 MISPLACED = (UnsupportedOption, "only at a multiple of 64")
 WOULD_COPY = (UnsupportedOption, "without a copy")
 REFUSED: dict[str, dict[str, tuple[type[Exception], str]]] = {
     "NumPy by DLPack": dict.fromkeys(NOT_OF_NUMPY, (RuntimeError, "Unsupported dtype")),  # the error of NumPy
-    "buffer": NO_WORD,
+    "buffer": NO_FORMAT,
     "old capsule": {"read-only": (BufferError, "read-only")},
     "torch": {
         "read-only": (UnsupportedOption, "read-only and torch has no read-only arrays"),
