@@ -141,6 +141,8 @@ def test_circles_are_found():
 def test_native_code_knows_its_own_room_and_no_python(path):
     room = room_of(path)
     allowed = {f"pagecore/{room}", "pagecore/native"}
+    if room == "ops":  # the one list of dtypes
+        allowed.add("pagecore/arrays/dtype.hpp")
     if room == "interop":  # native code of other frameworks, which has no interpreter to call the operations through
         allowed.add("pagecore/ops/cpu/host_calls.hpp")
     for include in re.findall(r'#include\s+[<"]([^>"]+)[>"]', path.read_text()):
@@ -148,6 +150,23 @@ def test_native_code_knows_its_own_room_and_no_python(path):
             assert any(f"{include}/".startswith(folder + "/") for folder in allowed), f"{path} includes {include}"
         if path.name not in GLUE:
             assert "Python.h" not in include, f"{path} includes {include}"
+
+
+BACKENDS = sorted(
+    path
+    for backend in ("cpu", "cuda")
+    for path in (ROOT / "pagecore/ops" / backend).rglob("*")
+    if path.suffix in {".py", ".pyi", ".pyx", ".pxd", ".hpp", ".cpp"}
+)
+
+
+@pytest.mark.parametrize("path", BACKENDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_backends_do_not_know_each_other(path):
+    """The host's kernels and CUDA's share pagecore/ops alone."""
+    other = {"cpu": "cuda", "cuda": "cpu"}[path.relative_to(ROOT / "pagecore/ops").parts[0]]
+    named = re.findall(rf"pagecore[./]ops[./]{other}\b", path.read_text())
+    named += re.findall(rf"from pagecore\.ops c?import .*\b{other}\b", path.read_text())
+    assert named == []
 
 
 @pytest.mark.parametrize(

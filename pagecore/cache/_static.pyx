@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
-from pagecore.ops._checks cimport CPU, LAST_FLOAT, any_tensor, check_rank
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU
+from pagecore.ops._checks cimport any_tensor, check_rank
 from pagecore.ops._overlap cimport shares_memory
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from pagecore.arrays import cuda
 from pagecore.arrays.streams import await_producer, stream_handle
-from pagecore.arrays.uploads import placed
+from pagecore.arrays.uploads import to_device
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import write_kv
 from pagecore.storage.checks import shown
@@ -49,7 +50,7 @@ cdef class StaticRoom:
         self.lengths = [0] * keys.shape[0]
         self.written = [0] * keys.shape[0]
         most = 1 if keys.device_type == CPU else keys.shape_[1] * max(keys.shape_[2], keys.shape_[3])
-        self.slots = placed(np.arange(most), keys.device)
+        self.slots = to_device(np.arange(most), keys.device)
 
     def reset(self, stream=None):
         """Forget every token, and zero the written part."""
@@ -206,7 +207,7 @@ cdef class StaticRoom:
         """Return the slots 0 to ``count - 1``: a prefix of one array, which grows by doubling."""
         cdef Tensor slots = self.slots
         if count > slots.shape_[0]:
-            self.slots = slots = placed(np.arange(max(count, 2 * slots.shape_[0])), self.keys.device)
+            self.slots = slots = to_device(np.arange(max(count, 2 * slots.shape_[0])), self.keys.device)
         cdef ArrayView view = slots.view()
         view.shape[0] = count
         return tensor_of(view, slots.owner)

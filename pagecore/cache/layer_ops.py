@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pagecore.arrays.uploads import placed
+from pagecore.arrays.uploads import to_device
 from pagecore.cache.step.batch import Batch, BatchGroup
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, write_kv
@@ -56,7 +56,7 @@ class AttentionOps(LayerOps):
         self._device = device
         self._defaults: dict[str, Any] = {"window": window_of(spec)}
         if isinstance(spec, AttentionSpec):
-            sinks = None if spec.sinks is None else placed(np.array(list(spec.sinks), np.float32), device)
+            sinks = None if spec.sinks is None else to_device(np.array(list(spec.sinks), np.float32), device)
             self._defaults.update(scale=spec.scale, softcap=spec.softcap, sinks=sinks)
 
     @property

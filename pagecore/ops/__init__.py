@@ -2,9 +2,9 @@
 
 from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
+from pagecore.ops._debug import debug
 from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._write import write_kv
-from pagecore.ops.cuda._debug import debug
 
 __all__ = [
     "AttentionPlan",

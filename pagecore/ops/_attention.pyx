@@ -4,45 +4,44 @@ from libc.math cimport sqrt
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport CPU, FLOAT32, UINT8
 from pagecore.ops._checks cimport (
-    CPU,
-    FLOAT32,
-    Place,
     any_tensor,
-    await_arrays,
     cache_tensor,
     check_aligned,
     check_caches,
     check_last_axis,
     check_length,
-    check_place,
     check_rank,
     check_result,
-    find_place,
-    finished,
-    finite_number,
-    flat_mask,
     float_tensor,
-    given_indices,
+)
+from pagecore.ops._debug cimport debug_attention, debugging
+from pagecore.ops._indices cimport flat_mask, given_indices, index_tensor
+from pagecore.ops._numbers cimport (
+    finite_number,
     head_numbers,
-    index_tensor,
-    new_result,
-    note_written,
     read_flag,
     read_window,
     scale_numbers,
 )
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    note_written,
+)
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 from pagecore.ops.cuda._attention cimport attention as launch_attention
-from pagecore.ops.cuda._debug cimport debug_attention, debugging
 from pagecore.ops.cuda._moves cimport merge as launch_merge
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
-cdef enum:
-    UINT8 = 6  # in the dtype table
 
 # Below it a score divided by the cap may be past float32.
 cdef double SMALLEST_SOFTCAP = 1e-30
@@ -237,11 +236,12 @@ def paged_attention(
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, key_scale, value_scale, out, None if planned is None else plan), &place)
-        if debugging():
+        checked = debugging()
+        if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, &place)
         launch_attention(
             q, k, v, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap, sink_numbers,
-            slopes, bits, key_scales, value_scales, result, lse, query, &place,
+            slopes, bits, key_scales, value_scales, result, lse, checked, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out

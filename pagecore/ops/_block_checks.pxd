@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport Place
+from pagecore.ops._place cimport Place
 
 
 cdef enum:

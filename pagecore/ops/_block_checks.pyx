@@ -7,20 +7,11 @@ messages. Names are made where something is refused.
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport (
-    CPU,
-    LAST_FLOAT,
-    Place,
-    any_tensor,
-    brought_to,
-    check_length,
-    check_place,
-    check_writable,
-    find_place,
-    given_indices,
-    new_result,
-)
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU
+from pagecore.ops._checks cimport any_tensor, check_length, check_writable
+from pagecore.ops._indices cimport given_indices
 from pagecore.ops._overlap cimport check_own_elements, overlaps_elements
+from pagecore.ops._place cimport Place, check_place, find_place, new_result, to_device
 from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
 
 import numpy as np
@@ -130,9 +121,9 @@ cdef int bring_sequences(
         batch.longest = max(lens.numpy().tolist(), default=0)
         if table.device_type == CPU and (rows is None or rows.device_type == CPU):
             check_sequences(caches, batch.num_tokens, table, lens, rows)
-    batch.lens = brought_to(lens, "seq_lens", place)
-    batch.table = brought_to(table, "block_table", place)
-    batch.rows = None if rows is None else brought_to(rows, "rows", place)
+    batch.lens = to_device(lens, "seq_lens", place)
+    batch.table = to_device(table, "block_table", place)
+    batch.rows = None if rows is None else to_device(rows, "rows", place)
     return 0
 
 

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport CPU
 from pagecore.ops._block_checks cimport (
     Sequences,
     UNKNOWN,
@@ -19,8 +20,9 @@ from pagecore.ops._block_checks cimport (
     placed_tensors,
     read_sequences,
 )
-from pagecore.ops._checks cimport CPU, Place, await_arrays, finished
+from pagecore.ops._debug cimport debug_copied, debug_sequences, debug_transferred, debugging
 from pagecore.ops._overlap cimport check_all_apart, check_apart, shares_memory
+from pagecore.ops._place cimport Place, await_arrays, finished
 from pagecore.ops.cpu._cpu cimport (
     check_copied,
     check_independent,
@@ -30,7 +32,6 @@ from pagecore.ops.cpu._cpu cimport (
     scatter_blocks as run_scatter,
     transfer_blocks as run_transfer,
 )
-from pagecore.ops.cuda._debug cimport debug_copied, debug_sequences, debug_transferred, debugging
 from pagecore.ops.cuda._moves cimport (
     copy_blocks as launch_copy,
     gather_blocks as launch_gather,

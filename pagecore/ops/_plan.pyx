@@ -5,7 +5,8 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport index_tensor, read_flag, read_window
+from pagecore.ops._indices cimport index_tensor
+from pagecore.ops._numbers cimport read_flag, read_window
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.cuda._plan cimport CudaPlan
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch

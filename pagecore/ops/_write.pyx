@@ -3,22 +3,17 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport CPU
 from pagecore.ops._checks cimport (
-    CPU,
-    Place,
-    await_arrays,
-    brought_to,
     cache_tensor,
     check_caches,
     check_length,
-    check_place,
     check_writable,
-    divisors,
-    find_place,
     float_tensor,
-    given_indices,
-    scale_numbers,
 )
+from pagecore.ops._debug cimport debug_slots, debugging
+from pagecore.ops._indices cimport given_indices
+from pagecore.ops._numbers cimport divisors, scale_numbers
 from pagecore.ops._overlap cimport (
     ByteRange,
     are_nested,
@@ -27,8 +22,8 @@ from pagecore.ops._overlap cimport (
     range_of,
     ranges_meet,
 )
+from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, to_device
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
-from pagecore.ops.cuda._debug cimport debug_slots, debugging
 from pagecore.ops.cuda._moves cimport write_kv as launch_write
 
 from pagecore.errors import ShapeError
@@ -112,7 +107,7 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
         check_slots(slots, k, keys)
     elif debugging():
         debug_slots(slots, k, keys, &place)
-    slots = brought_to(slots, "slot_mapping", &place)
+    slots = to_device(slots, "slot_mapping", &place)
     launch_write(
         k, v, keys, values, slots, key_scales, key_divisor, value_scales, value_divisor, &place
     )

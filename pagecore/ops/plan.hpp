@@ -21,6 +21,7 @@
 
 #include "cuda_src/abi.h"
 #include "pagecore/native/checks.hpp"
+#include "pagecore/native/rounding.hpp"
 #include "pagecore/ops/key_range.hpp"
 
 namespace pagecore {
@@ -127,7 +128,7 @@ class Planner {
     if (count == piece_count_) return piece_keys_;
     const int64_t rows = count * (options_.num_query_heads / options_.num_kv_heads), floor = options_.split_floor;
     const int64_t keys = piece_ / std::clamp<int64_t>(options_.pass_rows / rows, 1, options_.num_kv_heads);
-    const int64_t rounded = options_.pieces_per_worker > 1 ? keys / floor * floor : (keys + floor - 1) / floor * floor;
+    const int64_t rounded = options_.pieces_per_worker > 1 ? keys / floor * floor : round_up(keys, floor);
     piece_count_ = count;
     piece_keys_ = piece_ == 0 ? 0 : std::max(rounded, floor);
     return piece_keys_;

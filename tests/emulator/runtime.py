@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.cuda import DeviceProperties, Event
+from pagecore.arrays.runtime import DeviceProperties, Event
 from pagecore.errors import DeviceError
 from tests.emulator import build
 from tests.emulator.streams import Marker, Streams

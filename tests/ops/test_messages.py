@@ -24,7 +24,7 @@ def step():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.int16, np.uint64])
 @pytest.mark.parametrize("name", ["key", "value", "query"])
-def test_dtypes_that_no_cache_takes_are_told_which_are_served(step, name, dtype):
+def test_errors_of_unsupported_dtypes_name_the_supported_ones(step, name, dtype):
     cache, batch = step
     given = {"key": f32(5, 2, 8), "value": f32(5, 2, 8), "query": f32(5, 4, 8)}
     given[name] = given[name].astype(dtype)
@@ -36,7 +36,7 @@ def test_dtypes_that_no_cache_takes_are_told_which_are_served(step, name, dtype)
     with pytest.raises(UnsupportedDtype) as refused:
         calls[name]()
     kind = np.dtype(dtype).name
-    assert str(refused.value) == f"{name} is {kind}; float32, float16 and bfloat16 are served: convert it"
+    assert str(refused.value) == f"{name} is {kind}; float32, float16 and bfloat16 are supported: convert it"
 
 
 @pytest.mark.parametrize("heads", [2, 8])

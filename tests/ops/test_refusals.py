@@ -27,7 +27,7 @@ def misaligned(*shape: int) -> Any:
 
 
 def odd_strides(*shape: int) -> Any:
-    """Rows of one float and one byte: strides that are no multiple of 4."""
+    """Rows of one float and one byte: strides that are not multiples of 4."""
     memory = np.zeros((int(np.prod(shape[:-1])), shape[-1] * 4 + 1), np.uint8)
     return np.ndarray(shape, np.float32, memory, strides=[*odd_prefix(shape), 4])
 

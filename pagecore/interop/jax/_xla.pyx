@@ -4,7 +4,7 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic
 
-from pagecore.ops._checks cimport finite_number, read_window
+from pagecore.ops._numbers cimport finite_number, read_window
 from pagecore.ops._threads cimport threads_address
 from pagecore.ops.cpu._cpu cimport host_calls
 from pagecore.ops.cpu.args cimport HostCalls

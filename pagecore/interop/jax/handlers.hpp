@@ -42,11 +42,11 @@ class Options {
 
 // ---- buffers as the operations take them
 
-[[nodiscard]] inline cpu::Float float_type(const XLA_FFI_Buffer& buffer) {
+[[nodiscard]] inline Float float_type(const XLA_FFI_Buffer& buffer) {
   switch (buffer.dtype) {
-    case XLA_FFI_DataType_F32: return cpu::Float::F32;
-    case XLA_FFI_DataType_F16: return cpu::Float::F16;
-    case XLA_FFI_DataType_BF16: return cpu::Float::BF16;
+    case XLA_FFI_DataType_F32: return Float::F32;
+    case XLA_FFI_DataType_F16: return Float::F16;
+    case XLA_FFI_DataType_BF16: return Float::BF16;
     default: fail(ErrorKind::Internal, "pagecore is inconsistent: XLA's dtype ", buffer.dtype, " is no float");
   }
 }
@@ -56,39 +56,39 @@ class Options {
   return buffer.dtype == XLA_FFI_DataType_S64;
 }
 
-[[nodiscard]] inline cpu::Rows rows_of(const XLA_FFI_Buffer& buffer) {
+[[nodiscard]] inline TokenArray rows_of(const XLA_FFI_Buffer& buffer) {
   PC_ASSERT(buffer.rank == 3);
-  cpu::Rows rows{static_cast<char*>(buffer.data), float_type(buffer), buffer.dims[0], buffer.dims[1], buffer.dims[2]};
+  TokenArray rows{static_cast<char*>(buffer.data), float_type(buffer), buffer.dims[0], buffer.dims[1], buffer.dims[2]};
   rows.head_stride = rows.dim * size_of(rows.type);
   rows.token_stride = rows.num_heads * rows.head_stride;
   return rows;
 }
 
-[[nodiscard]] inline cpu::Indices indices_of(const XLA_FFI_Buffer* buffer) {
+[[nodiscard]] inline Indices indices_of(const XLA_FFI_Buffer* buffer) {
   if (buffer == nullptr) return {};
   PC_ASSERT(buffer->rank <= 1);
   const bool wide = is_wide(*buffer);
   return {static_cast<const char*>(buffer->data), buffer->rank == 0 ? 1 : buffer->dims[0], wide ? 8 : 4, wide};
 }
 
-[[nodiscard]] inline cpu::Table table_of(const XLA_FFI_Buffer& buffer) {
+[[nodiscard]] inline Table table_of(const XLA_FFI_Buffer& buffer) {
   PC_ASSERT(buffer.rank == 2);
   const bool wide = is_wide(buffer);
   return {static_cast<const char*>(buffer.data), buffer.dims[0], buffer.dims[1], buffer.dims[1] * (wide ? 8 : 4), wide};
 }
 
-[[nodiscard]] inline cpu::PerHead per_head(const XLA_FFI_Buffer* buffer) {
+[[nodiscard]] inline PerHead per_head(const XLA_FFI_Buffer* buffer) {
   if (buffer == nullptr) return {};
   PC_ASSERT(buffer->rank == 1);
-  const cpu::Float type = float_type(*buffer);
+  const Float type = float_type(*buffer);
   return {static_cast<const char*>(buffer->data), type, size_of(type)};
 }
 
 // float32; an eager call checks the same when it reads its arguments.
-[[nodiscard]] inline cpu::PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides) {
-  const cpu::PerHead scales = per_head(buffer);
+[[nodiscard]] inline PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides) {
+  const PerHead scales = per_head(buffer);
   for (int64_t i = 0; buffer != nullptr && i < buffer->dims[0]; ++i) {
-    PC_ASSERT(scales.type == cpu::Float::F32);
+    PC_ASSERT(scales.type == Float::F32);
     const float scale = static_cast<const float*>(buffer->data)[i];
     PC_EXPECTS(std::isfinite(scale) && !(divides && scale == 0.0f), UnsupportedOption, name, " holds ", scale,
                "; as a float32 it must be finite", divides ? ", and not 0 to be divided by" : "");
@@ -101,10 +101,10 @@ struct CacheView {
   bool heads_first;
   const XLA_FFI_Buffer* layer;  // null: the array is one layer's
 
-  [[nodiscard]] cpu::Cache of(const XLA_FFI_Buffer& buffer) const {
+  [[nodiscard]] Cache of(const XLA_FFI_Buffer& buffer) const {
     PC_ASSERT(buffer.rank == (layer == nullptr ? 4 : 5));
     const int64_t* dims = buffer.dims + (layer == nullptr ? 0 : 1);
-    cpu::Cache cache{static_cast<char*>(buffer.data), float_type(buffer)};
+    Cache cache{static_cast<char*>(buffer.data), float_type(buffer)};
     cache.num_blocks = dims[0];
     cache.block_size = dims[heads_first ? 2 : 1];
     cache.num_heads = dims[heads_first ? 1 : 2];
@@ -212,7 +212,7 @@ inline void check_homes(const XLA_FFI_Buffer& keys, const XLA_FFI_Buffer& values
 // key, value, key_cache, value_cache, slot_mapping, options -> key_cache, value_cache
 inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
   return serve(call, [](CallFrame& frame, cpu::Failure& failure) {
-    cpu::WriteArgs args;
+    WriteArgs args;
     args.key = rows_of(frame.next_argument());
     args.value = rows_of(frame.next_argument());
     const XLA_FFI_Buffer& keys = frame.next_argument();

@@ -197,7 +197,7 @@ void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
 
 void clear_padding(const Call& call, int64_t begin) {
   constexpr int64_t kRowsOfUnit = 64;
-  const Rows& out = call.args.out;
+  const TokenArray& out = call.args.out;
   const auto bytes = static_cast<double>((out.num_tokens - begin) * out.num_heads * out.dim * size_of(out.type));
   parallel_for((out.num_tokens - begin + kRowsOfUnit - 1) / kRowsOfUnit,
                worthwhile_threads(bytes / kBytesPerUs, call.num_threads), [&](int64_t i, int64_t) noexcept {

@@ -5,9 +5,10 @@ from libc.string cimport memset
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at, new_result
+from pagecore.arrays.codes cimport CPU, CUDA, UINT8
+from pagecore.ops._place cimport Place, new_at, new_result, to_device
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
-from pagecore.ops.cuda._debug cimport debugging
+from pagecore.ops.args cimport cache_array, index_array, table_array, token_array
 from pagecore.ops.cuda._device_plan cimport (
     check_planned,
     launch_plan,
@@ -31,12 +32,12 @@ from pagecore.ops.cuda._plan cimport (
 from pagecore.ops.cuda._shapes cimport KernelQuery, select_kernel
 from pagecore.ops.cuda.abi_attention cimport (
     PcAttentionParams,
-    PcCache,
     PcFloat,
-    PcIndices,
     PcLaunchShape,
-    PcRows,
-    PcTable,
+    device_cache,
+    device_indices,
+    device_table,
+    device_tokens,
     kFoldTokens,
     kMaxGeneralDim,
 )
@@ -47,9 +48,10 @@ from pagecore.arrays import results
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import kernel
 
+cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
+    int64_t ceil_div(int64_t n, int64_t by)
+
 cdef enum:
-    INT64 = 8  # in the dtype table, whose first three are those of PcFloat
-    UINT8 = 6
     UNKNOWN = -1
 
 cdef CudaPlanner _planner  # of calls without a plan; under the GIL
@@ -68,19 +70,16 @@ cdef int attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-        Tensor value_scale, Tensor out, Tensor lse, object example, const Place* place) except -1:
-    """See _attention.pxd."""
+        Tensor value_scale, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1:
     cdef PcAttentionParams p
     cdef Work work
     if query.shape_[0] == 0:
         return 0
     memset(&p, 0, sizeof(p))
-    fill_rows(&p.query, query)
-    fill_rows(&p.out, out)
-    fill_cache(&p.key, key_cache)
-    fill_cache(&p.value, value_cache)
-    fill_table(&p.table, block_table)
-    fill_indices(&p.rows, rows)
+    p.query, p.out = device_tokens(token_array(query)), device_tokens(token_array(out))
+    p.key, p.value = device_cache(cache_array(key_cache)), device_cache(cache_array(value_cache))
+    p.table = device_table(table_array(block_table))
+    p.rows = device_indices(index_array(rows))
     fill_shape(&p, query, key_cache, value_cache, seq_lens)
     p.causal, p.window_left, p.window_right = causal, <int32_t>window_left, <int32_t>window_right
     p.scale, p.softcap = <float>scale, <float>softcap
@@ -113,13 +112,12 @@ cdef int attention(
         check_lengths(lengths, offsets, p)
     if plan is None and planned is None and on_host:
         buffer = plan_here(lengths, offsets, p, &work, place)
-    cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else brought_to(seq_lens, "seq_lens", place)
+    cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else to_device(seq_lens, "seq_lens", place)
     cdef Tensor cu = cu_query_lens
     if cu is not None and cu.device_type == CPU:
-        cu = brought_to(cu, "cu_query_lens", place)
-    fill_indices(&p.seq_lens, lens)
-    fill_indices(&p.cu_query_lens, cu)
-    if planned is not None and debugging():
+        cu = to_device(cu, "cu_query_lens", place)
+    p.seq_lens, p.cu_query_lens = device_indices(index_array(lens)), device_indices(index_array(cu))
+    if planned is not None and checks_plan:
         check_planned(planned, p, place)
     if plan is None:
         if buffer is None or planned is not None:
@@ -139,36 +137,6 @@ cdef int attention(
 
 cdef uint64_t address_of(Tensor tensor) noexcept:
     return 0 if tensor is None else <uintptr_t>tensor.data
-
-
-cdef void fill_rows(PcRows* rows, Tensor tensor) noexcept:
-    rows.data = address_of(tensor)
-    rows.token_stride = tensor.strides_[0] // tensor.itemsize
-    rows.head_stride = tensor.strides_[1] // tensor.itemsize
-
-
-cdef void fill_cache(PcCache* cache, Tensor tensor) noexcept:
-    cache.data = address_of(tensor)
-    cache.block_stride = tensor.strides_[0] // tensor.itemsize
-    cache.token_stride = tensor.strides_[1] // tensor.itemsize
-    cache.head_stride = tensor.strides_[2] // tensor.itemsize
-
-
-cdef void fill_table(PcTable* table, Tensor tensor) noexcept:
-    table.data = address_of(tensor)
-    table.row_stride = tensor.strides_[0] // tensor.itemsize
-    table.num_rows = <int32_t>min(tensor.shape_[0], INT32_MAX)
-    table.width = <int32_t>min(tensor.shape_[1], INT32_MAX)
-    table.wide = tensor.dtype_code == INT64
-
-
-cdef void fill_indices(PcIndices* indices, Tensor tensor) noexcept:
-    if tensor is None:
-        return
-    indices.data = address_of(tensor)
-    indices.stride = tensor.strides_[0] // tensor.itemsize
-    indices.size = <int32_t>tensor.shape_[0]
-    indices.wide = tensor.dtype_code == INT64
 
 
 cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor value_cache, Tensor lens) except -1:
@@ -264,7 +232,7 @@ cdef int check_lengths(
             "its row, and query is [num_tokens, num_query_heads, head_dim]"
         )
     for i in range(p.num_sequences):
-        num_blocks = (lens[i] + block_size - 1) // block_size
+        num_blocks = ceil_div(<int64_t>lens[i], block_size)
         if num_blocks > p.table.width:
             raise ShapeError(
                 f"seq_lens[{i}] is {lens[i]}, which is more than {p.table.width} blocks of {block_size} hold; the "
@@ -294,7 +262,7 @@ cdef Tensor plan_here(
     cdef Tensor planned = new_at(1, &num_bytes, UINT8, &host)
     planned.shape_[0] = _planner.plan_into(work.layout, options, batch, planned.data)
     cdef PcPlanHead* head = <PcPlanHead*>planned.data
-    cdef Tensor there = brought_to(planned, "seq_lens", place)
+    cdef Tensor there = to_device(planned, "seq_lens", place)
     work.buffer = address_of(there)
     # Partial rows of no more than the batch has.
     work.layout.num_partial_rows = max(head.num_partial_rows[PC_DECODE], head.num_partial_rows[PC_PROMPTS])

@@ -4,25 +4,13 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport (
-    CUDA,
-    Place,
-    any_tensor,
-    await_arrays,
-    check_length,
-    check_place,
-    check_result,
-    check_writable,
-    find_place,
-    index_tensor,
-    new_at,
-    note_written,
-    read_window,
-)
+from pagecore.arrays.codes cimport CUDA, UINT8
+from pagecore.ops._checks cimport any_tensor, check_length, check_result, check_writable
+from pagecore.ops._indices cimport index_tensor
+from pagecore.ops._numbers cimport read_window
+from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, new_at, note_written, to_host
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu._cpu cimport fill_indices
-from pagecore.ops.cpu.args cimport Indices
-from pagecore.ops.cuda._debug cimport brought_back
+from pagecore.ops.args cimport index_array
 from pagecore.ops.cuda._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
@@ -36,18 +24,14 @@ from pagecore.ops.cuda._plan cimport (
     layout_for,
     make_layout,
 )
-from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcIndices, PcPlanParams
+from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcPlanParams, device_indices
 from pagecore.ops.plan cimport PcWorkItem, PlanOptions
 
 from pagecore.arrays import cuda
 from pagecore.errors import DeviceError, ShapeError
 from pagecore.ops.cuda.kernels import launch
 
-cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
-    PcIndices device_indices(const Indices& indices)
-
 cdef enum:
-    UINT8 = 6  # in the dtype table
     ALIGNMENT = 16  # of a plan and of its parts
     NUM_PARTS = 8  # of a layout; each may begin up to ALIGNMENT - 1 bytes later
 
@@ -178,11 +162,9 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
 
 cdef int set_lengths(PcAttentionParams* p, Tensor seq_lens, Tensor cu_query_lens, int64_t num_tokens) except -1:
     """What a plan depends on besides its options; tables do not cut lengths here."""
-    cdef Indices lens, cu
     memset(p, 0, sizeof(p[0]))
-    fill_indices(&lens, seq_lens)
-    fill_indices(&cu, cu_query_lens)
-    p.seq_lens, p.cu_query_lens = device_indices(lens), device_indices(cu)
+    p.seq_lens = device_indices(index_array(seq_lens))
+    p.cu_query_lens = device_indices(index_array(cu_query_lens))
     p.num_sequences, p.num_tokens = <int32_t>seq_lens.shape_[0], <int32_t>num_tokens
     p.table.num_rows, p.table.width, p.block_size = INT32_MAX, INT32_MAX, 1
     return 0
@@ -209,7 +191,7 @@ cdef int check_planned(Tensor planned, const PcAttentionParams& p, const Place* 
     cdef int64_t num_bytes = layout.num_bytes
     cdef Tensor fresh = new_at(1, &num_bytes, UINT8, place)
     launch_plan(p, layout, <uintptr_t>fresh.data, place.stream, place.device_id)
-    cdef Tensor ours = brought_back(fresh, place), given = brought_back(planned, place)
+    cdef Tensor ours = to_host(fresh, place), given = to_host(planned, place)
     cdef const PcPlanHead* head = <const PcPlanHead*>ours.data
     cdef int64_t items = head.num_items[PC_DECODE] + head.num_items[PC_PROMPTS]
     parts = [(0, sizeof(PcPlanHead)), (layout.mask_starts, 8 * p.num_sequences)]

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport Place
+from pagecore.ops._place cimport Place
 
 # Numbers are divided by key_divisors, one for each head, or where that is None all by key_divisor.
 cdef int write_kv(

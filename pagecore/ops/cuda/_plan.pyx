@@ -12,6 +12,12 @@ from pagecore.arrays.device_memory import DeviceMemory
 from pagecore.arrays.pinned import PinnedRing
 from pagecore.errors import DeviceError, ShapeError
 
+cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
+    int64_t round_up(int64_t n, int64_t unit)
+
+cdef enum:
+    ALIGNMENT = 256  # of the parts of a workspace, in bytes
+
 cdef extern from "cuda_src/prefill_shape.h" nogil:
     cdef struct PcLaunchShape:
         pass
@@ -235,10 +241,6 @@ cdef int64_t place_workspace(
         int64_t num_rows, int64_t value_dim) noexcept:
     cdef int64_t heads = num_rows * options.num_query_heads
     workspace.partial_out = address
-    workspace.partial_lse = workspace.partial_out + round_up(4 * heads * value_dim)
-    workspace.counters = workspace.partial_lse + round_up(4 * heads)
-    return workspace.counters + round_up(4 * num_rows * options.num_kv_heads * layout.head_chunks) - address
-
-
-cdef int64_t round_up(int64_t num_bytes) noexcept:
-    return (num_bytes + 255) // 256 * 256
+    workspace.partial_lse = workspace.partial_out + round_up(4 * heads * value_dim, ALIGNMENT)
+    workspace.counters = workspace.partial_lse + round_up(4 * heads, ALIGNMENT)
+    return workspace.counters + round_up(4 * num_rows * options.num_kv_heads * layout.head_chunks, ALIGNMENT) - address

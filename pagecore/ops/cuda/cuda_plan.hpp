@@ -16,6 +16,7 @@
 
 #include "cuda_src/abi_plan.h"
 #include "pagecore/native/checks.hpp"
+#include "pagecore/native/rounding.hpp"
 #include "pagecore/ops/plan.hpp"
 
 namespace pagecore {
@@ -45,11 +46,11 @@ struct CudaPlanShape {
 // A split has at most query_tile partial rows.
 [[nodiscard]] inline PcPlanLayout make_layout(const CudaPlanShape& shape) {
   const int64_t group = shape.num_query_heads / shape.num_kv_heads;
-  const int64_t chunks = (group + kPromptRows - 1) / kPromptRows;
+  const int64_t chunks = ceil_div(group, kPromptRows);
   PcPlanLayout layout = {};
   int64_t at = sizeof(PcPlanHead), splits = 0, split_rows = 0;
   const auto place = [&](int64_t num_bytes, int64_t multiple) {
-    const int64_t begin = (at + multiple - 1) / multiple * multiple;
+    const int64_t begin = round_up(at, multiple);
     at = begin + num_bytes;
     return begin;
   };
@@ -191,8 +192,8 @@ class CudaPlanner {
 
   // Tiles longer than a share, rounded up to the floor, at the multiples of that.
   void cut_by_length(const PcPlanSection& section) {
-    const int64_t share = (total_ + section.num_workers - 1) / section.num_workers, floor = section.split_floor;
-    const int64_t piece = (share + floor - 1) / floor * floor;
+    const int64_t share = ceil_div(total_, section.num_workers);
+    const int64_t piece = round_up(share, section.split_floor);
     cut_.clear();
     for (const PcWorkItem& tile : tiles_) {
       const bool is_long = section.num_workers > 1 && tile.key_end - tile.key_begin > piece;

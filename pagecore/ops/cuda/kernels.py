@@ -6,7 +6,8 @@ import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pagecore.arrays.cuda import Runtime, runtime
+from pagecore.arrays.cuda import runtime
+from pagecore.arrays.runtime import Runtime
 from pagecore.errors import DeviceError
 from pagecore.ops.cuda.compiler import check_architecture
 from pagecore.ops.cuda.cubins import cubin

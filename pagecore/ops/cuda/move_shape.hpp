@@ -10,14 +10,15 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 
 namespace pagecore::cuda {
 
 inline constexpr int32_t kBytes = -1;  // in place of a dtype: elements move as they are
 
-// The template arguments of a kernel: numbers of cpu::Float, or kBytes.
+// The template arguments of a kernel: a Float, or kBytes.
 struct MoveTypes {
   int32_t from = kBytes;
   int32_t to = kBytes;
@@ -121,13 +122,13 @@ class MoveAxes {
   int64_t num_tokens_ = 0;
 };
 
-inline uint64_t address_bits(const cpu::BlockArray& array) {
-  const uint64_t address = reinterpret_cast<uintptr_t>(array.data);
+inline uint64_t address_bits(const BlockArray& array) {
+  const uint64_t address = address_of(array.data);
   return array.num_blocks > 1 ? address | bits_of(array.block_stride) : address;
 }
 
 // Casts read and write whole numbers, and so want them where numbers may lie.
-inline void check_aligned(const cpu::BlockArray& array) {
+inline void check_aligned(const BlockArray& array) {
   uint64_t bits = address_bits(array);
   for (int i = 0; i < array.ndim; ++i) bits |= array.shape[i] > 1 ? bits_of(array.strides[i]) : 0;
   PC_EXPECTS(allows(bits, array.itemsize), ShapeError, "an array at ", static_cast<const void*>(array.data),
@@ -135,7 +136,7 @@ inline void check_aligned(const cpu::BlockArray& array) {
              " bytes; where dtypes differ, numbers on CUDA must be aligned: pass a copy");
 }
 
-inline MovePlan make_plan(const cpu::BlockArray& source, const cpu::BlockArray& target, MoveAxes& axes) {
+inline MovePlan make_plan(const BlockArray& source, const BlockArray& target, MoveAxes& axes) {
   MovePlan plan;
   plan.source_block_stride = source.block_stride;
   plan.target_block_stride = target.block_stride;
@@ -153,14 +154,14 @@ inline MovePlan make_plan(const cpu::BlockArray& source, const cpu::BlockArray& 
 
 }  // namespace internal
 
-[[nodiscard]] inline MovePlan plan_blocks(const cpu::BlockArray& source, const cpu::BlockArray& target) {
+[[nodiscard]] inline MovePlan plan_blocks(const BlockArray& source, const BlockArray& target) {
   internal::MoveAxes axes;
   for (int i = 0; i < source.ndim; ++i) axes.add(source.shape[i], source.strides[i], target.strides[i]);
   return internal::make_plan(source, target, axes);
 }
 
 // Between a cache and a packed array, whose blocks are tokens.
-[[nodiscard]] inline MovePlan plan_tokens(const cpu::BlockArray& cache, const cpu::BlockArray& packed, bool gathers) {
+[[nodiscard]] inline MovePlan plan_tokens(const BlockArray& cache, const BlockArray& packed, bool gathers) {
   internal::MoveAxes axes;
   const int64_t size = cache.shape[0], paged = cache.strides[0], row = packed.block_stride;
   axes.add_tokens(size, gathers ? paged : row, gathers ? row : paged);

@@ -6,7 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 
 namespace pagecore::cuda {
@@ -24,7 +25,7 @@ struct BlockPairs {
 };
 
 // Pairs on the host, without those that copy a block onto itself.
-[[nodiscard]] inline BlockPairs host_pairs(const cpu::Indices& sources, const cpu::Indices& targets, bool one_cache) {
+[[nodiscard]] inline BlockPairs host_pairs(const Indices& sources, const Indices& targets, bool one_cache) {
   BlockPairs pairs;
   for (int64_t i = 0; i < sources.size; ++i) {
     const int64_t source = sources.at(i), target = targets.at(i);
@@ -36,9 +37,8 @@ struct BlockPairs {
 }
 
 // Pairs on the device. The caller vouches for `independent`: nothing here reads them.
-[[nodiscard]] inline BlockPairs device_pairs(const cpu::Indices& sources, const cpu::Indices& targets,
-                                             bool independent) {
-  const int64_t size = sources.wide ? 8 : 4;
+[[nodiscard]] inline BlockPairs device_pairs(const Indices& sources, const Indices& targets, bool independent) {
+  const int64_t size = index_size(sources.wide);
   BlockPairs pairs;
   pairs.on_device = sources.data;
   pairs.size = sources.size;

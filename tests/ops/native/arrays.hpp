@@ -21,8 +21,6 @@
 
 namespace pagecore::test {
 
-using cpu::Float;
-
 class Guarded {
  public:
   // `shift` bytes behind the start of a cache line.
@@ -149,7 +147,7 @@ class Ids {
     for (int64_t i = 0; i < size_; ++i) store(i, values[static_cast<size_t>(i)]);
   }
 
-  [[nodiscard]] cpu::Indices indices() const { return {memory_.data(), size_, stride_, is_wide_}; }
+  [[nodiscard]] Indices indices() const { return {memory_.data(), size_, stride_, is_wide_}; }
 
  private:
   [[nodiscard]] int64_t itemsize() const { return is_wide_ ? 8 : 4; }
@@ -182,7 +180,7 @@ class IdTable {
     }
   }
 
-  [[nodiscard]] cpu::Table table() const { return {memory_.data(), num_rows_, width_, row_stride_, is_wide_}; }
+  [[nodiscard]] Table table() const { return {memory_.data(), num_rows_, width_, row_stride_, is_wide_}; }
 
  private:
   [[nodiscard]] int64_t itemsize() const { return is_wide_ ? 8 : 4; }

@@ -15,8 +15,6 @@
 using namespace pagecore;
 using namespace pagecore::test;
 using namespace pagecore::cuda;
-using cpu::BlockArray;
-using cpu::Float;
 
 namespace {
 
@@ -85,7 +83,7 @@ Types any_types(Random& random) {
   }
   const auto from = random.pick({Float::F32, Float::F16, Float::BF16});
   const auto to = random.pick({Float::F32, Float::F16, Float::BF16});
-  return {static_cast<int32_t>(from), static_cast<int32_t>(to), cpu::size_of(from), cpu::size_of(to)};
+  return {static_cast<int32_t>(from), static_cast<int32_t>(to), size_of(from), size_of(to)};
 }
 
 // The units first .. end - 1 of a plan, checked one by one; bytes, or elements where they are cast.
@@ -308,7 +306,7 @@ PC_TEST(independent_pairs_on_the_device_share_out_the_grid_and_others_do_not) {
     array.block_stride = array.shape[0];
     const std::vector<BlockArray> arrays(static_cast<size_t>(random.between(1, PC_MAX_ARRAYS)), array);
     const int64_t count = random.pick({int64_t{1}, random.between(1, 5000), int64_t{INT32_MAX}});
-    const cpu::Indices ids{address(int64_t{1} << 41), count, 8, false};
+    const Indices ids{address(int64_t{1} << 41), count, 8, false};
     const bool one_cache = random.one_in(2), independent = random.one_in(2);
     const auto launches = pair_launches(arrays, arrays, device_pairs(ids, ids, independent), one_cache, 132);
     PC_CHECK(launches.size() == 1, launches.size(), " launches");
@@ -338,8 +336,8 @@ PC_TEST(more_units_than_a_launch_counts_are_written_in_turns) {
   rounds(500, [](Random& random) {
     const int64_t heads = random.pick({1, 8, 128}), dim = random.pick({64, 100, 128}),
                   tokens = random.between(1, 1 << 30);
-    cpu::WriteArgs args;
-    for (cpu::Rows* rows : {&args.key, &args.value}) {
+    WriteArgs args;
+    for (TokenArray* rows : {&args.key, &args.value}) {
       rows->data = address(int64_t{1} << 40);
       rows->type = Float::BF16;
       rows->num_tokens = tokens;
@@ -348,7 +346,7 @@ PC_TEST(more_units_than_a_launch_counts_are_written_in_turns) {
       rows->head_stride = 2 * dim;
       rows->token_stride = 2 * dim * heads;
     }
-    for (cpu::Cache* cache : {&args.key_cache, &args.value_cache}) {
+    for (Cache* cache : {&args.key_cache, &args.value_cache}) {
       *cache = {address(int64_t{1} << 42), Float::BF16,     1 << 20, 16, heads, dim,
                 32 * heads * dim,          2 * heads * dim, 2 * dim};
     }
@@ -375,11 +373,11 @@ PC_TEST(more_rows_than_a_launch_counts_are_merged_in_turns) {
   rounds(500, [](Random& random) {
     const int64_t heads = random.pick({1, 7, 128}), dim = random.pick({1, 20, 64, 128, 520});
     const int64_t tokens = random.between(1, 1 << 30);
-    cpu::MergeArgs args;
-    for (cpu::Rows* rows : {&args.out_a, &args.out_b, &args.out}) {
+    MergeArgs args;
+    for (TokenArray* rows : {&args.out_a, &args.out_b, &args.out}) {
       *rows = {address(int64_t{1} << 40), Float::F16, tokens, heads, dim, 2 * dim * heads, 2 * dim};
     }
-    for (cpu::Lse* lse : {&args.lse_a, &args.lse_b, &args.lse}) {
+    for (Lse* lse : {&args.lse_a, &args.lse_b, &args.lse}) {
       *lse = {address(int64_t{1} << 41), tokens, 4 * heads, 4};
     }
     check_turns(merge_launches(args), tokens, [&](const MergeLaunch& launch, int64_t token) {

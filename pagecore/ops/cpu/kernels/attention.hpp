@@ -98,7 +98,7 @@ class Pass {
 
   // The row in float32, multiplied by what its scores are multiplied by; for pairs as it is. Zeros behind it.
   void take_query(int64_t head, int64_t row, double factor) {
-    const Rows& query = args_.query;
+    const TokenArray& query = args_.query;
     const int64_t token = item_.query_begin + row / group_;
     const int64_t query_head = (head_begin_ + head) * group_ + row % group_;
     const char* source = query.data + token * query.token_stride + query_head * query.head_stride;

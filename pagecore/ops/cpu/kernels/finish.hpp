@@ -31,7 +31,7 @@ PC_FORCE_INLINE HeadOptions head_options(const AttentionArgs& args, int64_t head
           head_value(args.value_scale, kv_head, 1.0f)};
 }
 
-PC_FORCE_INLINE void store_output(const Rows& out, int64_t token, int64_t head, const float* acc, float factor) {
+PC_FORCE_INLINE void store_output(const TokenArray& out, int64_t token, int64_t head, const float* acc, float factor) {
   char* row = out.data + token * out.token_stride + head * out.head_stride;
   with_float(out.type, [&]<Float T>() {
     for (int64_t d = 0; d < out.dim; d += kLanes) {

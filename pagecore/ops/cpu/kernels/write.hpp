@@ -78,7 +78,7 @@ class SlotRuns {
 
 // One of key and value.
 struct WritePlane {
-  const Rows& rows;
+  const TokenArray& rows;
   const Cache& cache;
   const PerHead& scale;
 };
@@ -98,7 +98,7 @@ constexpr int64_t kShortPiece = 1024;
 // A row goes on as long as both sides do: over the heads of a token, or the tokens of a run, or both.
 template <typename Visit>
 inline void visit_rows(const WritePlane& plane, SlotRuns slots, Visit&& visit) {
-  const Rows& rows = plane.rows;
+  const TokenArray& rows = plane.rows;
   const Cache& cache = plane.cache;
   const MoveAxis heads{rows.num_heads, rows.head_stride, cache.head_stride};
   MoveAxis tokens{1, rows.token_stride, cache.token_stride};

@@ -12,7 +12,6 @@ namespace pagecore::test::PC_ISA {
 namespace {
 
 using namespace cpu::PC_ISA;
-using cpu::Float;
 
 Tokens tokens_of(const TileView& tile) { return {tile.base, tile.offsets}; }
 TileUse use_of(const TileView& tile) { return {tile.first, tile.last, tile.used}; }

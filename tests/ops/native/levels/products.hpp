@@ -18,9 +18,9 @@ struct TileView {
 struct Products {
   const char* name;
   bool has_pairs;
-  void (*pack_keys)(cpu::Float, const TileView&, int64_t dim, float* panel);
+  void (*pack_keys)(Float, const TileView&, int64_t dim, float* panel);
   void (*pack_key_pairs)(const TileView&, int64_t dim, uint32_t* panel);
-  bool (*pack_values)(cpu::Float, const TileView&, int64_t dim, float* panel);
+  bool (*pack_values)(Float, const TileView&, int64_t dim, float* panel);
   bool (*pack_value_pairs)(const TileView&, int64_t dim, uint32_t* panel);
   void (*multiply_floats)(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                           const float* factor, int64_t rows, int64_t depth, int64_t columns);

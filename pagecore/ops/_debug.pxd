@@ -1,23 +1,21 @@
-# What `debug` asks for: index arrays on a device checked before they are used. Raise as the host kernels do.
+# Checks of index arrays in device memory, made under `debug`; see _debug.pyx. They raise as the host kernels do.
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport Place
+from pagecore.ops._place cimport Place
 
 
-# Whether to; UnsupportedOption where PAGECORE_DEBUG, asked for the first time, makes no sense.
+# True if debug is on. UnsupportedOption if PAGECORE_DEBUG, read by the first call, is invalid.
 cdef bint debugging() except -1
 
-# A copy on the host, with the strides that it has on the device; waits for the stream.
-cdef Tensor brought_back(Tensor tensor, const Place* place)
-
 cdef int debug_slots(Tensor slot_mapping, Tensor key, Tensor key_cache, const Place* place) except -1
-# independent: the caller claims that pairs may be copied in any order, which is checked as well.
+
+# `independent`: the caller claims that pairs may be copied in any order, which is checked too.
 cdef int debug_copied(list caches, Tensor pairs, bint independent, const Place* place) except -1
 cdef int debug_transferred(
     list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1
 
-# Of gather and scatter; `packed` is the first packed array, `name` what it is called; rows may be None.
+# For gather and scatter. `packed` is the first packed array and `name` its argument; rows may be None.
 cdef int debug_sequences(
     list caches, Tensor packed, str name, Tensor block_table, Tensor seq_lens, Tensor rows,
     const Place* place) except -1
