@@ -176,7 +176,7 @@ MESSAGES = {
     b"was given back to its pool by somebody else": "pagecore.index._block_tables",
     b" cannot be freed: it neither starts block ": "pagecore.index._slot_allocator",
     b" does not fit a table of int32": "pagecore.index._request_table",
-    b" is in the tree already, at another place": "pagecore.index._radix_tree",
+    b" is in the tree already, at another place": "pagecore.index._radix_core",
     b" asks for the instruction set ": "pagecore.ops.cpu._cpu",
 }
 

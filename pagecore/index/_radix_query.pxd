@@ -7,7 +7,7 @@ from pagecore.index._integers cimport Integers, const_int32
 ctypedef const int32_t* Int32Pointer
 
 
-cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nogil:
+cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" nogil:
     ctypedef span[const_int32] Int32s "std::span<const int32_t>"
 
     cdef cppclass Bytes32 "std::array<uint8_t, 32>":
@@ -37,12 +37,12 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nog
         double rank
 
 
-cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::RadixTree" nogil:
+cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" nogil:
     cdef cppclass State:
         int64_t blocks
         int32_t id
 
-    ctypedef span[State] States "std::span<const pagecore::RadixTree::State>"
+    ctypedef span[State] States "std::span<const pagecore::radix::State>"
 
     cdef cppclass Offer:
         Query query

@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "pagecore/index/radix_tree.hpp"
+#include "pagecore/index/radix/tree.hpp"
 #include "tests/native/harness.hpp"
 
 namespace pagecore::test {
@@ -35,7 +35,7 @@ struct Cell {
   Ids ids;  // by lane
   int32_t state = radix::kNoState;
   bool ends_node = false;
-  int run = 0;                          // what it came with, be it split since
+  int run = 0;                               // what it came with, be it split since
   std::vector<ModelEvictionState> eviction;  // by component
 };
 

@@ -337,7 +337,7 @@ class TreeLife {
       const ShortMemory memory(random_.one_in(2) ? 0 : INT64_MAX);
       for (size_t i = 0; i < made.size(); ++i) {
         RadixTree::Receipt* const receipt = receipts[i] < 0 ? nullptr : &receipts_.at(receipts[i]).receipt;
-        tree_.insert(offers[i], receipt, batch.answers[i], &batch.runs[i]);
+        tree_.insert(offers[i], receipt, batch.answers[i], &batch.storages[i]);
       }
     }
     drop_spaces();

@@ -261,7 +261,8 @@ class ModelTree : public ModelCells {
     }
     return out;
   }
-  int new_cell(const ModelOffer& offer, size_t i, int parent, int run, const std::vector<ModelEvictionState>& eviction) {
+  int new_cell(const ModelOffer& offer, size_t i, int parent, int run,
+               const std::vector<ModelEvictionState>& eviction) {
     Cell cell{parent, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), run, eviction};
     for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
     (parent < 0 ? roots[-1 - parent] : cells.at(parent).children)[cell.key] = next_cell;
