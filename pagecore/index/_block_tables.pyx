@@ -6,8 +6,8 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._block_tables_core cimport TablesCore, as_tuple
-from pagecore.index._block_tables_native cimport BlockCopy, ChangedEntry, Int32s
+from pagecore.index._block_tables_core cimport TablesCore, as_tuple, view
+from pagecore.index._block_tables_native cimport BlockCopy, ChangedEntry
 from pagecore.index._integers cimport (
     Integers,
     address_of,
@@ -26,9 +26,6 @@ from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, Unsupport
 
 # A longer step checks for blocks before it allocates an array for the slots.
 cdef enum: MAX_UNCHECKED_TOKENS = 1 << 16
-
-cdef inline Int32s view(Integers values):
-    return span[const_int32](values.data, <size_t> values.size)
 
 
 cdef class BlockTables(TablesCore):
@@ -283,9 +280,9 @@ Block tables of sequences, for one group of layers or several.
         buffers : StepBuffers
             Overwritten; unchanged if the call fails.
         first_blocks : int or array_like of int, optional
-            For tokens that were computed elsewhere and have left a window: the index, from the start of each row, of the
-            first block to allocate in each group; one int applies to all groups. Before it, the row keeps the blocks
-            that it has, and the others are holes; slots of tokens there are -1. By default all blocks are allocated.
+            For tokens that were computed elsewhere and have left a window: the index in each row of the first block to
+            allocate, for each group; one int applies to all groups. Before it, the row keeps the blocks that it has,
+            and the others are holes; slots of tokens there are -1. By default all blocks are allocated.
 
         Raises
         ------

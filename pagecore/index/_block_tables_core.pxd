@@ -4,7 +4,7 @@ from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.index._block_tables_native cimport BlockCopy, ChangedEntry, Int32s, NativeBlockTables
-from pagecore.index._integers cimport const_int32
+from pagecore.index._integers cimport Integers, const_int32
 from pagecore.index._step_buffers cimport SlotsOut, StepBuffers
 
 
@@ -58,6 +58,9 @@ cdef class TablesCore:
     cdef int32_t length_raw(self, int32_t row) noexcept
     cdef int64_t num_free_rows(self) noexcept
 
+
+cdef inline Int32s view(Integers values):
+    return span[const_int32](values.data, <size_t> values.size)
 
 # A tuple of values by group; ShapeError if they are not iterable.
 cdef tuple as_tuple(object values, str name)

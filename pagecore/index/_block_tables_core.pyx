@@ -70,7 +70,7 @@ cdef class TablesCore:
         return array
 
     def capacity(self, row):
-        """Return the number of tokens that the blocks of a row have room for, including holes; the minimum over groups."""
+        """Return the number of tokens that the blocks of a row, holes included, can hold; the minimum over groups."""
         return deref(self.native).capacity(as_row(row))
 
     def blocks(self, row, group=0):
@@ -131,7 +131,7 @@ cdef class TablesCore:
         if lengths is not None:
             lengths = writable(lengths, 1, "lengths", False)
             if lengths.size < which.size:
-                raise ShapeError(f"lengths has {lengths.size} entries; expected at least {which.size}, one for each row")
+                raise ShapeError(f"expected lengths to have at least {which.size} entries, got {lengths.size}")
             target.lengths = <int32_t*> address_of(lengths)
             target.num_lengths = lengths.size
         target.blocks = <int32_t*> <size_t> table.__array_interface__["data"][0]
@@ -289,4 +289,6 @@ cdef tuple as_tuple(object values, str name):
     try:
         return tuple(values)
     except TypeError:
-        raise ShapeError(f"{name} is {type(values).__name__}; give a sequence with one entry for each group") from None
+        raise ShapeError(
+            f"expected a sequence with one entry for each group as {name}, got {type(values).__name__}"
+        ) from None
