@@ -142,11 +142,6 @@ class ModelTree : public ModelCells {
     }
     return {end, components};
   }
-  [[nodiscard]] std::vector<std::set<int>> all_pinned() const {
-    std::vector<std::set<int>> pinned_cells;
-    for (size_t c = 0; c < num_components; ++c) pinned_cells.push_back(pinned(c));
-    return pinned_cells;
-  }
   // What nobody pins any more was in use until now.
   void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint) {
     for (size_t c = 0; c < num_components; ++c) {
