@@ -191,11 +191,11 @@ def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
 
 # A message of one of each library's sources: it stands in whatever the library was linked into.
 MESSAGES = {
-    b"it is the null block, which nobody holds": "pagecore.index._block_pool",
-    b"was given back to its pool by somebody else": "pagecore.index._block_tables",
+    b"it is the null block, which has no references": "pagecore.index._block_pool",
+    b" was freed by another holder of the pool": "pagecore.index._block_tables_core",
     b" cannot be freed: it neither starts block ": "pagecore.index._slot_allocator",
     b" does not fit a table of int32": "pagecore.index._request_table",
-    b" is in the tree already, at another place": "pagecore.index._radix_tree",
+    b" is in the tree already, at another place": "pagecore.index._radix_core",
     b" asks for the instruction set ": "pagecore.ops.cpu._cpu",
 }
 

@@ -249,7 +249,14 @@ class PrefixCache:
                 free,
                 self.twin_tree.held(component) - free,
             )
-        assert self.tree.num_nodes == len(list(self.twin_tree.nodes()))
+        for namespace, tokens, _ in list(self.twin_tree.prefixes()):
+            found = self.tree.match(tokens, namespace=namespace)
+            expected = self.twin_tree.match(tokens, namespace)[0]
+            assert (found.num_tokens, found.num_full_tokens) == (expected["num_tokens"], expected["num_full_tokens"])
+            assert lists(self.per_lane(found.blocks)) == expected["blocks"]
+        for sequence in self.sequences:
+            node = sequence.twin_receipt.node
+            assert sequence.receipt.num_tokens == (node.end if node else 0) * self.block_size
         assert self.tree.num_receipts == len(self.sequences)
         for group in self.groups:
             self.check_group(group)

@@ -9,15 +9,15 @@ import pytest
 import pagecore.index._integers as integers
 import pagecore.index._namespace_key as namespace_key
 import pagecore.index._native_view as native_view
+import pagecore.index._radix_core as core
 import pagecore.index._radix_query as query
-import pagecore.index._radix_tree as tree_module
 import pagecore.index._radix_values as values
 import pagecore.index._step_buffers as step_buffers
 from pagecore.index import BlockPool, BlockTables, RadixTree, Receipt, RequestTable, SlotAllocator, StepBuffers
 
 SEALED = [
     Receipt,
-    tree_module.Receipt,
+    core.Receipt,
     query.Prefix,
     query.Entry,
     native_view.NativeMemory,

@@ -304,7 +304,12 @@ class RadixMachine(RuleBasedStateMachine):
         twin = self.twin
         evictable = [twin.evictable(c) for c in range(twin.num_components)]
         assert self.figures() == [(free, twin.held(c) - free) for c, free in enumerate(evictable)]
-        assert self.tree.num_nodes == len(list(twin.nodes()))
+        for namespace, tokens, spans in list(twin.prefixes()):
+            key = {"tokens": tokens, "spans": spans, "namespace": namespace}
+            self.check_match(self.tree.match(**key), twin.match(**key)[0])
+        for receipt, twin_receipt in self.receipts:
+            assert receipt.num_tokens == (twin_receipt.node.end if twin_receipt.node else 0) * twin.block_size
+            assert receipt.components == tuple(self.tree.components[c] for c in sorted(twin_receipt.components))
         assert self.tree.num_receipts == len(twin.receipts) == len(self.receipts)
         for lane, pool in enumerate(self.pools):  # the tree alone holds blocks now, each once
             held = np.zeros(NUM_BLOCKS, np.int32)

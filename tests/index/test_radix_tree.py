@@ -428,7 +428,7 @@ def test_a_batch_may_offer_one_block_for_one_prefix_often(namespace):
 
 
 def test_an_entry_of_a_batch_is_a_mapping():
-    with pytest.raises(UnsupportedDtype, match="an entry is tuple"):
+    with pytest.raises(UnsupportedDtype, match="expected a dict"):
         RadixTree(2).insert_all([([1, 1], [1])])
 
 

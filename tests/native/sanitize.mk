@@ -36,7 +36,7 @@ MARCH_v4_amx := -march=x86-64-v4 -mavx512bf16
 MARCH_neon := -march=armv8-a
 
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
-CODE_index := $(wildcard pagecore/index/*.cpp) $(HARNESS)
+CODE_index := $(wildcard pagecore/index/*.cpp pagecore/index/radix/*.cpp) $(HARNESS)
 CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) $(HARNESS)
 # The custom calls for XLA are headers; they call what ops is made of.
 CODE_interop := $(CODE_ops)

@@ -99,6 +99,7 @@ class RadixTree:
         self.num_components = 1 + len(windows) + states
         self.state_interval, self.policy = state_interval, policy
         self.roots: dict[object, Node] = {}
+        self.namespaces: dict[object, object] = {}  # by key
         self.receipts: list[Receipt] = []
         self.turn, self.now = 0, -math.inf
 
@@ -117,7 +118,27 @@ class RadixTree:
             left += node.children.values()
             yield node
 
+    def prefixes(self) -> Iterator[tuple[object, list[int], list[tuple[int, int, object]]]]:
+        """Namespace, tokens and spans of every longest prefix in the tree."""
+        for key, root in self.roots.items():
+            left = [(child, list[Block]()) for child in root.children.values()]
+            while left:
+                node, blocks = left.pop()
+                blocks = blocks + node.blocks
+                left += [(child, blocks) for child in node.children.values()]
+                if not node.children:
+                    yield (
+                        self.namespaces[key],
+                        [token for tokens, _ in blocks for token in tokens],
+                        self.spans_of(blocks),
+                    )
+
+    def spans_of(self, blocks: list[Block]) -> list[tuple[int, int, object]]:
+        size = self.block_size
+        return sorted({(s + i * size, e + i * size, d) for i, (_, marks) in enumerate(blocks) for s, e, d in marks})
+
     def root(self, namespace: object) -> Node:
+        self.namespaces[typed(namespace)] = namespace
         return self.roots.setdefault(typed(namespace), Node(None, [], [], [], None))
 
     def walk(self, node: Node, blocks: list[Block]) -> list[tuple[Node, int]]:

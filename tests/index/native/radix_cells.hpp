@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "pagecore/index/radix_tree.hpp"
+#include "pagecore/index/radix/tree.hpp"
 #include "tests/native/harness.hpp"
 
 namespace pagecore::test {
@@ -35,7 +35,7 @@ struct Cell {
   Ids ids;  // by lane
   int32_t state = radix::kNoState;
   bool ends_node = false;
-  int run = 0;                          // what it came with, be it split since
+  int run = 0;                               // what it came with, be it split since
   std::vector<ModelEvictionState> eviction;  // by component
 };
 
@@ -166,6 +166,11 @@ class ModelCells {
     }
     return pinned;
   }
+  [[nodiscard]] std::vector<std::set<int>> all_pinned() const {
+    std::vector<std::set<int>> pinned_cells;
+    for (size_t c = 0; c < num_components; ++c) pinned_cells.push_back(pinned(c));
+    return pinned_cells;
+  }
   // Receipts that hold the window there.
   [[nodiscard]] int64_t window_pins(int cell, size_t w) const {
     return std::count_if(receipts.begin(), receipts.end(), [&](const auto& each) {
@@ -187,9 +192,6 @@ class ModelCells {
     int64_t sum = 0;
     for (const auto& [name, cell] : cells) sum += kept.contains(name) ? 0 : count(name, c);
     return sum;
-  }
-  [[nodiscard]] int64_t num_nodes() const {
-    return std::count_if(cells.begin(), cells.end(), [](const auto& each) { return each.second.ends_node; });
   }
   [[nodiscard]] std::set<int32_t> held_ids(size_t lane) const {
     std::set<int32_t> ids;

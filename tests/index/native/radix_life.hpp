@@ -40,7 +40,6 @@ class TreeLife {
 
   void same() {
     tree_.check_invariants();
-    PC_CHECK(tree_.num_nodes() == model_.num_nodes(), tree_.num_nodes(), " nodes, expected ", model_.num_nodes());
     PC_CHECK(tree_.num_receipts() == std::ssize(model_.receipts), tree_.num_receipts(), " receipts");
     for (size_t c = 0; c < model_.num_components; ++c) {
       const auto component = static_cast<int32_t>(c);
@@ -48,11 +47,13 @@ class TreeLife {
       PC_CHECK(tree_.evictable(component) == model_.evictable(c), tree_.evictable(component), " of component ", c,
                " can go, expected ", model_.evictable(c));
     }
+    const std::vector<std::set<int>> pinned = model_.all_pinned();
     for (const auto& [name, held] : receipts_) {
       const RadixTree::Receipt& receipt = held.receipt;
       const ModelReceipt& known = model_.receipts.at(name);
       PC_CHECK(tree_.depth(receipt.node) == std::ssize(model_.path(known.end)), "receipt ", name, " ends elsewhere");
       PC_CHECK(receipt.components == known.components, "receipt ", name, " holds ", receipt.components);
+      same_path(receipt, known, pinned);
     }
     for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
       const std::set<int32_t> ids = model_.held_ids(lane);
@@ -62,6 +63,24 @@ class TreeLife {
     for (const auto& [name, root] : model_.roots) used.insert(name);
     for (const auto& [name, space] : spaces_) PC_CHECK(used.contains(name), "namespace ", name, " is dead");
     PC_CHECK(std::ssize(used) - used.contains(0) == std::ssize(spaces_), spaces_.size(), " namespaces");
+  }
+
+  // The ids and pins of every block that a receipt holds.
+  void same_path(const RadixTree::Receipt& receipt, const ModelReceipt& known,
+                 const std::vector<std::set<int>>& pinned) {
+    const std::vector<int> path = model_.path(known.end);
+    for (size_t i = 0; i < path.size(); ++i) {
+      const auto block = static_cast<int64_t>(i);
+      for (size_t lane = 0; lane < model_.num_lanes; ++lane) {
+        const int32_t id = tree_.id_at(receipt.node, block, static_cast<int32_t>(lane));
+        PC_CHECK(id == model_.id_at(path[i], lane), "lane ", lane, " has id ", id, " at block ", i);
+      }
+      for (size_t c = 0; c < model_.num_components; ++c) {
+        const bool is_pinned = tree_.num_pins(receipt.node, block, static_cast<int32_t>(c)) > 0;
+        PC_CHECK(is_pinned == pinned[c].contains(path[i]), "component ", c, " of block ", i, " is ",
+                 is_pinned ? "" : "not ", "pinned");
+      }
+    }
   }
 
   // All is given back and evicted: nothing is left, and what a tree costs is small again.
@@ -337,7 +356,7 @@ class TreeLife {
       const ShortMemory memory(random_.one_in(2) ? 0 : INT64_MAX);
       for (size_t i = 0; i < made.size(); ++i) {
         RadixTree::Receipt* const receipt = receipts[i] < 0 ? nullptr : &receipts_.at(receipts[i]).receipt;
-        tree_.insert(offers[i], receipt, batch.answers[i], &batch.runs[i]);
+        tree_.insert(offers[i], receipt, batch.answers[i], &batch.storages[i]);
       }
     }
     drop_spaces();

@@ -142,11 +142,6 @@ class ModelTree : public ModelCells {
     }
     return {end, components};
   }
-  [[nodiscard]] std::vector<std::set<int>> all_pinned() const {
-    std::vector<std::set<int>> pinned_cells;
-    for (size_t c = 0; c < num_components; ++c) pinned_cells.push_back(pinned(c));
-    return pinned_cells;
-  }
   // What nobody pins any more was in use until now.
   void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint) {
     for (size_t c = 0; c < num_components; ++c) {
@@ -261,7 +256,8 @@ class ModelTree : public ModelCells {
     }
     return out;
   }
-  int new_cell(const ModelOffer& offer, size_t i, int parent, int run, const std::vector<ModelEvictionState>& eviction) {
+  int new_cell(const ModelOffer& offer, size_t i, int parent, int run,
+               const std::vector<ModelEvictionState>& eviction) {
     Cell cell{parent, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), run, eviction};
     for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
     (parent < 0 ? roots[-1 - parent] : cells.at(parent).children)[cell.key] = next_cell;

@@ -4,10 +4,10 @@
 #include <set>
 #include <tuple>
 
-#include "pagecore/index/radix_heap.hpp"
-#include "pagecore/index/radix_held.hpp"
-#include "pagecore/index/radix_map.hpp"
-#include "pagecore/index/radix_runs.hpp"
+#include "pagecore/index/radix/child_map.hpp"
+#include "pagecore/index/radix/held_ids.hpp"
+#include "pagecore/index/radix/node_heap.hpp"
+#include "pagecore/index/radix/node_storage.hpp"
 #include "tests/index/native/radix_memory.hpp"
 #include "tests/native/harness.hpp"
 
@@ -52,13 +52,14 @@ bool same_marks(const std::vector<Mark>& a, const std::vector<Mark>& b) {
 }
 
 // What slices of a run have, block by block: tokens, then the ids of each lane.
-std::vector<std::vector<int32_t>> content(const Runs& runs, RunId id, const std::vector<Slice>& slices, int64_t size) {
+std::vector<std::vector<int32_t>> content(const StoragePool& pool, StorageId id, const std::vector<Slice>& slices,
+                                          int64_t size) {
   std::vector<std::vector<int32_t>> blocks;
   for (const Slice& slice : slices) {
     for (int32_t b = slice.start; b < slice.start + slice.size; ++b) {
-      blocks.emplace_back(runs.tokens(id, b), runs.tokens(id, b) + size);
-      for (int32_t lane = 0; lane < 2; ++lane) blocks.back().push_back(runs.lane(runs[id], lane)[b]);
-      for (const Mark& mark : of_block(runs[id].marks, b)) blocks.back().push_back(static_cast<int32_t>(mark.start));
+      blocks.emplace_back(pool.tokens(id, b), pool.tokens(id, b) + size);
+      for (int32_t lane = 0; lane < 2; ++lane) blocks.back().push_back(pool.lane(pool[id], lane)[b]);
+      for (const Mark& mark : of_block(pool[id].marks, b)) blocks.back().push_back(static_cast<int32_t>(mark.start));
     }
   }
   return blocks;
@@ -141,7 +142,7 @@ PC_TEST(node_heap_has_the_least_on_top) {
       }
       const HeapKey key{static_cast<double>(random.below(3)), static_cast<uint64_t>(random.below(3)),
                         static_cast<int32_t>(random.below(3))};
-      model[node] = {key.worth, key.turn, key.depth};
+      model[node] = {key.primary, key.turn, key.depth};
       const ShortMemory none(0);
       heap.put(node, key);
     }
@@ -151,7 +152,7 @@ PC_TEST(node_heap_has_the_least_on_top) {
       const NodeId top = heap.top();
       const Key key = model.at(top);
       for (const auto& [node, other] : model) PC_CHECK(key <= other, "node ", node, " should have gone before ", top);
-      PC_CHECK(before <= key && key == Key(heap.top_key().worth, heap.top_key().turn, heap.top_key().depth), top);
+      PC_CHECK(before <= key && key == Key(heap.top_key().primary, heap.top_key().turn, heap.top_key().depth), top);
       before = key;
       model.erase(top);
     }
@@ -272,38 +273,38 @@ PC_TEST(block_hash_tells_families_of_blocks_apart) {
 }
 
 PC_TEST(a_run_is_sparse_when_under_two_thirds_of_it_are_live) {
-  Run run;
+  NodeStorage storage;
   for (const auto& [live, capacity, is_sparse] : {std::tuple{2, 3, false},
                                                   {1, 3, true},
                                                   {200, 300, false},
                                                   {199, 300, true},
                                                   {1 << 30, INT32_MAX, true},
                                                   {1, 1, false}}) {
-    run.live = live;
-    run.capacity = capacity;
-    PC_CHECK(Runs::is_sparse(run) == is_sparse, live, " of ", capacity);
+    storage.live = live;
+    storage.capacity = capacity;
+    PC_CHECK(StoragePool::is_sparse(storage) == is_sparse, live, " of ", capacity);
   }
 }
 
 PC_TEST(runs_keep_their_slices_when_they_shrink) {
   rounds(300, [](Random& random) {
     const int64_t size = random.pick({1, 2, 16}), blocks = random.between(1, 12), first = random.below(3);
-    Runs runs(size, 2);
+    StoragePool pool(size, 2);
     const int64_t more = random.below(2);
     Exact<int32_t> tokens(static_cast<size_t>((first + blocks + more) * size));
     for (int32_t& token : tokens.span()) token = static_cast<int32_t>(random.bits());
     const std::vector<Mark> marks = some_marks(random, first + blocks + more);
-    Run made = runs.make({tokens.span(), marks, 0}, first, blocks);
+    NodeStorage made = pool.make({tokens.span(), marks, 0}, first, blocks);
     for (int32_t lane = 0; lane < 2; ++lane) {
-      for (int64_t b = 0; b < blocks; ++b) runs.lane(made, lane)[b] = static_cast<int32_t>(100 * lane + b);
+      for (int64_t b = 0; b < blocks; ++b) pool.lane(made, lane)[b] = static_cast<int32_t>(100 * lane + b);
     }
-    runs.reserve();
-    const RunId id = runs.add(std::move(made));
+    pool.reserve();
+    const StorageId id = pool.add(std::move(made));
     for (int64_t b = 0; b < blocks; ++b) {
-      PC_CHECK(std::equal(runs.tokens(id, b), runs.tokens(id, b) + size, tokens.data() + (first + b) * size), b);
-      PC_CHECK(same_marks(of_block(runs[id].marks, b), of_block(marks, first + b)), "marks of block ", b);
+      PC_CHECK(std::equal(pool.tokens(id, b), pool.tokens(id, b) + size, tokens.data() + (first + b) * size), b);
+      PC_CHECK(same_marks(of_block(pool[id].marks, b), of_block(marks, first + b)), "marks of block ", b);
     }
-    PC_CHECK(of_block(runs[id].marks, blocks).empty(), "marks of blocks that the run has not");
+    PC_CHECK(of_block(pool[id].marks, blocks).empty(), "marks of blocks that the run has not");
     std::vector<Slice> slices;
     for (int32_t start = 0; start < blocks;) {
       const auto length = static_cast<int32_t>(random.between(1, blocks - start));
@@ -312,20 +313,20 @@ PC_TEST(runs_keep_their_slices_when_they_shrink) {
     }
     int32_t live = 0;
     for (const Slice& slice : slices) live += slice.size;
-    runs[id].live = live;
+    pool[id].live = live;
     if (live > 0) {
-      const auto before = content(runs, id, slices, size);
+      const auto before = content(pool, id, slices, size);
       const std::vector<Slice> places = slices;
       {
         const ShortMemory memory(random.below(3));
-        static_cast<void>(runs.compact(id, slices));
+        static_cast<void>(pool.compact(id, slices));
         if (ShortMemory::has_failed()) slices = places;
       }
-      PC_CHECK(content(runs, id, slices, size) == before, "blocks were lost");
-      PC_CHECK(runs.compact(id, slices) && content(runs, id, slices, size) == before, "blocks were lost");
-      PC_CHECK(runs.held_blocks() == live, runs.held_blocks());
+      PC_CHECK(content(pool, id, slices, size) == before, "blocks were lost");
+      PC_CHECK(pool.compact(id, slices) && content(pool, id, slices, size) == before, "blocks were lost");
+      PC_CHECK(pool.held_blocks() == live, pool.held_blocks());
     }
-    runs.remove(id);
-    PC_CHECK(runs.size() == 0 && runs.held_blocks() == 0, runs.size());
+    pool.remove(id);
+    PC_CHECK(pool.size() == 0 && pool.held_blocks() == 0, pool.size());
   });
 }

@@ -10,7 +10,8 @@ using namespace pagecore::test;
 
 namespace {
 
-REACH(Hash, RadixTree, hash_)
+REACH(Nodes, RadixTree, nodes_)
+REACH(Hash, radix::NodeStore, hash_)
 
 // A seed for which the hash of a block does not depend on its parent, and is the same for many.
 constexpr uint64_t kWeakSeed = 0x9E3779B97F4A7C15u;
@@ -103,7 +104,7 @@ PC_TEST(tree_tells_prefixes_apart_whose_hashes_are_equal) {
   PC_CHECK(weak(1, tokens.data(), 4, {}, 0) == weak(2, tokens.data(), 4, {}, 0), "the seed is not weak any more");
   rounds(100, [&](Random& random) {
     TreeLife life(random, some_options(random), false);
-    life.tree().*reached(Hash{}) = weak;
+    (life.tree().*reached(Nodes{})).*reached(Hash{}) = weak;
     live_twice(life);
   });
 }

@@ -1,9 +1,9 @@
-// The nodes that could lose a component, worst first: a heap of four children a parent that knows where each node is.
+// Indexed 4-ary min-heap of nodes, worst first: the eviction queue of one component.
 //
-// I1: no entry goes before its parent. I2: position_[n] is where node n stands, or kAbsent.
-// Keys are copied into the entries, so that sifting touches the heap and the positions alone.
-// Cost: O(log n) for push, update and erase, O(1) for top. Memory: 28 bytes a node; reserve takes all of it, and
-// nothing else fails. Threads: one writer.
+// I1: no entry is smaller than its parent. I2: position_[n] is the index of node n in entries_, or kAbsent.
+// Entries hold copies of the keys, so that sifting touches only the heap and the positions.
+// Cost: O(log n) for put and erase, O(1) for top. Memory: 36 bytes a node, all taken by reserve(); nothing else fails.
+// Threads: one writer.
 #pragma once
 
 #include <algorithm>
@@ -11,19 +11,19 @@
 #include <tuple>
 #include <vector>
 
-#include "pagecore/index/radix_key.hpp"
+#include "pagecore/index/radix/key.hpp"
 #include "pagecore/native/checks.hpp"
 
 namespace pagecore::radix {
 
-// Smallest goes first; where all else is equal, what stands nearer the root.
+// The smallest key is evicted first; the last criterion prefers the node nearer the root.
 struct HeapKey {
-  double worth = 0;
+  double primary = 0;
   uint64_t turn = 0;
   int32_t depth = 0;
 
   [[nodiscard]] bool operator<(const HeapKey& other) const {
-    return std::tie(worth, turn, depth) < std::tie(other.worth, other.turn, other.depth);
+    return std::tie(primary, turn, depth) < std::tie(other.primary, other.turn, other.depth);
   }
 };
 
@@ -34,7 +34,7 @@ class NodeHeap {
     if (nodes > position_.size()) position_.resize(nodes, kAbsent);
   }
 
-  // Leaves room for so many nodes: every node that is in it has a lower id.
+  // Reduces the capacity to `nodes`; every node in the heap has a lower id.
   void shrink(size_t nodes) {
     std::vector<Entry> entries;
     entries.reserve(nodes);
@@ -52,7 +52,7 @@ class NodeHeap {
   [[nodiscard]] bool holds(NodeId node) const { return position(node) != kAbsent; }
   [[nodiscard]] const HeapKey& key(NodeId node) const { return entries_[static_cast<size_t>(position(node))].key; }
 
-  // Puts the node where the key wants it, be it new or known. Never allocates after reserve.
+  // Adds the node, or moves it if it is in the heap. Does not allocate after reserve().
   void put(NodeId node, const HeapKey& key) {
     if (!holds(node)) {
       entries_.push_back(Entry{key, node});

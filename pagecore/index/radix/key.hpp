@@ -1,9 +1,11 @@
-// What a prefix is looked up by: its tokens, the content that spans put into some blocks, and a namespace.
+// Lookup keys of the tree: tokens, the content that spans put into some blocks, and a namespace.
 //
 //   tokens   [ block 0 | block 1 | block 2 | block 3 ]      span [20, 40) of an image, block size 16:
-//   marks                 ^ 4..24   ^ -12..8                 one mark a block that it overlaps, relative to that block
+//   marks                 ^ 4..24   ^ -12..8                 one mark for each block that it overlaps, with positions
+//                                                            relative to that block
 //
-// Two blocks are equal iff their tokens are, and their marks are. The hash only finds candidates: each is compared.
+// Two blocks are equal iff their tokens and their marks are equal. Hashes only select candidates; each candidate is
+// compared.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +24,7 @@ using NamespaceId = int32_t;
 inline constexpr NodeId kNoNode = -1;
 inline constexpr int32_t kNoState = -1;
 
-// A caller's name of some content; `kind` tells bytes from integers and short bytes from long ones.
+// The caller's name for some content. `kind` is the number of bytes, or -1 for an integer.
 struct Digest {
   int32_t kind = 0;
   std::array<uint8_t, 32> bytes{};
@@ -30,29 +32,34 @@ struct Digest {
 };
 
 struct Mark {
-  int32_t block;  // counted from the start of the query, or of the run that keeps the mark
-  int64_t start;  // of the span, relative to the block's first token: negative where it began before
+  int32_t block;  // index in the query, or in the storage that keeps the mark
+  int64_t start;  // of the span, relative to the first token of the block: negative if the span began before it
   int64_t end;
   Digest digest;
 
-  [[nodiscard]] bool says_the_same(const Mark& other) const {
+  [[nodiscard]] bool has_equal_content(const Mark& other) const {
     return start == other.start && end == other.end && digest == other.digest;
   }
 };
 
-// Marks stand in the order of their blocks. The memory is the caller's.
+// A prefix. Marks are sorted by block. The caller owns the memory.
 struct Query {
   std::span<const int32_t> tokens;
   std::span<const Mark> marks;
   NamespaceId space = 0;
 };
 
+// A top-level node names its namespace instead of a parent: namespaces 0, 1 ... are the parents -1, -2 ...
+[[nodiscard]] inline NodeId top_of(NamespaceId space) { return -1 - space; }
+[[nodiscard]] inline NamespaceId namespace_of(NodeId top) { return -1 - top; }
+
+// The first mark of a block >= `block`.
 [[nodiscard]] inline const Mark* first_mark_from(std::span<const Mark> marks, int64_t block) {
   return std::lower_bound(marks.data(), marks.data() + marks.size(), block,
                           [](const Mark& mark, int64_t wanted) { return mark.block < wanted; });
 }
 
-// How many of `count` leading blocks, from `a` on in the one and from `b` on in the other, have equal marks.
+// The number of leading blocks with equal marks among left [a, a + count) and right [b, b + count).
 [[nodiscard]] inline int64_t common_marks(std::span<const Mark> left, int64_t a, std::span<const Mark> right, int64_t b,
                                           int64_t count) {
   const Mark* x = first_mark_from(left, a);
@@ -64,12 +71,12 @@ struct Query {
     const int64_t at_y = y == y_end ? count : std::min(count, y->block - b);
     if (at_x != at_y) return std::min(at_x, at_y);
     if (at_x == count) return count;
-    if (!x->says_the_same(*y)) return at_x;
+    if (!x->has_equal_content(*y)) return at_x;
     ++x, ++y;
   }
 }
 
-// Tokens before the first difference, at most `count`.
+// The number of tokens before the first difference, at most `count`.
 [[nodiscard]] inline int64_t common_tokens(const int32_t* a, const int32_t* b, int64_t count) {
   constexpr int64_t kStride = 64;
   int64_t i = 0;
@@ -78,7 +85,8 @@ struct Query {
   return i;
 }
 
-// Multiplies to 128 bits and folds; the seed is drawn for each tree, so that nobody can prepare collisions.
+// Hash of a block and its parent: 64 x 64 -> 128-bit multiplications, folded. Each tree draws its own seed, so that a
+// client cannot prepare collisions.
 class BlockHash {
  public:
   explicit BlockHash(uint64_t seed) : seed_(seed | 1), other_(fold(seed ^ kOdd, kOdd)) {}
@@ -87,7 +95,7 @@ class BlockHash {
                                     int64_t block) const {
     uint64_t hash = fold(seed_ ^ static_cast<uint32_t>(parent), other_);
     int64_t i = 0;
-    for (; i + 4 <= count; i += 4) hash = fold(two(tokens + i) ^ other_, two(tokens + i + 2) ^ hash);
+    for (; i + 4 <= count; i += 4) hash = fold(load_two(tokens + i) ^ other_, load_two(tokens + i + 2) ^ hash);
     for (; i < count; ++i) hash = fold(static_cast<uint32_t>(tokens[i]) ^ other_, hash ^ seed_);
     if (!marks.empty()) [[unlikely]]
       hash = add_marks(hash, marks, block);
@@ -102,7 +110,7 @@ class BlockHash {
     const Wide product = static_cast<Wide>(a) * b;
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
-  [[nodiscard]] static uint64_t two(const int32_t* tokens) {
+  [[nodiscard]] static uint64_t load_two(const int32_t* tokens) {
     uint64_t value;
     std::memcpy(&value, tokens, sizeof value);
     return value;

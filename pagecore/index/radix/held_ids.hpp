@@ -1,6 +1,6 @@
-// The ids that a lane of the tree holds: one bit each, in pages that come as they are needed.
+// Set of ids: a bitmap in pages of 32,768 ids that are allocated on first use.
 //
-// Cost: O(1). Memory: 4 KiB for each 32,768 ids around one that is held, or was until shrink. Threads: one writer.
+// Cost: O(1). Memory: 4 KiB for each page that holds an id, or held one before the last shrink(). Threads: one writer.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class HeldIds {
     const size_t page = page_of(id);
     return page < pages_.size() && pages_[page] != nullptr && ((*pages_[page])[word_of(id)] & bit_of(id)) != 0;
   }
-  // False, and nothing changes, where it is held already; it can run out of memory only for an id never held before.
+  // Returns false if the id is held already. Allocates only for the first id of a page.
   [[nodiscard]] bool add(int32_t id) {
     const size_t page = page_of(id);
     if (page >= pages_.size()) pages_.resize(page + 1);
@@ -29,7 +29,7 @@ class HeldIds {
     word |= bit_of(id);
     return is_new;
   }
-  // Pages for the ids 0 .. num_ids - 1, which stay: add() of one of these cannot fail.
+  // Allocates the pages of the ids 0 .. num_ids - 1 for good: add() of one of these ids cannot fail.
   void reserve(int32_t num_ids) {
     const size_t wanted = num_ids <= 0 ? 0 : page_of(num_ids - 1) + 1;
     if (wanted > pages_.size()) pages_.resize(wanted);
@@ -38,9 +38,9 @@ class HeldIds {
     }
     num_reserved_ = std::max(num_reserved_, wanted);
   }
-  // The id is held.
+  // Precondition of erase(): the ids are held.
   void erase(int32_t id) { (*pages_[page_of(id)])[word_of(id)] &= ~bit_of(id); }
-  // All of them are held. Neighbours, which most are, cost one access together.
+  // Most ids are neighbours: ids that share a word are cleared in one access.
   void erase(std::span<const int32_t> ids) {
     for (size_t i = 0; i < ids.size();) {
       const int32_t first = ids[i];
@@ -50,7 +50,7 @@ class HeldIds {
     }
   }
 
-  // Gives back pages without an id, but for those that were reserved.
+  // Frees pages without an id, except reserved pages.
   void shrink() noexcept {
     for (auto& page : std::span(pages_).subspan(num_reserved_)) {
       if (page != nullptr && std::all_of(page->begin(), page->end(), [](uint64_t word) { return word == 0; })) {
@@ -67,7 +67,7 @@ class HeldIds {
     }
     return held;
   }
-  // Every id, ascending; `out` has room for count() more.
+  // Appends every id in ascending order; `out` has room for count() more.
   void list(std::vector<int32_t>& out) const {
     for (size_t page = 0; page < pages_.size(); ++page) {
       if (pages_[page] == nullptr) continue;
