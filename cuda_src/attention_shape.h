@@ -26,7 +26,7 @@ constexpr PcMatrixDims pc_matrix_dims(int head_dim, int value_dim) {
   return {256, 256};
 }
 
-// Bytes of a row of 16-bit elements in shared memory; see tile_rows.cuh.
+// Bytes of a row of 16-bit elements in shared memory; see tiles.cuh.
 constexpr int pc_row_bytes(int dim) { return (dim + 63) / 64 * 128; }
 
 struct PcLaunchShape {

@@ -4,8 +4,6 @@
 // logarithms before one of them writes the result, which may lie there. Both parts are read once and the output is
 // written once; a unit is written by the lane that has read it.
 #include "abi_moves.h"
-#include "logarithms.cuh"
-#include "primitives.cuh"
 #include "units.cuh"
 
 namespace pagecore {

@@ -8,8 +8,8 @@
 // neighbours wherever the last axis is long enough. A thread asks for up to 64 bytes before it writes any. Everything
 // is read once and written once; nothing is shared but the sum of the lengths.
 #include "abi_moves.h"
+#include "block_sums.cuh"
 #include "primitives.cuh"
-#include "sums.cuh"
 #include "units.cuh"
 
 namespace pagecore {
@@ -87,7 +87,7 @@ PC_DEVICE Pair pair_at(const PcPairParams& params, int i) {
   const PcIndices sources = {params.on_device, params.pair_stride, params.num_pairs, params.wide};
   const pc_address column = static_cast<pc_address>(params.column_stride * (params.wide ? 8 : 4));
   const PcIndices targets = {params.on_device + column, params.pair_stride, params.num_pairs, params.wide};
-  return {index_at(sources, i), index_at(targets, i)};
+  return {load_index(sources, i), load_index(targets, i)};
 }
 
 // Grid: stretches of a block's units, pairs in steps of the axis, arrays. Pairs whose order counts have an axis of 1:
@@ -112,14 +112,14 @@ void move_pairs(const PcPairParams params) {
 
 // Tokens of a sequence, as many as its row of the table can hold.
 PC_DEVICE pc_int64 length_of(const PcSequenceParams& params, int sequence) {
-  const pc_int64 length = index_at(params.seq_lens, sequence);
+  const pc_int64 length = load_index(params.seq_lens, sequence);
   const pc_int64 room = static_cast<pc_int64>(params.table.width) * params.block_size;
   return length < 0 ? 0 : length < room ? length : room;
 }
 
 // The block at a place of a sequence; 0, a hole, where table or row make no sense.
 PC_DEVICE pc_int64 block_at(const PcSequenceParams& params, int sequence, pc_int64 at) {
-  const pc_int64 row = params.rows.data != 0 ? index_at(params.rows, sequence) : sequence;
+  const pc_int64 row = params.rows.data != 0 ? load_index(params.rows, sequence) : sequence;
   if (row < 0 || row >= params.table.num_rows) return 0;
   const pc_int64 i = row * params.table.row_stride + at;
   const pc_int64 block =
@@ -135,7 +135,7 @@ void move_sequences(const PcSequenceParams params) {
   const int sequence = pc_block_x(), array = pc_block_z();
   pc_int64 begin = 0;
   for (int i = pc_thread(); i < sequence; i += pc_num_threads()) begin += length_of(params, i);
-  begin = sum_over_block(begin);
+  begin = sum_over_block<PC_MOVE_THREADS>(begin);
   const pc_int64 length = length_of(params, sequence), room = params.num_tokens - begin;
   const pc_int64 num_tokens = length < room ? length : room;
   const Global<pc_uint8> cache(params.caches[array]), packed(params.packed[array]);

@@ -18,8 +18,8 @@
 
 #include "abi_plan.h"
 #include "attention_batch.cuh"
+#include "block_sums.cuh"
 #include "plan_section.cuh"
-#include "plan_sums.cuh"
 
 namespace pagecore {
 
@@ -29,7 +29,7 @@ struct NumTiles {
 };
 
 // Where each sequence's tiles and its part of the mask begin.
-PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockSum& block) {
+PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockScan<PC_PLAN_THREADS>& block) {
   const Global<pc_int64> mask_starts(params.buffer + params.layout.mask_starts);
   const Global<pc_int32> tile_starts(params.buffer + params.layout.tile_starts);
   const int n = params.attention.num_sequences;
@@ -48,15 +48,15 @@ PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockSum& b
     PC_UNROLL
     for (int id = 0; id < PC_NUM_SECTIONS; ++id) {
       pc_int64 all;
-      const int own = id == own_section ? divide_up(queries, params.layout.sections[id].query_tile) : 0;
-      const pc_int64 before = tiles.of[id] + block.before(own, all);
+      const int own = id == own_section ? ceil_div(queries, params.layout.sections[id].query_tile) : 0;
+      const pc_int64 before = tiles.of[id] + block.exclusive_sum(own, all);
       if (i < n)
         tile_starts.store(static_cast<pc_int64>(id) * params.layout.max_sequences + i, clamp(before, 0, 0x7fffffff));
       tiles.of[id] += all;
     }
     // After this sum, whose barriers follow the stores above, any thread may read tile_starts.
     pc_int64 all;
-    const pc_int64 before = entries + block.before(static_cast<pc_int64>(queries) * length, all);
+    const pc_int64 before = entries + block.exclusive_sum(static_cast<pc_int64>(queries) * length, all);
     if (i < n) mask_starts.store(i, before);
     entries += all;
   }
@@ -64,7 +64,7 @@ PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockSum& b
 }
 
 PC_KERNEL(PC_PLAN_THREADS, 1) void plan(const PcPlanParams params) {
-  const BlockSum block(pc_shared_buffer().as<pc_int64>());
+  const BlockScan<PC_PLAN_THREADS> block(pc_shared_buffer().as<pc_int64>());
   const NumTiles tiles = place_sequences(params, block);
   PlanSection decode(params, block, PC_DECODE), prompts(params, block, PC_PROMPTS);
   decode.run(0, tiles.of[PC_DECODE]);

@@ -6,7 +6,7 @@
 
 #include "abi_plan.h"
 #include "attention_batch.cuh"
-#include "plan_sums.cuh"
+#include "block_sums.cuh"
 
 namespace pagecore {
 
@@ -23,7 +23,7 @@ PC_DEVICE int last_at_most(int count, pc_int64 value, const At& at) {
 
 class PlanSection {
  public:
-  PC_MEMBER PlanSection(const PcPlanParams& params, const BlockSum& block, PcSectionId id)
+  PC_MEMBER PlanSection(const PcPlanParams& params, const BlockScan<PC_PLAN_THREADS>& block, PcSectionId id)
       : params_(params),
         block_(block),
         section_(params.layout.sections[id]),
@@ -96,7 +96,7 @@ class PlanSection {
       PcPlanTile tile = {};
       if (exists) tile = find_tile(t);
       pc_int64 all;
-      const pc_int64 before = cost + block_.before(exists ? cost_of(tile) : 0, all);
+      const pc_int64 before = cost + block_.exclusive_sum(exists ? cost_of(tile) : 0, all);
       cost += all;
       if (!exists) continue;
       store_tile(t, tile);
@@ -146,7 +146,7 @@ class PlanSection {
       if (exists && w > 0 && border_tiles_.load(w - 1) == t) begin = max_of(begin, border_keys_.load(w - 1));
       const bool is_cut = exists && key > begin && key != TileCuts::kBehind;
       pc_int64 all;
-      const int before = cuts + static_cast<int>(block_.before(is_cut, all));
+      const int before = cuts + static_cast<int>(block_.exclusive_sum(is_cut, all));
       cuts += static_cast<int>(all);
       if (!exists) continue;
       cuts_before_.store(w, before);
@@ -182,7 +182,7 @@ class PlanSection {
         tile.first_item = t + before;
         own = tile.pieces > 1 ? static_cast<pc_int64>(tile.pieces) * tile.query_count : 0;
       }
-      tile.partial = static_cast<int>(rows + block_.before(own, all));
+      tile.partial = static_cast<int>(rows + block_.exclusive_sum(own, all));
       rows += all;
       if (exists) store_pieces(t, tile);
     }
@@ -200,11 +200,11 @@ class PlanSection {
       if (exists) tile = tile_at(t);
       pc_int64 all;
       const pc_int64 own = tile.pieces > 1 ? static_cast<pc_int64>(tile.pieces) * tile.query_count : 0;
-      const pc_int64 partial = rows + block_.before(own, all);
+      const pc_int64 partial = rows + block_.exclusive_sum(own, all);
       rows += all;
       tile.partial = static_cast<int>(partial);
       if (partial + own > params_.layout.num_split_rows) tile.pieces = min_of(tile.pieces, 1);
-      tile.first_item = num_items_ + static_cast<int>(block_.before(tile.pieces, all));
+      tile.first_item = num_items_ + static_cast<int>(block_.exclusive_sum(tile.pieces, all));
       num_items_ += static_cast<int>(all);
       if (exists) store_pieces(t, tile);
     }
@@ -257,7 +257,7 @@ class PlanSection {
   }
 
   const PcPlanParams& params_;
-  const BlockSum& block_;
+  const BlockScan<PC_PLAN_THREADS>& block_;
   PcPlanSection section_;
   bool invariant_;
   Global<pc_int32> first_item_, items_, tile_starts_, tiles_;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "abi_moves.h"
-#include "primitives.cuh"
+#include "numbers.cuh"
 
 namespace pagecore {
 
@@ -125,25 +125,5 @@ PC_DEVICE Unit<T, Count> divided(const Unit<S, Count>& unit, float divisor) {
   for (int i = 0; i < Count; ++i) values[i] = element(unit, i) / divisor;
   return unit_of<T>(values);
 }
-
-// An element of int32 or int64 on its way: nothing waits for it before its value is asked for.
-struct PendingIndex {
-  pc_uint32 low;
-  pc_uint32 high;
-};
-
-PC_DEVICE PendingIndex ask_index(const PcIndices& indices, pc_int64 i) {
-  const pc_int64 at = i * indices.stride;
-  if (!indices.wide) return {Global<pc_uint32>(indices.data).load(at), 0};
-  const pc_uint64 both = Global<pc_uint64>(indices.data).load(at);
-  return {static_cast<pc_uint32>(both), static_cast<pc_uint32>(both >> 32)};
-}
-
-PC_DEVICE pc_int64 value_of(const PendingIndex& index, const PcIndices& indices) {
-  if (!indices.wide) return static_cast<pc_int32>(index.low);
-  return static_cast<pc_int64>(static_cast<pc_uint64>(index.high) << 32 | index.low);
-}
-
-PC_DEVICE pc_int64 index_at(const PcIndices& indices, pc_int64 i) { return value_of(ask_index(indices, i), indices); }
 
 }  // namespace pagecore

@@ -60,14 +60,14 @@ PC_DEVICE void write_units(const PcWriteParams& params, const PcWritePlane& plan
       if (number + i * step >= end) break;
       const UnitPlace place(plane, number + i * step, Count);
       const pc_int64 at = place.token * plane.rows.token_stride + place.row * plane.rows.head_stride + place.at;
-      slots[i] = ask_index(params.slots, place.token);
+      slots[i] = begin_index(params.slots, place.token);
       units[i] = load_unit<T, Count, true>(rows, at);
       divisors[i] = plane.scales != 0 ? Global<float>(plane.scales).load(place.row) : plane.scale;
     }
     PC_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
       if (number + i * step >= end) break;
-      const pc_int64 slot = value_of(slots[i], params.slots);
+      const pc_int64 slot = slots[i].get(params.slots.wide != 0);
       // A negative slot is past the end as an unsigned number.
       if (static_cast<pc_uint64>(slot) >= static_cast<pc_uint64>(params.num_slots)) continue;
       const UnitPlace place(plane, number + i * step, Count);

@@ -10,7 +10,8 @@ import pytest
 
 from pagecore.ops.cuda.manifest import Instance
 from tests.emulator import build
-from tests.emulator.probing import mutated
+from tests.emulator.faults import Fault, plant
+from tests.emulator.probing import KERNELS
 
 SCALE = """
 #include "scale.cuh"
@@ -107,8 +108,11 @@ run_ring(EmulatedRuntime("SOURCES", "FOLDER"))
 
 @pytest.mark.slow
 def test_kernels_run_under_the_address_sanitizer(tmp_path):
-    fault = "{ const volatile pc_uint32* last = &b[0]; c[0][0] += static_cast<float>(last[2 + params.n]); }\n"
-    sources = mutated(tmp_path, "ring.cu", "      pc_multiply<T>(c[1]", f"      {fault}      pc_multiply<T>(c[1]")
+    fault = Fault(
+        "second_product",
+        "{ const volatile pc_uint32* last = &b[0]; c[0][0] += static_cast<float>(last[2 + params.n]); }",
+    )
+    sources = plant(tmp_path, KERNELS, fault)
     code = ASAN.replace('"SOURCES"', f"__import__('pathlib').Path({str(sources)!r})")
     code = code.replace('"FOLDER"', f"__import__('pathlib').Path({str(tmp_path)!r})")
     library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)

@@ -128,7 +128,7 @@ void describe(char* text, uint64_t size, uint64_t address, const Allocation* all
     return;
   }
   const uint64_t offset = address - allocation->begin;
-  const char* where = "behind the end of";
+  const char* where = "after the end of";
   uint64_t gap = distance(*allocation, address);
   if (address < allocation->begin) {
     where = "before";
@@ -155,7 +155,7 @@ void fail_endless(const Site& site) {
 }
 
 void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site) {
-  fail(site, "%s at 0x%llx, which is no multiple of %llu", what, static_cast<unsigned long long>(address),
+  fail(site, "%s at 0x%llx, which is not a multiple of %llu", what, static_cast<unsigned long long>(address),
        static_cast<unsigned long long>(alignment));
 }
 

@@ -38,7 +38,7 @@ void expect_inside(const char* what, int64_t offset, uint32_t num_bytes, uint32_
          static_cast<long long>(offset), size);
   }
   if (offset % alignment != 0) {
-    fail(site, "%s %u bytes at offset %lld of the shared buffer, which is no multiple of %u", what, num_bytes,
+    fail(site, "%s %u bytes at offset %lld of the shared buffer, which is not a multiple of %u", what, num_bytes,
          static_cast<long long>(offset), alignment);
   }
 }
