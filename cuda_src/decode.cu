@@ -35,10 +35,9 @@
 
 namespace pagecore {
 
-// The phases of run_rounds.
-template <typename T, int kDim, typename Options, int kValueDim>
+// The phases of run_rounds. The ring and the rows are variables of the kernel, as in general.cu.
+template <typename Tile, typename Options>
 class DecodeWorker {
-  using Tile = DecodeTile<T, kDim, kValueDim>;
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   using Exchange = DecodeExchange<Tile>;
 
@@ -46,12 +45,12 @@ class DecodeWorker {
   static constexpr int kStages = Tile::kStages;
 
   PC_MEMBER DecodeWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
-                         const WorkRange& work)
+                         DecodeRing<Tile>& ring, DecodeRows<Tile, Options>& rows)
       : shared_(shared),
         heads_(heads),
-        ring_(p, shared, heads, work),
         rule_(make_rule<Options>(p, heads.kv)),
-        rows_(shared),
+        ring_(ring),
+        rows_(rows),
         keys_{0, 0},
         token_(0),
         num_rows_(0) {}
@@ -129,9 +128,9 @@ class DecodeWorker {
 
   Shared<pc_uint8> shared_;
   Heads heads_;
-  DecodeRing<Tile> ring_;
   ScoreRule rule_;
-  DecodeRows<Tile, Options> rows_;
+  DecodeRing<Tile>& ring_;
+  DecodeRows<Tile, Options>& rows_;
   KeyRange keys_;  // of the item
   int token_;      // first token of the warp's tile
   int num_rows_;   // of the item
@@ -140,10 +139,14 @@ class DecodeWorker {
 template <typename T, int kDim, typename Options, int kValueDim = kDim>
 PC_KERNEL(pc_decode_shape(kDim, kValueDim).threads, pc_decode_shape(kDim, kValueDim).blocks_per_sm)
 void decode(const PcAttentionParams p) {
+  using Tile = DecodeTile<T, kDim, kValueDim>;
+  const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
   const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
-  DecodeWorker<T, kDim, Options, kValueDim> worker(p, pc_shared_buffer(), heads, work);
+  DecodeRing<Tile> ring(p, shared, heads, work);
+  DecodeRows<Tile, Options> rows(shared);
+  DecodeWorker<Tile, Options> worker(p, shared, heads, ring, rows);
   run_rounds(p, work, worker);
   clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
 }

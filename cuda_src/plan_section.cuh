@@ -1,7 +1,4 @@
-// One section of a plan: its tiles, the borders of equal shares, and the items that these cut.
-//
-// Threads take tiles, borders and items in rounds, one each; none loops over the borders or items of a tile. plan.cu
-// lists the steps.
+// One section of a plan: its tiles, the borders of equal shares, and the items between cuts. plan.cu lists the steps.
 #pragma once
 
 #include "abi_plan.h"
@@ -10,7 +7,7 @@
 
 namespace pagecore {
 
-// The last i of [0, count) with at(i) <= value, where at(0) <= value and at never falls; 0 for none.
+// Binary search: returns the last i in [0, count) with at(i) <= value, for non-decreasing at; 0 if there is none.
 template <typename At>
 PC_DEVICE int last_at_most(int count, pc_int64 value, const At& at) {
   int low = 0, high = count;
@@ -38,7 +35,7 @@ class PlanSection {
         cut_keys_(cuts_before_ + (params.layout.max_borders + 1)),
         tile_costs_(params.buffer + params.layout.tile_costs) {}
 
-  // Writes the section's items from place `first` on; its tile_starts count `num_tiles` tiles.
+  // Writes the section's items from index `first` on. `num_tiles`: tiles according to tile_starts.
   PC_MEMBER void run(int first, pc_int64 num_tiles) {
     num_tiles_ = clamp(num_tiles, 0, params_.layout.max_tiles);
     num_items_ = 0;
@@ -81,7 +78,7 @@ class PlanSection {
     store_pieces(t, tile);
   }
 
-  // The second half of a tile alone.
+  // Stores only the second half of a tile.
   PC_MEMBER void store_pieces(int t, const PcPlanTile& tile) const {
     const pc_vector b = {{static_cast<pc_uint32>(tile.key_end), static_cast<pc_uint32>(tile.pieces),
                           static_cast<pc_uint32>(tile.first_item), static_cast<pc_uint32>(tile.partial)}};
@@ -107,7 +104,7 @@ class PlanSection {
     pc_sync_block();
   }
 
-  // Tile t, with the pieces of a batch-invariant plan.
+  // Returns tile t, with the number of pieces of a batch-invariant plan.
   PC_MEMBER PcPlanTile find_tile(int t) const {
     const PcAttentionParams& p = params_.attention;
     const int index = last_at_most(p.num_sequences, t, [&](int i) { return tile_starts_.load(i); });
@@ -127,7 +124,8 @@ class PlanSection {
 
   // ---- cuts at borders
 
-  // Keys at which borders cut, and which of them begin an item: those past the border before, in the same tile.
+  // Computes the key at which each border cuts. A border begins an item if its key lies after that of the border before
+  // in the same tile.
   PC_MEMBER void cut_at_borders(int first) {
     int cuts = 0;
     for (int base = 0; base < section_.num_workers; base += PC_PLAN_THREADS) {
@@ -151,7 +149,7 @@ class PlanSection {
       if (!exists) continue;
       cuts_before_.store(w, before);
       if (is_cut) cut_keys_.store(before, key);
-      // One item for each tile and each cut up to here, and the end of this tile where the border has moved there.
+      // One item for each tile and each cut so far, and this tile's last item if the border has moved to its end.
       first_item_.store(w, first + t + before + is_cut + (key == TileCuts::kBehind));
     }
     if (pc_thread() == 0) cuts_before_.store(section_.num_workers, cuts);
@@ -211,12 +209,12 @@ class PlanSection {
     finish_rows(rows);
   }
 
-  // Gives whole pieces to workers: as far as the border, moved to a fold or to an end of the tile.
+  // Assigns whole pieces to workers: a border moves to the nearest fold or end of its tile.
   PC_MEMBER void deal_folds(int first) const {
     for (int w = pc_thread(); w < section_.num_workers; w += PC_PLAN_THREADS) {
       const int t = tile_of_border(w);
       const PcPlanTile tile = tile_at(t);
-      // A whole tile is not cut: no border leaves enough on both sides.
+      // A tile of one piece is not cut: no border leaves enough keys on both sides.
       const int key = border_key(w, t, tile, kFoldTokens, tile.pieces > 1 ? 1 : 0x7fffffff);
       int done = tile.pieces;
       if (key == TileCuts::kBefore) done = 0;
@@ -249,8 +247,8 @@ class PlanSection {
     }
   }
 
-  // The key that piece `split` of a tile begins at, which is not its first. Of tiles that borders cut, the items before
-  // a tile are the tiles and the cuts before it.
+  // Returns the first key of piece `split` > 0 of a tile. With cuts at borders, the number of items before a tile is
+  // the number of tiles plus the number of cuts before it.
   PC_MEMBER int cut_before(int t, const PcPlanTile& tile, int split) const {
     if (invariant_) return (tile.key_begin / kFoldTokens + split) * kFoldTokens;
     return cut_keys_.load(tile.first_item - t + split - 1);
