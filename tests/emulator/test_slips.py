@@ -60,7 +60,7 @@ def slip(kit, which, m=0, **arguments):
         (
             Slip.BARRIERS_ON_DIFFERENT_LINES,
             0,
-            "pc_sync_block is reached by a part of the block: 32 threads are at that of line",
+            "pc_sync_block is reached by a part of the block: 32 threads are at the barrier of line",
         ),
         (Slip.COPY_WITHOUT_WAIT, 0, "finishes with 1 copies in flight"),
         (Slip.COPY_WITHOUT_COMMIT, 0, "finishes with 1 copies in flight"),
@@ -128,7 +128,7 @@ def test_an_allocation_is_not_reached_from_its_neighbour(kit):
 
 
 def test_a_partly_filled_warp_cannot_run_collectives(kit):
-    with pytest.raises(EmulatorError, match="pc_ballot wants 32 lanes; this warp has 8"):
+    with pytest.raises(EmulatorError, match="pc_ballot needs 32 lanes; this warp has 8"):
         slip(kit, Slip.COLLECTIVE_OF_PART, threads=40)
 
 
