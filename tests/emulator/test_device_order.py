@@ -1,4 +1,4 @@
-"""The order of accesses to device memory: a join by the last block, and faults planted in it."""
+"""Checks of the order of accesses to device memory: a join by the last block, and faults planted in it."""
 
 from __future__ import annotations
 
