@@ -18,15 +18,18 @@ EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m 
 demo: $(VENV)/.cli build
 	$(BIN)/pagecore demo
 
+# One process per core; then, in one process, the tests that measure time or fork.
+PARALLEL := -n auto --dist worksteal
 test: $(VENV)/.test build
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL) -m "not serial"
+	$(BIN)/python -m pytest -m serial $$(grep -rlw mark.serial tests --include='test_*.py')
 
 test-quick: $(VENV)/.test build
-	$(BIN)/python -m pytest -q -m "not slow" -x
+	$(BIN)/python -m pytest -q -x $(PARALLEL) -m "not slow and not serial"
 
-# The CUDA kernels on the host, every case of the matrix that make test takes a part of.
+# The CUDA kernels on the host: every case of the matrix, of which make test runs a part.
 emulate: $(VENV)/.test build
-	PAGECORE_EMULATE=full $(BIN)/python -m pytest tests/emulator
+	PAGECORE_EMULATE=full $(BIN)/python -m pytest $(PARALLEL) tests/cuda tests/emulator --runtime emulator
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -1,10 +1,47 @@
+"""Options and fixtures of all tests; tests/README.md describes them."""
+
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.capabilities import require
+
+FOLDER = Path(__file__).parent
+# Parallel workers share the cores. Two threads keep the multi-threaded paths of pagecore covered; the math libraries of
+# the frameworks and of NumPy need none of their own.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("PAGECORE_NUM_THREADS", "2")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--runtime",
+        choices=("emulator", "gpu"),
+        help="run tests/cuda on this runtime alone (default: the emulator, and a GPU if there is one)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let ``pytest tests/gpu`` run all tests that a GPU can run: those of tests/cuda too, without the emulator."""
+    folders = [(config.invocation_params.dir / argument).resolve() for argument in config.args]
+    if folders == [FOLDER / "gpu"]:
+        config.args.append(str(FOLDER / "cuda"))
+        config.option.runtime = config.option.runtime or "gpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that change from run to run: parallel workers must collect the same tests."""
+    addresses = [item.nodeid for item in items if ADDRESS.search(item.nodeid)]
+    if addresses:
+        raise pytest.UsageError(f"expected test ids without addresses, got {addresses[0]}; pass ids= to parametrize")
 
 
 @pytest.fixture(scope="session")

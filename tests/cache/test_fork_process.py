@@ -10,6 +10,7 @@ import pytest
 from tests.cache.caches import SPEC, WINDOWED, make
 
 pytestmark = [
+    pytest.mark.serial,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # of JAX, where another test has imported it

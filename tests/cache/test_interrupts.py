@@ -46,6 +46,7 @@ def test_an_operation_interrupted_at_any_bytecode_is_done_or_not_done(name):
     conclude(name, tally)
 
 
+@pytest.mark.serial
 def test_an_interrupt_by_a_signal_at_a_random_moment_leaves_an_operation_done_or_not_done():
     tally, random = Tally(), np.random.default_rng(0)
     cells = [cell for name in OPERATIONS for cell in cells_of(name, few=1)]

@@ -1,18 +1,21 @@
-"""Caches on CUDA that take and give host arrays, so that the tests of the host's caches drive them."""
+"""Helpers for tests of caches on CUDA, and a cache that takes host arrays, for the state machines of host caches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from pagecore import KVPool, PagedKVCache
 from tests.cuda.kit import Kit
 
 
 class DeviceCache(PagedKVCache):
-    """A cache on a device; `write` puts host arrays there, `attend` brings the result back."""
+    """A cache on a device whose `write` and `attend` take host arrays; `attend` returns a host array."""
 
     def __init__(self, cuda: Kit, layers: Any, **options: Any) -> None:
         super().__init__(layers, **options, device=cuda.device)
@@ -25,13 +28,13 @@ class DeviceCache(PagedKVCache):
         return self.cuda.get(super().attend(layer, self.cuda.put(query), batch, **options))
 
 
-# What a runtime is asked for, of all that the emulator counts.
+# Counters of the emulator that count runtime calls; the others count the work of kernels.
 CALLS = ("allocations", "pinned_allocations", "copies", "fills", "launches", "records", "waits", "synchronizes")
 CALLS += ("event_synchronizes", "loads")
 
 
 def requests_of(cuda: Kit, work: Callable[[], object]) -> dict[str, int]:
-    """Return which calls of the runtime some work makes, and how many; none are seen where the device is a real one."""
+    """Return the number of runtime calls that `work` makes, by name; empty on a GPU, which does not count them."""
     if not cuda.is_emulated:
         work()
         return {}
@@ -43,13 +46,13 @@ def requests_of(cuda: Kit, work: Callable[[], object]) -> dict[str, int]:
 
 
 def on_host(cuda: Kit, pool: KVPool) -> KVPool:
-    """A copy of a pool."""
+    """Copy a pool to the host."""
     buffers = [cuda.get(buffer) for buffer in pool.buffers]
     return KVPool(pool.spec, pool.num_layers, pool.num_blocks, pool.block_size, pool.layout, buffers=buffers)
 
 
 def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
-    """Overwrite every block of a cache and of its swap spaces that nobody holds: none may be seen again."""
+    """Overwrite every free block of a cache and of its swap spaces, so that a read of one shows."""
     stores = [(space.block_pools, space.kv_pools) for space in cache._parts.swap_spaces]
     for pools, kv_pools in ((cache._parts.tables.pools, cache._parts.store.pools), *stores):
         for pool, kv_pool in zip(pools, kv_pools, strict=True):
@@ -61,3 +64,64 @@ def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
             for target, source in zip(kv_pool.buffers, copy.buffers, strict=True):
                 cuda.runtime.copy(target.pointer, source.pointer, source.nbytes, 0)
     cuda.runtime.synchronize(0)
+
+
+def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layers, **options: {}) -> None:
+    """Run a state machine of the host cache against a cache on a device; `more` returns further cache options."""
+
+    class OnDevice(machine):
+        def make_cache(self, layers, **options):
+            return DeviceCache(cuda, layers, **options, **more(layers, **options))
+
+        def poison(self):
+            poison(cuda, self.cache)
+
+    limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(OnDevice, settings=settings(max_examples=examples, stateful_step_count=steps, **limits))
+
+
+def random_step(cuda: Kit, cache, count, seed=0):
+    """Return random keys and values of one step, a pair for each layer."""
+    random = np.random.default_rng(seed)
+    sides = [(cache.key(layer), cache.value(layer)) for layer in range(cache.num_layers)]
+    return [[cuda.put(random.normal(size=(count, *s.shape[2:])).astype(np.float32)) for s in pair] for pair in sides]
+
+
+def write_step(cache, sequences, counts, arrays, stream=None):
+    """Write `arrays` in one step; return its batch, which the caller keeps alive until the stream is done."""
+    batch = cache.prepare(sequences, counts, stream=stream)
+    for layer, (key, value) in enumerate(arrays):
+        cache.write(layer, key, value, batch, stream=stream)
+    cache.commit(batch)
+    return batch
+
+
+def block_bytes(cuda: Kit, cache, sequence):
+    """Return the bytes of each computed block of a sequence, a list for each plane; None for a hole."""
+    found = []
+    for group, pool in enumerate(cache._parts.store.pools):
+        row = cache._parts.tables.blocks(sequence.row, group)[: -(-sequence.num_computed_tokens // cache.block_size)]
+        planes = [plane.numpy() for plane in on_host(cuda, pool).planes()]
+        found += [[plane[block].tobytes() if block else None for block in row] for plane in planes]
+    return found
+
+
+def assert_device_tables(cuda: Kit, cache, batch=None, stream=0):
+    """Assert that tables and batch on the device equal those of the host, after all work of `stream`."""
+    cuda.runtime.synchronize(stream)
+    for group in range(cache.num_groups):
+        np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._parts.tables.table(group))
+    np.testing.assert_array_equal(cuda.get(cache.row_lengths), cache._parts.tables.row_lengths)
+    if batch is not None:
+        assert_device_batch(cuda, batch)
+
+
+def assert_device_batch(cuda: Kit, batch):
+    """Assert that the arrays of a batch on the device equal those of its host side."""
+    for field in fields(batch.host):
+        expected = getattr(batch.host, field.name)
+        if field.name == "slot_mappings":
+            for layer, slots in enumerate(expected):
+                np.testing.assert_array_equal(cuda.get(batch.group(layer).slot_mapping), slots.numpy())
+        else:
+            np.testing.assert_array_equal(cuda.get(getattr(batch, field.name)), expected.numpy(), err_msg=field.name)

@@ -1,4 +1,4 @@
-"""What the tests of CUDA code are given: arrays to the device and back, wherever that is."""
+"""Arrays, streams and graphs of the device that a test runs on, emulated or not."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class DeviceBytes:
 
 
 def extent(array: Any) -> tuple[int, int]:
-    """Return how many bytes an array spans before its first element and from there on."""
+    """Return the bytes that an array spans before its first element, and from its first element on."""
     if 0 in array.shape:
         return 0, 0
     steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    before, behind = -sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
-    return before, behind + array.itemsize
+    before, after = -sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+    return before, after + array.itemsize
 
 
 def whole(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array that a view was taken from."""
+    """Return the array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 class Kit:
-    """Arrays of one CUDA device.
+    """Access to one CUDA device.
 
     Attributes
     ----------
     runtime : Runtime
-        An emulated one also counts what it is asked for (`counts`) and takes a `seed`.
+        An emulated runtime also counts its calls (`counts`) and accepts a `seed`.
     device : str
     is_emulated : bool
     """
@@ -57,35 +57,35 @@ class Kit:
         self.runtime: Any = runtime
         self.device = "cuda:0"
         self.is_emulated = is_emulated
-        self._streams: list[Any] = []  # of CuPy
+        self._streams: list[Any] = []  # CuPy streams, which would otherwise be destroyed
 
     def put(self, array: Any) -> Tensor:
-        """Return a device tensor of an array's elements, with its strides, dtype and gaps.
+        """Copy a host array to the device, with its strides, dtype and gaps.
 
-        A fresh array begins at a multiple of 256; a view as far behind one as it begins behind its base.
+        A new array begins at a multiple of 256 bytes. A view keeps its offset from its base, modulo 256.
         """
         array = np.asarray(array)
-        before, behind = extent(array)
+        before, after = extent(array)
         low = array.ctypes.data - before
         offset = (low - whole(array).ctypes.data) % 256
-        tensor = self._tensor(array.shape, array.strides, array.dtype, offset + before, offset + before + behind)
-        if before + behind:
-            self.runtime.copy(tensor.pointer - before, low, before + behind, 0)
+        tensor = self._tensor(array.shape, array.strides, array.dtype, offset + before, offset + before + after)
+        if before + after:
+            self.runtime.copy(tensor.pointer - before, low, before + after, 0)
             self.runtime.synchronize(0)
         return tensor
 
     def get(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """Return a host array of a device tensor's elements, with its strides, after all work of stream 0."""
+        """Copy a device tensor to a host array with the same strides, after all work of stream 0."""
         tensor = as_tensor(tensor)
-        before, behind = extent(tensor)
-        held = np.empty(max(before + behind, tensor.itemsize), np.uint8)
-        if before + behind:
-            self.runtime.copy(held.ctypes.data, tensor.pointer - before, before + behind, 0)
+        before, after = extent(tensor)
+        held = np.empty(max(before + after, tensor.itemsize), np.uint8)
+        if before + after:
+            self.runtime.copy(held.ctypes.data, tensor.pointer - before, before + after, 0)
         self.runtime.synchronize(0)
         return np.ndarray(tensor.shape, tensor.dtype.numpy, held.data, before, tensor.strides)
 
     def empty(self, shape: Any, dtype: Any = "float32") -> Tensor:
-        """Return a contiguous device tensor, all bytes of it 0xFF."""
+        """Return a contiguous device tensor filled with 0xFF bytes."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(as_dtype(dtype).numpy)
         strides = tuple(int(dtype.itemsize * np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape)))
@@ -96,7 +96,7 @@ class Kit:
         return tensor
 
     def stream(self) -> int:
-        """Return the handle of a new stream, which no other waits for."""
+        """Return the handle of a new stream that does not synchronize with other streams."""
         if self.is_emulated:
             return int(self.runtime.streams.make())
         import cupy
@@ -105,7 +105,7 @@ class Kit:
         return int(self._streams[-1].ptr)
 
     def capture(self, work: Callable[[int], None]) -> Callable[[], None]:
-        """Capture what `work` gives to a stream as a graph; return what launches it once and waits for its end."""
+        """Capture what `work` submits to a stream; return a function that launches the graph and waits for it."""
         if self.is_emulated:
             streams, stream = self.runtime.streams, self.runtime.streams.make()
             streams.begin_capture(stream)

@@ -1,4 +1,4 @@
-"""Which cases are run: a few that reach each path once, or all of them with ``PAGECORE_EMULATE=full``."""
+"""Choice of cases: a few that reach each path once, or all of them with ``PAGECORE_EMULATE=full``."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ FULL = os.environ.get("PAGECORE_EMULATE", "") == "full"
 
 
 def cases(few: Sequence[T], every: Sequence[T]) -> Sequence[T]:
-    """Return the cases that this run is to have."""
+    """Return the cases of this test session."""
     return every if FULL else few

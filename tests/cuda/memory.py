@@ -1,4 +1,4 @@
-"""What lies in memory, elements and gaps: so that a test sees every byte that a kernel changed."""
+"""Comparison of memory with its gaps, which shows every byte that a kernel changed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.cuda.kit import Kit, extent
 
 
 def memory_of(array: Any) -> bytes:
-    """Return all bytes that a host array spans, its gaps included."""
+    """Return all bytes that a host array spans, including its gaps."""
     before, behind = extent(array)
     return ctypes.string_at(array.ctypes.data - before, before + behind)
 
 
 def assert_same_memory(got: Any, expected: Any) -> None:
-    """Bit for bit, where the one is the device's copy of the other's layout."""
+    """Assert that two host arrays with the same strides are equal in every bit, gaps included."""
     assert got.shape == expected.shape
     assert got.strides == expected.strides
     if memory_of(got) != memory_of(expected):
         differs = (bytes_of(got) != bytes_of(expected)).any(axis=-1)
         first = [int(axis[0]) for axis in differs.nonzero()] if differs.any() else "a gap"
-        raise AssertionError(f"{differs.sum()} of {differs.size} elements differ, the first at {first}")
+        raise AssertionError(f"{differs.sum()} of {differs.size} elements differ, first at {first}")
 
 
 def bytes_of(array: Any) -> Any:
@@ -34,7 +34,7 @@ def bytes_of(array: Any) -> Any:
 
 
 def spaced(array: Any, axis: int) -> Any:
-    """Return a copy whose entries along one axis lie an odd number of elements apart."""
+    """Return a copy whose stride along one axis is an odd number of elements."""
     strides, step = [0] * array.ndim, 1
     for i in reversed(range(array.ndim)):
         strides[i] = step + (i == axis)
@@ -46,14 +46,14 @@ def spaced(array: Any, axis: int) -> Any:
     return copy
 
 
-def want_memory(cuda: Kit, num_bytes: int) -> None:
-    """Skip a test where the device has not that much; the emulator takes memory only where it is touched."""
+def require_memory(cuda: Kit, num_bytes: int) -> None:
+    """Skip a test if the GPU has less free memory; the emulator allocates only the pages that are touched."""
     if not cuda.is_emulated and cuda.runtime.memory_info(0)[0] < num_bytes:
-        missing("device memory", f"the test wants {num_bytes:,} bytes")
+        missing("device memory", f"the test needs {num_bytes:,} bytes")
 
 
 def calls_of(cuda: Kit, call: Callable[[], Any]) -> dict[str, int]:
-    """Run a call a second time and return what it then asked of the emulated runtime, and not what kernels did."""
+    """Run a call twice; return the counts of the emulated runtime for the second run, before its kernels run."""
     call()
     cuda.runtime.streams.deferred = True
     before = cuda.runtime.counts.copy()

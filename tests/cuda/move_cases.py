@@ -1,4 +1,4 @@
-"""What the tests of block copies share: index arrays on either side, and arrays by the list."""
+"""Shared parts of the tests of block copies: index arrays on host or device, and lists of arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASTS = [(a, b) for a in DTYPES for b in DTYPES if a != b]
 
 
 def indices(cuda: Kit, values: Any, place: str) -> Any:
-    """Index arrays on the host as lists, or on the device with gaps between rows."""
+    """Return index values as a list on the host, or as a device array with gaps between rows."""
     if place == "host":
         return np.asarray(values).tolist() if len(values) else np.asarray(values)
     array = np.asarray(values, place)

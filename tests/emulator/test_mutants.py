@@ -10,13 +10,12 @@ import pytest
 import pagecore
 from pagecore.arrays.cuda import use_runtime
 from pagecore.ops.cuda.variants import use_prefill_variant
-from tests.cuda.attention_cases import DeviceCase, check
+from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
 from tests.emulator.mutants import survivors
 from tests.ops.cases import Shape, make_case
 
-BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)
 FLOATS = replace(MIXED, query_dtype="float32", cache_dtype="float32")

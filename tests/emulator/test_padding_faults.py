@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from pagecore.arrays.cuda import use_runtime
-from tests.cuda.attention_cases import DeviceCase, compare
+from tests.cuda.attention_cases import BF16, DeviceCase, compare, in_last_slot, poisoned
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
-from tests.cuda.padded_dims import BF16, in_last_slot, poisoned
 from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault, plant
 from tests.emulator.runtime import EmulatedRuntime

@@ -11,6 +11,7 @@ import pytest
 from pagecore.index import BlockPool, BlockTables, RadixTree, SlotAllocator
 
 pytestmark = [
+    pytest.mark.serial,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # of JAX, where another test has imported it

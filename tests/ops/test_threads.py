@@ -20,6 +20,7 @@ from pagecore.ops.cpu_count import usable_cores
 from tests.ops.cases import Shape, make_case
 
 ROOT = Path(__file__).parents[2]
+C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33, which glibc reserves
 # Long enough that eight threads share them: decode, and prompts beside decode.
 DECODE = Shape(seq_lens=(3000, 17, 1500, 0, 900, 2100), heads=(8, 4))
 MIXED = Shape(seq_lens=(1500, 300, 1, 2100, 700), query_lens=(1, 300, 1, 5, 90), heads=(8, 4))
@@ -59,17 +60,18 @@ def signal_bits(signals: Iterable[int]) -> int:
 
 
 def own_threads() -> dict[str, int]:
-    """The threads of the kernels in this process, by name, and the signals that each blocks.
+    """Return the kernel threads of this process by name, each with the valid signals that it blocks.
 
-    Without the two of the C library's own, which a thread also blocks until it first runs.
+    A thread blocks every signal, the C library's own two as well, until the system first runs it: wait for that.
     """
     valid = signal_bits(signal.valid_signals())
-    found = {}
-    for task in Path("/proc/self/task").iterdir():
-        lines = dict(line.split(":\t") for line in (task / "status").read_text().splitlines())
-        if lines["Name"].startswith("pagecore-"):
-            found[lines["Name"]] = int(lines["SigBlk"], 16) & valid
-    return dict(sorted(found.items()))
+    while True:
+        tasks = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
+        fields = [dict(line.split(":\t") for line in text.splitlines()) for text in tasks]
+        found = {each["Name"]: int(each["SigBlk"], 16) for each in fields if each["Name"].startswith("pagecore-")}
+        if not any(blocked & C_LIBRARY_SIGNALS for blocked in found.values()):
+            return {name: blocked & valid for name, blocked in sorted(found.items())}
+        os.sched_yield()
 
 
 # ---- how many

@@ -155,7 +155,7 @@ def trace(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ReplayOptions.__dataclass_fields__.keys() - {"layers"})
+@pytest.mark.parametrize("name", sorted(ReplayOptions.__dataclass_fields__.keys() - {"layers"}))
 def test_a_foreign_option_of_a_replay_is_served_or_refused_by_name(trace, name):
     others = {} if name in ("memory", "blocks") else {"blocks": 10}
     assert try_all(lambda value: replay(trace, ReplayOptions(**others | {name: value}))) > len(VALUES) / 2

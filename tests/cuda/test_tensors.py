@@ -1,0 +1,72 @@
+"""Tensors in device memory: contents, views, uploads and synchronization between streams."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore.arrays import strided
+from pagecore.arrays.streams import note_work
+from pagecore.arrays.uploads import NUM_SLOTS, SLOT_BYTES_MAX, to_device, upload
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "bool"])
+def test_zeros_are_zeros(cuda, dtype):
+    tensor = pagecore.zeros((3, 5), dtype, cuda.device)
+    got = cuda.get(tensor)
+    assert (got.shape, got.dtype) == ((3, 5), tensor.dtype.numpy)
+    assert not got.view(np.uint8).any()
+
+
+def test_an_empty_shape_has_no_elements(cuda):
+    assert cuda.get(pagecore.zeros((0, 5), "float32", cuda.device)).shape == (0, 5)
+    assert cuda.get(pagecore.zeros((), "float32", cuda.device)) == 0
+
+
+def test_the_source_of_an_upload_may_change_at_once(cuda):
+    """With many uploads in flight, and with a large one, which is the only kind that is read in place."""
+    rng = np.random.default_rng(0)
+    sizes = [*rng.integers(1, 5000, 2 * NUM_SLOTS), SLOT_BYTES_MAX, SLOT_BYTES_MAX + 1]
+    arrays = [rng.integers(0, 256, size, np.uint8) for size in sizes]
+    tensors = [cuda.empty(array.shape, "uint8") for array in arrays]
+    stream, read_in_place = cuda.stream(), cuda.runtime.counts["pageable"] if cuda.is_emulated else 0
+    for array, tensor in zip(arrays, tensors, strict=True):
+        sent = array.copy()
+        upload(sent.ctypes.data, sent.nbytes, tensor.pointer, stream, 0)
+        sent[:] = ~sent
+    if cuda.is_emulated:
+        assert cuda.runtime.counts["pageable"] == read_in_place + 1
+    cuda.runtime.synchronize(stream)
+    for array, tensor in zip(arrays, tensors, strict=True):
+        np.testing.assert_array_equal(cuda.get(tensor), array)
+
+
+def test_views_are_views_of_the_same_memory(cuda):
+    numbers = np.arange(24, dtype=ml_dtypes.bfloat16).reshape(4, 6)
+    tensor = cuda.put(numbers)
+    np.testing.assert_array_equal(cuda.get(tensor[1:, ::-2]), numbers[1:, ::-2])
+    np.testing.assert_array_equal(cuda.get(tensor.transpose()), numbers.T)
+    np.testing.assert_array_equal(cuda.get(tensor.reshape(3, 8)[-1]), numbers.reshape(3, 8)[-1])
+
+
+def test_a_view_of_a_buffer_has_its_own_strides(cuda):
+    tensor = cuda.put(np.arange(24, dtype=np.float32))
+    cut = strided(tensor, (2, 3), (48, 8), byte_offset=4)
+    np.testing.assert_array_equal(cuda.get(cut), [[1, 3, 5], [13, 15, 17]])
+
+
+def test_a_capsule_and_back_is_the_same_memory(cuda):
+    tensor = pagecore.zeros((2, 3), "bfloat16", cuda.device)
+    back = pagecore.as_tensor(tensor.__dlpack__(max_version=(1, 0)))
+    assert (back.pointer, back.shape, back.dtype, back.device) == (tensor.pointer, (2, 3), "bfloat16", cuda.device)
+    note_work(tensor, 0)
+    assert pagecore.as_tensor(tensor.__dlpack__(stream=1)).pointer == tensor.pointer
+
+
+def test_an_uploaded_array_is_visible_to_every_stream(cuda):
+    if cuda.is_emulated:
+        cuda.runtime.stream = cuda.stream()
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    np.testing.assert_array_equal(cuda.get(to_device(array, cuda.device)), array)

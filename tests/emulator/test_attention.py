@@ -1,1 +1,0 @@
-from tests.cuda.attention import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.cuda.decode import *  # noqa: F403

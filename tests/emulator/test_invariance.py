@@ -1,1 +1,0 @@
-from tests.cuda.invariance import *  # noqa: F403

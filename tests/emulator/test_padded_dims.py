@@ -1,1 +1,0 @@
-from tests.cuda.padded_dims import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.cuda.plan import *  # noqa: F403

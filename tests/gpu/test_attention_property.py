@@ -1,1 +1,0 @@
-from tests.cuda.attention_property import *  # noqa: F403

@@ -1,3 +1,0 @@
-"""The bodies of tests/cuda/pairs.py."""
-
-from tests.cuda.pairs import *  # noqa: F403

@@ -1,1 +1,0 @@
-from tests.cuda.tensors import *  # noqa: F403
