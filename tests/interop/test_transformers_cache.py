@@ -182,7 +182,7 @@ def test_embeddings_are_continued_and_publish_nothing(family):
     cache = make_cache(model)
     got = model.generate(inputs_embeds=embeddings, past_key_values=cache, **options)
     assert got.tolist() == expected.tolist()
-    assert [sequence.num_tokens for sequence in cache._rows.sequences] == [0, 0]
+    assert [sequence.num_tokens for sequence in cache._generation.rows.sequences] == [0, 0]
     if family == "llama":
         cache.crop(-3)
         assert cache.get_seq_length() == 12 + 7 - 3
@@ -200,7 +200,7 @@ def test_ids_after_embeddings_are_not_taken_for_the_first_tokens():
         model(inputs_embeds=model.get_input_embeddings()(ids[:, 4:8]), past_key_values=cache)
         got = model(ids[:, 8:], past_key_values=cache).logits
         torch.testing.assert_close(got, model(ids).logits[:, 8:], rtol=1e-4, atol=1e-4)
-    (sequence,) = cache._rows.sequences
+    (sequence,) = cache._generation.rows.sequences
     assert (sequence.tokens.tolist(), sequence.num_computed_tokens) == (ids[0, :4].tolist(), 8)
     assert num_cached(cache) == 1
 

@@ -194,7 +194,7 @@ def test_embeddings_begin_anew_where_nothing_is_left_to_compute():
         got = model.generate(inputs_embeds=embeddings, past_key_values=cache, **options)
         assert got.tolist() == expected.tolist()
     both_with(model, cache, ids)
-    assert cache._rows.sequences[0].num_tokens > 0
+    assert cache._generation.rows.sequences[0].num_tokens > 0
 
 
 def test_new_tokens_behind_the_mask_of_a_whole_text_go_on():
@@ -258,7 +258,7 @@ def test_any_calls_in_a_row_give_what_each_gives_alone(seed):
         elif choice == 2:
             text = text[:rows]
         elif choice == 3:
-            cache.crop(-min(draw(3), cache._pending()))
+            cache.crop(-min(draw(3), cache._generation.num_pending_columns))
         else:
             text = torch.cat([text, prompts(len(text), 1 + draw(4), seed=step)], dim=1)
         mask = None if draw(3) else left_padded(text, min(2, text.shape[1] - 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from transformers import AttentionInterface
@@ -16,12 +16,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from pagecore.errors import UnsupportedOption
+from pagecore.interop.transformers.forward import Forward
+from pagecore.interop.transformers.implementation import NAME
 
-if TYPE_CHECKING:
-    from pagecore.interop.transformers.forward import Forward
-
-NAME = "pagecore"
-REMEDY = f'call model.set_attn_implementation("{NAME}")'
 _STORED_KEYS = "_pagecore_stored_keys"
 _REFUSAL = "_pagecore_refusal"
 # Options of attention, beside those of `_attention`, by which models change what it gives.

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.attention import REMEDY
+from pagecore.interop.transformers.implementation import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
-from pagecore.interop.transformers.rows import Rows
+from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.tracing import untraced
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -29,7 +29,7 @@ class Forward:
     the rows as they were before it.
     """
 
-    def __init__(self, rows: Rows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
+    def __init__(self, rows: BatchRows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
         self._rows = rows
         self._is_token = inputs.is_token
         self._given_ids = inputs.given_ids
@@ -39,11 +39,11 @@ class Forward:
         self.is_over = False
         # Which rows of the pass are stored, and for each row the place among them of the one that stands for it.
         self._unique_rows: NDArray[np.intp] | None = None
-        self._row_of_unique: NDArray[np.intp] | None = None
-        self._before = rows.standing()
+        self._unique_of_row: NDArray[np.intp] | None = None
+        self._before = rows.snapshot()
         try:
             is_token = self._take_rows(inputs)
-            self._pick, self._repeat = _index(self._unique_rows, device), _index(self._row_of_unique, device)
+            self._pick, self._repeat = _index(self._unique_rows, device), _index(self._unique_of_row, device)
             # Which of the stored columns are tokens, flat; None where all are.
             self._places = None if is_token.all() else _index(np.flatnonzero(is_token), device)
             # The pass runs on torch's current stream; left to itself, the cache would send its arrays on CuPy's.
@@ -64,7 +64,7 @@ class Forward:
         ids = rows.reusable_ids(inputs)
         if is_first:
             if ids is not None:
-                self._unique_rows, self._row_of_unique = _equal_rows(ids, inputs.is_token)
+                self._unique_rows, self._unique_of_row = _equal_rows(ids, inputs.is_token)
             rows.open(inputs.batch if self._unique_rows is None else len(self._unique_rows))
         is_token = inputs.is_token if self._unique_rows is None else inputs.is_token[self._unique_rows]
         if ids is not None:
@@ -149,8 +149,8 @@ class Forward:
             rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
         given = None if self._given_ids is None else self._given_ids[:, :num_columns]
         rows.extend(counted, given if given is None or self._unique_rows is None else given[self._unique_rows])
-        if self._row_of_unique is not None:
-            rows.select(self._row_of_unique.tolist())
+        if self._unique_of_row is not None:
+            rows.select(self._unique_of_row.tolist())
 
     def abandon(self) -> None:
         """Undo a pass that failed."""
@@ -190,7 +190,7 @@ def _fits(batch: Batch, is_token: Mask) -> bool:
     return not batch.in_flight and (batch.max_sequences, batch.max_tokens) == (len(is_token), int(is_token.sum()))
 
 
-def _check_room(rows: Rows, count: int) -> None:
+def _check_room(rows: BatchRows, count: int) -> None:
     free = rows.cache.max_sequences - rows.cache.num_sequences
     if count > free:
         raise OutOfRows(
@@ -203,15 +203,15 @@ def _equal_rows(ids: Ids, is_token: Mask) -> tuple[NDArray[np.intp] | None, NDAr
     """The first of each set of equal rows, and for each row the place of its first; None where no two are equal."""
     places: dict[bytes, int] = {}
     unique_rows: list[int] = []
-    row_of_unique: list[int] = []
+    unique_of_row: list[int] = []
     for row, tokens in enumerate(np.where(is_token, ids, -1)):
         place = places.setdefault(tokens.tobytes(), len(unique_rows))
         if place == len(unique_rows):
             unique_rows.append(row)
-        row_of_unique.append(place)
-    if len(unique_rows) == len(row_of_unique):
+        unique_of_row.append(place)
+    if len(unique_rows) == len(unique_of_row):
         return None, None
-    return np.asarray(unique_rows, np.intp), np.asarray(row_of_unique, np.intp)
+    return np.asarray(unique_rows, np.intp), np.asarray(unique_of_row, np.intp)
 
 
 def _index(array: NDArray[np.intp] | None, device: torch.device) -> torch.Tensor | None:

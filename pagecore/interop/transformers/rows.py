@@ -28,7 +28,7 @@ UNKNOWN = -1  # the id of a column that was computed from embeddings
 
 
 @dataclass(frozen=True)
-class Standing:
+class RowsSnapshot:
     """What rows were before a pass: how many, which ids they wait to compute, and whether new ids become known."""
 
     count: int
@@ -36,7 +36,7 @@ class Standing:
     is_known: bool
 
 
-class Rows:
+class BatchRows:
     """The rows of a batch; `cache` holds their tokens.
 
     I1: between calls every sequence has as many computed tokens as its row of `is_token` has ones.
@@ -135,14 +135,14 @@ class Rows:
         row, column = np.unravel_index(int(differs.argmax()), differs.shape)
         return int(row), int(column)
 
-    def standing(self) -> Standing:
+    def snapshot(self) -> RowsSnapshot:
         """What `restore` goes back to."""
         waiting = [
             s.tokens[s.num_computed_tokens :] if s.num_tokens > s.num_computed_tokens else () for s in self.sequences
         ]
-        return Standing(len(self), waiting, self._is_known)
+        return RowsSnapshot(len(self), waiting, self._is_known)
 
-    def restore(self, before: Standing) -> None:
+    def restore(self, before: RowsSnapshot) -> None:
         """Undo what a pass that does not count did to the rows: it may have opened or repeated them, and their ids."""
         if before.count == 0:
             self.clear()

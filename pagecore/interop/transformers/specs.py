@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pagecore.errors import UnsupportedOption
@@ -9,6 +10,9 @@ from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
 from pagecore.models.unserved import FULL, SLIDING, unserved_kind
 from pagecore.storage import AttentionSpec
+
+# Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
 def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
@@ -38,6 +42,13 @@ def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
         AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads)
         for window in _windows(config)
     ]
+
+
+def keys_depend_on_length(config: Any) -> bool:
+    """Return True if the model's rotary embedding depends on the length of the text."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    each = [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
+    return any(parameters.get("rope_type", parameters.get("type")) in _LENGTH_DEPENDENT for parameters in each)
 
 
 def _windows(config: Any) -> list[int | None]:
