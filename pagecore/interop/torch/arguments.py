@@ -1,4 +1,4 @@
-"""Checks of what torch would refuse without a remedy, and arguments as the operators take them."""
+"""Checks and conversions of arguments before torch dispatches an operator."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 Scale: TypeAlias = torch.Tensor | float | None
 
-_WIDEST = 2**31 - 1  # a window that no sequence reaches
-WRITTEN = "key value key_cache value_cache slot_mapping"
-ATTENDED = "query key_cache value_cache block_table seq_lens out"
+_WINDOW_MAX = 2**31 - 1  # wider than any sequence is long
+WRITE_ARRAYS = "key value key_cache value_cache slot_mapping"
+ATTENTION_ARRAYS = "query key_cache value_cache block_table seq_lens out"
 
-# What torch takes for each option without a word; of what is something else `_check_option` decides.
+# Types of each option that torch accepts without a check; `_check_option` decides about other types.
 _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
 _OPTIONS = {
@@ -38,16 +38,23 @@ _OPTIONS = {
 }
 
 
-def check_arguments(*arrays: object, options: dict[str, Any] | None = None, names: str = ATTENDED) -> None:
-    """Refuse what torch itself would refuse without a remedy, or take and give gradients of 0 for.
+def check_arguments(*arrays: object, options: dict[str, Any] | None = None, names: str = ATTENTION_ARRAYS) -> None:
+    """Raise for arguments that torch would reject without a remedy, or would accept and give gradients of 0.
 
-    `names` are those of the arrays; the last one names all that follow.
+    Parameters
+    ----------
+    *arrays : object
+        Must be torch tensors.
+    options : dict, optional
+        The other arguments by name.
+    names : str
+        Names of `arrays`, separated by spaces; the last one names all further arrays.
     """
     for array in arrays:
         if not isinstance(array, torch.Tensor):
-            place = next(place for place, each in enumerate(arrays) if each is array)
-            named = names.split()
-            raise _no_tensor(array, f"is given as {named[min(place, len(named) - 1)]}")
+            position = next(position for position, each in enumerate(arrays) if each is array)
+            listed = names.split()
+            raise _not_a_tensor(array, listed[min(position, len(listed) - 1)])
     if options:
         for name, value in options.items():
             if name in _OPTIONS and not isinstance(value, _OPTIONS[name]):
@@ -58,7 +65,7 @@ def check_arguments(*arrays: object, options: dict[str, Any] | None = None, name
 
 def _check_option(name: str, value: Any) -> None:
     if _OPTIONS[name] is _ARRAY:
-        raise _no_tensor(value, f"is given as {name}")
+        raise _not_a_tensor(value, name)
     if name == "causal":
         if not isinstance(value, np.bool_):
             raise UnsupportedOption(f"causal is {brief(value)}; it must be True or False")
@@ -69,16 +76,16 @@ def _check_option(name: str, value: Any) -> None:
         raise UnsupportedOption(f"{name} is {brief(value)}; it must be a number")
 
 
-def _no_tensor(array: object, how: str) -> UnsupportedDtype:
+def _not_a_tensor(array: object, name: str) -> UnsupportedDtype:
     remedy = "as_torch(tensor)" if type(array) is Tensor else "torch.as_tensor(array)"
     return UnsupportedDtype(
-        f"a {type(array).__module__}.{type(array).__name__} {how}; the operators take torch tensors alone: pass "
-        f"{remedy}, or call pagecore's own function"
+        f"{name} is a {type(array).__module__}.{type(array).__name__}; the operators only take torch tensors: pass "
+        f"{remedy}, or call the function of the package pagecore"
     )
 
 
 def _refuse_gradients(given: tuple[Any, ...]) -> None:
-    """Under torch.func an operator without a gradient is a constant to torch, and so it is to forward mode."""
+    """Refuse torch.func and forward mode, which treat an operator without a gradient as a constant."""
     is_differentiated = any(
         transform.key() in (TransformType.Grad, TransformType.Jvp) for transform in _transforms() or ()
     )
@@ -86,13 +93,13 @@ def _refuse_gradients(given: tuple[Any, ...]) -> None:
         is_wrapped = is_differentiated and is_functorch_wrapped_tensor(array)
         if is_wrapped or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None):
             raise UnsupportedOption(
-                "an operator is differentiated by torch.func or in forward mode, and it has no gradient; call it "
-                "outside of what is differentiated, on plain tensors, or attend by other means"
+                "torch.func or forward mode differentiates an operator of pagecore, which has no gradient; call the "
+                "operator outside of the differentiated function, or use another implementation of attention"
             )
 
 
-def each_head(scale: Scale, key_cache: torch.Tensor) -> Any:
-    """One number for each key head, as the operators take it; what is no number as it is, to be refused."""
+def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
+    """Expand a number to a float32 tensor ``[Hkv]``; return any other value unchanged."""
     if not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
         return scale
     if key_cache.ndim != 4:
@@ -101,7 +108,10 @@ def each_head(scale: Scale, key_cache: torch.Tensor) -> Any:
 
 
 def window_sides(window: Window) -> tuple[int, int]:
-    """(left, right), -1 for no bound; a number of keys counts the query's own."""
+    """Return ``(left, right)`` of the option `window`, -1 for no bound.
+
+    A single number counts the query's own key: 1 is a left side of 0.
+    """
     if window is None:
         return -1, -1
     if isinstance(window, tuple | list):
@@ -116,7 +126,7 @@ def window_sides(window: Window) -> tuple[int, int]:
 
 def _count(number: Any, window: Window) -> Any:
     if isinstance(number, int | np.integer):
-        return min(max(int(number), -2), _WIDEST)
+        return min(max(int(number), -2), _WINDOW_MAX)
     if isinstance(number, torch.SymInt):
         return number
     raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")

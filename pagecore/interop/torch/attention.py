@@ -10,7 +10,7 @@ from pagecore import ops
 from pagecore.arrays.refusals import brief
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.torch import registration
-from pagecore.interop.torch.arguments import Scale, Window, check_arguments, each_head, window_sides
+from pagecore.interop.torch.arguments import Scale, Window, check_arguments, per_head_scale, window_sides
 
 
 def plan_attention(
@@ -25,39 +25,43 @@ def plan_attention(
 ) -> torch.Tensor:
     """Plan the attention of one batch as a torch operator, once for all layers of a step.
 
-    The result goes to every call of `paged_attention` that has these lengths, heads, causality and window; calls
-    without a plan each plan their batch again. On CUDA a kernel plans: nothing is copied, nothing waits, and a captured
-    graph plans anew in each replay. On the host a plan is empty, and each call plans its batch itself.
+    Pass the plan to every call of `paged_attention` with the same lengths, heads, causality and window; a call without
+    a plan plans its batch itself. On CUDA a kernel writes the plan: nothing is copied to the host, the host does not
+    wait, and a captured graph plans again in each replay. On the host the plan is empty, and each call plans its batch
+    itself.
 
     Parameters
     ----------
-    cu_query_lens : integers, [B + 1], or None
-        None is one query for each sequence.
-    seq_lens : integers, [B]
-        Keys of each sequence, the new ones included.
+    cu_query_lens : Tensor, integers [B + 1], or None
+        Prefix sums of the query lengths. None: one query per sequence.
+    seq_lens : Tensor, integers [B]
+        Number of keys of each sequence, new tokens included.
     num_query_heads, num_kv_heads : int
     num_tokens : int, optional
-        Rows of the query, padding included; with `cu_query_lens` it must be given, without it is B.
-    causal, window
-        As the calls have them.
+        Rows of the query, padding included. Required with `cu_query_lens`; defaults to B without it.
+    causal : bool
+    window : int, (int or None, int or None), optional
+        `causal` and `window` must equal those of the calls that use the plan.
 
     Returns
     -------
-    uint8, [B + 1, bytes]
-        A new tensor on the device of `seq_lens`. Calls with it must follow each other on one stream: they share
-        counters that lie in it, and leave them as they were.
+    Tensor, uint8 [B + 1, bytes]
+        A new tensor on the device of `seq_lens`. Calls that use one plan must run one after the other on one stream:
+        they share counters inside the plan, which each call resets.
 
     Raises
     ------
-    UnsupportedDtype, UnsupportedOption, ShapeError, DeviceError
-        What is not a torch tensor, and arrays that do not fit each other. That a plan is one of the call's lengths,
-        causality and window is checked under `pagecore.debug(True)` alone.
+    UnsupportedDtype
+        An argument is not a torch tensor, or its dtype is not an integer.
+    ShapeError, DeviceError, UnsupportedOption
+        Shapes or devices do not match, or an option is invalid. Only `pagecore.debug(True)` checks that a plan was made
+        for the lengths, causality and window of a call.
     """
     options: dict[str, Any] = {"cu_query_lens": cu_query_lens, "causal": causal}
     check_arguments(seq_lens, options=options)
     if num_tokens is None:
         if cu_query_lens is not None:
-            raise ShapeError("num_tokens is missing; beside cu_query_lens it must be the number of rows of the query")
+            raise ShapeError("num_tokens is missing; with cu_query_lens, pass the number of rows of the query")
         num_tokens = seq_lens.shape[0]
     left, right = window_sides(window)
     plan: torch.Tensor = registration.plan_attention(
@@ -87,29 +91,56 @@ def paged_attention(
     return_lse: bool = False,
     **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """`pagecore.paged_attention` as a torch operator: every option but `stream`.
+    """Attend to paged keys and values: `pagecore.paged_attention` as a torch operator.
 
-    All arrays are torch tensors of one device. `plan` is what `plan_attention` of this module returns; without one each
-    call plans its batch itself. With `out`, which is mutated and returned, `return_lse` is refused.
+    Takes all options of `pagecore.paged_attention` except `stream`; the operator runs on torch's current stream. All
+    tensors are on one device.
+
+    Parameters
+    ----------
+    query : Tensor, [T, Hq, D]
+    key_cache : Tensor, [num_blocks, block_size, Hkv, D]
+    value_cache : Tensor, [num_blocks, block_size, Hkv, Dv]
+    block_table : Tensor, integers [rows, max_blocks]
+    seq_lens : Tensor, integers [B]
+    window : int, (int or None, int or None), optional
+    key_scale, value_scale : float or Tensor [Hkv], optional
+    out : Tensor, [T, Hq, Dv], optional
+        Mutated and returned. Not supported together with `return_lse`.
+    return_lse : bool
+    **options
+        Passed on; `plan` must be a result of `plan_attention` of this module. A call without a plan plans its batch
+        itself.
+
+    Returns
+    -------
+    Tensor, [T, Hq, Dv], or (Tensor, Tensor)
+        With `return_lse` also the log-sum-exp, float32 [T, Hq].
 
     Raises
     ------
     UnsupportedDtype
-        What is no torch tensor.
-    As `pagecore.paged_attention`; while a graph is traced, what does not fit is refused then.
+        An array is not a torch tensor.
+    UnsupportedOption
+        `stream`, an `AttentionPlan`, or `out` with `return_lse`.
+    PagecoreError
+        As `pagecore.paged_attention`. Tracing a graph already raises for shapes, dtypes and devices.
     """
     if window is not None:
         options["window_left"], options["window_right"] = window_sides(window)
     if key_scale is not None:
-        options["key_scale"] = each_head(key_scale, key_cache)
+        options["key_scale"] = per_head_scale(key_scale, key_cache)
     if value_scale is not None:
-        options["value_scale"] = each_head(value_scale, key_cache)
+        options["value_scale"] = per_head_scale(value_scale, key_cache)
     if options.pop("stream", None) is not None:
-        raise UnsupportedOption("stream is given; a torch operator takes none: leave it out, or call pagecore's own")
+        raise UnsupportedOption(
+            "stream is not an option of the torch operator, which runs on torch's current stream; leave stream out, or "
+            "call pagecore.paged_attention"
+        )
     if type(options.get("plan")) is ops.AttentionPlan:
         raise UnsupportedOption(
-            "plan is an AttentionPlan, which no operator takes; pass what plan_attention of this module returns, or "
-            "call pagecore's own function"
+            "plan is an AttentionPlan, which the torch operator does not take; pass the result of "
+            "pagecore.interop.torch.plan_attention, or call pagecore.paged_attention"
         )
     arrays = (query, key_cache, value_cache, block_table, seq_lens)
     if return_lse is not True and return_lse is not False:
@@ -122,7 +153,9 @@ def paged_attention(
         attended: torch.Tensor = registration.paged_attention(*arrays, **options)
         return attended
     if return_lse:
-        raise UnsupportedOption("out and return_lse are both given; the operator with out= gives no lse: leave one out")
+        raise UnsupportedOption(
+            "out and return_lse are both given; the operator with out= does not return the lse: leave one out"
+        )
     check_arguments(*arrays, out, options=options)
     registration.paged_attention_out(*arrays, out, **options)
     return out
@@ -131,7 +164,26 @@ def paged_attention(
 def merge_attention(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`pagecore.merge_attention` as a torch operator, into fresh tensors."""
+    """Merge attention over two disjoint sets of keys: `pagecore.merge_attention` as a torch operator.
+
+    Parameters
+    ----------
+    out_a, out_b : Tensor, [T, H, D]
+    lse_a, lse_b : Tensor, float32 [T, H]
+
+    Returns
+    -------
+    out : Tensor, [T, H, D]
+    lse : Tensor, float32 [T, H]
+        New tensors.
+
+    Raises
+    ------
+    UnsupportedDtype
+        An array is not a torch tensor.
+    PagecoreError
+        As `pagecore.merge_attention`.
+    """
     check_arguments(out_a, lse_a, out_b, lse_b, names="out_a lse_a out_b lse_b")
     merged: tuple[torch.Tensor, torch.Tensor] = registration.merge_attention(out_a, lse_a, out_b, lse_b)
     return merged

@@ -1,4 +1,4 @@
-"""Memory of pagecore as torch tensors."""
+"""Zero-copy views of pagecore tensors in torch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from pagecore.errors import UnsupportedDtype, UnsupportedOption
 
 
 def as_torch(tensor: Tensor, *, read_only: bool = False) -> torch.Tensor:
-    """A torch tensor over the memory of a `pagecore.Tensor`: `cache.key(0)`, `batch.positions`, a pool's plane.
+    """Return a torch tensor over the memory of a `pagecore.Tensor`, such as `cache.key(0)` or `batch.positions`.
 
-    Zero-copy in every dtype of the table, bfloat16 and float8 among them. Each side keeps the memory alive, not the
-    other: the cache may go first, or the torch tensor.
+    Zero-copy for every dtype, including bfloat16 and float8. The torch tensor shares ownership of the memory: it stays
+    valid after the cache is deleted.
 
     Parameters
     ----------
-    tensor : Tensor
+    tensor : pagecore.Tensor
     read_only : bool
-        Show read-only memory too, such as `cache.block_table(0)`, for the operators to read. torch cannot guard it:
-        whoever writes to it breaks what its owner counts on.
+        Accept read-only memory, such as `cache.block_table(0)`. torch has no read-only tensors, so it does not prevent
+        writes to the result; a write corrupts the state of the cache.
+
+    Returns
+    -------
+    torch.Tensor
+        Aliases `tensor`.
 
     Raises
     ------
     UnsupportedOption
-        The tensor is read-only, and `read_only` does not allow for it; or it has negative strides.
+        The tensor is read-only and `read_only` is False, or a stride is negative.
     UnsupportedDtype
-        No `pagecore.Tensor`.
+        `tensor` is not a `pagecore.Tensor`.
     """
     if type(tensor) is not Tensor:
         raise UnsupportedDtype(
@@ -35,9 +40,9 @@ def as_torch(tensor: Tensor, *, read_only: bool = False) -> torch.Tensor:
         )
     if tensor.readonly and not read_only:
         raise UnsupportedOption(
-            "the tensor is read-only, which torch cannot say of a tensor; pass read_only=True where nobody writes to "
-            "it, or copy it first"
+            "the tensor is read-only, and torch has no read-only tensors; pass read_only=True if you only read the "
+            "result, or copy the tensor first"
         )
     refuse_negative_strides(tensor)
-    shown: torch.Tensor = torch.from_dlpack(tensor)
-    return shown
+    view: torch.Tensor = torch.from_dlpack(tensor)
+    return view

@@ -1,4 +1,4 @@
-"""What the operators return where only shapes are traced, and what is refused there already."""
+"""Fake implementations of the operators: result shapes for tracing, and the errors that tracing can already raise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pagecore.interop.torch.plans import check_lengths, check_plan, empty_plan
 
 def _write_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any, **scales: Any) -> None:
     _check_traced(("key", key, 3), ("value", value, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
-    _refuse_without_memory(key, slot_mapping=slots, **scales)
-    _refuse_moving(key_cache=key_cache, value_cache=value_cache)
+    _refuse_meta_mix(key, slot_mapping=slots, **scales)
+    _refuse_symbolic_offset(key_cache=key_cache, value_cache=value_cache)
 
 
 def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
@@ -24,7 +24,7 @@ def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
 
 def _paged_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, lens: Any, **options: Any) -> Any:
     _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
-    _refuse_without_memory(query, block_table=table, seq_lens=lens, **options)
+    _refuse_meta_mix(query, block_table=table, seq_lens=lens, **options)
     check_plan(options.get("plan"), query, key_cache, lens)
     return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
 
@@ -41,7 +41,7 @@ def _paged_attention_out(
     _check_traced(("query", query, 3), ("out", out, 3))
     if out.dtype != expected.dtype:
         raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is")
-    _refuse_moving(out=out)
+    _refuse_symbolic_offset(out=out)
 
 
 def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
@@ -50,9 +50,9 @@ def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
 
 
 def _copy_blocks(caches: list[Any], pairs: Any, **_: bool) -> None:
-    for place, cache in enumerate(caches):
-        _refuse_moving(**{f"caches[{place}]": cache})
-        _refuse_without_memory(cache, pairs=pairs)
+    for position, cache in enumerate(caches):
+        _refuse_symbolic_offset(**{f"caches[{position}]": cache})
+        _refuse_meta_mix(cache, pairs=pairs)
 
 
 def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) -> None:
@@ -65,26 +65,27 @@ def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) ->
             raise DeviceError(f"{name} is on {array.device} and {first[0]} on {first[1].device}; move one to the other")
         if array.requires_grad and torch.is_grad_enabled():
             raise UnsupportedOption(
-                f"{name} requires grad, and the operator has no gradient; pass {name}.detach() (what is computed under "
-                "torch.no_grad() requires none)"
+                f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or compute {name} under "
+                "torch.no_grad()"
             )
 
 
-def _refuse_without_memory(first: Any, **others: Any) -> None:
-    """One on "meta" beside others that are not: torch takes the call for a trace then, and computes nothing."""
+def _refuse_meta_mix(first: Any, **others: Any) -> None:
+    """Refuse to mix "meta" tensors with others: torch would trace the call instead of computing it."""
     for name, array in others.items():
         if isinstance(array, torch.Tensor) and (array.device.type == "meta") != (first.device.type == "meta"):
             raise DeviceError(f"{name} is on {array.device} and the others on {first.device}; move one to the other")
 
 
-def _refuse_moving(**mutated: Any) -> None:
-    """A view made in the graph: where its offset is no number yet, torch 2.13 loses it, and writes elsewhere."""
+def _refuse_symbolic_offset(**mutated: Any) -> None:
+    """Refuse to mutate a view whose offset is symbolic: torch 2.13 drops the offset and writes to another place."""
     for name, array in mutated.items():
         offset = array.storage_offset()
         if isinstance(offset, torch.SymInt) and not offset.node.expr.is_Symbol:
             raise UnsupportedOption(
-                f"{name} is a view whose offset is known at run time alone, and torch.compile would write elsewhere; "
-                "make the view outside of the compiled function, mark_static() the cache, or leave dynamic=True out"
+                f"{name} is a view whose offset is only known at run time, and torch.compile would write to another "
+                "place; create the view outside of the compiled function, call mark_static() on the cache, or leave "
+                "dynamic=True out"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the operators do."""
+"""Eager implementations of the operators, for host and CUDA tensors."""
 
 from __future__ import annotations
 

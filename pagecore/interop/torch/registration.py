@@ -1,4 +1,4 @@
-"""The operators, registered with torch as `torch.ops.pagecore`."""
+"""Schemas of the operators, and their registration as `torch.ops.pagecore`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SCHEMAS = {
     "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
 }
-# Of sparse tensors pagecore says by name which argument it cannot view; torch would list its backends.
+# Sparse tensors reach the kernels, too: pagecore's error names the argument, torch's error would list its backends.
 _DISPATCH_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
-# Inductor hands on caches as they lie in memory: a copy that is contiguous would be as large as the cache.
+# Makes Inductor pass caches with their own strides; a contiguous copy would be as large as the cache.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
@@ -46,7 +46,7 @@ def _register() -> torch.library.Library:
     return library
 
 
-# Held for as long as the module is: the registration ends with it.
+# torch drops the registration together with this object.
 _library = _register()
 write_kv = torch.ops.pagecore.write_kv.default
 plan_attention = torch.ops.pagecore.plan_attention.default
