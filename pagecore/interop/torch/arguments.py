@@ -78,9 +78,9 @@ def _check_option(name: str, value: Any) -> None:
 
 def _not_a_tensor(array: object, name: str) -> UnsupportedDtype:
     remedy = "as_torch(tensor)" if type(array) is Tensor else "torch.as_tensor(array)"
+    kind = f"{type(array).__module__}.{type(array).__name__}".removeprefix("builtins.")
     return UnsupportedDtype(
-        f"{name} is a {type(array).__module__}.{type(array).__name__}; the operators only take torch tensors: pass "
-        f"{remedy}, or call the function of the package pagecore"
+        f"{name} is a {kind}; expected a torch.Tensor: pass {remedy}, or call the function of the package pagecore"
     )
 
 

@@ -58,7 +58,7 @@ def plan_attention(
         for the lengths, causality and window of a call.
     """
     options: dict[str, Any] = {"cu_query_lens": cu_query_lens, "causal": causal}
-    check_arguments(seq_lens, options=options)
+    check_arguments(seq_lens, options=options, names="seq_lens")
     if num_tokens is None:
         if cu_query_lens is not None:
             raise ShapeError("num_tokens is missing; with cu_query_lens, pass the number of rows of the query")

@@ -65,7 +65,7 @@ def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) ->
             raise DeviceError(f"{name} is on {array.device} and {first[0]} on {first[1].device}; move one to the other")
         if array.requires_grad and torch.is_grad_enabled():
             raise UnsupportedOption(
-                f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or compute {name} under "
+                f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or compute it under "
                 "torch.no_grad()"
             )
 
