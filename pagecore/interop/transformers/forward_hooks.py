@@ -1,4 +1,4 @@
-"""Hooks by which a cache learns of its model's calls of `generate` and of its forward passes that run with it."""
+"""Hooks on a model that report its forward passes and calls of `generate` to the generation of a paged cache."""
 
 from __future__ import annotations
 
@@ -17,19 +17,27 @@ from pagecore.interop.transformers.tracing import untraced
 
 
 def register_hooks(model: PreTrainedModel, cache: Cache, generation: Generation) -> None:
-    """Tell the cache of the model's calls of `generate` and forward passes, until it is gone.
+    """Hook forward passes and `generate` of a model; the hooks are removed when the cache is deleted.
 
-    Most models run their base model, which knows more of what is given than the decoder within; some (OPT) run the
-    decoder alone.
+    Most models run their base model, which gets more arguments than the decoder inside it; some (OPT) only run the
+    decoder. So both are hooked.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    cache : Cache
+        Only passes with this object as `past_key_values` are reported.
+    generation : Generation
+        Receives the reports.
     """
     base, decoder = model.base_model, model.get_decoder()
     for module in (base,) if decoder is base else (base, decoder):
-        _register_on(module, cache, generation)
+        _hook_module(module, cache, generation)
     if model.can_generate():
-        _register_on_generate(model, cache, generation)
+        _wrap_generate(model, cache, generation)
 
 
-def _register_on(module: torch.nn.Module, cache: Cache, generation: Generation) -> None:
+def _hook_module(module: torch.nn.Module, cache: Cache, generation: Generation) -> None:
     cache_reference, generation_reference = weakref.ref(cache), weakref.ref(generation)
     names = list(inspect.signature(module.forward).parameters)
 
@@ -58,28 +66,29 @@ def _register_on(module: torch.nn.Module, cache: Cache, generation: Generation) 
 
 
 class GenerateWrapper:
-    """`generate` of a model that has paged caches: a cache reads the prompt before the model runs with it.
+    """Replacement of ``model.generate`` that lets a paged cache read the whole prompt first.
 
-    transformers has no hook there, and cuts off what the cache holds before any hook of the model runs. The attribute
-    ``model.generate`` is this object while the model has a cache; a deep copy of the model has its own method.
+    transformers has no hook there, and removes the columns that the cache holds from the prompt before it calls the
+    model. The attribute ``model.generate`` is this object while the model has a paged cache. A deep copy of the model
+    has the method of its class.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = weakref.ref(model)
-        self._replaced = model.__dict__.get("generate")  # somebody else's
+        self._previous = model.__dict__.get("generate")  # another library's replacement, or None
         self._generations: dict[int, weakref.ref[Generation]] = {}  # by the identity of their caches
         self.__signature__ = inspect.signature(model.generate)
         functools.update_wrapper(self, type(model).generate)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Generate, with a cache of this model only after it has read the prompt."""
+        """Generate; if the call has a paged cache of this model, its generation reads the prompt first."""
         model = self._model()
         assert model is not None
         given = options.get("past_key_values")
         generation = self._generations[id(given)]() if id(given) in self._generations else None
         if generation is not None:
             options = generation.enter_generate(model, arguments, options)
-        generate = types.MethodType(type(model).generate, model) if self._replaced is None else self._replaced
+        generate = types.MethodType(type(model).generate, model) if self._previous is None else self._previous
         return generate(*arguments, **options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -88,22 +97,22 @@ class GenerateWrapper:
         return self if copied is None else types.MethodType(type(copied).generate, copied)
 
     def add(self, cache: Cache, generation: Generation) -> None:
-        """Let a cache read the prompts of calls that are given it."""
+        """Register a cache; it is unregistered when it is deleted."""
         self._generations[id(cache)] = weakref.ref(generation)
-        weakref.finalize(cache, self._forget, id(cache)).atexit = False
+        weakref.finalize(cache, self._remove, id(cache)).atexit = False
 
-    def _forget(self, identity: int) -> None:
+    def _remove(self, identity: int) -> None:
         del self._generations[identity]
         model = self._model()
         if model is None or self._generations or model.__dict__.get("generate") is not self:
             return
-        if self._replaced is None:
+        if self._previous is None:
             del model.generate
         else:
-            model.generate = self._replaced
+            model.generate = self._previous
 
 
-def _register_on_generate(model: PreTrainedModel, cache: Cache, generation: Generation) -> None:
+def _wrap_generate(model: PreTrainedModel, cache: Cache, generation: Generation) -> None:
     hook = model.__dict__.get("generate")
     if not isinstance(hook, GenerateWrapper):
         hook = GenerateWrapper(model)

@@ -21,10 +21,10 @@ from pagecore.interop.transformers.tracing import untraced
 
 
 class Generation:
-    """The state of one generation: its rows, and the last forward pass of the model.
+    """State of a generation: its rows, and the last forward pass of the model.
 
-    States: idle -> running (`enter`) -> done (`leave`) -> idle. The columns of a pass that is done are only counted by
-    the next call that changes the rows, so that they can still be cropped.
+    States: idle -> running (`enter`) -> done (`leave`) -> idle. The next call that changes the rows counts the columns
+    of a pass that is done; until then they can be cropped.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Generation:
         self.rows.namespace = None
 
     def select(self, parents: Listed[int]) -> None:
-        """Replace row i by what row ``parents[i]`` was."""
+        """Replace row i by row ``parents[i]``."""
         self._count_pass()
         self.rows.select(parents)
 
@@ -93,9 +93,12 @@ class Generation:
     def enter_generate(
         self, model: PreTrainedModel, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> dict[str, Any]:
-        """Begin anew unless the prompt of a call of ``model.generate`` continues the rows.
+        """Begin a new generation unless the prompt of a call of ``model.generate`` continues the rows.
 
-        Returns the options of the call, with an attention mask if it had none.
+        Returns
+        -------
+        dict
+            The options of the call, with an attention mask if they had none.
         """
         self._count_pass()
         rows = self.rows
@@ -123,8 +126,8 @@ class Generation:
         if difference is not None:
             row, column = difference
             raise ShapeError(
-                f"input_ids is another prompt than the one that the cache began with: column {column} of row {row} "
-                f"differs, of {self.rows.num_columns} that the prefix cache gave; begin() anew with these tokens"
+                f"input_ids differs from the prompt that was passed to begin() in column {column} of row {row}, and "
+                f"{self.rows.num_columns} columns are already computed; call begin() with these tokens"
             )
 
     # -- a forward pass --------------------------------------------------------------------------------------------
@@ -136,7 +139,7 @@ class Generation:
         Raises
         ------
         UnsupportedOption
-            None runs: another model was called with the cache.
+            No pass of the cache's model is running: another model was called with the cache.
         """
         if self._forward is None or self._running is None:
             raise _not_its_model("update was called", self._model())
@@ -155,13 +158,13 @@ class Generation:
         inputs = read_inputs(given, rows.num_columns)
         if len(rows) and len(rows) != inputs.batch and (not rows.is_begun or inputs.batch % len(rows)):
             raise ShapeError(
-                f"the forward pass has {inputs.batch} rows and the cache {len(rows)}; leave the generation with "
-                "reset() or begin(), or repeat its rows with batch_repeat_interleave()"
+                f"the forward pass has {inputs.batch} rows and the cache {len(rows)}; end the generation with reset() "
+                "or begin(), or repeat its rows with batch_repeat_interleave()"
             )
         if inputs.past is not None and len(rows) and (inputs.past != _repeated(rows.is_token, inputs.batch)).any():
             raise UnsupportedOption(
-                "attention_mask hides, or shows, other columns than when they were computed; a paged cache stores "
-                "tokens alone: reset() it and compute them again"
+                "attention_mask marks other columns as padding than when they were computed, and a paged cache only "
+                "stores tokens; call reset() and compute the columns again"
             )
         previous = None if self._forward is None else self._forward.batch
         self._forward = Forward(rows, inputs, model.device, previous)
@@ -180,10 +183,10 @@ class Generation:
 
 
 def _not_its_model(what: str, model: PreTrainedModel | None) -> UnsupportedOption:
-    own = "which is gone" if model is None else f"a {type(model).__name__}"
+    own = "which was deleted" if model is None else f"a {type(model).__name__}"
     return UnsupportedOption(
-        f"{what} outside of a forward pass of the model that the cache was made for, {own}; make a PagedCache for each "
-        "model, and call that model with past_key_values=cache"
+        f"{what} outside of a forward pass of the model of the cache, {own}; make a PagedCache for each model, and "
+        "call that model with past_key_values=cache"
     )
 
 

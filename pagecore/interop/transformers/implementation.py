@@ -1,4 +1,4 @@
-"""The name of the attention implementation, and the check that a model runs with it."""
+"""Name of the attention implementation, and the check that a model uses it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ REMEDY = f'call model.set_attn_implementation("{NAME}")'
 
 
 def check_implementation(model: PreTrainedModel) -> None:
-    """Refuse a model that attends by other means."""
+    """Raise UnsupportedOption unless the attention implementation of the model is "pagecore"."""
     name = model.config.get_text_config(decoder=True)._attn_implementation
     if name == NAME:
         return
     if not getattr(type(model), "_can_set_attn_implementation", lambda: True)():
         raise UnsupportedOption(
-            f"the {type(model).__name__} computes attention by code of its own, which transformers lets no "
-            "implementation replace; use another cache"
+            f"the {type(model).__name__} computes attention by code of its own, which transformers cannot replace; use "
+            "another cache"
         )
     raise UnsupportedOption(f"the model's attention implementation is {name!r}; {REMEDY}")

@@ -14,7 +14,7 @@ from pagecore.interop.transformers.attention import Columns
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's view of a `PagedCache`, for those who ask the layer and not the cache."""
+    """One layer of a `PagedCache`, for code of transformers that calls the layer instead of the cache."""
 
     is_compileable = False
     is_croppable = True
@@ -28,33 +28,33 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, *_: Any) -> None:
-        """Nothing: the blocks are there from the start."""
+        """Do nothing: blocks are allocated when the cache is made."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """As `PagedCache.update`."""
-        return self._whole.update(key_states, value_states, self._index)
+        """Store keys and values; see `PagedCache.update`."""
+        return self._paged_cache.update(key_states, value_states, self._index)
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        """Columns with those of the forward pass, and 0."""
+        """Return the number of columns, those of the forward pass included, and the offset 0."""
         columns = query_length if isinstance(query_length, int) else query_length.shape[0]
         return Columns(self.get_seq_length() + columns, self._windows), 0
 
     def get_seq_length(self, *_: Any) -> int:
-        """As `PagedCache.get_seq_length`."""
-        length: int = self._whole.get_seq_length()
+        """Return the number of computed columns, padding included."""
+        length: int = self._paged_cache.get_seq_length()
         return length
 
     def get_max_length(self) -> int:
-        """-1: a row grows until blocks are short."""
+        """Return -1: the length of a row is only limited by the free blocks."""
         return -1
 
     get_max_cache_shape = get_max_length
 
     @property
-    def _whole(self) -> Cache:
+    def _paged_cache(self) -> Cache:
         cache = self._cache()
         if cache is None:
             raise UnsupportedOption(
-                "the PagedCache that this layer belongs to is gone; keep it for as long as its layers"
+                "the PagedCache of this layer was deleted; keep a reference to the cache while its layers are used"
             )
         return cache
