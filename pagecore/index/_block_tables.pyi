@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,14 +12,14 @@ class BlockTables:
     def pools(self) -> tuple[BlockPool, ...]: ...
     @property
     def block_sizes(self) -> tuple[int, ...]: ...
-    def __init__(
-        self,
+    def __new__(
+        cls,
         pools: BlockPool | Sequence[BlockPool],
         *,
         block_sizes: SupportsIndex | Sequence[SupportsIndex] = 16,
         max_sequences: SupportsIndex,
         max_blocks_per_sequence: SupportsIndex,
-    ) -> None: ...
+    ) -> Self: ...
     def add(self, prefix: ArrayLike | Sequence[ArrayLike] | None = None) -> int: ...
     def fork(self, row: SupportsIndex) -> int: ...
     def remove(self, rows: ArrayLike) -> None: ...

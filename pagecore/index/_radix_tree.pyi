@@ -1,5 +1,5 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,8 +30,8 @@ class RadixTree:
     windows: tuple[int, ...]
     policy: str
     state_interval: int | None
-    def __init__(
-        self,
+    def __new__(
+        cls,
         block_size: int = 16,
         *,
         full: int = 1,
@@ -39,7 +39,7 @@ class RadixTree:
         states: bool = False,
         state_interval: int | None = None,
         policy: str = "lru",
-    ) -> None: ...
+    ) -> Self: ...
     def match(
         self,
         tokens: ArrayLike,
