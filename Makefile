@@ -31,11 +31,15 @@ test-quick: $(VENV)/.test build
 emulate: $(VENV)/.test build
 	PAGECORE_EMULATE=full $(BIN)/python -m pytest $(PARALLEL) tests/cuda tests/emulator --runtime emulator
 
-lint: $(VENV)/.lint
+# stubtest imports the native modules and compares them with their stubs; that of interop needs JAX, which may be missing.
+STUBTEST := --concise --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt \
+            --ignore-disjoint-bases --ignore-positional-only
+lint: $(VENV)/.lint build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pagecore  # it calls pycodestyle by name
 	$(BIN)/mypy
+	$(BIN)/stubtest $(STUBTEST) $$(git ls-files 'pagecore/*.pyi' ':!pagecore/interop' | sed 's/\.pyi$$//; s,/,.,g')
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
 
 # make bench BENCH="cpu_attention --quick": any names and options of `python -m bench`. Where torch (the extra "bench") is

@@ -69,7 +69,7 @@ def test_a_bad_config_is_refused_in_one_line(capsys, tmp_path, config, trace):
     assert "No such file" in refused(capsys, "plan", tmp_path / "none", "--memory", "1GiB")
     config.write_text(json.dumps(GEMMA | {"model_type": "gemma9"}))
     for command in (["plan", config, "--memory", "1GiB"], ["replay", trace, "--model", config]):
-        assert f'{config}: model_type is "gemma9", which is not known' in refused(capsys, *command)
+        assert f'{config}: model_type is "gemma9", which is unknown' in refused(capsys, *command)
 
 
 def test_a_replay_of_a_model_has_its_groups_and_its_bytes(capsys, tmp_path, config, trace, monkeypatch):
