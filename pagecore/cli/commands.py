@@ -42,7 +42,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     require("demo", "rich")
     timeline = recorder(arguments.plot)
     from pagecore.serving.demo import DemoConfig, demo
-    from pagecore.serving.report import demo_rows
+    from pagecore.serving.tables import demo_rows
 
     with watched(arguments.live, timeline) as (bar, watchers):
         tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
@@ -73,7 +73,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
         check_writable("--json", arguments.json)
     timeline = recorder(arguments.plot)
     report = _replay_with_progress(arguments.trace, options, arguments.live, timeline)
-    from pagecore.serving.report import replay_rows
+    from pagecore.serving.tables import replay_rows
 
     print_table(f"pagecore replay {arguments.trace}", replay_rows(report))
     if arguments.json is not None:
@@ -108,7 +108,7 @@ def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, tim
 def show_plan(arguments: argparse.Namespace) -> int:
     """What of a model fits into a memory."""
     require("plan", "rich")
-    from pagecore.serving.plan_report import context_columns, group_columns, plan_rows
+    from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows
     from pagecore.serving.planner import plan_model
 
     if arguments.json is not None:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Sequence
-    from pagecore.serving.admission import Rows
+    from pagecore.serving.admission import StepRows
     from pagecore.serving.step import Step
 
 __all__ = ["list_outputs", "sort_outputs"]
 
 
-def list_outputs(rows: Rows, owner: object) -> tuple[list[Run], list[int]]:
+def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int]]:
     """Return the runs that take a token, each decode and each sample of a prompt that ends, and the row of each.
 
     Samples that are listed for the first time are made here, with `owner`.

@@ -5,22 +5,21 @@ R2: a run in `running` has a sequence that is not swapped out. A run in `waiting
     swapped out, or, in `pinned`, one that holds the cached prefix that the run will reuse.
 R3: the id of a run's sequence in the cache is the run.
 
-Every method is one transition: a call of the cache, which is all-or-nothing, and notes of it in the attributes here. A
-transition is written down in `_open` before its call. Where an exception (Ctrl-C, no memory) cuts it short, `settle`
-asks the cache whether the call took effect: if so it repeats the notes, and otherwise nothing has happened. Notes are
-therefore assignments of values that were computed beforehand, and calls that look whether they have been made.
+Every method is one transition: a call of the cache, which is all-or-nothing, and the `record` of it in the attributes
+of the roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of memory) cannot leave it half done.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pagecore.errors import PagecoreError
+from pagecore.serving.journal import Journal
 from pagecore.serving.request import Run, State
 from pagecore.serving.reuse import Reuse
 from pagecore.serving.step import Step, StepState
@@ -64,24 +63,14 @@ class Roster:
         self.num_preemptions = self.num_swaps = self.num_forks = 0
         self.reuse = Reuse()
         self.has_news = False
-        self._open: tuple[Callable[[], bool], Callable[[], None]] | None = None
+        self._journal = Journal()
 
     def settle(self) -> None:
-        """Finish or forget the transition that an exception cut short, if any."""
-        if self._open is not None:
-            took_effect, note = self._open
-            if took_effect():
-                note()
-            self._open = None
+        """Complete or discard a transition that an exception interrupted."""
+        self._journal.settle()
         if self.step is None and self.batch.in_flight:
             # The exception came after the prepare and before the caller got the step.
             self.cache.abandon(self.batch)
-
-    def _transit(self, call: Callable[[], object], took_effect: Callable[[], bool], note: Callable[[], None]) -> None:
-        self._open = (took_effect, note)
-        call()
-        note()
-        self._open = None
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
@@ -97,26 +86,26 @@ class Roster:
         def call() -> None:
             waiting[run] = None
 
-        def note() -> None:
+        def record() -> None:
             self.num_waiting_tokens = tokens
 
-        self._transit(call, lambda: run in waiting, note)
+        self._journal.run(call, lambda: run in waiting, record)
 
     def pin(self, run: Run) -> None:
         """Give a waiting run a sequence that holds its cached prefix."""
         waiting_tokens = self.num_waiting_tokens
 
-        def note() -> None:
+        def record() -> None:
             held = run.held = self._found(run)
             assert held is not None
             self.pinned[run] = None
             self.num_waiting_tokens = waiting_tokens - held.num_computed_tokens
             self.has_news = False
 
-        self._transit(
+        self._journal.run(
             lambda: self.cache.add_sequence(run.tokens, id=run, namespace=run.request.namespace),
             lambda: self._found(run) is not None,
-            note,
+            record,
         )
 
     def unpin(self, run: Run) -> None:
@@ -124,12 +113,12 @@ class Roster:
         held = run.sequence
         waiting_tokens = self.num_waiting_tokens + held.num_computed_tokens
 
-        def note() -> None:
+        def record() -> None:
             run.held = None
             self.pinned.pop(run, None)
             self.num_waiting_tokens = waiting_tokens
 
-        self._transit(lambda: self.cache.remove(held), lambda: self._found(run) is None, note)
+        self._journal.run(lambda: self.cache.remove(held), lambda: self._found(run) is None, record)
 
     # -- waiting to running and back -----------------------------------------------------------------------------
 
@@ -145,7 +134,7 @@ class Roster:
             if is_back:
                 self.cache.swap_in([held])
 
-        def note() -> None:
+        def record() -> None:
             run.state = State.RUNNING
             run.num_reused_tokens = num_reused
             self.running[run] = None
@@ -154,7 +143,7 @@ class Roster:
             self.reuse = reuse
             self.num_waiting_tokens = waiting_tokens
 
-        self._transit(call, lambda: not held.is_swapped, note)
+        self._journal.run(call, lambda: not held.is_swapped, record)
 
     def preempt(self, run: Run) -> None:
         """Move the youngest of those that run to the front of the queue: swapped out, or without a sequence."""
@@ -167,7 +156,7 @@ class Roster:
             if self.swap_space is None or not self.cache.try_swap_out([held], self.swap_space):
                 self.cache.remove(held)
 
-        def note() -> None:
+        def record() -> None:
             is_saved = held.is_swapped
             run.held = held if is_saved else None
             run.tokens = tokens
@@ -181,7 +170,7 @@ class Roster:
             self.num_preemptions = preemptions
             self.num_swaps = swaps + is_saved
 
-        self._transit(call, lambda: held.is_swapped or self._found(run) is None, note)
+        self._journal.run(call, lambda: held.is_swapped or self._found(run) is None, record)
 
     def cancel(self, run: Run) -> None:
         """End a run that has not ended, and give up its sequence."""
@@ -192,7 +181,7 @@ class Roster:
         samples = 0 if parent is None else parent.samples - 1
         ended = (run, *run.siblings) if run.samples > 1 else (run,)
 
-        def note() -> None:
+        def record() -> None:
             run.held = None
             run.tokens = tokens
             for each in ended:
@@ -205,7 +194,7 @@ class Roster:
             self.num_waiting_tokens = waiting_tokens
             self.has_news = True
 
-        self._transit(lambda: self._leave_cache(run), lambda: self._found(run) is None, note)
+        self._journal.run(lambda: self._leave_cache(run), lambda: self._found(run) is None, record)
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -220,7 +209,7 @@ class Roster:
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
         has_news = self.has_news or bool(prompts)
 
-        def note() -> None:
+        def record() -> None:
             for run in prompts:
                 run.prefilling = run.held is not None and run.held.num_computed_tokens < len(run.tokens)
             for parent, runs in samples.items():
@@ -234,16 +223,16 @@ class Roster:
             self.has_news = has_news
             step.state = StepState.COMMITTED
 
-        self._transit(lambda: self.cache.commit(self.batch), lambda: not self.batch.in_flight, note)
+        self._journal.run(lambda: self.cache.commit(self.batch), lambda: not self.batch.in_flight, record)
 
     def abandon(self, step: Step) -> None:
         """Undo the prepare of a step."""
 
-        def note() -> None:
+        def record() -> None:
             step.state = StepState.ABANDONED
             self.step = None
 
-        self._transit(lambda: self.cache.abandon(self.batch), lambda: not self.batch.in_flight, note)
+        self._journal.run(lambda: self.cache.abandon(self.batch), lambda: not self.batch.in_flight, record)
 
     def accept(
         self, step: Step, going: list[Sequence], ids: NDArray[np.int32], finished: Mapping[Run, NDArray[np.int32]]
@@ -254,7 +243,7 @@ class Roster:
             if going:
                 self.cache.append_tokens(going, ids)
 
-        def note() -> None:
+        def record() -> None:
             for run, tokens in finished.items():
                 run.tokens = tokens
                 run.state = State.FINISHED
@@ -267,7 +256,7 @@ class Roster:
             self.step = None
 
         # A committed step has computed every token that its outputs know.
-        self._transit(call, lambda: not going or going[0].num_tokens > going[0].num_computed_tokens, note)
+        self._journal.run(call, lambda: not going or going[0].num_tokens > going[0].num_computed_tokens, record)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -287,7 +276,7 @@ class Roster:
 
     def check_invariants(self) -> None:
         """Check R1 to R3 and every count; raises `PagecoreError` where they do not hold."""
-        self._check(self._open is None, "a transition is open")
+        self._check(not self._journal.is_open, "a transition is open")
         for run in self.running:
             is_held = run.held is not None and run.held is self._found(run) and not run.held.is_swapped
             self._check(is_held and run.state is State.RUNNING, f"{run!r} is running without its sequence")

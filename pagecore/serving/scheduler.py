@@ -15,16 +15,16 @@ S3: the swap space holds sequences of waiting runs, whose computed tokens are no
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from pagecore.errors import InvalidSequence, OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
-from pagecore.serving.admission import Admission, Rows, select
+from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.serving.limits import choose_limits
 from pagecore.serving.outputs import list_outputs, sort_outputs
-from pagecore.serving.request import Request, RequestError, Run, token_ids
+from pagecore.serving.request import Request, Run, token_ids
 from pagecore.serving.reuse import Reuse
 from pagecore.serving.roster import Roster
+from pagecore.serving.selection import prepare_step
 from pagecore.serving.step import Step, StepState
-from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
 
 __all__ = ["Scheduler"]
-
-# Calls of a cache that the scheduler makes.
-CACHE_CALLS = ("add_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon", "append_tokens")
 
 
 class Scheduler:
@@ -94,29 +91,14 @@ class Scheduler:
         headroom: float = 0.01,
         swap_space: SwapSpace | None = None,
     ) -> None:
-        if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
-            raise UnsupportedOption(f"expected a PagedKVCache as cache, got {cache!r}")
-        max_running = require_int("max_running", max_running)
-        max_tokens_per_step = require_int("max_tokens_per_step", max_tokens_per_step)
-        headroom = as_float("headroom", headroom)
-        if not 0 <= headroom <= 1:
-            raise ShapeError(f"headroom is {headroom}; it must be a share of the pool, between 0 and 1")
-        if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
-            raise UnsupportedOption(
-                f"swap_space is {swap_space!r}, which is not of this cache; make it with SwapSpace(cache)"
-            )
+        self._limits = choose_limits(cache, max_running, max_tokens_per_step, headroom, swap_space)
         self.cache = cache
         self.swap_space = swap_space
-        self.max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
-        self.max_tokens_per_step = max_tokens_per_step
-        # The pool is empty now: all of its slots are available to a sequence that is alone.
-        num_slots = cache.num_available * cache.block_size
-        self.max_length = min(num_slots, cache.max_tokens_per_sequence)
-        self._headroom = int(self.max_length * headroom)
+        self.max_running = self._limits.max_running
+        self.max_tokens_per_step = self._limits.max_tokens_per_step
+        self.max_length = self._limits.max_length
         self._num_added = 0
-        # Every token of a step has a slot of its own: a step of more tokens than this could never be prepared.
-        self._budget = min(max_tokens_per_step, max(num_slots, self.max_running))
-        self._roster = Roster(cache, cache.make_batch(self.max_running, self._budget), swap_space)
+        self._roster = Roster(cache, cache.make_batch(self.max_running, self._limits.budget), swap_space)
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -222,22 +204,7 @@ class Scheduler:
         ShapeError
             A length or number that is not an integer in its range.
         """
-        num_prompt_tokens = require_int("num_prompt_tokens", num_prompt_tokens, max=None)
-        max_new_tokens = require_int("max_new_tokens", max_new_tokens, 0, max=None)
-        samples = require_int("samples", samples, max=None)
-        # The last token that is generated is never computed.
-        num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
-        if num_slots > self.max_length:
-            raise RequestError(
-                f"request {id} needs {num_slots} slots ({num_prompt_tokens} of prompt, "
-                f"{max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
-                "give it more blocks or longer rows, or shorten the request"
-            )
-        if samples > self.max_running:
-            raise RequestError(
-                f"request {id} asks for {samples} samples; {self.max_running} sequences run at once; "
-                "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or ask for fewer"
-            )
+        self._limits.check_request(id, num_prompt_tokens, max_new_tokens, samples)
 
     def cancel(self, run: Run) -> bool:
         """End a run in any state, and give up what it holds at once, also while its step is in flight.
@@ -293,20 +260,7 @@ class Scheduler:
         if not roster.running and not roster.waiting:
             return None
         start = perf_counter_ns()
-        self._unpin_all_but_head()
-        rows = self._select()
-        self._admit(rows)
-        if not rows.runs:
-            self._refuse_to_stall()
-        while self.cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
-            if roster.pinned:
-                roster.unpin(roster.head)
-            elif len(roster.running) <= 1:
-                self.cache.prepare(rows.sequences, rows.counts, out=roster.batch)
-                break
-            else:
-                self._preempt(self.cache.shortage(rows.sequences, rows.counts))
-                rows = self._select()
+        rows = prepare_step(roster, self._limits)
         index_ns = perf_counter_ns() - start
         outputs, output_rows = list_outputs(rows, self)
         roster.step = Step(roster.batch, rows.runs, rows.counts, rows.num_decodes, outputs, output_rows, index_ns)
@@ -391,48 +345,3 @@ class Scheduler:
         if step.state is not state:
             remedy = "commit it first" if state is StepState.COMMITTED else "accept the ids of its outputs"
             raise InvalidSequence(f"cannot {verb} a step that is {step.state.value}; {remedy}")
-
-    def _select(self) -> Rows:
-        return select(self._roster.running, self._budget)
-
-    def _admit(self, rows: Rows) -> None:
-        """Append rows for the requests that can be admitted."""
-        if self._roster.waiting:
-            budget = self._budget - sum(rows.counts)
-            places = self.max_running - sum(run.samples for run in self._roster.running)
-            Admission(self._roster, rows, budget, places, self._headroom, self.max_length).admit()
-
-    def _unpin_all_but_head(self) -> None:
-        """Release prefixes that an interrupted admission has left with runs further back in the queue."""
-        roster = self._roster
-        for run in list(roster.pinned):
-            if run is not roster.head:
-                roster.unpin(run)
-
-    def _preempt(self, missing: int) -> None:
-        """Preempt the youngest runs until `missing` blocks may be free, and at least one run.
-
-        A run that leaves relieves the step by the blocks of its known tokens at most, fewer where it shares them. So no
-        run is preempted that could stay; the caller prepares again, and returns if blocks are still short.
-        """
-        roster, block_size = self._roster, self.cache.block_size
-        relief = 0
-        for run in list(roster.running)[:0:-1]:
-            slots = max(run.sequence.num_tokens, run.sequence.capacity)
-            # Samples may have been about to copy the block that they share.
-            relief += -(-slots // block_size) + (run.request.samples > 1)
-            roster.preempt(run)
-            if relief >= missing:
-                return
-
-    def _refuse_to_stall(self) -> NoReturn:
-        """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
-        run = self._roster.head
-        available = self.cache.num_available
-        needed = available + self.cache.shortage([run.sequence], [run.num_tokens_left])
-        raise OutOfBlocks(
-            f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
-            "although nothing runs: blocks are held outside the scheduler; remove what holds them",
-            needed,
-            available,
-        )

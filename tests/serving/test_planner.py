@@ -9,7 +9,7 @@ import pytest
 from pagecore.cache import Alias, PagedKVCache
 from pagecore.errors import NotEnoughMemory, OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
-from pagecore.serving.plan_report import context_columns, group_columns, plan_rows
+from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows
 from pagecore.serving.planner import blocks_held, plan_memory, plan_model
 from pagecore.storage import AttentionSpec, KVPool
 from tests.models.published import PUBLISHED

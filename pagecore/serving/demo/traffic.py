@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.serving.request import Request
-
-if TYPE_CHECKING:
-    from pagecore.serving.demo.chat import DemoConfig
-    from pagecore.serving.request import Run
+from pagecore.serving.demo.config import DemoConfig
+from pagecore.serving.request import Request, Run
 
 __all__ = ["Traffic", "Turn", "chat_turns"]
 

@@ -10,10 +10,10 @@ from pagecore.errors import UnsupportedOption
 from pagecore.serving.demo import DemoConfig, chat, chat_turns, demo
 from pagecore.serving.demo.model import Model
 from pagecore.serving.demo.verify import Verdict, verify
-from pagecore.serving.report import demo_rows
 from pagecore.serving.request import Request, Run
 from pagecore.serving.reuse import POLICIES
 from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.tables import demo_rows
 
 FEW = DemoConfig(num_requests=7)
 

@@ -5,8 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pagecore.serving.pictures.palette import PALETTE, colours_of, labels_of, readable_on
-from pagecore.serving.pictures.plot import CACHED_COLOUR
+from pagecore.serving.pictures.palette import CACHED_COLOUR, PALETTE, colours_of, labels_of, readable_on
 from pagecore.serving.pictures.timeline import CACHED
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB: how people without one kind of cone see.

@@ -9,7 +9,7 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.serving.metrics import Metrics
-from pagecore.serving.pictures.palette import PALETTE
+from pagecore.serving.pictures.palette import CACHED_COLOUR, PALETTE
 from pagecore.serving.pictures.timeline import CACHED, FREE, Timeline
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
@@ -20,7 +20,7 @@ require("matplotlib")
 
 from matplotlib.colors import to_hex  # noqa: E402
 
-from pagecore.serving.pictures.plot import CACHED_COLOUR, draw, save  # noqa: E402
+from pagecore.serving.pictures.plot import draw, save  # noqa: E402
 
 
 def run(layers=FULL, columns=64, rows=384, **options):
@@ -51,8 +51,8 @@ def test_a_picture_has_its_panels_with_titles_units_and_one_axis_of_steps(two_gr
         "Use of the blocks",
         "Sequences",
         f"Preemptions in each {stride} steps",
-        "Reused of the prompts admitted",
-        f"Cached blocks given up in each {stride} steps",
+        "Prompt tokens reused",
+        f"Cached blocks evicted in each {stride} steps",
         "Block map of group 0: 25 blocks of 4 tokens",
         "Block map of group 1: 19 blocks of 4 tokens",
     ]

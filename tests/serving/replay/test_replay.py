@@ -12,7 +12,7 @@ from pagecore.serving.replay import attend, replay
 from pagecore.serving.replay.attend import AttendCheck, TokenVectors
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import TraceError, TraceRequest
-from pagecore.serving.report import human_bytes, replay_rows, sparkline
+from pagecore.serving.tables import human_bytes, replay_rows, sparkline
 
 
 def write_trace(path, lengths):

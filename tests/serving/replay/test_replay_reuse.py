@@ -14,9 +14,9 @@ from pagecore.serving.replay import replay
 from pagecore.serving.replay.attend import ids_at, stand_in_id
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import HASH_BLOCK, read_trace
-from pagecore.serving.report import replay_rows, sparkline
 from pagecore.serving.request import Request
 from pagecore.serving.reuse import POLICIES
+from pagecore.serving.tables import replay_rows, sparkline
 from tests.serving.prefixes import count_hits
 
 # A recorded trace to hold the dictionary against, such as Mooncake's.

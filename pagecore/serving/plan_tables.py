@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pagecore.serving.report import human_bytes
+from pagecore.serving.tables import human_bytes
 
 if TYPE_CHECKING:
     from pagecore.serving.planner import GroupPlan, ModelPlan
