@@ -6,8 +6,6 @@ tables. `PagedKVCache` conducts; `BlockPool` and `BlockTables` decide which memo
 `RequestTable`, and `RadixTree` to reuse prefixes as `PagedKVCache` does; `StaticKVCache` is the cache without blocks.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 from pagecore.arrays import DType, Tensor, as_dtype, as_tensor, empty, zeros
 from pagecore.cache import (
     Alias,
@@ -56,10 +54,7 @@ from pagecore.ops import (
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
 from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, TensorParallel
 
-try:
-    __version__ = version("pagecore")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "unknown"
+__version__ = "0.1.0"
 
 __all__ = [
     "Alias",
