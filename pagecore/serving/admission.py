@@ -1,7 +1,7 @@
-"""Rows of the next step: the runs, and the first requests of the queue that the pool can hold.
+"""Rows of the next step: the running runs, and the first requests of the queue that the pool can hold.
 
-Admission tries 1, 2, 4, ... requests at a time, so that `shortage`, which looks at all rows, is called a logarithmic
-number of times and not once for each request. Where a stage does not fit, bisection finds how many of it do.
+Admission tries stages of 1, 2, 4, ... requests, because `shortage` looks at all rows: it is called a logarithmic number
+of times instead of once for each request. If a stage does not fit, bisection finds the part of it that fits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StepRows:
 
 
 def select(running: Iterable[Run], budget: int) -> StepRows:
-    """Return the rows of the runs: all decodes, then chunks of prompts, oldest first, while the budget lasts."""
+    """Return rows for the running runs: all decodes, then chunks of prompts, oldest first, while the budget lasts."""
     decodes: list[Run] = []
     prompts: list[Run] = []
     for run in running:
@@ -76,7 +76,7 @@ class Admission:
         self._needs = rows.counts.copy()
 
     def admit(self) -> None:
-        """Admit from the queue, in order, while budget, places and blocks for a whole prompt last."""
+        """Admit runs from the queue, in order, while budget, rows and blocks for a whole prompt last."""
         size = 1
         while stage := self._stage(size):
             fitting = self._count_fitting(stage)
@@ -89,7 +89,7 @@ class Admission:
             size *= 2
 
     def _stage(self, size: int) -> list[Run]:
-        """Pin up to `size` runs of the queue that budget and places suffice for."""
+        """Pin up to `size` runs of the queue for which budget and rows suffice, and return them."""
         stage: list[Run] = []
         budget, free_rows = self._budget, self._free_rows
         for run in list(islice(self._roster.waiting, size)):
@@ -102,7 +102,7 @@ class Admission:
         return stage
 
     def _count_fitting(self, stage: list[Run]) -> int:
-        """Return how many of the stage fit, in order; those are pinned."""
+        """Return the number of runs at the start of the stage that fit; these are pinned."""
         if self._fits(stage):
             return len(stage)
         low, high = 0, len(stage)
@@ -118,7 +118,7 @@ class Admission:
         return low
 
     def _fits(self, runs: list[Run]) -> bool:
-        """Return True if the pool can hold the whole prompts of `runs`, and the headroom, in addition to the rows."""
+        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom."""
         sequences = self._rows.sequences + [run.sequence for run in runs]
         needs = self._needs + [run.num_tokens_left for run in runs]
         if self._roster.running:
@@ -136,7 +136,7 @@ class Admission:
         self._free_rows -= run.samples
 
     def _pin(self, run: Run) -> None:
-        """Give a waiting run the longest prefix that the cache has of it, unless it is swapped out."""
+        """Pin the longest cached prefix of a waiting run, unless the run is swapped out."""
         roster = self._roster
         if run.held is not None:
             if run not in roster.pinned or not roster.has_news:

@@ -51,31 +51,31 @@ class Limits:
         num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
         if num_slots > self.max_length:
             raise RequestError(
-                f"request {id} needs {num_slots} slots ({num_prompt_tokens} of prompt, "
+                f"request {id} needs {num_slots} slots ({num_prompt_tokens} tokens of prompt, "
                 f"{max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
                 "give it more blocks or longer rows, or shorten the request"
             )
         if samples > self.max_running:
             raise RequestError(
-                f"request {id} asks for {samples} samples; {self.max_running} sequences run at once; "
-                "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or ask for fewer"
+                f"request {id} has {samples} samples; at most {self.max_running} sequences run at once; "
+                "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or use fewer samples"
             )
 
 
 def choose_limits(
     cache: PagedKVCache, max_running: int, max_tokens_per_step: int, headroom: float, swap_space: SwapSpace | None
 ) -> Limits:
-    """Check the arguments of a scheduler and return its limits; errors as of `Scheduler`. The cache must be empty."""
+    """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
     if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
         raise UnsupportedOption(f"expected a PagedKVCache as cache, got {cache!r}")
     max_running = require_int("max_running", max_running)
     max_tokens_per_step = require_int("max_tokens_per_step", max_tokens_per_step)
     headroom = as_float("headroom", headroom)
     if not 0 <= headroom <= 1:
-        raise ShapeError(f"headroom is {headroom}; it must be a share of the pool, between 0 and 1")
+        raise ShapeError(f"headroom is {headroom}; expected a share of the pool between 0 and 1")
     if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
         raise UnsupportedOption(
-            f"swap_space is {swap_space!r}, which is not of this cache; make it with SwapSpace(cache)"
+            f"swap_space {swap_space!r} does not belong to this cache; make it with SwapSpace(cache)"
         )
     max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
     # The pool is empty: a single sequence may use all of its slots.

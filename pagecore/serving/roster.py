@@ -1,12 +1,12 @@
-"""The runs of a scheduler in order of arrival, and their places in the cache.
+"""The runs of a scheduler in order of arrival, and their sequences in the cache.
 
 R1: `running` followed by `waiting` is in order of arrival.
-R2: a run in `running` has a sequence that is not swapped out. A run in `waiting` has no sequence, or one that is
-    swapped out, or, in `pinned`, one that holds the cached prefix that the run will reuse.
+R2: a run in `running` has a sequence that is not swapped out. A run in `waiting` has no sequence, or a sequence that is
+    swapped out, or, if it is in `pinned`, a sequence that holds the cached prefix to reuse.
 R3: the id of a run's sequence in the cache is the run.
 
-Every method is one transition: a call of the cache, which is all-or-nothing, and the `record` of it in the attributes
-of the roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of memory) cannot leave it half done.
+Every method is one transition: an all-or-nothing call of the cache, then `record`, which updates the attributes of the
+roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of memory) cannot leave it half done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Roster:
-    """Runs, their sequences, and the step that waits for its ids.
+    """Runs, their sequences, and the open step.
 
     Attributes
     ----------
@@ -40,15 +40,15 @@ class Roster:
     waiting : OrderedDict of Run
         The queue, oldest first; the values are None.
     pinned : dict of Run
-        The waiting runs that hold their prefix in the cache: between two steps the head of the queue, or none.
+        The waiting runs that hold their cached prefix: between two steps the head of the queue or none.
     step : Step or None
-        The step that is neither accepted nor abandoned.
+        The open step, neither accepted nor abandoned.
     num_waiting_tokens : int
         Sum of `Run.num_tokens_left` over the queue.
     num_preemptions, num_swaps, num_forks : int
     reuse : Reuse
     has_news : bool
-        True if the prefix cache may have more for the head of the queue than at the last look.
+        True if the prefix cache may hold a longer prefix of the head of the queue than at the last match.
     """
 
     def __init__(self, cache: PagedKVCache, batch: Batch, swap_space: SwapSpace | None) -> None:
@@ -76,7 +76,7 @@ class Roster:
 
     @property
     def head(self) -> Run:
-        """The first of the queue, which must not be empty."""
+        """The first run of the queue, which must not be empty."""
         return next(iter(self.waiting))
 
     def add(self, run: Run) -> None:
@@ -109,7 +109,7 @@ class Roster:
         )
 
     def unpin(self, run: Run) -> None:
-        """Take its sequence from a pinned run, and with it the hold on its prefix."""
+        """Remove the sequence of a pinned run, and with it the pin on its prefix."""
         held = run.sequence
         waiting_tokens = self.num_waiting_tokens + held.num_computed_tokens
 
@@ -123,7 +123,7 @@ class Roster:
     # -- waiting to running and back -----------------------------------------------------------------------------
 
     def admit(self, run: Run) -> None:
-        """Move the head of the queue, pinned or swapped out, to those that run."""
+        """Move the head of the queue, which is pinned or swapped out, to the running runs."""
         held = run.sequence
         is_back = held.is_swapped
         reuse = self.reuse if is_back else self.reuse.counted(run, self.cache.block_size)
@@ -146,7 +146,7 @@ class Roster:
         self._journal.run(call, lambda: not held.is_swapped, record)
 
     def preempt(self, run: Run) -> None:
-        """Move the youngest of those that run to the front of the queue: swapped out, or without a sequence."""
+        """Move the youngest running run to the front of the queue, swapped out or without a sequence."""
         held = run.sequence
         tokens = np.asarray(held.tokens)
         preemptions, run_preemptions = self.num_preemptions + 1, run.num_preemptions + 1
@@ -173,10 +173,10 @@ class Roster:
         self._journal.run(call, lambda: held.is_swapped or self._found(run) is None, record)
 
     def cancel(self, run: Run) -> None:
-        """End a run that has not ended, and give up its sequence."""
+        """End a run that has not ended, and remove its sequence."""
         tokens = run.tokens if run.held is None else np.asarray(run.held.tokens)
         waiting_tokens = self.num_waiting_tokens - (run.num_tokens_left if run in self.waiting else 0)
-        # Until they are forked, the first sample represents all of them.
+        # The first sample represents all samples until they are forked.
         parent = run.parent if run.held is None and run not in self.waiting else None
         samples = 0 if parent is None else parent.samples - 1
         ended = (run, *run.siblings) if run.samples > 1 else (run,)
@@ -199,12 +199,12 @@ class Roster:
     # -- the step ------------------------------------------------------------------------------------------------
 
     def commit(self, step: Step) -> None:
-        """Commit a step, and fork the prompts that end with it into their samples."""
+        """Commit a step, and fork the prompts that it completes into their samples."""
         prompts = step.runs[step.num_decodes :]
         samples: dict[Run, list[Run]] = {}
         for run in step.outputs[step.num_decodes :]:
             if not run.has_ended:
-                # A sample that is not forked yet follows the first one, and has no sequence.
+                # A sample that is not forked yet follows the first sample and has no sequence.
                 samples.setdefault(run.parent if run.parent and run.held is None else run, []).append(run)
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
         has_news = self.has_news or bool(prompts)
@@ -237,7 +237,7 @@ class Roster:
     def accept(
         self, step: Step, going: list[Sequence], ids: NDArray[np.int32], finished: Mapping[Run, NDArray[np.int32]]
     ) -> None:
-        """Append one id to each sequence that goes on, and end the runs that are finished, with all their tokens."""
+        """Append one id to each continuing sequence, and end the finished runs with their complete tokens."""
 
         def call() -> None:
             if going:
@@ -255,7 +255,7 @@ class Roster:
             step.state = StepState.ACCEPTED
             self.step = None
 
-        # A committed step has computed every token that its outputs know.
+        # After the commit all tokens of an output are computed; a further token shows that the append happened.
         self._journal.run(call, lambda: not going or going[0].num_tokens > going[0].num_computed_tokens, record)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -275,23 +275,24 @@ class Roster:
         run.state = State.RUNNING
 
     def check_invariants(self) -> None:
-        """Check R1 to R3 and every count; raises `PagecoreError` where they do not hold."""
+        """Check R1 to R3 and every count; raise `PagecoreError` if one does not hold."""
         self._check(not self._journal.is_open, "a transition is open")
         for run in self.running:
             is_held = run.held is not None and run.held is self._found(run) and not run.held.is_swapped
-            self._check(is_held and run.state is State.RUNNING, f"{run!r} is running without its sequence")
+            self._check(is_held and run.state is State.RUNNING, f"{run!r} is running without its sequence in the cache")
         for run in self.waiting:
             is_held = run.held is not None and (run.held.is_swapped or run in self.pinned)
             is_right = is_held if self._found(run) is not None else run.held is None
-            self._check(is_right and run.state is State.WAITING, f"{run!r} is waiting with {run.held!r}")
-        self._check(self.waiting.keys() >= self.pinned.keys(), "a pinned run does not wait")
+            self._check(is_right and run.state is State.WAITING, f"{run!r} is waiting but holds {run.held!r}")
+        self._check(self.waiting.keys() >= self.pinned.keys(), "a pinned run is not in the queue")
         arrivals = [run.arrival for part in (self.running, self.waiting) for run in part]
-        self._check(all(first <= second for first, second in pairwise(arrivals)), f"order of arrival is {arrivals}")
+        is_ordered = all(first <= second for first, second in pairwise(arrivals))
+        self._check(is_ordered, f"runs are not in order of arrival: {arrivals}")
         tokens = sum(run.num_tokens_left for run in self.waiting)
-        self._check(self.num_waiting_tokens == tokens, f"{self.num_waiting_tokens} tokens wait, counted {tokens}")
+        self._check(self.num_waiting_tokens == tokens, f"{self.num_waiting_tokens=}, counted {tokens}")
         is_scheduled = self.step is not None and self.step.state is StepState.SCHEDULED
-        self._check(self.batch.in_flight == is_scheduled, f"the batch of {self.step!r} is in flight or not")
+        self._check(self.batch.in_flight == is_scheduled, f"{self.batch.in_flight=} for {self.step!r}")
 
     def _check(self, holds: bool, message: str) -> None:
         if not holds:
-            raise PagecoreError(f"the scheduler contradicts itself: {message}")
+            raise PagecoreError(f"inconsistent scheduler state: {message}")

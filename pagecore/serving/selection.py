@@ -42,7 +42,7 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows:
 
 
 def _unpin_all_but_head(roster: Roster) -> None:
-    """Release prefixes that an interrupted admission has left with runs further back in the queue."""
+    """Release prefixes that an interrupted admission left pinned for runs after the head of the queue."""
     for run in list(roster.pinned):
         if run is not roster.head:
             roster.unpin(run)

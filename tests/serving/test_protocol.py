@@ -82,13 +82,13 @@ def test_a_step_that_is_over_is_refused(verb):
     scheduler.commit(step)
     scheduler.accept(step, sampled(step))
     arguments = [[1]] if verb == "accept" else []
-    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was accepted already"):
+    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was already accepted"):
         getattr(scheduler, verb)(step, *arguments)
     second = scheduler.schedule()
-    with pytest.raises(InvalidSequence, match="was accepted already"):
+    with pytest.raises(InvalidSequence, match="was already accepted"):
         getattr(scheduler, verb)(step, *arguments)
     scheduler.abandon(second)
-    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was abandoned already"):
+    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was already abandoned"):
         getattr(scheduler, verb)(second, *arguments)
     assert len(drain(scheduler)) == 1
 

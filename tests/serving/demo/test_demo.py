@@ -101,7 +101,7 @@ def test_a_demo_that_reuses_nothing_says_nothing_of_it():
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(UnsupportedOption, match="evict is 'random'; use one of lru, "):
+    with pytest.raises(UnsupportedOption, match="evict is 'random'; expected one of lru, "):
         DemoConfig(evict="random")
 
 
