@@ -73,7 +73,7 @@ def test_an_abandoned_step_that_brought_a_run_back_is_tried_again():
 def test_a_swap_space_of_another_cache_is_refused():
     cache, other = FakeCache(7), FakeCache(7)
     for wrong in (FakeSpace(other, 5), 16, "16GiB"):
-        with pytest.raises(UnsupportedOption, match="swap_space .* does not belong to this cache"):
+        with pytest.raises(UnsupportedOption, match=r"swap_space .* does not belong to this cache"):
             Scheduler(cache, swap_space=wrong)
 
 

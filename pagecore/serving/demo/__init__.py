@@ -1,4 +1,4 @@
-"""The demo: a small model that chats through one paged cache, and the check of every token that it says."""
+"""The demo: a small model serves chats from one paged cache, and every generated token is verified."""
 
 from pagecore.serving.demo.chat import demo
 from pagecore.serving.demo.config import DemoConfig

@@ -1,4 +1,4 @@
-"""Two dozen turns of chats through one paged cache, and every token of them checked."""
+"""Serve two dozen chat turns from one paged cache, and verify every generated token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pagecore.serving.step import Step
 
 __all__ = ["demo"]
 
-# Requests that wait before the next are asked: turns that go on are asked soon after the answer that they follow.
+# Requests in the queue before the next is added. With a short queue, a follow-up is asked soon after its answer.
 QUEUE_LENGTH = 1
 
 
@@ -39,14 +39,19 @@ def demo(
     ----------
     config : DemoConfig, optional
     progress : callable
-        Called with the stage, "serve" or "verify", what is done of it, and how much there is.
+        Called with the stage ("serve" or "verify"), the number of items done, and the total.
     watchers : sequence of Watcher
-        Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
+        Called with scheduler and metrics once a step, after the commit and before finished runs are removed; a
+        `Timeline`, for example.
+
+    Returns
+    -------
+    DemoReport
 
     Raises
     ------
     UnsupportedOption
-        Arguments that are not a DemoConfig, a function, and a sequence of functions.
+        The arguments are not a DemoConfig, a function, and a sequence of functions.
     """
     check_callbacks(progress, watchers)
     chosen = DemoConfig() if config is None else as_instance("config", config, DemoConfig)
@@ -107,7 +112,7 @@ class _Demo:
         return finished
 
     def _schedule(self) -> Step | None:
-        """The next step, after the users have asked what they can."""
+        """Queue the turns that can be asked now, and schedule the next step."""
         while self.scheduler.num_waiting < QUEUE_LENGTH and (request := self.traffic.next()) is not None:
             self.scheduler.add(request)
         return self.scheduler.schedule()
@@ -120,7 +125,7 @@ class _Demo:
             watch(scheduler, self.metrics)
 
     def _forward(self, step: Step) -> Array:
-        """Logits for each output of the step, by paged attention."""
+        """Return the logits of each output of the step, computed with paged attention."""
         batch = step.batch
         starts = np.asarray(batch.cu_query_lens)
         positions = np.asarray(batch.positions)[: batch.num_tokens]
@@ -140,7 +145,7 @@ class _Demo:
         return self.model.logits(hidden[starts[np.array(step.output_rows, dtype=np.intp) + 1] - 1])
 
     def _sample(self, run: Run, logits: Array) -> int:
-        """The token that follows what the run has so far."""
+        """Choose the next token of a run."""
         request = run.request
         temperature = self.config.temperature if request.samples > 1 else 0.0
         position = len(request.prompt) + run.num_generated
@@ -160,7 +165,7 @@ class _Demo:
 
     def _report(self, finished: list[Run], verdict: Verdict, serve_s: float, verify_s: float) -> DemoReport:
         config, metrics, stats, reuse = self.config, self.metrics, self.cache.stats(), self.scheduler.reuse
-        # Samples are forked from the first, which is the one that was admitted.
+        # Only the first sample of a request was admitted; the others were forked from it.
         follow_ups = [run for run in finished if run.request.id in self.traffic.histories and run.sample == 0]
         token_nbytes = sum(plane.nbytes for spec in config.model.specs() for plane in spec.planes)
         return DemoReport(

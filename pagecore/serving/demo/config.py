@@ -16,18 +16,39 @@ __all__ = ["DemoConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:
-    """What the demo serves, and in how little memory: the pools hold about half of what would like to run at once.
+    """Requests, limits and memory of the demo.
 
-    `num_blocks` has one entry a group: layers with a window give back what it has left, and make do with fewer. With
-    `swap`, preempted runs wait in a second memory of as many blocks, as far as they go, and are not computed again.
-    `evict` is the policy by which cached blocks are given up; with "none", nothing is kept for reuse.
+    By default the pools hold about half of the sequences that could run at once, so that runs are preempted.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of weights, prompts and sampling.
+    num_requests : int
+        Chat turns to serve.
+    block_size : int
+        Tokens of a block.
+    num_blocks : tuple of int
+        Blocks of each of the two groups, the null block counted. The group with a sliding window needs fewer, because
+        blocks that its window has passed are freed.
+    max_running, max_tokens_per_step : int
+        Limits of the scheduler.
+    max_length : int
+        Tokens of the longest sequence.
+    temperature : float
+        Sampling temperature of requests with several samples; the others take the best token.
+    swap : bool
+        Swap preempted runs out to a second memory with as much room as the pools, instead of recomputing them.
+    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
+        Eviction policy of the prefix cache; "none" turns reuse off.
+    model : ModelSizes
 
     Raises
     ------
     ShapeError
-        A number that is out of its range.
+        A number is out of its range.
     UnsupportedOption
-        An unknown policy, or a `swap` or `model` of another type.
+        `evict` is unknown, or `swap` or `model` has another type.
     """
 
     seed: int = 0
@@ -48,12 +69,12 @@ class DemoConfig:
             require_int(name, getattr(self, name))
         if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != 2:
             raise ShapeError(
-                f"num_blocks is {self.num_blocks!r}; give a tuple with one number for each of the 2 groups"
+                f"num_blocks is {self.num_blocks!r}; expected a tuple with one number for each of the 2 groups"
             )
         for blocks in self.num_blocks:
             require_int("num_blocks", blocks, 2)
         if not 0 <= as_float("temperature", self.temperature) < math.inf:
-            raise ShapeError(f"temperature is {self.temperature}; it must be 0 or more, and finite")
+            raise ShapeError(f"temperature is {self.temperature}; expected a finite number, 0 or more")
         as_flag("swap", self.swap)
         check_policy(self.evict)
         as_instance("model", self.model, ModelSizes)

@@ -11,12 +11,12 @@ __all__ = ["DemoReport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """What was served, in what memory, and whether it was right; times in seconds, shares from 0 to 1.
+    """Statistics and verdict of a run of the demo; times in seconds, shares from 0 to 1.
 
-    `swaps` of the preempted runs were swapped out, the others computed again; `swap_nbytes` is the memory for that.
-    `static_nbytes` is what caches of `max_length` would take for as many sequences as ran at once at the peak.
-    `follow_ups` turns went on with a chat; of `history_tokens` that had been said before them, `history_hit_tokens`
-    were reused. The other figures of reuse are those of `ReplayReport`.
+    `swaps` of the `preemptions` swapped the run out, and the other preempted runs were recomputed; `swap_nbytes` is
+    the size of the swap space. `static_nbytes` is the memory that static caches of `max_length` tokens would need for
+    `running_peak` sequences. `follow_ups` counts the turns that continued a chat: of their `history_tokens`,
+    `history_hit_tokens` were reused. The other statistics of reuse are those of `ReplayReport`.
     """
 
     requests: int

@@ -61,7 +61,7 @@ def draw_use(ax: Axes, timeline: Timeline) -> None:
     ax.stairs(100 * np.array(used), edges, fill=True, color=BLUE, alpha=0.15)
     label = f"blocks held (mean {metrics.utilization_mean:.1%}, peak {metrics.utilization_peak:.1%})"
     ax.stairs(100 * np.array(used), edges, color=BLUE, linewidth=1.3, baseline=None, label=label)
-    label = f"slots of these without a token (mean {metrics.fragmentation_mean:.2%})"
+    label = f"their slots without a token (mean {metrics.fragmentation_mean:.2%})"
     ax.stairs(100 * np.array(waste), edges, color=RED, linewidth=1.3, baseline=None, label=label)
     _legend(ax)
 

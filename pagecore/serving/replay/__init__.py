@@ -1,4 +1,4 @@
-"""The replay: a recorded trace through the scheduler and a cache, with real attention where it is wanted."""
+"""Replay of a recorded trace through the scheduler and a cache, optionally with real attention."""
 
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.replayer import replay

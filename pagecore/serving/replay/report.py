@@ -10,18 +10,20 @@ __all__ = ["ReplayReport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What a replay was like; times in the units that the names end in, shares from 0 to 1.
+    """Statistics of a replay; times in the unit that ends the name, shares from 0 to 1.
 
-    `requests_finished` counts requests whose every token was computed; `requests_refused` those that the cache could
-    never hold, of which `first_refusal` tells one. `swaps` of the preemptions were swapped out, the others computed
-    again; without a swap space `num_swap_blocks` and `swapped_blocks_peak` are None.
+    `requests_finished` counts the requests whose tokens were all computed, and `requests_refused` those that the cache
+    could never hold; `first_refusal` describes the first of these. `swaps` of the `preemptions` swapped the run out,
+    and the other preempted runs were recomputed. Without a swap space `num_swap_blocks` and `swapped_blocks_peak` are
+    None.
 
-    Of `prefix_query_tokens` of the prompts, `prefix_hit_tokens` were reused, counted when a request is admitted first;
-    in blocks, of those that are whole and below the last token. `recovered_tokens` are what preempted requests found
-    again, `saved_prefill_tokens` both. `evict` is the policy by which `evicted_blocks` were given up.
+    `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were reused; a request counts at its first admission. The
+    counts in blocks include only full blocks before the last token. `recovered_tokens` were found cached by preempted
+    requests when they returned, and `saved_prefill_tokens` is the sum of both. `evict` is the eviction policy, and
+    `evicted_blocks` the number of evicted blocks.
 
-    The series hold means of `steps_per_point` steps each, `prefix_hit_series` the share of the tokens that was reused
-    in them, None where no request was admitted first. Without attention, `rows_attended`, `rows_checked` and
+    Each point of a series is the mean over `steps_per_point` steps. `prefix_hit_series` is the share of prompt tokens
+    reused, None for a point without a first admission. Without attention `rows_attended`, `rows_checked` and
     `max_relative_error` are None.
     """
 
@@ -68,5 +70,5 @@ class ReplayReport:
     passed: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain values; keys that do not apply are left out."""
+        """Return the report as a dict of plain values, without the fields that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
