@@ -17,15 +17,15 @@ EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m 
 
 V ?= 0
 LOGS := build/logs
-# $(call logged,NAME,COMMANDS) runs commands with their output in a log. Compilers run in parallel and the others go on
-# after an error, so the first errors are shown in addition to the end of the log.
+# $(call logged,NAME,COMMANDS) runs commands with their output in a log. Compilers run in parallel, so the first error need
+# not be at the end of the log.
 ifeq ($(V),1)
 logged = $(2)
 else
 Q := @
 QUIET := --quiet
 logged = mkdir -p $(LOGS); { $(2); } > $(LOGS)/$(1).log 2>&1 || { status=$$?; { \
-  grep -E -B 3 -A 5 -m 10 '(error|Error):' $(LOGS)/$(1).log; echo ...; tail -n 20 $(LOGS)/$(1).log; \
+  grep -i -B 3 -A 5 -m 10 'error:' $(LOGS)/$(1).log; echo ...; tail -n 5 $(LOGS)/$(1).log; \
   echo "$@ failed; the log is $(LOGS)/$(1).log, and make V=1 shows all output"; } >&2; exit $$status; }
 endif
 # $(call about,TIME) is the expected time of a step that has not run here before.

@@ -1,7 +1,7 @@
-"""Continuous batching of a torch model: requests join and leave between steps, prompts and single tokens in one batch.
+"""Continuous batching of a torch model: requests join and leave between steps; one batch has prompts and decodes.
 
-The layers call operators of torch, which write and read the planes of the cache; the batch's arrays are torch tensors
-made once, which every `prepare` fills anew.
+The layers call torch operators that write and read the planes of the cache. The arrays of the batch are torch tensors
+that are made once; every `prepare` updates them.
 
 Run it: python examples/torch_batching.py
 """
@@ -37,12 +37,12 @@ class Layer(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(256, WIDTH)
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(256, WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.scores = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, ids, positions, planes, slots, where):
-        hidden = self.tokens(ids) + self.places(positions)
+        hidden = self.tokens(ids) + self.positions(positions)
         for layer, own in zip(self.layers, planes, strict=True):
             hidden = layer(hidden, own, slots, where)
         return self.scores(hidden)
@@ -65,7 +65,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, sequences):
-        """Compute what each sequence has not computed yet, and append the next token of each."""
+        """Compute the uncomputed tokens of each sequence, and append its next token."""
         news = [sequence.tokens[sequence.num_computed_tokens :] for sequence in sequences]
         self.cache.prepare(sequences, [len(new) for new in news], out=self.batch)
         ids = torch.zeros(MAX_TOKENS, dtype=torch.int64)
@@ -76,7 +76,7 @@ class Engine:
         self.cache.append_tokens(sequences, scores[last].argmax(dim=-1).numpy())
 
     def serve(self, prompts):
-        """The answer to each prompt, and how many steps they took together."""
+        """Return the answer to each prompt, and the number of steps."""
         waiting, running, answers, steps = deque(enumerate(prompts)), [], {}, 0
         while waiting or running:
             while waiting and len(running) < MAX_SEQUENCES:
@@ -93,14 +93,16 @@ class Engine:
 
 def main():
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # the model is too small for more
+    torch.set_num_threads(1)  # the model is too small for several threads
     engine = Engine(Model().eval())
     prompts = [torch.randint(VOCABULARY, (length,)).tolist() for length in (5, 17, 2, 9, 12, 3, 20)]
     alone = [engine.serve([prompt])[0][0] for prompt in prompts]
     together, steps = engine.serve(prompts)
     for prompt, answer in zip(prompts, together, strict=True):
         print(f"{len(prompt):2} tokens -> {answer}")
-    print(f"{len(prompts)} requests in {steps} steps, {len(prompts) * NEW} one by one; as alone: {together == alone}")
+    print(
+        f"{len(prompts)} requests in {steps} steps, {len(prompts) * NEW} one by one; same tokens as alone: {together == alone}"
+    )
 
 
 if __name__ == "__main__":
