@@ -48,12 +48,10 @@ def step(keys, values, ids, arrays):
     """Run one forward pass; the caches, [layers, blocks, heads, block_size, dim], are updated in place."""
 
     def attend(layer, query, key, value, caches):
-        location = {"layer": layer, "layout": "HND"}
-        caches = pagecore_jax.write_kv(key, value, *caches, arrays.slot_mapping, **location)
+        plane = {"layer": layer, "layout": "HND"}
+        caches = pagecore_jax.write_kv(key, value, *caches, arrays.slot_mapping, **plane)
         table, lens = arrays.block_table, arrays.seq_lens
-        output = pagecore_jax.paged_attention(
-            query, *caches, table, lens, cu_query_lens=arrays.cu_query_lens, **location
-        )
+        output = pagecore_jax.paged_attention(query, *caches, table, lens, cu_query_lens=arrays.cu_query_lens, **plane)
         return output, caches
 
     sampled, (keys, values) = model(ids, attend, (keys, values))
