@@ -97,7 +97,7 @@ $(VENV)/.created:
 
 # Build tools of the native parts.
 $(VENV)/.tools: pyproject.toml | $(VENV)/.created
-	@echo 'Installing Cython and setuptools$(call about,10 s)'
+	@echo 'Installing Cython and setuptools$(call about,5 s)'
 	$(Q)$(BIN)/python -c '$(REQUIRES)' > $@.txt
 	$(Q)$(call logged,tools,$(BIN)/python -m pip install $(QUIET) --requirement $@.txt)
 	$(Q)touch $@
@@ -109,6 +109,6 @@ $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
 
 # The package with the extra of the same name: dependencies of the command line, the tests, the linters or CUDA kernels.
 $(VENV)/.cli $(VENV)/.test $(VENV)/.lint $(VENV)/.cuda12 $(VENV)/.cuda13: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
-	@echo 'Installing pagecore[$*] and its dependencies$(call about,20 s)'
+	@echo 'Installing pagecore[$*] and its dependencies$(call about,15 s)'
 	$(Q)$(call logged,install-$*,$(EDITABLE) '.[$*]')
 	$(Q)touch $@
