@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagecore import PagedKVCache
 from pagecore.serving.replay.attend import SPEC
 from pagecore.serving.replay.options import ReplayOptions
-from pagecore.serving.replay.replayer import stand_in_ids
+from pagecore.serving.replay.replayer import placeholder_ids
 from pagecore.serving.replay.trace import read_trace, scan_trace
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
@@ -92,5 +92,5 @@ def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
             scheduler.add(Request(line.number, line.prompt(), line.output_length))
     while (step := scheduler.schedule()) is not None:
         scheduler.commit(step)
-        scheduler.accept(step, stand_in_ids(step.outputs))
+        scheduler.accept(step, placeholder_ids(step.outputs))
     return log

@@ -1,6 +1,7 @@
-"""A user's own eviction: ranks say which cached prefixes stay when blocks are short, the lowest goes first.
+"""Custom eviction with ranks: when blocks are short, the cached prefix with the lowest rank is evicted first.
 
-Here a prefix is worth what it costs to compute again, times how often this engine has seen it; lru goes by time alone.
+The rank here is the cost to recompute a prefix, times the number of times that this engine has seen it. The policy lru
+considers only the time of the last use.
 
 Run it: python examples/eviction_rank.py
 """
@@ -14,7 +15,7 @@ from pagecore import AttentionSpec, PagedKVCache
 BLOCK = 16
 spec = AttentionSpec(1, 8, dtype="float32")
 random = np.random.default_rng(0)
-# Two system prompts that many requests begin with, and documents that are read once.
+# Many requests begin with one of two system prompts; the others are documents that are read once.
 SYSTEM = [random.integers(1000, size=320), random.integers(1000, size=160)]
 
 
@@ -27,7 +28,7 @@ def requests(count):
 
 
 def serve(policy):
-    """The share of all tokens that were not computed again."""
+    """Return the share of all tokens that were reused from the cache."""
     cache = PagedKVCache(spec, num_blocks=96, block_size=BLOCK, eviction_policy=policy, device="none")
     seen = Counter()
     tokens = reused = 0

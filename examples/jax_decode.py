@@ -1,7 +1,9 @@
-"""Jitted decoding in JAX over a paged cache that JAX owns: pagecore decides which block, XLA updates it in place.
+"""Jitted decoding in JAX over a paged cache that JAX owns: pagecore allocates blocks, XLA updates them in place.
 
-Two prompts of different lengths are prefilled and continued in one batch, by one compiled function for each shape; then
-every token is checked against attention over the whole text. Run it: python examples/jax_decode.py
+Two prompts of different lengths are prefilled and continued in one batch, with one compiled function for each shape.
+Then every token is checked against attention over the whole text.
+
+Run it: python examples/jax_decode.py
 """
 
 import time
@@ -27,7 +29,7 @@ weights = {
 
 
 def model(ids, attend, state):
-    """The next token after each of `ids`; attend(layer, query, key, value, state) -> output, state."""
+    """Return the next token after each of `ids`; attend(layer, query, key, value, state) -> output, state."""
 
     def layer_of(carry, layer):
         hidden, state = carry
@@ -43,13 +45,13 @@ def model(ids, attend, state):
 
 @pagecore_jax.jit(caches=("keys", "values"))
 def step(keys, values, ids, arrays):
-    """One forward pass; the caches, [layers, blocks, heads, block_size, dim], come back in place."""
+    """Run one forward pass; the caches, [layers, blocks, heads, block_size, dim], are updated in place."""
 
     def attend(layer, query, key, value, caches):
-        where = {"layer": layer, "layout": "HND"}
-        caches = pagecore_jax.write_kv(key, value, *caches, arrays.slot_mapping, **where)
+        plane = {"layer": layer, "layout": "HND"}
+        caches = pagecore_jax.write_kv(key, value, *caches, arrays.slot_mapping, **plane)
         table, lens = arrays.block_table, arrays.seq_lens
-        output = pagecore_jax.paged_attention(query, *caches, table, lens, cu_query_lens=arrays.cu_query_lens, **where)
+        output = pagecore_jax.paged_attention(query, *caches, table, lens, cu_query_lens=arrays.cu_query_lens, **plane)
         return output, caches
 
     sampled, (keys, values) = model(ids, attend, (keys, values))
@@ -58,7 +60,7 @@ def step(keys, values, ids, arrays):
 
 @jax.jit
 def dense(ids):
-    """The next token after each of a text's, without a cache."""
+    """Return the next token after each token of a text, computed without a cache."""
 
     def attend(_, query, key, value, state):
         key, value = (jnp.repeat(x, HEADS // KV_HEADS, axis=1) for x in (key, value))
@@ -70,7 +72,7 @@ def dense(ids):
 
 
 def main():
-    # Blocks without bytes: those are JAX's. int32, because JAX has no other integers by default.
+    # The cache manages blocks without bytes, which JAX owns. Indices are int32, because JAX disables int64 by default.
     spec = AttentionSpec(KV_HEADS, DIM, dtype="float32", num_query_heads=HEADS)
     cache = PagedKVCache(spec, num_blocks=BLOCKS, block_size=BLOCK_SIZE, device="none", index_dtype="int32")
     keys, values = jnp.zeros((2, LAYERS, BLOCKS, KV_HEADS, BLOCK_SIZE, DIM), jnp.float32)
@@ -103,7 +105,7 @@ def main():
         text = sequence.tokens.tolist()
         assert text[len(prompt) :] == dense(jnp.array(text))[len(prompt) - 1 : -1].tolist()
         print(*text[len(prompt) :])
-    print("every token is that of attention over the whole text")
+    print("every token equals attention over the whole text")
     assert keys.unsafe_buffer_pointer() == address
     print(f"the caches never moved; {each_us:.0f} us a step, {LAYERS} layers, {len(sequences)} sequences")
 

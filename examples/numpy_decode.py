@@ -1,4 +1,4 @@
-"""A decode loop in NumPy: prefill two prompts of different lengths, then generate with both in one batch.
+"""A decode loop in NumPy: prefill two prompts of different lengths, then decode both in one batch.
 
 Run it: python examples/numpy_decode.py
 """
@@ -19,7 +19,7 @@ batch = cache.make_batch(max_sequences=2, max_tokens=64)
 
 
 def step(sequences, counts):
-    """One forward pass over the next `counts` tokens of each sequence; returns the most likely next token of each."""
+    """Compute the next `counts` tokens of each sequence; return the most likely next token of each."""
     cache.prepare(sequences, counts, out=batch)
     done = [sequence.num_computed_tokens for sequence in sequences]
     ids = [sequence.tokens[n : n + count] for sequence, n, count in zip(sequences, done, counts, strict=True)]

@@ -13,7 +13,7 @@ import numpy as np
 from pagecore import AttentionSpec, PagedKVCache
 
 VOCABULARY, WIDTH, HEADS, KV_HEADS, DIM = 96, 64, 4, 2, 16
-WINDOWS = [None, 12, None, 12]  # of each layer: two groups in the cache
+WINDOWS = [None, 12, None, 12]  # window of each layer; the cache has two groups
 BLOCK_SIZE, DRAFTS, LENGTH = 8, 4, 80
 random = np.random.default_rng(0)
 
@@ -33,7 +33,7 @@ def normalize(hidden):
 
 
 def forward(ids, positions, attend):
-    """Logits `[T, VOCABULARY]` of T tokens; `attend(layer, query, key, value)` returns `[T, HEADS, DIM]`."""
+    """Return the logits `[T, VOCABULARY]` of T tokens; attend(layer, query, key, value) -> `[T, HEADS, DIM]`."""
     hidden = embedding[ids] + position_embedding[positions]
     for layer, each in enumerate(layers):
         heads = (normalize(hidden) @ each["qkv"]).reshape(len(ids), -1, DIM)
@@ -96,13 +96,13 @@ def prefill(sequences):
 
 
 def speculate(sequences, *, late):
-    """One step: draft, verify, commit what was accepted. Returns the numbers of drafts and of accepted drafts.
+    """Run one step: draft, verify, commit the accepted drafts. Return the numbers of drafts and of accepted drafts.
 
-    Each sequence knows one token that is not computed yet; the step computes it together with the drafts. With `late`
-    the drafts are not appended: the accepted ones become known after the commit.
+    Each sequence has one token that is not computed yet; the step computes it together with the drafts. With `late` the
+    drafts are not appended before the step; the accepted drafts are appended after the commit.
     """
     last = [int(sequence.tokens[-1]) for sequence in sequences]
-    room = [LENGTH - sequence.num_tokens - 1 for sequence in sequences]  # the model adds a token of its own
+    room = [LENGTH - sequence.num_tokens - 1 for sequence in sequences]  # the model adds one token
     drafts = [propose(token, min(DRAFTS, most)) for token, most in zip(last, room, strict=True)]
     step_ids = [[token, *some] for token, some in zip(last, drafts, strict=True)]
     if not late:
@@ -134,7 +134,7 @@ def shared_length(first, second):
 
 
 def verify(sequences, prompts):
-    """Compare every token with the control, and what a second sequence would reuse of right and of rejected texts."""
+    """Compare every token with the control, and check that only accepted tokens can be reused."""
     texts = [greedy(prompt, LENGTH) for prompt in prompts]
     assert [sequence.tokens.tolist() for sequence in sequences] == texts
     for sequence, text in zip(sequences, texts, strict=True):
@@ -154,7 +154,7 @@ def verify(sequences, prompts):
 def run(prompts, *, late):
     sequences = [cache.add_sequence(prompt) for prompt in prompts]
     prefill(sequences)
-    fork = cache.fork(sequences[0], id="fork")  # the parent's drafts are not the fork's
+    fork = cache.fork(sequences[0], id="fork")  # the drafts of the parent do not belong to the fork
     cache.append_tokens([fork], [7])
     prefill([fork])
     prompts, sequences = [*prompts, fork.tokens[:-1].tolist()], [*sequences, fork]

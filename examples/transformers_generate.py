@@ -1,6 +1,6 @@
-"""`generate` of Hugging Face transformers on a paged cache: the same tokens as with DynamicCache, and shared prefixes.
+"""`generate` of Hugging Face transformers on a paged cache: the tokens of DynamicCache, and shared prefixes.
 
-The models are small and random, one of each family.
+The models are small and random, one for each family.
 
 Run it: python examples/transformers_generate.py
 """
@@ -32,7 +32,7 @@ FAMILIES = {
     "phi3": GROUPED,
 }
 NEW = {"max_new_tokens": 20}
-torch.set_num_threads(1)  # the models are too small for more
+torch.set_num_threads(1)  # the models are too small for several threads
 
 
 def make_model(family, **fields):
@@ -42,7 +42,7 @@ def make_model(family, **fields):
 
 
 def compare(family, model):
-    """Greedy, beams and three samples a prompt, with the first of two prompts padded."""
+    """Compare greedy decoding, beam search and three samples for each prompt; the first of two prompts is padded."""
     prompts = torch.randint(2, 200, (2, 12))
     mask = torch.ones_like(prompts)
     mask[0, :5] = 0
@@ -62,7 +62,7 @@ def paged(model):
 
 
 def share(model):
-    """Questions about one document: it is computed once, and its blocks are shared."""
+    """Answer questions about one document, which is computed once and whose blocks are shared."""
     model.set_attn_implementation("pagecore")
     cache = PagedCache(model, num_blocks=256)
     document = torch.randint(2, 200, (1, 160))
@@ -76,7 +76,7 @@ def share(model):
     together = torch.cat(questions)
     reused = cache.begin(together)
     blocks = cache.kv.stats().num_used_blocks
-    print(f"in a batch: {4 * reused} of {4 * 170} columns reused; {blocks} blocks hold them, {4 * 10} without sharing")
+    print(f"in a batch: {4 * reused} of {4 * 170} columns reused from {blocks} blocks; {4 * 10} blocks without sharing")
     model.generate(together, attention_mask=torch.ones_like(together), past_key_values=cache, **NEW)
 
 

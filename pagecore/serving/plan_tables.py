@@ -1,10 +1,10 @@
-"""A plan as tables for people."""
+"""Tables of a memory plan."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pagecore.serving.report import human_bytes
+from pagecore.serving.tables import human_bytes
 
 if TYPE_CHECKING:
     from pagecore.serving.planner import GroupPlan, ModelPlan
@@ -16,29 +16,29 @@ Columns = tuple[list[str], list[list[str]]]
 
 
 def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
-    """Name and value of each line about the whole."""
+    """Return the name and value of each line of the summary."""
     model, memory = plan.model, plan.memory
-    longest = "" if model.max_length is None else f", made for {model.max_length:,} tokens"
+    longest = "" if model.max_length is None else f", up to {model.max_length:,} tokens"
     each = "each group" if len(memory.groups) > 1 else "the pool"
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     return [
         ("model", f"{model.model_type}, {len(model.layers)} layers{longest}"),
         ("memory", f"{human_bytes(memory.memory)} for key and value{rank}"),
-        ("a token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
-        ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens in {each}"),
+        ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
+        ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {each}"),
         ("tokens", f"{memory.num_tokens:,}"),
     ]
 
 
 def group_columns(plan: ModelPlan) -> Columns:
-    """Headings and lines of the table of groups."""
-    headings = ["group", "layers", "window", "a token of a layer", "bytes a token", "bytes a block"]
+    """Return the headings and lines of the table of groups."""
+    headings = ["group", "layers", "window", "planes", "bytes per token", "bytes per block"]
     return headings, [_group_line(number, group) for number, group in enumerate(plan.memory.groups)]
 
 
 def context_columns(plan: ModelPlan) -> Columns:
-    """Headings and lines of the table of contexts; the best split is told where there are several groups."""
-    headings = ["context", "blocks a request", "requests"]
+    """Return the headings and lines of the table of contexts; with several groups it includes the best split."""
+    headings = ["context", "blocks per request", "requests"]
     several = len(plan.memory.groups) > 1
     lines = []
     for context in plan.memory.contexts:
@@ -62,7 +62,7 @@ def _group_line(number: int, group: GroupPlan) -> list[str]:
 
 
 def _planes(spec: Spec) -> str:
-    """Planes with their shapes and dtypes; those that are alike are told together."""
+    """Format planes with their shapes and dtypes; planes of equal shape and dtype are listed together."""
     alike: dict[str, list[str]] = {}
     for plane in spec.planes:
         alike.setdefault(f"{' x '.join(map(str, plane.shape))} {plane.dtype}", []).append(plane.name)

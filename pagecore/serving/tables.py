@@ -1,4 +1,4 @@
-"""Reports as tables for people."""
+"""Tables of the reports of the demo and the replay, and formatting of their values."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def human_bytes(count: float) -> str:
-    """Bytes with a binary unit: 1536 is "1.5 KiB"."""
+    """Format bytes with a binary unit: 1536 is "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
-    raise AssertionError("the last unit takes every count")
+    raise AssertionError("unreachable: the last unit takes every count")
 
 
 def sparkline(shares: Sequence[float | None], width: int = 40) -> str:
-    """Shares between 0 and 1 as a row of at most `width` bars, each the mean of what it stands for; None is a gap."""
+    """Draw shares between 0 and 1 as at most `width` bars, each the mean of adjacent shares; None is a gap."""
     if not shares:
         return ""
     width = min(width, len(shares))
@@ -39,26 +39,26 @@ def sparkline(shares: Sequence[float | None], width: int = 40) -> str:
 
 
 def _preemptions(report: DemoReport | ReplayReport) -> str:
-    """How many, and what became of the preempted."""
+    """Format the number of preemptions of each kind."""
     recomputed = report.preemptions - report.swaps
     if not report.swaps:
-        return f"{recomputed:,}, recomputed"
+        return f"{recomputed:,}, all recomputed" if recomputed else "0"
     return f"{report.preemptions:,}: {report.swaps:,} swapped out, {recomputed:,} recomputed"
 
 
 def _reuse_rows(report: DemoReport | ReplayReport) -> list[tuple[str, str]]:
-    """What the prefix cache was good for."""
+    """Rows about the prefix cache; none if it was off."""
     if report.evict == NO_REUSE:
         return []
-    recovered = f", {report.recovered_tokens:,} of them recovered after preemptions" if report.recovered_tokens else ""
+    recovered = f", {report.recovered_tokens:,} of these after preemptions" if report.recovered_tokens else ""
     return [
         (
             "prefix hits",
-            f"{report.prefix_hit_tokens:,} of {report.prefix_query_tokens:,} tokens of prompt "
+            f"{report.prefix_hit_tokens:,} of {report.prefix_query_tokens:,} prompt tokens "
             f"({report.prefix_token_hit_rate:.1%})",
         ),
         ("prefill saved", f"{report.saved_prefill_tokens:,} tokens{recovered}"),
-        ("evicted", f"{report.evicted_blocks:,} blocks, by {report.evict}"),
+        ("evicted", f"{report.evicted_blocks:,} blocks (policy {report.evict})"),
     ]
 
 
@@ -75,63 +75,63 @@ def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
 
 
 def _history(report: DemoReport) -> list[tuple[str, str]]:
-    """What the turns that went on with a chat found of it."""
+    """Row about the history reused by follow-up turns."""
     if not report.follow_ups or report.evict == NO_REUSE:
         return []
-    reused = f"{report.history_hit_tokens:,} of {report.history_tokens:,} tokens of history reused"
-    return [("chats that go on", f"{report.follow_ups} turns, {reused}")]
+    reused = f"{report.history_hit_tokens:,} of {report.history_tokens:,} history tokens reused"
+    return [("follow-up turns", f"{report.follow_ups}; {reused}")]
 
 
 def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
-    """Name and value of each line of the demo's table."""
+    """Return the name and value of each line of the demo's table."""
     verdict = report.verdict
-    ties = f", {verdict.ties} of them ties within float32" if verdict.ties else ""
+    ties = f", {verdict.ties} of them ties in float32" if verdict.ties else ""
     return [
         ("requests", f"{report.requests} ({report.sequences} sequences, {report.forks} forked)"),
-        ("tokens", f"{report.prompt_tokens:,} of prompt, {report.generated_tokens:,} generated"),
+        ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
         ("steps", f"{report.steps:,} in {report.serve_s:.1f} s"),
-        ("blocks", f"{report.num_blocks} of {report.block_size} tokens, in {report.num_groups} groups"),
+        ("blocks", f"{report.num_blocks} of {report.block_size} tokens each, in {report.num_groups} groups"),
         ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
-        ("waste inside blocks", f"{report.fragmentation_mean:.1%} of the slots held, mean"),
+        ("fragmentation", f"{report.fragmentation_mean:.1%} of the slots in held blocks (mean)"),
         *_reuse_rows(report),
         *_history(report),
-        ("copies on write", f"{report.copied_blocks} blocks"),
+        ("copy-on-write", f"{report.copied_blocks} blocks"),
         ("preemptions", _preemptions(report)),
-        ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} sequences at once"),
+        ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} concurrent sequences"),
         *([("swap space", human_bytes(report.swap_nbytes))] if report.swap_nbytes else []),
         (
             "static caches",
-            f"{human_bytes(report.static_nbytes)} for as many of {report.max_length} tokens: "
-            f"{report.static_nbytes / report.nbytes:.1f}x",
+            f"{human_bytes(report.static_nbytes)} for {report.running_peak} sequences of {report.max_length} tokens "
+            f"({report.static_nbytes / report.nbytes:.1f}x)",
         ),
         ("checked", f"{verdict.tokens:,} tokens against dense attention in {report.verify_s:.1f} s{ties}"),
     ]
 
 
 def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
-    """Name and value of each line of a replay's table."""
+    """Return the name and value of each line of a replay's table."""
     rate = report.computed_tokens / report.wall_s if report.wall_s else 0.0
     rows = [
         ("requests finished", f"{report.requests_finished:,} of {report.requests_total:,}"),
-        ("requests refused", f"{report.requests_refused:,}, longer than the pool"),
-        ("tokens", f"{report.prompt_tokens:,} of prompt, {report.generated_tokens:,} generated"),
-        ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} a second)"),
+        ("requests refused", f"{report.requests_refused:,}, too long for the cache"),
+        ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
+        ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} per second)"),
         *_reuse_rows(report),
         *_reuse_over_time(report),
         ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
-        ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens"),
+        ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens each"),
         ("utilisation", f"mean {report.utilization_mean:.1%}, peak {report.utilization_peak:.1%}"),
-        ("over time", sparkline(report.utilization_series)),
-        ("waste inside blocks", f"{report.fragmentation_mean:.2%} of the slots held, mean"),
+        ("utilisation over time", sparkline(report.utilization_series)),
+        ("fragmentation", f"{report.fragmentation_mean:.2%} of the slots in held blocks (mean)"),
         (
-            "index time a step",
+            "index time per step",
             f"p50 {report.index_us_p50:.1f} us, p99 {report.index_us_p99:.1f} us, max {report.index_us_max:.1f} us",
         ),
         ("wall time", f"{report.wall_s:.1f} s"),
     ]
     if report.num_swap_blocks is not None:
-        swap = f"{report.num_swap_blocks - 1:,} blocks, at most {report.swapped_blocks_peak:,} of them used"
+        swap = f"{report.num_swap_blocks - 1:,} blocks, at most {report.swapped_blocks_peak:,} of them in use"
         rows.insert([name for name, _ in rows].index("blocks") + 1, ("swap space", swap))
     if not report.requests_refused:
         del rows[1]
