@@ -4,7 +4,7 @@
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/batch.hpp"
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
@@ -20,14 +20,14 @@ constexpr double kMergedFloatsPerUs = 2e3;  // of partial rows
 constexpr double kCachedL2s = 8.0;
 
 // Aligned working memory that grows and never shrinks.
-class Memory {
+class ScratchBuffer {
  public:
-  Memory() = default;
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() { release(); }
+  ScratchBuffer() = default;
+  ScratchBuffer(const ScratchBuffer&) = delete;
+  ScratchBuffer& operator=(const ScratchBuffer&) = delete;
+  ~ScratchBuffer() { release(); }
 
-  [[nodiscard]] float* at_least(int64_t floats) {
+  [[nodiscard]] float* reserve(int64_t floats) {
     if (floats > capacity_) {
       release();
       data_ = static_cast<float*>(::operator new(static_cast<size_t>(floats) * sizeof(float), kAlignment));
@@ -60,8 +60,8 @@ struct Workspace {
   CheckedBatch batch;
   std::vector<PcWorkItem> items;
   std::vector<Unit> units;
-  Memory scratch;
-  Memory partials;
+  ScratchBuffer scratch;
+  ScratchBuffer partials;
 };
 
 Workspace& workspace() {
@@ -91,7 +91,7 @@ Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
 }
 
 // A plan for so many threads, in the caller's own buffer.
-PlanView plan_here(const AttentionArgs& args, int64_t num_threads, Workspace& work) {
+PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, Workspace& work) {
   PlanOptions options = host_plan_options(args.query.num_heads, args.key.num_heads);
   options.causal = args.causal;
   options.window_left = args.window_left;
@@ -123,7 +123,7 @@ void list_units(const AttentionArgs& args, const PlanView& plan, std::vector<Uni
 // Scratch for each of several workers; they share no page.
 class WorkerScratch {
  public:
-  WorkerScratch(const AttentionArgs& args, const PlanView& plan, int64_t num_workers, Memory& memory) {
+  WorkerScratch(const AttentionArgs& args, const PlanView& plan, int64_t num_workers, ScratchBuffer& buffer) {
     const int64_t heads = args.key.num_heads, group = args.query.num_heads / heads;
     int64_t measured_queries = 0, floats = padded(args.value.dim);  // at least what merging takes
     for (int64_t i = 0; i < plan.num_items; ++i) {
@@ -134,7 +134,7 @@ class WorkerScratch {
       floats = std::max(floats, carve(0, heads_per_pass(rows, heads), rows, args.key.dim, args.value.dim, unused));
     }
     each_ = (floats + kPage - 1) / kPage * kPage;
-    data_ = memory.at_least(each_ * num_workers);
+    data_ = buffer.reserve(each_ * num_workers);
   }
   [[nodiscard]] float* of(int64_t worker) const { return data_ + worker * each_; }
 
@@ -153,7 +153,7 @@ AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Wor
   batch.mask_starts = work.batch.mask_starts();
   if (plan.num_partial_rows > 0) {
     const int64_t rows = plan.num_partial_rows * args.query.num_heads;
-    batch.partial_out = work.partials.at_least(rows * (padded(args.value.dim) + 2));
+    batch.partial_out = work.partials.reserve(rows * (padded(args.value.dim) + 2));
     batch.partial_stats = batch.partial_out + rows * padded(args.value.dim);
   }
   return batch;
@@ -215,7 +215,7 @@ void attention(const AttentionArgs& args, const PlanView* given, int64_t num_thr
   if (given != nullptr) work.batch.check_plan(args, *given);
   const Estimate size = estimate(args, work.batch);
   const int64_t worth = worthwhile_threads(size.us, num_threads);
-  const PlanView plan = given != nullptr ? *given : plan_here(args, worth, work);
+  const PlanView plan = given != nullptr ? *given : make_local_plan(args, worth, work);
   list_units(args, plan, work.units);
   const int64_t workers = std::clamp<int64_t>(std::ssize(work.units), 1, worth);
   AttentionBatch batch = kernel_batch(args, plan, work);

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
+#include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {

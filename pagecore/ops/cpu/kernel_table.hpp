@@ -6,7 +6,6 @@
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
 
 namespace pagecore::cpu {
 

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
@@ -143,9 +142,9 @@ int64_t elements(const BlockArray& array, int first_axis) {
 
 // Deals runs out in stretches of blocks, `step` tokens each: a run is cut between blocks. On the other side of a run
 // its places are tokens too, or blocks, and then `step` is 1.
-class Shares {
+class RunShares {
  public:
-  Shares(const std::vector<Run>& runs, Direction direction, int64_t step, int32_t bits)
+  RunShares(const std::vector<Run>& runs, Direction direction, int64_t step, int32_t bits)
       : runs_(size_t{1} << bits), bits_(bits) {
     for (Run run : runs) {
       while (run.count > 0) {
@@ -182,7 +181,7 @@ void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t wr
   };
   num_threads = threads_to_move(written, num_threads);
   if (num_threads == 1) return move_each(runs);
-  const Shares shares(runs, direction, step, share_bits(num_threads));
+  const RunShares shares(runs, direction, step, share_bits(num_threads));
   parallel_for(shares.size(), num_threads, [&](int64_t unit, int64_t) noexcept { move_each(shares[unit]); });
 }
 

@@ -3,10 +3,10 @@
 #include <cstddef>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
+#include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {

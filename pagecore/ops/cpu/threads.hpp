@@ -1,7 +1,6 @@
 // Work that several threads share: the caller works too, and units are claimed one by one.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -18,22 +17,6 @@ inline constexpr int64_t kMaxThreads = 1024;
 // alone. The threads of a process are not those of its children: a child that was forked starts its own.
 void run_units(int64_t num_units, int64_t num_threads, void (*work)(void* context, int64_t unit, int64_t worker),
                void* context);
-
-// How many of `num_threads` work of this length is worth: a thread that sleeps takes some 25 us to come, and what is
-// shared should be longer than the wait. One that comes too late costs the caller 2 us.
-[[nodiscard]] inline int64_t worthwhile_threads(double work_us, int64_t num_threads) {
-  constexpr double kUsPerThread = 25.0;
-  if (work_us >= kUsPerThread * static_cast<double>(num_threads)) return num_threads;
-  return std::max<int64_t>(1, static_cast<int64_t>(work_us / kUsPerThread));
-}
-
-// What one fast core reads or writes in a microsecond. On a slower one the same work takes longer than it seems: then
-// it is shared somewhat late, which costs less than threads that come for nothing.
-inline constexpr double kBytesPerUs = 16e3;
-
-[[nodiscard]] inline int64_t threads_to_move(int64_t bytes, int64_t num_threads) {
-  return worthwhile_threads(static_cast<double>(bytes) / kBytesPerUs, num_threads);
-}
 
 template <typename Body>
 void parallel_for(int64_t num_units, int64_t num_threads, Body&& body) {

@@ -1,4 +1,4 @@
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 
 #include <unistd.h>
 
