@@ -12,14 +12,14 @@
 namespace pagecore::cpu {
 namespace {
 
-// What one fast core does in a microsecond, beside kBytesPerUs.
+// Throughput of one fast core per microsecond; see also kBytesPerUs.
 constexpr double kFlopsPerUs = 100e3;       // float32, AVX-512
 constexpr double kMergedFloatsPerUs = 2e3;  // of partial rows
 
-// Keys and values that fill the second-level cache so many times over may still be in the third.
+// Keys and values of up to this many times the L2 size may still be in the L3 cache.
 constexpr double kCachedL2s = 8.0;
 
-// Aligned working memory that grows and never shrinks.
+// Aligned scratch memory that grows and never shrinks.
 class ScratchBuffer {
  public:
   ScratchBuffer() = default;
@@ -49,13 +49,13 @@ class ScratchBuffer {
   int64_t capacity_ = 0;
 };
 
-// What a thread claims: the heads of one pass of an item.
+// A unit of work that a thread claims: the heads of one pass of an item.
 struct Unit {
   int32_t item;
   int32_t head_begin;
 };
 
-// What the calling thread keeps between calls, for itself and for those that help it.
+// Buffers that the calling thread keeps between calls, for itself and its helpers.
 struct Workspace {
   CheckedBatch batch;
   std::vector<PcWorkItem> items;
@@ -71,7 +71,7 @@ Workspace& workspace() {
 
 struct Estimate {
   double bytes;  // of keys and values
-  double us;     // that one thread would need at least: they are read once, and every query row multiplies them
+  double us;  // lower bound for one thread: keys and values are read once, and every query row is multiplied with them
 };
 
 Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
@@ -90,7 +90,7 @@ Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
   return {bytes, std::max(bytes / kBytesPerUs, flops / kFlopsPerUs)};
 }
 
-// A plan for so many threads, in the caller's own buffer.
+// Makes a plan for `num_threads` threads in the calling thread's workspace.
 PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, Workspace& work) {
   PlanOptions options = host_plan_options(args.query.num_heads, args.key.num_heads);
   options.causal = args.causal;
@@ -120,12 +120,12 @@ void list_units(const AttentionArgs& args, const PlanView& plan, std::vector<Uni
   }
 }
 
-// Scratch for each of several workers; they share no page.
+// Scratch memory of each worker; no two workers share a page.
 class WorkerScratch {
  public:
   WorkerScratch(const AttentionArgs& args, const PlanView& plan, int64_t num_workers, ScratchBuffer& buffer) {
     const int64_t heads = args.key.num_heads, group = args.query.num_heads / heads;
-    int64_t measured_queries = 0, floats = padded(args.value.dim);  // at least what merging takes
+    int64_t measured_queries = 0, floats = padded(args.value.dim);  // merging needs this much
     for (int64_t i = 0; i < plan.num_items; ++i) {
       const int64_t queries = plan.items[i].query_count, rows = queries * group;
       if (queries == measured_queries) continue;
@@ -144,7 +144,7 @@ class WorkerScratch {
   float* data_;
 };
 
-// The batch as the kernels have it, with room for partial rows.
+// The kernels' view of the batch, with room for partial rows.
 AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Workspace& work) {
   AttentionBatch batch;
   batch.cu_query_lens = work.batch.cu_query_lens();
@@ -178,7 +178,7 @@ void attend_units(const Call& call, const std::vector<Unit>& units) {
   });
 }
 
-// The splits of each query tile become its output.
+// Merges the splits of each query tile into its output.
 void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
   if (call.plan.num_partial_rows == 0) return;
   const double floats = static_cast<double>(call.plan.num_partial_rows * call.args.query.num_heads) *
@@ -195,6 +195,7 @@ void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
                });
 }
 
+// Clears the output rows past the last query.
 void clear_padding(const Call& call, int64_t begin) {
   constexpr int64_t kRowsOfUnit = 64;
   const Rows& out = call.args.out;

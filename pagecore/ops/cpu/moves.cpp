@@ -1,4 +1,4 @@
-// Gather, scatter, transfer: how each plane is walked, whether it streams, and the call of the kernel.
+// Gather, scatter and transfer: the walk over each plane, the choice of streaming stores, and the kernel call.
 #include "pagecore/ops/cpu/moves.hpp"
 
 #include <algorithm>
@@ -17,13 +17,13 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// An axis of both sides. `varies` marks the one along which runs are counted.
+// An axis with its stride on both sides. `varies` marks the axis that runs count along.
 struct Axis {
   MoveAxis on;
   bool varies;
 };
 
-// The axes of a run, longest target stride first; axes that continue each other on both sides are one.
+// The axes of a run, longest target stride first. Axes that are contiguous with each other on both sides are joined.
 class Axes {
  public:
   void add(int64_t size, int64_t source_stride, int64_t target_stride, bool varies = false) {
@@ -53,7 +53,7 @@ class Axes {
   }
 
  private:
-  // An axis takes up the one inside it; the varying one is never inside, because its size is not known here.
+  // Joins each axis with the one inside it. The varying axis is never inside, because its size is unknown here.
   void join() {
     int kept = 0;
     for (int i = 1; i < count_; ++i) {
@@ -85,12 +85,13 @@ void set_types(Move& move, const BlockArray& source, const BlockArray& target) {
   if (!move.converts) return;
   PC_EXPECTS(source.dtype >= 0 && source.dtype <= static_cast<int32_t>(Float::BF16) && target.dtype >= 0 &&
                  target.dtype <= static_cast<int32_t>(Float::BF16),
-             UnsupportedDtype, "dtypes ", source.dtype, " and ", target.dtype, " of the table do not convert");
+             UnsupportedDtype, "dtype codes ", source.dtype, " and ", target.dtype,
+             "; expected equal dtypes, or two of float32, float16 and bfloat16");
   move.from = static_cast<Float>(source.dtype);
   move.to = static_cast<Float>(target.dtype);
 }
 
-// Between a paged cache and packed sequences: runs count tokens, and break at blocks unless these continue each other.
+// Between a paged cache and packed sequences. Runs count tokens and break at blocks unless the blocks are contiguous.
 Move move_tokens(const BlockArray& cache, const BlockArray& packed, Direction direction) {
   const bool gathers = direction == Direction::Gather;
   Move move;
@@ -109,7 +110,7 @@ Move move_tokens(const BlockArray& cache, const BlockArray& packed, Direction di
   return move;
 }
 
-// Between two caches: runs count blocks.
+// Between two caches. Runs count blocks.
 Move move_blocks(const BlockArray& source, const BlockArray& target) {
   Move move;
   set_types(move, source, target);
@@ -140,8 +141,8 @@ int64_t elements(const BlockArray& array, int first_axis) {
   return count;
 }
 
-// Deals runs out in stretches of blocks, `step` tokens each: a run is cut between blocks. On the other side of a run
-// its places are tokens too, or blocks, and then `step` is 1.
+// Divides runs into shares by stretches of blocks. A run is cut between blocks. On the side that is not the cache an
+// index counts tokens, `step` per block; between two caches both sides count blocks and `step` is 1.
 class RunShares {
  public:
   RunShares(const std::vector<Run>& runs, Direction direction, int64_t step, int32_t bits)

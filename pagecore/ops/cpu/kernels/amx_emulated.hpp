@@ -69,7 +69,7 @@ class EmulatedAmx {
     expects(sum.rows == left.rows, "the sum must have the rows of the left side");
     expects(sum.row_bytes == right.row_bytes, "the sum must have the columns of the right side");
     expects(left.row_bytes / 4 == right.rows,
-            "the left side must have as many pairs in a row as the right side has rows");
+            "the left side must have one pair in a row for each row of the right side");
     for (int m = 0; m < sum.rows; ++m) {
       Vec even = {}, odd = {};
       for (int k = 0; k < right.rows; ++k) {
