@@ -105,7 +105,7 @@ def test_torch_stands_beside_where_it_is_installed(torch, tmp_path):
 
 def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
     text, reports = smoke
-    assert "torch is not installed and left out" in text
+    assert "torch is left out, because it is not installed" in text
     names = [figure["name"] for figure in reports["dispatch"]["results"]["dispatch"]["figures"]]
     assert names[:2] == ["write_kv, NumPy", "paged_attention, NumPy"]
     assert not any("torch" in name for name in names)
@@ -151,15 +151,15 @@ def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["prepair"], "no bench 'prepair'"),
-        (["replay", "--requests", "0"], "not a number of requests"),
+        (["prepar"], "unknown bench 'prepar'"),
+        (["replay", "--requests", "0"], "expected a number of requests"),
         (["replay", "--trace", "/nowhere/trace.jsonl"], "/nowhere/trace.jsonl is not a file"),
         (["prepare", "--json", "/nowhere/out.json"], "/nowhere/out.json cannot be written"),
         (["prepare", "--json", "/"], "cannot be written"),
         (["prepare", "index", "--json", "/nowhere/out"], "/nowhere/out cannot be written; name a folder"),
         (["prepare", "index", "--json", "pyproject.toml"], "pyproject.toml is a file, and several benches"),
         (["cpu_attention", "--plot", "/nowhere/out.png"], "/nowhere/out.png cannot be written"),
-        (["prepare", "--plot", "out.png"], "draws what cpu_attention reaches"),
+        (["prepare", "--plot", "out.png"], "draws the figures of cpu_attention"),
         (["prepare", "--quick", "--smoke"], "not allowed with"),
     ],
 )
