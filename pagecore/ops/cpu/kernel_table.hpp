@@ -122,7 +122,7 @@ struct KernelTable {
   void (*merge)(const MergeArgs&);
   void (*write)(const WritePart&);
   // The caller has checked all source and target indices; source and target must not overlap.
-  void (*move)(const Move&, const Run* runs, int64_t num_runs);
+  void (*move)(const Move&, const CopyRun* runs, int64_t num_runs);
 };
 
 // One table per isa/*.cpp of this build.

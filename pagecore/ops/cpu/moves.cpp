@@ -145,9 +145,9 @@ int64_t elements(const BlockArray& array, int first_axis) {
 // index counts tokens, `step` per block; between two caches both sides count blocks and `step` is 1.
 class RunShares {
  public:
-  RunShares(const std::vector<Run>& runs, Direction direction, int64_t step, int32_t bits)
+  RunShares(const std::vector<CopyRun>& runs, Direction direction, int64_t step, int32_t bits)
       : runs_(size_t{1} << bits), bits_(bits) {
-    for (Run run : runs) {
+    for (CopyRun run : runs) {
       while (run.count > 0) {
         const bool is_hole = run.source == kZeros, counts_source = direction == Direction::Gather && !is_hole;
         const int64_t block = counts_source ? run.source : is_hole ? 0 : run.target;
@@ -161,23 +161,23 @@ class RunShares {
   }
 
   [[nodiscard]] int64_t size() const { return std::ssize(runs_); }
-  [[nodiscard]] const std::vector<Run>& operator[](int64_t i) const { return runs_[static_cast<size_t>(i)]; }
+  [[nodiscard]] const std::vector<CopyRun>& operator[](int64_t i) const { return runs_[static_cast<size_t>(i)]; }
 
  private:
   static constexpr int64_t kStretch = 8;
 
-  void add(const Run& run) { runs_[share_of(static_cast<uint64_t>(run.target / kStretch), bits_)].push_back(run); }
+  void add(const CopyRun& run) { runs_[share_of(static_cast<uint64_t>(run.target / kStretch), bits_)].push_back(run); }
 
-  std::vector<std::vector<Run>> runs_;
+  std::vector<std::vector<CopyRun>> runs_;
   int32_t bits_;
 };
 
-void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written, Direction direction,
+void move_all(std::vector<Move>& moves, const std::vector<CopyRun>& runs, int64_t written, Direction direction,
               int64_t step, int64_t num_threads) {
   if (runs.empty()) return;
   for (Move& move : moves) move.streams = written > l2_bytes();
   const KernelTable& table = kernels();
-  const auto move_each = [&](const std::vector<Run>& some) noexcept {
+  const auto move_each = [&](const std::vector<CopyRun>& some) noexcept {
     for (const Move& move : moves) table.move(move, some.data(), std::ssize(some));
   };
   num_threads = threads_to_move(written, num_threads);
@@ -188,7 +188,7 @@ void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t wr
 
 void move_sequences(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
                     const PackedSequences& batch, Direction direction, int64_t num_threads) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   const int64_t copied = list_runs(batch, direction, runs);
   std::vector<Move> moves;
   int64_t written = 0;
@@ -203,13 +203,13 @@ void move_sequences(const std::vector<BlockArray>& caches, const std::vector<Blo
 }  // namespace
 
 void check_sequences(const PackedSequences& batch) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   list_runs(batch, Direction::Gather, runs);
 }
 
 void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                        const Indices& source_ids, const Indices& target_ids) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
 }
 
@@ -225,7 +225,7 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
 
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                      const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   const int64_t copied = list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
   std::vector<Move> moves;
   int64_t written = 0;

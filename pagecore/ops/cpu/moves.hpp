@@ -9,7 +9,7 @@
 namespace pagecore::cpu {
 
 // A copy of `count` tokens or blocks from index `source` to index `target`. Each Move defines the unit of its indices.
-struct Run {
+struct CopyRun {
   int64_t source;  // kZeros: write zeros
   int64_t target;
   int64_t count;

@@ -32,7 +32,7 @@ int64_t checked_row(const PackedSequences& batch, int64_t i) {
 // Builds the list of runs; a run that continues the last one on both sides extends it.
 class RunList {
  public:
-  RunList(std::vector<Run>& runs, Direction direction, int64_t block_size)
+  RunList(std::vector<CopyRun>& runs, Direction direction, int64_t block_size)
       : runs_(runs), direction_(direction), block_size_(block_size) {
     runs_.clear();
   }
@@ -58,7 +58,7 @@ class RunList {
   [[nodiscard]] int64_t copied() const { return copied_; }
 
  private:
-  std::vector<Run>& runs_;
+  std::vector<CopyRun>& runs_;
   Direction direction_;
   int64_t block_size_;
   int64_t copied_ = 0;
@@ -76,7 +76,7 @@ int64_t total_tokens(const Indices& seq_lens, int64_t width, int64_t block_size)
   return total;
 }
 
-int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector<Run>& runs) {
+int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector<CopyRun>& runs) {
   RunList list(runs, direction, batch.block_size);
   int64_t position = 0;
   for (int64_t i = 0; i < batch.seq_lens.size; ++i) {
@@ -100,7 +100,7 @@ int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector
 }
 
 int64_t list_pairs(const Indices& sources, const Indices& targets, int64_t num_sources, int64_t num_targets,
-                   std::vector<Run>& runs) {
+                   std::vector<CopyRun>& runs) {
   runs.clear();
   const auto check = [](const char* what, int64_t i, int64_t id, int64_t limit) {
     PC_EXPECTS(id > kNullBlock && id < limit, InvalidBlock, "the ", what, " of pair ", i, " is ", id,

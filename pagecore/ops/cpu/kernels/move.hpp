@@ -25,7 +25,7 @@ struct Piece {
 // Iterates over the pieces of all runs.
 class Pieces {
  public:
-  Pieces(const Move& move, const Run* runs, int64_t num_runs) : move_(move), run_(runs), end_(runs + num_runs) {}
+  Pieces(const Move& move, const CopyRun* runs, int64_t num_runs) : move_(move), run_(runs), end_(runs + num_runs) {}
 
   // The next piece; its count is 0 after the last.
   PC_FORCE_INLINE Piece next() {
@@ -45,8 +45,8 @@ class Pieces {
 
  private:
   const Move& move_;
-  const Run* run_;
-  const Run* end_;
+  const CopyRun* run_;
+  const CopyRun* end_;
   int64_t left_ = 0;  // tokens or blocks left of the current run
   Piece piece_{};
 };
@@ -100,7 +100,7 @@ PC_FORCE_INLINE void stream_cast(LineWriter& writer, const char* source, char* t
 
 // Calls copy(source, target, elements, ahead) for each row; the source `ahead` bytes further on is needed next.
 template <typename Copy>
-inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Copy&& copy) {
+inline void move_pieces(const Move& move, const CopyRun* runs, int64_t num_runs, Copy&& copy) {
   Pieces pieces(move, runs, num_runs);
   MoveAxis axes[8];
   for (int i = 0; i < move.num_axes; ++i) axes[i] = move.axes[i];
@@ -128,7 +128,7 @@ inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Cop
 
 // With a compile-time size, a short row takes a few instructions.
 template <int64_t kBytes>
-inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void copy_short_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t, int64_t ahead) {
     if constexpr (kBytes % kLine == 0) {
       copy_lines<2 * kLine>(target, source, kBytes, source + ahead);
@@ -138,7 +138,7 @@ inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs)
   });
 }
 
-inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void copy_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   if (move.varying != move.num_axes) {
     switch (move.row * move.source_itemsize) {
       case 1: return copy_short_rows<1>(move, runs, num_runs);
@@ -157,7 +157,7 @@ inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
   });
 }
 
-inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void stream_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   LineWriter writer;
   const int64_t size = move.source_itemsize;
   move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
@@ -168,7 +168,7 @@ inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
 }
 
 template <Float From, Float To>
-inline void cast_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void cast_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   if (!move.streams) {
     move_pieces(move, runs, num_runs, cast_row<From, To>);
     return;
@@ -182,7 +182,7 @@ inline void cast_rows(const Move& move, const Run* runs, int64_t num_runs) {
 }
 
 // The caller has checked the source and target of every run.
-inline void move_runs(const Move& move, const Run* runs, int64_t num_runs) {
+inline void move_runs(const Move& move, const CopyRun* runs, int64_t num_runs) {
   if (!move.converts) return move.streams ? stream_rows(move, runs, num_runs) : copy_rows(move, runs, num_runs);
   with_float(move.from, [&]<Float From>() {
     with_float(move.to, [&]<Float To>() {

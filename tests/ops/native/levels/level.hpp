@@ -1,4 +1,4 @@
-// Includes the kernels of PC_ISA, as isa/*.cpp do, and exports them for the drivers.
+// The kernels of PC_ISA, exported for the drivers.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/multiply_pairs.hpp"
@@ -16,7 +16,7 @@ using cpu::Float;
 
 TokenRows tokens_of(const TileView& tile) { return {tile.base, tile.offsets}; }
 TileUse use_of(const TileView& tile) { return {tile.first, tile.last, tile.used}; }
-// Fetching changes nothing, wherever it is.
+// Prefetching changes nothing, at any address.
 NextRows next_rows_of(const TileView& tile, int64_t row_bytes) { return {0, tokens_of(tile), row_bytes}; }
 
 void pack_any_keys(Float type, const TileView& tile, int64_t dim, float* panel) {
@@ -53,12 +53,12 @@ void accumulate_values(const uint16_t* weights, const uint32_t* values, int64_t 
   accumulate_amx(tiles, weights, values, columns, acc, stride, factor, rows);
 }
 
-void load_without_tiles() {
+void load_unconfigured() {
   const float row[kAmxColumns] = {};
   Amx::load<0>(row, 0);
 }
 
-void multiply_misfits() {
+void multiply_mismatched() {
   AmxConfig config;
   config.palette = 1;
   for (int tile = 0; tile < 3; ++tile) {
@@ -69,10 +69,10 @@ void multiply_misfits() {
   Amx::multiply<0, 1, 2>();
 }
 #else
-constexpr decltype(Products::score_tile) score_keys = nullptr;
-constexpr decltype(Products::value_tile) accumulate_values = nullptr;
-constexpr decltype(Products::load_without_tiles) load_without_tiles = nullptr;
-constexpr decltype(Products::multiply_misfits) multiply_misfits = nullptr;
+constexpr decltype(Products::score_amx) score_keys = nullptr;
+constexpr decltype(Products::accumulate_amx) accumulate_values = nullptr;
+constexpr decltype(Products::load_unconfigured) load_unconfigured = nullptr;
+constexpr decltype(Products::multiply_mismatched) multiply_mismatched = nullptr;
 #endif
 
 }  // namespace
@@ -95,8 +95,8 @@ const Products kProducts = {
     multiply_in_parts,
     score_keys,
     accumulate_values,
-    load_without_tiles,
-    multiply_misfits,
+    load_unconfigured,
+    multiply_mismatched,
 };
 
 }  // namespace pagecore::test::PC_ISA
