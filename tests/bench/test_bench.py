@@ -174,7 +174,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(arguments, reason):
 
 
 class Clockless:
-    """Stand-in for a bench module: a docstring and `run`."""
+    """Fake bench module: a docstring and `run`."""
 
     def __init__(self, run):
         self.__doc__, self.run = "A bench of the tests.", run
@@ -186,7 +186,7 @@ def one_figure(bench, name="good"):
 
 @pytest.fixture
 def bench_named(monkeypatch):
-    """Replace a bench by a stand-in."""
+    """Replace a bench by a fake."""
 
     def put(name, run):
         monkeypatch.setitem(sys.modules, f"bench.{name}", Clockless(run))

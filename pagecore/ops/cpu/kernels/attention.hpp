@@ -84,7 +84,7 @@ class ItemPass {
     for (int64_t head = 0; head < head_count_; ++head) load_queries(head);
   }
 
-  void clear_sums() {
+  PC_FORCE_INLINE void clear_sums() {
     const int64_t all = head_count_ * rows_;
     for (int64_t i = 0; i < all; ++i) {
       scratch_.max[i] = scratch_.total_max[i] = -kInfinity;
@@ -96,7 +96,7 @@ class ItemPass {
 
   // The factor of the scores is the softmax scale times the head's key scale. Float queries are multiplied by it here,
   // rounded once per number; bfloat16 queries stay as they are, and softmax() multiplies their scores.
-  void load_queries(int64_t head) {
+  PC_FORCE_INLINE void load_queries(int64_t head) {
     double factor = args_.scale * static_cast<double>(head_value(args_.key_scale, head_begin_ + head, 1.0f));
     if (args_.softcap != 0.0) factor /= args_.softcap;
     scratch_.scale[head] = pairs_ ? static_cast<float>(factor) : 1.0f;

@@ -12,14 +12,14 @@ PC_FORCE_INLINE const char* query_row(const AttentionArgs& args, int64_t token, 
 }
 
 // Copies a bfloat16 row to target [stride], padded with zeros.
-inline void copy_query(const AttentionArgs& args, int64_t token, int64_t head, uint16_t* target, int64_t stride) {
+PC_FORCE_INLINE void copy_query(const AttentionArgs& args, int64_t token, int64_t head, uint16_t* target, int64_t stride) {
   const int64_t dim = args.query.dim;
   __builtin_memcpy(target, query_row(args, token, head), static_cast<size_t>(2 * dim));
   for (int64_t d = dim; d < stride; ++d) target[d] = 0;
 }
 
 // Writes a row times `factor` to target [stride] in float32, padded with zeros.
-inline void scale_query(const AttentionArgs& args, int64_t token, int64_t head, double factor, float* target,
+PC_FORCE_INLINE void scale_query(const AttentionArgs& args, int64_t token, int64_t head, double factor, float* target,
                         int64_t stride) {
   const int64_t dim = args.query.dim;
   with_float(args.query.type, [&]<Float T>() {

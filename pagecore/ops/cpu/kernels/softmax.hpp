@@ -111,7 +111,7 @@ PC_FORCE_INLINE void fold_row(float& total_max, float& total_sum, float* total_a
 
 // Adds the sums of `rows` rows since the last fold to their totals, and clears the sums. The first fold initialises the
 // total accumulators.
-inline void fold_sums(const Scratch& scratch, int64_t rows, int64_t stride, bool first) {
+PC_FORCE_INLINE void fold_sums(const Scratch& scratch, int64_t rows, int64_t stride, bool first) {
   if (first) {
     for (int64_t i = 0; i < rows * stride; i += kLanes) store(scratch.total_acc + i, Vec{});
   }
