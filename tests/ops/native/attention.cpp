@@ -110,8 +110,7 @@ class Case {
     cu_.push_back(0);
     for (int64_t i = 0; i < num_sequences; ++i) {
       const int64_t queries = is_decode ? 1 : random_.pick({int64_t{0}, int64_t{1}, random_.between(1, 9)});
-      const int64_t most =
-          random_.one_in(25) ? 2200 : 150;  // long ones are folded, and split if batch-invariant
+      const int64_t most = random_.one_in(25) ? 2200 : 150;  // long ones are folded, and split if batch-invariant
       const int64_t length = random_.pick(
           {int64_t{0}, int64_t{63}, int64_t{64}, int64_t{65}, random_.between(0, most), random_.between(0, most)});
       sequences_.push_back({query, queries, length, 0});

@@ -75,8 +75,8 @@ inline void finish_row(const AttentionArgs& args, const HeadOptions& options, in
 }
 
 // Stores the sums of one row of a split as partial row `at`, for merge_splits.
-PC_FORCE_INLINE void store_partial(const AttentionBatch& batch, int64_t at, float row_max, float row_sum, const float* acc,
-                          int64_t stride) {
+PC_FORCE_INLINE void store_partial(const AttentionBatch& batch, int64_t at, float row_max, float row_sum,
+                                   const float* acc, int64_t stride) {
   batch.partial_stats[2 * at] = row_max;
   batch.partial_stats[2 * at + 1] = row_sum;
   for (int64_t d = 0; d < stride; d += kLanes) store(batch.partial_out + at * stride + d, load(acc + d));

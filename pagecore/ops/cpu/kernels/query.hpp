@@ -12,7 +12,8 @@ PC_FORCE_INLINE const char* query_row(const AttentionArgs& args, int64_t token, 
 }
 
 // Copies a bfloat16 row to target [stride], padded with zeros.
-PC_FORCE_INLINE void copy_query(const AttentionArgs& args, int64_t token, int64_t head, uint16_t* target, int64_t stride) {
+PC_FORCE_INLINE void copy_query(const AttentionArgs& args, int64_t token, int64_t head, uint16_t* target,
+                                int64_t stride) {
   const int64_t dim = args.query.dim;
   __builtin_memcpy(target, query_row(args, token, head), static_cast<size_t>(2 * dim));
   for (int64_t d = dim; d < stride; ++d) target[d] = 0;
@@ -20,7 +21,7 @@ PC_FORCE_INLINE void copy_query(const AttentionArgs& args, int64_t token, int64_
 
 // Writes a row times `factor` to target [stride] in float32, padded with zeros.
 PC_FORCE_INLINE void scale_query(const AttentionArgs& args, int64_t token, int64_t head, double factor, float* target,
-                        int64_t stride) {
+                                 int64_t stride) {
   const int64_t dim = args.query.dim;
   with_float(args.query.type, [&]<Float T>() {
     for_each_vector<T>(query_row(args, token, head), dim, [&](int64_t d, Vec v, int64_t) { store(target + d, v); });
