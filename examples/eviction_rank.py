@@ -7,6 +7,8 @@ Run it: python examples/eviction_rank.py
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +21,7 @@ random = np.random.default_rng(0)
 SYSTEM = [random.integers(1000, size=320), random.integers(1000, size=160)]
 
 
-def requests(count):
+def requests(count: int) -> Iterator[tuple[int | None, Any]]:
     for number in range(count):
         if number % 5 < 2:
             yield number % 5, np.concatenate([SYSTEM[number % 5], random.integers(1000, size=8)])
@@ -27,10 +29,10 @@ def requests(count):
             yield None, random.integers(1000, size=480)
 
 
-def serve(policy):
+def serve(policy: Literal["lru", "rank"]) -> float:
     """Return the share of all tokens that were reused from the cache."""
     cache = PagedKVCache(spec, num_blocks=96, block_size=BLOCK, eviction_policy=policy, device="none")
-    seen = Counter()
+    seen: Counter[int | None] = Counter()
     tokens = reused = 0
     for kind, prompt in requests(200):
         seen[kind] += kind is not None
@@ -41,8 +43,9 @@ def serve(policy):
     return reused / tokens
 
 
-def main():
-    for policy in ("lru", "rank"):
+def main() -> None:
+    policies: tuple[Literal["lru", "rank"], ...] = ("lru", "rank")
+    for policy in policies:
         print(f"{policy:4} {serve(policy):.0%} of the tokens reused")
 
 

@@ -3,6 +3,9 @@
 Run it: python examples/own_request_table.py
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from pagecore import BlockPool, RequestTable, SlotAllocator, paged_attention, write_kv
@@ -17,7 +20,7 @@ requests = RequestTable(num_requests=8, max_context=256)
 key_cache, value_cache = np.zeros((2, pool.num_blocks, BLOCK, KV_HEADS, DIM), np.float32)
 
 
-def attend(rows, counts):
+def attend(rows: Any, counts: Sequence[int]) -> Any:
     """Write and attend the last `counts` tokens of each request; their slots are already in the table."""
     lengths = [requests.length(row) for row in rows]
     slots = [requests.read(row, 0, length) for row, length in zip(rows, lengths, strict=True)]
@@ -33,7 +36,7 @@ def attend(rows, counts):
     return paged_attention(query, key_cache, value_cache, table, lengths, cu_query_lens=starts)
 
 
-def main():
+def main() -> None:
     prompts = [40, 7, 100]
     rows = requests.allocate(len(prompts))
     for row, length in zip(rows, prompts, strict=True):

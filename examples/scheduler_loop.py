@@ -17,7 +17,7 @@ scheduler = Scheduler(cache, max_running=8, max_tokens_per_step=64)
 random = np.random.default_rng(0)
 runs = [
     scheduler.add(
-        Request(number, random.integers(0, 1000, 20 + 10 * number), max_new_tokens=12, samples=1 + number % 2)
+        Request(number, random.integers(0, 1000, 20 + 10 * number, np.int32), max_new_tokens=12, samples=1 + number % 2)
     )
     for number in range(10)
 ]

@@ -7,41 +7,54 @@ Run it: python examples/torch_batching.py
 """
 
 from collections import deque
+from typing import Any
 
 import torch
 from torch import nn
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, PagedKVCache, Sequence
 from pagecore.interop.torch import as_torch, paged_attention, write_kv
 
 VOCABULARY, LAYERS, HEADS, KV_HEADS, DIM = 96, 2, 4, 2, 16
 WIDTH, MAX_SEQUENCES, MAX_TOKENS, NEW = HEADS * DIM, 3, 64, 12
 
 
+Planes = tuple[torch.Tensor, torch.Tensor]
+
+
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.project = nn.Linear(WIDTH, (HEADS + 2 * KV_HEADS) * DIM)
         self.out = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, hidden, planes, slots, attention_args):
+    def forward(
+        self, hidden: torch.Tensor, planes: Planes, slots: torch.Tensor, attention_args: dict[str, Any]
+    ) -> torch.Tensor:
         query, key, value = (
             self.project(self.norm(hidden)).unflatten(1, (-1, DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
         )
         write_kv(key, value, *planes, slots)
-        attended = paged_attention(query, *planes, **attention_args)
+        attended: torch.Tensor = paged_attention(query, *planes, **attention_args)
         return hidden + self.out(attended.flatten(1))
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(256, WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.scores = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, ids, positions, planes, slots, attention_args):
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        planes: list[Planes],
+        slots: torch.Tensor,
+        attention_args: dict[str, Any],
+    ) -> torch.Tensor:
         hidden = self.tokens(ids) + self.positions(positions)
         for layer, own in zip(self.layers, planes, strict=True):
             hidden = layer(hidden, own, slots, attention_args)
@@ -49,7 +62,7 @@ class Model(nn.Module):
 
 
 class Engine:
-    def __init__(self, model):
+    def __init__(self, model: Model) -> None:
         spec = AttentionSpec(KV_HEADS, DIM, dtype="float32", num_query_heads=HEADS)
         self.model = model
         self.cache = PagedKVCache(spec, num_layers=LAYERS, num_blocks=64, max_sequences=MAX_SEQUENCES)
@@ -64,7 +77,7 @@ class Engine:
         }
 
     @torch.inference_mode()
-    def step(self, sequences):
+    def step(self, sequences: list[Sequence]) -> None:
         """Compute the uncomputed tokens of each sequence, and append its next token."""
         news = [sequence.tokens[sequence.num_computed_tokens :] for sequence in sequences]
         self.cache.prepare(sequences, [len(new) for new in news], out=self.batch)
@@ -75,9 +88,11 @@ class Engine:
         last = self.attention_args["cu_query_lens"][1 : len(sequences) + 1] - 1
         self.cache.append_tokens(sequences, scores[last].argmax(dim=-1).numpy())
 
-    def serve(self, prompts):
+    def serve(self, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
         """Return the answer to each prompt, and the number of steps."""
-        waiting, running, answers, steps = deque(enumerate(prompts)), [], {}, 0
+        waiting, steps = deque(enumerate(prompts)), 0
+        running: list[Any] = []
+        answers: dict[int, list[int]] = {}
         while waiting or running:
             while waiting and len(running) < MAX_SEQUENCES:
                 name, prompt = waiting.popleft()
@@ -91,7 +106,7 @@ class Engine:
         return [answers[name] for name in range(len(prompts))], steps
 
 
-def main():
+def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the model is too small for several threads
     engine = Engine(Model().eval())

@@ -196,7 +196,7 @@ MESSAGES = {
     b" cannot be freed: it neither starts block ": "pagecore.index._slot_allocator",
     b" does not fit a table of int32": "pagecore.index._request_table",
     b" is in the tree already, at another place": "pagecore.index._radix_core",
-    b" asks for the instruction set ": "pagecore.ops.cpu._cpu",
+    b" is not available on this machine or in this build; available: ": "pagecore.ops.cpu._cpu",
 }
 
 

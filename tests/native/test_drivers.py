@@ -1,4 +1,4 @@
-"""The C++ drivers of the native code, without a sanitizer: that they build, pass, and find a fault where there is one.
+"""C++ drivers of the native code without a sanitizer: they build, pass, and report planted faults.
 
 ``make sanitize`` runs the same drivers under ASan, UBSan and TSan.
 """

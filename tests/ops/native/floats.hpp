@@ -1,4 +1,4 @@
-// float16, bfloat16 and float32 one number at a time, by their definitions.
+// Scalar reference conversions of float16, bfloat16 and float32, and views of arrays as kernel arguments.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ inline void narrow(Float type, double number, char* to) {
   if (std::isnan(number)) {
     half = static_cast<uint16_t>(infinite | (1 << (fraction_bits - 1)));
   } else if (!std::isinf(number)) {
-    // In units of the last place of its binade, or of the subnormals, it is rounded to an integer.
+    // Round to an integer in units of the last place of its binade, or of the subnormals.
     const int exponent = std::max(magnitude == 0.0 ? -bias : std::ilogb(magnitude), 1 - bias);
     const double units = std::nearbyint(std::ldexp(magnitude, fraction_bits - exponent));
     const double bits = units + std::ldexp(exponent + bias - 1, fraction_bits);
@@ -123,7 +123,7 @@ inline void same_bytes(const Array& array, const std::vector<char>& expected, co
     PC_CHECK(found[i] == expected[i], what, ": byte ", i, " of ", found.size(), " is wrong");
 }
 
-// A plan as the ops take it.
+// A plan as the operations take it.
 [[nodiscard]] inline cpu::PlanView view_of(const Plan& plan) {
   cpu::PlanView view;
   view.items = plan.items();

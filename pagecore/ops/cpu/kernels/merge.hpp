@@ -1,4 +1,4 @@
-// Two attention outputs over different keys joined into one, row by row.
+// Merge of two attention outputs over different keys, row by row.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
@@ -13,7 +13,7 @@ PC_FORCE_INLINE Vec load_row_part(const TokenArray& rows, const char* row, int64
   });
 }
 
-// out = a * weight_a + b * weight_b; a part of weight 0 is not looked at.
+// out = a * weight_a + b * weight_b. An input with weight 0 is not read.
 inline void merge_row(const MergeArgs& args, int64_t token, int64_t head, float weight_a, float weight_b) {
   const auto row_of = [&](const TokenArray& rows) {
     return rows.data + token * rows.token_stride + head * rows.head_stride;

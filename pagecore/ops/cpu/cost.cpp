@@ -1,4 +1,4 @@
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@ namespace pagecore::cpu {
 namespace {
 
 #if defined(__x86_64__)
-// What the instruction tells of one of the caches; Intel and AMD number the question differently and answer alike.
+// L2 size by cpuid. Intel and AMD use different leaves with the same layout.
 int64_t l2_of_cpuid(uint32_t leaf, uint32_t leaf_max) {
   if (leaf > leaf_max) return 0;
   for (uint32_t i = 0; i < 16; ++i) {

@@ -1,4 +1,4 @@
-// AMX: the instructions as the manual has them, and what decode makes of them, on emulated tiles or real ones.
+// AMX: the encodings of its instructions, and decode on emulated or real tiles.
 #if defined(__x86_64__)
 
 #define PC_ISA encoded
@@ -13,17 +13,17 @@ namespace {
 
 // ---- encodings
 
-using Tile = cpu::encoded::HardwareTiles;
+using Amx = cpu::encoded::HardwareAmx;
 
-[[gnu::noipa]] void configure(const cpu::encoded::TileConfig& config) { Tile::configure(config); }
-[[gnu::noipa]] void release() { Tile::release(); }
-[[gnu::noipa]] void zero_5() { Tile::zero<5>(); }
-[[gnu::noipa]] void load_3(const void* from, int64_t stride) { Tile::load<3>(from, stride); }
-[[gnu::noipa]] void load_once_6(const void* from, int64_t stride) { Tile::load_once<6>(from, stride); }
-[[gnu::noipa]] void store_2(void* to, int64_t stride) { Tile::store<2>(to, stride); }
-[[gnu::noipa]] void multiply_1_4_7() { Tile::multiply<1, 4, 7>(); }
+[[gnu::noipa]] void configure(const cpu::encoded::AmxConfig& config) { Amx::configure(config); }
+[[gnu::noipa]] void release() { Amx::release(); }
+[[gnu::noipa]] void zero_5() { Amx::zero<5>(); }
+[[gnu::noipa]] void load_3(const void* from, int64_t stride) { Amx::load<3>(from, stride); }
+[[gnu::noipa]] void load_once_6(const void* from, int64_t stride) { Amx::load_once<6>(from, stride); }
+[[gnu::noipa]] void store_2(void* to, int64_t stride) { Amx::store<2>(to, stride); }
+[[gnu::noipa]] void multiply_1_4_7() { Amx::multiply<1, 4, 7>(); }
 
-// The instruction's bytes are in the function's. Nothing runs.
+// Checks that the function's code contains the instruction's bytes, without running it.
 template <typename Function>
 void is_encoded(Function* function, const char* name, std::initializer_list<uint8_t> bytes) {
   const auto* code = reinterpret_cast<const uint8_t*>(function);
@@ -32,9 +32,9 @@ void is_encoded(Function* function, const char* name, std::initializer_list<uint
 
 // ---- decode
 
-const Products* level_with_tiles() {
+const Products* level_with_amx() {
   for (const Products* level : levels()) {
-    if (level->score_tile != nullptr) return level;
+    if (level->score_amx != nullptr) return level;
   }
   return nullptr;
 }
@@ -48,13 +48,13 @@ Numbers<uint16_t> random_bf16(Random& random, int64_t rows, int64_t stride, int6
 }
 
 #if defined(__SANITIZE_ADDRESS__)
-// What emulated tiles refuse, where the machine has the rest of the level.
+// Misuses that the emulation reports, if the machine supports the rest of the level.
 struct Misuse {
   Misuse() {
-    const Products* level = level_with_tiles();
+    const Products* level = level_with_amx();
     if (level == nullptr) return;
-    planted_.emplace_back("tiles_that_are_not_configured", "tiles are configured before", level->load_without_tiles);
-    planted_.emplace_back("tiles_of_other_shapes", "the same rows", level->multiply_misfits);
+    planted_.emplace_back("tiles_without_configuration", "tiles must be configured before", level->load_unconfigured);
+    planted_.emplace_back("tiles_of_mismatched_shapes", "the rows of the left side", level->multiply_mismatched);
   }
   std::vector<Planted> planted_;
 };
@@ -80,9 +80,9 @@ PC_TEST(amx_instructions_are_encoded_as_in_the_manual) {
   });
 }
 
-PC_TEST(decode_by_tiles_scores_as_prefill_does_to_the_bit) {
+PC_TEST(decode_by_amx_has_the_scores_of_prefill_to_the_bit) {
   rounds(200, [](Random& random) {
-    const Products* level = level_with_tiles();
+    const Products* level = level_with_amx();
     if (level == nullptr) return;
     const int64_t dim = any_dim(random), depth = pair_padded(dim), stride = depth + 2 * random.below(3);
     const TileTokens tokens(random, Float::BF16, dim);
@@ -94,7 +94,7 @@ PC_TEST(decode_by_tiles_scores_as_prefill_does_to_the_bit) {
     level->pack_key_pairs(tokens.view(), dim, keys.data());
     level->multiply_pairs(0, query.data(), stride, keys.data(), kTileTokens, known.data(), kTileTokens, nullptr, rows,
                           depth, kTileTokens);
-    level->score_tile(tokens.view(), dim, query.data(), stride, rows, panel.data(), copy.data(), scores.data());
+    level->score_amx(tokens.view(), dim, query.data(), stride, rows, panel.data(), copy.data(), scores.data());
     for (int64_t i = 0; i < rows * kTileTokens; ++i) {
       PC_CHECK(same_float(scores[i], known[i]), "row ", i / kTileTokens, " of ", rows, ", token ", i % kTileTokens,
                ", dim ", dim, ": ", scores[i], ", not ", known[i]);
@@ -102,9 +102,9 @@ PC_TEST(decode_by_tiles_scores_as_prefill_does_to_the_bit) {
   });
 }
 
-PC_TEST(decode_by_tiles_weighs_as_prefill_does_to_the_bit) {
+PC_TEST(decode_by_amx_has_the_values_of_prefill_to_the_bit) {
   rounds(200, [](Random& random) {
-    const Products* level = level_with_tiles();
+    const Products* level = level_with_amx();
     if (level == nullptr) return;
     const int64_t rows = random.between(1, 16), columns = kPadding * random.between(1, 12);
     const int64_t stride = columns + random.below(3), size = (rows - 1) * stride + columns;
@@ -118,7 +118,7 @@ PC_TEST(decode_by_tiles_weighs_as_prefill_does_to_the_bit) {
     const float* factor = random.one_in(3) ? nullptr : factors.data();
     level->multiply_pairs(0, weights.data(), kTileTokens, pairs, columns, known.data(), stride, factor, rows,
                           kTileTokens, columns);
-    level->value_tile(weights.data(), pairs, columns, acc.data(), stride, factor, rows);
+    level->accumulate_amx(weights.data(), pairs, columns, acc.data(), stride, factor, rows);
     PC_CHECK(acc.bytes() == known.bytes(), rows, " rows, ", columns, " columns");
   });
 }

@@ -1,4 +1,4 @@
-// Which keys of a tile the rows of a pass attend to: the same for every head.
+// Keys of a tile that the rows of a pass attend to; identical for all heads.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/tile.hpp"
@@ -12,10 +12,10 @@ struct RowRange {
   int64_t last;
 };
 
-// Fills low, high and keep of a Scratch for one tile after another.
-class Sight {
+// Computes low, high and keep of a Scratch for one tile at a time. The accessors describe the tile visited last.
+class Visibility {
  public:
-  Sight(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, int64_t group)
+  Visibility(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, int64_t group)
       : window_(make_window(args.causal, args.window_left, args.window_right)),
         queries_(item.query_count),
         group_(group),
@@ -30,14 +30,14 @@ class Sight {
   [[nodiscard]] int64_t length() const { return length_; }
   [[nodiscard]] int64_t position(int64_t query) const { return position_ + query; }
 
-  void look_at(const Tile& tile, const Scratch& scratch) {
+  void visit(const Tile& tile, const Scratch& scratch) {
     uniform_ = mask_ == nullptr;
     use_ = {static_cast<int>(kTileTokens), 0, nullptr};
     rows_ = {queries_ * group_, 0};
     for (int64_t query = 0; query < queries_; ++query) {
       const KeyRange keys = attended_keys(window_, position(query), position(query), length_);
-      const int low = within_tile(keys.begin, tile);
-      const int high = within_tile(keys.end, tile);
+      const int low = clamp_to_tile(keys.begin, tile);
+      const int high = clamp_to_tile(keys.end, tile);
       for (int64_t g = 0; g < group_; ++g) {
         scratch.low[query * group_ + g] = low;
         scratch.high[query * group_ + g] = high;
@@ -48,26 +48,26 @@ class Sight {
       use_.last = high > use_.last ? high : use_.last;
       rows_ = {query * group_ < rows_.first ? query * group_ : rows_.first, (query + 1) * group_};
     }
-    if (mask_ != nullptr && !empty()) look_at_mask(tile, scratch);
+    if (mask_ != nullptr && !empty()) apply_mask(tile, scratch);
   }
 
-  // Of the tile last looked at. No row attends to any key of it:
+  // True if no row attends to any key.
   [[nodiscard]] bool empty() const { return use_.first >= use_.last; }
-  // Every row attends to the same keys:
+  // True if all rows attend to the same keys.
   [[nodiscard]] bool uniform() const { return uniform_; }
-  // Every row attends to all keys:
+  // True if every row attends to all keys.
   [[nodiscard]] bool whole() const { return uniform_ && use_.first == 0 && use_.last == kTileTokens; }
   [[nodiscard]] const TileUse& use() const { return use_; }
-  // Rows before and behind these attend to nothing:
+  // The range of rows that attend to any key.
   [[nodiscard]] const RowRange& rows() const { return rows_; }
 
  private:
-  [[nodiscard]] static int within_tile(int64_t position, const Tile& tile) {
+  [[nodiscard]] static int clamp_to_tile(int64_t position, const Tile& tile) {
     const int64_t t = position - tile.start;
     return static_cast<int>(t < tile.first ? tile.first : t > tile.last ? tile.last : t);
   }
 
-  void look_at_mask(const Tile& tile, const Scratch& scratch) {
+  void apply_mask(const Tile& tile, const Scratch& scratch) {
     for (int64_t t = 0; t < kTileTokens; ++t) used_[t] = 0;
     use_.used = used_;
     for (int64_t query = 0; query < queries_; ++query) {
@@ -86,7 +86,7 @@ class Sight {
   int64_t group_;
   int64_t length_;
   int64_t position_;               // of the item's first query
-  const uint8_t* mask_ = nullptr;  // of the item's first query
+  const uint8_t* mask_ = nullptr;  // row of the item's first query
   bool uniform_ = true;
   TileUse use_{};
   RowRange rows_{};
