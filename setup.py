@@ -28,7 +28,8 @@ X86_LEVELS = {
 }
 ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": ["-march=armv8-a"]}
 
-# The rooms whose headers a room's native code reaches, beside its own and native's; tests/test_house.py compares.
+# The other rooms whose headers a room's native code includes; every room includes its own and native's. Checked by
+# tests/test_house.py.
 BELOW = {
     "arrays": (),
     "index": (),
@@ -43,7 +44,7 @@ def sources(pattern: str) -> list[str]:
 
 
 def compiled_from(room: str) -> list[str]:
-    """What a room's native code is compiled from beside its sources: the headers that it can reach, and these flags."""
+    """Return the dependencies of a room's native code other than its sources: reachable headers, and this file's flags."""
     rooms = ("native", room, *BELOW[room])
     headers = [header for each in rooms for header in sources(f"pagecore/{each}/**/*.hpp")]
     return ["setup.py", *headers, *sources("cuda_src/*.h"), *sources("third_party/*.h")]

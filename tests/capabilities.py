@@ -1,4 +1,4 @@
-"""Which optional capabilities this machine has, and what a test does without one.
+"""Optional capabilities of the machine, and skips of tests that need a missing one.
 
 A missing capability skips the test with its name; ``PAGECORE_REQUIRE=torch,jax,transformers,nvrtc`` turns those skips
 into failures.

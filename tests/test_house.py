@@ -189,7 +189,7 @@ def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
                 assert reached[used] <= reached[room_of(path)], path
 
 
-# A message of one of each library's sources: it stands in whatever the library was linked into.
+# A message from one source of each library; every extension that links the library contains it.
 MESSAGES = {
     b"it is the null block, which has no references": "pagecore.index._block_pool",
     b" was freed by another holder of the pool": "pagecore.index._block_tables_core",
