@@ -37,6 +37,7 @@ SlotSurvey survey(const Indices& slots, int64_t limit) {
 
 int64_t token_bytes(const Cache& cache) { return cache.num_heads * cache.dim * size_of(cache.type); }
 
+// Rows from `begin` on.
 Rows rows_from(Rows rows, int64_t begin, int64_t count) {
   rows.data += begin * rows.token_stride;
   rows.num_tokens = count;
