@@ -44,7 +44,7 @@ def sources(pattern: str) -> list[str]:
 
 
 def compiled_from(room: str) -> list[str]:
-    """Return the dependencies of a room's native code other than its sources: reachable headers, and this file's flags."""
+    """Return the dependencies of a room's native code other than its sources: reachable headers, and setup.py."""
     rooms = ("native", room, *BELOW[room])
     headers = [header for each in rooms for header in sources(f"pagecore/{each}/**/*.hpp")]
     return ["setup.py", *headers, *sources("cuda_src/*.h"), *sources("third_party/*.h")]

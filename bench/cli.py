@@ -208,7 +208,7 @@ def _refuse_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     if options.json and several and options.json.exists() and not options.json.is_dir():
         parser.error(f"--json {options.json} is a file, and several benches write one file each; name a folder")
     if options.json and not several and not _writable(options.json):
-        parser.error(f"--json {options.json} cannot be written; name a file in a folder that is there")
+        parser.error(f"--json {options.json} cannot be written; name a file in an existing folder")
     if options.plot:
         _refuse_plot(parser, options)
     if options.trace and not options.trace.is_file():

@@ -171,10 +171,16 @@ def _parser() -> argparse.ArgumentParser:
         "bench/first_gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     out = Path(os.environ.get("OUT") or SCRATCH / "out")
-    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help="for the files ($OUT, or %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=out, metavar="FOLDER", help="folder of the files (default: $OUT or %(default)s)"
+    )
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--full", dest="kind", action="store_const", const=(), default=("--quick",), help="all figures")
-    kind.add_argument("--smoke", dest="kind", action="store_const", const=("--smoke",), help="no figures to quote")
+    kind.add_argument(
+        "--full", dest="kind", action="store_const", const=(), default=("--quick",), help="full runs with all figures"
+    )
+    kind.add_argument(
+        "--smoke", dest="kind", action="store_const", const=("--smoke",), help="smoke runs, whose figures mean nothing"
+    )
     parser.add_argument("--facts", action="store_true", help="print facts of the machine and stop")
     return parser
 

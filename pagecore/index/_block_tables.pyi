@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any, NoReturn, Self, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

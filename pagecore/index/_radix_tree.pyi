@@ -1,5 +1,5 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from numpy.typing import ArrayLike
 

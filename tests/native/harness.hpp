@@ -168,7 +168,7 @@ class Exact {
   static const ::pagecore::test::Planted planted_##name{#name, report, name}; \
   static void name()
 
-// PC_CHECK(condition, "what", was, known)
+// PC_CHECK(condition, parts of the message ...)
 #define PC_CHECK(condition, ...)                                                                                     \
   do {                                                                                                               \
     if (!(condition)) ::pagecore::test::fail_check(__FILE__, __LINE__, #condition, ::pagecore::concat(__VA_ARGS__)); \

@@ -175,7 +175,7 @@ BAD_TRANSFERS: list[tuple[dict[str, Any], Any, str]] = [
     (
         {"pairs": [(1, 5)]},
         BLOCK,
-        "the target of pair 0 is 5 and the smallest target cache has 5 blocks; ids are 1",
+        "the target of pair 0 is 5 and the smallest target cache has 5 blocks; expected 1 to 4",
     ),
     ({"pairs": [(1, 2), (6, 1)]}, BLOCK, "the source of pair 1 is 6"),
     ({"pairs": [(0, 1)]}, BLOCK, "null block"),
