@@ -176,7 +176,7 @@ def room(count=1, dtype=np.uint8):
     ("options", "error", "says"),
     [
         ({"buffers": room(), "device": "none"}, UnsupportedOption, "device is 'none'"),
-        ({"buffers": room(), "memory": "1GiB"}, ShapeError, "memory is '1GiB'; buffers have a size of their own"),
+        ({"buffers": room(), "memory": "1GiB"}, ShapeError, "memory is '1GiB', but buffers have a fixed size"),
         ({"buffers": room(), "device": "cuda", "num_blocks": 9}, DeviceError, "on cpu; the pool is on cuda:0"),
         ({"buffers": room(), "num_blocks": 10}, ShapeError, "needed"),
         ({"buffers": room(), "num_blocks": 1}, ShapeError, "num_blocks is 1"),

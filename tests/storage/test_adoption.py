@@ -47,7 +47,7 @@ def test_axes_without_layers_are_laid_out_once_a_layer(axes):
     places = [layout.plane_layout(plane, layer).buffer for layer in range(LAYERS) for plane in range(2)]
     assert places == (list(range(LAYERS * 2)) if per_layer == 2 else [0, 0, 1, 1, 2, 2])
     assert layout.block_offset(3, 2) == layout.block_offset(3, 0) == 3 * layout.block_stride
-    with pytest.raises(ShapeError, match="each is a buffer of its own"):
+    with pytest.raises(ShapeError, match="each has a buffer of its own"):
         _ = layout.layer_stride
 
 
@@ -179,7 +179,7 @@ def test_elements_of_one_buffer_that_share_memory_are_refused():
     repeated = np.lib.stride_tricks.as_strided(number, (LAYERS, BLOCKS, SIZE, 2, 8), (0,) * 5)
     halves = np.lib.stride_tricks.as_strided(np.zeros(10_000, np.uint8), (2, 5000), (0, 1))
     for buffer in (repeated, halves):
-        with pytest.raises(UnsupportedOption, match=r"'key' has strides .*: its own elements share memory"):
+        with pytest.raises(UnsupportedOption, match=r"'key' has strides .*: its elements share memory"):
             pool({"key": buffer, "value": np.zeros(10_000, np.uint8)}, "LBNHD")
     windows = np.lib.stride_tricks.sliding_window_view(np.zeros(10_000, np.uint8), 100, writeable=True)
     with pytest.raises(ShapeError, match="contiguous"):
@@ -203,7 +203,7 @@ SHAPE = (LAYERS, BLOCKS, SIZE, 2, 8)
         (np.zeros(SHAPE, np.float64), UnsupportedDtype, "float64"),
         (np.zeros((LAYERS, BLOCKS, 2, SIZE, 8), np.float32), ShapeError, r"needs \(3, 5, 4, 2, 8\)"),
         (np.zeros((LAYERS - 1, 2 * BLOCKS, SIZE, 2, 8), np.float32), ShapeError, "in the order of its axes LBNHD"),
-        (np.zeros((LAYERS, BLOCKS, 2, SIZE, 8), np.float32).swapaxes(2, 3), ShapeError, "in the order of its memory"),
+        (np.zeros((LAYERS, BLOCKS, 2, SIZE, 8), np.float32).swapaxes(2, 3), ShapeError, "axes in memory order"),
         (np.zeros((2 * LAYERS, BLOCKS, SIZE, 2, 8), np.float32)[::2], ShapeError, "contiguous"),
         (np.zeros(SHAPE, np.float32)[::-1], ShapeError, "contiguous"),
         (np.asfortranarray(np.zeros(SHAPE, np.float32)), ShapeError, "contiguous"),

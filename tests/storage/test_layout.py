@@ -77,7 +77,7 @@ def test_an_order_that_cannot_be_is_refused_by_name(order):
 
 
 def test_heads_are_refused_where_the_axes_say_them():
-    with pytest.raises(UnsupportedOption, match="leave it out"):
+    with pytest.raises(UnsupportedOption, match="leave heads out"):
         KVLayout("BNHD", "NHD")
     with pytest.raises(UnsupportedOption, match="DHN"):
         KVLayout("layerwise", "DHN")

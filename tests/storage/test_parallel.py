@@ -87,9 +87,9 @@ def test_a_spec_that_cannot_be_shared_out_is_refused_by_name():
     latent, shared = Latent(), Shared()
     assert one.shard(latent) is latent
     assert two.shard(shared) is shared
-    with pytest.raises(UnsupportedOption, match="Latent cannot be shared out over 2 ranks"):
+    with pytest.raises(UnsupportedOption, match="Latent cannot be split over 2 ranks"):
         two.shard(latent)
-    with pytest.raises(UnsupportedOption, match="shard of Wrong gave 'nothing'"):
+    with pytest.raises(UnsupportedOption, match="shard of Wrong returned 'nothing'"):
         two.shard(Wrong())
     for parallel in (one, two):
         with pytest.raises(UnsupportedOption, match="spec is None"):
