@@ -65,7 +65,7 @@ ALLOCATE_NOTHING = {"abandon", "clear_prefix_cache", "commit_after_a_removal"}
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failed_allocation_leaves_an_operation_done_or_not_done(kind, name, tmp_path_factory):
+def test_a_failed_allocation_leaves_an_operation_done_or_undone(kind, name, tmp_path_factory):
     if kind != "native":
         PythonAllocations()  # a machine without them skips
     tally = tallies(kind, tmp_path_factory.getbasetemp())[name]

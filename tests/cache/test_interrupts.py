@@ -23,7 +23,7 @@ def one_thread():
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_interrupted_at_any_line_is_done_or_not_done(name):
+def test_an_operation_interrupted_at_any_line_is_done_or_undone(name):
     tally = Tally()
     for cell in cells_of(name):
         states = outcome(cell)
@@ -36,7 +36,7 @@ def test_an_operation_interrupted_at_any_line_is_done_or_not_done(name):
 
 @pytest.mark.skipif(not is_full(), reason="needs PAGECORE_FAULTS=full")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_interrupted_at_any_bytecode_is_done_or_not_done(name):
+def test_an_operation_interrupted_at_any_bytecode_is_done_or_undone(name):
     tally = Tally()
     for cell in cells_of(name)[::20]:
         states = outcome(cell)
@@ -46,7 +46,7 @@ def test_an_operation_interrupted_at_any_bytecode_is_done_or_not_done(name):
     conclude(name, tally)
 
 
-def test_an_interrupt_by_a_signal_at_a_random_moment_leaves_an_operation_done_or_not_done():
+def test_a_signal_at_a_random_moment_leaves_an_operation_done_or_undone():
     tally, random = Tally(), np.random.default_rng(0)
     cells = [cell for name in OPERATIONS for cell in cells_of(name, few=1)]
     end = time.monotonic() + (600 if is_full() else 6)

@@ -51,7 +51,7 @@ def run(specs, parallel, keys, values, queries, counts):
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "size"), SPLITS)
-def test_attention_of_all_ranks_side_by_side_is_that_of_the_whole_model(query_heads, kv_heads, size):
+def test_attention_of_all_ranks_concatenated_is_that_of_the_whole_model(query_heads, kv_heads, size):
     specs = model(query_heads, kv_heads)
     keys = [normal(22, kv_heads, 8, seed=layer) for layer in range(3)]
     values = [normal(22, kv_heads, dim, seed=9 + layer) for layer, dim in enumerate((8, 8, 16))]
@@ -126,7 +126,7 @@ def test_pools_hold_and_count_the_ranks_heads_only(size, held):
     assert cache.key(3).pointer == cache.key(1).pointer
 
 
-def test_layers_that_one_rank_holds_alike_form_one_group():
+def test_layers_with_equal_parts_on_a_rank_form_one_group():
     specs = [AttentionSpec(heads, 8, dtype="float32") for heads in (1, 2)]
     assert PagedKVCache(specs, num_blocks=9).num_groups == 2
     assert PagedKVCache(specs, num_blocks=9, parallel=TensorParallel(1, 2)).num_groups == 1
@@ -172,7 +172,7 @@ def static(layers, parallel):
 
 
 @pytest.mark.parametrize("make", [paged, static])
-def test_what_ranks_cannot_share_is_refused_before_anything_is_made(make):
+def test_heads_that_ranks_cannot_split_are_refused_before_anything_is_made(make):
     two = TensorParallel(0, 2)
     assert make(Unshared(), TensorParallel()).num_layers == 1
     for layers, parallel, error, says in (

@@ -39,7 +39,7 @@ def test_a_reused_block_is_the_same_block_and_is_not_written_again():
     cache.check_invariants()
 
 
-def test_what_is_kept_outlives_its_sequence_and_comes_before_a_refusal():
+def test_cached_blocks_outlive_their_sequence_and_are_evicted_before_a_refusal():
     cache = make(num_blocks=6, max_tokens_per_sequence=64)
     kept(cache, ALIKE[:12])
     stats = cache.stats()
@@ -150,7 +150,7 @@ def test_spans_key_only_the_blocks_that_they_overlap():
     cache.check_invariants()
 
 
-def test_a_window_is_reused_where_its_last_blocks_are_there():
+def test_a_window_is_reused_where_its_last_blocks_are_cached():
     cache = make([SPEC, WINDOWED], num_blocks=[17, 9], device="none", max_tokens_per_sequence=64)
     kept(cache, ALIKE[:24])
     assert cache.match_length(ALIKE) == 24
@@ -162,7 +162,7 @@ def test_a_window_is_reused_where_its_last_blocks_are_there():
     cache.check_invariants()
 
 
-def test_a_window_that_went_makes_the_prefix_shorter_and_its_return_longer():
+def test_an_evicted_window_shortens_the_prefix_and_a_recomputed_one_extends_it():
     cache = make([SPEC, WINDOWED], num_blocks=[40, 9], device="none", max_tokens_per_sequence=64)
     kept(cache, ALIKE[:24])
     kept(cache, range(100, 132))
@@ -199,7 +199,7 @@ def test_a_config_makes_a_cache_with_its_policy():
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_every_prefix_that_was_computed_and_not_given_up_is_found(block_size, seed):
+def test_every_computed_and_unevicted_prefix_is_found(block_size, seed):
     """Against a dictionary of block prefixes: chats that grow and branch, in a pool that holds them all."""
     random = np.random.default_rng(seed)
     cache = PagedKVCache(
@@ -222,7 +222,7 @@ def test_every_prefix_that_was_computed_and_not_given_up_is_found(block_size, se
     cache.check_invariants()
 
 
-def test_a_window_needs_no_more_than_the_next_token_sees():
+def test_a_window_needs_only_the_blocks_that_the_next_token_sees():
     cache = make([SPEC, AttentionSpec(2, 8, dtype="float32", window=5)], num_blocks=[40, 9], device="none")
     kept(cache, ALIKE[:16])
     kept(cache, range(100, 128))  # takes all but the last of four blocks of the window's group
@@ -232,7 +232,7 @@ def test_a_window_needs_no_more_than_the_next_token_sees():
     assert cache.match_length(ALIKE[:17]) == 0
 
 
-def test_spans_do_not_change_with_what_the_caller_gave():
+def test_spans_do_not_change_with_the_callers_list():
     digest = bytearray(b"cat")
     span = [0, 4, digest]
     cache = make()
