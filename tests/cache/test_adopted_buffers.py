@@ -1,4 +1,4 @@
-"""A paged cache in memory of the caller: what it computes there, and what it refuses."""
+"""A paged cache in memory of the caller: its results, and the buffers that it refuses."""
 
 import gc
 import weakref
@@ -45,7 +45,7 @@ def test_a_cache_in_memory_of_the_caller_agrees_with_the_model(machine, layout):
 
 
 def computed(cache, sequence):
-    """Key and value of every token of a sequence that its blocks hold, in each layer, as bytes."""
+    """Return the bytes of key and value of every token in a sequence's blocks, for each layer."""
     places = range(sequence.num_computed_tokens)
     tables = [cache.block_table(cache.group_of(layer)).numpy()[sequence.row] for layer in range(cache.num_layers)]
     return [

@@ -1,4 +1,4 @@
-"""Sequences that another cache has computed, windows and all."""
+"""Arrivals: sequences whose tokens another cache has computed, with and without windows."""
 
 import numpy as np
 import pytest
@@ -208,7 +208,7 @@ def test_a_block_whose_last_tokens_never_arrived_is_not_published():
     text = Text((None, 4))
     sender, receiver = make(text.windows, block_size=4), make(text.windows, block_size=4)
     sent = computed(sender, text, 40)
-    received = computed(receiver, text, 6, known=40)  # tokens 6 and 7 of its second block never come
+    received = computed(receiver, text, 6, known=40)  # tokens 6 and 7 of its second block never arrive
     poison(receiver)
     receive(receiver, received, gathered(sender, sent))
     check_content(receiver, received, text)
@@ -352,7 +352,7 @@ def test_sequences_of_any_length_are_handed_over_with_exactly_their_windows(seed
     length, known = int(random.integers(1, 150)), int(random.integers(0, 60))
     packed = gathered(sender, computed(sender, text, length))
     present = [set() for _ in text.windows]
-    if known:  # of the prompt of another
+    if known:  # tokens shared with another prompt
         receiver.remove(computed(receiver, text, known))
         present = [set(range(known // size)) for _ in text.windows]
     poison(receiver)
@@ -366,7 +366,7 @@ def test_sequences_of_any_length_are_handed_over_with_exactly_their_windows(seed
     check_content(receiver, received, text)
     receiver.check_invariants()
     for blocks, window in zip(present, text.windows, strict=True):
-        blocks |= set(range(start // size))  # each was published before its window moved on
+        blocks |= set(range(start // size))  # each block was published before its window moved on
         blocks |= set(range(max(start // size, taken_first(receiver, length, window)), length // size))
     for prompt in (length + 1, length, max(1, length - size), known + 1):
         expected = reusable(receiver, text, prompt, present) if receiver.has_prefix_cache else 0

@@ -12,7 +12,7 @@ from tests.cache.caches import SPEC, WINDOWED, advance, make
 
 
 def plain_map(cache, group, sequences):
-    """Owner, holders and tokens of each block by going through every row; `sequences` in order of arrival."""
+    """Return owner, holders and tokens of each block by a loop over the rows of `sequences`, in their order."""
     table = np.asarray(cache.block_table(group)).tolist()
     owner, holders, tokens = ([start] * cache.num_blocks[group] for start in (-1, 0, 0))
     for place, sequence in enumerate(sequences):
@@ -65,7 +65,7 @@ def test_a_block_map_agrees_with_the_rows_after_every_operation(seed, device):
 
 
 def step(cache, random, sequences):
-    """One step of some sequences, of which some tokens may be rejected, with a look while it is in flight."""
+    """Run a step of some sequences, checking the map while it is in flight; reject some tokens."""
     chosen = [sequence for sequence in sequences if random.random() < 0.6]
     counts = random.integers(0, 9, len(chosen))
     try:

@@ -1,4 +1,4 @@
-"""Configs as values, the caches that they make, and what both caches share."""
+"""Configs as values, the caches that they make, and the interface that both caches share."""
 
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -164,7 +164,7 @@ def test_a_static_config_makes_the_cache_with_every_field():
 
 
 class Bytes:
-    """A spec of the user's own, which can be stored as any dtype."""
+    """A user-defined spec that can be stored as any dtype."""
 
     window = None
 

@@ -1,4 +1,4 @@
-"""An interrupt at any point of any operation: it was done, or nothing was."""
+"""An interrupt at any point of any operation: the operation is done or undone."""
 
 import time
 
@@ -15,7 +15,7 @@ POINTS = 30
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small arrays need no more, and a pool of threads makes short calls slow on a busy machine."""
+    """Use one thread: the arrays are small, and a thread pool makes short calls slow on a busy machine."""
     before = num_threads()
     set_num_threads(1)
     yield

@@ -15,7 +15,7 @@ ZEROS = np.zeros((8, 2, 8), np.float32)
 
 
 class Failure(Exception):
-    """What a forward pass raises in these tests."""
+    """The error of a forward pass in these tests."""
 
 
 def end_and_fail(end, batch):

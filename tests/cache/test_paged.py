@@ -1,4 +1,4 @@
-"""PagedKVCache: what a step fills, what attention gives, what the cache counts."""
+"""PagedKVCache: the arrays of a step, the results of attention, and the statistics."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Caches of one rank among several: together they are the cache of the whole model."""
+"""Caches of one rank among several: together they equal the cache of the whole model."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ def ranks_of(size):
     return [TensorParallel(rank, size) for rank in range(size)]
 
 
-# Query heads, key heads, ranks: shared out, one a rank, copied to two, three and four ranks, one head for all.
+# Query heads, key heads, ranks: several per rank, one per rank, replicated on two, three, four ranks and on all.
 SPLITS = [(8, 4, 2), (8, 4, 4), (4, 4, 2), (8, 4, 8), (12, 2, 6), (8, 2, 8), (6, 1, 3)]
 
 
 def model(query_heads, kv_heads):
-    """Full, windowed with another scale, sinks and softcap, and a layer that shares the first one's storage."""
+    """Return specs: full, windowed with another scale, with sinks and softcap, and an alias of the first."""
     common = {"num_kv_heads": kv_heads, "head_dim": 8, "dtype": "float32", "num_query_heads": query_heads}
     sinks = np.linspace(-1.0, 2.0, query_heads)
     return [
@@ -31,7 +31,7 @@ def model(query_heads, kv_heads):
 
 
 def run(specs, parallel, keys, values, queries, counts):
-    """Prefill in chunks with one rank's slices of the model's heads; the attention of every step and layer."""
+    """Prefill in chunks with a rank's slices of the model's heads; return the attention of every step and layer."""
     cache = PagedKVCache(specs, block_size=4, num_blocks=40, max_sequences=2, parallel=parallel)
     sequences = [cache.add_sequence(range(11)), cache.add_sequence(range(11))]
     heads = parallel.heads(keys[0].shape[1])
@@ -157,7 +157,7 @@ def test_copy_on_write_and_forks_work_on_a_rank():
 
 
 class Unshared:
-    """A spec of the user's own without a method shard."""
+    """A user-defined spec without a method shard."""
 
     window = None
     planes = (Plane("key", (1, 16), "float32"), Plane("value", (1, 16), "float32"))

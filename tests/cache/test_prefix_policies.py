@@ -1,4 +1,4 @@
-"""Which cached blocks go first, and what a sequence says about its own."""
+"""Eviction policies: the order of eviction, and the priorities and ranks of sequences."""
 
 import pytest
 

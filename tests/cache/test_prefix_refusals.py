@@ -1,4 +1,4 @@
-"""What a cache that reuses prefixes refuses, and that nothing has changed then."""
+"""Invalid options of the prefix cache are refused and change nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Blocks that rows and the prefix cache share: duplicates, cuts, forks and what comes back from a swap space."""
+"""Blocks that rows and the prefix cache share: duplicates, truncated blocks, forks and swapped blocks."""
 
 import pytest
 
@@ -22,14 +22,14 @@ def test_a_duplicate_stays_with_its_sequence_and_costs_no_more_than_without():
     assert not set(rows[0]) & set(rows[1])
     cache.append_tokens([twins[1]], [ALIKE[12:20]])
     fill(cache, [twins[1]], 8)
-    assert cache.match_length(ALIKE) == 20  # its own continuation is found all the same
+    assert cache.match_length(ALIKE) == 20  # its own continuation is still found
     assert cache.num_available == 16 - 8
     cache.remove(twins[0])
     assert cache.num_available == 16 - 5
     taker = cache.add_sequence([])
     assert cache.try_prepare([taker], 4 * 11) is not None
     assert cache.block_table().numpy()[twins[1].row, :3].tolist() == rows[1]
-    assert cache.match_length(ALIKE) == 20  # by the blocks of the one that goes on
+    assert cache.match_length(ALIKE) == 20  # replaced by the blocks of the sequence that continues
     cache.check_invariants()
 
 
@@ -75,7 +75,7 @@ def test_a_truncated_block_is_replaced_in_the_tree_by_a_duplicate_before_it_is_w
     assert cache.num_available == 0
     assert cache.shortage([child], 2) == 0
     cache.append_tokens([child], [[98, 99]])
-    fill(cache, [child], 2)  # in place: the tree goes on with the block that `double` has
+    fill(cache, [child], 2)  # in place: the tree now holds the block of `double`
     assert cache.match_length(ALIKE) == 8
     again = cache.add_sequence(ALIKE[:9])
     assert [plane[1] for plane in content(cache, again)] == [plane[1] for plane in content(cache, double)]
@@ -101,7 +101,7 @@ def test_blocks_of_two_rows_with_ids_known_to_one_are_not_published():
     child = cache.fork(parent)
     cache.append_tokens([parent], [ALIKE[4:9]])
     advance(cache, [parent], 1)
-    assert cache.match_length(ALIKE) == 4  # the child may yet say otherwise of the second block
+    assert cache.match_length(ALIKE) == 4  # the child may still fill the second block with other ids
     cache.remove(child)
     cache.remove(parent)
     assert cache.match_length(ALIKE) == 8
@@ -250,7 +250,7 @@ def test_substituted_blocks_count_as_evicted():
 
 @pytest.mark.parametrize("num_blocks", [[20, 4], [20, 3], [20, 5]])
 def test_shortage_agrees_with_prepare_for_a_truncated_block_that_a_windows_receipt_pins(num_blocks):
-    """The receipt of the first sequence holds a block that its window has left and the second one was cut inside."""
+    """The first sequence's receipt holds a block that its window has left; the second was truncated inside it."""
     spec = AttentionSpec(1, 8, dtype="float32", num_query_heads=1)
     window = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=20)
     cache = PagedKVCache([spec, window], num_blocks=num_blocks, device="none", max_tokens_per_sequence=100)

@@ -1,4 +1,4 @@
-"""What a cache refuses, by name and before anything is changed."""
+"""Invalid arguments of a cache are refused by name before anything is changed."""
 
 from dataclasses import replace
 

@@ -15,14 +15,14 @@ LAYERS = {"full": SPEC, "window": [WINDOWED], "both": [SPEC, WINDOWED]}
 
 
 def prompted(cache, tokens=PROMPT, **options):
-    """A sequence whose every token is computed."""
+    """Return a sequence whose every token is computed."""
     sequence = cache.add_sequence(tokens, **options)
     advance(cache, [sequence], sequence.num_tokens - sequence.num_computed_tokens)
     return sequence
 
 
 def speculate(cache, sequences, drafts, accepted):
-    """A step over appended drafts of which some are accepted."""
+    """Run a step over appended drafts and accept some of them."""
     cache.append_tokens(sequences, drafts)
     counts = [each.num_tokens - each.num_computed_tokens for each in sequences]
     cache.commit(cache.prepare(sequences, counts), accepted=accepted)
@@ -198,7 +198,7 @@ def test_a_sequence_removed_in_flight_is_ignored_in_accepted_counts():
     cache.append_tokens(sequences, [DRAFTS[:3]] * 3)
     batch = cache.prepare(sequences, 3)
     cache.remove(second)
-    cache.commit(batch, accepted=[1, 2, 0])  # a count for each sequence of the step, those that have gone included
+    cache.commit(batch, accepted=[1, 2, 0])  # one count per sequence of the step, including removed ones
     assert first.tokens.tolist() == [0, 1, 2, 3, 4, 5, 50]
     assert third.tokens.tolist() == [200, 201, 202, 203, 204, 205]
     assert (first.num_computed_tokens, third.num_computed_tokens) == (7, 6)

@@ -1,4 +1,4 @@
-"""Blocks that change hands between namespaces with scrub=True: no number of one is left for another to read."""
+"""Blocks that pass between namespaces with scrub=True: no value of one namespace is left for another to read."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ MARKERS = {"a": 3.0, "b": 5.0}
 
 
 def marked_step(cache, sequences, counts, marker, **options):
-    """A step that writes a marker to every plane of its slots, and stays in flight."""
+    """Prepare a step and write a marker to every plane of its slots."""
     batch = cache.prepare(sequences, counts, **options)
     mark(cache, batch, marker)
     return batch
@@ -43,7 +43,7 @@ def compute(cache, sequences, counts, marker, **options):
 
 
 def numbers_of(cache, sequence):
-    """Every number in every slot of a sequence's blocks, spare ones too, in every plane and layer."""
+    """Return all values in all slots of a sequence's blocks, including spare ones, in every plane and layer."""
     if sequence.is_swapped:
         pools, rows = sequence.swap_space.kv_pools, stored_blocks(sequence)
     else:
@@ -57,7 +57,7 @@ def numbers_of(cache, sequence):
 
 
 def numbers_in_flight(cache, sequence, count):
-    """The numbers in a sequence's blocks once a step has taken more, and before it writes."""
+    """Return the values in a sequence's blocks after a step has taken blocks and before it writes."""
     batch = cache.prepare([sequence], count)
     found = numbers_of(cache, sequence)
     assert batch.in_flight
@@ -65,7 +65,7 @@ def numbers_in_flight(cache, sequence, count):
 
 
 def dirty(layers=SPEC, *, tokens=16, **options):
-    """A cache whose first blocks another namespace has filled with its marker, and left."""
+    """Return a cache whose free blocks a removed sequence of another namespace has filled with a marker."""
     cache = make(layers, **{"scrub": True, "num_blocks": 9} | options)
     sequence = cache.add_sequence(range(tokens), namespace="a")
     compute(cache, [sequence], tokens, MARKERS["a"])
@@ -476,7 +476,7 @@ def test_rows_hold_no_value_of_another_namespace_throughout_a_random_walk(seed):
 
 
 class ScrubbedMachine(test_prefix_machine.PrefixMachine):
-    """What is zeroed is never what a sequence, or the prefix cache, still holds."""
+    """Assert that a zeroed block is never one that a sequence or the prefix cache still holds."""
 
     def make_cache(self, layers, **options):
         return PagedKVCache(layers, **options, scrub=True)

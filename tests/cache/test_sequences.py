@@ -1,4 +1,4 @@
-"""What happens to a sequence: growing, forking, rejecting, leaving."""
+"""Sequences: growth, forks, rejected tokens, truncation and removal."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_forks_share_blocks_until_one_of_them_writes():
 
 @pytest.mark.parametrize("device", ["cpu", "none"])
 def test_a_batch_lists_the_blocks_that_its_step_copies(device):
-    """Those who hold the bytes of a cache of device="none" must copy them."""
+    """The owner of the bytes of a cache with device="none" must copy them."""
     cache = make(device=device)
     parent = cache.add_sequence(range(6))
     batch = cache.prepare([parent], 6)
@@ -207,7 +207,7 @@ def test_a_sequence_may_be_removed_while_its_step_is_in_flight():
 
 
 def first_values(cache, sequence):
-    """The first number of each computed token's value in layer 0."""
+    """Return the first element of each computed token's value in layer 0."""
     values = cache.value(0).numpy()
     blocks = cache.make_batch().group(0).block_table.numpy()[sequence.row]
     return [values[blocks[at // 4], at % 4, 0, 0].item() for at in range(sequence.num_computed_tokens)]

@@ -1,4 +1,4 @@
-"""Sequences found by their id."""
+"""Lookup of sequences by id."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""StaticKVCache: what an update writes, and what its views show."""
+"""StaticKVCache: the effect of updates, and their views."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""What a static cache refuses: positions, arrays, layers, sizes and specs."""
+"""Invalid positions, arrays, layers, sizes and specs of a static cache are refused."""
 
 import numpy as np
 import pytest

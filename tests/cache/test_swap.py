@@ -1,4 +1,4 @@
-"""Sequences that leave for a swap space: what comes back, and what is given up meanwhile."""
+"""Swapping: the values that return, and the blocks and rows that are released meanwhile."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Swaps that cannot be: each is refused, or fails, and leaves everything as it was."""
+"""Invalid and failing swaps are refused and change nothing."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The swap space itself: its size, memory, dtype and life, and what it counts."""
+"""SwapSpace: its size, memory, dtype, lifetime and counts."""
 
 import gc
 import weakref

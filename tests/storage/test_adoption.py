@@ -1,4 +1,4 @@
-"""Memory of the caller as the buffers of a pool: lists, mappings, checks, and arrays that share memory."""
+"""Adopted memory as the buffers of a pool: lists, mappings, checks, and overlapping arrays."""
 
 import array
 
@@ -25,7 +25,7 @@ def bound(layout, spec=EQUAL, layers=LAYERS):
 
 
 def memory_for(layout, spec=EQUAL, layers=LAYERS):
-    """One array of zero bytes for each buffer of a layout."""
+    """Return an array of zero bytes for each buffer of a layout."""
     place = bound(layout, spec, layers)
     return [np.zeros(place.buffer_nbytes(i), np.uint8) for i in range(place.num_buffers)]
 

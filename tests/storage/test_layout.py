@@ -1,4 +1,4 @@
-"""Where each plane of a pool lies."""
+"""KVLayout: strides and offsets of each plane of a pool."""
 
 import numpy as np
 import pytest

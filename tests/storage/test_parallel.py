@@ -1,4 +1,4 @@
-"""TensorParallel: which heads of a model a rank holds."""
+"""TensorParallel: the heads of a model that a rank holds."""
 
 import pickle
 
@@ -66,7 +66,7 @@ def test_query_heads_that_ranks_cannot_split_are_refused():
 
 
 class Latent:
-    """A spec with planes and a window only, as a user may bring it."""
+    """A user-defined spec with planes and a window only."""
 
     window = None
     planes = (Plane("latent", (1, 576), "bfloat16"),)

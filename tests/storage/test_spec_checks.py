@@ -1,4 +1,4 @@
-"""Specs of the user's own: refused where a cache, a pool or a plan is made, before anything is allocated."""
+"""Invalid user-defined specs are refused by caches, pools and plans before anything is allocated."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ STATE = Plane("state", (4, 16), "float32", per="sequence")
 
 
 class Own:
-    """A spec of the user's own."""
+    """A user-defined spec."""
 
     def __init__(self, *planes, window=None, **more):
         self.planes, self.window = planes, window
