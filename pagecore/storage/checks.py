@@ -38,6 +38,11 @@ def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None =
     return number
 
 
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient rounded up."""
+    return -(-dividend // divisor)
+
+
 def member(name: str, value: SupportsIndex, count: int, owner: str, error: type[PagecoreError] = ShapeError) -> int:
     """Return `value` as an int from 0 to ``count - 1``; otherwise raise `error` with the range that `owner` has."""
     try:

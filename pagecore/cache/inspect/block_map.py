@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.inspect._block_map import mark_blocks
 from pagecore.index import BlockTables
+from pagecore.storage.checks import ceil_div
 
 Int32s = NDArray[np.int32]
 
@@ -58,7 +59,7 @@ def map_blocks(group: int, tables: BlockTables, sequences: Iterable[Sequence], k
     listed = list(sequences)
     block_size = tables.block_sizes[group]
     # A sequence that is swapped out has no row and holds no block.
-    sizes = [-(-tables.capacity(sequence.row) // block_size) if sequence.row >= 0 else 0 for sequence in listed]
+    sizes = [ceil_div(tables.capacity(sequence.row), block_size) if sequence.row >= 0 else 0 for sequence in listed]
     holders = tables.pools[group].ref_counts()
     cached = np.zeros(holders.shape, np.bool_)
     cached[known] = True

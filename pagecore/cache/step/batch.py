@@ -154,3 +154,8 @@ def own_batch(state: CacheState, batch: Batch) -> Batch:
     if not isinstance(batch, Batch) or batch._step.state is not state:
         raise InvalidSequence(f"expected a batch of this cache (from prepare or make_batch), got {batch!r}")
     return batch
+
+
+def own_step(state: CacheState, batch: Batch) -> Step:
+    """Return the step of a batch of the cache with this state; raise InvalidSequence for anything else."""
+    return own_batch(state, batch)._step

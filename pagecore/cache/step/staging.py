@@ -43,6 +43,7 @@ from pagecore.errors import DeviceError
 from pagecore.index import BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.ops.cuda._moves import scatter_entries
+from pagecore.storage.checks import ceil_div
 
 # Entries in addition to those of a usual step: forked and removed rows change many.
 SPARE_ENTRIES = 1024
@@ -235,7 +236,7 @@ class StagedBatch:
 
 def aligned(num_bytes: int) -> int:
     """Return a size rounded up to `ALIGNMENT`."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return ceil_div(num_bytes, ALIGNMENT) * ALIGNMENT
 
 
 def usual_changes(tables: BlockTables, buffers: StepBuffers) -> int:
