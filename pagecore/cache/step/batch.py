@@ -30,7 +30,7 @@ class BatchGroup:
         int32 ``[cache.max_sequences + 1, max_blocks]``: the whole block table of the group, an alias of
         `PagedKVCache.block_table`. `Batch.rows` lists the rows of the step.
     plan : AttentionPlan or None
-        Plan of the step's attention; None if the spec does not say its number of query heads.
+        Plan of the step's attention; None if the spec does not specify its number of query heads.
     """
 
     slot_mapping: Tensor
