@@ -107,7 +107,7 @@ cdef class StaticRoom:
         """Return the array as a tensor without a copy; raise an error unless its shape fits `room`."""
         cdef Tensor tensor = any_tensor(array, name)
         if tensor.device_type != room.device_type or tensor.device_id != room.device_id:
-            raise DeviceError(f"{name} is on {tensor.device} but the cache is on {room.device}: copy it there first")
+            raise DeviceError(f"{name} is on {tensor.device} and the cache on {room.device}: copy it there first")
         if tensor.dtype_code > LAST_FLOAT:
             raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
         check_rank(tensor, name, 4, "[batch, num_kv_heads, tokens, head_dim]")

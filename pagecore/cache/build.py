@@ -25,7 +25,7 @@ from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import ceil_div, require_int
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 
@@ -70,7 +70,7 @@ def build_parts(
         [BlockPool(n) for n in blocks],
         block_sizes=[block_size] * len(blocks),
         max_sequences=max_sequences,
-        max_blocks_per_sequence=-(-max_tokens // block_size),
+        max_blocks_per_sequence=ceil_div(max_tokens, block_size),
     )
     staging = Staging(tables, device) if device.startswith("cuda") else None
     store = Store(groups, blocks, block_size, layout, device, given, scrub)

@@ -65,7 +65,7 @@ class AttentionOps(LayerOps):
         return next(plane.shape[-1] for plane in self._spec.planes if plane.name == "value")
 
     def plan(self) -> AttentionPlan | None:
-        """Return an empty plan; None if the spec does not say its number of query heads."""
+        """Return an empty plan; None if the spec does not specify its number of query heads."""
         spec = self._spec
         if not isinstance(spec, AttentionSpec) or spec.num_query_heads is None:
             return None
@@ -85,7 +85,7 @@ class AttentionOps(LayerOps):
         if tensor.ndim == 3 and tensor.shape[0] < batch.num_tokens:
             raise ShapeError(f"key has {tensor.shape[0]} tokens; the step has {batch.num_tokens}")
         rows = tensor.shape[0] if tensor.ndim else 0
-        # On a device `write_kv` gets the caller's own array, whose framework says on which stream it runs.
+        # On a device `write_kv` gets the caller's own array, whose framework determines the default stream.
         given = tensor if keys.device == "cpu" else key
         write_kv(given, value, keys, values, slots if rows >= slots.shape[0] else slots[:rows], stream=stream)
 

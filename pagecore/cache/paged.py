@@ -18,7 +18,7 @@ from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_length
 from pagecore.cache.prefix.retention import Spans, checked_rank, retention_options, reusable
 from pagecore.cache.step._step import abandon_steps, take_step
-from pagecore.cache.step.batch import Batch, own_batch
+from pagecore.cache.step.batch import Batch, own_step
 from pagecore.cache.step.prepare import new_batch, ready, refusal
 from pagecore.cache.step.run import attend_step, write_step
 from pagecore.cache.swap.methods import SwapMethods
@@ -78,9 +78,8 @@ class PagedKVCache(SwapMethods, CacheReader):
     Attributes
     ----------
     block_size, max_sequences, max_tokens_per_sequence : int
-    device, eviction_policy : str
+    device, eviction_policy, index_dtype : str
     scrub : bool
-    index_dtype : {"int64", "int32"}
     parallel : TensorParallel
 
     Raises
@@ -295,10 +294,7 @@ class PagedKVCache(SwapMethods, CacheReader):
         return lifecycle.clear(self._parts.state)
 
     def make_batch(self, max_sequences: int | None = None, max_tokens: int | None = None) -> Batch:
-        """Return a batch for any number of steps, its arrays at fixed addresses.
-
-        By default `max_sequences` is that of the cache, and `max_tokens`, the new tokens of a step, equals it.
-        """
+        """Return a reusable batch at fixed addresses; by default for `max_sequences` of the cache, one token each."""
         rows = self.max_sequences if max_sequences is None else require_int("max_sequences", max_sequences, max=None)
         tokens = rows if max_tokens is None else require_int("max_tokens", max_tokens, max=None)
         return new_batch(self._parts, rows, tokens)
@@ -393,7 +389,7 @@ class PagedKVCache(SwapMethods, CacheReader):
         ShapeError
             More accepted tokens than the step has, or not one count per sequence.
         """
-        own_batch(self._parts.state, batch)._step.commit(accepted)
+        own_step(self._parts.state, batch).commit(accepted)
 
     def abandon(self, batch: Batch | Sequence | Iterable[Sequence]) -> None:
         """Undo a prepare whose forward pass failed.
@@ -412,7 +408,7 @@ class PagedKVCache(SwapMethods, CacheReader):
             The batch or a sequence has no step in flight, or belongs to another cache.
         """
         if isinstance(batch, Batch):
-            own_batch(self._parts.state, batch)._step.abandon()
+            own_step(self._parts.state, batch).abandon()
         else:
             abandon_steps(self._parts.state, batch)
 
@@ -432,7 +428,7 @@ class PagedKVCache(SwapMethods, CacheReader):
         InvalidSequence
             A batch of another cache, or one without a step in flight.
         """
-        own_batch(self._parts.state, batch)._step.run(write_step, self._parts, layer, key, value, batch, stream)
+        own_step(self._parts.state, batch).run(write_step, self._parts, layer, key, value, batch, stream)
 
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
         """Return the attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
@@ -448,5 +444,5 @@ class PagedKVCache(SwapMethods, CacheReader):
         PagecoreError
             As `write` and `paged_attention`; InvalidSequence also for a batch of `prepare_arrival`.
         """
-        step = own_batch(self._parts.state, batch)._step
+        step = own_step(self._parts.state, batch)
         return step.run(attend_step, self._parts, layer, query, batch, options)

@@ -1,4 +1,4 @@
-"""Layers by their operations: key and value are written and attended to, any other planes are stored and moved."""
+"""Operations of layers: keys and values are written and attended to, other planes are stored and moved."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from tests.cache.caches import SPEC, Planes, advance, make, normal
 from tests.reference.dense import dense_attention
 
 BLOCK = 4
-# One latent vector per token and one scale per block, as a compressed cache of a user's own might have.
+# One latent vector per token and one scale per block, as a user-defined compressed cache might have.
 LATENT = Planes(Plane("latent", (12,), "float32"), Plane("scale", (4,), "float16", per="block"))
 
 
 def fill(cache, batch, layer, seed):
-    """Write random latents to the slots of a step, and a scale to each block; what a kernel of the user's own does."""
+    """Write random latents to the slots of a step, and a scale to each block, as a kernel of the user would."""
     slots = np.asarray(batch.group(layer).slot_mapping)[: batch.num_tokens]
     latents, scales = normal(len(slots), 12, seed=seed), normal(len(slots), 4, seed=seed + 1).astype(np.float16)
     cache.plane("latent", layer).numpy().reshape(-1, 12)[slots] = latents
@@ -21,7 +21,7 @@ def fill(cache, batch, layer, seed):
 
 
 def content(cache, sequence, layer):
-    """Latents of the computed tokens, and scales of their blocks."""
+    """Return the latents of the computed tokens, and the scales of their blocks."""
     row = cache.block_table(cache.group_of(layer)).numpy()[sequence.row]
     positions = np.arange(sequence.num_computed_tokens)
     latents = cache.plane("latent", layer).numpy()[row[positions // BLOCK], positions % BLOCK]

@@ -1,4 +1,4 @@
-"""What a cache refuses, by name and before anything is changed."""
+"""Invalid arguments of a cache are refused by name before anything is changed."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ from tests.cache.caches import SPEC, advance, make, normal
         ({"max_tokens_per_sequence": -(10**5000)}, ShapeError),
     ],
 )
-def test_a_cache_that_cannot_be_is_refused(options, error):
+def test_invalid_options_of_a_cache_are_refused(options, error):
     with pytest.raises(error):
         make(**options)
 
@@ -75,7 +75,7 @@ def test_a_cache_that_cannot_be_is_refused(options, error):
         (5, ShapeError),
     ],
 )
-def test_tokens_that_cannot_be_are_refused(tokens, error):
+def test_invalid_tokens_are_refused(tokens, error):
     cache = make()
     with pytest.raises(error):
         cache.add_sequence(tokens)
@@ -83,7 +83,7 @@ def test_tokens_that_cannot_be_are_refused(tokens, error):
     cache.check_invariants()
 
 
-def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
+def test_an_invalid_step_is_refused_and_changes_nothing():
     cache, other = make(), make()
     first, second, foreign = cache.add_sequence(range(20)), cache.add_sequence(range(20)), other.add_sequence([1])
     gone = cache.add_sequence([1])
@@ -134,7 +134,7 @@ def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
     ],
     ids=lambda value: "object" if type(value) is object else repr(value),
 )
-def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(counts, error):
+def test_invalid_counts_are_refused_before_a_batch_is_made(counts, error):
     cache = make()
     sequences = [cache.add_sequence(range(5)) for _ in range(2)]
     before = cache.stats()
@@ -172,7 +172,7 @@ class Preparing:
         return 1
 
 
-def test_a_count_that_prepares_the_same_batch_is_refused_and_leaves_that_step_as_it_is():
+def test_a_count_that_prepares_the_same_batch_is_refused_and_leaves_that_step_unchanged():
     cache = make()
     first, second, third = (cache.add_sequence(range(20)) for _ in range(3))
     batch = cache.make_batch(2, 12)
@@ -185,7 +185,7 @@ def test_a_count_that_prepares_the_same_batch_is_refused_and_leaves_that_step_as
 
 
 @pytest.mark.parametrize("layer", [-1, 2, 2**70, "0", None, 0.0])
-def test_a_layer_that_is_not_there_is_refused_by_cache_and_batch_alike(layer):
+def test_an_unknown_layer_is_refused_by_cache_and_batch(layer):
     cache = make(num_layers=2)
     batch = cache.make_batch()
     for use in (cache.key, cache.group_of, batch.group):
@@ -196,12 +196,12 @@ def test_a_layer_that_is_not_there_is_refused_by_cache_and_batch_alike(layer):
 
 @pytest.mark.parametrize("device", ["cpu", "none"])
 @pytest.mark.parametrize("layout", ["rowwise", "", 5, []])
-def test_a_layout_that_is_none_is_refused_with_and_without_bytes(device, layout):
+def test_an_invalid_layout_is_refused_with_and_without_bytes(device, layout):
     with pytest.raises(UnsupportedOption, match="layout is"):
         make(device=device, layout=layout)
 
 
-def test_a_prepare_that_cannot_be_planned_takes_nothing():
+def test_a_prepare_whose_plan_fails_takes_nothing():
     cache = make()
     sequence = cache.add_sequence(range(6))
     batch = cache.make_batch()

@@ -1,4 +1,4 @@
-"""Swaps that cannot be: each is refused, or fails, and leaves everything as it was."""
+"""Invalid and failing swaps are refused and change nothing."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def test_a_full_cache_refuses_and_nothing_is_changed():
     assert cache.try_swap_in(sequences[:1]) is True
 
 
-def test_a_sequence_without_a_row_to_come_back_to_waits():
+def test_swap_in_without_a_free_row_is_refused():
     cache = make(max_sequences=2)
     space = SwapSpace(cache, num_blocks=9)
     first, second = (cache.add_sequence(range(5)) for _ in range(2))
@@ -69,7 +69,7 @@ def test_a_sequence_without_a_row_to_come_back_to_waits():
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
+def test_a_copy_that_fails_changes_nothing(monkeypatch, failing):
     cache = make([SPEC, WINDOWED])
     space = SwapSpace(cache, num_blocks=9)
     sequences = [cache.add_sequence(range(8)) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
     assert [content(cache, sequence) for sequence in sequences] == before
 
 
-def test_what_a_swapped_sequence_cannot_do_is_refused_by_name():
+def test_operations_on_a_swapped_sequence_are_refused_by_name():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     out, here = (cache.add_sequence(range(8), id=name) for name in ("out", "here"))
@@ -129,7 +129,7 @@ def test_what_a_swapped_sequence_cannot_do_is_refused_by_name():
     assert out.is_swapped
 
 
-def test_what_is_in_flight_is_not_swapped_and_its_neighbours_are():
+def test_a_sequence_in_flight_is_not_swapped_but_others_are():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     parent = cache.add_sequence(range(10))
@@ -150,7 +150,7 @@ def test_what_is_in_flight_is_not_swapped_and_its_neighbours_are():
 
 
 @pytest.mark.parametrize("junk", [None, 5, [None], ["x"], [[1]], 2.5])
-def test_what_is_no_sequence_is_refused(junk):
+def test_objects_that_are_not_sequences_are_refused(junk):
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     for call in (cache.swap_out, cache.try_swap_out):

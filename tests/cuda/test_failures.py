@@ -147,5 +147,5 @@ def test_the_destructor_of_a_space_that_cannot_wait_warns_and_does_not_raise(cud
     assert space._last_use is not None
     with monkeypatch.context() as broken:
         broken.setattr(type(space._last_use), "synchronize", refuse)
-        with pytest.warns(ResourceWarning, match="a device may still copy them: the device is gone"):
+        with pytest.warns(ResourceWarning, match="a device may still copy to or from it: the device is gone"):
             space.__del__()

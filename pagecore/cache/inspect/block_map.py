@@ -1,4 +1,4 @@
-"""Who holds which block: a group's block tables, seen from the blocks."""
+"""Block map: the holders of each block of a group."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from numpy.typing import NDArray
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.inspect._block_map import mark_blocks
 from pagecore.index import BlockTables
+from pagecore.storage.checks import ceil_div
 
 Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockMap:
-    """Every block of one group at one moment; the arrays are the caller's own and follow the cache no longer.
+    """The holders of every block of one group at one moment; the arrays are copies and do not change with the cache.
 
     Attributes
     ----------
     group, block_size : int
     sequences : tuple
-        Ids of the cache's sequences in order of arrival, those that hold no block included.
+        Ids of the cache's sequences in the order in which they were added, including those without a block.
     owner : numpy.ndarray
-        int32 [num_blocks]: the first of `sequences`, by its place there, that holds the block; -1 where none does, and
-        for the null block.
+        int32 [num_blocks]: index in `sequences` of the first sequence that holds the block; -1 for blocks that no
+        sequence holds, and for the null block.
     holders : numpy.ndarray
-        int32 [num_blocks]: sequences that hold the block; more than 1 share it, and copy it before they write.
+        int32 [num_blocks]: number of sequences that hold the block. Several holders copy it before they write to it.
     cached : numpy.ndarray
-        bool [num_blocks]: whether the prefix cache holds the block too. What neither it nor a sequence holds is free.
+        bool [num_blocks]: True if the prefix cache holds the block. A block that neither the prefix cache nor a
+        sequence holds is free.
     num_tokens : numpy.ndarray
-        int32 [num_blocks]: its slots that hold a computed token; a shared block's are those of its fullest holder.
+        int32 [num_blocks]: slots of the block with a computed token; for a shared block, those of its fullest holder.
     """
 
     group: int
@@ -53,21 +55,18 @@ class BlockMap:
 
 
 def map_blocks(group: int, tables: BlockTables, sequences: Iterable[Sequence], known: Int32s) -> BlockMap:
-    """The map of a group of the tables, where the prefix cache holds the blocks `known`.
-
-    `sequences` are those of the cache in order of arrival.
-    """
+    """Return the map of a group; the prefix cache holds the blocks `known`."""
     listed = list(sequences)
     block_size = tables.block_sizes[group]
-    # A sequence that has no row, because it is swapped out, holds no block.
-    sizes = [-(-tables.capacity(sequence.row) // block_size) if sequence.row >= 0 else 0 for sequence in listed]
+    # A sequence that is swapped out has no row and holds no block.
+    sizes = [ceil_div(tables.capacity(sequence.row), block_size) if sequence.row >= 0 else 0 for sequence in listed]
     holders = tables.pools[group].ref_counts()
     cached = np.zeros(holders.shape, np.bool_)
     cached[known] = True
     holders -= cached
     owner, num_tokens = np.full(holders.shape, -1, np.int32), np.zeros(holders.shape, np.int32)
     mark_blocks(tables.table(group), listed, sizes, block_size, owner, num_tokens)
-    # The holes that windows leave are entries of the null block, which nobody holds.
+    # Holes wrote the entries of the null block, which has no holder.
     owner[0], num_tokens[0] = -1, 0
     names = tuple(sequence.id for sequence in listed)
     return BlockMap(group, block_size, names, owner, holders, cached, num_tokens)

@@ -11,6 +11,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import evictable
+from pagecore.storage.checks import ceil_div
 
 Table = NDArray[np.int32]
 
@@ -50,7 +51,7 @@ def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -
     waste: dict[int, int] = {}
     for sequence in sequences:
         first, valid = divmod(sequence.num_computed_tokens, block_size)
-        for block in table[sequence.row, first : -(-sequence.capacity // block_size)].tolist():
+        for block in table[sequence.row, first : ceil_div(sequence.capacity, block_size)].tolist():
             if block:
                 waste[block] = min(waste.get(block, block_size), block_size - valid)
             valid = 0

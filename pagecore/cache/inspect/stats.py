@@ -1,4 +1,4 @@
-"""How full a cache is."""
+"""Statistics of a paged cache."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CacheStats:
-    """A moment of a cache; null blocks are not counted.
+    """Statistics of a cache at one moment; null blocks are not counted.
 
     Attributes
     ----------
     num_sequences : int
-        Those that are swapped out among them.
+        Sequences, including those that are swapped out.
     num_tokens : int
         Computed tokens, summed over the sequences that are not swapped out.
     num_blocks : int
-        Blocks of all groups, as every count of blocks below: each is free, used or evictable.
+        Blocks of all groups; each is free, used or evictable.
     num_free_blocks, num_used_blocks, num_evictable_blocks : int
-        Blocks that nobody holds; that sequences use; that the prefix cache alone holds, and gives up when asked.
+        Blocks without a holder; blocks that sequences use; and blocks that only the prefix cache holds.
     fragmentation : float
-        Share of the slots in used blocks that holds no valid token; a block that several sequences share counts once.
+        Fraction of the slots in used blocks without a valid token; a block that several sequences share counts once.
     num_copied_blocks : int
         Blocks copied on write since the cache was made.
     nbytes : int
-        Bytes of key and value in all pools; 0 where the cache holds none.
+        Bytes of all planes in all pools; 0 for a cache without bytes.
     num_swapped_sequences, num_swapped_tokens : int
         Sequences in swap spaces, and their computed tokens.
     num_swapped_blocks : int
         Blocks of swap spaces that hold them.
     num_cached_blocks : int
-        Blocks that the prefix cache holds, those among them that sequences use too.
+        Blocks that the prefix cache holds, including those that sequences use too.
     num_evicted_blocks : int
-        Blocks that it has given up since the cache was made.
+        Blocks that the prefix cache has evicted since the cache was made.
     prefix_hits, prefix_misses : int
-        Sequences that `add_sequence` made which reused something, and which reused nothing.
+        Sequences added by `add_sequence` that reused a cached prefix, and those that did not.
     prefix_query_tokens, prefix_hit_tokens : int
-        Tokens of those sequences, and how many of them were reused.
+        Tokens of those sequences, and the number of reused ones.
     num_scrubbed_blocks : int
         Blocks that steps have zeroed since the cache was made, because another namespace had used them; 0 without
         `scrub`.
@@ -64,5 +64,5 @@ class CacheStats:
 
     @property
     def utilization(self) -> float:
-        """Share of the blocks that sequences use."""
+        """Fraction of the blocks that sequences use."""
         return self.num_used_blocks / self.num_blocks

@@ -147,9 +147,9 @@ cdef class PrefixCache:
     cdef void inherit(
         self, Sequence child, PrefixHold hold, PrefixHold source, int32_t published, bint has_duplicates
     ) noexcept:
-        """Make `hold`, an empty one, that of `child`, whose row has become that of the sequence of `source`.
+        """Give `child`, whose row has become a copy of another sequence's, a copy of that sequence's hold `source`.
 
-        A receipt that the child held before stays in its old hold: the caller releases it.
+        `hold` is empty and becomes the copy. The receipt of the child's previous hold is released by the caller.
         """
         cdef PrefixHold old = child.hold
         if old is not None:

@@ -14,7 +14,7 @@ cdef void give_up_truncated(PrefixCache prefix, Sequence sequence) noexcept:
 
 
 cdef void substitute_truncated(PrefixCache prefix, Sequence sequence, int32_t lane) noexcept:
-    """Where the tree still holds the block, replace it there, so that the sequence writes in place."""
+    """Replace the block in the tree if the tree still holds it, so that the sequence writes in place."""
     cdef int32_t row, block = prefix.shared_block(sequence, sequence.hold.published, lane)
     if block != 0:
         row = find_substitute(prefix, sequence, lane, block)

@@ -30,7 +30,7 @@ class BatchGroup:
         int32 ``[cache.max_sequences + 1, max_blocks]``: the whole block table of the group, an alias of
         `PagedKVCache.block_table`. `Batch.rows` lists the rows of the step.
     plan : AttentionPlan or None
-        Plan of the step's attention; None if the spec does not say its number of query heads.
+        Plan of the step's attention; None if the spec does not specify its number of query heads.
     """
 
     slot_mapping: Tensor
@@ -154,3 +154,8 @@ def own_batch(state: CacheState, batch: Batch) -> Batch:
     if not isinstance(batch, Batch) or batch._step.state is not state:
         raise InvalidSequence(f"expected a batch of this cache (from prepare or make_batch), got {batch!r}")
     return batch
+
+
+def own_step(state: CacheState, batch: Batch) -> Step:
+    """Return the step of a batch of the cache with this state; raise InvalidSequence for anything else."""
+    return own_batch(state, batch)._step

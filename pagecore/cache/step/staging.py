@@ -1,4 +1,4 @@
-"""How a cache on CUDA tells its device what a step needs: one copy, and a kernel that applies what changed.
+"""Staging of a step on CUDA: one pinned copy to the device, and a kernel that applies the changed table entries.
 
     host      arrays of the step, plans, copies on write, changed table entries ──► a slot of pinned memory
     device                                                                               │ one copy
@@ -7,9 +7,9 @@
               key and value              ◄── copy_blocks ──────── copies on write
               block tables, row lengths  ◄── scatter_entries ──── changed entries
 
-Where more has changed than a batch has room for, more rounds follow that carry changes alone. Everything is given to
-one stream, or to another that waits for it, and the host waits for nothing, so that each step finds what was sent for
-it, and finds it until the next one is sent.
+If more entries have changed than a batch has room for, further rounds send only changes. All work goes to one stream,
+or to another stream that waits for it, and the host does not wait. Each step therefore reads the data that was sent for
+it, until the next step is sent.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ from pagecore.errors import DeviceError
 from pagecore.index import BlockTables, StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.ops.cuda._moves import scatter_entries
+from pagecore.storage.checks import ceil_div
 
-# Room for changes beyond those of a usual step: rows that are forked or removed have many.
+# Entries in addition to those of a usual step: forked and removed rows change many.
 SPARE_ENTRIES = 1024
-# Of the parts of a batch's memory.
+# Alignment of the parts of a batch's memory, in bytes.
 ALIGNMENT = 256
 PAIR_BYTES = 8
 
 
 class Staging:
-    """The device's copy of a cache's block tables, and the pinned memory that leads there.
+    """The device's copy of a cache's block tables, and the pinned memory through which it is updated.
 
     Attributes
     ----------
     device : int
     block_tables : list of Tensor
-        int32 ``[max_sequences + 1, max_blocks]`` of each group, as of the last step that was sent.
+        int32 ``[max_sequences + 1, max_blocks]`` for each group, as of the last step that was sent.
     row_lengths : Tensor
-        int32 ``[max_sequences + 1]``, as of then too.
+        int32 ``[max_sequences + 1]``, as of the last step that was sent.
     stream : int
-        That the last step was given to; what follows waits for it, also where it is given to another.
+        Stream of the last step; later work waits for it, also on another stream.
     """
 
     def __init__(self, tables: BlockTables, device: str) -> None:
@@ -86,7 +87,7 @@ class Staging:
         self._is_lost = False
 
     def stream_of(self, stream: object) -> int:
-        """The handle of the stream that a step is to be given to; None is CuPy's current one."""
+        """Return the handle of the stream of a step; None is CuPy's current stream."""
         handle = stream_handle(stream, None, self.device)
         self.refuse_captured(handle)
         if handle != self.stream:
@@ -94,11 +95,11 @@ class Staging:
         return handle
 
     def refuse_captured(self, stream: int) -> None:
-        """DeviceError where what the stream is given becomes part of a graph."""
+        """Raise DeviceError if the stream is being captured into a graph."""
         if self.runtime.is_capturing(stream):
             raise DeviceError(
-                f"stream {stream:#x} is being captured: a graph holds what uses a step, and not what prepares, undoes "
-                "or moves one; do that before the capture begins, or after it"
+                f"stream {stream:#x} is being captured: a graph can use a step, but not prepare, undo or swap one; do "
+                "that before the capture begins, or after it"
             )
 
     def switch_stream(self, stream: int) -> None:
@@ -109,37 +110,39 @@ class Staging:
             self.stream = stream
 
     def begin_sending(self) -> None:
-        """Changes are taken from now on; where some of them do not arrive, all tables are sent anew the next time."""
+        """Start a transfer of table changes; unless end_sending follows, the next one sends all tables again."""
         if self._is_lost:
             self.runtime.fill(self.memory.pointer, 0, self.memory.nbytes, self.stream)
             self.tables.follow_changes()
         self._is_lost = True
 
     def end_sending(self) -> None:
-        """All that was taken since is on its way."""
+        """Note that all changes taken since begin_sending were submitted."""
         self._is_lost = False
 
     def apply(self, address: int, capacity: int) -> None:
-        """Write the changes that are on their way to a device address into the tables."""
+        """Submit the kernel that applies the changes at a device address to the tables."""
         scatter_entries(address + COUNT_BYTES, address, capacity, self.memory, self.stream)
 
 
 class StagedBatch:
-    """A batch's memory on the device, and what is sent there.
+    """A batch's memory on the device, in one allocation; implements `StagedPart`.
 
-        the arrays of StepBuffers, one image | plans | copies of each group | number of changes | changes
+        image of the StepBuffers arrays | plans | copies of each group | number of changes | changes
 
     Parameters
     ----------
+    staging : Staging
+    buffers : StepBuffers
     plans : list of (AttentionPlan, int)
-        Of the groups that have one, with the width of their values.
+        Plan and value width of each group that has a plan.
     stream : int, optional
-        That the batch is for, where it is made for the next step alone; None where it stays, for any.
+        Stream of the only step of the batch; None for a batch of any number of steps.
 
     Attributes
     ----------
     arrays : StepArrays
-        On the device, at addresses that never change.
+        Arrays on the device, at fixed addresses.
     """
 
     def __init__(
@@ -152,13 +155,14 @@ class StagedBatch:
         for plan, _ in plans:
             self._plans.append((plan, self._changes))
             self._changes += aligned(fix_plan(buffers, plan))
-        # A row copies one block of a group at most: that which it goes on with.
+        # A row copies at most one block of a group: the block to which it appends.
         most = aligned(buffers.max_sequences * PAIR_BYTES)
         self._copies = [self._changes + group * most for group in range(buffers.num_groups)]
         self._changes += buffers.num_groups * most
         self._capacity = usual_changes(staging.tables, buffers) + SPARE_ENTRIES
         num_bytes = self._changes + COUNT_BYTES + self._capacity * ENTRY_BYTES
-        # A batch of one step is for the work of its stream alone; any other waits once, until all may use its memory.
+        # The memory of a single-step batch is used by one stream. For any other batch the host waits once, below, so
+        # that every stream may use the memory.
         self._memory = empty((num_bytes,), "uint8", f"cuda:{staging.device}", stream=stream)
         self.arrays = arrays_of(buffers, self._on_device)
         staging.ring.reserve(num_bytes)
@@ -172,10 +176,14 @@ class StagedBatch:
     def send(
         self, copies: Listed[NDArray[np.int32]], stale: Listed[NDArray[np.int32]], store: Store, stream: int
     ) -> None:
-        """Send the step that was prepared, and what has changed of the tables, in the order of a stream.
+        """Submit the prepared step, the changed table entries and the block copies to a stream.
 
-        `copies` lists what each group of the store copies on write, and `stale` the blocks that it zeroes before, as
-        pairs for `Store.zero`; a list is empty where no group does.
+        Parameters
+        ----------
+        copies : list of int32 [n, 2]
+            Copies on write of each group, for `Store.copy`; the list may be empty.
+        stale : list of int32 [n, 2]
+            Blocks of each group to zero before the copies, for `Store.zero`; the list may be empty.
         """
         staging, target = self._staging, self._memory.pointer
         staging.switch_stream(stream)
@@ -207,15 +215,15 @@ class StagedBatch:
         note_work(self._memory, self._stream)
 
     def check_reachable(self) -> None:
-        """DeviceError where what is sent now would become part of a graph."""
+        """Raise DeviceError if work that is submitted now would be recorded in a graph."""
         self._staging.refuse_captured(self._stream)
 
     def send_slots(self, first: int = 0, last: int = 0) -> None:
-        """Send the slot mappings anew, in the order of the step's stream; those of tokens [first, last) as padding."""
+        """Send the slot mappings again on the step's stream, with padding for the slots of tokens [first, last)."""
         self.send_image(image_offset(self._buffers, self._buffers.slot_mappings[0]), first, last)
 
     def send_image(self, begin: int, first: int = 0, last: int = 0) -> None:
-        """Send the arrays from a byte of their image on; the slots of tokens [first, last) as padding."""
+        """Send the image of the arrays from byte `begin` on, with padding for the slots of tokens [first, last)."""
         slot = self._staging.ring.take()
         pack_image(self._buffers, slot.address)
         pad_slots(self._buffers, slot.address, first, last)
@@ -227,11 +235,11 @@ class StagedBatch:
 
 
 def aligned(num_bytes: int) -> int:
-    """Where the next part may begin."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    """Return a size rounded up to `ALIGNMENT`."""
+    return ceil_div(num_bytes, ALIGNMENT) * ALIGNMENT
 
 
 def usual_changes(tables: BlockTables, buffers: StepBuffers) -> int:
-    """Table entries that a step changes at most where all that happens besides is that windows let blocks go."""
+    """Return the maximum number of table entries that a step and the release of window blocks change."""
     rows, tokens = buffers.max_sequences, buffers.max_tokens
     return rows + sum(3 * rows + tokens // size for size in tables.block_sizes)

@@ -15,6 +15,7 @@ from pagecore.cache.swap._stored import hold
 from pagecore.cache.swap._swap import num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array
+from pagecore.storage.checks import ceil_div
 
 
 def shortage_with_swapped(parts: CacheParts, sequences: list[Sequence], counts: ArrayLike) -> int:
@@ -74,4 +75,4 @@ def _growth(parts: CacheParts, sequence: Sequence, count: int) -> int:
             f"sequence {sequence.id!r} would have {length + count} tokens; a row holds at most "
             f"{parts.max_tokens_per_sequence}: make the cache with a larger max_tokens_per_sequence or num_blocks"
         )
-    return -(-(length + count) // parts.block_size) - -(-length // parts.block_size)
+    return ceil_div(length + count, parts.block_size) - ceil_div(length, parts.block_size)

@@ -50,6 +50,10 @@ class SwapSpace:
         namespace. In other caches the slots past the computed tokens may hold values of another namespace, which are
         then copied into the space too.
 
+    Attributes
+    ----------
+    cache : PagedKVCache
+
     Notes
     -----
     A cache with ``device="none"`` has spaces without bytes: block ids only. A cache on CUDA has spaces of page-locked
@@ -99,6 +103,7 @@ class SwapSpace:
         groups = [_converted(group, dtype) for group in parts.groups]
         blocks = count_blocks(groups, parts.block_size, num_blocks, memory)
         order = None if layout is None else as_layout(layout)
+        self.cache = cache
         self._parts = parts
         # True if values come back bit for bit.
         self.is_exact = all(
