@@ -69,5 +69,5 @@ def test_a_source_comes_with_every_header_that_it_reaches(toys):
 
 def test_a_package_without_its_sources_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "__file__", str(tmp_path / "pagecore" / "ops" / "cuda" / "sources.py"))
-    with pytest.raises(DeviceError, match=r"CUDA sources are neither in .* nor beside it: install pagecore again"):
+    with pytest.raises(DeviceError, match=r"CUDA sources are neither in .* nor next to it: install pagecore again"):
         source_folder.__wrapped__()
