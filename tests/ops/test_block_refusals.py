@@ -1,4 +1,4 @@
-"""Every argument that gather, scatter and transfer cannot serve: a typed error that names it, and nothing written."""
+"""Invalid arguments of gather, scatter and transfer raise a typed error that names them; nothing is written."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_gather_and_scatter_refuse_a_bad_packed_array(packed, error, message):
     assert unchanged()
 
 
-def test_what_is_written_must_be_writable_and_each_element_its_own():
+def test_written_arrays_must_be_writable_and_without_overlapping_elements():
     batch = {name: BATCH[name] for name in ("block_table", "seq_lens")}
     shared = np.lib.stride_tricks.as_strided(good_out(), (17, 2, 8), (64, 0, 4))
     with pytest.raises(OPTION, match="out is read-only"):

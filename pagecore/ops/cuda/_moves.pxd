@@ -28,7 +28,7 @@ cdef int scatter_blocks(
 cdef int merge(
     Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1
 
-# Writes changed entries to a contiguous int32 table. `entries` is the address of PcTableEntry[capacity], `count` that of
-# an int32, the number of valid entries; both are on the device of the table. Every count takes the same launch.
+# Writes changed entries to a contiguous int32 table. `entries` is the address of PcTableEntry[capacity], `count`
+# that of an int32, the number of valid entries; both are on the device of the table. Every count takes the same launch.
 cpdef int scatter_entries(
     uintptr_t entries, uintptr_t count, int capacity, Tensor table, uintptr_t stream) except -1

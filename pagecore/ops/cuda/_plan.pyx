@@ -185,7 +185,7 @@ cdef class CudaPlan:
         """Return a copy of the items of the last plan sent, decode (0) or prefill (1); see `items_in`."""
         if self.sent is None:
             raise DeviceError(
-                "the items of a plan that was never made, or that is in memory of a cache, cannot be read; plan it with "
+                "the items of a plan that was never made, or is in memory of a cache, cannot be read; plan it with "
                 "plan_attention"
             )
         return items_in(self.sent, self, section)
