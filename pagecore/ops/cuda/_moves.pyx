@@ -13,8 +13,8 @@ from pagecore.ops.args cimport (
     MergeArgs,
     Table,
     WriteArgs,
-    block_arrays,
     cache_array,
+    fill_block_arrays,
     index_array,
     lse_array,
     pair_column,
@@ -194,7 +194,9 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs, bint independ
 
 cdef int move_pairs(
         list sources, list targets, Tensor pairs, bint one_cache, bint independent, const Place* place) except -1:
-    cdef vector[BlockArray] from_arrays = block_arrays(sources), to_arrays = block_arrays(targets)
+    cdef vector[BlockArray] from_arrays, to_arrays
+    fill_block_arrays(from_arrays, sources)
+    fill_block_arrays(to_arrays, targets)
     cdef Indices source_ids = pair_column(pairs, 0), target_ids = pair_column(pairs, 1)
     cdef BlockPairs ids
     cdef size_t i
@@ -232,7 +234,9 @@ cdef int move_sequences(
     cdef size_t i
     if not caches:
         return 0
-    cdef vector[BlockArray] blocks = block_arrays(caches), tokens = block_arrays(packed)
+    cdef vector[BlockArray] blocks, tokens
+    fill_block_arrays(blocks, caches)
+    fill_block_arrays(tokens, packed)
     batch.table = table_array(block_table)
     batch.seq_lens = index_array(seq_lens)
     batch.rows = index_array(rows)
