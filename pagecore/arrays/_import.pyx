@@ -145,7 +145,8 @@ cdef object import_producer(object obj, ArrayView* view):
     refuse_negation(obj)
     capsule = capsule_of(obj)
     if not PyCapsule_CheckExact(capsule):
-        raise UnsupportedOption(f"__dlpack__ of {type(obj).__name__} returned a {type(capsule).__name__}, not a capsule")
+        text = f"__dlpack__ of {type(obj).__name__} returned a {type(capsule).__name__}, not a capsule"
+        raise UnsupportedOption(text)
     cdef Imported imported
     try:
         imported = import_capsule(capsule, view)

@@ -1,4 +1,4 @@
-"""Arrays in, arrays out: write to a paged cache, attend to it, move its blocks, merge partial attention."""
+"""Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention."""
 
 from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks

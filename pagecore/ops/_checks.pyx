@@ -7,7 +7,7 @@ wait for the device.
 
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, last_axis_contiguous, size_of
+from pagecore.arrays._tensor cimport Tensor, as_tensor
 from pagecore.arrays.codes cimport LAST_FLOAT
 from pagecore.ops._overlap cimport check_own_elements
 
@@ -16,9 +16,7 @@ from pagecore.arrays.refusals import brief
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
 
-cdef Tensor any_tensor(object array, str name):
-    if type(array) is Tensor:
-        return <Tensor>array
+cdef Tensor foreign_tensor(object array, str name):
     try:
         return as_tensor(array)
     except PagecoreError as error:
@@ -85,42 +83,26 @@ cdef int check_caches(Tensor key_cache, Tensor value_cache) except -1:
     return 0
 
 
-cdef int check_rank(Tensor tensor, str name, int ndim, str axes) except -1:
-    if tensor.ndim != ndim:
-        raise ShapeError(f"{name} has shape {tensor.shape}; it must have {ndim} axes: {axes}")
-    return 0
+cdef int refuse_rank(Tensor tensor, str name, int ndim, str axes) except -1:
+    raise ShapeError(f"{name} has shape {tensor.shape}; it must have {ndim} axes: {axes}")
 
 
-cdef int check_length(Tensor tensor, str name, int axis, int64_t expected, str reason) except -1:
-    if tensor.shape_[axis] != expected:
-        raise ShapeError(f"{name} has shape {tensor.shape}; axis {axis} must have length {expected}: {reason}")
-    return 0
+cdef int refuse_length(Tensor tensor, str name, int axis, int64_t expected, str reason) except -1:
+    raise ShapeError(f"{name} has shape {tensor.shape}; axis {axis} must have length {expected}: {reason}")
 
 
-cdef bint is_aligned(Tensor tensor) noexcept:
-    cdef int64_t bits = <int64_t><uintptr_t>tensor.data
-    cdef int i
-    for i in range(tensor.ndim):
-        bits |= tensor.strides_[i]
-    return not bits & (tensor.itemsize - 1)
+cdef int refuse_alignment(Tensor tensor, str name) except -1:
+    raise ShapeError(
+        f"{name} has strides {tensor.strides} bytes at address {<uintptr_t>tensor.data:#x}; all must be multiples "
+        f"of {tensor.itemsize}, the bytes of a {tensor.dtype}: pass a copy"
+    )
 
 
-cdef int check_aligned(Tensor tensor, str name) except -1:
-    if not is_aligned(tensor):
-        raise ShapeError(
-            f"{name} has strides {tensor.strides} bytes at address {<uintptr_t>tensor.data:#x}; all must be multiples "
-            f"of {tensor.itemsize}, the bytes of a {tensor.dtype}: pass a copy"
-        )
-    return 0
-
-
-cdef int check_last_axis(Tensor tensor, str name) except -1:
-    if not last_axis_contiguous(tensor) and size_of(tensor) > 0:
-        raise ShapeError(
-            f"{name} has shape {tensor.shape} and strides {tensor.strides} bytes; the last axis must be contiguous "
-            f"({tensor.itemsize} bytes): pass a copy"
-        )
-    return 0
+cdef int refuse_last_axis(Tensor tensor, str name) except -1:
+    raise ShapeError(
+        f"{name} has shape {tensor.shape} and strides {tensor.strides} bytes; the last axis must be contiguous "
+        f"({tensor.itemsize} bytes): pass a copy"
+    )
 
 
 cdef int check_result(Tensor result, str name, int ndim, const int64_t* shape, int dtype_code) except -1:

@@ -78,7 +78,7 @@ def debug(on=None):
     """
     global state
     if on is not None and not isinstance(on, bool):
-        raise UnsupportedOption(f"debug is {brief(on)}; it must be True, False, or None to read PAGECORE_DEBUG")
+        raise UnsupportedOption(f"debug is {brief(on)}; it must be True, False or None, which reads PAGECORE_DEBUG")
     state = read_environment() if on is None else on
     return bool(state)
 

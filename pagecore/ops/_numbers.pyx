@@ -54,7 +54,7 @@ cdef Tensor copy_numbers(object array, str name):
     try:
         values = np.asarray(array.numpy() if type(array) is Tensor else array)
         if values.dtype.kind not in "iufV" or values.dtype.names is not None:
-            raise TypeError(f"{values.dtype} is not served")
+            raise TypeError(f"{values.dtype} is not supported")
         values = np.array(values, dtype=np.float32, order="C")
     except MemoryError:
         raise
@@ -160,7 +160,7 @@ cdef Py_ssize_t clipped(object number, object window) except? -1:
         return PyNumber_AsSsize_t(number, NULL)
     except MemoryError:
         raise
-    except Exception:  # an array of several numbers says that it is an index
+    except Exception:  # PyIndex_Check accepts an array of several numbers
         raise UnsupportedOption(f"window is {brief(window)}; it counts keys and must hold integers or None") from None
 
 

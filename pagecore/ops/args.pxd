@@ -147,20 +147,19 @@ cdef inline Lse lse_array(Tensor tensor) noexcept:
     return lse
 
 
-cdef inline BlockArray block_array(Tensor tensor) noexcept:
-    cdef BlockArray array
+cdef inline void fill_block_array(BlockArray* array, Tensor tensor) noexcept:
     cdef int i
     array.data, array.dtype = tensor.data, tensor.dtype_code
     array.num_blocks, array.block_stride = tensor.shape_[0], tensor.strides_[0]
     array.itemsize, array.ndim = tensor.itemsize, tensor.ndim - 1
     for i in range(array.ndim):
         array.shape[i], array.strides[i] = tensor.shape_[i + 1], tensor.strides_[i + 1]
-    return array
 
 
-cdef inline vector[BlockArray] block_arrays(list tensors) except *:
-    cdef vector[BlockArray] arrays
-    arrays.reserve(len(tensors))
-    for tensor in tensors:
-        arrays.push_back(block_array(<Tensor>tensor))
-    return arrays
+# Fills an empty vector in place: a vector that is returned would be copied.
+cdef inline int fill_block_arrays(vector[BlockArray]& arrays, list tensors) except -1:
+    cdef Py_ssize_t i
+    arrays.resize(len(tensors))
+    for i in range(len(tensors)):
+        fill_block_array(&arrays[i], <Tensor>tensors[i])
+    return 0

@@ -381,7 +381,7 @@ def test_a_plan_grows_with_its_batches(cuda):
 
 def test_invalid_arguments_are_refused(cuda):
     plan = plan_attention(None, [10], **HEADS, device="cuda")
-    with pytest.raises(DeviceError, match="its items are not at hand; plan it with plan_attention"):
+    with pytest.raises(DeviceError, match="cannot be read; plan it with plan_attention"):
         _ = AttentionPlan(**HEADS, device="cuda").items
     with pytest.raises(DeviceError, match="out is a plan on cuda:0"):
         plan_attention(None, [10], **HEADS, out=plan, device="cpu")

@@ -1,7 +1,7 @@
 # Bindings of the host kernels.
 #
 # The caller has checked ranks, shapes, dtypes, devices and contiguous last axes. The contents of index arrays (ids,
-# slots, lengths) and of the plan are checked here, before anything is written. None stands in for optional Tensors.
+# slots, lengths) and of the plan are checked here, before anything is written. Optional Tensors may be None.
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor

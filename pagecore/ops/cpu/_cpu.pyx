@@ -11,8 +11,8 @@ from pagecore.ops.args cimport (
     Indices,
     MergeArgs,
     WriteArgs,
-    block_arrays,
     cache_array,
+    fill_block_arrays,
     index_array,
     lse_array,
     pair_column,
@@ -153,7 +153,9 @@ cdef void set_mask(AttentionArgs* args, Tensor mask) noexcept:
 
 
 cdef int check_copied(list caches, Tensor pairs) except -1:
-    run_check_copied(block_arrays(caches), pair_column(pairs, 0), pair_column(pairs, 1))
+    cdef vector[BlockArray] arrays
+    fill_block_arrays(arrays, caches)
+    run_check_copied(arrays, pair_column(pairs, 0), pair_column(pairs, 1))
     return 0
 
 
@@ -165,8 +167,10 @@ cdef int check_sequences(
 
 
 cdef int check_transferred(list sources, list targets, Tensor pairs) except -1:
-    run_check_transferred(
-        block_arrays(sources), block_arrays(targets), pair_column(pairs, 0), pair_column(pairs, 1))
+    cdef vector[BlockArray] from_arrays, to_arrays
+    fill_block_arrays(from_arrays, sources)
+    fill_block_arrays(to_arrays, targets)
+    run_check_transferred(from_arrays, to_arrays, pair_column(pairs, 0), pair_column(pairs, 1))
     return 0
 
 
@@ -182,7 +186,8 @@ cdef int64_t total_tokens(Tensor seq_lens, int64_t width, int64_t block_size) ex
 # ---- copies of blocks
 
 cdef int copy_blocks(list caches, Tensor pairs) except -1:
-    cdef vector[BlockArray] arrays = block_arrays(caches)
+    cdef vector[BlockArray] arrays
+    fill_block_arrays(arrays, caches)
     cdef Indices sources = pair_column(pairs, 0), targets = pair_column(pairs, 1)
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
@@ -191,7 +196,9 @@ cdef int copy_blocks(list caches, Tensor pairs) except -1:
 
 
 cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1:
-    cdef vector[BlockArray] from_arrays = block_arrays(sources), to_arrays = block_arrays(targets)
+    cdef vector[BlockArray] from_arrays, to_arrays
+    fill_block_arrays(from_arrays, sources)
+    fill_block_arrays(to_arrays, targets)
     cdef Indices source_ids = pair_column(pairs, 0), target_ids = pair_column(pairs, 1)
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
@@ -219,7 +226,9 @@ cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_
         return 0
     cdef int64_t num_tokens = (<Tensor>packed[0]).shape_[0], num_threads = threads_of_a_call()
     cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows)
-    cdef vector[BlockArray] blocks = block_arrays(caches), tokens = block_arrays(packed)
+    cdef vector[BlockArray] blocks, tokens
+    fill_block_arrays(blocks, caches)
+    fill_block_arrays(tokens, packed)
     with nogil:
         run_gather(blocks, tokens, batch, num_threads)
     return 0
@@ -230,7 +239,9 @@ cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq
         return 0
     cdef int64_t num_tokens = (<Tensor>packed[0]).shape_[0], num_threads = threads_of_a_call()
     cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows)
-    cdef vector[BlockArray] blocks = block_arrays(caches), tokens = block_arrays(packed)
+    cdef vector[BlockArray] blocks, tokens
+    fill_block_arrays(blocks, caches)
+    fill_block_arrays(tokens, packed)
     with nogil:
         run_scatter(tokens, blocks, batch, num_threads)
     return 0

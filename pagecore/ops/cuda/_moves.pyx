@@ -1,4 +1,4 @@
-"""The kernels that move data, bound: Tensors to parameter structs, launched on the call's stream."""
+"""Bindings of the data-moving kernels: Tensors become parameter structs, and launches go to the stream of the call."""
 
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libcpp.vector cimport vector
@@ -13,8 +13,8 @@ from pagecore.ops.args cimport (
     MergeArgs,
     Table,
     WriteArgs,
-    block_arrays,
     cache_array,
+    fill_block_arrays,
     index_array,
     lse_array,
     pair_column,
@@ -120,20 +120,20 @@ cdef extern from "pagecore/ops/cuda/merge_launch.hpp" namespace "pagecore::cuda"
     vector[MergeLaunch] merge_launches(const MergeArgs& args) except +raise_python_error
 
 cdef enum:
-    TABLE_BLOCKS = 64  # of a grid that must do for every count
+    TABLE_BLOCKS = 64  # size of a grid that serves every count
 
 # By DType.
 cdef tuple TYPES = ("float", "pc_half", "pc_bfloat16")
 cdef tuple WRITES = tuple(tuple(f"write_kv<{a},{b}>" for b in TYPES) for a in TYPES)
 cdef tuple MERGES = tuple(f"merge_parts<{a}>" for a in TYPES)
-# The last of each, which -1 finds, moves bytes.
+# The last of each, at index -1 (kBytes), moves bytes.
 cdef tuple MOVED = (*TYPES, "pc_uint8")
 cdef tuple PAIR_MOVES = tuple(tuple(f"move_pairs<{a},{b}>" for b in MOVED) for a in MOVED)
 cdef tuple SEQUENCE_MOVES = tuple(tuple(f"move_sequences<{a},{b}>" for b in MOVED) for a in MOVED)
 
 
 cdef object loaded(str name, const Place* place):
-    """A kernel, ready to be launched. A call loads all of its own before the first one writes: to load may fail."""
+    """Return a loaded kernel. A call loads all of its kernels before the first one writes, because a load may fail."""
     return kernels.kernel(name, place.device_id, place.stream)
 
 
@@ -158,7 +158,6 @@ cdef Divisors divisors_of(Tensor for_each, float for_all) noexcept:
 cdef int write_kv(
         Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
         float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1:
-    """Slot-mapped write of checked Tensors; see _moves.pxd."""
     cdef WriteArgs args
     cdef Divisors of_keys = divisors_of(key_divisors, key_divisor)
     cdef Divisors of_values = divisors_of(value_divisors, value_divisor)
@@ -186,18 +185,18 @@ cdef int note_all(list tensors, const Place* place) except -1:
 
 
 cdef int copy_blocks(list caches, Tensor pairs, bint independent, const Place* place) except -1:
-    """Block copies in caches of any dtype; see _moves.pxd."""
     return move_pairs(caches, caches, pairs, True, independent, place)
 
 
 cdef int transfer_blocks(list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1:
-    """Blocks of caches into others; see _moves.pxd."""
     return move_pairs(sources, targets, pairs, False, independent, place)
 
 
 cdef int move_pairs(
         list sources, list targets, Tensor pairs, bint one_cache, bint independent, const Place* place) except -1:
-    cdef vector[BlockArray] from_arrays = block_arrays(sources), to_arrays = block_arrays(targets)
+    cdef vector[BlockArray] from_arrays, to_arrays
+    fill_block_arrays(from_arrays, sources)
+    fill_block_arrays(to_arrays, targets)
     cdef Indices source_ids = pair_column(pairs, 0), target_ids = pair_column(pairs, 1)
     cdef BlockPairs ids
     cdef size_t i
@@ -217,7 +216,6 @@ cdef int move_pairs(
 cdef int gather_blocks(
         list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
         const Place* place) except -1:
-    """Sequences out of blocks; see _moves.pxd."""
     move_sequences(caches, packed, block_table, seq_lens, rows, longest, True, place)
     return note_all(packed, place)
 
@@ -225,7 +223,6 @@ cdef int gather_blocks(
 cdef int scatter_blocks(
         list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
         const Place* place) except -1:
-    """Sequences into blocks; see _moves.pxd."""
     move_sequences(caches, packed, block_table, seq_lens, rows, longest, False, place)
     return note_all(caches, place)
 
@@ -237,7 +234,9 @@ cdef int move_sequences(
     cdef size_t i
     if not caches:
         return 0
-    cdef vector[BlockArray] blocks = block_arrays(caches), tokens = block_arrays(packed)
+    cdef vector[BlockArray] blocks, tokens
+    fill_block_arrays(blocks, caches)
+    fill_block_arrays(tokens, packed)
     batch.table = table_array(block_table)
     batch.seq_lens = index_array(seq_lens)
     batch.rows = index_array(rows)
@@ -255,7 +254,6 @@ cdef int move_sequences(
 
 cdef int merge(
         Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1:
-    """Join two parts of attention; see _moves.pxd."""
     cdef MergeArgs args
     cdef size_t i
     args.out_a = token_array(out_a)
@@ -275,7 +273,7 @@ cdef int merge(
 
 cpdef int scatter_entries(
         uintptr_t entries, uintptr_t count, int capacity, Tensor table, uintptr_t stream) except -1:
-    """Write changed entries into a table on the device; see _moves.pxd."""
+    """Write changed entries to a block table on the device; see _moves.pxd."""
     cdef PcTableParams params
     if capacity <= 0:
         return 0

@@ -1,4 +1,4 @@
-// A merge as launches of merge_parts: what a thread moves at once, how many tokens a launch takes.
+// Launches of merge_parts: the unit that a thread merges at once, and the tokens of each launch.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// Copies between arrays of blocks as launches of move_pairs and move_sequences.
+// Launches of move_pairs and move_sequences for copies between arrays of blocks.
 #pragma once
 
 #include <algorithm>
@@ -26,26 +26,26 @@ struct SequenceLaunch {
   Grid grid;
 };
 
-// Sequences of paged caches, and of the packed array beside each.
+// Sequences to copy between paged caches and their packed arrays.
 struct SequenceBatch {
   Table table;
   Indices seq_lens;
   Indices rows;
-  int64_t num_tokens = 0;  // of the packed arrays
-  int64_t longest = 0;     // tokens that no sequence has more than
+  int64_t num_tokens = 0;  // in a packed array
+  int64_t longest = 0;     // upper bound of the tokens of a sequence
   bool gathers = true;
 };
 
 namespace internal {
 
-// Arrays of one plan, by address.
+// Addresses of the arrays with one plan.
 struct MoveGroup {
   MovePlan plan;
   std::vector<pc_address> sources;
   std::vector<pc_address> targets;
 };
 
-// Some of them, as many as a launch takes.
+// Arrays begin .. begin + size - 1 of a group, for one launch.
 struct MoveShare {
   const MoveGroup* group;
   int64_t begin;
@@ -104,15 +104,15 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
 
 }  // namespace internal
 
-// Blocks of each source onto blocks of the target beside it; `one_cache`: these are the same arrays. Pairs on the host
-// have been checked. Pairs on the device are one launch: independent ones share out the grid, others run in order, and
-// each thread moves the same bytes of all.
+// Launches that copy blocks of each source to blocks of the target with the same index. `one_cache`: sources and
+// targets are the same arrays. Pairs on the host have been checked. Pairs on the device take one launch: independent
+// pairs are distributed over the grid; otherwise each thread moves the same bytes of all pairs, in order.
 [[nodiscard]] inline std::vector<PairLaunch> pair_launches(const std::vector<BlockArray>& sources,
                                                            const std::vector<BlockArray>& targets,
                                                            const BlockPairs& pairs, bool one_cache,
                                                            int64_t num_multiprocessors) {
   PC_EXPECTS(pairs.size <= INT32_MAX, ShapeError, "pairs holds ", pairs.size, " pairs on the device; at most ",
-             INT32_MAX, " are served: pass a part of them at a time");
+             INT32_MAX, " are supported: split the call");
   std::vector<internal::MoveGroup> groups;
   for (size_t i = 0; i < sources.size(); ++i) {
     if (internal::has_empty_axis(sources[i])) continue;
@@ -135,7 +135,7 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
       internal::set_addresses(share, params.sources, params.targets);
       params.one_cache = one_cache;
       const int64_t units = params.shape.num_units, parallel = run.ordered ? 1 : run.end - run.begin;
-      const int64_t enough = std::min<int64_t>(parallel, kResident);  // the product stays below 2^63
+      const int64_t enough = std::min<int64_t>(parallel, kResident);  // keeps the product below 2^63
       const int64_t each = units_per_thread(units * share.size * enough, num_multiprocessors);
       const int64_t stretches = ceil_div(units, kThreads * each);
       params.units_per_thread = static_cast<pc_int32>(each);
@@ -150,7 +150,7 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
                                                                    const std::vector<BlockArray>& packed,
                                                                    const SequenceBatch& batch) {
   PC_EXPECTS(batch.seq_lens.size <= INT32_MAX, ShapeError, "seq_lens holds ", batch.seq_lens.size,
-             " sequences; on CUDA at most ", INT32_MAX, " are served: pass a part of them at a time");
+             " sequences; on CUDA at most ", INT32_MAX, " are supported: split the call");
   std::vector<internal::MoveGroup> groups;
   for (size_t i = 0; i < caches.size(); ++i) {
     if (internal::has_empty_axis(caches[i])) continue;

@@ -1,4 +1,4 @@
-// How the elements of a block lie in two arrays, and what a thread moves of them at once.
+// The layout of a block in two arrays, and the unit that a thread moves at once.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace pagecore::cuda {
 
-inline constexpr int32_t kBytes = -1;  // in place of a dtype: elements move as they are
+inline constexpr int32_t kBytes = -1;  // in place of a dtype: bytes are copied unchanged
 
 // The template arguments of a kernel: a Float, or kBytes.
 struct MoveTypes {
@@ -24,7 +24,7 @@ struct MoveTypes {
   int32_t to = kBytes;
 };
 
-// What launches know of two arrays but their addresses: arrays of one plan share a launch.
+// Everything that a launch depends on except addresses. Arrays with equal plans share a launch.
 struct MovePlan {
   PcMoveShape shape = {};
   MoveTypes types;
@@ -34,7 +34,7 @@ struct MovePlan {
   bool operator==(const MovePlan& other) const { return std::memcmp(this, &other, sizeof(*this)) == 0; }
 };
 static_assert(std::is_trivially_copyable_v<MovePlan> && sizeof(MovePlan) == sizeof(PcMoveShape) + 24,
-              "plans without gaps are compared by their bytes");
+              "plans are compared by their bytes, so they must not have padding");
 
 namespace internal {
 
@@ -44,16 +44,16 @@ struct MoveAxis {
   int64_t target_stride;
 };
 
-// The axes of what moves, outermost first.
+// The axes of a move, outermost first.
 class MoveAxes {
  public:
-  // Tokens of a block, of which any number may move: they stay outermost.
+  // Add the tokens of a block. Any number of them may move, so this axis remains outermost.
   void add_tokens(int64_t size, int64_t source_stride, int64_t target_stride) {
     num_tokens_ = size;
     axes_.insert(axes_.begin(), {size, source_stride, target_stride});
   }
 
-  // Before axes of shorter target strides, so that a warp writes neighbours, and behind those of longer or equal ones.
+  // Insert an axis in order of decreasing target strides, so that a warp writes adjacent elements.
   void add(int64_t size, int64_t source_stride, int64_t target_stride) {
     if (size == 1) return;
     const size_t first = num_tokens_ > 0 ? 1 : 0;
@@ -64,7 +64,8 @@ class MoveAxes {
     }
   }
 
-  // The bits are those of addresses and of strides of blocks, or-ed. An item is what cannot be cut.
+  // Choose the unit and write the shape. `source_bits` and `target_bits` are the addresses and block strides, or-ed. A
+  // unit is a multiple of an item.
   void lay_out(PcMoveShape& shape, uint64_t source_bits, uint64_t target_bits, int64_t source_item,
                int64_t target_item) {
     join();
@@ -86,7 +87,7 @@ class MoveAxes {
   }
 
  private:
-  // An axis takes up the one inside it where that continues it on both sides.
+  // Join adjacent axes that are contiguous in both arrays.
   void join() {
     size_t kept = 0;
     for (size_t i = 1; i < axes_.size(); ++i) {
@@ -106,7 +107,7 @@ class MoveAxes {
     int64_t units = 1;
     for (const MoveAxis& axis : axes_) {
       PC_EXPECTS(axis.size <= kMaxUnits / units, ShapeError, "a block has more than ", kMaxUnits, " pieces of ", unit,
-                 " elements or bytes; on CUDA blocks must be smaller");
+                 " elements or bytes; use smaller blocks on CUDA");
       units *= axis.size;
     }
     shape.num_axes = static_cast<pc_int32>(axes_.size());
@@ -127,13 +128,13 @@ inline uint64_t address_bits(const BlockArray& array) {
   return array.num_blocks > 1 ? address | bits_of(array.block_stride) : address;
 }
 
-// Casts read and write whole numbers, and so want them where numbers may lie.
+// Casts load and store whole numbers, which must be aligned.
 inline void check_aligned(const BlockArray& array) {
   uint64_t bits = address_bits(array);
   for (int i = 0; i < array.ndim; ++i) bits |= array.shape[i] > 1 ? bits_of(array.strides[i]) : 0;
   PC_EXPECTS(allows(bits, array.itemsize), ShapeError, "an array at ", static_cast<const void*>(array.data),
-             ", or a stride of it, is at no multiple of ", array.itemsize,
-             " bytes; where dtypes differ, numbers on CUDA must be aligned: pass a copy");
+             ", or a stride of it, is not a multiple of ", array.itemsize,
+             " bytes; a cast on CUDA needs aligned numbers: pass a copy");
 }
 
 inline MovePlan make_plan(const BlockArray& source, const BlockArray& target, MoveAxes& axes) {
@@ -160,7 +161,7 @@ inline MovePlan make_plan(const BlockArray& source, const BlockArray& target, Mo
   return internal::make_plan(source, target, axes);
 }
 
-// Between a cache and a packed array, whose blocks are tokens.
+// Plan a move between a cache and a packed array; the blocks of the packed array are tokens.
 [[nodiscard]] inline MovePlan plan_tokens(const BlockArray& cache, const BlockArray& packed, bool gathers) {
   internal::MoveAxes axes;
   const int64_t size = cache.shape[0], paged = cache.strides[0], row = packed.block_stride;

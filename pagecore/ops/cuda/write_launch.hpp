@@ -1,4 +1,4 @@
-// A slot-mapped write as launches of write_kv: which units move, how many tokens a launch takes.
+// Launches of write_kv for a slot-mapped write: the unit that a thread moves at once, and the tokens of each launch.
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@
 
 namespace pagecore::cuda {
 
-// Numbers that are divided by, one for each head in device memory, or one for all.
+// Divisors: one for each head in device memory, or one for all heads.
 struct Divisors {
   const char* data = nullptr;  // float32
   float for_all = 1.0f;
@@ -33,7 +33,7 @@ struct WritePlaneShape {
   int64_t row = 0;  // elements
 };
 
-// The widest unit that both arrays allow.
+// Return the widest unit, in elements, that the alignment of both arrays allows.
 inline int64_t unit_of(const TokenArray& rows, const Cache& cache, int64_t rows_per_token, int64_t row) {
   uint64_t from = address_of(rows.data) | bits_of(rows.token_stride);
   uint64_t to = address_of(cache.data);
@@ -73,7 +73,7 @@ inline WritePlaneShape shape_of(const TokenArray& rows, const Cache& cache, cons
 
 inline void add_launches(std::vector<WriteLaunch>& launches, const WriteArgs& args, const PcWritePlane* planes,
                          int64_t num_planes, WriteLaunch launch, int64_t num_multiprocessors) {
-  int64_t units = 1;  // of a token
+  int64_t units = 1;  // per token
   for (int64_t i = 0; i < num_planes; ++i) units = std::max<int64_t>(units, planes[i].units_per_token.divisor);
   const int64_t tokens_at_most = kMaxUnits / units, from_size = size_of(launch.from);
   for (int64_t token = 0; token < args.slots.size; token += tokens_at_most) {
@@ -95,7 +95,7 @@ inline void add_launches(std::vector<WriteLaunch>& launches, const WriteArgs& ar
 
 }  // namespace internal
 
-// Key and value ride in one launch where their types agree. `args` is checked, its scales are not looked at.
+// Return the launches: key and value share them if their types are equal. The scales of `args` are ignored.
 inline std::vector<WriteLaunch> write_launches(const WriteArgs& args, const Divisors& of_keys,
                                                const Divisors& of_values, int64_t num_multiprocessors) {
   std::vector<WriteLaunch> launches;
