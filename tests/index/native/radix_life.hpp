@@ -76,6 +76,7 @@ class TreeLife {
         PC_CHECK(id == model_.id_at(path[i], lane), "lane ", lane, " has id ", id, " at block ", i);
       }
       for (size_t c = 0; c < model_.num_components; ++c) {
+        if (model_.is_state(c) && model_.cells.at(path[i]).state == radix::kNoState) continue;
         const bool is_pinned = tree_.num_pins(receipt.node, block, static_cast<int32_t>(c)) > 0;
         PC_CHECK(is_pinned == pinned[c].contains(path[i]), "component ", c, " of block ", i, " is ",
                  is_pinned ? "" : "not ", "pinned");
