@@ -167,7 +167,7 @@ def test_lanes_that_vanish_while_they_are_read_are_not_missed():
             return 2
 
     lanes = Shrinking([[11]])
-    with pytest.raises(ShapeError, match="give a tuple of 2 arrays"):
+    with pytest.raises(ShapeError, match="expected blocks as a tuple of 2 arrays"):
         tree.insert([1], lanes)
 
     class Lane:
