@@ -19,7 +19,7 @@ SEALED = [
     Receipt,
     core.Receipt,
     query.Prefix,
-    query.Entry,
+    query.Insertion,
     native_view.NativeMemory,
     step_buffers.StepMemory,
     namespace_key.Interned,
