@@ -6,6 +6,7 @@
 
 #include "pagecore/index/radix/child_map.hpp"
 #include "pagecore/index/radix/held_ids.hpp"
+#include "pagecore/index/radix/namespaces.hpp"
 #include "pagecore/index/radix/node_heap.hpp"
 #include "pagecore/index/radix/node_storage.hpp"
 #include "tests/index/native/radix_memory.hpp"
@@ -178,6 +179,50 @@ PC_TEST(held_ids_hold_every_id) {
       if (i % 50 == 0) PC_CHECK(held.count() == std::ssize(model), held.count());
     }
     PC_CHECK(held.count() == std::ssize(model), held.count());
+  });
+}
+
+PC_TEST(namespaces_are_reused_after_they_are_forgotten) {
+  rounds(60, [](Random& random) {
+    Namespaces namespaces;
+    std::map<NamespaceId, int32_t> model{{0, 0}};  // number of children
+    std::set<NamespaceId> dead;                    // empty, and not forgotten
+    for (int i = 0; i < 300; ++i) {
+      const auto [space, children] = random.pick(model);
+      switch (random.below(4)) {
+        case 0: {
+          const NamespaceId made = namespaces.add();
+          PC_CHECK(model.emplace(made, 0).second, "namespace ", made, " is in use");
+          break;
+        }
+        case 1:
+          namespaces.add_child(space);
+          ++model[space];
+          dead.erase(space);
+          break;
+        case 2: {
+          {
+            const ShortMemory none(0);
+            if (children > 0) namespaces.remove_child(space);
+            namespaces.drop_if_empty(space);
+          }
+          if (children > 0) --model[space];
+          if (space != 0 && model[space] == 0) dead.insert(space);
+          break;
+        }
+        default:
+          if (random.one_in(2)) break;
+          for (NamespaceId gone = namespaces.next_dead(); gone >= 0; gone = namespaces.next_dead()) {
+            PC_CHECK(dead.erase(gone) == 1, "namespace ", gone, " is not dead");
+            model.erase(gone);
+            namespaces.forget_dead();
+          }
+          PC_CHECK(dead.empty(), dead.size(), " dead namespaces are left");
+      }
+      std::vector<int32_t> counted(namespaces.count());
+      for (const auto& [each, number] : model) counted[static_cast<size_t>(each)] = number;
+      namespaces.check_invariants(counted);
+    }
   });
 }
 
