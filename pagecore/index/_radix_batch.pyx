@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.index._radix_core cimport RadixCore, Receipt
 from pagecore.index._radix_native cimport NativeBatch, NativeMatch, Offers
-from pagecore.index._radix_query cimport Entry, Offer, Prefix, RetentionHint, read_hint
+from pagecore.index._radix_query cimport Insertion, Offer, Prefix, RetentionHint, read_hint
 from pagecore.index._radix_values cimport Inserted
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ cdef int release_each(RadixCore tree, object receipts, object time) except -1:
 
 
 cdef list insert_each(RadixCore tree, object entries, object time):
-    cdef Entry entry
+    cdef Insertion insertion
     cdef NativeBatch batch
     cdef vector[Offer] offers
     cdef int32_t space
@@ -81,34 +81,34 @@ cdef list insert_each(RadixCore tree, object entries, object time):
     for each in as_list(entries, "entries"):
         if not isinstance(each, Mapping):
             raise UnsupportedDtype(f"expected a dict of insert's arguments, got {type(each).__name__}")
-        checked.append(tree._entry(time, **dict(each)))
+        checked.append(tree._insertion(time, **dict(each)))
     for _ in range(len(checked)):
         done.append(Inserted.__new__(Inserted))
     offers.resize(len(checked))
     for i in range(len(checked)):
-        entry = <Entry> checked[i]
-        entry.fill(&offers[i])
-        if entry.receipt is not None:
-            tree._check_receipt(<Receipt> entry.receipt)
+        insertion = <Insertion> checked[i]
+        insertion.fill(&offers[i])
+        if insertion.receipt is not None:
+            tree._check_receipt(<Receipt> insertion.receipt)
     try:
         for i in range(len(checked)):
-            entry = <Entry> checked[i]
-            entry.prefix.space = tree._space(entry.prefix.key)
-            offers[i].query.space = entry.prefix.space
+            insertion = <Insertion> checked[i]
+            insertion.prefix.space = tree._space(insertion.prefix.key)
+            offers[i].query.space = insertion.prefix.space
         tree._prepare_all(Offers(offers.data(), offers.size()), batch)
         for i in range(len(checked)):  # nothing fails from here on
-            entry = <Entry> checked[i]
-            tree._insert_prepared(offers[i], <Receipt> entry.receipt, batch, i, <Inserted> done[i])
+            insertion = <Insertion> checked[i]
+            tree._insert_prepared(offers[i], <Receipt> insertion.receipt, batch, i, <Inserted> done[i])
     finally:
         for i in range(len(checked)):
-            space = (<Entry> checked[i]).prefix.space
+            space = (<Insertion> checked[i]).prefix.space
             if space > 0:
                 tree.drop_space_raw(space)
         tree._forget_dead()
     for i in range(len(checked)):
-        entry = <Entry> checked[i]
-        if entry.receipt is not None and (<Inserted> done[i]).num_tokens > 0:
-            (<Receipt> entry.receipt).key = entry.prefix.key
+        insertion = <Insertion> checked[i]
+        if insertion.receipt is not None and (<Inserted> done[i]).num_tokens > 0:
+            (<Receipt> insertion.receipt).key = insertion.prefix.key
     return done
 
 

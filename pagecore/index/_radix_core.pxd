@@ -11,7 +11,7 @@ from pagecore.index._radix_native cimport (
     NativeReceipt,
     Offers,
 )
-from pagecore.index._radix_query cimport Entry, Int32Pointer, Offer, Prefix, Query, RetentionHint
+from pagecore.index._radix_query cimport Insertion, Int32Pointer, Offer, Prefix, Query, RetentionHint
 from pagecore.index._radix_values cimport Evicted, Inserted, Match
 
 
@@ -58,8 +58,8 @@ cdef class RadixCore:
     cdef int _reserve_locks(self, Py_ssize_t count) except -1
     cdef int _lock(self, NativeMatch& found, Receipt receipt) except -1
     cdef int _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint) except -1
-    cdef int _insert(self, Entry entry, Inserted inserted) except -1
-    cdef int _extend(self, Entry entry, Receipt receipt, Inserted inserted) except -1
+    cdef int _insert(self, Insertion insertion, Inserted inserted) except -1
+    cdef int _extend(self, Insertion insertion, Receipt receipt, Inserted inserted) except -1
     cdef int _prepare_all(self, Offers offers, NativeBatch& batch) except -1
     cdef int _insert_prepared(
         self, const Offer& offer, Receipt receipt, NativeBatch& batch, Py_ssize_t which, Inserted inserted

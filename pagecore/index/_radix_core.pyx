@@ -30,15 +30,15 @@ from pagecore.index._radix_native cimport (
     Policy,
 )
 from pagecore.index._radix_query cimport (
-    Entry,
+    Insertion,
     Int32Pointer,
     Offer,
     Prefix,
     Query,
     RetentionHint,
     States,
-    own_entry,
-    read_entry,
+    own_insertion,
+    read_insertion,
     read_hint,
     read_prefix,
 )
@@ -271,16 +271,18 @@ cdef class RadixCore:
             raise DoubleFree("the receipt was released already; release each receipt once")
         return 0
 
-    def _entry(self, time, /, tokens, blocks, *, states=None, namespace=None, spans=None, receipt=None, priority=None,
-               time_to_live=None, rank=None):
-        """Return the arguments of `insert` as an Entry."""
-        cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, states, namespace, spans)
+    def _insertion(self, time, /, tokens, blocks, *, states=None, namespace=None, spans=None, receipt=None,
+                   priority=None, time_to_live=None, rank=None):
+        """Return the arguments of `insert` as an Insertion."""
+        cdef Insertion insertion = read_insertion(
+            self.block_size, self.num_lanes, tokens, blocks, states, namespace, spans
+        )
         if receipt is not None and not isinstance(receipt, Receipt):
             raise UnsupportedDtype(f"expected a Receipt (as returned by match_and_lock), got {type(receipt).__name__}")
-        entry.receipt = receipt
-        read_hint(&entry.hint, &entry.time, self.policy, time, priority, time_to_live, rank)
-        own_entry(entry, self.block_size, 0)
-        return entry
+        insertion.receipt = receipt
+        read_hint(&insertion.hint, &insertion.time, self.policy, time, priority, time_to_live, rank)
+        own_insertion(insertion, self.block_size, 0)
+        return insertion
 
     # Namespaces.
 
@@ -375,11 +377,11 @@ cdef class RadixCore:
         deref(self.native).unlock(receipt.native, components, hint)
         return 0
 
-    cdef int _insert(self, Entry entry, Inserted inserted) except -1:
-        cdef Prefix prefix = entry.prefix
-        cdef Receipt receipt = <Receipt> entry.receipt
+    cdef int _insert(self, Insertion insertion, Inserted inserted) except -1:
+        cdef Prefix prefix = insertion.prefix
+        cdef Receipt receipt = <Receipt> insertion.receipt
         cdef NativeReceipt* moved = NULL
-        entry.fill(&self.offer)
+        insertion.fill(&self.offer)
         if receipt is not None:
             self._check_receipt(receipt)
             moved = &receipt.native
@@ -394,10 +396,10 @@ cdef class RadixCore:
             receipt.key = prefix.key
         return 0
 
-    cdef int _extend(self, Entry entry, Receipt receipt, Inserted inserted) except -1:
+    cdef int _extend(self, Insertion insertion, Receipt receipt, Inserted inserted) except -1:
         cdef int32_t space = 0
-        own_entry(entry, self.block_size, self.depth_raw(receipt))
-        entry.fill(&self.offer)
+        own_insertion(insertion, self.block_size, self.depth_raw(receipt))
+        insertion.fill(&self.offer)
         if receipt.key is not None and receipt.native.node < 0:
             space = self._space(receipt.key)
         self.offer.query.space = space

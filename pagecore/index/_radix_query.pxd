@@ -63,7 +63,7 @@ cdef class Prefix:
     cdef Query query(self) noexcept
 
 
-cdef class Entry:
+cdef class Insertion:
     """Arguments of an insertion, checked and converted."""
     cdef Prefix prefix
     cdef list lanes
@@ -72,7 +72,7 @@ cdef class Entry:
     cdef double time
     cdef object receipt  # a Receipt of the tree, or None
 
-    # The offer borrows memory of the entry, which must outlive it.
+    # The offer borrows memory of the insertion, which must outlive it.
     cdef int fill(self, Offer* offer) except -1
 
 
@@ -89,13 +89,13 @@ cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, obj
 # Appends the marks of spans in the first `blocks` blocks.
 cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mark]& marks) except -1
 
-# Checks and converts the retention arguments. The caller advances the clock to `now` when nothing can fail any more.
+# Checks and converts the retention arguments. The caller advances the clock to `now` after the last step that can fail.
 cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, object priority, object time_to_live,
                    object rank) except -1
 
 # Reads the arguments of an insertion except receipt, hint and time. Tokens and blocks may be the caller's memory until
-# own_entry() copies them from block `first` on.
-cdef int own_entry(Entry entry, int64_t block_size, int64_t first) except -1
-cdef Entry read_entry(
+# own_insertion() copies them from block `first` on.
+cdef int own_insertion(Insertion insertion, int64_t block_size, int64_t first) except -1
+cdef Insertion read_insertion(
     int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states, object namespace, object spans
 )

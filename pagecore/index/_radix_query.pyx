@@ -79,7 +79,7 @@ cdef class Prefix:
 
 
 @cython.freelist(16)
-cdef class Entry:
+cdef class Insertion:
     cdef int fill(self, Offer* offer) except -1:
         offer.query = self.prefix.query()
         offer.states = States(self.states.data(), self.states.size())
@@ -92,7 +92,7 @@ cdef class Entry:
 
 
 seal(Prefix)
-seal(Entry)
+seal(Insertion)
 
 
 cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, object spans, object max_tokens):
@@ -175,30 +175,31 @@ cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, ob
     return 0
 
 
-cdef int own_entry(Entry entry, int64_t block_size, int64_t first) except -1:
-    own(entry.prefix.tokens, min(first * block_size, entry.prefix.tokens.size))
-    for lane in entry.lanes:
+cdef int own_insertion(Insertion insertion, int64_t block_size, int64_t first) except -1:
+    own(insertion.prefix.tokens, min(first * block_size, insertion.prefix.tokens.size))
+    for lane in insertion.lanes:
         own(<Integers> lane, min(first, (<Integers> lane).size))
     return 0
 
 
-cdef Entry read_entry(int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states,
-                      object namespace, object spans):
-    cdef Entry entry = Entry.__new__(Entry)
+cdef Insertion read_insertion(
+    int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states, object namespace, object spans
+):
+    cdef Insertion insertion = Insertion.__new__(Insertion)
     cdef State state
     cdef Integers ids
-    entry.prefix = read_prefix(block_size, tokens, namespace, spans, None)
-    entry.lanes = []
+    insertion.prefix = read_prefix(block_size, tokens, namespace, spans, None)
+    insertion.lanes = []
     lanes = (blocks,) if num_lanes == 1 else tuple(blocks) if isinstance(blocks, (tuple, list)) else ()
     if len(lanes) != num_lanes:
         raise ShapeError(f"expected blocks as a tuple of {num_lanes} arrays, one for each lane, got "
                          f"{type(blocks).__name__}")
     for lane in lanes:
         ids = borrowed_integers(lane, "block", InvalidBlock)
-        if ids.is_scalar or ids.size < entry.prefix.limit:
-            raise ShapeError(f"expected a list of at least {entry.prefix.limit} blocks for {entry.prefix.tokens.size} "
-                             f"tokens, got {1 if ids.is_scalar else ids.size}")
-        entry.lanes.append(ids)
+        if ids.is_scalar or ids.size < insertion.prefix.limit:
+            raise ShapeError(f"expected a list of at least {insertion.prefix.limit} blocks for "
+                             f"{insertion.prefix.tokens.size} tokens, got {1 if ids.is_scalar else ids.size}")
+        insertion.lanes.append(ids)
     if states is not None:
         pairs = []
         try:
@@ -213,5 +214,5 @@ cdef Entry read_entry(int64_t block_size, int32_t num_lanes, object tokens, obje
                 raise InvalidBlock(f"state {id} cannot be cached; use 0 to {2**31 - 1}")
             state.blocks = length // block_size
             state.id = id
-            entry.states.push_back(state)
-    return entry
+            insertion.states.push_back(state)
+    return insertion

@@ -13,7 +13,7 @@ from pagecore.index._radix_batch cimport (
 )
 from pagecore.index._radix_core cimport RadixCore, Receipt
 from pagecore.index._radix_native cimport NativeMatch
-from pagecore.index._radix_query cimport Entry, Prefix, RetentionHint, as_time, read_entry, read_hint
+from pagecore.index._radix_query cimport Insertion, Prefix, RetentionHint, as_time, read_insertion, read_hint
 from pagecore.index._radix_values cimport Evicted, Inserted
 
 from pagecore.errors import DoubleFree, InvalidBlock, ShapeError
@@ -231,12 +231,12 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         UnsupportedDtype
             Ids are not integers; a time, priority or rank is not a number; or as in `match`.
         """
-        cdef Entry entry = self._entry(
+        cdef Insertion insertion = self._insertion(
             time, tokens, blocks, states=states, namespace=namespace, spans=spans, receipt=receipt, priority=priority,
             time_to_live=time_to_live, rank=rank
         )
         cdef Inserted inserted = Inserted.__new__(Inserted)
-        self._insert(entry, inserted)
+        self._insert(insertion, inserted)
         return inserted
 
     def extend(self, tokens, blocks, receipt, *, time=None):
@@ -271,11 +271,11 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
             As in `insert`.
         """
         cdef Receipt held = as_receipt(receipt)
-        cdef Entry entry = read_entry(self.block_size, self.num_lanes, tokens, blocks, None, None, None)
+        cdef Insertion insertion = read_insertion(self.block_size, self.num_lanes, tokens, blocks, None, None, None)
         cdef Inserted inserted = Inserted.__new__(Inserted)
-        entry.time = as_time(time)
+        insertion.time = as_time(time)
         self._check_receipt(held)
-        self._extend(entry, held, inserted)
+        self._extend(insertion, held, inserted)
         return inserted
 
     # Single blocks of a pinned prefix.

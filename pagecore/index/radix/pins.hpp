@@ -35,7 +35,7 @@ class Pins {
   [[nodiscard]] Receipt lock(NodeId node, uint32_t components, bool is_hit);
   // Second receipt for the prefix of another.
   [[nodiscard]] Receipt lock_again(const Receipt& receipt);
-  // Releases the given components; `hint` applies to whatever no receipt holds any more.
+  // Releases the given components; `hint` applies to nodes that no other receipt pins.
   void release(Receipt& receipt, uint32_t components, const RetentionHint& hint);
   // Moves the receipt down its path to `end`, which may be its own node after growing. The receipt held `old_end`
   // blocks; its pins reach down to `pinned_end`. Its state is released, the full component is held from now on.

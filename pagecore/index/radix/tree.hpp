@@ -76,7 +76,7 @@ class RadixTree {
   void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
   // The id of one block of a path, counted from the start of the prefix.
   [[nodiscard]] int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
-  // Pins that keep a block of a path from being evicted in a component.
+  // Pins that keep a block of a path from being evicted in a component; of a state, those of the node with the block.
   [[nodiscard]] int32_t num_pins(NodeId end, int64_t block, int32_t component) const;
   // Blocks of the prefix of a receipt.
   [[nodiscard]] int64_t depth(NodeId end) const { return nodes_.end(end); }

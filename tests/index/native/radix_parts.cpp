@@ -1,4 +1,4 @@
-// The parts that the radix tree is made of, where its life does not come: long probes, page edges, ties, one word off.
+// Parts of the radix tree at edge cases that random calls rarely reach: long probes, page edges, ties.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -6,6 +6,7 @@
 
 #include "pagecore/index/radix/child_map.hpp"
 #include "pagecore/index/radix/held_ids.hpp"
+#include "pagecore/index/radix/namespaces.hpp"
 #include "pagecore/index/radix/node_heap.hpp"
 #include "pagecore/index/radix/node_storage.hpp"
 #include "tests/index/native/radix_memory.hpp"
@@ -17,13 +18,13 @@ using namespace pagecore::test;
 
 namespace {
 
-// Few hashes, some of which have their home at the end, so that probes are long and wrap around.
+// Few different hashes, some with their home at the end, so that probes are long and wrap around.
 uint32_t some_hash(Random& random) {
   const uint32_t near_end = UINT32_MAX - static_cast<uint32_t>(random.below(3)) * 0x08000000u;
   return random.pick({0u, 1u, 0x10000000u, near_end, near_end, static_cast<uint32_t>(random.bits())});
 }
 
-// Marks of `blocks` blocks, as a query has them: some have none, some have several.
+// Marks of `blocks` blocks, as in a query: none, one or several for each block.
 std::vector<Mark> some_marks(Random& random, int64_t blocks) {
   std::vector<Mark> marks;
   for (int64_t b = 0; b < blocks; ++b) {
@@ -51,7 +52,7 @@ bool same_marks(const std::vector<Mark>& a, const std::vector<Mark>& b) {
   });
 }
 
-// What slices of a run have, block by block: tokens, then the ids of each lane.
+// Contents of slices, block by block: tokens, ids of each lane, starts of marks.
 std::vector<std::vector<int32_t>> content(const StoragePool& pool, StorageId id, const std::vector<Slice>& slices,
                                           int64_t size) {
   std::vector<std::vector<int32_t>> blocks;
@@ -112,7 +113,7 @@ PC_TEST(child_map_finds_what_it_holds) {
   });
 }
 
-PC_TEST(child_map_stays_as_it_is_where_it_cannot_shrink) {
+PC_TEST(child_map_is_unchanged_if_it_cannot_shrink) {
   ChildMap map;
   map.reserve(1000);
   map.add(7, 1);
@@ -120,7 +121,7 @@ PC_TEST(child_map_stays_as_it_is_where_it_cannot_shrink) {
   {
     const ShortMemory none(0);
     map.shrink();
-    PC_CHECK(ShortMemory::has_failed(), "shrinking takes memory");
+    PC_CHECK(ShortMemory::has_failed(), "shrink() did not allocate");
   }
   map.check_invariants();
   PC_CHECK(map.nbytes() == before && map.find(7, [](NodeId it) { return it == 1; }) == 1, map.nbytes());
@@ -151,7 +152,7 @@ PC_TEST(node_heap_has_the_least_on_top) {
     for (Key before{-1, 0, 0}; !heap.empty(); heap.erase(heap.top())) {
       const NodeId top = heap.top();
       const Key key = model.at(top);
-      for (const auto& [node, other] : model) PC_CHECK(key <= other, "node ", node, " should have gone before ", top);
+      for (const auto& [node, other] : model) PC_CHECK(key <= other, "node ", node, " should precede ", top);
       PC_CHECK(before <= key && key == Key(heap.top_key().primary, heap.top_key().turn, heap.top_key().depth), top);
       before = key;
       model.erase(top);
@@ -161,7 +162,7 @@ PC_TEST(node_heap_has_the_least_on_top) {
   });
 }
 
-PC_TEST(held_ids_know_every_id) {
+PC_TEST(held_ids_hold_every_id) {
   rounds(30, [](Random& random) {
     HeldIds held;
     std::set<int32_t> model;
@@ -178,6 +179,50 @@ PC_TEST(held_ids_know_every_id) {
       if (i % 50 == 0) PC_CHECK(held.count() == std::ssize(model), held.count());
     }
     PC_CHECK(held.count() == std::ssize(model), held.count());
+  });
+}
+
+PC_TEST(namespaces_are_reused_after_they_are_forgotten) {
+  rounds(60, [](Random& random) {
+    Namespaces namespaces;
+    std::map<NamespaceId, int32_t> model{{0, 0}};  // number of children
+    std::set<NamespaceId> dead;                    // empty, and not forgotten
+    for (int i = 0; i < 300; ++i) {
+      const auto [space, children] = random.pick(model);
+      switch (random.below(4)) {
+        case 0: {
+          const NamespaceId made = namespaces.add();
+          PC_CHECK(model.emplace(made, 0).second, "namespace ", made, " is in use");
+          break;
+        }
+        case 1:
+          namespaces.add_child(space);
+          ++model[space];
+          dead.erase(space);
+          break;
+        case 2: {
+          {
+            const ShortMemory none(0);
+            if (children > 0) namespaces.remove_child(space);
+            namespaces.drop_if_empty(space);
+          }
+          if (children > 0) --model[space];
+          if (space != 0 && model[space] == 0) dead.insert(space);
+          break;
+        }
+        default:
+          if (random.one_in(2)) break;
+          for (NamespaceId gone = namespaces.next_dead(); gone >= 0; gone = namespaces.next_dead()) {
+            PC_CHECK(dead.erase(gone) == 1, "namespace ", gone, " is not dead");
+            model.erase(gone);
+            namespaces.forget_dead();
+          }
+          PC_CHECK(dead.empty(), dead.size(), " dead namespaces are left");
+      }
+      std::vector<int32_t> counted(namespaces.count());
+      for (const auto& [each, number] : model) counted[static_cast<size_t>(each)] = number;
+      namespaces.check_invariants(counted);
+    }
   });
 }
 
@@ -208,14 +253,14 @@ PC_TEST(common_marks_stop_at_the_first_block_that_differs) {
     int64_t expected = 0;
     while (expected < blocks && same_marks(of_block(left, expected), of_block(right, expected))) ++expected;
     for (Mark& mark : right) mark.block += static_cast<int32_t>(shift);
-    if (shift > 0 && random.one_in(2)) right.insert(right.begin(), Mark{0, 5, 6, {}});  // before the range: no matter
+    if (shift > 0 && random.one_in(2)) right.insert(right.begin(), Mark{0, 5, 6, {}});  // before the range: ignored
     const int64_t count = random.between(0, blocks);
     PC_CHECK(common_marks(left, 0, right, shift, count) == std::min(expected, count), "expected ", expected);
     PC_CHECK(common_marks(right, shift, left, 0, count) == std::min(expected, count), "expected ", expected);
   });
 }
 
-PC_TEST(block_hash_looks_at_all_that_tells_blocks_apart) {
+PC_TEST(block_hash_depends_on_parent_tokens_and_marks) {
   rounds(200, [](Random& random) {
     const BlockHash hash(random.one_in(4) ? 0 : random.bits());
     const int64_t count = random.pick({1, 2, 3, 4, 5, 7, 8, 16, 33});
@@ -223,15 +268,15 @@ PC_TEST(block_hash_looks_at_all_that_tells_blocks_apart) {
     for (int32_t& token : tokens.span()) token = random.pick({0, 1, -1, static_cast<int32_t>(random.bits())});
     const std::vector<Mark> marks = some_marks(random, 2);
     const uint32_t was = hash(3, tokens.data(), count, marks, 1);
-    PC_CHECK(hash(3, tokens.data(), count, of_block(marks, 1), 1) == was, "marks of other blocks count");
-    PC_CHECK(hash(4, tokens.data(), count, marks, 1) != was, "the parent does not count");
+    PC_CHECK(hash(3, tokens.data(), count, of_block(marks, 1), 1) == was, "the hash depends on marks of other blocks");
+    PC_CHECK(hash(4, tokens.data(), count, marks, 1) != was, "the hash ignores the parent");
     int32_t& token = tokens[static_cast<size_t>(random.below(count))];
     token ^= static_cast<int32_t>(1u << random.below(32));
-    PC_CHECK(hash(3, tokens.data(), count, marks, 1) != was, "a token does not count");
+    PC_CHECK(hash(3, tokens.data(), count, marks, 1) != was, "the hash ignores a token");
   });
 }
 
-// Equal hashes among 16,384 blocks that `block_of(i)` tells apart: 0.03 are expected of a random function.
+// Counts equal hashes among 16,384 different blocks; a random function has 0.03 on average.
 template <typename HashOf>
 void spreads(HashOf&& hash_of, const char* family, int part) {
   constexpr int32_t kBlocks = 1 << 14;
@@ -242,12 +287,12 @@ void spreads(HashOf&& hash_of, const char* family, int part) {
   PC_CHECK(hashes.end() - end <= 3, hashes.end() - end, " equal hashes of ", family, " ", part);
 }
 
-PC_TEST(block_hash_tells_families_of_blocks_apart) {
+PC_TEST(block_hash_distinguishes_families_of_blocks) {
   rounds(2, [](Random& random) {
     const BlockHash hash(random.bits());
     const std::vector<int32_t> zeros(16);
     const auto count = static_cast<int64_t>(zeros.size());
-    for (const int bits : {0, 8, 18}) {  // the token's low, middle and high bits count upwards
+    for (const int bits : {0, 8, 18}) {  // count in the low, middle and high bits of the token
       for (size_t at = 0; at < zeros.size(); ++at) {
         spreads([&, tokens = zeros](
                     int32_t i) mutable { return tokens[at] = i << bits, hash(0, tokens.data(), count, {}, 0); },
@@ -272,7 +317,7 @@ PC_TEST(block_hash_tells_families_of_blocks_apart) {
   });
 }
 
-PC_TEST(a_run_is_sparse_when_under_two_thirds_of_it_are_live) {
+PC_TEST(a_storage_is_sparse_if_less_than_two_thirds_are_live) {
   NodeStorage storage;
   for (const auto& [live, capacity, is_sparse] : {std::tuple{2, 3, false},
                                                   {1, 3, true},
@@ -286,7 +331,7 @@ PC_TEST(a_run_is_sparse_when_under_two_thirds_of_it_are_live) {
   }
 }
 
-PC_TEST(runs_keep_their_slices_when_they_shrink) {
+PC_TEST(storages_keep_their_slices_when_they_shrink) {
   rounds(300, [](Random& random) {
     const int64_t size = random.pick({1, 2, 16}), blocks = random.between(1, 12), first = random.below(3);
     StoragePool pool(size, 2);
@@ -304,7 +349,7 @@ PC_TEST(runs_keep_their_slices_when_they_shrink) {
       PC_CHECK(std::equal(pool.tokens(id, b), pool.tokens(id, b) + size, tokens.data() + (first + b) * size), b);
       PC_CHECK(same_marks(of_block(pool[id].marks, b), of_block(marks, first + b)), "marks of block ", b);
     }
-    PC_CHECK(of_block(pool[id].marks, blocks).empty(), "marks of blocks that the run has not");
+    PC_CHECK(of_block(pool[id].marks, blocks).empty(), "marks of blocks outside the storage");
     std::vector<Slice> slices;
     for (int32_t start = 0; start < blocks;) {
       const auto length = static_cast<int32_t>(random.between(1, blocks - start));

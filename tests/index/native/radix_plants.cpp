@@ -1,4 +1,4 @@
-// Faults inside a radix tree: its own recount must name each, or what the drivers believe is worth nothing.
+// Planted faults inside a radix tree: check_invariants() must report each.
 #include <vector>
 
 #include "pagecore/index/radix/tree.hpp"
@@ -22,8 +22,8 @@ REACH(Components, radix::EvictionQueues, queues_)
 REACH(NumChildren, radix::Namespaces, num_children_)
 REACH(HeapEntries, radix::NodeHeap, entries_)
 
-// Two prefixes of six blocks that share three, a window of two blocks, a state after four blocks of the first; nodes
-// 0: the second three of the first prefix but for the state's split, and so on: whichever, every field is checked.
+// Tree with two prefixes of six blocks that share three, a window of two blocks, and two states; a receipt pins the
+// first four blocks in every component.
 class FaultyTree {
  public:
   FaultyTree() : tree_(options()) {
@@ -46,7 +46,7 @@ class FaultyTree {
   }
   auto& component(size_t index) { return (get(Queues{}).*reached(Components{}))[index]; }
   radix::HeldIds& held(int32_t lane) { return get(TreeClaims{}).held(lane); }
-  // The receipt's node, which is pinned in every component; and a leaf, which is not.
+  // The node of the receipt is pinned in every component; leaf() is not pinned.
   radix::Node& pinned_node() { return nodes().at(receipt.node); }
   radix::Part& pinned_part(int32_t component) { return nodes().part(receipt.node, component); }
   radix::NodeId leaf() { return component(0).queue.top(); }
@@ -79,7 +79,7 @@ class FaultyTree {
 
 }  // namespace
 
-// What the process says as it dies of an exception.
+// `report` is part of the message of the exception that ends the process.
 #define PLANT(name, report, fault) \
   PC_PLANT(name, report) {         \
     FaultyTree tree;               \
@@ -116,14 +116,14 @@ PLANT(tree_namespace_count, "num_children[i] == std::max(0, num_children_[i])",
       ++(tree.get(TreeNamespaces{}).*reached(NumChildren{}))[0])
 PLANT(tree_expiry_not_in_its_heap, "expiries.holds(node)", tree.leaf_part(0).eviction.expiry = 5)
 
-PC_PLANT(tree_reads_behind_the_tokens, "AddressSanitizer: heap-buffer-overflow") {
+PC_PLANT(tree_reads_past_the_tokens, "AddressSanitizer: heap-buffer-overflow") {
   FaultyTree tree;
   const Exact<int32_t> tokens(std::vector<int32_t>{1, 2, 3});
   const radix::Query longer{{tokens.data(), 4}, {}, 0};
   static_cast<void>(tree.tree_.match(longer, 4));
 }
 
-PC_PLANT(tree_reads_behind_the_ids, "AddressSanitizer: heap-buffer-overflow") {
+PC_PLANT(tree_reads_past_the_ids, "AddressSanitizer: heap-buffer-overflow") {
   FaultyTree tree;
   const std::vector<int32_t> tokens{5, 5, 5, 5};
   const Exact<int32_t> ids(std::vector<int32_t>{30, 31, 32});
@@ -131,7 +131,7 @@ PC_PLANT(tree_reads_behind_the_ids, "AddressSanitizer: heap-buffer-overflow") {
   tree.tree_.insert({{tokens, {}, 0}, {ids.data(), ids.data()}, {}, {}, 0}, nullptr, out);
 }
 
-PC_PLANT(tree_writes_behind_the_blocks, "AddressSanitizer: heap-buffer-overflow") {
+PC_PLANT(tree_writes_past_the_blocks, "AddressSanitizer: heap-buffer-overflow") {
   FaultyTree tree;
   Exact<int32_t> blocks(3);
   tree.tree_.copy_blocks(tree.receipt.node, 1, 0, {blocks.data(), 4});
