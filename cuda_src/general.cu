@@ -114,7 +114,7 @@ class GeneralWorker {
     for (int w = pc_warp() % rows_.sharers(); rows_.has_rows() && w < Tile::kWarps; w += rows_.sharers()) {
       const int token = token_ + w * Tile::kTokens;
       if (!keys_.overlaps(token, Tile::kTokens)) continue;
-      rows_.score(p, rule_, ring_.keys(stage, w), token);
+      rows_.compute_weights(p, rule_, ring_.keys(stage, w), token);
       rows_.accumulate(ring_.values(stage, w));
     }
     token_ += ItemRounds::kStep;

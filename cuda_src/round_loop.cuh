@@ -14,8 +14,8 @@
 //   open(p, item, stage)           return the rounds of the item; a pass ends here if there are none, and the item's
 //                                  rows, if any, have been written
 //   attend(p, stage)               process the oldest tile
-//   store(p, item, stage, rounds)  write rows if `rounds`, the rounds left, or the keys seen so far ask for it
-//   join(p, item)                  join the parts of a tile if this CTA is the last to write one
+//   store(p, item, stage, rounds)  write the rows after the last round (no `rounds` are left) or the last key of a
+//   piece join(p, item)                  join the parts of a tile if this CTA is the last to write one
 #pragma once
 
 #include "tile_walk.cuh"

@@ -69,5 +69,5 @@ def test_a_source_is_read_with_all_headers_that_it_includes(toys):
 
 def test_a_package_without_sources_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "__file__", str(tmp_path / "pagecore" / "ops" / "cuda" / "sources.py"))
-    with pytest.raises(DeviceError, match="CUDA sources .* install pagecore again"):
+    with pytest.raises(DeviceError, match=r"CUDA sources .* install pagecore again"):
         source_folder.__wrapped__()
