@@ -6,11 +6,11 @@
 // again for the next rows.
 //
 //                 kDim: four dims of a lane, two or four vectors of four from 256 on
-//               +--------------------------------------------+
-//   rows of a   |  Q: shared memory   O: registers           |   16 rows; 8 from kDim 128 on; 4 at 512
-//   warp        +--------------------------------------------+
+//               +---------------------------------------------+
+//   rows of a   |  Q: shared memory   O: registers            |   16 rows; 8 from kDim 128 on; 4 at 512
+//   warp        +---------------------------------------------+
 //   8 tokens    |  K, V: shared memory, a lane reads its dims |
-//               +--------------------------------------------+
+//               +---------------------------------------------+
 //
 // A lane multiplies its dims of 4 rows and 8 tokens. The 32 sums are then exchanged between lanes so that each lane has
 // one score, and one softmax instruction serves all of them. Weights go through shared memory. Up to kDim 64 half a
@@ -40,8 +40,7 @@ struct Piece {
   int index;
 };
 
-// The phases of run_rounds. The ring and the rows are variables of the kernel: as members they cost 8 registers on
-// sm_80.
+// The phases of run_rounds. The ring and the rows are variables of the kernel: as members they cost up to 8 registers.
 template <int kDim, typename Options>
 class GeneralWorker {
   using Tile = GeneralTile<kDim>;
@@ -114,7 +113,7 @@ class GeneralWorker {
     for (int w = pc_warp() % rows_.sharers(); rows_.has_rows() && w < Tile::kWarps; w += rows_.sharers()) {
       const int token = token_ + w * Tile::kTokens;
       if (!keys_.overlaps(token, Tile::kTokens)) continue;
-      rows_.score(p, rule_, ring_.keys(stage, w), token);
+      rows_.compute_weights(p, rule_, ring_.keys(stage, w), token);
       rows_.accumulate(ring_.values(stage, w));
     }
     token_ += ItemRounds::kStep;

@@ -83,7 +83,8 @@ class GeneralRows {
   PC_MEMBER int sharers() const { return sharers_; }
 
   // Weights of one tile, keys `token` .. token + 7: S = Q K^T and its softmax, one quad of rows at a time.
-  PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
+  PC_MEMBER void compute_weights(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys,
+                                 int token) {
     const bool edge = token < common_.begin || token + Tile::kTokens > common_.end;
     PC_UNROLL
     for (int quad = 0; quad < Tile::kQuads; ++quad) {

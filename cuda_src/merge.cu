@@ -1,7 +1,7 @@
 // Merge of two partial attention results over different keys, row by row; a row is one head of one token.
 //
-//   row        | unit | unit | ...     a unit is 16 bytes, or less if an address, a stride or the row's length requires
-//   it lanes      1 << lanes_shift of one warp, at most one for each unit; they take units in turn
+//   row     | unit | unit | ...     a unit is 16 bytes, or less if an address, a stride or the row's length requires it
+//   lanes   1 << lanes_shift lanes of one warp, at most one for each unit; they take units in turn
 //
 // The lanes of a row are in one warp, so that all of them have read the row's two lse before one of them writes the
 // merged lse, which may replace one of these. A unit is written by the lane that has read it, so that the output may be

@@ -1,8 +1,7 @@
 // Copies of blocks between arrays, and of tokens between paged caches and packed sequences, as bytes or with a cast.
 //
 //   shape    axis 0 | axis 1 | ... | units      a block, or some of its tokens; the host merges axes that are
-//   contiguous
-//                                               on both sides, and cuts the last axis into units
+//                                               contiguous on both sides, and cuts the last axis into units
 //   unit     16 bytes of each side (32 of float32 if the other side has 16 bits), or less if an address or a stride
 //            requires it
 //

@@ -11,10 +11,10 @@
 // A Worker has the phases:
 //
 //   load(p, stage)                 start the copies of the next tile, one group
-//   open(p, item, stage)           return the rounds of the item; a pass ends here if there are none, and the item's
-//                                  rows, if any, have been written
+//   open(p, item, stage)           return the rounds of the item; an item without rounds is complete, and its rows
+//                                  have been written
 //   attend(p, stage)               process the oldest tile
-//   store(p, item, stage, rounds)  write rows if `rounds`, the rounds left, or the keys seen so far ask for it
+//   store(p, item, stage, rounds)  write the rows if no `rounds` are left, or if a piece has ended
 //   join(p, item)                  join the parts of a tile if this CTA is the last to write one
 #pragma once
 

@@ -155,7 +155,7 @@ PC_DEVICE bool is_last_part(const PcAttentionParams& p, int counter_row, int cou
 template <int N>
 struct JoinedRow {
   float top;  // largest lse, natural logarithm
-  float sum;  // of the parts' denominators, counted from `top`
+  float sum;  // of the parts' denominators, relative to `top`
   float x[N];
 
   PC_MEMBER void clear() {

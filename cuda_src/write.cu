@@ -2,9 +2,8 @@
 //
 //   token of one plane   | head 0 | head 1 | ...
 //   rows of a token      1 if all heads are contiguous in the input and in the cache, else one for each head
-//   unit                 8 elements of 16 bits, or 4 of float32: 16 bytes, or 32 of float32 if the other side has 16
-//   bits;
-//                        less if an address, a stride or the row's length requires it
+//   unit                 16 bytes: 8 elements of 16 bits, or 4 of float32; 32 bytes of float32 if the other side has
+//                        16 bits; less if an address, a stride or the row's length requires it
 //
 // The units of all tokens of a plane are numbered, token by token. A block of threads has a range of units, and a
 // thread every num_threads-th of them, so that the threads of a warp access adjacent units. In flight: a thread loads
