@@ -1,4 +1,4 @@
-"""bench/first_gpu.sh: its steps, their limits and files, and its exit after the facts without a GPU."""
+"""bench/first_gpu.sh: its steps, their limits and files, and its end at the first step where there is no GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(tmp_path):
 # ---- steps
 
 
-def test_the_output_of_a_step_is_in_a_file_and_the_outcome_has_its_last_line(run):
+def test_a_step_has_all_that_it_prints_in_a_file_and_keeps_the_last_line(run):
     outcome, output = run("print('first', flush=True); import sys; print('last', file=sys.stderr); print()")
     assert (outcome.code, outcome.verdict, outcome.last) == (0, "passed", "last")
     assert sorted(output.split()) == ["first", "last"]
@@ -58,21 +58,29 @@ def test_a_step_that_cannot_be_started_fails_with_the_reason(tmp_path):
     assert "/nowhere/a cannot be started" in outcome.last
 
 
-def test_a_step_is_not_started_after_the_deadline(run):
+def test_a_step_without_time_is_not_started(run):
     outcome, output = run("print('started')", limit_s=0.0)
     assert outcome.code == LATE
     assert output == "no time left for this step\n"
 
 
+<<<<<<< ours
 @pytest.mark.serial
 def test_a_step_that_takes_too_long_is_interrupted_and_may_still_print(run, monkeypatch):
+=======
+def test_a_step_that_takes_too_long_is_interrupted_and_may_say_what_it_has(run, monkeypatch):
+>>>>>>> theirs
     code = "import time\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('2 failed so far')"
     outcome, _ = run(code, limit_s=2.0)
     assert (outcome.code, outcome.verdict, outcome.last) == (LATE, "took too long", "2 failed so far")
 
 
+<<<<<<< ours
 @pytest.mark.serial
 def test_a_step_that_ignores_the_interrupt_is_killed_with_its_children(run, monkeypatch, tmp_path):
+=======
+def test_a_step_that_ignores_the_interrupt_is_killed_with_all_that_it_started(run, monkeypatch, tmp_path):
+>>>>>>> theirs
     monkeypatch.setattr("bench.steps.GRACE_S", 0.5)
     child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
     code = (
@@ -88,7 +96,7 @@ def test_a_step_that_ignores_the_interrupt_is_killed_with_its_children(run, monk
         assert time.monotonic() - begin < 60, "the child is alive"
 
 
-def test_a_long_output_keeps_its_beginning_and_its_end():
+def test_a_long_output_keeps_its_begin_and_its_end():
     text = b"begin" + bytes(10_000) + b"end"
     kept = trimmed(text, 1000)
     assert len(kept) < 1100
@@ -144,7 +152,7 @@ def test_the_build_is_a_command_that_setup_knows(tmp_path):
     assert b"--parallel" in ran.stdout
 
 
-def test_the_environment_of_a_step_has_the_required_capabilities_and_the_kernel_cache():
+def test_a_step_is_given_what_the_tests_must_not_skip_and_where_kernels_are_kept():
     found = environment("0123456789ab")
     assert found["PAGECORE_REQUIRE"] == "gpu,torch,nvrtc"
     assert found["PAGECORE_COMMIT"] == "0123456789ab"
@@ -156,7 +164,7 @@ def test_the_environment_of_a_step_has_the_required_capabilities_and_the_kernel_
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Fake a GPU and a tree; return a function that runs given steps."""
+    """A GPU, a tree and steps of the test's own; returns what runs them."""
     (tmp_path / "tree" / "pagecore").mkdir(parents=True)
     cubins = tmp_path / "tree" / "build" / "cubins"
     monkeypatch.setattr(first_gpu, "ROOT", tmp_path / "tree")
@@ -175,12 +183,16 @@ def machine(monkeypatch, tmp_path):
 
 
 def without_facts(take):
-    """Replace the step of the facts: its module is not in the tree of the test."""
+    """The facts are of `python -m bench.first_gpu`, which is not in the tree of the test."""
     return lambda self, each: take(self, step("print('facts')", "facts") if each.name == "facts" else each)
 
 
+<<<<<<< ours
 @pytest.mark.serial
 def test_steps_run_after_a_failure_and_none_exceeds_the_deadline(machine):
+=======
+def test_steps_follow_each_other_whatever_became_of_the_last_and_none_passes_the_deadline(machine):
+>>>>>>> theirs
     planned = [step("raise SystemExit(3)", "a"), step("import time; time.sleep(600)", "b"), step("print(1)", "c")]
     code, summary, _ = machine(*planned, total_s=4.0)
     assert code == 1
@@ -188,7 +200,7 @@ def test_steps_run_after_a_failure_and_none_exceeds_the_deadline(machine):
     assert "no time left" in summary["steps"]["c"]["last"]
 
 
-def test_a_run_writes_three_files_and_prints_a_summary(machine, capsys):
+def test_a_run_writes_few_files_and_ends_with_a_summary(machine, capsys):
     begin = "from pathlib import Path; Path('pagecore/_a" + first_gpu.EXTENSION_SUFFIXES[0] + "').write_text('built'); "
     build = step(begin + "import os; os.makedirs('build/cubins', 0o700); print('x' * 900)", "build")
     code, summary, out = machine(build, step("print('12 passed')", "tests"))
@@ -237,7 +249,7 @@ def test_the_archive_has_the_extensions_of_this_interpreter_alone(tmp_path, monk
         assert packed.getnames() == [f"pagecore/index/_a{first_gpu.EXTENSION_SUFFIXES[0]}"]
 
 
-def test_the_table_has_a_line_for_each_step():
+def test_the_table_has_a_line_a_step():
     lines = table(
         {"build": Outcome(0, 12.3, "done"), "tests": Outcome(1, 4.0, "2 failed"), "bench": Outcome(LATE, 9, "")}
     )
@@ -251,7 +263,7 @@ def test_the_table_has_a_line_for_each_step():
 # ---- without a GPU
 
 
-def test_without_a_gpu_the_script_stops_after_the_facts_with_a_reason_and_status_2(tmp_path):
+def test_without_a_gpu_the_script_stops_after_the_facts_says_why_and_exits_with_2(tmp_path):
     out = tmp_path / "out"
     variables = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "OUT": str(out), "PAGECORE_COMMIT": "0123456789ab"}
     ran = subprocess.run(
@@ -287,7 +299,7 @@ def test_the_files_go_to_an_ignored_folder_unless_another_is_named(monkeypatch):
 
 
 class Driver:
-    """A fake libcuda.so.1 that reports `count` devices."""
+    """libcuda.so.1 that starts and sees so many devices."""
 
     def __init__(self, count, code=0):
         self.count, self.code = count, code
@@ -315,7 +327,7 @@ def test_the_gpu_and_its_driver_are_found(monkeypatch):
 
 
 @pytest.mark.parametrize("driver", [Driver(0), Driver(1, code=100)])
-def test_a_driver_without_a_device_is_reported(monkeypatch, driver):
+def test_a_driver_without_a_device_is_no_gpu(monkeypatch, driver):
     monkeypatch.setattr(gpu_facts.ctypes, "CDLL", lambda name: driver)
     assert find_gpu() == "needs a GPU: the NVIDIA driver sees no device"
 

@@ -1,4 +1,4 @@
-"""The GPU benches with the host as a substitute: timing, checks, and messages without a GPU."""
+"""The gpu benches: what they time and check, run on the host, and what they say where there is no GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class HostEvent:
-    """An event that is recorded at once and may be read only after it is synchronized, like a CUDA event."""
+    """An event that is recorded at once and read only after it was synchronised, as CUDA's are."""
 
     def __init__(self, enable_timing=False):
         self.enable_timing, self.seconds, self.is_done = enable_timing, None, False
@@ -57,7 +57,7 @@ class HostStream:
 
 
 class HostGraph:
-    """A graph that, like a CUDA graph, does not keep alive the arrays whose addresses it captured."""
+    """A graph, which holds no more of its calls than a CUDA graph does of the arrays whose addresses it captured."""
 
     def __init__(self):
         self.captured = []
@@ -70,7 +70,7 @@ class HostGraph:
 
 
 class HostCuda:
-    """`torch.cuda` on the host: events, streams and graphs."""
+    """`torch.cuda`, on the host: events, streams and graphs."""
 
     Event, Stream, CUDAGraph, current_stream = HostEvent, HostStream, HostGraph, HostStream
 
@@ -90,7 +90,7 @@ class HostCuda:
 
 
 class HostTorch:
-    """torch with `HostCuda` as `torch.cuda`."""
+    """torch with another `torch.cuda`."""
 
     def __init__(self, torch):
         self.torch, self.cuda = torch, HostCuda()
@@ -100,7 +100,7 @@ class HostTorch:
 
 
 class HostCall:
-    """A call that runs, or is added to the graph under capture."""
+    """A call that runs, or becomes part of the graph that is captured."""
 
     def __init__(self, call, cuda):
         self.call, self.cuda = call, cuda
@@ -112,8 +112,8 @@ class HostCall:
             self.cuda.capturing.captured.append(weakref.ref(self))
 
 
-class HostGpu(Gpu):
-    """The host in place of the GPU, with the same jobs and timers."""
+class HostStandIn(Gpu):
+    """The host in the GPU's place, with the GPU's own way to jobs and times."""
 
     def __init__(self, torch):
         super().__init__(HostTorch(torch))
@@ -127,7 +127,7 @@ class HostGpu(Gpu):
 def host(torch, monkeypatch):
     monkeypatch.setattr(gpu, "COLD_BYTES", 1 << 12)
     monkeypatch.setattr(gpu, "CALLS_MIN", 4)  # the host takes longer for a call than a GPU
-    return HostGpu(torch)
+    return HostStandIn(torch)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", ["nothing", "other numbers"])
 @pytest.mark.parametrize("name", GPU_NAMES)
-def test_a_wrong_kernel_gets_no_figure(bench, host, monkeypatch, name, fault):
+def test_a_kernel_that_is_wrong_has_no_figure(bench, host, monkeypatch, name, fault):
     op, message = WRONG[name]
 
     def wrong(*arguments, out=None, **options):
@@ -180,7 +180,7 @@ MOVES = ("copy_blocks", "gather_blocks", "scatter_blocks")
         ("scatter_blocks", "does not hold its tokens"),
     ],
 )
-def test_a_wrong_move_gets_no_figure_and_the_other_moves_do(bench, host, monkeypatch, op, message):
+def test_a_move_that_is_wrong_has_no_figure_and_the_other_moves_have(bench, host, monkeypatch, op, message):
     monkeypatch.setattr(pagecore, op, lambda *arguments, **options: None)
     gpu_write.run_moves(bench, host)
     (failure,) = bench.failures
@@ -190,7 +190,7 @@ def test_a_wrong_move_gets_no_figure_and_the_other_moves_do(bench, host, monkeyp
 
 
 @pytest.mark.parametrize("name", GPU_NAMES)
-def test_a_case_that_fails_does_not_stop_the_others(bench, host, monkeypatch, name):
+def test_a_case_that_fails_costs_no_figure_of_another(bench, host, monkeypatch, name):
     op, _ = WRONG[name]
     plain, calls = getattr(pagecore, op), []
 
@@ -244,7 +244,7 @@ def test_a_job_keeps_the_arrays_of_its_graph(host, torch):
     assert freed() is None
 
 
-def test_the_substitute_detects_freed_arrays(host, torch):
+def test_the_stand_in_notices_arrays_that_were_freed(host, torch):
     graph = host.torch.cuda.CUDAGraph()
     with host.torch.cuda.graph(graph, None, "thread_local"):
         HostCall(lambda: None, host.torch.cuda)()
@@ -252,7 +252,7 @@ def test_the_substitute_detects_freed_arrays(host, torch):
         graph.replay()
 
 
-def test_the_substitute_has_the_same_parameters_as_torch(torch):
+def test_what_the_stand_in_offers_torch_has_with_the_same_parameters(torch):
     for name in ("Event", "Stream", "CUDAGraph", "current_stream", "stream", "graph"):
         assert hasattr(HostCuda, name)
         assert hasattr(torch.cuda, name)
@@ -263,7 +263,7 @@ def test_the_substitute_has_the_same_parameters_as_torch(torch):
         assert [name for name in vars(ours) if not name.startswith("_") and not hasattr(theirs, name)] == []
 
 
-def test_a_job_is_timed_by_device_events_after_other_work(host, torch, monkeypatch):
+def test_a_job_is_timed_by_the_device_s_events_behind_other_work(host, torch, monkeypatch):
     order = []
 
     class Event(HostEvent):
@@ -285,7 +285,7 @@ def test_a_job_is_timed_by_device_events_after_other_work(host, torch, monkeypat
     assert figure.subject.median == 2e-3
 
 
-def test_batches_have_separate_blocks_and_the_controls_have_the_same_tokens(host, torch):
+def test_batches_have_blocks_of_their_own_and_the_controls_the_same_tokens(host, torch):
     load = GpuLoad(host, Shape(4, 2, 8, 3, 21), "float32", batches=2, block_size=4)
     ids = torch.cat([table.flatten() for table in load.tables])
     assert sorted(ids.tolist()) == list(range(1, 2 * 3 * 6 + 1))
@@ -298,7 +298,7 @@ def test_batches_have_separate_blocks_and_the_controls_have_the_same_tokens(host
     assert torch.allclose(expected, torch.softmax(scores, 0) @ value[2, 1, :18].double())
 
 
-def test_calls_cycle_through_more_memory_than_the_last_level_cache():
+def test_calls_go_through_more_memory_than_caches_hold():
     assert num_sets(COLD_BYTES) == num_sets(COLD_BYTES * 5) == 1
     assert num_sets(COLD_BYTES - 1) == 2
     assert num_sets(1, most=7) == 7
@@ -311,7 +311,7 @@ def test_calls_cycle_through_more_memory_than_the_last_level_cache():
 # ---- without a GPU
 
 
-def test_without_a_device_the_reason_is_reported(monkeypatch):
+def test_without_a_device_the_reason_is_told(monkeypatch):
     def no_device():
         raise pagecore.DeviceError("there is no CUDA driver: install it")
 
@@ -320,7 +320,7 @@ def test_without_a_device_the_reason_is_reported(monkeypatch):
         require_gpu()
 
 
-def test_without_torch_or_without_its_device_the_message_names_it(monkeypatch):
+def test_without_torch_or_with_one_that_sees_no_device_it_is_named(monkeypatch):
     plain = builtins.__import__
 
     def no_torch(name, *arguments, **options):

@@ -1,4 +1,4 @@
-"""bench/prefix.py: the load, the ring, the plain dictionary and the peers."""
+"""What bench/prefix.py times does what its figures say: the load, the ring, the plain dictionary, the peers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_sequences_of_a_group_share_their_first_half_and_nothing_else(block_size
     assert sorted(set(blocks.ravel().tolist())) == list(range(1, load.num_blocks + 1))
 
 
-def test_no_two_groups_share_a_first_token():
+def test_no_two_groups_begin_alike_by_chance():
     load = Load(1000, 64, group=1, made_up=1)
     assert len(np.unique(load.keys["hit"][:, 0])) == 1000
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("block_size", prefix.BLOCK_SIZES)
-def test_the_found_length_of_a_key_follows_from_its_kind(side, block_size):
+def test_keys_are_found_as_far_as_their_kind_says(side, block_size):
     cache = side(small_load(block_size))
     for kind in ("hit", "half", "miss"):
         check_found(cache, kind, cache.keys[kind])
@@ -59,7 +59,7 @@ def test_the_found_length_of_a_key_follows_from_its_kind(side, block_size):
 
 
 @pytest.mark.parametrize("block_size", prefix.BLOCK_SIZES)
-def test_the_dictionary_evicts_the_same_blocks_in_the_same_order_as_the_tree(block_size):
+def test_the_dictionary_gives_up_the_same_blocks_in_the_same_order_as_the_tree(block_size):
     ours, theirs = (side(small_load(block_size)) for side in SIDES)
     for turn in range(12):
         gone = [side.evict_leaves(3) if turn % 2 else [side.evict_at_once(3)] for side in (ours, theirs)]
@@ -72,7 +72,7 @@ def test_the_dictionary_evicts_the_same_blocks_in_the_same_order_as_the_tree(blo
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_the_ring_evicts_the_oldest_blocks_and_inserts_them_again(side):
+def test_the_ring_evicts_the_oldest_and_brings_them_back(side):
     cache = side(small_load())
     for start in range(0, 60, 5):
         cache.make_room(5)
@@ -95,7 +95,7 @@ def test_a_drained_cache_finds_nothing_and_can_be_filled_again(side):
     assert cache.oldest == 0
 
 
-def test_a_second_lock_and_unlock_leaves_the_holds_unchanged():
+def test_what_is_locked_again_and_let_go_is_held_as_before():
     cache = Ours(small_load())
     held = cache.hold(cache.keys["hit"][:2])
     pinned = cache.tree.protected("full")
@@ -107,7 +107,7 @@ def test_a_second_lock_and_unlock_leaves_the_holds_unchanged():
     assert cache.tree.num_receipts == 0
 
 
-def test_pins_of_the_dictionary_are_released():
+def test_the_dictionarys_pins_are_undone():
     cache = ChainedDict(small_load())
     held = cache.hold(cache.keys["hit"][:4])
     assert sum(cache.pins) == 4 * LENGTH // 16
@@ -117,7 +117,7 @@ def test_pins_of_the_dictionary_are_released():
     assert set(cache.pins) == {0}
 
 
-def test_one_insert_of_all_missing_equals_single_inserts():
+def test_one_call_for_all_missing_does_what_single_ones_do():
     cache = Ours(small_load())
     cache.make_room(7)
     cache.insert_all()
@@ -125,7 +125,7 @@ def test_one_insert_of_all_missing_equals_single_inserts():
     assert cache.tree.evictable("full") == cache.load.num_blocks
 
 
-def test_warm_keys_repeat_and_cold_keys_return_after_all_others():
+def test_warm_keys_come_again_and_cold_ones_only_after_all_others():
     warm, cold = (prefix._Keys(list(range(100)), 40, warm) for warm in (True, False))
     seen = []
     for _ in range(5):
@@ -138,7 +138,7 @@ def test_warm_keys_repeat_and_cold_keys_return_after_all_others():
     assert seen[:100] != sorted(seen[:100])
 
 
-def test_the_flush_reads_more_than_the_last_level_cache():
+def test_the_flush_reads_more_than_the_caches_hold():
     assert CacheFlush()._memory.nbytes >= max(2**26, 4 * machine.last_level_cache())
     CacheFlush(smoke=True)()
 
@@ -160,7 +160,7 @@ def figures_of(*sides):
     return prefix._Figures(bench, sides[0].load, list(sides), CacheFlush(smoke=True))
 
 
-def test_a_figure_is_refused_if_an_eviction_takes_the_wrong_leaves():
+def test_a_figure_is_refused_where_an_eviction_takes_the_wrong_leaves():
     load = small_load()
     ours, theirs = Ours(load), ChainedDict(load)
     figures_of(ours, theirs).changes()
@@ -170,7 +170,7 @@ def test_a_figure_is_refused_if_an_eviction_takes_the_wrong_leaves():
 
 
 @pytest.mark.parametrize("kind", ["hit", "half", "miss"])
-def test_a_figure_is_refused_if_a_lookup_finds_another_length(kind):
+def test_a_figure_is_refused_where_a_lookup_finds_something_else(kind):
     load = small_load()
     ours, theirs = Ours(load), ChainedDict(load)
     theirs.keys[kind] = theirs.keys["miss" if kind == "half" else "half"]
@@ -194,13 +194,13 @@ def test_each_load_has_every_figure_warm_and_cold(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("peer", "folder"), [("sglang", "sglang-0.5.23"), ("vllm", "vllm-0.33.0")])
-def test_the_prefix_cache_of_an_installed_peer_is_a_control(peer, folder, tmp_path):
+def test_a_peers_prefix_cache_stands_beside_where_it_is_installed(peer, folder, tmp_path):
     if not (HOME / folder).is_dir():
-        pytest.skip(f"needs {peer}: it is not installed in {HOME}")
+        pytest.skip(f"{peer} is not in {HOME}")
     path = tmp_path / "out.json"
     ran = run_bench("prefix", "--peer", peer, "--smoke", "--json", path)
     if ran.returncode == 2:
-        pytest.skip(f"needs {peer}: it cannot be imported")
+        pytest.skip(f"{peer} cannot be imported here")
     assert ran.returncode == 0, ran.stderr
     results = json.loads(path.read_text())["results"]
     assert list(results) == ["prefix"]
@@ -216,7 +216,7 @@ def test_the_prefix_cache_of_an_installed_peer_is_a_control(peer, folder, tmp_pa
         ([], ["vllm"], ["peer vllm"]),
     ],
 )
-def test_a_peer_has_no_separate_section_if_only_prefix_runs(names, loaded, sections, monkeypatch):
+def test_for_prefix_alone_a_peer_has_no_section_of_its_own(names, loaded, sections, monkeypatch):
     seen = []
     for name in ("vllm", "vllm_prefix"):
         fake = SimpleNamespace(load=lambda name=name: seen.append(name))

@@ -1,4 +1,4 @@
-"""Calls of the command line for its tests."""
+"""The command as the tests of it call it."""
 
 import json
 
@@ -6,7 +6,7 @@ from pagecore import cli
 
 
 def call(capsys, *argv):
-    """Return exit code, stdout and stderr of a command."""
+    """Exit code, stdout and stderr of a command."""
     try:
         code = cli.main([str(part) for part in argv])
     except SystemExit as ended:
@@ -16,7 +16,7 @@ def call(capsys, *argv):
 
 
 def refused(capsys, *argv):
-    """Run a command that must fail; return its one line on stderr."""
+    """The one line that a command is refused with."""
     code, out, err = call(capsys, *argv)
     assert (code, out) == (2, "")
     assert err.startswith("pagecore")

@@ -1,4 +1,4 @@
-"""The commands: their output, their files and their exit codes."""
+"""The commands: what they print, what they write, and how they end."""
 
 import functools
 import importlib.util
@@ -51,7 +51,7 @@ def test_replay_reports_in_a_table_and_in_json(capsys, tmp_path, trace):
     assert not {"rows_checked", "max_relative_error"} & report.keys()
 
 
-def test_replay_with_attention_reports_the_checked_rows(capsys, tmp_path, trace):
+def test_replay_with_attention_reports_what_was_checked(capsys, tmp_path, trace):
     code, out, _ = call(capsys, "replay", trace, "--blocks", 30, "--attend", "--json", tmp_path / "out.json")
     assert code == 0
     assert "against float64" in out
@@ -72,7 +72,7 @@ def test_every_option_reaches_the_replay(capsys, tmp_path, trace):
     assert report["steps"] >= report["computed_tokens"] / 32
 
 
-def test_the_options_of_prefixes_evictions_and_prefills_reach_the_replay(capsys, tmp_path):
+def test_prefixes_without_bound_evictions_and_prefills_reach_the_replay(capsys, tmp_path):
     lines = [{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, n]} for n in range(2, 6)]
     trace = write_trace(tmp_path / "shared.jsonl", lines)
     options = "--blocks unbounded --block-size 512 --max-running 1 --prefill-only"
@@ -101,7 +101,7 @@ def test_the_standard_input_cannot_be_replayed_without_bound(capsys):
     assert "standard input, whose end is not known" in refused(capsys, "replay", "-", "--blocks", "unbounded")
 
 
-def test_a_fifo_is_refused_without_waiting_for_it(capsys, tmp_path, trace):
+def test_a_fifo_is_refused_and_not_waited_for(capsys, tmp_path, trace):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert "it is a FIFO" in refused(capsys, "replay", fifo)
@@ -113,14 +113,14 @@ def test_a_fifo_is_refused_without_waiting_for_it(capsys, tmp_path, trace):
         assert f"{option} {fifo} is a FIFO that no process reads" in refused(capsys, "replay", trace, option, fifo)
 
 
-def test_a_trace_is_read_from_the_standard_input(trace):
+def test_a_trace_comes_from_the_standard_input(trace):
     command = f'"{sys.executable}" -m pagecore replay - --blocks 100 < "{trace}"'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "8 of 8" in done.stdout
 
 
-def test_a_report_is_written_to_a_fifo_with_a_reader(tmp_path, trace):
+def test_a_report_goes_to_a_fifo_that_is_read(tmp_path, trace):
     fifo = tmp_path / "report.json"
     os.mkfifo(fifo)
     command = [sys.executable, "-m", "pagecore", "replay", str(trace), "--blocks", "100", "--json", str(fifo)]
@@ -133,7 +133,7 @@ def test_a_report_is_written_to_a_fifo_with_a_reader(tmp_path, trace):
         os.close(reading)
 
 
-def test_the_memory_of_a_swap_space_is_reported(capsys, tmp_path, trace):
+def test_memory_to_swap_to_is_reported(capsys, tmp_path, trace):
     options = "--blocks 16 --block-size 8 --bytes-per-token 100 --swap-memory 64KiB --max-tokens-per-step 64"
     code, out, _ = call(capsys, "replay", trace, *options.split(), "--json", tmp_path / "out.json")
     assert code == 0
@@ -147,14 +147,14 @@ def test_the_memory_of_a_swap_space_is_reported(capsys, tmp_path, trace):
     assert not {"num_swap_blocks", "swapped_blocks_peak"} & report.keys()
 
 
-def test_refused_requests_are_reported_and_not_counted(capsys, trace):
+def test_refused_requests_are_told_and_not_counted(capsys, trace):
     code, out, err = call(capsys, "replay", trace, "--blocks", 8)
     assert code == 0
     assert "5 of 8" in out
     assert "3 requests refused; line 6: request 5 needs 113 slots" in err
 
 
-def test_a_replay_that_can_serve_no_request_is_refused(capsys, trace):
+def test_a_replay_that_serves_nobody_is_refused(capsys, trace):
     code, out, err = call(capsys, "replay", trace, "--blocks", 2)
     assert code == 2
     assert "0 of 8" in out
@@ -230,8 +230,8 @@ def test_without_rich_the_extra_is_named(capsys, trace, monkeypatch, command):
     assert "pip install 'pagecore[cli]'" in refused(capsys, command, *arguments)
 
 
-def test_info_lists_versions_instruction_set_threads_and_cuda(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich", None)  # info does not need it
+def test_info_tells_versions_instruction_set_threads_and_cuda(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)  # which it does without
     code, out, _ = call(capsys, "info")
     assert code == 0
     names = [line.split("  ")[0] for line in out.splitlines()]
@@ -249,7 +249,7 @@ def test_info_lists_versions_instruction_set_threads_and_cuda(capsys, monkeypatc
     ]
 
 
-def test_info_lists_the_devices_and_the_compiler(monkeypatch):
+def test_info_tells_the_devices_and_the_compiler(monkeypatch):
     monkeypatch.setattr(info, "compiler_version", lambda: "13.5")
     with use_runtime(FakeRuntime(num_devices=2)):
         assert info.cuda_status() == (
@@ -274,7 +274,7 @@ def test_info_gives_each_reason_once(monkeypatch, device, compiler, shown):
     assert info.cuda_status() == shown
 
 
-def test_info_names_the_compiler_without_a_device(monkeypatch):
+def test_info_names_the_compiler_where_there_is_no_device(monkeypatch):
     def refuse():
         raise DeviceError("no driver")
 
@@ -304,7 +304,7 @@ def test_the_demo_prints_its_table_and_verdict(capsys):
 
 
 @pytest.mark.parametrize("policy", ["lfu", "none"])
-def test_the_demo_evicts_by_the_given_policy(capsys, policy):
+def test_the_demo_gives_up_blocks_by_the_policy_that_it_is_told(capsys, policy):
     code, out, _ = call(capsys, "demo", "--evict", policy)
     assert code == 0
     assert ("by lfu" in out, "chats that go on" in out) == ((policy == "lfu"),) * 2
@@ -312,7 +312,7 @@ def test_the_demo_evicts_by_the_given_policy(capsys, policy):
     assert "invalid choice: 'random'" in refused(capsys, "demo", "--evict", "random")
 
 
-def test_the_demo_swaps_with_the_option(capsys):
+def test_the_demo_swaps_when_told_to(capsys):
     code, out, _ = call(capsys, "demo", "--swap")
     assert code == 0
     assert "swapped out, 0 recomputed" in out
@@ -321,7 +321,7 @@ def test_the_demo_swaps_with_the_option(capsys):
 
 
 @pytest.mark.usefixtures("_few_requests")
-def test_a_demo_with_wrong_results_fails(capsys, monkeypatch):
+def test_a_demo_that_is_wrong_says_so(capsys, monkeypatch):
     monkeypatch.setattr(PagedKVCache, "attend", lambda self, layer, query, batch: query)
     code, out, err = call(capsys, "demo")
     assert code == 1
@@ -341,7 +341,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("command", OPTIONS)
-def test_random_arguments_give_an_exit_code_and_one_line(capsys, tmp_path, trace, monkeypatch, command):
+def test_random_arguments_end_in_an_exit_code_and_one_line(capsys, tmp_path, trace, monkeypatch, command):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gemma-2-9b"]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", None)
@@ -377,20 +377,20 @@ def test_the_module_runs_and_imports_no_framework():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
-def test_a_full_disk_prints_no_traceback(trace):
+def test_a_full_disk_is_no_traceback(trace):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "pagecore.cli", "replay", str(trace)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "pagecore: output cannot be written: No space left on device\n")
 
 
-def test_a_closed_output_prints_no_traceback(trace):
+def test_a_closed_output_is_no_traceback(trace):
     command = f'"{sys.executable}" -m pagecore.cli replay "{trace}" >&-'
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_that_closes_its_pipe_prints_no_traceback(trace):
+def test_a_reader_that_goes_away_is_no_traceback(trace):
     command = f"{sys.executable} -m pagecore.cli replay {trace} | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The options --plot and --live of `pagecore demo` and `pagecore replay`."""
+"""`--plot` and `--live`, of the demo and of a replay."""
 
 import functools
 import importlib.util
@@ -21,20 +21,20 @@ def command(request, trace, monkeypatch):
 
 
 def refused_before_the_run(capsys, monkeypatch, *argv):
-    """Run a command that must fail before it runs anything; return its one line on stderr."""
+    """The one line that a command is refused with, before anything is run."""
     for run in ("pagecore.serving.replay.replay", "pagecore.serving.demo.demo"):
         monkeypatch.setattr(run, lambda *arguments: pytest.fail("it was run"))
     return refused(capsys, *argv)
 
 
 @pytest.mark.parametrize("name", ["run.png", "run"])
-def test_a_picture_is_written_to_the_given_path(capsys, tmp_path, command, name):
+def test_a_picture_is_written_where_it_is_wanted(capsys, tmp_path, command, name):
     code, _, err = call(capsys, *command, "--plot", tmp_path / name)
     assert (code, err) == (0, "")
     assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
-def test_a_replay_that_serves_no_request_still_has_its_picture(capsys, tmp_path, trace):
+def test_a_replay_that_serves_nobody_still_has_its_picture(capsys, tmp_path, trace):
     code, _, err = call(capsys, "replay", trace, "--blocks", 2, "--plot", tmp_path / "run.png")
     assert code == 2
     assert "8 requests refused" in err
@@ -52,7 +52,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_run(capsys, monk
     )
 
 
-def test_a_full_disk_prints_no_traceback(capsys, monkeypatch, tmp_path, command):
+def test_a_disk_that_fills_up_is_no_traceback(capsys, monkeypatch, tmp_path, command):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
@@ -70,7 +70,7 @@ def test_without_matplotlib_the_extra_is_named(capsys, monkeypatch, tmp_path, co
     assert not (tmp_path / "run.png").exists()
 
 
-def test_without_a_picture_nothing_is_recorded_or_imported(capsys, monkeypatch, command):
+def test_nothing_is_recorded_and_nothing_imported_where_no_picture_is_wanted(capsys, monkeypatch, command):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(
@@ -80,7 +80,7 @@ def test_without_a_picture_nothing_is_recorded_or_imported(capsys, monkeypatch, 
     assert "matplotlib" not in sys.modules
 
 
-def test_live_shows_nothing_without_a_terminal(capsys, command):
+def test_live_shows_nothing_where_there_is_no_terminal(capsys, command):
     code, out, err = call(capsys, *command, "--live")
     assert (code, err) == (0, "")
     assert "group 0" not in out

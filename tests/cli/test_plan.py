@@ -1,4 +1,4 @@
-"""`pagecore plan`, and replays with the groups of a model."""
+"""`pagecore plan`, and a replay of a model's own groups."""
 
 import json
 
@@ -23,7 +23,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def trace(tmp_path):
-    """Return the path of a trace of four requests that are longer than the window of the model."""
+    """Four requests that are longer than the model's window."""
     lines = [{"timestamp": n, "input_length": 6000, "output_length": 9, "hash_ids": [n] * 12} for n in range(4)]
     return write_trace(tmp_path / "trace.jsonl", lines)
 
@@ -72,7 +72,7 @@ def test_a_bad_config_is_refused_in_one_line(capsys, tmp_path, config, trace):
         assert f'{config}: model_type is "gemma9", which is not known' in refused(capsys, *command)
 
 
-def test_a_replay_of_a_model_uses_its_groups_and_bytes(capsys, tmp_path, config, trace, monkeypatch):
+def test_a_replay_of_a_model_has_its_groups_and_its_bytes(capsys, tmp_path, config, trace, monkeypatch):
     made = []
     init = PagedKVCache.__init__
 
@@ -92,8 +92,8 @@ def test_a_replay_of_a_model_uses_its_groups_and_bytes(capsys, tmp_path, config,
     assert (made[0].num_layers, made[0].device) == (42, "none")
 
 
-def test_blocks_of_a_window_are_released_during_a_replay(trace):
-    """Half of the layers have a window of 16 tokens: their group holds far fewer blocks than the others."""
+def test_a_windows_blocks_come_back_during_a_replay(trace):
+    """Half of the layers look back 16 tokens: a request ends with much less than its length in their group."""
     small = GEMMA | {"sliding_window": 16}
     full = GEMMA | {"layer_types": ["full_attention"] * 42}
     with_window, without = (
@@ -104,7 +104,7 @@ def test_blocks_of_a_window_are_released_during_a_replay(trace):
 
 
 @pytest.mark.parametrize("options", [{"bytes_per_token": 5}, {"attend": True}])
-def test_options_that_a_model_determines_are_refused(options):
+def test_what_a_model_says_itself_may_not_be_said_twice(options):
     with pytest.raises(UnsupportedOption, match="exclude each other"):
         ReplayOptions(model=GEMMA, **options)
 
@@ -113,6 +113,6 @@ def test_bytes_per_token_and_model_exclude_each_other_on_the_command_line(capsys
     assert "not allowed with" in refused(capsys, "replay", trace, "--model", config, "--bytes-per-token", 5)
 
 
-def test_without_a_model_a_token_has_the_bytes_of_llama_3_8b():
+def test_without_a_model_a_token_is_that_of_llama_3_8b():
     assert ReplayOptions(memory="1GiB").num_blocks == ReplayOptions(memory="1GiB", bytes_per_token=131072).num_blocks
     assert ReplayOptions(memory="1GiB", model=PUBLISHED["llama-3-8b"]).num_blocks == 512
