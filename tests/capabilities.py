@@ -1,7 +1,8 @@
-"""Optional capabilities of the machine, and skips of tests that need a missing one.
+"""Optional capabilities of the machine: frameworks, compilers and a GPU.
 
-A missing capability skips the test with its name; ``PAGECORE_REQUIRE=torch,jax,transformers,nvrtc`` turns those skips
-into failures.
+A test that lacks a capability is skipped, and the reason begins with "needs" and its name. PAGECORE_REQUIRE lists the
+capabilities that must be present, such as ``PAGECORE_REQUIRE=torch,jax,transformers,nvrtc``: a test that lacks one of
+them fails.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ def required() -> set[str]:
 
 
 def missing(capability: str, reason: str) -> None:
-    """Skip the test for want of one capability, or fail it where that was required."""
+    """Skip the test because a capability is absent; fail it if PAGECORE_REQUIRE lists the capability."""
     if capability in required():
-        pytest.fail(f"{capability} is required by PAGECORE_REQUIRE and missing: {reason}")
+        pytest.fail(f"{capability} is required by PAGECORE_REQUIRE and absent: {reason}")
     pytest.skip(f"needs {capability}: {reason}", allow_module_level=True)
 
 
 def require(module: str) -> Any:
-    """Import an optional module for a test."""
+    """Import an optional module; skip the test if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -33,7 +34,7 @@ def require(module: str) -> Any:
 
 
 def require_nvrtc() -> Any:
-    """NVRTC through CuPy, which needs no device."""
+    """Return the NVRTC binding of CuPy, which works without a device; skip the test if it is absent."""
     from pagecore.errors import DeviceError
     from pagecore.ops.cuda.compiler import nvrtc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     addresses = [item.nodeid for item in items if ADDRESS.search(item.nodeid)]
     if addresses:
         raise pytest.UsageError(f"expected test ids without addresses, got {addresses[0]}; pass ids= to parametrize")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt all modules and tests from garbage collection: a `gc.collect()` in a test would walk them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

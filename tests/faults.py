@@ -1,7 +1,7 @@
-"""Faults on purpose: interrupts, failed allocations and signals at every point of a call.
+"""Fault injection: interrupts, failed allocations and signals at every point of a call.
 
-Each tool runs a call once, with one fault, and returns a `Run`. A caller loops over the points until a run was not
-reached by its fault any more:
+Each tool runs a call once, with one fault, and returns a `Run`. The caller loops over the points until the call ends
+before the fault:
 
     for run in runs(lambda n: raise_at(call, n, PAGECORE)):
         ...  # compare the state after the fault
@@ -29,14 +29,14 @@ from tests.capabilities import missing
 
 PAGECORE = Path(__file__).parent.parent / "pagecore"
 SOURCE = Path(__file__).parent / "failing_malloc.cpp"
-# Allocations that are made after a call, to learn whether the failing one was among the call's own.
+# Allocations made after a call: if one of them fails, the call itself did not reach the fault.
 SLACK = 64
-# The exit status of a process that did not end.
+# Exit status of a process that exceeded its time limit.
 HUNG = -999
 
 
 class Interrupt(BaseException):
-    """Raised in the middle of a call, as Ctrl-C raises KeyboardInterrupt; no handler of `Exception` catches it."""
+    """An exception in the middle of a call, like KeyboardInterrupt; handlers of `Exception` do not catch it."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Run:
     Attributes
     ----------
     reached : bool
-        Whether the fault was injected; the call ended before its point otherwise.
+        True if the fault was injected; False if the call ended before.
     finished : bool
-        Whether the call returned rather than raised.
+        True if the call returned, False if it raised.
     error : tuple of (type, str), optional
-        The exception that left the call. The exception itself, and the frames that it holds, are gone.
+        Type and message of the exception that left the call; the exception and its frames are freed.
     where : str
-        File, line and event of the fault, where that is known.
+        File, line and event of the fault, if known.
     """
 
     reached: bool
@@ -62,13 +62,13 @@ class Run:
 
 
 def runs(inject: Callable[[int], Run], *, first: int = 1, stride: int = 1, limit: int = 100_000) -> Iterator[Run]:
-    """Yield the run of every point from `first` on until a run is not reached; AssertionError past `limit`."""
+    """Yield the runs of points `first`, `first + stride`, ... while they are reached; AssertionError at `limit`."""
     for n in range(first, limit, stride):
         run = inject(n)
         if not run.reached:
             return
         yield run
-    raise AssertionError(f"the call is still reached by point {limit}")
+    raise AssertionError(f"point {limit} still lies within the call")
 
 
 # -- exceptions at a line ----------------------------------------------------------------------------------------------
@@ -82,10 +82,10 @@ def raise_at(
     *,
     opcodes: bool = False,
 ) -> Run:
-    """Run `call`, and raise at its n-th event (from 1) in Python code of files in `folder`.
+    """Run `call`; raise at its n-th event (from 1) in Python code of files in `folder`.
 
-    Events are the starts of functions, lines and returns; with `opcodes`, bytecodes too. A return's value is lost, as
-    it is where a signal comes between a return and the assignment of its value. The end of a with block is left out:
+    Events are the starts of functions, lines and returns; with `opcodes`, bytecodes too. An exception at a return loses
+    the returned value, as a signal between the return and the assignment does. The end of a with block is not an event:
     the interpreter handles no signal between the block and the call of `__exit__`.
     """
     where = ""
@@ -100,7 +100,7 @@ def raise_at(
 
 
 def lines_of(call: Callable[[], object], folder: Path | str = PAGECORE, *, opcodes: bool = False) -> int:
-    """Return the number of points that `raise_at` has in a call; the call must not raise."""
+    """Return the number of points of `raise_at` in a call, which must not raise."""
     seen, raised = _traced(call, str(folder), opcodes)
     assert raised is None, raised
     return seen
@@ -113,7 +113,7 @@ def _traced(
     n: int = 0,
     hit: Callable[[FrameType, str], None] | None = None,
 ) -> tuple[int, tuple[type[BaseException], str] | None]:
-    """Count the events of a call, with `hit` at the n-th; returns the count, and what was raised."""
+    """Run a call, with `hit` at its n-th event; return the number of events and the exception."""
     seen = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -142,7 +142,7 @@ def _traced(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Pause the garbage collector, and drop exceptions that a destructor cannot raise."""
+    """Pause the garbage collector and ignore exceptions in destructors."""
     is_collecting, hook = gc.isenabled(), sys.unraisablehook
     gc.disable()
     sys.unraisablehook = lambda _: None
@@ -160,7 +160,7 @@ def _leaves_with(frame: FrameType) -> bool:
 
 @cache
 def _ends_of_with(code: CodeType) -> frozenset[int]:
-    """Offsets of the bytecode that calls `__exit__(None, None, None)`."""
+    """Return the offsets of the bytecode that calls `__exit__(None, None, None)`."""
     found: set[int] = set()
     steps = [step for step in dis.get_instructions(code) if step.opname not in {"PRECALL", "CACHE"}]
     for first in range(len(steps) - 3):
@@ -176,10 +176,10 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
 
 
 class PythonAllocations:
-    """Allocations of the interpreter, of all threads: objects and what extensions take through its interface.
+    """Allocations of all threads through the interpreter: objects, and memory that extensions request from Python.
 
-    ``arm(n, count)`` makes `count` allocations fail from the n-th on (from 1), or all where `count` is 0; `disarm` ends
-    that.
+    ``arm(n, count)`` makes `count` allocations fail from the n-th on (from 1), or all of them if `count` is 0;
+    `disarm` ends the failures.
     """
 
     def __init__(self) -> None:
@@ -194,9 +194,9 @@ class PythonAllocations:
 
 
 class NativeAllocations:
-    """malloc and its kin, of the thread that arms them; in a process that was started by `with_failing_malloc` alone.
+    """Calls of malloc, calloc and realloc by the arming thread, in a process started by `with_failing_malloc`.
 
-    `operator new` of C++, NumPy's data and, with PYTHONMALLOC=malloc, every object of Python come from there.
+    They serve `operator new` of C++, NumPy's data and, with PYTHONMALLOC=malloc, every Python object.
     """
 
     def __init__(self) -> None:
@@ -226,11 +226,11 @@ def fail_allocation(
     count: int = 1,
     allocations: PythonAllocations | NativeAllocations | None = None,
 ) -> Run:
-    """Run `call`, and let `count` allocations from its n-th on (from 1) fail; 0 for all that follow.
+    """Run `call` while `count` allocations from its n-th on (from 1) fail; 0 makes all that follow fail.
 
-    The interpreter of Python 3.11 itself ends no with block while every allocation fails: where a call has one, give a
-    `count`, so that memory comes back. Whether the fault reached the call is known if its last allocation was less than
-    `SLACK` before the n-th: steps from one n to the next must be shorter than that.
+    Python 3.11 itself cannot leave a with block while every allocation fails: for a call that has one, pass a `count`.
+    The result knows whether the fault was reached only if the call's last allocation precedes the n-th by less than
+    `SLACK`, so the caller's stride over n must be smaller than `SLACK`.
     """
     source = PythonAllocations() if allocations is None else allocations
     raised: BaseException | None = None
@@ -266,13 +266,13 @@ def _meets_failure() -> bool:
 def with_failing_malloc(
     folder: Path, command: list[str], *, timeout: float, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python *command`` in a process in which `NativeAllocations` can fail; `folder` takes the built library.
+    """Run ``python *command`` in a process in which `NativeAllocations` can fail; the library is built in `folder`.
 
     `text` is the standard input. The exit status of a process that is still running after `timeout` seconds is `HUNG`.
     """
     compiler = shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "__libc_malloc"):
-        missing("failing malloc", "it takes g++ and glibc")
+        missing("failing malloc", "the library is built by g++ and wraps glibc")
     library = folder / "failing_malloc.so"
     if not library.exists():
         subprocess.run([str(compiler), "-O2", "-fPIC", "-shared", "-o", str(library), str(SOURCE)], check=True)
@@ -296,16 +296,16 @@ def with_failing_malloc(
         )
     except subprocess.TimeoutExpired as late:
         output = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
-        return subprocess.CompletedProcess(command, HUNG, output, f"it had not ended after {timeout} seconds")
+        return subprocess.CompletedProcess(command, HUNG, output, f"still running after {timeout} seconds")
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
 def signal_at(call: Callable[[], object], delay: float) -> Run:
-    """Run `call` on the main thread, with KeyboardInterrupt from a real signal after `delay` seconds of wall time.
+    """Run `call` on the main thread; a real signal raises KeyboardInterrupt after `delay` seconds of wall time.
 
-    A timer raises the signal and its handler is Python's own of Ctrl-C, so that it comes where Ctrl-C can come.
+    A timer sends the signal and Python's own handler of Ctrl-C handles it, so it arrives at the same points.
     """
     came = False
 
@@ -336,5 +336,5 @@ def signal_at(call: Callable[[], object], delay: float) -> Run:
 
 
 def is_full() -> bool:
-    """Return True if ``PAGECORE_FAULTS=full`` asks for every point of every case rather than a sample."""
+    """Return True if ``PAGECORE_FAULTS=full`` selects every point of every case instead of a sample."""
     return os.environ.get("PAGECORE_FAULTS") == "full"

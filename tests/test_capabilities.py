@@ -5,7 +5,7 @@ import pytest
 from tests.capabilities import require
 
 
-def test_a_missing_capability_skips_with_its_name(monkeypatch):
+def test_an_absent_capability_skips_with_its_name(monkeypatch):
     monkeypatch.setenv("PAGECORE_REQUIRE", "torch")
     with pytest.raises(pytest.skip.Exception, match="needs no_such_module"):
         require("no_such_module")
@@ -17,5 +17,5 @@ def test_a_required_capability_fails_instead(monkeypatch):
         require("no_such_module")
 
 
-def test_a_capability_that_is_there_is_imported():
+def test_an_installed_module_is_imported():
     assert require("json").__name__ == "json"

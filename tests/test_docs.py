@@ -9,6 +9,8 @@ import pytest
 
 from tests.capabilities import require
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.rglob("*.md") if not {".venv", "build"} & set(page.relative_to(ROOT).parts))
 PAGES.remove(ROOT / "CHANGELOG.md")  # it names files that are gone
@@ -19,7 +21,7 @@ FRAMEWORKS = [page for page in PAGES if page.stem in {"numpy", "torch", "jax", "
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_the_code_runs_and_prints_what_it_says(page):
+def test_the_code_runs_and_prints_the_promised_output(page):
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(blocks) >= 2
     code = "\n".join(blocks)
@@ -33,14 +35,15 @@ def test_the_code_runs_and_prints_what_it_says(page):
 
 
 @pytest.mark.parametrize("page", FRAMEWORKS, ids=lambda page: page.stem)
-def test_a_page_has_what_the_readme_says_of_it(page):
+def test_a_page_has_the_sections_that_the_readme_promises(page):
     parts = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
     assert parts[0] == "The shortest loop"
-    assert {"What is copied, and what is not", "Streams", "What is refused", "Versions"} <= set(parts)
+    for topic in ("copied", "Streams", "refused", "Versions"):
+        assert any(topic in part for part in parts), topic
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_files_that_it_names_are_there(page):
+def test_the_files_that_a_page_names_exist(page):
     text = page.read_text()
     named = re.findall(r"`((?:examples|docs|bench|tests|pagecore|cuda_src)/[\w./]+)`", text)
     linked = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if not link.startswith("http")]

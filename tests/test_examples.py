@@ -1,4 +1,4 @@
-"""Every example runs unmodified if the frameworks that it imports are installed."""
+"""Every example runs, if the frameworks that it imports are installed, and prints its promised line."""
 
 import os
 import re
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.capabilities import require
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PROMISED = {

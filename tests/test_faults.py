@@ -1,4 +1,4 @@
-"""The tools of tests/faults.py find every point of a call, and switch themselves off."""
+"""The tools of tests/faults.py reach every point of a call and disarm themselves."""
 
 import contextlib
 import sys
@@ -36,7 +36,7 @@ def test_an_interrupt_between_bytecodes():
     assert outcomes == {0, 1, 2, 3}
 
 
-def test_an_interrupt_is_of_the_type_asked_for_and_leaves_no_trace_function():
+def test_an_interrupt_has_the_given_type_and_the_trace_function_is_restored():
     before = sys.gettrace()
     assert raise_at(third, 2, HERE, KeyboardInterrupt).error[0] is KeyboardInterrupt
     assert raise_at(third, 2, "/nowhere").reached is False
@@ -107,7 +107,7 @@ def test_a_failed_allocation_of_native_code(tmp_path):
     assert (ran.returncode, ran.stdout.split()) == (0, ["MemoryError"]), ran.stderr
 
 
-def test_a_signal_interrupts_a_call_and_is_gone_after_it():
+def test_a_signal_interrupts_a_call_and_its_timer_ends_with_it():
     def spin():
         while True:
             pass

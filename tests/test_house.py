@@ -26,7 +26,7 @@ ROOMS = {
     "__main__": {"cli"},  # python -m pagecore
     "interop": {"cache", "models", "storage", "ops", "index", "arrays", "errors"},
 }
-# Headers that exist to talk to the interpreter; no other C++ knows Python.
+# Headers that call the interpreter; no other C++ includes Python.h.
 GLUE = {"translate.hpp", "numpy_array.hpp", "exchange.hpp"}
 OPTIONAL = {"cupy", "torch", "jax", "transformers", "rich", "matplotlib"}
 
@@ -69,7 +69,7 @@ def test_imports_run_one_way(path):
 
 
 def name_of(path):
-    """The module that a file declares or defines; a package is named by its folder."""
+    """Return the module that a file declares or defines; a package has the name of its folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -78,7 +78,7 @@ MODULES = {name_of(path) for path in SOURCES} | {name_of(path) for path in (ROOT
 
 
 def explicit_imports(path):
-    """Modules of pagecore that a file names: lazy imports, cimports and imports for type checking, too."""
+    """Return the modules of pagecore that a file imports: lazily, by cimport and for type checking, too."""
     text = path.read_text()
     if path.suffix == ".py":
         named = []
@@ -102,7 +102,7 @@ def explicit_imports(path):
 
 
 def circles(graph):
-    """Strongly connected components of more than one module (Tarjan, 1972)."""
+    """Return the strongly connected components of more than one module (Tarjan, 1972)."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(module):
@@ -173,7 +173,7 @@ def test_backends_do_not_know_each_other(path):
     "path", [path for path in SOURCES if path.suffix != ".py"], ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_cimports_name_the_declaring_module_so_that_its_changes_rebuild_the_importer(path):
-    # Cython's dependencies overlook a module that is cimported as a name out of its package.
+    # Cython does not track a module that is cimported as a name from its package.
     for module in re.findall(r"^from\s+(pagecore[\w.]*)\s+cimport", path.read_text(), re.MULTILINE):
         declaration = ROOT / (module.replace(".", "/") + ".pxd")
         assert declaration.is_file(), f"{path} cimports from the package {module}; cimport from the module itself"
@@ -202,7 +202,7 @@ MESSAGES = {
 
 @pytest.mark.parametrize(("message", "owner"), MESSAGES.items(), ids=MESSAGES.values())
 def test_a_room_s_library_is_linked_into_its_own_extension_alone(message, owner):
-    """Another that calls it would keep a copy, with a state of its own, and miss the next change."""
+    """An extension that linked it, too, would have a copy with separate state and would miss later changes."""
     suffix = EXTENSION_SUFFIXES[0]
     built = [path for path in (ROOT / "pagecore").rglob(f"*{suffix}") if message in path.read_bytes()]
     names = [path.relative_to(ROOT).as_posix().removesuffix(suffix).replace("/", ".") for path in built]

@@ -5,7 +5,7 @@ import inspect
 import pagecore
 
 
-def test_every_public_class_that_a_user_makes_has_a_signature():
+def test_every_public_class_that_users_construct_has_a_signature():
     made_by_others = {"Sequence", "Tensor"}
     classes = {name: value for name, value in vars(pagecore).items() if inspect.isclass(value)}
     for name, value in classes.items():
@@ -15,7 +15,7 @@ def test_every_public_class_that_a_user_makes_has_a_signature():
     assert not pagecore.BlockPool.__doc__.startswith("BlockPool(")
 
 
-def test_a_cache_says_what_it_is():
+def test_the_repr_of_a_cache_describes_it():
     cache = pagecore.PagedKVCache(pagecore.AttentionSpec(1, 8), num_blocks=9, device="none")
     cache.commit(cache.prepare([cache.add_sequence(range(20))], 20))
     assert repr(cache) == (

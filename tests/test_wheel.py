@@ -1,4 +1,4 @@
-"""A wheel holds what it must, nothing generated, and works away from the source tree."""
+"""The wheel: its contents, without generated files, and its use away from the source tree."""
 
 import os
 import subprocess
@@ -11,6 +11,8 @@ import numpy
 import pytest
 
 from tests.capabilities import require
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 TRY = """
@@ -41,7 +43,7 @@ assert np.allclose(interop.paged_attention(x, keys, values, [[1]], [1]), 1.0)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    pytest.importorskip("Cython", reason="cython is missing")
+    pytest.importorskip("Cython", reason="needs cython: it is not installed")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, "."]
     subprocess.run(command, cwd=ROOT, check=True)
@@ -63,7 +65,7 @@ def test_a_wheel_holds_sources_for_cuda_and_cimport_and_nothing_generated(wheel)
 
 
 def run_with(wheel, packages, code, folder):
-    """Runs code in an environment of the wheel and of what is taken from this one; nothing else is there."""
+    """Run code in a new environment that has only the wheel and the given packages of this one."""
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
     site = next((folder / "env" / "lib").glob("python*")) / "site-packages"
@@ -77,12 +79,12 @@ def run_with(wheel, packages, code, folder):
 
 
 @pytest.mark.slow
-def test_a_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
+def test_a_wheel_works_in_a_new_environment(wheel, tmp_path):
     run_with(wheel, {"numpy", "ml_dtypes"}, TRY, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_wheel_serves_a_jax_that_comes_later(wheel, tmp_path):
-    """Without a compiler: nothing of JAX is needed to build one."""
+def test_a_wheel_works_with_a_jax_that_is_installed_later(wheel, tmp_path):
+    """Building a wheel needs no headers of JAX."""
     require("jax")
     run_with(wheel, {"numpy", "ml_dtypes", "jax", "jaxlib", "opt_einsum", "scipy"}, TRY_JAX, tmp_path)

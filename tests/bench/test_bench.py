@@ -14,6 +14,8 @@ from bench import cli, machine
 from bench.cli import GPU_NAMES, NAMES, PEERS
 from tests.capabilities import require
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -24,6 +24,8 @@ from bench.runner import Bench
 from pagecore.arrays.cuda import use_runtime
 from tests.arrays.fake_runtime import FakeRuntime
 
+pytestmark = pytest.mark.slow
+
 
 class HostEvent:
     """CUDA event on the host: recorded at once, readable only after it was synchronised."""

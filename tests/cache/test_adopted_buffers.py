@@ -23,6 +23,8 @@ from tests.cache.test_prefix_machine import PrefixMachine
 from tests.capabilities import require
 from tests.reference.dense import dense_attention
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = ["layerwise", "blockwise", KVLayout("blockwise", "NHD"), "BNHD", "BHND", "CBNHD", "BCHND", "LBNHD", "NBHD"]
 OPTIONS = {"block_size": 4, "num_blocks": 17, "max_sequences": 4}
 MIXED = [SPEC, WINDOWED, SPEC]

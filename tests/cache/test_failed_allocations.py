@@ -10,6 +10,8 @@ from tests.cache.operations import OPERATIONS
 from tests.cache.verdicts import Tally, cells_of
 from tests.faults import HUNG, PythonAllocations, Run, is_full, with_failing_malloc
 
+pytestmark = pytest.mark.slow
+
 POINTS = 1_000_000 if is_full() else 14
 # If the process crashes within a call, a new one starts after that point; after several crashes, at the next operation.
 MOST_CRASHES = 20 if is_full() else 1

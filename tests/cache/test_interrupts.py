@@ -10,6 +10,8 @@ from tests.cache.operations import OPERATIONS
 from tests.cache.verdicts import Cell, Tally, cells_of, judge, outcome, spread
 from tests.faults import Interrupt, is_full, lines_of, raise_at, signal_at
 
+pytestmark = pytest.mark.slow
+
 POINTS = 30
 
 

@@ -10,6 +10,8 @@ from pagecore.errors import DeviceError, OutOfBlocks
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.prefixes import ALIKE
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", "none"]
 ZEROS = np.zeros((8, 2, 8), np.float32)
 

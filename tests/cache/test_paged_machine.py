@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from pagecore import AttentionSpec, InvalidSequence, OutOfBlocks, PagedKVCache, UnsupportedOption
+from pagecore import AttentionSpec
 from pagecore.cache import SwapSpace
-from tests.cache.swaps import poison
+from tests.cache.machine import SequenceMachine
 from tests.reference.dense import dense_attention
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -27,6 +27,10 @@ class Twin:
     def computed(self):
         return len(self.stored[0][0])
 
+    @property
+    def length(self):
+        return len(self.ids)
+
     def copy(self):
         twin = Twin(self.ids)
         twin.stored = [(list(keys), list(values)) for keys, values in self.stored]
@@ -37,7 +41,7 @@ class Twin:
         self.stored = [(keys[:length], values[:length]) for keys, values in self.stored]
 
 
-class CacheMachine(RuleBasedStateMachine):
+class CacheMachine(SequenceMachine):
     def __init__(self):
         super().__init__()
         self.random = np.random.default_rng(0)
@@ -46,24 +50,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.spaces = [SwapSpace(self.cache, num_blocks=[7, 6]), SwapSpace(self.cache, num_blocks=30)]
         self.twins = {}
 
-    def make_cache(self, layers, **options):
-        return PagedKVCache(layers, **options)
-
-    def poison(self):
-        poison(self.cache, np.nan)
-
-    def resident(self):
-        return [sequence for sequence in self.twins if not sequence.is_swapped]
-
-    def swapped(self):
-        return [sequence for sequence in self.twins if sequence.is_swapped]
-
-    def pick(self, data, among, most=1):
-        count = data.draw(st.integers(1, min(most, len(among))))
-        return data.draw(st.permutations(among))[:count]
-
     def is_full(self):
-        return len(self.resident()) == 6 or len(self.twins) == 10
+        return super().is_full() or len(self.twins) == 10
 
     @precondition(lambda self: self.resident())
     @rule(data=st.data(), which=st.integers(0, 1))
@@ -92,34 +80,6 @@ class CacheMachine(RuleBasedStateMachine):
             }
         )
 
-    @precondition(lambda self: self.swapped())
-    @rule(data=st.data())
-    def swap_in(self, data):
-        sequences = self.pick(data, self.swapped(), most=4)
-        before = self.cache.stats()
-        suffices = len(self.resident()) + len(sequences) <= 6 and self.cache.shortage(sequences, 0) == 0
-        assert self.cache.try_swap_in(sequences) == suffices
-        if suffices:
-            self.poison()
-        else:
-            assert self.cache.stats() == before
-        assert all(sequence.is_swapped != suffices for sequence in sequences)
-
-    @precondition(lambda self: self.swapped())
-    @rule(data=st.data())
-    def use_what_is_swapped_out(self, data):
-        (sequence,) = self.pick(data, self.swapped())
-        calls = [
-            lambda: self.cache.prepare([sequence], 1),
-            lambda: self.cache.fork(sequence),
-            lambda: self.cache.truncate(sequence, 0),
-        ]
-        try:
-            data.draw(st.sampled_from(calls))()
-            raise AssertionError("used while it is swapped out")
-        except InvalidSequence:
-            pass
-
     @precondition(lambda self: not self.is_full())
     @rule(length=st.integers(0, 20))
     def add(self, length):
@@ -132,13 +92,7 @@ class CacheMachine(RuleBasedStateMachine):
         sequences = self.pick(data, self.resident(), most=4)
         counts = [data.draw(st.integers(0, 9)) for _ in sequences]
         out = self.batch if padded else None
-        if self.too_long(sequences, counts) or self.cache.shortage(sequences, counts):
-            before = self.cache.stats()
-            try:
-                self.cache.prepare(sequences, counts, out)
-                raise AssertionError("prepared without blocks")
-            except (OutOfBlocks, ValueError):
-                assert self.cache.stats() == before
+        if self.is_refused(sequences, counts, out):
             return
         batch = self.cache.prepare(sequences, counts, out)
         if data.draw(st.integers(0, 9)) == 0:
@@ -150,10 +104,6 @@ class CacheMachine(RuleBasedStateMachine):
             accepted = [data.draw(st.integers(0, count)) for count in counts]
         self.cache.commit(batch, accepted)
         self.record(sequences, written, counts, counts if accepted is None else accepted)
-
-    def too_long(self, sequences, counts):
-        room = self.cache.max_tokens_per_sequence
-        return any(self.twins[s].computed + count > room for s, count in zip(sequences, counts, strict=True))
 
     def forward(self, batch, sequences, counts):
         """Write random keys and values in every layer, attend, and compare each row with dense attention."""
@@ -203,52 +153,12 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence, one in zip(sequences, ids.tolist(), strict=True):
             self.twins[sequence].ids.append(one)
 
-    @precondition(lambda self: self.resident() and not self.is_full())
-    @rule(data=st.data())
-    def fork(self, data):
-        (parent,) = self.pick(data, self.resident())
-        self.twins[self.cache.fork(parent)] = self.twins[parent].copy()
-
-    @precondition(lambda self: self.resident())
-    @rule(data=st.data())
-    def reorder(self, data):
-        sequences = self.pick(data, self.resident(), most=4)
-        parents = [data.draw(st.sampled_from(self.resident())) for _ in sequences]
-        self.cache.reorder(sequences, parents)
-        copies = [self.twins[parent].copy() for parent in parents]
-        self.twins.update(zip(sequences, copies, strict=True))
-
-    @precondition(lambda self: self.resident())
-    @rule(data=st.data())
-    def truncate(self, data):
-        sequences = self.pick(data, self.resident(), most=3)
-        twins = [self.twins[sequence] for sequence in sequences]
-        lengths = [data.draw(st.integers(0, len(twin.ids))) for twin in twins]
-        before = self.cache.stats()
-        try:
-            self.cache.truncate(sequences, lengths)
-        except UnsupportedOption:
-            assert self.cache.stats() == before
-            assert any(
-                (twin.computed - WINDOWED.window + 1) // BLOCK * BLOCK
-                > max(0, min(length, twin.computed) - WINDOWED.window + 1)
-                for twin, length in zip(twins, lengths, strict=True)
-            )
-            return
-        for twin, length in zip(twins, lengths, strict=True):
-            twin.cut(length)
-
-    @precondition(lambda self: self.twins)
-    @rule(data=st.data())
-    def remove(self, data):
-        (sequence,) = self.pick(data, list(self.twins))
-        self.cache.remove(sequence)
-        del self.twins[sequence]
-        try:
-            self.cache.remove(sequence)
-            raise AssertionError("removed twice")
-        except InvalidSequence:
-            pass
+    def check_refused_truncation(self, twins, lengths):
+        assert any(
+            (twin.computed - WINDOWED.window + 1) // BLOCK * BLOCK
+            > max(0, min(length, twin.computed) - WINDOWED.window + 1)
+            for twin, length in zip(twins, lengths, strict=True)
+        )
 
     @invariant()
     def holds_what_the_model_holds(self):

@@ -9,11 +9,11 @@ from functools import lru_cache
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, UnsupportedOption
+from pagecore import AttentionSpec
 from pagecore.cache import SwapSpace
-from tests.cache.swaps import poison
+from tests.cache.machine import SequenceMachine
 from tests.reference.dense import dense_attention
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -40,6 +40,13 @@ class Twin:
     def __init__(self, namespace, ids):
         self.namespace, self.ids = namespace, list(ids)
         self.known, self.computed = len(ids), 0
+
+    @property
+    def length(self):
+        return max(self.known, self.computed)
+
+    def cut(self, length):
+        self.ids, self.known, self.computed = self.ids[:length], min(length, self.known), min(length, self.computed)
 
     def copy(self):
         twin = Twin(self.namespace, self.ids)
@@ -70,7 +77,7 @@ class Twin:
         )
 
 
-class PrefixMachine(RuleBasedStateMachine):
+class PrefixMachine(SequenceMachine):
     @initialize(model=st.sampled_from(sorted(MODELS)), policy=st.sampled_from(["lru", "lfu", "fifo", "slru"]))
     def make(self, model, policy):
         self.layers, blocks = MODELS[model]
@@ -86,20 +93,10 @@ class PrefixMachine(RuleBasedStateMachine):
         self.random = np.random.default_rng(0)
         self.twins = {}
 
-    def make_cache(self, layers, **options):
-        return PagedKVCache(layers, **options)
+    def is_full(self):
+        return len(self.twins) == self.max_resident
 
-    def poison(self):
-        poison(self.cache, np.nan)
-
-    def resident(self):
-        return [sequence for sequence in self.twins if not sequence.is_swapped]
-
-    def pick(self, data, among, most=1):
-        count = data.draw(st.integers(1, min(most, len(among))))
-        return data.draw(st.permutations(among))[:count]
-
-    @precondition(lambda self: len(self.twins) < 6)
+    @precondition(lambda self: not self.is_full())
     @rule(length=st.integers(0, 24), strays=st.integers(0, 60), namespace=NAMES, most=st.sampled_from([None, None, 5]))
     def add(self, length, strays, namespace, most):
         ids = [int(bit) for bit in "010011010001101110100101"[:length]]
@@ -122,15 +119,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def step(self, data):
         sequences = self.pick(data, self.resident(), most=4)
         counts = [self.draw_count(data, sequence) for sequence in sequences]
-        room = self.cache.max_tokens_per_sequence
-        too_long = any(self.twins[s].computed + n > room for s, n in zip(sequences, counts, strict=True))
-        if too_long or self.cache.shortage(sequences, counts):
-            before = self.cache.stats()
-            try:
-                self.cache.prepare(sequences, counts)
-                raise AssertionError("prepared without blocks")
-            except (OutOfBlocks, ValueError):
-                assert self.cache.stats() == before
+        if self.is_refused(sequences, counts):
             return
         batch = self.cache.prepare(sequences, counts)
         self.poison()
@@ -178,61 +167,14 @@ class PrefixMachine(RuleBasedStateMachine):
         sequences = self.pick(data, list(self.twins), most=4)
         self.learn(sequences, [0] * len(sequences))
 
-    @precondition(lambda self: self.resident() and len(self.twins) < 6)
-    @rule(data=st.data(), goes_astray=st.booleans())
-    def fork(self, data, goes_astray):
-        (parent,) = self.pick(data, self.resident())
-        child = self.cache.fork(parent)
-        twin = self.twins[child] = self.twins[parent].copy()
-        if goes_astray and twin.computed <= twin.known:
-            twin.ids = [*twin.ids[: twin.known], 3]
-
-    @precondition(lambda self: self.resident())
-    @rule(data=st.data())
-    def reorder(self, data):
-        sequences = self.pick(data, self.resident(), most=4)
-        parents = [data.draw(st.sampled_from(self.resident())) for _ in sequences]
-        self.cache.reorder(sequences, parents)
-        copies = [self.twins[parent].copy() for parent in parents]
-        self.twins.update(zip(sequences, copies, strict=True))
-
-    @precondition(lambda self: self.resident())
-    @rule(data=st.data())
-    def truncate(self, data):
-        sequences = self.pick(data, self.resident(), most=3)
-        twins = [self.twins[sequence] for sequence in sequences]
-        lengths = [data.draw(st.integers(0, max(twin.known, twin.computed))) for twin in twins]
-        before = self.cache.stats()
-        try:
-            self.cache.truncate(sequences, lengths)
-        except UnsupportedOption:
-            assert self.cache.stats() == before
-            return
-        for twin, length in zip(twins, lengths, strict=True):
-            twin.ids, twin.known, twin.computed = twin.ids[:length], min(length, twin.known), min(length, twin.computed)
-            if data.draw(st.booleans()):
-                twin.ids.append(4)  # it continues with other ids
+    def diverge(self, data, twin):
+        if data.draw(st.booleans()):
+            twin.ids = [*twin.ids[: twin.length], data.draw(st.sampled_from([3, 4]))]
 
     @precondition(lambda self: self.resident())
     @rule(data=st.data())
     def swap_out(self, data):
         self.cache.try_swap_out(self.pick(data, self.resident(), most=3), self.space)
-
-    @precondition(lambda self: len(self.resident()) < len(self.twins))
-    @rule(data=st.data())
-    def swap_in(self, data):
-        sequences = self.pick(data, [s for s in self.twins if s.is_swapped], most=3)
-        suffices = self.cache.shortage(sequences, 0) == 0
-        before = self.cache.stats()
-        assert self.cache.try_swap_in(sequences) == suffices
-        assert suffices or self.cache.stats() == before
-
-    @precondition(lambda self: self.twins)
-    @rule(data=st.data())
-    def remove(self, data):
-        (sequence,) = self.pick(data, list(self.twins))
-        self.cache.remove(sequence)
-        del self.twins[sequence]
 
     @rule()
     def clear(self):
@@ -240,7 +182,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert self.cache.clear_prefix_cache() == evictable
         assert self.cache.stats().num_evictable_blocks == 0
 
-    @precondition(lambda self: len(self.twins) < 6)
+    @precondition(lambda self: not self.is_full())
     @rule()
     def fill(self):
         """Assert that every block counted as available can be taken."""

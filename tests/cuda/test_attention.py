@@ -18,6 +18,8 @@ from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, make_case, random_mask
 from tests.reference import attention as reference
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", cases([BF16], [BF16, F16]), ids=lambda d: d["query_dtype"])

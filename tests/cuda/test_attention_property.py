@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from tests.cuda.attention_cases import DeviceCase, check, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import make_case
 from tests.ops.test_attention_property import options, shapes
+
+pytestmark = pytest.mark.slow
 
 # Examples may share the fixture: it keeps no state between calls.
 quick = settings(

@@ -12,6 +12,8 @@ from tests.cuda.attention_cases import BF16, DeviceCase, among, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import Case, Shape, make_case
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(
     seq_lens=(2300, 33, 1, 1100, 0, 1024, 1500, 2049),
     query_lens=(1, 5, 1, 40, 2, 1, 70, 33),

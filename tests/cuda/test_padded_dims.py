@@ -26,6 +26,8 @@ from tests.cuda.attention_cases import (
 from tests.cuda.matrix import cases
 from tests.ops.cases import Case, Shape, make_case
 
+pytestmark = pytest.mark.slow
+
 ELEMENTS = {"bfloat16": "pc_bfloat16", "float16": "pc_half"}
 # Dims of the kernel instance that serves the dims of a call.
 INSTANCES = {

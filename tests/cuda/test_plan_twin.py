@@ -15,6 +15,8 @@ from tests.cuda.kit import Kit
 from tests.ops.test_plan import batches
 from tests.reference import cuda_plan as reference
 
+pytestmark = pytest.mark.slow
+
 # Examples may share the fixture: it keeps no state between plans.
 many = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

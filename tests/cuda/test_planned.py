@@ -19,6 +19,8 @@ from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
 from tests.cuda.attention_cases import BF16, DeviceCase, compare
 from tests.ops.cases import Shape, make_case
 
+pytestmark = pytest.mark.slow
+
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)
 FLOATS = replace(MIXED, query_dtype="float32", cache_dtype="float32")

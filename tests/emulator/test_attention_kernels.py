@@ -16,6 +16,8 @@ from tests.emulator.faults import Fault, plant
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import LAYOUTS, Case, Shape, make_case, random_mask
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("Plain", "Full")
 
 

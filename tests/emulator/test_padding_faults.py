@@ -16,6 +16,8 @@ from tests.emulator.faults import Fault, plant
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import Shape, make_case
 
+pytestmark = pytest.mark.slow
+
 PADDING_FAULTS = {
     "keys of decode past their dims": Fault("decode_keys_past_dims", "const KeyRange own_keys = state.keys;"),
     "values of decode past their dims": Fault("decode_values_past_dims", "const KeyRange own_values = state.keys;"),

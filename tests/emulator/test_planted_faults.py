@@ -13,6 +13,8 @@ from tests.emulator.faults import Fault, MarkerError, markers, plant
 from tests.emulator.probing import KERNELS, probe
 from tests.emulator.runtime import EmulatedRuntime, EmulatorError
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(6)
 NUM_TILES = 11
 

@@ -12,6 +12,8 @@ from tests.cuda.kit import Kit
 from tests.emulator.probing import KERNELS, enum_of, probe
 from tests.emulator.runtime import EmulatedRuntime, EmulatorError
 
+pytestmark = pytest.mark.slow
+
 Slip = enum_of("slips.cu", "Slip")
 
 

@@ -1,4 +1,4 @@
-"""torch, JAX and CuPy on a GPU: memory is shared, results are the caller's own kind, streams and graphs are kept."""
+"""torch, JAX and CuPy on a GPU: shared memory, results of the caller's framework, streams and graphs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ TABLE = ((3, 9, 5, 0, 0, 0, 0, 0), (8, 2, 11, 4, 7, 10, 1, 6), (12, 0, 0, 0, 0, 
 @pytest.fixture(scope="session")
 def torch_cuda(torch: Any, gpu: Any) -> Any:
     if not torch.cuda.is_available():
-        missing("gpu", "this torch sees no device")
+        missing("gpu", "torch finds no CUDA device")
     return torch
 
 
 @pytest.fixture(scope="session")
 def jax_cuda(jax: Any, gpu: Any) -> Any:
     if jax.default_backend() not in ("gpu", "cuda"):
-        missing("gpu", "this JAX sees no device")
+        missing("gpu", "JAX finds no CUDA device")
     return jax
 
 
 class Batch:
-    """Sequences in a paged cache of torch's, on the device."""
+    """Sequences in a paged cache of torch tensors on the device."""
 
     def __init__(self, torch: Any, dtype: Any) -> None:
         random = torch.Generator("cuda").manual_seed(0)
@@ -43,7 +43,7 @@ class Batch:
         self.lens = torch.tensor(LENS, dtype=torch.int32, device="cuda")
 
     def expected(self, torch: Any, lens: tuple[int, ...] = LENS) -> Any:
-        """Attention of every query in float64."""
+        """Return the attention of every query in float64."""
         rows = []
         for i, length in enumerate(lens):
             planes = (cache[self.table[i].long()].flatten(0, 1) for cache in (self.key_cache, self.value_cache))
@@ -61,7 +61,7 @@ def assert_close(got: Any, expected: Any, tolerance: float = 6e-3) -> None:
     assert error <= tolerance
 
 
-def test_torch_sees_the_memory_of_a_tensor_and_a_tensor_that_of_torch(cuda, torch_cuda):
+def test_torch_and_tensors_share_memory_both_ways(cuda, torch_cuda):
     torch = torch_cuda
     tensor = pagecore.zeros((3, 5), "bfloat16", cuda.device)
     array = torch.from_dlpack(tensor)
@@ -73,7 +73,7 @@ def test_torch_sees_the_memory_of_a_tensor_and_a_tensor_that_of_torch(cuda, torc
     assert (back.pointer, back.strides, back.device) == (array[1:].data_ptr(), (10, 4), cuda.device)
 
 
-def test_results_for_torch_are_torch_s(cuda, torch_cuda):
+def test_results_for_torch_are_torch_tensors(cuda, torch_cuda):
     batch = Batch(torch_cuda, torch_cuda.bfloat16)
     out, lse = batch.attend(return_lse=True)
     assert (type(out), out.dtype, out.shape) == (torch_cuda.Tensor, torch_cuda.bfloat16, batch.query.shape)
@@ -82,7 +82,7 @@ def test_results_for_torch_are_torch_s(cuda, torch_cuda):
 
 
 def test_work_goes_to_torch_s_current_stream(cuda, torch_cuda):
-    """Behind work of that stream that takes long, and before what reads it there; no other stream is waited for."""
+    """The call runs after slow work on that stream and before later reads there, without synchronizing."""
     torch = torch_cuda
     batch = Batch(torch, torch.bfloat16)
     expected = batch.expected(torch)
@@ -101,7 +101,7 @@ def test_work_goes_to_torch_s_current_stream(cuda, torch_cuda):
         assert_close(kept, expected)
 
 
-def test_a_stream_that_is_named_is_taken(cuda, torch_cuda):
+def test_an_explicit_stream_is_used(cuda, torch_cuda):
     torch = torch_cuda
     batch = Batch(torch, torch.bfloat16)
     stream = torch.cuda.Stream()
@@ -112,7 +112,7 @@ def test_a_stream_that_is_named_is_taken(cuda, torch_cuda):
         assert_close(out, batch.expected(torch))
 
 
-def test_who_takes_a_tensor_over_on_another_stream_sees_what_was_computed(cuda, torch_cuda):
+def test_an_importer_on_another_stream_sees_the_computed_result(cuda, torch_cuda):
     torch = torch_cuda
     batch = Batch(torch, torch.bfloat16)
     query = pagecore.empty(batch.query.shape, "bfloat16", cuda.device)
@@ -133,7 +133,7 @@ def test_who_takes_a_tensor_over_on_another_stream_sees_what_was_computed(cuda, 
         assert_close(seen, batch.expected(torch))
 
 
-def test_layers_share_a_plan_of_the_operator_and_a_graph_plans_anew(cuda, torch_cuda):
+def test_layers_share_a_plan_of_the_operator_and_a_graph_replans(cuda, torch_cuda):
     torch = torch_cuda
     import pagecore.interop.torch as interop
 
@@ -206,7 +206,7 @@ def test_a_graph_serves_other_slots_and_lengths_than_those_it_was_captured_with(
         assert_close(out, batch.expected(torch, lens))
 
 
-def test_a_graph_of_torch_s_operators_plans_by_itself(cuda, torch_cuda):
+def test_a_graph_of_torch_operators_plans_at_each_launch(cuda, torch_cuda):
     torch = torch_cuda
     from pagecore.interop.torch import paged_attention
 
@@ -223,7 +223,8 @@ def test_a_graph_of_torch_s_operators_plans_by_itself(cuda, torch_cuda):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         out = step()
-    others = [torch.full((1 << 20,), -1, dtype=torch.int32, device="cuda") for _ in range(8)]  # not in its memory
+    # New memory must not overlap that of the graph.
+    others = [torch.full((1 << 20,), -1, dtype=torch.int32, device="cuda") for _ in range(8)]
     for lens in ((38, 127, 2), (1, 1, 1), (48, 100, 16)):
         batch.lens.copy_(torch.tensor(lens, dtype=torch.int32))
         batch.query.normal_()
@@ -234,7 +235,7 @@ def test_a_graph_of_torch_s_operators_plans_by_itself(cuda, torch_cuda):
     assert all(bool((other == -1).all()) for other in others)
 
 
-def test_jax_sees_the_memory_of_a_tensor(cuda, jax_cuda):
+def test_jax_shares_the_memory_of_a_tensor(cuda, jax_cuda):
     tensor = pagecore.zeros((3, 64), "float32", cuda.device)
     array = jax_cuda.dlpack.from_dlpack(tensor)
     assert array.unsafe_buffer_pointer() == tensor.pointer
@@ -242,8 +243,8 @@ def test_jax_sees_the_memory_of_a_tensor(cuda, jax_cuda):
     assert (back.pointer, back.readonly, back.device) == (tensor.pointer, True, cuda.device)
 
 
-def test_jax_arrays_go_into_a_cache_and_results_are_jax_s(cuda, jax_cuda):
-    """JAX is still computing them when they are handed over."""
+def test_jax_arrays_are_written_to_a_cache_and_results_are_jax_arrays(cuda, jax_cuda):
+    """JAX is still computing the arrays when the calls are made."""
     jnp = jax_cuda.numpy
     caches = [pagecore.zeros((4, BLOCK, KV_HEADS, DIM), "float32", cuda.device) for _ in range(2)]
     for seed in range(5):
@@ -263,7 +264,7 @@ def test_jax_arrays_go_into_a_cache_and_results_are_jax_s(cuda, jax_cuda):
         np.testing.assert_allclose(np.asarray(out[0]), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_cupy_sees_the_memory_of_a_tensor_and_a_tensor_that_of_cupy(cuda):
+def test_cupy_and_tensors_share_memory_both_ways(cuda):
     cupy = require("cupy")
     tensor = pagecore.zeros((3, 5), "float32", cuda.device)
     array = tensor[1:, ::-1].cupy()
@@ -274,7 +275,7 @@ def test_cupy_sees_the_memory_of_a_tensor_and_a_tensor_that_of_cupy(cuda):
     assert (back.pointer, back.strides) == (array.data.ptr, array.strides)
 
 
-def test_results_for_cupy_are_cupy_s(cuda):
+def test_results_for_cupy_are_cupy_arrays(cuda):
     cupy = require("cupy")
     cache = cupy.random.standard_normal((4, BLOCK, KV_HEADS, DIM)).astype(cupy.float16)
     query = cupy.random.standard_normal((1, HEADS, DIM)).astype(cupy.float16)
@@ -286,8 +287,8 @@ def test_results_for_cupy_are_cupy_s(cuda):
     assert bool(cupy.isfinite(out).all())
 
 
-def test_transformers_generates_on_a_stream_of_its_own(torch_cuda: Any) -> None:
-    """The cache's arrays are sent on the stream that the model runs on, whichever it is."""
+def test_transformers_generates_on_any_stream(torch_cuda: Any) -> None:
+    """The cache uploads its arrays on the stream that the model runs on."""
     transformers = require("transformers")
     from pagecore.interop.transformers import PagedCache
 

@@ -7,6 +7,8 @@ import pytest
 
 from pagecore.index import BlockPool, BlockTables, RadixTree, RequestTable, SlotAllocator, StepBuffers
 
+pytestmark = pytest.mark.slow
+
 testcapi = pytest.importorskip("_testcapi", reason="needs CPython's own test module, which makes allocations fail")
 
 # The call is over when this many consecutive failures have no effect.

@@ -12,6 +12,9 @@ from pagecore.errors import OutOfBlocks, OutOfRows, ShapeError, UnsupportedDtype
 from tests.interop.families import EOS, left_padded, make_cache, make_model, prompts, torch, transformers
 from tests.interop.generations import WINDOWED, Failure, expect, failing, num_cached, run
 
+pytestmark = pytest.mark.slow
+
+
 # ---- rows
 
 

@@ -13,6 +13,8 @@ import pagecore
 from pagecore import errors, ops
 from tests.ops.cases import DTYPES, Case, Shape, assert_lse_close, assert_output_close, make_case
 
+pytestmark = pytest.mark.slow
+
 SHAPE = Shape(seq_lens=(2000, 33, 1, 16, 700, 0, 129), query_lens=(1, 5, 1, 16, 40, 2, 1))
 DECODE = Shape(seq_lens=(2000, 33, 1, 700, 0, 129))
 

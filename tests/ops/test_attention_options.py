@@ -11,6 +11,8 @@ from pagecore import ops
 from tests.ops.cases import DTYPES, Shape, assert_lse_close, assert_output_close, make_case, random_mask
 from tests.reference import attention as reference
 
+pytestmark = pytest.mark.slow
+
 LENS = {"seq_lens": (70, 33, 1, 16, 300), "query_lens": (7, 1, 1, 16, 40)}
 DECODE = {"seq_lens": (70, 33, 1, 300)}
 BATCHES = pytest.mark.parametrize("lens", [LENS, DECODE], ids=["mixed", "decode"])

@@ -12,6 +12,8 @@ from pagecore.arrays.dtypes import as_dtype
 from tests.ops.block_cases import batch_of, poisoned, random_cache, random_numbers, untouched_beside
 from tests.reference import blocks as reference
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("offset", [0, 4, 16, 60])
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])

@@ -16,6 +16,8 @@ from tests.ops.cases import DTYPES, Shape, empty_cache, make_case, random_mask
 from tests.reference import attention as reference
 from tests.reference import blocks
 
+pytestmark = pytest.mark.slow
+
 ISAS = _cpu.available_isas()
 MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
 DECODE = {"seq_lens": (70, 33, 1, 300, 0)}

@@ -9,6 +9,8 @@ from pagecore.ops import paged_attention, plan_attention
 from pagecore.ops.cpu import _cpu
 from tests.ops.cases import DTYPES
 
+pytestmark = pytest.mark.slow
+
 BLOCK, KV_HEADS, DIM = 16, 2, 96
 
 

@@ -19,6 +19,8 @@ from pagecore import errors, ops
 from pagecore.ops.cpu_count import usable_cores
 from tests.ops.cases import Shape, make_case
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33, which glibc reserves
 # Long enough for eight threads: decode, and prompts with decode.

@@ -12,6 +12,8 @@ from pagecore import ops
 from tests.ops.block_cases import poisoned, twin_of, untouched_beside
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
 
+pytestmark = pytest.mark.slow
+
 # Written bytes at which calls begin to use streaming stores, for common L2 sizes; and a larger number.
 SIZES = [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 5 << 20]
 HEADS, BLOCK = 4, 16

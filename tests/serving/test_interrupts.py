@@ -8,6 +8,8 @@ from tests.faults import PAGECORE, is_full, lines_of, raise_at
 from tests.serving.recovery import SCENARIOS, Engine
 from tests.serving.shielded import Faults, ShieldedCache
 
+pytestmark = pytest.mark.slow
+
 SERVING = PAGECORE / "serving"
 # Every STRIDE-th point of a run is tested.
 STRIDE = 1 if is_full() else 7

@@ -15,6 +15,8 @@ from pagecore.serving.reuse import POLICIES
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.tables import demo_rows
 
+pytestmark = pytest.mark.slow
+
 FEW = DemoConfig(num_requests=7)
 
 

@@ -16,6 +16,8 @@ from pagecore.serving.scheduler import Scheduler
 from tests.capabilities import require
 from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
+pytestmark = pytest.mark.slow
+
 require("matplotlib")
 
 from matplotlib.colors import to_hex  # noqa: E402
