@@ -287,7 +287,7 @@ def test_a_plan_of_fixed_size_refuses_larger_batches_and_keeps_its_contents(cuda
 )
 def test_a_plan_of_fixed_size_keeps_the_layout_that_graphs_rely_on(cuda, changed):
     plan = AttentionPlan(**HEADS, num_workers=24, device=cuda.device, max_sequences=4, max_tokens=10)
-    with pytest.raises(ShapeError, match="plan with the options that it was made with"):
+    with pytest.raises(ShapeError, match="plan with its options, or make another plan"):
         plan_attention(None, [100], **HEADS | {"num_workers": 24} | changed, out=plan)
     again = plan_attention(None, [100], **HEADS, num_workers=24, causal=False, window=(5, 5), out=plan)
     assert (again.num_sequences, again.num_query_heads) == (1, 8)
