@@ -11,8 +11,8 @@ NodeStore::NodeStore(Components components, uint64_t seed)
       hash_(seed),
       storages_(components_.block_size, components_.num_lanes()) {}
 
-bool NodeStore::is_empty(NodeId node) const {
-  if (components_.full_lanes > 0 || at(node).children > 0 || at(node).path_pins > 0) return false;
+bool NodeStore::has_nothing(NodeId node) const {
+  if (at(node).children > 0 || at(node).path_pins > 0) return false;
   for (int32_t c = 1; c < components_.count(); ++c) {
     if (part(node, c).count > 0) return false;
   }

@@ -97,7 +97,7 @@ class NodeStore {
     return component == 0 ? at(node).path_pins : part(node, component).pins;
   }
   // True if nothing keeps a node of a tree without full lanes.
-  [[nodiscard]] bool is_empty(NodeId node) const;
+  [[nodiscard]] bool is_empty(NodeId node) const { return components_.full_lanes == 0 && has_nothing(node); }
 
   // Lookup.
 
@@ -113,8 +113,10 @@ class NodeStore {
 
   // Memory.
 
-  // The capacity that reserve(nodes) would grow to; 0 if it is large enough.
-  [[nodiscard]] size_t growth(int64_t nodes) const;
+  // The capacity that reserve(nodes) will grow to; 0 if there is room for `nodes` more nodes.
+  [[nodiscard]] size_t growth(int64_t nodes) const {
+    return nodes <= static_cast<int64_t>(free_.size()) ? 0 : growth_past_free(nodes);
+  }
   void reserve(int64_t nodes, size_t storages = 1);
   [[nodiscard]] size_t capacity() const { return nodes_.capacity(); }
   [[nodiscard]] NodeStorage make_storage(const Query& query, int64_t first, int64_t count,
@@ -152,6 +154,8 @@ class NodeStore {
   void check_invariants() const;
 
  private:
+  [[nodiscard]] bool has_nothing(NodeId node) const;
+  [[nodiscard]] size_t growth_past_free(int64_t nodes) const;
   NodeId take() noexcept;
   void release(NodeId node) noexcept;
   void link_after(NodeId node, NodeId previous, StorageId storage);

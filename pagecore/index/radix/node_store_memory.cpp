@@ -24,10 +24,8 @@ void refit_vector(std::vector<T>& values, size_t size, size_t capacity) {
 
 }  // namespace
 
-size_t NodeStore::growth(int64_t nodes) const {
-  const int64_t missing = nodes - static_cast<int64_t>(free_.size());
-  if (missing <= 0) return 0;
-  const size_t wanted = nodes_.size() + static_cast<size_t>(missing);
+size_t NodeStore::growth_past_free(int64_t nodes) const {
+  const size_t wanted = nodes_.size() + static_cast<size_t>(nodes) - free_.size();
   PC_EXPECTS(wanted <= static_cast<size_t>(std::numeric_limits<NodeId>::max()), NotEnoughMemory, "the tree would have ",
              wanted, " nodes; it can have ", std::numeric_limits<NodeId>::max(), "; evict some");
   if (wanted <= nodes_.capacity() && wanted <= free_.capacity()) return 0;
