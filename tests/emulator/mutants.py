@@ -34,7 +34,7 @@ def mutants(files: Iterable[str]) -> Iterator[Mutant]:
     for file in files:
         text = (SOURCES / file).read_text()
         for found in SYNCHRONISATION.finditer(text):
-            instead = "" if found[1] is None else f"pc_wait_copies<({found[1]}) + 1>();"
+            instead = ";" if found[1] is None else f"pc_wait_copies<({found[1]}) + 1>();"
             line = text.count("\n", 0, found.start()) + 1
             yield Mutant(file, line, found[0], text[: found.start()] + instead + text[found.end() :])
 
