@@ -1,4 +1,4 @@
-"""Every example runs, if the frameworks that it imports are installed, and prints its promised line."""
+"""Every example runs as it stands, where the frameworks that it imports are."""
 
 import os
 import re

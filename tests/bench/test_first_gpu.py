@@ -18,6 +18,8 @@ from bench.first_gpu import archive, environment, main, steps, table
 from bench.gpu_facts import find_gpu
 from bench.steps import LATE, Outcome, Step, run_step, tail, trimmed
 
+pytestmark = pytest.mark.serial  # steps have time limits
+
 ROOT = Path(__file__).parent.parent.parent
 GPU = {"gpu": "NVIDIA H200", "driver": "580.1", "cuda": "13.0"}
 
@@ -64,14 +66,12 @@ def test_a_step_without_time_is_not_started(run):
     assert output == "no time left for this step\n"
 
 
-@pytest.mark.serial
 def test_a_step_that_takes_too_long_is_interrupted_and_can_still_print(run, monkeypatch):
     code = "import time\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('2 failed so far')"
     outcome, _ = run(code, limit_s=2.0)
     assert (outcome.code, outcome.verdict, outcome.last) == (LATE, "took too long", "2 failed so far")
 
 
-@pytest.mark.serial
 def test_a_step_that_ignores_the_interrupt_is_killed_with_its_children(run, monkeypatch, tmp_path):
     monkeypatch.setattr("bench.steps.GRACE_S", 0.5)
     child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
@@ -179,7 +179,6 @@ def without_facts(take):
     return lambda self, each: take(self, step("print('facts')", "facts") if each.name == "facts" else each)
 
 
-@pytest.mark.serial
 def test_a_failed_step_does_not_stop_the_next_and_none_passes_the_deadline(machine):
     planned = [step("raise SystemExit(3)", "a"), step("import time; time.sleep(600)", "b"), step("print(1)", "c")]
     code, summary, _ = machine(*planned, total_s=4.0)
