@@ -1,4 +1,7 @@
-# Every target sets up all that it needs in .venv, and builds again what a changed source touches.
+# Every target sets up what it needs in .venv and rebuilds what depends on a changed source.
+#
+# Each step of the setup prints one line. Its warnings and errors go to build/logs and are shown if the step fails; make V=1
+# shows all commands and their output.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,14 +12,31 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
 REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
-# pip would compile everything anew, in a folder that it throws away; the native parts are built in place by .built.
-EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install --quiet --no-build-isolation --editable
+# pip would compile everything again in a temporary folder; .built compiles the native parts in place.
+EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install $(QUIET) --no-build-isolation --editable
+
+V ?= 0
+LOGS := build/logs
+# $(call logged,NAME,COMMANDS) runs commands with their output in a log. Compilers run in parallel, so the first error need
+# not be at the end of the log.
+ifeq ($(V),1)
+logged = $(2)
+else
+Q := @
+QUIET := --quiet
+logged = mkdir -p $(LOGS); { $(2); } > $(LOGS)/$(1).log 2>&1 || { status=$$?; { \
+  grep -i -B 3 -A 5 -m 10 'error:' $(LOGS)/$(1).log; echo ...; tail -n 5 $(LOGS)/$(1).log; \
+  echo "$@ failed; the log is $(LOGS)/$(1).log, and make V=1 shows all output"; } >&2; exit $$status; }
+endif
+# $(call about,TIME) is the expected time of a step that has not run here before.
+about = $(if $(wildcard $@),, (about $(1)))
 
 .PHONY: demo test test-quick emulate lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
-	$(BIN)/pagecore demo
+	@echo 'Serving two dozen chat requests and verifying every token (about 3 s)'
+	$(Q)$(BIN)/pagecore demo
 
 # One process per core; then, in one process, the tests that measure time or fork.
 PARALLEL := -n auto --dist worksteal
@@ -31,33 +51,38 @@ test-quick: $(VENV)/.test build
 emulate: $(VENV)/.test build
 	PAGECORE_EMULATE=full $(BIN)/python -m pytest $(PARALLEL) tests/cuda tests/emulator --runtime emulator
 
-lint: $(VENV)/.lint
+# stubtest imports the native modules and compares them with their stubs; that of interop needs JAX, which may be missing.
+STUBTEST := --concise --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt \
+            --ignore-disjoint-bases --ignore-positional-only
+lint: $(VENV)/.lint build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pagecore  # it calls pycodestyle by name
+	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pagecore  # it runs pycodestyle from the PATH
 	$(BIN)/mypy
+	$(BIN)/stubtest $(STUBTEST) $$(git ls-files 'pagecore/*.pyi' ':!pagecore/interop' | sed 's/\.pyi$$//; s,/,.,g')
+	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
 
-# make bench BENCH="cpu_attention --quick": any names and options of `python -m bench`. Where torch (the extra "bench") is
-# not in .venv, its controls are left out.
+# BENCH takes names and options of `python -m bench`, such as make bench BENCH="cpu_attention --quick". Without torch (the
+# extra "bench") in .venv, the controls of torch are left out.
 BENCH ?= index prefix cpu_write gather cpu_attention replay
 bench: $(VENV)/.cli build
 	$(BIN)/python -m bench $(BENCH)
 
-# The native code under ASan, UBSan and TSan; needs g++ and make, and nothing of .venv.
+# The native code under ASan, UBSan and TSan; needs g++ and make, but not .venv.
 sanitize:
 	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target sanitize
 
-# The tests of a GPU under compute-sanitizer, of the CUDA toolkit: TOOL=memcheck, racecheck, initcheck or synccheck.
+# The GPU tests under compute-sanitizer from the CUDA toolkit: TOOL=memcheck, racecheck, initcheck or synccheck.
 TOOL ?= memcheck
 sanitize-gpu: $(VENV)/.test $(VENV)/.cuda13 build
-	@command -v compute-sanitizer > /dev/null || { echo >&2 "compute-sanitizer is not here; it comes with the CUDA toolkit"; exit 2; }
+	@command -v compute-sanitizer > /dev/null || { echo >&2 "compute-sanitizer is not installed; it comes with the CUDA toolkit"; exit 2; }
 	PAGECORE_REQUIRE=gpu compute-sanitizer --tool $(TOOL) --error-exitcode 9 $(BIN)/python -m pytest tests/gpu -q
 
-# The drivers of the native code with the kernels for NEON, run by an emulator; needs nothing of .venv.
+# The native test drivers with the NEON kernels in an emulator; does not need .venv.
 test-aarch64:
 	@for tool in $(AARCH64_CXX) $(AARCH64_RUN); do command -v $$tool > /dev/null || { echo >&2 \
-	  "$$tool is not here; on Debian and Ubuntu: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 2; }; done
+	  "$$tool is not installed; on Debian and Ubuntu: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 2; }; done
 	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target plain \
 	  CXX=$(AARCH64_CXX) LDFLAGS=-static LAUNCH=$(AARCH64_RUN) SCALE=$(or $(SCALE),0.1) TIMEOUT='timeout 1200'
 
@@ -74,21 +99,24 @@ clean:
 	find pagecore -name '*.so' -delete
 
 $(VENV)/.created:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	touch $@
+	@echo 'Setting up $(VENV)$(call about,10 s)'
+	$(Q)$(call logged,venv,$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install $(QUIET) --upgrade pip)
+	$(Q)touch $@
 
-# What builds the native parts.
+# Build tools of the native parts.
 $(VENV)/.tools: pyproject.toml | $(VENV)/.created
-	$(BIN)/python -c '$(REQUIRES)' > $@.txt
-	$(BIN)/python -m pip install --quiet --requirement $@.txt
-	touch $@
+	@echo 'Installing Cython and setuptools$(call about,5 s)'
+	$(Q)$(BIN)/python -c '$(REQUIRES)' > $@.txt
+	$(Q)$(call logged,tools,$(BIN)/python -m pip install $(QUIET) --requirement $@.txt)
+	$(Q)touch $@
 
 $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
-	$(BIN)/python setup.py --quiet build_clib -j$(JOBS) build_ext --inplace -j$(JOBS)
-	touch $@
+	@echo 'Compiling the native code$(call about,2 min on two cores)'
+	$(Q)$(call logged,build,$(BIN)/python setup.py $(QUIET) build_clib -j$(JOBS) build_ext --inplace -j$(JOBS))
+	$(Q)touch $@
 
-# The package, with the extra of the same name: what the command line, the tests, the linters or kernels for CUDA need.
+# The package with the extra of the same name: dependencies of the command line, the tests, the linters or CUDA kernels.
 $(VENV)/.cli $(VENV)/.test $(VENV)/.lint $(VENV)/.cuda12 $(VENV)/.cuda13: $(VENV)/.%: pyproject.toml setup.py $(VENV)/.tools
-	$(EDITABLE) '.[$*]'
-	touch $@
+	@echo 'Installing pagecore[$*] and its dependencies$(call about,15 s)'
+	$(Q)$(call logged,install-$*,$(EDITABLE) '.[$*]')
+	$(Q)touch $@

@@ -28,7 +28,8 @@ X86_LEVELS = {
 }
 ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": ["-march=armv8-a"]}
 
-# The rooms whose headers a room's native code reaches, beside its own and native's; tests/test_house.py compares.
+# The other rooms whose headers a room's native code includes; every room includes its own and native's. Checked by
+# tests/test_house.py.
 BELOW = {
     "arrays": (),
     "index": (),
@@ -43,7 +44,7 @@ def sources(pattern: str) -> list[str]:
 
 
 def compiled_from(room: str) -> list[str]:
-    """What a room's native code is compiled from beside its sources: the headers that it can reach, and these flags."""
+    """Return the dependencies of a room's native code other than its sources: reachable headers, and setup.py."""
     rooms = ("native", room, *BELOW[room])
     headers = [header for each in rooms for header in sources(f"pagecore/{each}/**/*.hpp")]
     return ["setup.py", *headers, *sources("cuda_src/*.h"), *sources("third_party/*.h")]
@@ -56,7 +57,7 @@ def library(room: str, name: str, files: list[str], flags: list[str]) -> tuple[s
 
 def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
-    built = [library("index", "index", sources("pagecore/index/*.cpp"), CXX)]
+    built = [library("index", "index", sources("pagecore/index/**/*.cpp"), CXX)]
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
     built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
     for isa, march in ISA_FLAGS.items():
@@ -69,7 +70,7 @@ def extension(pyx: str) -> Extension:
     """The extension of one ``_name.pyx``; it is linked again when its folder's C++ changes, which is in its library."""
     module = pyx.removesuffix(".pyx").replace("/", ".")
     folder = pyx.rsplit("/", 1)[0]
-    depends = [*compiled_from(folder.split("/")[1]), *sources(f"{folder}/*.cpp"), *sources(f"{folder}/isa/*.cpp")]
+    depends = [*compiled_from(folder.split("/")[1]), *sources(f"{folder}/**/*.cpp")]
     flags = [*CXX, *GENERATED]
     return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
 
@@ -89,6 +90,8 @@ class BuildLibraries(build_clib):
 
     def build_libraries(self, libraries: list[tuple[str, dict[str, object]]]) -> None:
         build_one = super().build_libraries
+        for name, _ in libraries:  # an archive keeps objects whose sources are gone
+            Path(self.build_clib, f"lib{name}.a").unlink(missing_ok=True)
         with ThreadPoolExecutor(int(self.parallel or 1)) as pool:
             list(pool.map(lambda each: build_one([each]), libraries))
 

@@ -1,1 +1,1 @@
-"""Microbenchmarks: ``python -m bench NAME``. Every figure is a ratio to a named control, taken in the same run."""
+"""Benchmarks: ``python -m bench NAME``. Each figure is a ratio to a named control, measured in the same run."""

@@ -5,10 +5,10 @@ import sys
 
 
 def run() -> int:
-    """Hold the controls to one thread, unless a bench asks for more; OpenBLAS asks only when numpy is loaded.
+    """Limit the controls to one thread unless a bench sets more, then run the command line.
 
-    Threads of OpenMP spin for milliseconds after their work, on the cores of whatever is timed next; here they do so no
-    longer than where threads outnumber cores.
+    OpenBLAS reads its variable only when NumPy is loaded. OpenMP threads spin for milliseconds after their work, on the
+    cores of whatever is timed next; GOMP_SPINCOUNT limits that.
     """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")

@@ -1,4 +1,4 @@
-"""Arrays that the benches of bytes move: paged caches in either order of heads."""
+"""Arrays of the benches that move bytes: paged caches in both head orders."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ DTYPES = {
 
 
 def huge_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Memory as a pool has it: from 4 MiB on, at a boundary of 2 MiB and with huge pages advised."""
+    """Return memory as a pool allocates it: from 4 MiB on, aligned to 2 MiB with huge pages advised."""
     return pagecore.empty(shape, dtype).numpy()
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """The same memory as unsigned integers, which NumPy copies faster than numbers that it does not know."""
+    """View an array as unsigned integers, which NumPy copies faster than dtypes that it does not know."""
     return array.view(f"u{array.itemsize}")
 
 
 def paged_cache(num_blocks: int, block_size: int, num_heads: int, head_dim: int, dtype: str, heads: str) -> np.ndarray:
-    """Zeros, logically [blocks, block size, heads, dim] whatever the order in memory; its pages are there already."""
+    """Return zeros, logically [blocks, block size, heads, dim] in either memory order, with all pages touched."""
     by_head = heads == "HND"
     inner = (num_heads, block_size) if by_head else (block_size, num_heads)
     memory = np.empty((num_blocks, *inner, head_dim), DTYPES[dtype])

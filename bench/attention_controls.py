@@ -1,4 +1,4 @@
-"""What attention is timed beside: a read of the same bytes, torch's SDPA and NumPy, on key and value in one piece."""
+"""Controls of the attention benches on contiguous key and value: a read of the same bytes, torch's SDPA and NumPy."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 
 import pagecore
-from bench.machine import usable_cores
 from bench.runner import Bench, Work
 from bench.torch_control import torch_view
+from pagecore.ops.cpu_count import usable_cores
 
 READ, NUMPY, TORCH = "read of the same bytes", "NumPy matmul", "torch SDPA"
 
 
 def thread_counts(bench: Bench) -> tuple[int, ...]:
-    """One and two threads; one where there is no second core."""
+    """Return (1, 2), or (1,) with a note if the process may use one core."""
     if usable_cores() < 2:
-        bench.note("this process may use one core; what takes two threads is left out")
+        bench.note("this process may use one core; figures on two threads are left out")
         return (1,)
     return (1, 2)
 
 
 @contextmanager
 def on_threads(count: int, torch: Any) -> Iterator[None]:
-    """Let pagecore and torch use so many threads."""
+    """Let pagecore and torch use `count` threads."""
     pagecore.set_num_threads(count)
     if torch:
         torch.set_num_threads(count)
@@ -40,10 +40,10 @@ def on_threads(count: int, torch: Any) -> Iterator[None]:
 
 
 class Reader:
-    """Reads every byte of some arrays, in as many threads as it is made for, each an equal part.
+    """Reader of every byte of some arrays, with an equal part for each thread.
 
-    The threads live until `close` and wait at a barrier, so that a read does not pay for their start; what one reads in
-    is NumPy's reduction, which lets go of the GIL.
+    The threads live until `close` and wait at a barrier, so that a read does not pay for starting them. They read with
+    NumPy's reduction, which releases the GIL.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray], threads: int) -> None:
@@ -57,7 +57,7 @@ class Reader:
             worker.start()
 
     def __call__(self) -> int:
-        """Every byte, or-ed with the others at its place in a word."""
+        """Read every byte; return the bitwise or of all 8-byte words."""
         self._wait(self._start)
         self._read(0)
         self._wait(self._end)
@@ -86,13 +86,13 @@ class Reader:
 
 
 def torch_attention(torch: Any, query: np.ndarray, key: np.ndarray, value: np.ndarray, *, causal: bool) -> Work:
-    """SDPA of ``[batch, heads, tokens, dim]``."""
+    """Return a call of SDPA on ``[batch, heads, tokens, dim]``."""
     tensors = [torch_view(torch, array) for array in (query, key, value)]
     return lambda: torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=causal)
 
 
 def numpy_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, causal: bool = False) -> np.ndarray:
-    """The same in float32: NumPy has no matmul for the other dtypes."""
+    """Return the attention in float32, because NumPy's matmul does not support the other dtypes."""
     scores = query @ key.swapaxes(-2, -1)
     scores *= np.float32(query.shape[-1] ** -0.5)
     if causal:
@@ -100,4 +100,5 @@ def numpy_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, ca
     scores -= scores.max(-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(-1, keepdims=True)
-    return scores @ value
+    attended: np.ndarray = scores @ value
+    return attended

@@ -1,4 +1,4 @@
-"""What the attention bench attends to: random key and value in one piece, and the same in scattered blocks."""
+"""Inputs of the attention bench: random contiguous key and value, and copies of them in scattered blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from bench.arrays import DTYPES, bits, huge_empty
 
-# Random numbers are slow to make: these are repeated, and no two rows near each other begin alike.
+# Random numbers are slow to generate, so these are repeated; no two nearby rows begin alike.
 NUM_RANDOM = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sequences of the same context; a decode step has one query of each."""
+    """Sequences of equal context; a decode step has one query for each."""
 
     query_heads: int
     kv_heads: int
@@ -41,17 +41,17 @@ class Shape:
         }
 
     def nbytes(self, dtype: str) -> int:
-        """Bytes of key and value."""
-        return 2 * self.sequences * self.context * self.kv_heads * self.dim * DTYPES[dtype].itemsize
+        """Return the bytes of key and value."""
+        return 2 * self.sequences * self.context * self.kv_heads * self.dim * int(DTYPES[dtype].itemsize)
 
     def query(self, dtype: str, tokens: int) -> np.ndarray:
-        """Random queries ``[tokens, query heads, dim]``."""
+        """Return random queries ``[tokens, query heads, dim]``."""
         random = np.random.default_rng(1)
         return random.standard_normal((tokens, self.query_heads, self.dim), dtype=np.float32).astype(DTYPES[dtype])
 
 
 class Load:
-    """Key and value of some sequences, each in one piece: ``[sequences, kv heads, context, dim]``."""
+    """Contiguous key and value of some sequences: ``[sequences, kv heads, context, dim]``."""
 
     def __init__(self, shape: Shape, dtype: str) -> None:
         self.shape, self.dtype = shape, dtype
@@ -66,12 +66,12 @@ class Load:
 
 
 class Paged:
-    """The key and value of a load in blocks that lie scattered.
+    """The key and value of a load in scattered blocks.
 
     Attributes
     ----------
     key_cache, value_cache : array ``[blocks, block size, kv heads, dim]``
-        Logically; in memory the heads of a block lie outside (HND) or inside (NHD) its tokens.
+        Logical shape. In memory the heads of a block are outside (HND) or inside (NHD) its tokens.
     table : int32 array ``[sequences, blocks a sequence]``
     seq_lens : int32 array ``[sequences]``
     """
@@ -95,6 +95,6 @@ class Paged:
 
 
 def _in_blocks(sequence: np.ndarray, block_size: int, heads: str) -> np.ndarray:
-    """One sequence ``[heads, tokens, dim]`` as blocks, in the order of memory."""
+    """Return one sequence ``[heads, tokens, dim]`` as blocks, in memory order."""
     blocks = sequence.reshape(sequence.shape[0], -1, block_size, sequence.shape[2])
     return blocks.transpose(1, 0, 2, 3) if heads == "HND" else blocks.transpose(1, 2, 0, 3)

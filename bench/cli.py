@@ -1,4 +1,4 @@
-"""The command line of the benches: which run, what on, where the figures go."""
+"""Command line of the benches: choice of benches, header, JSON and plot."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from bench.peers import PeerMissing
 from bench.runner import Bench
 
 NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "dispatch", "replay")
-# These need a GPU.
+# Benches that need a GPU.
 GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_prefill")
-# The bench that has a picture.
+# The bench that --plot draws.
 DRAWN = "cpu_attention"
 PEERS = ("sglang", "vllm")
 REFUSED = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benches that are named, or list them.
+    """Run the named benches, or list them.
 
-    A single bench runs in this process. Of several, each runs in a process of its own and writes a file of its own, so
-    that one that fails or crashes costs no figure of another.
+    A single bench runs in this process. Several benches run in a process each and write a file each, so that a bench
+    that fails or crashes does not affect the figures of the others.
 
     Returns
     -------
     int
         0 if every bench ran and every check passed; 1 otherwise; 2 if a peer, a GPU, the trace or the place of the JSON
-        is missing, which one message on stderr says. Missed targets do not count.
+        is missing, with one message on stderr. Missed targets do not count.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -61,13 +61,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _titles(options: argparse.Namespace) -> list[str]:
-    """Return what is run: the benches, then the peers, except those that are only controls of the bench "prefix"."""
+    """Return the titles to run: the benches, then the peers unless they are only controls of the bench "prefix"."""
     names = list(dict.fromkeys(options.names))
     return names if names == ["prefix"] else names + [f"peer {peer}" for peer in dict.fromkeys(options.peer)]
 
 
 def _run_one(title: str, module: ModuleType, options: argparse.Namespace) -> int:
-    """Run one bench; its file is written after every figure, so that a run that is ended keeps them."""
+    """Run one bench and write its file after every figure, so that an aborted run keeps them."""
     report = _header(options)
     print(f"\n{title}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
 
@@ -89,7 +89,7 @@ def _run_one(title: str, module: ModuleType, options: argparse.Namespace) -> int
 
 
 def _run_processes(titles: list[str], options: argparse.Namespace) -> int:
-    """Run each bench in a process of its own, one after another."""
+    """Run each bench in its own process, one after another."""
     if options.json:
         options.json.mkdir(exist_ok=True)
     failed = 0
@@ -107,7 +107,7 @@ def _run_processes(titles: list[str], options: argparse.Namespace) -> int:
 
 
 def _arguments(title: str, options: argparse.Namespace) -> list[str]:
-    """Return the command line that runs one of several benches."""
+    """Return the command line of one of several benches."""
     peer = title.removeprefix("peer ")
     arguments = [title] if peer == title else ["--peer", peer]
     if title == "prefix":
@@ -126,21 +126,21 @@ def _arguments(title: str, options: argparse.Namespace) -> list[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file at once, so that a run that is ended meanwhile leaves the whole file that was there."""
+    """Replace a file atomically, so that an aborted run leaves a complete file."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text)
     aside.replace(path)
 
 
 def about(name: str) -> str:
-    """What a bench times: the first line of its module."""
+    """Return the first line of a bench's docstring."""
     return (importlib.import_module(f"bench.{name}").__doc__ or "").splitlines()[0]
 
 
 def _load_peers(options: argparse.Namespace) -> dict[str, ModuleType]:
-    """The benches of the peers that are named, the peers themselves loaded: before minutes of work, not after.
+    """Import the named peers' benches and load the peers, before minutes of work instead of after.
 
-    A peer's prefix cache stands among the controls of the bench "prefix"; where nothing else is named, that is all.
+    In the bench "prefix" a peer's prefix cache is one of the controls. If only "prefix" is named, return no peer bench.
     """
     peers = list(dict.fromkeys(options.peer))
     modules = {f"peer {peer}": importlib.import_module(f"bench.peers.{peer}") for peer in peers}
@@ -162,60 +162,64 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         choices=PEERS,
         default=[],
-        help="time its allocators beside ours, and for prefix its prefix cache",
+        help="also time this peer's allocators, and in prefix its prefix cache",
     )
     kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", dest="kind", action="store_const", const="quick", default="full", help="fewer rounds")
     kind.add_argument(
-        "--quick", dest="kind", action="store_const", const="quick", default="full", help="a short run: fewer rounds"
-    )
-    kind.add_argument(
-        "--smoke", dest="kind", action="store_const", const="smoke", help="small sizes, two rounds, nothing to quote"
+        "--smoke",
+        dest="kind",
+        action="store_const",
+        const="smoke",
+        help="small sizes and two rounds; the figures mean nothing",
     )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="write machine, versions, sizes and figures to FILE; of several benches to FILE/NAME.json",
+        help="write machine, versions, sizes and figures to FILE; with several benches, to FILE/NAME.json",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"{DRAWN}: draw what it reaches as PNG")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="replay: a Mooncake trace instead of the one found")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"{DRAWN}: draw its GB/s as PNG")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="replay: a Mooncake trace instead of a synthetic one"
+    )
     parser.add_argument("--requests", type=_count, metavar="N", help="replay: only the first N requests (2000)")
     return parser
 
 
 def _name(text: str) -> str:
-    # `choices` would refuse the empty list of names, which asks for the list.
+    # `choices` would reject the empty list, which lists the benches.
     if text not in (*NAMES, *GPU_NAMES):
-        raise argparse.ArgumentTypeError(f"there is no bench {text!r}; there are {', '.join((*NAMES, *GPU_NAMES))}")
+        raise argparse.ArgumentTypeError(f"unknown bench {text!r}; use one of {', '.join((*NAMES, *GPU_NAMES))}")
     return text
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of requests, 1 or more")
+        raise argparse.ArgumentTypeError(f"expected a number of requests, 1 or more, got {text!r}")
     return int(text)
 
 
 def _refuse_paths(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Exit with the reason if a file or folder that is named cannot be read or written."""
+    """Exit with the reason if a named file or folder cannot be read or written."""
     several = len(_titles(options)) > 1
     if options.json and several and not (_is_writable_folder(options.json) or _writable(options.json)):
-        parser.error(f"--json {options.json} cannot be written; name a folder, or a new one in a folder that is there")
+        parser.error(f"--json {options.json} cannot be written; name a folder, or a new one in an existing folder")
     if options.json and several and options.json.exists() and not options.json.is_dir():
-        parser.error(f"--json {options.json} is a file, and several benches write a file each; name a folder")
+        parser.error(f"--json {options.json} is a file, and several benches write one file each; name a folder")
     if options.json and not several and not _writable(options.json):
-        parser.error(f"--json {options.json} cannot be written; name a file in a folder that is there")
+        parser.error(f"--json {options.json} cannot be written; name a file in an existing folder")
     if options.plot:
         _refuse_plot(parser, options)
     if options.trace and not options.trace.is_file():
-        parser.error(f"--trace {options.trace} is not a file; leave it out to replay one that is found or made")
+        parser.error(f"--trace {options.trace} is not a file; omit it to replay a synthetic trace")
 
 
 def _refuse_plot(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if DRAWN not in options.names:
-        parser.error(f"--plot draws what {DRAWN} reaches; name it too")
+        parser.error(f"--plot draws the figures of {DRAWN}; name that bench too")
     if not _writable(options.plot):
-        parser.error(f"--plot {options.plot} cannot be written; name a file in a folder that is there")
+        parser.error(f"--plot {options.plot} cannot be written; name a file in an existing folder")
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'pagecore[cli]'")
 
@@ -236,7 +240,7 @@ def _list_names() -> None:
 
 
 def _header(options: argparse.Namespace) -> dict[str, Any]:
-    """Print and return what the figures are taken on."""
+    """Print and return the machine, versions and commit of the run."""
     report: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(),
@@ -248,9 +252,9 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
     for part in ("machine", "versions"):
         print(f"{part}: " + ", ".join(f"{key} {_shown(value)}" for key, value in report[part].items()))
     print(f"commit: {_shown(report['commit'])}")
-    print("a line below its figure is a control, and how many times faster than it the figure is: median (min to max)")
+    print("below each figure: its controls, and its speed-up over each: median (min to max) of interleaved rounds")
     if options.kind == "smoke":
-        print("--smoke: these figures only show that the benches run")
+        print("--smoke: the figures only show that the benches run")
     return report
 
 

@@ -1,6 +1,6 @@
-"""The index as one would write it without a library: plain free lists, and block tables in NumPy.
+"""Plain implementations of the index: free lists in Python, and block tables in NumPy.
 
-They check nothing and count no references, except where they say so; that favours them.
+They check nothing and count no references unless stated, which favours them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Slots = NDArray[np.int64]
 
 
 class ListPool:
-    """The free blocks in a list: last in, first out."""
+    """Free list in a Python list: last in, first out."""
 
     name = "Python list"
 
@@ -34,7 +34,7 @@ class ListPool:
 
 
 class DequePool:
-    """The free blocks in a deque: first in, first out."""
+    """Free list in a deque: first in, first out."""
 
     name = "Python deque"
 
@@ -50,7 +50,7 @@ class DequePool:
 
 
 class HeapPool:
-    """The free blocks in a heap: lowest id first."""
+    """Free list in a heap: lowest id first."""
 
     name = "Python heapq"
 
@@ -66,7 +66,7 @@ class HeapPool:
 
 
 class NumpyPool:
-    """The free blocks in a NumPy array, last in, first out; refuses blocks that nobody holds."""
+    """Free list in a NumPy array, last in, first out; rejects blocks that are not allocated."""
 
     name = "NumPy stack, checked"
 
@@ -83,14 +83,14 @@ class NumpyPool:
 
     def free(self, blocks: Ids) -> None:
         if not self.held[blocks].all():
-            raise ValueError("a block that is free was freed")
+            raise ValueError("double free: a block is free already")
         self.held[blocks] = False
         self.stack[self.top : self.top + len(blocks)] = blocks
         self.top += len(blocks)
 
 
 class NumpyTables:
-    """Block tables in NumPy, every step vectorised over its rows."""
+    """Block tables in NumPy, vectorised over rows."""
 
     name = "NumPy tables"
 
@@ -101,7 +101,7 @@ class NumpyTables:
         self.lengths = np.zeros(max_sequences, np.int32)
 
     def extend(self, rows: Ids, counts: Ids, out: Slots) -> Slots:
-        """Slots of `counts[i]` more tokens of each row, row after row."""
+        """Return the slots of `counts[i]` more tokens of each row, row after row."""
         size = self.block_size
         starts = self.lengths[rows]
         ends = starts + counts
@@ -126,7 +126,7 @@ class NumpyTables:
 
 
 class NumpySlots:
-    """The slots of engines that keep their own tables, vectorised over the batch."""
+    """Slots for engines that keep their own tables, vectorised over the batch."""
 
     name = "NumPy slots"
 
@@ -143,7 +143,7 @@ class NumpySlots:
         which = np.repeat(np.arange(len(counts)), counts)
         position = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - prefix_lens, counts)
         fresh = position // size + np.repeat(np.cumsum(new) - new - first, counts)
-        slots = last_slots[which] + 1 + position - prefix_lens[which]
+        slots: Slots = last_slots[which] + 1 + position - prefix_lens[which]
         opened = position >= (first * size)[which]
         slots[opened] = blocks[fresh[opened]] * size + position[opened] % size
         return slots

@@ -1,8 +1,8 @@
-"""Host attention over a paged cache, beside a read of the same bytes, NumPy, and torch's SDPA on contiguous copies.
+"""Host attention over a paged cache, against a read of the same bytes, NumPy, and torch's SDPA on contiguous copies.
 
-The blocks of a sequence lie scattered; every control has key and value in one contiguous piece, in memory with huge
-pages as the cache's own, torch with the query heads of a group folded into queries. The read goes over all bytes with
-as many threads as the attention; of a few MiB, its threads need longer to meet than to read.
+The blocks of a sequence are scattered. Every control has contiguous key and value, in huge pages like the cache; torch
+gets the query heads of a group folded into queries. The read covers all bytes with the same number of threads as the
+attention. For a few MiB its threads need longer to synchronise than to read.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from pagecore import paged_attention
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 5e-3}
 DRAM, IN_CACHE = Shape(32, 8, 128, 8, 8192), Shape(32, 8, 128, 1, 1024)
 HEADS, DIMS, BATCHES, CONTEXTS = ((32, 8), (8, 1), (64, 4), (16, 16)), (64, 128, 256), (1, 8, 32), (1024, 8192, 32768)
-# Key and value of a shape are there twice, and controls need room; of larger ones, one call takes seconds.
+# Key and value of a shape exist twice, and controls need memory. Larger shapes take seconds a call.
 BYTES_MAX = 1 << 30
 MEMORY_SHARE = 4
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """What has targets: decode from DRAM and from the caches, prefill, block sizes; a full run has all shapes too."""
+    """Run the figures with targets: decode from DRAM and caches, prefill, block sizes; a full run adds all shapes."""
     torch = load_torch(bench)
     threads = thread_counts(bench)
     dram, in_cache = bench.pick((DRAM, IN_CACHE), (replace(DRAM, sequences=2, context=256), IN_CACHE))
@@ -68,25 +68,25 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
 
 
 def _sweep(bench: Bench, torch: Any, threads: tuple[int, ...]) -> None:
-    """Decode of every shape that fits."""
+    """Decode with every shape that fits in memory."""
     effort = bench.effort
     bench.effort = replace(effort, figure_s=min(effort.figure_s, 0.5), rounds_min=min(effort.rounds_min, 5))
     most = min(BYTES_MAX, available_memory() // MEMORY_SHARE)
     left_out = []
     sides = bench.pick((HEADS, DIMS, BATCHES, CONTEXTS), (HEADS[1:2], DIMS[:1], (2,), (128,)))
     for heads, dim, sequences, context in product(*sides):
-        shape = Shape(*heads, dim, sequences, context)
+        shape = Shape(heads[0], heads[1], dim, sequences, context)
         for dtype in DTYPES:
             if shape.nbytes(dtype) > most:
                 left_out.append(f"{shape.title} {dtype}")
             elif shape not in (DRAM, IN_CACHE) or dtype == "float16":
                 _decode(bench, torch, dtype, shape, threads)
     if left_out:
-        bench.note(f"left out, with more than {most / 2**30:.1f} GiB of key and value: {'; '.join(left_out)}")
+        bench.note(f"left out, because key and value exceed {most / 2**30:.1f} GiB: {'; '.join(left_out)}")
 
 
 def _decode(bench: Bench, torch: Any, dtype: str, shape: Shape, threads: tuple[int, ...]) -> None:
-    """One query of each sequence, on one thread and on more."""
+    """Decode: one query of each sequence, on each number of threads."""
     load = Load(shape, dtype)
     paged = Paged(load)
     query = shape.query(dtype, shape.sequences)
@@ -125,7 +125,7 @@ def _attention(paged: Paged, query: np.ndarray, out: np.ndarray, cu_query_lens: 
 
 
 def _check_decode(load: Load, paged: Paged, query: np.ndarray, controls: dict[str, Work | None]) -> None:
-    """Ours is what the controls give, and for the first and the last head what float32 gives."""
+    """Compare with the controls, and the first and last head with float32."""
     out = np.full_like(query, np.nan)
     _attention(paged, query, out)()
     for control in controls.values():
@@ -140,7 +140,7 @@ def _check_decode(load: Load, paged: Paged, query: np.ndarray, controls: dict[st
 
 
 def _prefill(bench: Bench, torch: Any, dtype: str, length: int, threads: tuple[int, ...]) -> None:
-    """A prompt of so many tokens, causal."""
+    """Prefill: a causal prompt of `length` tokens."""
     shape = replace(DRAM, sequences=1, context=length)
     load = Load(shape, dtype)
     paged = Paged(load)
@@ -157,7 +157,7 @@ def _prefill(bench: Bench, torch: Any, dtype: str, length: int, threads: tuple[i
         if dtype == "float32" and count == 1 and bench.kind != "quick":
             controls[NUMPY] = partial(numpy_attention, queries, *planes, causal=True)
         if not controls:
-            bench.note(f"{name}, {_threads(count)}: its only control is torch; left out")
+            bench.note(f"{name}, {_threads(count)}: left out, because its only control is torch")
             continue
 
         def check(controls: dict[str, Work] = controls) -> None:
@@ -178,13 +178,13 @@ def _prefill(bench: Bench, torch: Any, dtype: str, length: int, threads: tuple[i
 
 
 def _block_sizes(bench: Bench, dtype: str, shape: Shape, heads: str) -> None:
-    """The same sequences in smaller and larger blocks, and with the heads of a block inside its tokens; one thread."""
+    """Decode with other block sizes and with NHD heads, on one thread."""
     load = Load(shape, dtype)
     query = shape.query(dtype, shape.sequences)
     usual = Paged(load, 16, heads)
     sizes = shape.sizes | {"dtype": dtype, "threads": 1}
     for block_size, least in BLOCK_SIZE_RATIO_MIN.items():
-        _beside_own(
+        _compare_caches(
             bench,
             f"decode {shape.title}, {dtype}, {heads}, block {block_size}",
             (Paged(load, block_size, heads), query),
@@ -194,7 +194,7 @@ def _block_sizes(bench: Bench, dtype: str, shape: Shape, heads: str) -> None:
             sizes=sizes | {"block_size": block_size, "heads": heads},
         )
     if heads != "HND" and bench.kind != "quick":
-        _beside_own(
+        _compare_caches(
             bench,
             f"decode {shape.title}, {dtype}, {heads}",
             (usual, query),
@@ -204,10 +204,10 @@ def _block_sizes(bench: Bench, dtype: str, shape: Shape, heads: str) -> None:
         )
 
 
-def _beside_own(
+def _compare_caches(
     bench: Bench, name: str, subject: tuple[Paged, np.ndarray], others: dict[str, Paged], **about: Any
 ) -> None:
-    """Attention to the same key and value as they lie in other caches."""
+    """Compare attention over the same key and value in different caches."""
     paged, query = subject
     out, other = np.empty_like(query), np.empty_like(query)
     ours = _attention(paged, query, out)
@@ -224,16 +224,16 @@ def _beside_own(
 
 
 def _instruction_sets(bench: Bench, shape: Shape) -> None:
-    """A step from the caches and a prompt, with the widest instruction set beside every other that the machine has."""
+    """Compare the widest instruction set with every other one that is available: a cached step and a prompt."""
     if len(pagecore.available_isas()) == 1:
-        bench.note(f"{pagecore.isa()} is the only instruction set here; there is nothing to compare it with")
+        bench.note(f"{pagecore.isa()} is the only available instruction set; its comparison is left out")
         return
     for dtype, count in product(DTYPES, (1, bench.pick(512, 32))):
         _levels(bench, Load(shape, dtype), count)
 
 
 def _levels(bench: Bench, load: Load, count: int) -> None:
-    """The last `count` tokens of one sequence."""
+    """Compare on the last `count` tokens of one sequence."""
     paged, query = Paged(load), load.shape.query(load.dtype, count)
     widest = pagecore.isa()
     out, other = np.empty_like(query), np.empty_like(query)

@@ -1,8 +1,8 @@
-"""Key and value of new tokens into their slots, beside NumPy fancy indexing, a copy of the same bytes, and torch.
+"""Slot-mapped writes of new tokens, against NumPy fancy indexing, a copy of the same bytes, and torch.
 
-Up to 512 tokens are decode steps, each token in a block of its own; 2,048 tokens fill whole blocks that lie scattered.
-Calls go through the whole of pools that are larger than the caches, so that none finds its slots warm; the copy goes
-through a pool as large, piece after piece. NumPy has one thread whatever is asked for.
+Up to 512 tokens are decode steps, with each token in a different block; 2,048 tokens fill whole scattered blocks.
+Calls cycle through pools larger than the caches, so that no call finds its slots warm; the copy cycles through an
+equally large pool. NumPy uses one thread in all figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mapping = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is written where."""
+    """One write: tokens, shapes and dtypes."""
 
     tokens: int
     head_dim: int
@@ -46,12 +46,12 @@ class Case:
 
     @property
     def target(self) -> float | None:
-        """Of the ratio to NumPy; casts have none, and neither have other widths."""
+        """Target ratio to NumPy; None for casts and other head dims."""
         return WRITE_RATIO_MIN.get(self.tokens) if self.source == self.dtype and self.head_dim == 128 else None
 
 
 class Pools:
-    """Caches of one dtype and order of heads for each of the works that are compared."""
+    """Caches of one dtype and head order, a pair for each subject and control."""
 
     def __init__(self, num_blocks: int, head_dim: int, dtype: str, heads: str, names: tuple[str, ...]) -> None:
         self.num_blocks = num_blocks
@@ -61,7 +61,7 @@ class Pools:
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """All dtypes and both orders of heads at dim 128, float32 also with int32 slots; a full run has 64 and 256 too."""
+    """Run all dtypes and head orders at dim 128, and int32 slots; a full run adds dims 64 and 256."""
     torch = load_torch(bench)
     threads = thread_counts(bench)
     num_blocks = bench.pick(2048, 160)
@@ -112,7 +112,9 @@ def _write(bench: Bench, torch: Any, case: Case, pools: Pools, threads: tuple[in
 
 def _ours(new: np.ndarray, caches: list[np.ndarray], mappings: list[Mapping], slots: str) -> Work:
     each = cycle([mapping[0].astype(slots) for mapping in mappings])
-    return lambda: write_kv(*new, *caches, next(each))
+    key, value = new
+    key_cache, value_cache = caches
+    return lambda: write_kv(key, value, key_cache, value_cache, next(each))
 
 
 def _numpy(new: np.ndarray, caches: list[np.ndarray], mappings: list[Mapping]) -> Work:
@@ -127,7 +129,7 @@ def _numpy(new: np.ndarray, caches: list[np.ndarray], mappings: list[Mapping]) -
 
 
 def _copy(new: np.ndarray, caches: list[np.ndarray]) -> Work:
-    """Key and value as they lie, to where the next piece of their pools begins."""
+    """Copy key and value unchanged to the next piece of their pools."""
     rows = [array.reshape(-1).astype(cache.dtype).view(np.uint8) for array, cache in zip(new, caches, strict=True)]
     pieces = cycle(list(zip(*[_pieces(cache, rows[0].nbytes) for cache in caches], strict=True)))
 
@@ -139,7 +141,7 @@ def _copy(new: np.ndarray, caches: list[np.ndarray]) -> Work:
 
 
 def _pieces(cache: np.ndarray, nbytes: int) -> list[np.ndarray]:
-    """The memory of a cache, whatever the order of its heads, in pieces of so many bytes."""
+    """Return the memory of a cache in pieces of `nbytes` bytes, in either head order."""
     memory = (cache if cache.flags.c_contiguous else cache.swapaxes(1, 2)).reshape(-1).view(np.uint8)
     return [memory[start : start + nbytes] for start in range(0, len(memory) - nbytes + 1, nbytes)]
 
@@ -152,13 +154,13 @@ def _torch(torch: Any, new: np.ndarray, caches: list[np.ndarray], mappings: list
     def work() -> None:
         index = next(places)
         for tensor, values in zip(tensors, rows, strict=True):
-            tensor.index_put_(index, values.to(tensor.dtype))  # the same tensor where there is nothing to cast
+            tensor.index_put_(index, values.to(tensor.dtype))  # no copy if the dtypes agree
 
     return work
 
 
 def _mappings(random: np.random.Generator, num_blocks: int, count: int) -> list[Mapping]:
-    """Slots, blocks and offsets of as many calls as it takes to go through the whole pool once."""
+    """Return the slots, blocks and offsets of the calls that cover the whole pool once."""
     whole = count >= 2048
     each = count // BLOCK if whole else count
     made = []

@@ -1,7 +1,7 @@
-"""What a call costs from NumPy, torch, compiled torch and jitted JAX, beside the plain call on arrays of pagecore.
+"""Overhead of a call from NumPy, torch, compiled torch and jitted JAX, against the plain call on pagecore Tensors.
 
-One token for each of two sequences of a few tokens, so that little else is timed than the way there and back. Where a
-framework calls through its own dispatcher, the same arrays given to pagecore's function stand beside it.
+The calls have one token for each of two short sequences, so that little but the dispatch is timed. If a framework
+calls through its own dispatcher, pagecore's function on the same arrays is a second control.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ PLAIN = "pagecore.Tensor"
 
 @dataclass(frozen=True)
 class Side:
-    """The two calls, as one framework makes them; `beside` has more controls, by operation."""
+    """The two calls of one framework; `more_controls` has additional controls by operation."""
 
     name: str
     write: Work
     attend: Callable[[], Any]
-    beside: dict[str, dict[str, Work]] = field(default_factory=dict)
+    more_controls: dict[str, dict[str, Work]] = field(default_factory=dict)
     at_most: float | None = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """The arrays of both calls, of whichever framework `convert` makes them."""
+    """The arrays of both calls, made by `convert`."""
 
     written: tuple[Any, ...]
     attended: tuple[Any, ...]
@@ -57,7 +57,7 @@ class Case:
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Each framework that is installed, held against the plain call."""
+    """Compare each installed framework with the plain call."""
     plain = Case.make(as_tensor).side(PLAIN, ops.write_kv, ops.paged_attention)
     plain.write()
     expected = plain.attend().numpy()
@@ -68,7 +68,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
             bench.compare(
                 f"{operation}, {side.name}",
                 work,
-                {PLAIN: control} | side.beside.get(operation, {}),
+                {PLAIN: control} | side.more_controls.get(operation, {}),
                 check=partial(_check, side, expected),
                 at_most=side.at_most,
                 sizes=SIZES | {"framework": side.name},
@@ -92,17 +92,19 @@ def _torch_sides(bench: Bench) -> Iterator[Side]:
 
         from pagecore.interop import torch as interop
     except ImportError:
-        bench.note("torch is not installed and left out (pip install 'pagecore[torch]')")
+        bench.note("torch is left out, because it is not installed (pip install 'pagecore[torch]')")
         return
     torch.set_num_threads(1)
     case = Case.make(torch.from_numpy)
     direct = case.side("", ops.write_kv, ops.paged_attention)
     name = "pagecore's function, torch arrays"
-    beside = {"write_kv": {name: direct.write}, "paged_attention": {name: direct.attend}}
-    yield case.side("torch eager", interop.write_kv, interop.paged_attention, beside=beside, at_most=DISPATCH_US_MAX)
-    # A smoke run does not wait for a compiler.
+    more = {"write_kv": {name: direct.write}, "paged_attention": {name: direct.attend}}
+    yield case.side(
+        "torch eager", interop.write_kv, interop.paged_attention, more_controls=more, at_most=DISPATCH_US_MAX
+    )
+    # A smoke run skips the slow compiler.
     compiled = partial(torch.compile, fullgraph=True, backend=bench.pick("inductor", "aot_eager"))
-    yield case.side("torch.compile", compiled(interop.write_kv), compiled(interop.paged_attention), beside=beside)
+    yield case.side("torch.compile", compiled(interop.write_kv), compiled(interop.paged_attention), more_controls=more)
 
 
 def _jax_sides(bench: Bench) -> Iterator[Side]:
@@ -111,7 +113,7 @@ def _jax_sides(bench: Bench) -> Iterator[Side]:
 
         from pagecore.interop import jax as interop
     except ImportError:
-        bench.note("JAX is not installed and left out (pip install 'pagecore[jax]')")
+        bench.note("JAX is left out, because it is not installed (pip install 'pagecore[jax]')")
         return
     case = Case.make(jax.numpy.array)
     key, value, *caches, slots = case.written
@@ -122,7 +124,7 @@ def _jax_sides(bench: Bench) -> Iterator[Side]:
     attend = jax.jit(interop.paged_attention)
 
     def written() -> None:
-        caches[:] = write(*caches, key, value, slots)  # what was given is gone
+        caches[:] = write(*caches, key, value, slots)  # the arguments were donated
         jax.block_until_ready(caches)
 
     def attended() -> Any:

@@ -1,4 +1,4 @@
-"""What a figure is: spreads of times and of ratios, the targets beside them, as lines to read and as JSON."""
+"""Figures: spreads of times and ratios with their targets, as text and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Least, median and greatest of one quantity over the rounds."""
+    """Minimum, median and maximum of a quantity over the rounds."""
 
     min: float
     median: float
@@ -29,7 +29,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure should reach, against a control or on its own, and what it reached, as text."""
+    """A target of a figure, against a control or absolute, and the result, as text."""
 
     figure: str
     against: str
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A control's time, and how many times faster than it the subject is; `at_least` is the target of the ratio."""
+    """A control's time, the subject's speed-up over it, and the target `at_least` of that ratio."""
 
     time: Spread
     ratio: Spread
@@ -53,11 +53,11 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A subject beside its controls; times in seconds a call, shown in `unit` for each of `per` things of a call.
+    """A subject and its controls. Times are seconds a call, shown in `unit` divided by the `per` things in a call.
 
-    `at_most` is the target of the subject's median in that unit; `nbytes` is what a call moves, and `gb_per_s_at_least`
-    the target of its rate; `flop` is what it computes. `sizes` goes to the JSON. A target that is missed is shown and
-    fails nothing.
+    `at_most` is the target of the subject's median in that unit. `nbytes` is the number of bytes that a call moves, and
+    `gb_per_s_at_least` the target of its rate. `flop` is the number of operations of a call. `sizes` goes to the JSON.
+    A missed target is shown and fails nothing.
     """
 
     name: str
@@ -75,7 +75,9 @@ class Figure:
 
     def __post_init__(self) -> None:
         if self.at_most is not None and self.gb_per_s_at_least is not None:
-            raise ValueError(f"{self.name!r} has two targets; a rate is a time already")
+            raise ValueError(
+                f"{self.name!r} has two targets; set at_most or gb_per_s_at_least, since a rate implies a time"
+            )
 
     @property
     def met(self) -> bool | None:
@@ -84,7 +86,7 @@ class Figure:
         return None if self.at_most is None else self._in_unit(self.subject).median <= self.at_most
 
     def lines(self) -> list[str]:
-        """The figure as text: the subject's line, and one for each control."""
+        """Return the subject's line, and one for each control."""
         wanted = self._wanted()
         target = f"target {wanted}: {_verdict(self.met)}" if wanted else ""
         lines = [f"  {self.name:<52} {self._shown(self.subject)}   {target}".rstrip()]
@@ -96,7 +98,7 @@ class Figure:
         return lines
 
     def targets(self) -> list[Target]:
-        """Every target of the figure: its own, and those of the ratios to its controls."""
+        """Return every target of the figure: its own, and those of the ratios to its controls."""
         found = []
         if self.met is not None:
             rate = self.gb_per_s_at_least is not None
@@ -111,7 +113,7 @@ class Figure:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The figure as plain values."""
+        """Return the figure as plain values."""
         return {
             "name": self.name,
             "sizes": dict(self.sizes),
@@ -134,7 +136,7 @@ class Figure:
         return self.unit if self.each == "call" else f"{self.unit} a {self.each}"
 
     def _wanted(self) -> str:
-        """The subject's own target as text; nothing where it has none."""
+        """Return the subject's own target as text; "" without one."""
         if self.gb_per_s_at_least is not None:
             return f">= {self.gb_per_s_at_least:g} GB/s"
         return "" if self.at_most is None else f"<= {self.at_most:g} {self._unit}"
@@ -143,8 +145,8 @@ class Figure:
         return seconds.scaled(PER_SECOND[self.unit] / self.per)
 
     def gb_per_s(self, seconds: Spread) -> float:
-        """The rate at which a call moves its bytes, at the median."""
-        assert self.nbytes is not None, f"{self.name!r} does not say how many bytes it moves"
+        """Return the median rate at which a call moves its bytes."""
+        assert self.nbytes is not None, f"{self.name!r} has no nbytes"
         return self.nbytes / seconds.median / 1e9
 
     def _times(self, seconds: Spread) -> dict[str, Any]:
@@ -164,7 +166,7 @@ class Figure:
 
 
 def table_of(targets: Sequence[Target]) -> list[str]:
-    """The targets as a table to read; nothing where there is none."""
+    """Return the lines of a table of targets; [] without targets."""
     if not targets:
         return []
     rows = [("target of", "against", "wanted", "got", "")]

@@ -1,10 +1,10 @@
-"""The first run on a GPU machine, in under nine minutes: facts, build, compiled kernels, smoke runs, tests, benches.
+"""First run on a GPU machine, in under nine minutes: facts, build, compiled kernels, smoke runs, tests, benches.
 
-Each step is a command with its own time limit; a step that fails or takes too long does not stop the next one. Nothing
-here imports pagecore, which is not built when the run starts. The exit status is 0 if every step passed, 1 if one
+Each step is a command with a time limit; a step that fails or takes too long does not stop the next one. This module
+does not import pagecore, which is not built when the run starts. The exit status is 0 if every step passed, 1 if one
 failed, 2 if there is no GPU.
 
-The folder --out gets few files: log.txt (what the steps printed), summary.json, built.tar.gz (extensions and compiled
+The folder --out gets few files: log.txt (the output of the steps), summary.json, built.tar.gz (extensions and compiled
 kernels, to unpack in the root of the tree), kernels.json, and a JSON file for each bench.
 """
 
@@ -33,7 +33,7 @@ CUBINS = SCRATCH / "cubins"
 TOTAL_S = 530.0
 BENCHES = ("gpu_write", "gpu_decode", "gpu_prefill")
 TEST_PROCESSES = 8
-LOG_BYTES_MAX = 1 << 20  # of a step
+LOG_BYTES_MAX = 1 << 20  # for each step
 LINES_SHOWN = 12
 WIDTH_SHOWN = 400
 
@@ -61,11 +61,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
-    """Return the steps after the facts, in their order; the most important come first."""
+    """Return the steps after the facts in order, most important first."""
     python, jobs = sys.executable, str(cores())
     build = (python, "setup.py", "-q", "build_clib", f"-j{jobs}", "build_ext", "--inplace", f"-j{jobs}")
     report = (python, "-m", "pagecore.ops.cuda.report", "--arch", "device", "--jobs", jobs)
-    tests = (python, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", "-W", "default", "--tb", "short")
+    tests: tuple[str, ...] = (
+        python,
+        "-m",
+        "pytest",
+        "tests/gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "default",
+        "--tb",
+        "short",
+    )
     if find_spec("xdist") is not None:
         tests += ("-n", str(TEST_PROCESSES), "--dist", "loadfile")
     if find_spec("pytest_timeout") is not None:
@@ -83,7 +95,7 @@ def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
 
 
 class Run:
-    """The steps so far, with their files in the folder `out`; each step leaves the files complete."""
+    """The steps so far and their files in the folder `out`, which are complete after each step."""
 
     def __init__(self, out: Path, deadline: float) -> None:
         self.out, self.deadline = out, deadline
@@ -94,7 +106,7 @@ class Run:
         self.log.write_text("")
 
     def take(self, step: Step) -> Outcome:
-        """Run one step, add what it printed to the log, and show the end of it."""
+        """Run one step, append its output to the log, and show the last lines."""
         limit = min(step.limit_s, self.deadline - time.monotonic())
         head = f"\n== {step.name} (limit {max(limit, 0):.0f} s): {' '.join(step.command)}\n"
         print(head, end="", flush=True)
@@ -138,7 +150,7 @@ def environment(commit: str) -> dict[str, str]:
 
 
 def archive(path: Path) -> None:
-    """Pack the extensions of this interpreter and the compiled kernels, by their paths in the tree."""
+    """Pack this interpreter's extensions and the compiled kernels, by their paths in the tree."""
     built = sorted(ROOT.glob(f"pagecore/**/*{EXTENSION_SUFFIXES[0]}"))
     with tarfile.open(path, "w:gz") as packed:
         for each in [*built, *([CUBINS] if CUBINS.is_dir() else [])]:
@@ -159,10 +171,16 @@ def _parser() -> argparse.ArgumentParser:
         "bench/first_gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     out = Path(os.environ.get("OUT") or SCRATCH / "out")
-    parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help="for the files ($OUT, or %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=out, metavar="FOLDER", help="folder of the files (default: $OUT or %(default)s)"
+    )
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--full", dest="kind", action="store_const", const=(), default=("--quick",), help="all figures")
-    kind.add_argument("--smoke", dest="kind", action="store_const", const=("--smoke",), help="no figures to quote")
+    kind.add_argument(
+        "--full", dest="kind", action="store_const", const=(), default=("--quick",), help="full runs with all figures"
+    )
+    kind.add_argument(
+        "--smoke", dest="kind", action="store_const", const=("--smoke",), help="smoke runs, whose figures mean nothing"
+    )
     parser.add_argument("--facts", action="store_true", help="print facts of the machine and stop")
     return parser
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The first run on a GPU machine, in under nine minutes: facts, build in place, compiled kernels, benches and tests.
-# Needs no network and no installed pagecore, but a C++ compiler and Python with cython, numpy, ml_dtypes, cupy, torch,
-# pytest and pytest-xdist. Writes to the folder $OUT, or build/first_gpu/out. See `--help`.
+# First run on a GPU machine, in under nine minutes: facts, build in place, compiled kernels, benches and tests.
+# Requires a C++ compiler and Python with cython, numpy, ml_dtypes, cupy, torch,
+# pytest and pytest-xdist; needs neither network nor an installed pagecore. Writes to $OUT, or
+# build/first_gpu/out. See `--help`.
 #
 #   PAGECORE_COMMIT=$(git rev-parse --short=12 HEAD) OUT=results bash bench/first_gpu.sh
 #
-# built.tar.gz has the extensions and the compiled kernels; for another run on a bare machine of the same kind, unpack it
-# in the root of the tree and set PAGECORE_CACHE_DIR=build/first_gpu/cubins.
+# built.tar.gz holds the extensions and the compiled kernels. For another run on a bare machine of the same kind, unpack
+# it in the root of the tree and set PAGECORE_CACHE_DIR=build/first_gpu/cubins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec "${PYTHON:-python3}" -m bench.first_gpu "$@"

@@ -1,6 +1,6 @@
-"""Blocks to and from contiguous sequences, and between pools, beside numpy.copyto of the same bytes.
+"""Gather, scatter and transfer of blocks, against numpy.copyto of the same bytes.
 
-The blocks of a sequence lie scattered; the control copies one contiguous array to another. One thread each.
+The blocks of a sequence are scattered; the control copies one contiguous array to another. One thread each.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MIB = 1 << 20
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Gather, scatter and transfer of 1 MiB, which caches hold, to 512 MiB, which they do not."""
+    """Run gather, scatter and transfer of 1 MiB, which fits the caches, to 512 MiB, which does not."""
     for mebibytes in bench.pick((1, 8, 64, 512), (1,)):
-        # The control's own pair: what a subject has just touched must not warm it.
+        # The control has its own arrays, so that a subject does not warm them.
         source, target = (np.ones(mebibytes * MIB // 2, np.uint16) for _ in range(2))
         for heads in ("HND", "NHD"):
             _moves(bench, mebibytes, heads, partial(np.copyto, target, source))
@@ -57,7 +57,8 @@ def _moves(bench: Bench, mebibytes: int, heads: str, copy: Work) -> None:
             np.testing.assert_array_equal(_bits(tokens[i * BLOCK : (i + 1) * BLOCK]), _bits(cache[ids[i]]))
 
     def check_scatter() -> None:
-        gather(), scatter()
+        gather()
+        scatter()
         np.testing.assert_array_equal(_bits(other[1:]), _bits(cache[1:]))
 
     def check_transfer() -> None:

@@ -1,8 +1,8 @@
-"""The GPU of the gpu_* benches: torch allocates the memory and captures the graphs, of pagecore and of the controls.
+"""The GPU of the gpu_* benches: torch allocates the memory and captures the graphs, for pagecore and the controls.
 
-A figure times the replay of a graph of many calls, each on memory that the calls before it have not touched lately, so
-neither launches from Python nor hits in the L2 are timed. CUDA events take the time on the device after other work
-that keeps it busy while the host submits the graph: the time in which the host submits and waits is not part of it.
+A figure times the replay of a graph of many calls, each on memory that the preceding calls have not touched recently,
+so that neither launches from Python nor L2 hits are timed. CUDA events take the time on the device, after other work
+that keeps it busy while the host submits the graph; submission and waiting on the host are not included.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pagecore.arrays.cuda import runtime
 
 # More than four times the L2 of an H200 (60 MB): reading this many bytes evicts everything that was in it.
 COLD_BYTES = 256 << 20
-# The start of a graph is part of its time; with this many calls it is a small share, even of calls of 3 us.
+# The launch of a graph is part of its time; over 64 calls it is a small share, even for calls of 3 us.
 CALLS_MIN = 64
 Call = Callable[[], object]
 
 
 class GpuMissing(Exception):
-    """There is no GPU to run on; the message says why."""
+    """No usable GPU; the message says why."""
 
 
 def require_gpu() -> Gpu:
-    """Return the first GPU; GpuMissing where pagecore has no way to one, or torch has not."""
+    """Return the first GPU; raise GpuMissing if pagecore or torch cannot use one."""
     try:
         runtime()
     except pagecore.DeviceError as error:
@@ -39,16 +39,14 @@ def require_gpu() -> Gpu:
     try:
         import torch
     except ImportError as error:
-        raise GpuMissing(
-            "the gpu benches need torch, whose graphs they replay: pip install 'pagecore[bench]'"
-        ) from error
+        raise GpuMissing("the gpu benches need torch for CUDA graphs: pip install 'pagecore[bench]'") from error
     if not torch.cuda.is_available():
         raise GpuMissing(f"the gpu benches need a torch that sees the device; torch {torch.__version__} does not")
     return Gpu(torch)
 
 
 def clock() -> float:
-    """Seconds, when all work of the device is done."""
+    """Wait for all work of the device; return the time in seconds."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -56,15 +54,15 @@ def clock() -> float:
 
 
 class Gpu:
-    """One device, with the clock of its benches.
+    """One device and the timing of its work.
 
     Attributes
     ----------
     torch : module
     place : torch.device
-        Where torch puts arrays.
+        Device of torch arrays.
     name : str
-        What pagecore calls the device.
+        pagecore's name of the device.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -76,18 +74,18 @@ class Gpu:
         self._cold: Any = None
 
     def random(self, shape: Sequence[int], dtype: str, seed: int = 0) -> Any:
-        """Normally distributed numbers."""
+        """Return normally distributed numbers."""
         generator = self.torch.Generator(self.place).manual_seed(seed)
         kind = getattr(self.torch, dtype)
         return self.torch.randn(tuple(shape), generator=generator, dtype=kind, device=self.place)
 
     def permutation(self, count: int) -> Any:
-        """The numbers below `count` in random order, as int64."""
+        """Return a random permutation of the numbers below `count`, int64."""
         generator = self.torch.Generator(self.place).manual_seed(0)
         return self.torch.randperm(count, generator=generator, device=self.place)
 
     def describe(self, bench: Bench) -> None:
-        """Say what the figures are taken on."""
+        """Add facts about the device to the bench."""
         properties = self.torch.cuda.get_device_properties(self.place)
         bench.fact("gpu", properties.name)
         bench.fact("multiprocessors", properties.multi_processor_count)
@@ -95,10 +93,10 @@ class Gpu:
         bench.fact("torch's CUDA", str(self.torch.version.cuda))
 
     def job(self, calls: Sequence[Call]) -> Job:
-        """Return a job that replays all calls in their order.
+        """Return a job that replays all calls in order.
 
-        The calls run once before they are captured, so that the capture compiles and loads nothing. The job holds the
-        calls: a graph keeps none of the arrays that its kernels read and write, and torch would reuse their memory.
+        The calls run once before the capture, so that the capture compiles and loads nothing. The job holds the calls:
+        a graph does not keep the arrays that its kernels read and write alive, and torch would reuse their memory.
         """
         torch = self.torch
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -116,7 +114,7 @@ class Gpu:
         """Return the seconds that work of the current stream takes on the device, by CUDA events."""
         if self._cold is None:
             self._cold = self.torch.ones(COLD_BYTES // 4, device=self.place)
-        for _ in range(2):  # some 120 us, in which the host submits what follows; the L2 then holds none of its arrays
+        for _ in range(2):  # about 120 us, in which the host submits the graph; evicts the graph's arrays from the L2
             self._cold.sum()
         self._start.record()
         run()
@@ -127,7 +125,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
-    """A captured graph, and the calls whose arrays its kernels read and write."""
+    """A captured graph, and the calls that own the arrays of its kernels."""
 
     graph: Any
     calls: tuple[Call, ...]
@@ -137,18 +135,18 @@ class _Replay:
 
 
 def num_sets(nbytes: int, most: int = 1024) -> int:
-    """Return how many sets of arrays calls of `nbytes` must alternate between to find none of their own in the L2."""
+    """Return the number of array sets that calls of `nbytes` must alternate between to miss the L2."""
     return min(-(-COLD_BYTES // nbytes), most)
 
 
 def in_turn(calls: Sequence[Call], least: int | None = None) -> list[Call]:
-    """Return the calls over and over, each equally often and `least` (CALLS_MIN) or more together."""
+    """Repeat the calls, each equally often, `least` (CALLS_MIN) times or more in total."""
     least = CALLS_MIN if least is None else least
     return list(islice(cycle(calls), -(-least // len(calls)) * len(calls)))
 
 
 def copies(gpu: Gpu, nbytes: int, sets: int) -> list[Call]:
-    """Device-to-device copies of so many bytes, each of a piece of its own."""
+    """Return device-to-device copies of `nbytes` bytes, each of a different piece."""
     torch = gpu.torch
     source = torch.randint(0, 256, (sets, nbytes), dtype=torch.uint8, device=gpu.place)
     target = torch.zeros_like(source)

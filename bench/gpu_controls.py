@@ -1,4 +1,4 @@
-"""What attention on a GPU is timed beside: torch's SDPA on contiguous key and value, and FlashInfer where it is."""
+"""Controls of the GPU attention benches: torch's SDPA on contiguous key and value, and FlashInfer if installed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bench.gpu import Call, Gpu, in_turn
 from bench.gpu_load import GpuLoad
 from bench.runner import Bench, Job
 
-COPY, SDPA, FLASHINFER = "device copy that moves as many bytes", "torch SDPA, contiguous KV", "FlashInfer"
-MATMUL = "bf16 matrix product of as many FLOP"
+COPY, SDPA, FLASHINFER = "device copy that moves the same bytes", "torch SDPA, contiguous KV", "FlashInfer"
+MATMUL = "bf16 matrix product of equal FLOP"
 WORKSPACE_BYTES = 128 << 20
 
 
 def load_flashinfer(bench: Bench) -> Any:
-    """FlashInfer; None, with a note, where it is missing: its controls are then left out."""
+    """Import FlashInfer; return None with a note if it is missing."""
     try:
         import flashinfer
     except ImportError as error:
@@ -27,7 +27,7 @@ def load_flashinfer(bench: Bench) -> Any:
 def optional_control(
     bench: Bench, gpu: Gpu, name: str, make: Callable[[], list[Call]], least: int | None = None
 ) -> dict[str, Job]:
-    """Return the job of a control under its name; nothing, with a note, if it refuses the case, whatever it raises."""
+    """Return the job of a control by its name; {} with a note if the control raises."""
     try:
         return {name: gpu.job(in_turn(make(), least))}
     except Exception as error:
@@ -36,7 +36,7 @@ def optional_control(
 
 
 def sdpa(load: GpuLoad, query: Any, *, causal: bool) -> list[Call]:
-    """A call for each batch; `query` is ``[sequences, query heads, queries, dim]``."""
+    """Return a call for each batch; `query` is ``[sequences, query heads, queries, dim]``."""
     attend = load.gpu.torch.nn.functional.scaled_dot_product_attention
     return [_sdpa(attend, query, *load.contiguous(batch), causal) for batch in range(len(load.tables))]
 
@@ -46,18 +46,18 @@ def _sdpa(attend: Any, query: Any, key: Any, value: Any, causal: bool) -> Call:
 
 
 def matmuls(gpu: Gpu, rows: int, width: int, dtype: str) -> list[Call]:
-    """``[rows, width] @ [width, rows]``, 2 * rows * rows * width FLOP."""
+    """Return ``[rows, width] @ [width, rows]``, 2 * rows * rows * width FLOP."""
     left, right, out = (gpu.random(size, dtype) for size in ((rows, width), (width, rows), (rows, rows)))
     return [lambda: gpu.torch.mm(left, right, out=out)]
 
 
 def flashinfer_decode(flashinfer: Any, load: GpuLoad, query: Any) -> list[Call]:
-    """A decode step of each batch; `query` is ``[sequences, query heads, dim]``."""
+    """Return a decode step of each batch; `query` is ``[sequences, query heads, dim]``."""
     return [_planned(flashinfer.BatchDecodeWithPagedKVCacheWrapper, load, table, query, None) for table in load.tables]
 
 
 def flashinfer_prefill(flashinfer: Any, load: GpuLoad, query: Any, cu_query_lens: Any) -> list[Call]:
-    """A causal prompt of each batch; `query` is ``[tokens, query heads, dim]``."""
+    """Return a causal prompt of each batch; `query` is ``[tokens, query heads, dim]``."""
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper
     return [_planned(wrapper, load, table, query, cu_query_lens) for table in load.tables]
 

@@ -1,7 +1,7 @@
-"""Decode steps over a paged cache on a GPU, beside a device copy, torch's SDPA on contiguous KV, and FlashInfer.
+"""Decode over a paged cache on a GPU, against a device copy, torch's SDPA on contiguous KV, and FlashInfer.
 
-A step reads key and value once: the copy reads half as many bytes and writes them, and so moves as many. Batches take
-turns in a graph, each with blocks of its own, until they have read several times what the L2 holds.
+A step reads key and value once. The copy reads half of those bytes and writes them, and so moves the same number.
+Batches with different blocks alternate in a graph until they have read several times the size of the L2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A step, and what it should reach."""
+    """A decode step and its targets."""
 
     shape: Shape
     dtype: str = "bfloat16"
@@ -61,14 +61,14 @@ SMOKE = (Case(Shape(4, 2, 64, 2, 96)), Case(Shape(4, 4, 64, 2, 40), "float32", 8
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """What has targets or a peer's figure; a full run has other block sizes, dtypes, dims and groups too."""
+    """Run the figures with targets or a peer; a full run adds block sizes, dtypes, dims and groups."""
     gpu = require_gpu()
     gpu.describe(bench)
     run_on(bench, gpu)
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
-    """All of it on one device."""
+    """Run all figures on one device."""
     flashinfer = load_flashinfer(bench)
     for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
         with bench.case(case.title):
@@ -108,7 +108,7 @@ def _call(query: Any, load: GpuLoad, table: Any, out: Any, plan: pagecore.Attent
 
 
 def _check(load: GpuLoad, case: Case, query: Any, outs: Any, subject: Job) -> None:
-    """Every row is a number, and some rows of the first and the last batch are what float64 gives."""
+    """Require finite rows, and compare some rows of the first and last batch with float64."""
     outs.fill_(math.nan)
     subject.run()
     assert outs.isfinite().all(), "a row was not written"
@@ -121,6 +121,6 @@ def _check(load: GpuLoad, case: Case, query: Any, outs: Any, subject: Job) -> No
 
 
 def assert_close(got: Any, expected: Any, tolerance: float) -> None:
-    """Refuse a row whose relative error is larger."""
+    """Fail if the relative error of a row exceeds the tolerance."""
     error = float((got - expected).norm() / expected.norm())
     assert error <= tolerance, f"a row is off by {error:.1e}, more than {tolerance:.0e}"

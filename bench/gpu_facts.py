@@ -1,4 +1,4 @@
-"""Facts of a machine with a GPU, found without pagecore: device, driver, tools, packages, commit."""
+"""Facts about a GPU machine, collected without pagecore: device, driver, tools, packages, commit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,23 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("numpy", "ml_dtypes", "cython", "setuptools", "cupy-cuda13x", "cupy-cuda12x", "torch", "jax", "triton")
-PACKAGES += ("flashinfer-python", "pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "nvidia-cuda-nvrtc")
+PACKAGES = (
+    "numpy",
+    "ml_dtypes",
+    "cython",
+    "setuptools",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "torch",
+    "jax",
+    "triton",
+    "flashinfer-python",
+    "pytest",
+    "pytest-xdist",
+    "pytest-timeout",
+    "hypothesis",
+    "nvidia-cuda-nvrtc",
+)
 TOOLS = ("g++", "nvcc", "ncu", "nsys", "compute-sanitizer", "cuobjdump", "nvdisasm")
 SMI = (
     "name",
@@ -53,7 +68,7 @@ def package_version(name: str) -> str:
 
 
 def find_gpu() -> dict[str, str] | str:
-    """Return the first GPU with its driver, or the reason why there is none."""
+    """Return the first GPU with its driver, or the reason why none is usable."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

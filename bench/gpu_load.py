@@ -1,4 +1,4 @@
-"""What the gpu benches attend to: random key and value in blocks that lie scattered, and the same in one piece."""
+"""Inputs of the GPU attention benches: random key and value in scattered blocks, and contiguous copies of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bench.gpu import Gpu
 
 
 class GpuLoad:
-    """Batches of one shape that share a cache and no block of it.
+    """Batches of one shape with disjoint blocks of one cache.
 
     Attributes
     ----------
     key_cache, value_cache : array ``[blocks, block size, kv heads, dim]``
     tables : list of int32 arrays ``[sequences, blocks a sequence]``
-        One for each batch; the blocks of a sequence lie scattered over the whole cache.
+        One for each batch; the blocks of a sequence are scattered over the whole cache.
     seq_lens : int32 array ``[sequences]``
     """
 
@@ -31,27 +31,27 @@ class GpuLoad:
         self.seq_lens = gpu.torch.full((shape.sequences,), shape.context, dtype=gpu.torch.int32, device=gpu.place)
 
     def query(self, tokens: int) -> Any:
-        """Random queries ``[tokens, query heads, dim]``."""
+        """Return random queries ``[tokens, query heads, dim]``."""
         return self.gpu.random((tokens, self.shape.query_heads, self.shape.dim), self.dtype, seed=2)
 
     def contiguous(self, batch: int) -> tuple[Any, Any]:
-        """Key and value of a batch, ``[sequences, kv heads, context, dim]``."""
+        """Return key and value of a batch, ``[sequences, kv heads, context, dim]``."""
         shape, table = self.shape, self.tables[batch].long()
         planes = (cache[table].flatten(1, 2)[:, : shape.context] for cache in (self.key_cache, self.value_cache))
         key, value = (plane.transpose(1, 2).contiguous() for plane in planes)
         return key, value
 
     def expected(self, batch: int, query: Any, position: int, sequence: int, head: int) -> Any:
-        """What one query ``[dim]`` at a position gets, in float64."""
+        """Return the attention of one query ``[dim]`` at a position, in float64."""
         part = (sequence, head // self.shape.group, slice(position + 1))
         key, value = (plane[part].double() for plane in self.contiguous(batch))
         scores = key @ query.double() / self.shape.dim**0.5
         return self.gpu.torch.softmax(scores, 0) @ value
 
     def plan(self, cu_query_lens: list[int] | None, num_tokens: int) -> pagecore.AttentionPlan:
-        """Return a plan of a batch; on a GPU of fixed size, the only kind that a graph may capture."""
+        """Return a plan of a batch; on a GPU one of fixed size, as graph capture requires."""
         shape = self.shape
-        heads = {"num_query_heads": shape.query_heads, "num_kv_heads": shape.kv_heads}
+        heads: dict[str, Any] = {"num_query_heads": shape.query_heads, "num_kv_heads": shape.kv_heads}
         device = self.gpu.name
         sizes = {} if device == "cpu" else {"max_sequences": shape.sequences, "max_tokens": num_tokens}
         plan = pagecore.AttentionPlan(**heads, **sizes, device=device)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Prompts over a paged cache on a GPU, beside a matrix product of as many FLOP, torch's SDPA, and FlashInfer."""
+"""Prefill over a paged cache on a GPU, against a matrix product of equal FLOP, torch's SDPA, and FlashInfer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bench.runner import Bench, Job
 from bench.targets import GPU_PREFILL_RATIO_MIN
 
 CLOCK = clock
-# A prompt of 2,048 tokens takes 100 us and more, so the start of a graph does not count, and 64 of the longest would
+# A prompt of 2,048 tokens takes 100 us or more, so the launch of a graph is negligible; 64 of the longest prompts would
 # take seconds.
 PROMPTS = 8
 
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def flop(self) -> int:
-        """Of the scores and the sums of values that causality leaves: half of all."""
+        """FLOP of scores and values under the causal mask: half of all."""
         shape = self.shape
         return 2 * shape.sequences * shape.context**2 * shape.query_heads * shape.dim
 
@@ -68,14 +68,14 @@ SMOKE = (Case(Shape(4, 2, 64, 2, 96)), Case(Shape(4, 4, 64, 1, 40), "float32"))
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """What has a target or a peer's figure; a full run has other lengths, dims, heads and dtypes too."""
+    """Run the figures with a target or a peer; a full run adds lengths, dims, heads and dtypes."""
     gpu = require_gpu()
     gpu.describe(bench)
     run_on(bench, gpu)
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
-    """All of it on one device."""
+    """Run all figures on one device."""
     flashinfer = load_flashinfer(bench)
     for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
         with bench.case(case.title):
@@ -126,7 +126,7 @@ def _call(query: Any, load: GpuLoad, cu_query_lens: Any, out: Any, plan: pagecor
 
 
 def _check(load: GpuLoad, case: Case, query: Any, out: Any, subject: Job) -> None:
-    """Every row is a number, and some rows are what float64 gives."""
+    """Require finite rows, and compare some rows with float64."""
     out.fill_(math.nan)
     subject.run()
     assert out.isfinite().all(), "a row was not written"

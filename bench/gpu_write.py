@@ -1,6 +1,6 @@
-"""Key and value into their slots, and blocks moved, on a GPU, beside a device copy of the same bytes and torch.
+"""Slot-mapped writes and block moves on a GPU, against a device copy of the same bytes and torch.
 
-Tokens of decode steps lie each in a block of its own; from 2,048 on they fill whole blocks that lie scattered.
+With fewer than 2,048 tokens each token is in a different block, as in decode steps; others fill whole scattered blocks.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ MIB = 1 << 20
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Writes of 64 to 65,536 tokens, and copies, gathers and scatters of 16 and 256 MiB."""
+    """Run writes of 64 to 65,536 tokens, and copies, gathers and scatters of 16 and 256 MiB."""
     gpu = require_gpu()
     gpu.describe(bench)
     run_on(bench, gpu)
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
-    """All of it on one device."""
+    """Run all figures on one device."""
     run_writes(bench, gpu)
     run_moves(bench, gpu)
 
 
 def run_writes(bench: Bench, gpu: Gpu) -> None:
-    """write_kv, of 64 to 65,536 tokens."""
+    """Run write_kv of 64 to 65,536 tokens."""
     for (source, dtype), tokens in product(CASTS, bench.pick((64, 512, 2048, 8192, 65536), (64, 2048))):
         with bench.case(_write_title(source, dtype, tokens)):
             _write(bench, gpu, source, dtype, tokens)
 
 
 def run_moves(bench: Bench, gpu: Gpu) -> None:
-    """copy_blocks, gather_blocks and scatter_blocks, of 16 and 256 MiB."""
+    """Run copy_blocks, gather_blocks and scatter_blocks of 16 and 256 MiB."""
     for mebibytes in bench.pick((16, 256), (1,)):
         with bench.case(f"moves {mebibytes} MiB"):
             _moves(bench, gpu, mebibytes)
@@ -64,7 +64,7 @@ def _write(bench: Bench, gpu: Gpu, source: str, dtype: str, tokens: int) -> None
     new = gpu.random((sets, 2, tokens, HEADS, DIM), source)
     caches = _caches(gpu, -(-sets * tokens // BLOCK) + 1, dtype)
     slots = _slots(gpu, sets, tokens)
-    calls = [_write_call(*rows, *caches, mapping) for rows, mapping in zip(new, slots, strict=True)]
+    calls = [_write_call(rows, caches, mapping) for rows, mapping in zip(new, slots, strict=True)]
     subject = gpu.job(in_turn(calls))
 
     def check() -> None:
@@ -98,7 +98,7 @@ def _caches(gpu: Gpu, num_blocks: int, dtype: str) -> list[Any]:
 
 
 def _slots(gpu: Gpu, sets: int, tokens: int) -> Any:
-    """Slots of as many calls ``[sets, tokens]``, none twice."""
+    """Return distinct slots ``[sets, tokens]``."""
     count = sets * tokens
     if tokens >= WHOLE_BLOCKS:
         blocks = 1 + gpu.permutation(count // BLOCK)
@@ -108,7 +108,9 @@ def _slots(gpu: Gpu, sets: int, tokens: int) -> Any:
     return slots.reshape(sets, tokens)
 
 
-def _write_call(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> Call:
+def _write_call(rows: Any, caches: list[Any], slots: Any) -> Call:
+    key, value = rows
+    key_cache, value_cache = caches
     return lambda: pagecore.write_kv(key, value, key_cache, value_cache, slots)
 
 
@@ -121,7 +123,7 @@ def _index_call(rows: Any, caches: list[Any], slots: Any) -> Call:
 
 
 def _moves(bench: Bench, gpu: Gpu, mebibytes: int) -> None:
-    """Blocks of bfloat16 inside a cache, out of it and into it."""
+    """Move bfloat16 blocks within a cache, out of it and into it."""
     nbytes = mebibytes * MIB
     count = nbytes // (BLOCK * HEADS * DIM * 2)
     sets = bench.pick(num_sets(nbytes), 2)
@@ -129,7 +131,7 @@ def _moves(bench: Bench, gpu: Gpu, mebibytes: int) -> None:
     ids = (1 + gpu.permutation(2 * sets * count)).to(gpu.torch.int32).reshape(sets, 2, count)
     tokens = gpu.random((sets, count * BLOCK, HEADS, DIM), "bfloat16")
     lens = gpu.torch.tensor([count * BLOCK], dtype=gpu.torch.int32, device=gpu.place)
-    beside = list(zip(ids[:, :1], tokens, strict=True))
+    parts = list(zip(ids[:, :1], tokens, strict=True))
     control = gpu.job(in_turn(copies(gpu, nbytes, sets)))
 
     def check_copy(copied: Job) -> None:
@@ -149,8 +151,8 @@ def _moves(bench: Bench, gpu: Gpu, mebibytes: int) -> None:
 
     for name, calls, check in (
         ("copy_blocks", [_copy_call(cache, pair.T.contiguous()) for pair in ids], check_copy),
-        ("gather_blocks", [_gather_call(cache, table, lens, out) for table, out in beside], check_gather),
-        ("scatter_blocks", [_scatter_call(rows, other, table, lens) for table, rows in beside], check_scatter),
+        ("gather_blocks", [_gather_call(cache, table, lens, out) for table, out in parts], check_gather),
+        ("scatter_blocks", [_scatter_call(rows, other, table, lens) for table, rows in parts], check_scatter),
     ):
         title = f"{name} {mebibytes:>3} MiB, {HEADS} x {DIM} bf16, block {BLOCK}"
         with bench.case(title):

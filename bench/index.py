@@ -1,28 +1,30 @@
-"""BlockPool, BlockTables, SlotAllocator, RequestTable and prepare, beside plain Python and NumPy.
+"""BlockPool, BlockTables, SlotAllocator, RequestTable and prepare, against plain Python and NumPy.
 
-The controls stand in bench/controls.py; they hand out the same ids, which is asserted before the clock runs.
+The controls are in bench/controls.py. They return the same ids, which is asserted before timing.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench import prepare
 from bench.controls import DequePool, HeapPool, ListPool, NumpyPool, NumpySlots, NumpyTables
-from bench.runner import Bench, Job
+from bench.runner import Bench, Job, Work
 from bench.slots import SlotCalls, uneven
 from bench.targets import DECODE_US_MAX, EXTEND_US_MAX, POOL_NS_MAX
 from pagecore.index import BlockPool, BlockTables, RequestTable, SlotAllocator
 
 BLOCK = 16
-PLAIN_POOLS = {"lifo": ListPool, "fifo": DequePool, "address": HeapPool}
+Order = Literal["lifo", "fifo", "address"]
+PLAIN_POOLS: dict[Order, Any] = {"lifo": ListPool, "fifo": DequePool, "address": HeapPool}
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
-    """Pools, tables, slots, rows, and the step that conducts them."""
+    """Run pools, tables, slots, request tables and the whole step."""
     for order in PLAIN_POOLS:
         for count in (1, 16, 256, 2048):
             _pool(bench, order, count, worn=True)
@@ -35,8 +37,8 @@ def run(bench: Bench, options: argparse.Namespace) -> None:
     prepare.run(bench, options)
 
 
-def _pool(bench: Bench, order: str, count: int, worn: bool) -> None:
-    """Allocate and free at once, of a new pool or of one in which a random half of the blocks is held."""
+def _pool(bench: Bench, order: Order, count: int, worn: bool) -> None:
+    """Allocate and free, in a new pool or in a worn one with a random half of its blocks allocated."""
     num_blocks = bench.pick(65_536, 8192)
     ours, theirs = BlockPool(num_blocks, order=order), [PLAIN_POOLS[order](num_blocks)]
     if order == "lifo":
@@ -47,7 +49,7 @@ def _pool(bench: Bench, order: str, count: int, worn: bool) -> None:
             pool.allocate(num_blocks - 1)
             pool.free(ids.tolist() if isinstance(pool, tuple(PLAIN_POOLS.values())) else ids)
 
-    def pair(pool):
+    def pair(pool: Any) -> Work:
         return lambda: pool.free(pool.allocate(count))
 
     def check() -> None:
@@ -101,7 +103,8 @@ def _tables(bench: Bench, kind: str, num_rows: int, count: int) -> None:
 
     def check() -> None:
         np.testing.assert_array_equal(ours.extend(rows, counts, out=slots), theirs.extend(rows, counts, other))
-        clear_ours(), clear_theirs()
+        clear_ours()
+        clear_theirs()
 
     bench.compare(
         f"BlockTables.extend, {kind} {num_rows} x {count}",
@@ -118,14 +121,14 @@ def _slot_allocators(counts: NDArray[np.int64], num_blocks: int) -> tuple[SlotCa
 
 
 def _slots_extend(bench: Bench) -> None:
-    """New sequences of 1,024 tokens, and their end."""
+    """Extend new sequences by 1,024 tokens, and free them."""
     num_rows, count = bench.pick(32, 2), 1024
     counts, num_blocks = np.full(num_rows, count), num_rows * (count // BLOCK + 8) + 1
     ours, theirs = _slot_allocators(counts, num_blocks)
     sizes = {"rows": num_rows, "tokens_a_row": count, "block_size": BLOCK}
 
     def check() -> None:
-        """Also where a block is continued: prefixes of every remainder."""
+        """Compare slots, also of prefixes that end anywhere in a block."""
         fresh = _slot_allocators(counts, num_blocks)
         for side in (*fresh, ours, theirs):
             side.extend()
@@ -137,7 +140,8 @@ def _slots_extend(bench: Bench) -> None:
                 side.slots = side.allocator.extend(prefix, prefix + more, last)
                 prefix, last = prefix + more, side.slots[np.cumsum(more) - 1]
         np.testing.assert_array_equal(fresh[0].slots, fresh[1].slots)
-        ours.free(), theirs.free()
+        ours.free()
+        theirs.free()
 
     def check_free() -> None:
         for side in (ours, theirs):
@@ -163,7 +167,7 @@ def _slots_extend(bench: Bench) -> None:
 
 
 def _slots_decode(bench: Bench) -> None:
-    """One more token of each sequence; lengths are uneven, so that one in sixteen needs a block."""
+    """Decode one token of each sequence; lengths are uneven, so that one sequence in sixteen needs a block."""
     num_rows, context = bench.pick(256, 8), 1024
     ours, theirs = _slot_allocators(uneven(num_rows, context, BLOCK), num_rows * (2 * context // BLOCK))
     for side in (ours, theirs):
@@ -187,7 +191,7 @@ def _slots_decode(bench: Bench) -> None:
 
 
 def _request_table(bench: Bench) -> None:
-    """The slots of a decode step written to their rows, and one row read."""
+    """Write the slots of a decode step to their rows."""
     num_rows, context = bench.pick(256, 8), 8192
     table = RequestTable(num_rows, context)
     plain = np.zeros((num_rows, context), np.int32)
@@ -202,7 +206,8 @@ def _request_table(bench: Bench) -> None:
         plain[rows, starts] = slots
 
     def check() -> None:
-        ours(), theirs()
+        ours()
+        theirs()
         np.testing.assert_array_equal(table.table, plain)
 
     bench.compare(

@@ -1,4 +1,4 @@
-"""What figures were taken on: machine, versions, commit."""
+"""Facts about a run: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("pagecore", "numpy", "torch")
 
 
 def machine() -> dict[str, object]:
-    """The hardware, and how busy it is as the run starts; what cannot be read is None."""
+    """Return the hardware and its load at the start; None for unknown values."""
     return {
         "cpu": _cpu_name(),
         "cores": usable_cores(),
@@ -31,14 +31,14 @@ def machine() -> dict[str, object]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of the interpreter and the packages that figures depend on; None for one that is not installed."""
+    """Return versions of the interpreter and relevant packages; None for a missing package."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
 
 
 def commit() -> str | None:
-    """Return the commit that ran, with "+" if the tree differs from it; None without git or a repository.
+    """Return the commit, with "+" if the tree differs from it; None without git or a repository.
 
-    PAGECORE_COMMIT names the commit of a copy of the tree that has no repository.
+    PAGECORE_COMMIT names the commit of a copy of the tree without a repository.
     """
     if os.environ.get("PAGECORE_COMMIT"):
         return os.environ["PAGECORE_COMMIT"]
@@ -61,7 +61,7 @@ def _cpu_name() -> str:
 
 
 def _caches() -> dict[str, str]:
-    """Level and size of the data caches of the first core."""
+    """Return the size of each data cache of the first core, by level."""
     found = {}
     for index in sorted(CPU.glob("cache/index*")):
         level, kind, size = (_text(index / name) for name in ("level", "type", "size"))
@@ -71,12 +71,12 @@ def _caches() -> dict[str, str]:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest data cache of the first core; 0 where that cannot be read."""
+    """Return the bytes of the largest data cache of the first core; 0 if unknown."""
     return max((int(size.removesuffix("K")) * 2**10 for size in _caches().values()), default=0)
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping; all of the memory where the system does not say."""
+    """Return the bytes available without swapping, or all of the memory if unknown."""
     lines = (_text(Path("/proc/meminfo")) or "").splitlines()
     found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:")]
     return found[0] if found else int((_memory_gib() or 0) * 2**30)

@@ -1,4 +1,4 @@
-"""What decode attention reached, as one picture: GB/s of each shape beside those of its controls."""
+"""A picture of decode attention: GB/s of each shape and of its controls."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from bench.attention_controls import READ
 from bench.figures import Figure
 
 INK, GREY, GRID, BLUE = "#333333", "#767676", "#DDDDDD", "#0072B2"
-# Marker and colour of ours and of the controls, in the order in which they come up (Okabe and Ito's colours, 2008).
+# Marker and colour of pagecore and of the controls, in order of appearance (colours of Okabe and Ito, 2008).
 LOOKS = (("o", BLUE), ("|", INK), ("s", "#D55E00"), ("^", "#009E73"), ("D", "#CC79A7"), ("v", "#E69F00"))
 OURS = "pagecore"
 DPI = 110
-# Inches: a panel, a line of one, a letter beside it, what stands above and below, and what lies between panels.
+# Inches: panel width, line height, letter width, top margin, bottom margin, gap between panels.
 PANEL_IN, LINE_IN, LETTER_IN, TOP_IN, BOTTOM_IN, GAP_IN = 3.0, 0.2, 0.066, 1.15, 0.6, 0.25
 
 
 def save(figures: Sequence[Figure], path: Path, machine: str) -> None:
-    """Draw the figures that stand beside a read of their bytes, as PNG; needs matplotlib, but no display.
+    """Draw the figures with a read of their bytes as a control, as PNG; needs matplotlib, but no display.
 
-    A panel for each dtype and number of threads, a line in it for each shape: ours, and every control.
+    Each dtype and number of threads has a panel, with a line for each shape: pagecore and every control.
     """
     draw([figure for figure in figures if READ in figure.controls], machine).savefig(path, format="png", dpi=DPI)
 
 
 def draw(figures: Sequence[Figure], machine: str) -> Any:
-    """The picture of figures that have `nbytes`, and `dtype` and `threads` among their sizes."""
+    """Return the picture of figures with `nbytes`, and with `dtype` and `threads` among their sizes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
@@ -68,7 +68,7 @@ def _panel(figure: Figure) -> str:
 
 
 def _shape(figure: Figure) -> str:
-    """The name without what all have, and what the panel says."""
+    """Return the figure's name without the parts that the panel shows."""
     return figure.name.removeprefix("decode ").removesuffix(f", {_panel(figure)}")
 
 

@@ -1,10 +1,12 @@
-"""RadixTree beside a dictionary of prefixes and peers: insert, match, lock, evict, drain, by size of tree and block.
+"""RadixTree against a dictionary of prefixes and peers: insert, match, lock, evict, drain, by tree and block size.
 
-The load: sequences of 1,024 tokens in groups of 100 that share 512, in trees of 1,000 to 100,000 of them. A sample is a
-run of single calls, and its time that of one. "warm": the same eight keys over and over, or keys that were looked up
-just before, or leaves after others have gone; "cold": random keys, or the oldest leaves, after the processor's caches
-were filled with something else.
-Times are of the processor, not of the wall: one thread does everything, and what others take is not its own.
+The load: sequences of 1,024 tokens in groups of 100 that share 512, in trees of 1,000 to 100,000 sequences. A sample is
+a run of single calls, and its time is that of one call. "warm": the same eight keys repeatedly, keys that were looked
+up just before, or leaves after others have been evicted. "cold": random keys, or the oldest leaves, after the
+processor's caches were filled with other data.
+
+Times are CPU time instead of wall time: a single thread does all work, and time taken by other processes does not
+count.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ from bench.targets import (
 BLOCK_SIZES = (1, 16, 64)
 SEQUENCES = (1000, PREFIX_SEQUENCES, 100_000)
 CLOCK = time.process_time
-# Calls of a sample: lookups, and what changes the cache.
+# Calls in a sample: lookups, and changes of the tree.
 LOOKUPS, CHANGES = 256, 100
 WARM_KEYS = 8
-# Sequences whose own halves are 65,536 tokens.
+# Sequences whose unshared halves total 65,536 tokens.
 MANY = 128
-# Filling a cache anew takes seconds.
+# Refilling a cache takes seconds.
 DRAINS = 3
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
-    """Every block size, every size of tree; the tree of 10,000 stands beside that of 100,000."""
+    """Run every block size and tree size; the tree of 10,000 is a control of the tree of 100,000."""
     bench.effort = replace(bench.effort, figure_s=min(bench.effort.figure_s, 0.5))
     flush = CacheFlush(bench.kind == "smoke")
     for block_size in BLOCK_SIZES:
@@ -72,7 +74,7 @@ def _controls(load: Load, peers: list[str]) -> list[Side]:
 
 
 class _Figures:
-    """The figures of one load; the first side is ours, the others are its controls."""
+    """The figures of one load; the first side is pagecore, and the others are its controls."""
 
     def __init__(self, bench: Bench, load: Load, sides: list[Side], flush: CacheFlush) -> None:
         self.bench, self.load, self.sides, self.flush = bench, load, sides, flush
@@ -82,7 +84,7 @@ class _Figures:
         self.changes_a_sample = bench.pick(CHANGES, 4)
 
     def changes(self) -> None:
-        """Insert and evict, while the order of use is still that of the ring."""
+        """Time insert and evict, while the order of use is still that of the ring."""
         count = self.changes_a_sample
         self._changes("insert, warm", self._insert_job, warm=True, at_most=INSERT_US_MAX)
         self._changes("insert, cold", self._insert_job, warm=False)
@@ -98,14 +100,14 @@ class _Figures:
         self._check_ring(count)
 
     def lookups(self) -> None:
-        """Match: found whole, up to the middle, not at all."""
+        """Time match: the whole key, half of it, or nothing is found."""
         for kind in ("hit", "half", "miss"):
             for warm in (True, False):
                 most = MATCH_US_MAX[self.load.block_size] if kind == "hit" and warm and self.is_target else None
                 self._lookup(f"match, {kind}, {_temperature(warm)}", kind, warm, "match", at_most=most)
 
     def locks(self) -> None:
-        """Another hold on what is held, and the whole of match, lock and unlock."""
+        """Time a second lock of a locked path, and match, lock and unlock together."""
         for warm in (True, False):
             most = LOCK_US_MAX if warm and self.is_target else None
             self._compare(
@@ -114,10 +116,10 @@ class _Figures:
             self._lookup(f"match + lock + unlock, {_temperature(warm)}", "hit", warm, "match_and_lock")
 
     def batches(self) -> None:
-        """The calls that take all sequences of a step, beside ours one by one."""
+        """Time the calls that take all sequences of a step, against single calls."""
         ours, count = self.sides[0], self.changes_a_sample
         assert isinstance(ours, Ours)
-        # The lookups have changed the order of use.
+        # The lookups changed the order of use.
         ours.drain()
         ours.fill()
         before = partial(ours.make_room, count)
@@ -141,7 +143,7 @@ class _Figures:
         )
 
     def drain(self) -> None:
-        """Evict everything at once."""
+        """Time the eviction of everything at once."""
 
         def check() -> None:
             for side in self.sides:
@@ -160,9 +162,10 @@ class _Figures:
         )
 
     def memory(self) -> None:
-        """What the tree keeps for a token beside the token and its block: 4 bytes, and 4 for each block."""
-        tree, tokens = self.sides[0].tree, self.load.num_blocks * self.load.block_size
-        self.bench.fact(f"{self.title}: memory", tree.nbytes / tokens, "bytes a token")
+        """Report the tree's memory per token, which includes 4 bytes for the token and 4 bytes for each block."""
+        ours, tokens = self.sides[0], self.load.num_blocks * self.load.block_size
+        assert isinstance(ours, Ours)
+        self.bench.fact(f"{self.title}: memory", ours.tree.nbytes / tokens, "bytes a token")
 
     def _changes(self, name: str, job: Callable[..., Job], at_most: float | None = None, **options: Any) -> None:
         about = {"at_least": options.pop("at_least", {}), "at_most": at_most if self.is_target else None}
@@ -234,7 +237,7 @@ class _Figures:
         )
 
     def _check_locks(self) -> None:
-        """What is held stays, whoever lets go of it once more."""
+        """A locked path stays locked after a second lock and unlock."""
         ours = self.sides[0]
         assert isinstance(ours, Ours)
         held = ours.hold(ours.keys["hit"][:1])
@@ -244,7 +247,10 @@ class _Figures:
         assert ours.tree.protected("full") == 0
 
     def _check_ring(self, count: int, sides: list[Side] | None = None) -> None:
-        """What was evicted is gone, and an insert brings it back; a peer's match makes what it finds the last to go."""
+        """Check that evicted sequences are gone and an insert restores them.
+
+        A peer's match makes what it finds the most recently used.
+        """
         for side in self.sides if sides is None else sides:
             side.make_room(count)
             keys = side.keys["hit"]
@@ -277,7 +283,7 @@ class _Figures:
 
 
 class _Keys:
-    """The keys of the next sample: a few in turn, or a part of all of them in a random order."""
+    """The keys of the next sample: a few in turn, or the next part of all keys in random order."""
 
     def __init__(self, keys: list[Any], count: int, warm: bool) -> None:
         order = range(WARM_KEYS) if warm else np.random.default_rng(1).permutation(len(keys))

@@ -1,4 +1,4 @@
-"""What a prefix cache holds while it is timed: sequences of 1,024 tokens in groups that share the first 512."""
+"""Contents of the timed prefix caches: sequences of 1,024 tokens in groups that share the first 512."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.machine import last_level_cache
 
 LENGTH, SHARED, GROUP = 1024, 512, 100
 VOCABULARY = 100_000
-# Keys that are no sequence's; enough that no sample meets the ones of the sample before.
+# Keys that match no sequence; enough that consecutive samples have different keys.
 MADE_UP = 2048
 
 
@@ -20,13 +20,13 @@ class Load:
     """Sequences, their blocks, and keys that are found halfway or not at all.
 
     Sequence i belongs to group ``i % groups``. Blocks are numbered from 1: first those of every group's shared half,
-    then those of every sequence's own.
+    then those of every sequence's own half.
 
     Attributes
     ----------
     keys : dict of int32 arrays
-        "hit" [num_sequences, LENGTH]: the sequences; "half" [made_up, LENGTH]: they go on from a group's shared half as
-        no sequence does; "miss" [made_up, LENGTH]: no sequence begins so.
+        "hit" [num_sequences, LENGTH]: the sequences; "half" [made_up, LENGTH]: a group's shared half, then tokens that
+        no sequence has there; "miss" [made_up, LENGTH]: beginnings that no sequence has.
     blocks : int32 array
         [num_sequences, LENGTH // block_size].
     """
@@ -44,7 +44,7 @@ class Load:
         shared = _tokens(random, 0, groups, SHARED)
         own = _tokens(random, 0, self.num_sequences, LENGTH - SHARED)
         member = np.arange(self.num_sequences) % groups
-        # Nothing more is shared than is said, by no chance.
+        # Distinct first tokens rule out accidental sharing.
         shared[:, 0] = np.arange(groups)
         own[:, 0] = np.arange(self.num_sequences) // groups
         other = _tokens(random, VOCABULARY, self.made_up, LENGTH - SHARED)
@@ -68,12 +68,12 @@ class Load:
 
     @property
     def leaf_blocks(self) -> int:
-        """Blocks that only one sequence has."""
+        """Blocks that a sequence does not share."""
         return (LENGTH - SHARED) // self.block_size
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that all sequences fill."""
+        """Blocks of all sequences."""
         return int(self.blocks.max())
 
     @property
@@ -88,7 +88,7 @@ class Load:
 
 
 class CacheFlush:
-    """Reads more than the processor's caches hold, so that what was in them has to come from memory again."""
+    """Reader of more memory than the processor's caches hold, which evicts their contents."""
 
     def __init__(self, smoke: bool = False) -> None:
         self._memory = np.ones(2**16 if smoke else max(2**26, 4 * last_level_cache()), np.int8)

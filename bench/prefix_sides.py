@@ -1,7 +1,7 @@
-"""The prefix caches that bench/prefix.py times: ours and a plain dictionary, under the same calls.
+"""Prefix caches that bench/prefix.py times, under one interface: pagecore's and a plain dictionary.
 
-A call takes a list of things, so that what is timed is a loop of single calls of the cache and little else. All
-arguments of those are made beforehand.
+A call takes a list, so that a sample is a loop of single calls of the cache and little else. All arguments of the
+single calls are made beforehand.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pagecore.index import RadixTree
 class Side(ABC):
     """A cache that holds the sequences of a load.
 
-    They go round in a ring: the least recently used give up what only they have, and are inserted again. So the cache
-    holds them all before and after each figure, and what goes is known beforehand: the sequences from `oldest` on.
+    The sequences form a ring: the least recently used lose their unshared halves and are inserted again. So the cache
+    holds all sequences before and after each figure, and the next victims are known: the sequences from `oldest` on.
     """
 
     name = ""
-    # Another way in which it can be asked for a match: the way's name, and the method's.
+    # A second way to match: its name, and the method.
     other_match: tuple[str, str] | None = None
-    # Figure -> how many times faster ours is to be.
+    # Figure -> target ratio to this side.
     targets: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, load: Load) -> None:
@@ -40,24 +40,24 @@ class Side(ABC):
         self.unsettled: list[Any] = []
 
     def fill(self) -> None:
-        """Insert every sequence, the first one first."""
+        """Insert every sequence in order."""
         self.insert(range(self.load.num_sequences))
         self.settle()
         self.oldest = 0
 
     def note_missing(self, count: int) -> None:
-        """The `count` oldest were evicted just now."""
+        """Record that the `count` oldest sequences were evicted."""
         total = self.load.num_sequences
         self.missing = [number % total for number in range(self.oldest, self.oldest + count)]
         self.oldest = (self.oldest + count) % total
 
     def glance(self, count: int) -> None:
-        """Look at the `count` that go next, which a cache can refuse whose order of use that would change."""
+        """Match the next `count` victims; a cache whose order of use would change may do nothing."""
         keys = self.keys["hit"]
         self.match([keys[number % len(keys)] for number in range(self.oldest, self.oldest + count)])
 
     def make_room(self, count: int) -> None:
-        """Evict the `count` oldest, and note who they are."""
+        """Evict and record the `count` oldest sequences."""
         self.evict_leaves(count)
         self.note_missing(count)
 
@@ -65,12 +65,12 @@ class Side(ABC):
         self.insert(self.missing)
 
     def settle(self) -> None:
-        """Let go of what was inserted, where the cache has its users hold it."""
+        """Release inserted sequences, if the cache makes its users hold them."""
         self.unsettled.clear()
 
     @abstractmethod
     def key(self, tokens: NDArray[np.int32]) -> Any:
-        """What the calls take for a sequence of tokens."""
+        """Return what the calls take for a sequence of tokens."""
 
     @abstractmethod
     def insert(self, numbers: Iterable[int]) -> None:
@@ -78,11 +78,11 @@ class Side(ABC):
 
     @abstractmethod
     def evict_leaves(self, count: int) -> Any:
-        """Evict as many blocks as a sequence has of its own, `count` times."""
+        """Evict the number of a sequence's unshared blocks, `count` times."""
 
     @abstractmethod
     def evict_at_once(self, count: int) -> Any:
-        """Evict as many blocks as `count` sequences have of their own, in one call."""
+        """Evict the unshared blocks of `count` sequences in one call."""
 
     @abstractmethod
     def drain(self) -> Any:
@@ -90,15 +90,15 @@ class Side(ABC):
 
     @abstractmethod
     def match(self, keys: list[Any]) -> None:
-        """Look each key up."""
+        """Look up each key."""
 
     @abstractmethod
     def lengths(self, keys: list[Any]) -> list[int]:
-        """Tokens of each key that are found."""
+        """Return the number of tokens found of each key."""
 
     @abstractmethod
     def hold(self, keys: list[Any]) -> list[Any]:
-        """Pin what is found for each key, and say what was pinned."""
+        """Pin what is found for each key; return the pins."""
 
     @abstractmethod
     def release(self, held: list[Any]) -> None:
@@ -106,11 +106,11 @@ class Side(ABC):
 
     @abstractmethod
     def lock_again(self, held: list[Any]) -> None:
-        """Pin and unpin each of what is held once more."""
+        """Pin and unpin each held path a second time."""
 
     @abstractmethod
     def match_and_lock(self, keys: list[Any]) -> None:
-        """Look each key up, pin what is found, and unpin it."""
+        """Look up each key, pin what is found, and unpin it."""
 
 
 class Ours(Side):
@@ -132,11 +132,11 @@ class Ours(Side):
             insert(keys[number], blocks[number])
 
     def insert_all(self) -> None:
-        """The missing ones in one call."""
+        """Insert the missing sequences in one call."""
         keys, blocks = self.keys["hit"], self.blocks
         self.tree.insert_all([{"tokens": keys[number], "blocks": blocks[number]} for number in self.missing])
 
-    def evict_leaves(self, count: int) -> list[NDArray[np.int32]]:
+    def evict_leaves(self, count: int) -> list[Any]:
         evict, amount = self.tree.evict, self.load.leaf_blocks
         return [evict("full", amount).blocks for _ in range(count)]
 
@@ -172,13 +172,13 @@ class Ours(Side):
 
 
 class ChainedDict(Side):
-    """One dictionary, from the chained hash of a block's prefix to the block, the least recently used first.
+    """A dictionary from the chained hash of a block's prefix to the block, least recently used first.
 
-    It compares no tokens, refuses nothing and evicts whatever comes first, pinned or not; that favours it.
+    It does not compare tokens, validates nothing and evicts the oldest entries even if pinned, which favours it.
     """
 
     name = "Python dict of chained hashes"
-    # More would take gigabytes, and minutes to fill.
+    # More blocks would take gigabytes, and minutes to fill.
     BLOCKS_MAX = 6_000_000
 
     def __init__(self, load: Load) -> None:
@@ -200,7 +200,7 @@ class ChainedDict(Side):
                 prefix = hash((prefix, key[start : start + step]))
                 chain.append(prefix)
             blocks = self.load.blocks[number].tolist()
-            # The last first, so that a prefix is older than what goes on from it and goes after it.
+            # Last block first, so that a prefix is newer than its continuations and is evicted after them.
             for i in range(len(chain) - 1, -1, -1):
                 if chain[i] in order:
                     order.move_to_end(chain[i])
@@ -265,6 +265,6 @@ class ChainedDict(Side):
 
 
 def check_found(side: Side, kind: str, keys: list[Any]) -> None:
-    """What a key of a kind must find."""
+    """Check the lengths that keys of a kind must find."""
     expected = {"hit": LENGTH, "half": SHARED, "miss": 0}[kind]
     assert set(side.lengths(keys)) == {expected}, (side.name, kind)

@@ -1,7 +1,7 @@
-"""What the index costs a step: prepare and plan of 256 decode rows at 8k context, and commit.
+"""Index cost of a step: prepare, plan and commit of 256 decode rows at 8k context.
 
-The control takes the same blocks, slots and lengths with NumPy tables: without a plan, without checks, and for the
-windowed group without giving back what the window has left.
+The control takes the same blocks, slots and lengths from NumPy tables: without a plan, without checks, and without
+releasing blocks that have left the window.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from bench.runner import Bench, Job
 from pagecore import AttentionSpec, PagedKVCache
 
 BLOCK, WINDOW = 16, 4096
-# Decode steps that the pool has blocks for.
+# Decode steps that fit in the pool.
 STEPS = 1024
 FULL = AttentionSpec(8, 128, dtype="bfloat16", num_query_heads=32)
 WINDOWED = AttentionSpec(8, 128, dtype="bfloat16", num_query_heads=32, window=WINDOW)
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Prepare + plan, and the whole step with commit, for one group and for two."""
+    """Run prepare + plan, and the whole step with commit, for one group and for two."""
     for name, layers in (("one group", [FULL]), ("full + window", [FULL, WINDOWED])):
         _step(bench, name, layers)
 
@@ -38,7 +38,7 @@ def _step(bench: Bench, name: str, layers: list[AttentionSpec]) -> None:
         theirs.prepare()
         slots = [np.from_dlpack(ours.batch.group(i).slot_mapping) for i in range(len(layers))]
         np.testing.assert_array_equal(slots[0], theirs.slots[0])
-        # The windowed group hands out anew what its window has left, so only the places in the blocks are equal.
+        # The windowed group reuses released blocks, so only the offsets within blocks are equal.
         np.testing.assert_array_equal(slots[-1] % BLOCK, theirs.slots[-1] % BLOCK)
         np.testing.assert_array_equal(np.from_dlpack(ours.batch.seq_lens), theirs.seq_lens)
         ours.commit()
@@ -61,7 +61,7 @@ def _step(bench: Bench, name: str, layers: list[AttentionSpec]) -> None:
 
 
 class PreparedRows:
-    """A cache without bytes, its rows filled to uneven lengths: in each step one row in sixteen needs a block."""
+    """A cache without storage, filled to uneven lengths: in each step one row in sixteen needs a block."""
 
     def __init__(self, layers: list[AttentionSpec], batch_size: int, context: int, capacity: int) -> None:
         self.cache = PagedKVCache(
@@ -71,7 +71,7 @@ class PreparedRows:
             max_sequences=batch_size,
             max_tokens_per_sequence=capacity,
             device="none",
-            prefix_cache=False,  # as the controls have none
+            prefix_cache=False,  # the controls have none
         )
         self.sequences = [self.cache.add_sequence([]) for _ in range(batch_size)]
         self.batch = self.cache.make_batch(batch_size, max(context, batch_size))
@@ -83,7 +83,7 @@ class PreparedRows:
 
     @staticmethod
     def num_blocks(batch_size: int, context: int) -> int:
-        """Blocks for the rows and for the steps that are timed."""
+        """Return the number of blocks for the rows and the timed steps."""
         return batch_size * ((context + STEPS) // BLOCK + 1) + 1
 
     def prepare(self) -> None:
@@ -98,7 +98,7 @@ class PreparedRows:
 
 
 class _NumPy:
-    """The same rows in NumPy tables, one for each group."""
+    """The rows in NumPy tables, one table for each group."""
 
     def __init__(self, groups: int, batch_size: int, context: int, capacity: int) -> None:
         columns = min(capacity, context + STEPS) // BLOCK + 2

@@ -1,4 +1,4 @@
-"""What a replay tells its cache, written down: rows that come, grow and go."""
+"""Recording of the cache calls of a replay: rows added, extended and removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagecore import PagedKVCache
 from pagecore.serving.replay.attend import SPEC
 from pagecore.serving.replay.options import ReplayOptions
-from pagecore.serving.replay.replayer import stand_in_ids
+from pagecore.serving.replay.replayer import placeholder_ids
 from pagecore.serving.replay.trace import read_trace, scan_trace
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
@@ -20,7 +20,7 @@ from pagecore.serving.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Rows that are added or removed (one), or extended by `counts` tokens each."""
+    """One row added or removed, or several rows extended by `counts` tokens each."""
 
     kind: Literal["add", "extend", "remove"]
     rows: NDArray[np.int32]
@@ -29,7 +29,7 @@ class Event:
 
 @dataclass(slots=True)
 class Log:
-    """The events in their order, and the sizes that a cache needs for them."""
+    """The events in order, and the cache sizes that they need."""
 
     num_blocks: int
     block_size: int
@@ -48,7 +48,7 @@ class Log:
 
 
 class _RecordedCache(PagedKVCache):
-    """A cache that notes what it did."""
+    """A cache that records its calls."""
 
     log: Log
 
@@ -57,12 +57,12 @@ class _RecordedCache(PagedKVCache):
         self.log.events.append(Event("add", np.array([sequence.row], np.int32)))
         return sequence
 
-    def remove(self, sequence: Any) -> None:
+    def remove(self, sequence: Any, *, rank: float | None = None) -> None:
         self.log.events.append(Event("remove", np.array([sequence.row], np.int32)))
-        super().remove(sequence)
+        super().remove(sequence, rank=rank)
 
-    def try_prepare(self, sequences: Any, counts: Any, out: Any = None) -> Any:
-        batch = super().try_prepare(sequences, counts, out)
+    def try_prepare(self, sequences: Any, counts: Any, out: Any = None, *, stream: object = None) -> Any:
+        batch = super().try_prepare(sequences, counts, out, stream=stream)
         if batch is not None:
             rows = np.array([sequence.row for sequence in sequences], np.int32)
             self.log.events.append(Event("extend", rows, np.array(counts, np.int32)))
@@ -70,9 +70,9 @@ class _RecordedCache(PagedKVCache):
 
 
 def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
-    """Serve the first requests of a trace as `pagecore replay` does, and write down what the cache is told."""
+    """Serve the first requests of a trace like `pagecore replay`, and record the calls of the cache."""
     summary = scan_trace(trace, requests)
-    assert summary is not None, "a trace that is a pipe was already read"
+    assert summary is not None, "the trace is a pipe; use a file, which can be read twice"
     length = min(summary.max_length, (options.num_blocks - 1) * options.block_size)
     rows = min(options.max_running, summary.num_requests)
     log = Log(options.num_blocks, options.block_size, rows, length, options.max_tokens_per_step)
@@ -83,7 +83,7 @@ def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="none",
-        prefix_cache=False,  # the log's tables share nothing, and the control's cannot
+        prefix_cache=False,  # the log's tables share nothing, because the control's cannot
     )
     cache.log = log
     scheduler = Scheduler(cache, max_running=rows, max_tokens_per_step=log.max_tokens_per_step)
@@ -92,5 +92,5 @@ def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
             scheduler.add(Request(line.number, line.prompt(), line.output_length))
     while (step := scheduler.schedule()) is not None:
         scheduler.commit(step)
-        scheduler.accept(step, stand_in_ids(step.outputs))
+        scheduler.accept(step, placeholder_ids(step.outputs))
     return log

@@ -1,7 +1,7 @@
-"""A chat service's trace through scheduler and index: steps a second, and the index's share beside NumPy tables.
+"""Replay of a chat trace through scheduler and index: steps a second, and the index's share, against NumPy tables.
 
-The trace is --trace, or one made on the spot. The whole replay is timed a few times as it is; then what the cache was
-told in it (rows added, extended, removed) is told again to BlockTables alone and to the control.
+The trace is --trace, or a synthetic one. The whole replay is timed a few times. Then its cache calls (rows added,
+extended, removed) are repeated on BlockTables alone and on the control.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MEMORY = "64GiB"
 
 
 def run(bench: Bench, options: argparse.Namespace) -> None:
-    """The replay, then its log."""
+    """Run the replay, then its log."""
     requests = options.requests or bench.pick(2000, 20)
     with _trace(bench, options.trace, requests) as path:
         settings = ReplayOptions(memory=MEMORY, requests=requests)
         _whole(bench, [replay(path, settings) for _ in range(bench.pick(3, 1))])
-        # A quarter of the requests: the control is slow, and more of them show the same.
+        # A quarter of the requests, because the control is slow and more requests show the same.
         log = record(path, max(1, requests // 4), settings)
     _log(bench, log)
 
@@ -46,12 +46,12 @@ def _trace(bench: Bench, given: Path | None, requests: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "synthetic.jsonl"
         write_trace(path, requests, bench.pick(1.0, 0.05))
-        bench.fact("trace", "synthetic, made on the spot")
+        bench.fact("trace", "synthetic")
         yield path
 
 
 def _whole(bench: Bench, reports: list[ReplayReport]) -> None:
-    """What the replays were like; they are equal in everything but time."""
+    """Report the replays, which differ only in time."""
     report = reports[0]
     bench.fact("steps a second", [report.steps / report.wall_s for report in reports])
     bench.fact("index, median of the steps", [report.index_us_p50 for report in reports], "us")
@@ -66,22 +66,22 @@ def _whole(bench: Bench, reports: list[ReplayReport]) -> None:
 
 
 def _log(bench: Bench, log: Log) -> None:
-    """The log of the first requests, told to the two kinds of tables."""
+    """Compare both kinds of tables on the log of the first requests."""
     if not log.num_steps:
-        bench.note("no request fits the pool: there is no log to tell")
+        bench.note("no request fits the pool, so the log is empty; its figure is left out")
         return
     ours, theirs = _Ours(log), _NumPy(log)
     bench.fact("memory of the index: tables and pool", (ours.tables.nbytes + ours.pool.nbytes) / 2**20, "MiB")
 
     def check() -> None:
-        """Every slot of every step, while both pools hand out in the order in which they were made."""
+        """Compare every slot of every step."""
         for event in log.events:
-            np.testing.assert_array_equal(ours.tell(event), theirs.tell(event))
+            np.testing.assert_array_equal(ours.apply(event), theirs.apply(event))
 
     bench.compare(
         f"the index alone, {log.num_steps} steps",
-        Job(partial(_tell_all, ours, log)),
-        {"NumPy tables": Job(partial(_tell_all, theirs, log))},
+        Job(partial(_apply_all, ours, log)),
+        {"NumPy tables": Job(partial(_apply_all, theirs, log))},
         check=check,
         per=log.num_steps,
         each="step",
@@ -90,13 +90,13 @@ def _log(bench: Bench, log: Log) -> None:
     )
 
 
-def _tell_all(tables: _Ours | _NumPy, log: Log) -> None:
+def _apply_all(tables: _Ours | _NumPy, log: Log) -> None:
     for event in log.events:
-        tables.tell(event)
+        tables.apply(event)
 
 
 class _Ours:
-    """BlockTables that are told the log."""
+    """BlockTables that replay the log."""
 
     def __init__(self, log: Log) -> None:
         self.pool = BlockPool(log.num_blocks)
@@ -108,25 +108,26 @@ class _Ours:
         )
         self.slots = np.empty(log.max_tokens_per_step, np.int64)
 
-    def tell(self, event: Event) -> object:
+    def apply(self, event: Event) -> object:
         if event.kind == "extend":
             return self.tables.extend(event.rows, event.counts, out=self.slots)
         if event.kind == "remove":
-            return self.tables.remove(event.rows)
+            self.tables.remove(event.rows)
+            return None
         row = self.tables.add()
-        assert row == event.rows[0], "rows are handed out as they were when the log was written"
+        assert row == event.rows[0], "rows must be allocated in the order of the log"
         return None
 
 
 class _NumPy:
-    """NumPy tables that are told the log."""
+    """NumPy tables that replay the log."""
 
     def __init__(self, log: Log) -> None:
         columns = -(-log.max_tokens_per_sequence // log.block_size) + 1
         self.tables = NumpyTables(NumpyPool(log.num_blocks), log.block_size, log.max_sequences + 1, columns)
         self.slots = np.empty(log.max_tokens_per_step, np.int64)
 
-    def tell(self, event: Event) -> object:
+    def apply(self, event: Event) -> object:
         if event.kind == "extend":
             return self.tables.extend(event.rows, event.counts, self.slots)
         if event.kind == "remove":

@@ -1,8 +1,8 @@
-"""How a figure is taken: in rounds, subject beside controls, so that a slow moment hits all of them alike.
+"""Measurement of figures in rounds that interleave a subject with its controls, so that slow moments affect them all.
 
-A round times the subject and every control once, in an order that turns around from round to round. A time is the
-median over the rounds, with the least and the greatest; the ratio (control / subject: how many times faster the subject
-is) is taken within each round and has a median and a spread of its own. The garbage collector rests meanwhile.
+A round times the subject and every control once, in an order that reverses from round to round. A time is the median
+over the rounds, with the minimum and the maximum. The ratio control / subject, the speed-up, is taken within each round
+and has its own median and spread. The garbage collector is disabled meanwhile.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _nothing() -> None:
 class Job:
     """Work with untimed parts: `before` and `after` are called around every single call of `run`.
 
-    If `run` makes several `calls` in a row, a time is that of one of them. `timer` runs the work and returns its
-    seconds by another clock than the bench's, such as a device's.
+    If `run` makes several `calls` in a row, its time is divided by `calls`. `timer` runs the work and returns its
+    seconds by another clock, such as a device's.
     """
 
     run: Work
@@ -44,9 +44,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long a figure is looked at: rounds until `figure_s` is spent, within limits.
+    """Duration of a figure: rounds until `figure_s` is spent, within limits.
 
-    A plain call that is shorter than `sample_s` is timed as a loop of calls, since a clock itself costs some 50 ns.
+    A plain call shorter than `sample_s` is timed as a loop of calls, since reading the clock costs about 50 ns.
     """
 
     figure_s: float = 1.0
@@ -56,7 +56,7 @@ class Effort:
     loops_max: int = 10_000
 
 
-# A full run; a short one, whose figures are as real; and one that only shows that everything works.
+# A full run, a short run with valid figures, and a smoke run that only executes everything.
 EFFORTS: Mapping[Kind, Effort] = {
     "full": Effort(),
     "quick": Effort(figure_s=0.4, rounds_min=7),
@@ -65,15 +65,15 @@ EFFORTS: Mapping[Kind, Effort] = {
 
 
 class Bench:
-    """Takes figures, prints each as it comes, and keeps them for the JSON.
+    """Measures figures, prints each one at once, and keeps them for the JSON.
 
     Parameters
     ----------
     kind : "full", "quick" or "smoke"
-        A quick run has fewer rounds of the same sizes, and a bench may leave out what has no target. A smoke run has
-        two rounds of small sizes: its figures say nothing, and it has no targets.
+        A quick run has fewer rounds with the same sizes, and a bench may omit figures without targets. A smoke run has
+        two rounds of small sizes and no targets; its figures mean nothing.
     clock : callable
-        Seconds, now.
+        Returns the time in seconds.
     write : callable
         Takes one line of text.
     on_change : callable
@@ -99,12 +99,12 @@ class Bench:
         self._on_change = on_change
 
     def pick(self, full: T, smoke: T, quick: T | None = None) -> T:
-        """A size by the kind of run; a quick run has that of a full one where it is given none."""
+        """Return the size for the kind of run; a quick run without a size uses the full one."""
         return {"full": full, "quick": full if quick is None else quick, "smoke": smoke}[self.kind]
 
     @contextmanager
     def case(self, name: str) -> Iterator[None]:
-        """Keep an exception of the block as a failure of the case `name`, so that the next case is run."""
+        """Record an exception of the block as a failure of the case `name`, and continue."""
         try:
             yield
         except Exception as error:
@@ -114,18 +114,20 @@ class Bench:
             self._on_change()
 
     def note(self, text: str) -> None:
-        """Say what a reader of the figures must know, such as a control that is left out."""
+        """Print and keep a note for readers of the figures, such as an omitted control."""
         self.notes.append(text)
         self._write(f"  note: {text}")
 
     def fact(self, name: str, value: float | str | list[float], unit: str = "") -> None:
-        """Show what the subject counted itself, which has no control; a list has one entry for each run."""
+        """Print and keep a count by the subject, without a control; a list has one entry for each run."""
         if isinstance(value, list):
             spread = Spread.of(value)
-            kept, shown = asdict(spread), f"{_number(spread.median)} {unit}".rstrip()
+            kept: object = asdict(spread)
+            shown = f"{_number(spread.median)} {unit}".rstrip()
             shown += f" ({_number(spread.min)} to {_number(spread.max)})"
         else:
-            kept, shown = value, f"{value if isinstance(value, str) else _number(value)} {unit}".rstrip()
+            kept = value
+            shown = f"{value if isinstance(value, str) else _number(value)} {unit}".rstrip()
         self.facts[f"{name}, {unit}" if unit else name] = kept
         self._write(f"  {name:<52} {shown}")
 
@@ -140,25 +142,27 @@ class Bench:
         rounds: int | None = None,
         **about: Any,
     ) -> Figure:
-        """Time `subject` beside its controls; print and return the figure.
+        """Time `subject` interleaved with its controls; print and return the figure.
 
         Parameters
         ----------
         name : str
-            What is timed, with its sizes.
+            The timed call, with its sizes.
         subject, controls
-            A call, which is repeated in a loop where it is short; or a Job, each call of which is timed alone.
+            A call, which is repeated in a loop if it is short; or a Job, each call of which is timed alone.
         check : callable
-            Runs once before the clock does, and raises where the subject's results are not the controls'.
+            Called once before timing; raises if the results of subject and controls differ.
         at_least : mapping, optional
             Control -> target of the median ratio. A smoke run has no targets.
         rounds : int, optional
-            Exactly so many, for work that takes long to set up; a smoke run has its own number.
+            Exact number of rounds, for work with a long setup; a smoke run ignores it.
         **about
             Fields of `Figure`: unit, per, each, nbytes, flop, at_most, gb_per_s_at_least, sizes.
         """
         if not controls:
-            raise ValueError(f"{name!r} has no control; a time alone says nothing on a machine that others use")
+            raise ValueError(
+                f"{name!r} has no control; add one, because a time alone means nothing on a shared machine"
+            )
         check()
         is_smoke = self.kind == "smoke"
         if is_smoke:
@@ -179,7 +183,7 @@ class Bench:
         return figure
 
     def show_targets(self) -> None:
-        """The figures that have a target once more, as a table."""
+        """Print a table of the figures that have targets."""
         targets = [target for figure in self.figures for target in figure.targets()]
         for line in table_of(targets):
             self._write(line)
@@ -194,7 +198,7 @@ class Bench:
         }
 
     def _rounds(self, works: list[Work | Job], effort: Effort) -> list[list[float]]:
-        """For each work the seconds of a call, round by round."""
+        """Return the seconds of a call of each work, round by round."""
         times: list[list[float]] = [[] for _ in works]
         with _collector_at_rest():
             loops = [self._loops(work) for work in works]
@@ -207,7 +211,7 @@ class Bench:
         return times
 
     def _loops(self, work: Work | Job) -> int:
-        """Calls that make a sample long enough; the calls that it takes to find out warm the work up."""
+        """Return the number of calls in a sample of sufficient length; measuring it warms the work up."""
         loops = 1
         taken = self._sample(work, loops)
         while not isinstance(work, Job) and taken * loops < self.effort.sample_s and loops < self.effort.loops_max:
@@ -216,7 +220,7 @@ class Bench:
         return loops
 
     def _sample(self, work: Work | Job, loops: int) -> float:
-        """Seconds of a call: the mean of `loops` calls in a row."""
+        """Return the seconds of a call: the mean of `loops` calls in a row."""
         if isinstance(work, Job):
             work.before()
             seconds = (work.timer or self._seconds)(work.run)
@@ -245,7 +249,7 @@ def _number(value: float) -> str:
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """No garbage collection inside a sample."""
+    """Disable garbage collection."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

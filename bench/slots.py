@@ -1,4 +1,4 @@
-"""The calls of a slot allocator, ours or another, with what goes into one and comes out of it."""
+"""Calls of a slot allocator with their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 
 class SlotCalls:
-    """An allocator with `extend`, `decode` and `free` as SlotAllocator has them, and the sequences that it serves.
+    """An allocator with SlotAllocator's `extend`, `decode` and `free`, and the sequences that it serves.
 
-    The sequences begin with `counts` tokens each. `convert` makes what the allocator takes out of an int64 array; it
-    does so once, so that a call's time is the allocator's own.
+    The sequences begin with `counts` tokens each. `convert` turns an int64 array into the allocator's input; it is
+    called once, so that it is not timed.
     """
 
     def __init__(self, allocator: Any, counts: NDArray[np.int64], convert: Callable[[Any], Any] = np.array) -> None:
@@ -35,12 +35,12 @@ class SlotCalls:
         self.seq_lens += 1
 
     def begin_decode(self) -> None:
-        """Fill the sequences and stand at their last slots."""
+        """Fill the sequences, up to their last slots."""
         self.extend()
         self.slots = self.slots[np.cumsum(np.asarray(self.seq_lens)) - 1]
         self.grow()
 
 
 def uneven(rows: int, most: int, block_size: int) -> NDArray[np.int64]:
-    """Lengths up to `most` of every remainder: in a decode step one sequence in `block_size` opens a block."""
+    """Return lengths up to `most` of every remainder: a decode step opens a block in one sequence of `block_size`."""
     return most - np.arange(rows, dtype=np.int64) % block_size

@@ -1,4 +1,4 @@
-"""Commands with a time limit, run one after another, each with its output in a file."""
+"""Commands with time limits, run one after another with their output in files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Seconds from the interrupt, after which pytest still prints what failed, to the kill.
+# Seconds from the interrupt to the kill; pytest uses them to list failures.
 GRACE_S = 5.0
-LATE = 124  # the exit status of timeout(1)
+LATE = 124  # exit status of timeout(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a step: its exit code (124 if it took too long), its time and its last line."""
+    """The result of a step: exit code (124 if it took too long), time, and last line of output."""
 
     code: int
     seconds: float
@@ -41,9 +41,9 @@ class Outcome:
 
 
 def run_step(step: Step, limit_s: float, output: Path, environment: Mapping[str, str], folder: Path) -> Outcome:
-    """Run one command with its output in a file; at the limit, end it with every process of its group.
+    """Run one command with its output in a file; at the limit, end its process group.
 
-    A step that cannot be started fails with the reason in its output, and a step without time is not started.
+    A step that cannot be started fails with the reason in its output, and a step without time left is not started.
     """
     begin = time.monotonic()
     with output.open("wb") as file:
@@ -72,7 +72,7 @@ def run_step(step: Step, limit_s: float, output: Path, environment: Mapping[str,
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int:
-    """Wait for a process up to its limit; then interrupt its group, and kill what is left of it."""
+    """Wait for a process up to its limit; then interrupt its group, and kill the remaining processes."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -90,7 +90,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def trimmed(text: bytes, size: int) -> bytes:
-    """Return at most about `size` bytes of a text: its first quarter and its end, if it is longer."""
+    """Return about `size` bytes of a longer text: its first quarter and its end."""
     if len(text) <= size:
         return text
     cut = len(text) - size
@@ -98,6 +98,6 @@ def trimmed(text: bytes, size: int) -> bytes:
 
 
 def tail(text: bytes, num_lines: int, width: int) -> str:
-    """Return the last lines of a text, each cut to `width`."""
+    """Return the last lines of a text, each truncated to `width`."""
     lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
     return "".join(f"{line[:width]}\n" for line in lines[-num_lines:])

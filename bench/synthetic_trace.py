@@ -1,4 +1,4 @@
-"""A trace made on the spot, in the Mooncake format, for machines that have none."""
+"""Synthetic trace in the Mooncake format, for machines without a trace."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SEED = 0
 
 
 def write_trace(path: Path, num_requests: int, scale: float = 1.0) -> None:
-    """Write chats that arrive at random: lognormal lengths, a third of them going on with an earlier prompt.
+    """Write chats with random arrivals and lognormal lengths, a third of which continue an earlier prompt.
 
-    Medians of 6,900 tokens of input and 350 of output, times `scale`, are about those of Mooncake's conversation
-    trace. The same numbers give the same file.
+    The medians of 6,900 input tokens and 350 output tokens, times `scale`, approximate Mooncake's conversation trace.
+    Equal arguments give equal files.
     """
     random = np.random.default_rng(SEED)
     timestamps = np.cumsum(random.exponential(300, num_requests)).astype(int)
@@ -28,7 +28,7 @@ def write_trace(path: Path, num_requests: int, scale: float = 1.0) -> None:
         for timestamp, length, output in zip(timestamps, inputs, outputs, strict=True):
             blocks = -(-length // HASH_BLOCK)
             earlier = chats[random.integers(len(chats))] if chats and random.random() < 1 / 3 else []
-            # The last of the earlier ids may stand for a block that was not full: it is not shared.
+            # The last of the earlier ids may belong to a partial block, so it is not shared.
             hash_ids = earlier[: max(0, min(len(earlier) - 1, blocks - 1))]
             new = blocks - len(hash_ids)
             hash_ids = hash_ids + list(range(fresh, fresh + new))
@@ -39,4 +39,5 @@ def write_trace(path: Path, num_requests: int, scale: float = 1.0) -> None:
 
 
 def _lengths(random: np.random.Generator, count: int, median: float, sigma: float, longest: int) -> list[int]:
-    return np.clip(random.lognormal(np.log(median), sigma, count), 1, longest).astype(int).tolist()
+    lengths: list[int] = np.clip(random.lognormal(np.log(median), sigma, count), 1, longest).astype(int).tolist()
+    return lengths

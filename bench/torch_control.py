@@ -1,4 +1,4 @@
-"""torch as a control, where it is installed."""
+"""torch as a control, if installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.runner import Bench
 
 
 def load_torch(bench: Bench) -> Any:
-    """Torch, held to one thread; None, with a note, where it is missing: its controls are then left out."""
+    """Import torch, limited to one thread; return None with a note if it is missing."""
     try:
         import torch
     except ImportError:
@@ -22,7 +22,7 @@ def load_torch(bench: Bench) -> Any:
 
 
 def torch_view(torch: Any, array: np.ndarray) -> Any:
-    """The array's memory as a tensor; torch does not know NumPy's bfloat16."""
+    """View an array as a tensor; torch does not support NumPy's bfloat16."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)

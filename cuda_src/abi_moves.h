@@ -1,4 +1,4 @@
-// What the kernels that move data are told: writes into a cache, copies between arrays, changed table entries.
+// Parameters of the kernels that move data: writes into a cache, copies between arrays, changed table entries, merges.
 #pragma once
 
 #include "abi.h"
@@ -7,22 +7,22 @@
 struct PcDivisor {
   pc_int32 divisor;
   unsigned int multiplier;  // 2^(31 + shift) / divisor, rounded up
-  pc_int32 shift;           // of the least power of two that is not below the divisor
+  pc_int32 shift;           // 1 << shift: the least power of two >= divisor
 };
 
 static_assert(sizeof(PcDivisor) == 12, "the layout is part of the ABI");
 
 // ---- block tables
 
-// Element `index` of a table's memory becomes `block`.
+// The kernel stores `block` in element `index` of the table's memory.
 struct PcTableEntry {
   pc_int64 index;
   pc_int32 block;
   pc_int32 pad;
 };
 
-// Entries of one batch name different elements. How many there are stands on the device, so that a graph that was
-// captured once serves every step.
+// The entries of one batch have different indices. Their number is in device memory, so that a captured graph serves
+// every step.
 struct PcTableParams {
   pc_address entries;  // PcTableEntry[capacity], at a multiple of 16
   pc_address count;    // int32
@@ -38,22 +38,22 @@ static_assert(sizeof(PcTableParams) == 40, "the layout is part of the ABI");
 
 // ---- write_kv
 
-// Key or value of new tokens, and its cache.
+// Keys or values of new tokens, and the cache that they are written to.
 struct PcWritePlane {
   PcRows rows;        // [num_tokens, num_heads, dim]
   PcCache cache;      // [num_blocks, block_size, num_heads, dim]
-  pc_address scales;  // float32 [num_heads]: what numbers are divided by; absent: `scale` for all heads
+  pc_address scales;  // float32 [num_heads]: divisors of the elements; absent: `scale` for all heads
   float scale;
   pc_int32 unit;  // elements that a thread moves at once: 1, 2, 4 or 8
   PcDivisor units_per_token;
-  PcDivisor units_per_row;  // of a head, or of a token whose heads follow one another in both arrays
-  pc_int32 num_units;       // of all tokens; below 2^31 with a grid's worth more
+  PcDivisor units_per_row;  // row: a head, or all heads of a token if they are contiguous in both arrays
+  pc_int32 num_units;       // of all tokens; below 2^31 even with the units of one more grid
   pc_int32 pad;
 };
 
 struct PcWriteParams {
   PcWritePlane planes[2];
-  PcIndices slots;     // [num_tokens]; those below 0 and from num_slots on are left out
+  PcIndices slots;     // [num_tokens]; tokens with slots outside 0 .. num_slots - 1 are skipped
   pc_int64 num_slots;  // of the cache
   PcDivisor block_size;
   pc_int32 block_shift;       // block_size == 1 << block_shift, or -1
@@ -71,13 +71,13 @@ static_assert(sizeof(PcWriteParams) == 264, "the layout is part of the ABI");
 
 enum : pc_int32 {
   PC_MOVE_THREADS = 128,
-  PC_MOVE_SHARED_BYTES = PC_MOVE_THREADS / 32 * 8,  // of those that add up: a sum for each warp
+  PC_MOVE_SHARED_BYTES = PC_MOVE_THREADS / 32 * 8,  // of sum_over_block: one 64-bit sum for each warp
   PC_MAX_MOVE_AXES = 8,
-  PC_MAX_ARRAYS = 112,  // of one launch
+  PC_MAX_ARRAYS = 112,  // of a launch
   PC_MAX_PAIRS = 128,
 };
 
-// Strides are bytes, here and below.
+// Strides of moves count bytes.
 struct PcMoveAxis {
   pc_int64 source_stride;
   pc_int64 target_stride;
@@ -85,38 +85,38 @@ struct PcMoveAxis {
   pc_int32 pad;
 };
 
-// What moves at a time, a block or the tokens of one: units along axes, outermost first. A number of a unit counts
-// along the last axis first.
+// The units of a block, or of some tokens of a block, along up to 8 axes, outermost first. Units are numbered with the
+// last axis fastest.
 struct PcMoveShape {
   PcMoveAxis axes[PC_MAX_MOVE_AXES];
   pc_int32 num_axes;
-  pc_int32 unit;             // elements that a thread moves at once: bytes, or numbers that are cast
-  pc_int32 num_units;        // of a block; below 2^31 with a grid's worth more
-  pc_int32 units_per_token;  // where tokens are moved, which then are the first axis, or the outer part of it
+  pc_int32 unit;             // elements that a thread moves at once: bytes, or numbers if the move casts
+  pc_int32 num_units;        // of a block; below 2^31 even with the units of one more grid
+  pc_int32 units_per_token;  // of a move of tokens; these are the first axis, or the outer part of it
 };
 
-// Blocks of sources onto blocks of targets, which lie alike in all arrays of a launch.
+// Copies of blocks from sources to targets. All sources of a launch have the same strides, and so have all targets.
 struct PcPairParams {
   PcMoveShape shape;
   pc_int64 source_block_stride;
   pc_int64 target_block_stride;
-  pc_address on_device;  // pairs as int32 or int64 [num_pairs, 2], of any strides; absent: `pairs`
+  pc_address on_device;  // pairs in device memory, int32 or int64 [num_pairs, 2] of any strides; absent: `pairs`
   pc_int64 pair_stride;  // elements
   pc_int64 column_stride;
   pc_int32 wide;  // 1: int64
   pc_int32 num_pairs;
-  pc_int32 ordered;  // 1: a later pair sees what earlier ones wrote; 0: pairs are independent and run in any order
-  pc_int32 lowest;   // block that may be named; the others are left out, as are those past the arrays
+  pc_int32 ordered;  // 1: a pair reads the result of earlier pairs; 0: pairs are independent and run in any order
+  pc_int32 lowest;   // lowest valid block; pairs with blocks below it or past the arrays are skipped
   pc_int32 num_source_blocks;  // of the smallest array
   pc_int32 num_target_blocks;
   pc_int32 units_per_thread;
-  pc_int32 one_cache;  // 1: sources are the targets, and a pair that copies a block onto itself is left out
+  pc_int32 one_cache;  // 1: sources are the targets, and a pair that copies a block onto itself is skipped
   pc_address sources[PC_MAX_ARRAYS];
   pc_address targets[PC_MAX_ARRAYS];
   pc_int32 pairs[PC_MAX_PAIRS][2];  // (source, target)
 };
 
-// Tokens between paged caches and packed arrays, in which sequences follow one another.
+// Copies of tokens between paged caches and packed arrays, in which the sequences follow one another.
 struct PcSequenceParams {
   PcMoveShape shape;
   pc_int64 block_stride;  // of caches
@@ -124,10 +124,10 @@ struct PcSequenceParams {
   PcTable table;
   PcIndices rows;       // absent: sequence i is row i of the table
   PcIndices seq_lens;   // [num_sequences]
-  pc_int64 num_tokens;  // of packed arrays; tokens past them are left out
+  pc_int64 num_tokens;  // of packed arrays; tokens past it are skipped
   pc_int32 num_blocks;  // of the smallest cache
   pc_int32 block_size;
-  pc_int32 gathers;  // 1: caches are the sources, and a hole gives zeros; 0: the targets, and a hole takes nothing
+  pc_int32 gathers;  // 1: caches are the sources, and a hole yields zeros; 0: the targets, and a hole is skipped
   pc_int32 pad;
   pc_address caches[PC_MAX_ARRAYS];
   pc_address packed[PC_MAX_ARRAYS];
@@ -145,7 +145,7 @@ static_assert(sizeof(PcSequenceParams) == 2184, "the layout is part of the ABI")
 
 // ---- merge_attention
 
-// float32 [token, head]; strides count elements.
+// Log-sum-exp, float32 [token, head]; strides count elements.
 struct PcLse {
   pc_address data;
   pc_int64 token_stride;
@@ -153,17 +153,17 @@ struct PcLse {
 };
 
 struct PcMergeParams {
-  PcRows out_a;  // [num_tokens, num_heads, dim], of one type, here and in b and out, which may be a or b
+  PcRows out_a;  // [num_tokens, num_heads, dim]; out_a, out_b and out have one type, and out may be out_a or out_b
   PcRows out_b;
   PcRows out;
   PcLse lse_a;
   PcLse lse_b;
   PcLse lse;  // may be lse_a or lse_b
   PcDivisor num_heads;
-  pc_int32 num_rows;       // tokens times heads; times the lanes of a row below 2^31 with a grid's worth more
+  pc_int32 num_rows;       // tokens times heads; times the lanes of a row below 2^31, even with one more grid
   pc_int32 unit;           // elements that a thread moves at once: 1, 2, 4 or 8
   pc_int32 units_per_row;  // of a head
-  pc_int32 lanes_shift;    // a row is done by 1 << lanes_shift lanes of one warp
+  pc_int32 lanes_shift;    // 1 << lanes_shift lanes of one warp process a row
   pc_int32 pad;
 };
 

@@ -1,51 +1,16 @@
-// What the attention kernels read of a batch: items, sequences, heads, and where tokens lie.
+// Inputs of the attention kernels: items, sequences, heads, and the slots of tokens.
 //
-// Lengths, rows and block ids come from arrays that nobody has checked. Whatever they hold, what is read lies in the
-// arrays that the parameters describe: lengths are cut to what a row of the table holds, a row that the table does not
-// have holds nothing, and a block that the cache does not have is block 0.
+// Lengths, rows and block ids come from arrays that are not validated. Whatever they hold, the kernels read only inside
+// the arrays that the parameters describe: a length is clamped to the capacity of its row of the table, a sequence
+// whose row is not in the table has length 0, and a block id outside the cache is replaced by block 0.
 #pragma once
 
 #include "abi_attention.h"
-#include "logarithms.cuh"
-#include "primitives.cuh"
+#include "numbers.cuh"
 
 namespace pagecore {
 
-PC_DEVICE int min_of(int a, int b) { return a < b ? a : b; }
-PC_DEVICE int max_of(int a, int b) { return a > b ? a : b; }
-// `low` where that is above `high`.
-PC_DEVICE int clamp(pc_int64 x, int low, int high) {
-  return x < low || high < low ? low : x > high ? high : static_cast<int>(x);
-}
-PC_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }
-
-// An integer of 32 or 64 bits that is still on its way. Nothing waits for it before it is asked for.
-struct IntegerOnItsWay {
-  pc_uint32 low;
-  pc_uint32 high;  // of 64 bits
-
-  PC_MEMBER pc_int64 arrived(bool wide) const {
-    if (!wide) return static_cast<pc_int32>(low);
-    return static_cast<pc_int64>(static_cast<pc_uint64>(high) << 32 | low);
-  }
-};
-
-// In words, unlike ask_index of units.cuh: by loads of 64 bits, prefill with a head_dim of 128 spills.
-PC_DEVICE IntegerOnItsWay begin_integer(pc_address data, pc_int64 at, bool wide) {
-  const Global<pc_uint32> words(data);
-  IntegerOnItsWay integer = {0, 0};
-  if (wide) integer.high = words.load(2 * at + 1);
-  integer.low = words.load(wide ? 2 * at : at);
-  return integer;
-}
-
-PC_DEVICE IntegerOnItsWay begin_index(const PcIndices& array, int i) {
-  return begin_integer(array.data, i * array.stride, array.wide != 0);
-}
-
-PC_DEVICE pc_int64 load_index(const PcIndices& array, int i) { return begin_index(array, i).arrived(array.wide != 0); }
-
-PC_DEVICE float load_number(pc_address array, int i, float absent) {
+PC_DEVICE float load_or(pc_address array, int i, float absent) {
   return array == 0 ? absent : Global<float>(array).load(i);
 }
 
@@ -70,8 +35,8 @@ PC_DEVICE PcWorkItem load_item(const PcSchedule& schedule, int i) {
           static_cast<int>(b.word[2]), static_cast<int>(b.word[3])};
 }
 
-// The query heads that a CTA works for: those of key head y, or where they are more than an item's rows, chunk z of
-// them. The grid is (num_workers, num_kv_heads, head_chunks).
+// The query heads of a CTA: all heads of key head y, or, if an item cannot hold them, chunk z of these heads. The grid
+// is (num_workers, num_kv_heads, head_chunks).
 struct Heads {
   int kv;
   int first;  // query head
@@ -80,13 +45,13 @@ struct Heads {
 
 PC_DEVICE Heads block_heads(const PcAttentionParams& p, int z) {
   const int group = p.num_query_heads / p.num_kv_heads;
-  const int size = divide_up(group, pc_num_blocks_z());
+  const int size = ceil_div(group, pc_num_blocks_z());
   const int begin = size * z;
   return {pc_block_y(), pc_block_y() * group + begin, clamp(group - begin, 0, size)};
 }
 PC_DEVICE Heads block_heads(const PcAttentionParams& p) { return block_heads(p, pc_block_z()); }
-// The same numbers, computed here rather than kept in registers since they were computed before.
-PC_DEVICE Heads block_heads_again(const PcAttentionParams& p) { return block_heads(p, pc_opaque(pc_block_z())); }
+// Computes the heads again, so that they need not be kept in registers across a loop.
+PC_DEVICE Heads recompute_block_heads(const PcAttentionParams& p) { return block_heads(p, pc_opaque(pc_block_z())); }
 
 // ---- sequences
 
@@ -95,14 +60,14 @@ struct Sequence {
   int length;         // keys
   int queries_begin;  // rows of the packed queries
   int queries_end;
-  pc_int64 table_row;  // entry of the table where its blocks begin
+  pc_int64 table_row;  // element of the table with the first block of the sequence
 
-  // Of a row of the packed queries. Negative where there are more queries than keys.
+  // The position of a row of the packed queries. Negative if the sequence has more queries than keys.
   PC_MEMBER int position(int query_row) const { return length - (queries_end - query_row); }
 };
 
-// Of a row of the table; a tile behind them still has numbers of 32 bits.
-PC_DEVICE int held_tokens(const PcAttentionParams& p) {
+// Tokens that a row of the table can hold. The limit leaves room for the token numbers of one more tile in 32 bits.
+PC_DEVICE int row_capacity(const PcAttentionParams& p) {
   return clamp(static_cast<pc_int64>(p.table.width) * p.block_size, 0, 0x7fff0000);
 }
 
@@ -112,21 +77,21 @@ PC_DEVICE Sequence load_sequence(const PcAttentionParams& p, int index) {
   s.queries_begin = s.index;
   s.queries_end = s.index + 1;
   pc_int64 row = s.index;
-  // All are on their way before any is looked at.
-  IntegerOnItsWay row_read = {0, 0}, begin_read = {0, 0}, end_read = {0, 0};
-  const IntegerOnItsWay length_read = begin_index(p.seq_lens, s.index);
-  if (p.rows.data != 0) row_read = begin_index(p.rows, s.index);
+  // Issue all loads before the first use of a result.
+  PendingIndex pending_row = {0, 0}, pending_begin = {0, 0}, pending_end = {0, 0};
+  const PendingIndex pending_length = begin_index_words(p.seq_lens, s.index);
+  if (p.rows.data != 0) pending_row = begin_index_words(p.rows, s.index);
   if (p.cu_query_lens.data != 0) {
-    begin_read = begin_index(p.cu_query_lens, s.index);
-    end_read = begin_index(p.cu_query_lens, s.index + 1);
+    pending_begin = begin_index_words(p.cu_query_lens, s.index);
+    pending_end = begin_index_words(p.cu_query_lens, s.index + 1);
   }
-  if (p.rows.data != 0) row = row_read.arrived(p.rows.wide != 0);
+  if (p.rows.data != 0) row = pending_row.get(p.rows.wide != 0);
   if (p.cu_query_lens.data != 0) {
-    s.queries_begin = clamp(begin_read.arrived(p.cu_query_lens.wide != 0), 0, p.num_tokens);
-    s.queries_end = clamp(end_read.arrived(p.cu_query_lens.wide != 0), 0, p.num_tokens);
+    s.queries_begin = clamp(pending_begin.get(p.cu_query_lens.wide != 0), 0, p.num_tokens);
+    s.queries_end = clamp(pending_end.get(p.cu_query_lens.wide != 0), 0, p.num_tokens);
   }
   const bool exists = row >= 0 && row < p.table.num_rows;
-  s.length = exists ? clamp(length_read.arrived(p.seq_lens.wide != 0), 0, held_tokens(p)) : 0;
+  s.length = exists ? clamp(pending_length.get(p.seq_lens.wide != 0), 0, row_capacity(p)) : 0;
   s.table_row = exists ? row * p.table.row_stride : 0;
   return s;
 }
@@ -138,11 +103,11 @@ struct KeyRange {
 
   PC_MEMBER bool has(int j) const { return static_cast<unsigned>(j - begin) < static_cast<unsigned>(end - begin); }
   PC_MEMBER KeyRange only_if(bool condition) const { return {begin, condition ? end : begin}; }
-  // Whether some of keys j .. j + count - 1 are among them.
-  PC_MEMBER bool meets(int j, int count) const { return j < end && j + count > begin; }
+  // Returns true if the range has one of the keys j .. j + count - 1.
+  PC_MEMBER bool overlaps(int j, int count) const { return j < end && j + count > begin; }
 };
 
-// What causality and the window leave to a query; the rule of pagecore/ops/key_range.hpp.
+// Keys that a query may attend to under the causal rule and the window, as in pagecore/ops/key_range.hpp.
 PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int length) {
   const pc_int64 right = p.causal != 0 ? 0 : p.window_right;
   const pc_int64 first = static_cast<pc_int64>(position) - p.window_left;
@@ -151,15 +116,15 @@ PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int l
   return {begin, right < 0 ? length : clamp(last + 1, begin, length)};
 }
 
-// A plan can be older than the lengths: the queries of an item that are there,
-PC_DEVICE void fit_queries(const PcAttentionParams& p, PcWorkItem& item) {
+// A plan can be older than the lengths. Clamps the queries of an item to those that exist.
+PC_DEVICE void clamp_queries(const PcAttentionParams& p, PcWorkItem& item) {
   item.query_begin = clamp(item.query_begin, 0, p.num_tokens);
   item.query_count = clamp(item.query_count, 0, p.num_tokens - item.query_begin);
 }
 
-// and those of its keys that one of these queries attends to.
-PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
-  fit_queries(p, item);
+// Clamps the queries, and the keys to those that at least one of these queries attends to.
+PC_DEVICE void clamp_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
+  clamp_queries(p, item);
   const int first = sequence.position(item.query_begin);
   const KeyRange a = attended_keys(p, first, sequence.length);
   const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
@@ -167,35 +132,35 @@ PC_DEVICE void fit_item(const PcAttentionParams& p, const Sequence& sequence, Pc
   item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
 }
 
-// ---- where tokens lie
+// ---- slots
 
 struct Slot {
   int block;
   int offset;  // token in the block
 };
 
-// A slot whose block is still on its way from the table.
-struct SlotOnItsWay {
-  IntegerOnItsWay block;
+// A slot whose block id is being loaded from the table.
+struct PendingSlot {
+  PendingIndex block;
   int offset;
 
-  PC_MEMBER Slot arrived(const PcAttentionParams& p) const {
+  PC_MEMBER Slot get(const PcAttentionParams& p) const {
     const bool exists = block.high == 0 && block.low < static_cast<pc_uint32>(p.num_blocks);
     return {exists ? static_cast<int>(block.low) : 0, offset};
   }
 };
 
-// Of a token that the sequence has.
-PC_DEVICE SlotOnItsWay begin_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
+// `token` must be a token of the sequence.
+PC_DEVICE PendingSlot begin_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
   const int i = p.block_shift >= 0 ? token >> p.block_shift : token / p.block_size;
-  return {begin_integer(p.table.data, table_row + i, p.table.wide != 0), token - i * p.block_size};
+  return {begin_index_words(p.table.data, table_row + i, p.table.wide != 0), token - i * p.block_size};
 }
 
-PC_DEVICE Slot find_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
-  return begin_slot(p, table_row, token).arrived(p);
+PC_DEVICE Slot load_slot(const PcAttentionParams& p, pc_int64 table_row, int token) {
+  return begin_slot(p, table_row, token).get(p);
 }
 
-// Of a slot's first element within its head.
+// Elements from the start of a head's plane to a slot.
 PC_DEVICE pc_int64 slot_offset(const PcCache& cache, Slot slot) {
   return slot.block * cache.block_stride + slot.offset * cache.token_stride;
 }
@@ -210,7 +175,7 @@ PC_DEVICE pc_int64 lse_offset(const PcAttentionParams& p, int token, int head) {
 
 // ---- the mask
 
-// The bytes of one query: of key j at begin + j.
+// The mask bytes of one query; the byte of key j is at begin + j.
 struct MaskRow {
   pc_int64 begin;
 

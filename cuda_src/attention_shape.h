@@ -1,4 +1,4 @@
-// Launch shapes of the attention kernels: read by the kernels, and by the code that plans and launches them.
+// Launch shapes of the attention kernels, for the kernels and for the code that plans and launches them.
 #pragma once
 
 // Dims of an instance of the matrix kernels (decode.cu, prefill.cu): of keys, and of values.
@@ -9,13 +9,13 @@ struct PcMatrixDims {
 
 constexpr int pc_max_matrix_dim = 256;
 
-// The instance that serves a pair of dims. Rows must consist of whole 16-byte chunks. An instance computes with all of
-// its dims, but reads and writes only those that the call has: 80 dims in an instance of 96 cost 80 in memory traffic
-// and 96 in arithmetic. Instances are few because each is compiled for two dtypes, two kinds of scores and every
-// architecture. With 64, 96, 128, 192 and 256, equal dims above 64 leave at most 30 percent of the arithmetic to
-// padding: 17 percent for 80 and 160, 13 for 112. Keys of 192 with values of 128 (multi-head latent attention,
-// uncompressed) have an instance of their own: sums of 192 values would take 32 more registers of a lane for each 16
-// rows, and prefill would have to give a warp 16 rows instead of 32.
+// Returns the instance that serves a pair of dims. Rows must consist of whole 16-byte chunks. An instance computes with
+// all of its dims, but reads and writes only those of the call: 80 dims in an instance of 96 cost 80 in memory traffic
+// and 96 in arithmetic. There are few instances because each is compiled for two dtypes, two kinds of scores and every
+// architecture. With 64, 96, 128, 192 and 256, padding takes at most 30 percent of the arithmetic for equal dims above
+// 64: 17 percent for 80 and 160, 13 for 112. Keys of 192 with values of 128 (multi-head latent attention, uncompressed)
+// have an instance of their own: O of 192 values would take 32 more registers of a lane for each 16 rows, and a warp of
+// prefill could hold only 16 rows instead of 32.
 constexpr PcMatrixDims pc_matrix_dims(int head_dim, int value_dim) {
   const int larger = head_dim > value_dim ? head_dim : value_dim, smaller = head_dim + value_dim - larger;
   if (smaller < 8 || larger > pc_max_matrix_dim || head_dim % 8 != 0 || value_dim % 8 != 0) return {0, 0};
@@ -26,36 +26,36 @@ constexpr PcMatrixDims pc_matrix_dims(int head_dim, int value_dim) {
   return {256, 256};
 }
 
-// Bytes of a row of 16-bit elements in shared memory; see tile_rows.cuh.
+// Bytes of a row of 16-bit elements in shared memory (TileRow of tiles.cuh).
 constexpr int pc_row_bytes(int dim) { return (dim + 63) / 64 * 128; }
 
 struct PcLaunchShape {
   int threads;        // of a CTA
-  int shared_bytes;   // of a CTA; at most 99 KiB, what every architecture from 8.0 on gives
-  int blocks_per_sm;  // CTAs that a multiprocessor is to hold, where its shared memory is that large
+  int shared_bytes;   // of a CTA; at most 99 KiB, which every architecture from 8.0 on provides
+  int blocks_per_sm;  // resident CTAs of a multiprocessor, if its shared memory suffices
   int max_rows;       // packed rows of an item: query_count * heads of the CTA
-  int tile_tokens;    // keys of one step of a CTA; shares that are multiples of it waste nothing
+  int tile_tokens;    // keys of one step of a CTA; shares should be multiples of it
 };
 
-// CTAs that a multiprocessor really holds, by its shared memory; each CTA takes 1 KiB more than it asks for.
+// Resident CTAs of a multiprocessor with this much shared memory; each CTA takes 1 KiB more than it requests.
 constexpr int pc_resident_ctas(PcLaunchShape shape, int shared_bytes_per_sm) {
   const int fit = shared_bytes_per_sm / (shape.shared_bytes + 1024);
   return fit < 1 ? 1 : fit < shape.blocks_per_sm ? fit : shape.blocks_per_sm;
 }
 
-// A kernel's tiles go through rings of shared memory, one for each warp.
+// Shared memory of decode.cu and general.cu: a ring of tiles for each warp, and the state of a CTA.
 //
 //   ring of a warp     [stages][key tile, value tile]
 //   queries            [query_bytes], of an item
-//   slots of a warp    [tokens of a tile]: where they lie in the cache, two 64-bit offsets each
-//   walk of a warp     where its ring stands in the worker's items (tile_walk.cuh)
-//   score rows         [score_rows]: what rows attend to (ScoreRow)
+//   slots of a warp    [tokens of a tile]: addresses of key and value, 64 bits each
+//   walk of a warp     WalkState (tile_walk.cuh)
+//   score rows         [score_rows]: ScoreRow
 //   sums of a warp     [warp_rows]: largest score and sum, at the end of an item
 //   weights of a warp  [weight_bytes]
 //   folds              [2][fold_rows]: largest lse and sum of the pieces that have been folded
 //   flag               one word, padded to 16 bytes
 //
-// At the end of an item a warp's own sums of values, float32 [warp_rows, dim], lie where a tile has just been used up.
+// At the end of an item, O of a warp, float32 [warp_rows, dim], overwrites the stage that was used last.
 struct PcRingShape {
   int warps;
   int stages;
@@ -84,8 +84,8 @@ struct PcRingShape {
   constexpr int bytes() const { return flag_begin() + 16; }
 };
 
-// decode.cu, by the dims of an instance: tiles of 16 tokens. The rings of a CTA take 64 KiB, 72 for 192 dims, and 80
-// for keys of 192 with values of 128.
+// decode.cu, by the dims of an instance: tiles of 16 tokens. The rings of a CTA take 64 KiB; 72 KiB for 192 dims, and
+// 80 KiB for keys of 192 with values of 128.
 constexpr PcRingShape pc_decode_ring(int key_dim, int value_dim) {
   const int stage_bytes = 16 * (pc_row_bytes(key_dim) + pc_row_bytes(value_dim));
   const int warps = stage_bytes <= 10 * 1024 ? 4 : 2;
@@ -98,11 +98,11 @@ constexpr PcLaunchShape pc_decode_shape(int key_dim, int value_dim) {
   return {ring.warps * 32, ring.bytes(), 2, ring.warp_rows, ring.warps * ring.tile_tokens};
 }
 
-// Of an instance for values of as many dims as keys.
+// The shape of an instance with equal dims of keys and values.
 constexpr PcLaunchShape pc_decode_shape(int dim) { return pc_decode_shape(dim, dim); }
 
-// general.cu: head_dim and value_dim up to `dim`, which is 64, 128, 256 or 512; float32, tiles of 8 tokens. Items of
-// any number of rows. Rings are of 64 KiB, queries of 16 or 8.
+// general.cu: head_dim and value_dim up to `dim`, which is 64, 128, 256 or 512; float32, tiles of 8 tokens, items of
+// any number of rows. The rings of a CTA take 64 KiB, its queries 16 or 8.
 constexpr PcRingShape pc_general_ring(int dim) {
   const int warps = dim <= 128 ? 4 : dim <= 256 ? 2 : 1;
   const int warp_rows = dim <= 64 ? 16 : dim <= 256 ? 8 : 4;
@@ -121,7 +121,9 @@ constexpr bool pc_decode_fits(int key_dim, int value_dim) {
   return pc_decode_shape(key_dim, value_dim).shared_bytes <= 99 * 1024;
 }
 
-static_assert(pc_decode_fits(64, 64) && pc_decode_fits(96, 96) && pc_decode_fits(128, 128), "99 KiB everywhere");
-static_assert(pc_decode_fits(192, 128) && pc_decode_fits(192, 192) && pc_decode_fits(256, 256), "99 KiB everywhere");
-static_assert(pc_general_shape(128).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
-static_assert(pc_general_shape(512).shared_bytes <= 99 * 1024, "every architecture gives 99 KiB");
+static_assert(pc_decode_fits(64, 64) && pc_decode_fits(96, 96) && pc_decode_fits(128, 128),
+              "every architecture provides 99 KiB");
+static_assert(pc_decode_fits(192, 128) && pc_decode_fits(192, 192) && pc_decode_fits(256, 256),
+              "every architecture provides 99 KiB");
+static_assert(pc_general_shape(128).shared_bytes <= 99 * 1024, "every architecture provides 99 KiB");
+static_assert(pc_general_shape(512).shared_bytes <= 99 * 1024, "every architecture provides 99 KiB");

@@ -1,13 +1,12 @@
-// The rows of an item of decode.cu: their queries, what a warp adds up for them, and where warps meet.
+// The rows of an item of decode.cu: their queries, the sums of a warp, and the exchange of sums between warps.
 #pragma once
 
 #include "decode_ring.cuh"
 #include "splits.cuh"
-#include "values.cuh"
 
 namespace pagecore {
 
-// Loads the queries of an item to shared memory. Rows that the item does not have, and dims past head_dim, are 0.
+// Loads the queries of an item into shared memory. Rows past the rows of the item, and dims past head_dim, become 0.
 template <typename Tile>
 PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, bool negate,
                             const Shared<pc_uint8>& queries) {
@@ -19,7 +18,7 @@ PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, cons
     const int at = i * (32 * Tile::kWarps) + pc_thread();
     const int row = at / Row::kChunks, chunk = at % Row::kChunks;
     pc_vector v = {{0, 0, 0, 0}};
-    if (row < item.query_count * heads.count && chunk * 8 < p.head_dim) {
+    if (row < item.query_count * heads.count && chunk * 8 < p.head_dim) {  // fault: decode_queries_past_dims
       const int query_row = item.query_begin + row / heads.count, head = heads.first + row % heads.count;
       v = query.load_vector(row_offset(p.query, query_row, head) + chunk * 8);
       for (int k = 0; k < 4; ++k) v.word[k] ^= signs;
@@ -28,7 +27,9 @@ PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, cons
   }
 }
 
-// What a warp has of an item: 16 rows of queries, and their sums over its own tiles.
+// The 16 rows of an item, and their sums over the tiles of one warp.
+//
+// Registers of a lane: rows lane / 4 and lane / 4 + 8 of S (2 fragments) and of O (kValueDim / 8 fragments).
 template <typename Tile, typename Options>
 class DecodeRows {
   using T = typename Tile::Element;
@@ -40,9 +41,10 @@ class DecodeRows {
       : queries_(shared + Tile::kRing.queries_begin()),
         score_rows_((shared + Tile::kRing.score_rows_begin()).template as<ScoreRow>()) {}
 
-  // The block's queries and what they attend to go to shared memory; a barrier is to follow.
-  PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
-                       bool negate) {
+  // Loads the item's queries, and the keys and biases of its rows, into shared memory. A barrier of the block must
+  // follow.
+  PC_MEMBER void load(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
+                      bool negate) {
     load_queries<Tile>(p, heads, item, negate, queries_);
     if (pc_thread() < Tile::kRing.warp_rows) {
       const int query_row = item.query_begin + pc_thread() / heads.count,
@@ -60,16 +62,18 @@ class DecodeRows {
     }
   }
 
-  // One tile, keys `token` .. token + 15; weights are left for add_values.
-  PC_MEMBER void add_keys(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
+  // S = Q K^T of one tile, keys `token` .. token + 15, masked.
+  PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
     PC_UNROLL
     for (int n = 0; n < 2; ++n) {
       PC_UNROLL
       for (int i = 0; i < 4; ++i) s_[n][i] = 0.0f;
     }
-    // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
+    // Matrices of an ldmatrix: of queries, rows 0-7 and 8-15 of two chunks of 8 dims; of keys, two chunks of rows 0-7
+    // and of rows 8-15.
+    const int key = pc_lane() % 8 + pc_lane() / 16 * 8, chunk = pc_lane() / 8 % 2;  // fault: key_matrices
     const SharedAddress first_query = queries_.address(KeyRow::at(pc_lane() % 16, pc_lane() / 16));
-    const SharedAddress first = keys.address(KeyRow::at(pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2));
+    const SharedAddress first = keys.address(KeyRow::at(key, chunk));
     PC_UNROLL
     for (int k = 0; k < Tile::kKeySteps; ++k) {
       pc_uint32 q[4], b[4];
@@ -81,24 +85,30 @@ class DecodeRows {
     edge_ = token < common_.begin || token + Tile::kTokens > common_.end;
     if (Options::kFull || edge_) {
       const ScoreRow rows[2] = {score_rows_.load(pc_lane() / 4), score_rows_.load(pc_lane() / 4 + 8)};
-      change_scores<Options>(p, rule, rows, token + 2 * (pc_lane() % 4), edge_, s_);
-    }
-    float keep[2];
-    add_to_softmax(rule.factor, softmax_, s_, keep);
-    // Mostly a tile has no larger score than those before it.
-    if (pc_ballot(keep[0] != 1.0f || keep[1] != 1.0f) == 0) return;
-    PC_UNROLL
-    for (int n = 0; n < Tile::kValueTiles; ++n) {
-      PC_UNROLL
-      for (int i = 0; i < 4; ++i) o_[n][i] *= keep[i / 2];
+      transform_scores<Options>(p, rule, rows, token + 2 * (pc_lane() % 4), edge_, s_);
     }
   }
 
-  PC_MEMBER void add_values(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
+  // Replaces the scores by weights, and rescales O if a row has a new largest score.
+  PC_MEMBER void softmax(float factor) {
+    float rescale[2];
+    update_softmax(factor, softmax_, s_, rescale);
+    // Most tiles have no score above those before.
+    if (pc_ballot(rescale[0] != 1.0f || rescale[1] != 1.0f) == 0) return;
+    PC_UNROLL
+    for (int n = 0; n < Tile::kValueTiles; ++n) {
+      PC_UNROLL
+      for (int i = 0; i < 4; ++i) o_[n][i] *= rescale[i / 2];  // fault: rescale_by_the_other_row
+    }
+  }
+
+  // O += P V of the tile.
+  PC_MEMBER void accumulate(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
     pc_uint32 weights[4];
     pack_weights<T>(s_[0], s_[1], weights);
-    if ((edge_ && several_) || (Options::kFull && p.mask != 0)) add_not_finite(p, values, token);
-    const SharedAddress first = first_values(values);
+    if ((edge_ && several_) || (Options::kFull && p.mask != 0)) accumulate_not_finite(p, values, token);
+    // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
+    const SharedAddress first = values.address(ValueRow::at(pc_lane() % 16, pc_lane() / 16));
     PC_UNROLL
     for (int n = 0; n < Tile::kValueTiles / 2; ++n) {
       pc_uint32 b[4];
@@ -108,21 +118,17 @@ class DecodeRows {
     }
   }
 
-  // Row r of the lane's two: its largest score and the sum that counts from it.
+  // Adds up the sums of the lanes of each row.
   PC_MEMBER void complete() { complete_softmax(softmax_); }
+  // The largest score of row r, 0 or 1, of the lane, and the sum relative to it.
   PC_MEMBER float top(int r) const { return softmax_.top[r]; }
   PC_MEMBER float sum(int r) const { return softmax_.sum[r]; }
-  // Dims 8 * n + 2 * (lane % 4) and the next of it.
+  // Dim 8 * n + 2 * (lane % 4) of row r, and the dim after it.
   PC_MEMBER float low(int n, int r) const { return o_[n][2 * r]; }
   PC_MEMBER float high(int n, int r) const { return o_[n][2 * r + 1]; }
 
  private:
-  // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
-  PC_MEMBER static SharedAddress first_values(const Shared<pc_uint8>& values) {
-    return values.address(ValueRow::at(pc_lane() % 16, pc_lane() / 16));
-  }
-
-  // A bit for each key of the tile that has a value which is infinite or NaN.
+  // Returns a bit for each key of the tile with an infinite or NaN value.
   PC_MEMBER static int find_not_finite(const Shared<pc_uint8>& values) {
     int found = 0;
     for (int i = 0; i < Tile::kTokens * ValueRow::kChunks / 32; ++i) {
@@ -134,8 +140,8 @@ class DecodeRows {
     return or_of_warp(found);
   }
 
-  // What such keys give to the rows that attend to them. From then on zeros stand in their place.
-  PC_MEMBER void add_not_finite(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
+  // Adds the contributions of these keys to the rows that attend to them, and replaces their values by zeros.
+  PC_MEMBER void accumulate_not_finite(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
     const int found = find_not_finite(values);
     if (found == 0) return;
     const ScoreRow rows[2] = {score_rows_.load(pc_lane() / 4), score_rows_.load(pc_lane() / 4 + 8)};
@@ -162,13 +168,17 @@ class DecodeRows {
   Shared<pc_uint8> queries_;
   Shared<ScoreRow> score_rows_;
   KeyRange common_;
-  bool several_, edge_;
+  bool several_;  // queries
+  bool edge_;     // of the tile: not all rows attend to all of its keys
   Softmax softmax_;
-  float s_[2][4];
+  float s_[2][4];  // scores, then weights
   float o_[Tile::kValueTiles][4];
 };
 
-// Where the warps' sums of an item meet: largest scores (factor included) and sums, and O in a stage of each ring.
+// The exchange of sums between the warps at the end of an item: largest scores (factor included) and sums, and O in the
+// stage of each ring that was used last.
+//
+// A row of O has its groups of 8 elements permuted by row % 4, so that the stores of a warp have no bank conflict.
 template <typename Tile>
 class DecodeExchange {
   static constexpr int kRows = Tile::kRing.warp_rows;
@@ -193,13 +203,14 @@ class DecodeExchange {
       PC_UNROLL
       for (int n = 0; n < Tile::kValueTiles; ++n) {
         const pc_uint64 low = pc_float_to_bits(rows.low(n, r)), high = pc_float_to_bits(rows.high(n, r));
-        const int to = (first ^ (8 * n & 24)) + (8 * n & ~24);  // at(warp, row, 8 * n + ...)
+        // The index at(warp, row, 8 * n + ...), from one base register.
+        const int to = (first ^ (8 * n & 24)) + (8 * n & ~24);  // fault: swizzle_of_sums
         o_.template as<pc_uint64>().store(to / 2, low | high << 32);
       }
     }
   }
 
-  // Four numbers of a row, over all warps: what end_row and the output are made of.
+  // Sums of a row over all warps: the arguments of end_row, and 4 elements of O.
   struct Sums {
     float top, sum;
     float x[4];

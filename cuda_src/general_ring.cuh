@@ -1,8 +1,9 @@
-// The tiles of general.cu: who works on which rows, where tiles lie in shared memory, and what brings them there.
+// The tiles of general.cu: the division of rows among warps, the layout of tiles in shared memory, and the copies that
+// fill them.
 #pragma once
 
 #include "tile_walk.cuh"
-#include "values.cuh"
+#include "tiles.cuh"
 
 namespace pagecore {
 
@@ -14,23 +15,23 @@ struct GeneralTile {
   static constexpr int kTokens = 8;
   static constexpr int kRows = kRing.warp_rows;
   static constexpr int kQuads = kRows / 4;
-  static constexpr int kLanes = kDim < 128 ? kDim / 4 : 32;  // that share a token
+  static constexpr int kLanes = kDim < 128 ? kDim / 4 : 32;  // lanes that share a token
   static constexpr int kParts = 32 / kLanes;                 // tokens that a warp reads at a time
   static constexpr int kOwnTokens = kTokens / kParts;        // of a lane
-  static constexpr int kVectors = kDim / (4 * kLanes);       // of four dims, in a lane
+  static constexpr int kVectors = kDim / (4 * kLanes);       // vectors of four dims, of a lane
   static constexpr int kRowBytes = 4 * kDim;
   static constexpr int kPlaneBytes = kTokens * kRowBytes;
 
-  static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kPlaneBytes, "");
-  static_assert(kRows * kRowBytes <= kRing.stage_bytes && kRows % 4 == 0, "the sums of an item lie in a stage");
+  static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kPlaneBytes,
+                "a stage is a tile of keys and one of values");
+  static_assert(kRows * kRowBytes <= kRing.stage_bytes && kRows % 4 == 0, "the sums of an item fit in a stage");
 
-  PC_MEMBER static int next(int stage) { return stage == kStages - 1 ? 0 : stage + 1; }
   PC_MEMBER static int part() { return pc_lane() / kLanes; }
-  // The first of a lane's dims in vector v.
+  // The first of the lane's four dims in vector v.
   PC_MEMBER static int dim(int v) { return 4 * (v * kLanes + pc_lane() % kLanes); }
 };
 
-// How rows are divided among warps: those of a team have the same rows, and share the tiles of a round.
+// The division of rows among warps. The warps of a team have the same rows and share the tiles of a round.
 struct Teams {
   int warps;  // of a team
   int rows;   // of a team, a multiple of 4
@@ -38,7 +39,7 @@ struct Teams {
   PC_MEMBER int first_row(int warp) const { return warp / warps * rows; }
 };
 
-// How a block works on an item: on rows first_row, first_row + 1 ... of it.
+// The rows of an item that a block processes in one pass: up to kWarps * kRows rows from first_row on.
 template <int kDim>
 struct GeneralBlock {
   static constexpr int kWarps = GeneralTile<kDim>::kWarps;
@@ -46,7 +47,7 @@ struct GeneralBlock {
 
   int heads;
   int first_row;
-  bool invariant;  // a row's sums are of one warp, however many rows there are
+  bool invariant;  // one warp computes all sums of a row, whatever the number of rows
 
   PC_MEMBER int rows(const PcWorkItem& item) const {
     return clamp(item.query_count * heads - first_row, 0, kWarps * kRows);
@@ -54,16 +55,16 @@ struct GeneralBlock {
   PC_MEMBER Teams teams(int rows) const {
     if (!invariant && rows <= kRows) return {kWarps, kRows};
     if (!invariant && rows <= 2 * kRows && kWarps == 4) return {2, kRows};
-    return {1, min_of(divide_up(rows, 4 * kWarps) * 4, kRows)};
+    return {1, min_of(ceil_div(rows, 4 * kWarps) * 4, kRows)};
   }
 };
 
-// A plane of keys or values as it comes.
+// Keys or values in the cache, of a type and alignment known at run time.
 struct GeneralPlane {
   Global<pc_uint8> data;  // of the head
   PcFloat type;
   int dim;
-  bool in_vectors;  // every token begins and ends at a multiple of 16 bytes
+  bool in_vectors;  // every token begins and ends at a multiple of 16 bytes, so that cp.async can copy it
 
   PC_MEMBER int element() const { return type == PC_FLOAT32 ? 4 : 2; }
 };
@@ -79,6 +80,7 @@ PC_DEVICE GeneralPlane make_plane(const PcCache& cache, PcFloat type, int dim, i
   return plane;
 }
 
+// A warp's ring of tiles, and the walk that fills it.
 template <int kDim>
 class GeneralRing {
   using Tile = GeneralTile<kDim>;
@@ -95,10 +97,11 @@ class GeneralRing {
     walk_.start(p, work, block.first_row, block.heads);
   }
 
-  // Begins to fill a stage with the next tile, behind a barrier of the warp; always one group of copies.
+  // Starts to fill a stage with the next tile, after a barrier of the warp. Commits exactly one group of copies, which
+  // is empty if the warp has no keys in the round.
   PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
     const WalkState state = walk_.state();
-    const bool empty = state.rounds == 0 || !state.keys.meets(state.token, Tile::kTokens);
+    const bool empty = state.rounds == 0 || !state.keys.overlaps(state.token, Tile::kTokens);
     if (!empty && pc_lane() < Tile::kTokens) {
       const Slot slot = walk_.slot(p);
       slots_.store(2 * pc_lane(), (key_.data + slot_offset(p.key, slot) * key_.element()).address());
@@ -116,7 +119,7 @@ class GeneralRing {
   }
   PC_MEMBER Shared<pc_uint8> values(int stage, int warp) const { return keys(stage, warp) + Tile::kPlaneBytes; }
 
-  // Until the warp's own part of the oldest round is there, in float32 if it is wanted.
+  // Waits for the warp's own tile of the oldest round, and widens it to float32 if it is wanted.
   PC_MEMBER void wait(int stage, bool wanted) const {
     pc_wait_copies<Tile::kStages - 1>();
     pc_sync_warp();
@@ -134,8 +137,8 @@ class GeneralRing {
     }
   }
 
-  // Zeros stand behind the dims, and for tokens that the item does not have. Slots are read before any copy begins:
-  // behind one, no read of shared memory is moved forward.
+  // Elements past the dims, and tokens that the item does not have, become zeros. Slots are loaded before the first
+  // copy, because the compiler moves no load of shared memory ahead of a copy.
   template <typename Element>
   PC_MEMBER void copy_of(const GeneralPlane& plane, const Shared<pc_uint8>& target, int which,
                          const WalkState& state) const {
@@ -173,7 +176,7 @@ class GeneralRing {
     }
   }
 
-  // Each row becomes float32 where it lies.
+  // Widens each row to float32 in place.
   PC_MEMBER static void widen(PcFloat type, const Shared<pc_uint8>& plane) {
     constexpr int kEach = kDim / 32;  // elements of a lane
     for (int row = 0; row < Tile::kTokens; ++row) {
@@ -181,7 +184,7 @@ class GeneralRing {
       pc_uint32 pair[kEach / 2];
       PC_UNROLL
       for (int i = 0; i < kEach / 2; ++i) pair[i] = pairs.load(i * 32 + pc_lane());
-      pc_sync_warp();
+      pc_sync_warp();  // fault: general_barrier_before_widening
       PC_UNROLL
       for (int i = 0; i < kEach / 2; ++i) {
         const bool half = type == PC_FLOAT16;

@@ -1,4 +1,4 @@
-// The rows of an item of general.cu: what a warp adds up for them, and where warps meet.
+// The rows of an item of general.cu: their queries, the sums of a warp, and the exchange of sums between warps.
 #pragma once
 
 #include "general_ring.cuh"
@@ -6,8 +6,8 @@
 
 namespace pagecore {
 
-// Sums of lanes are exchanged: of kCount numbers, lane l ends with the sum of number l % kCount over kCount lanes. In
-// each step a lane keeps half of its numbers and gives the other half away.
+// Transposes and adds: each of kCount lanes holds kCount numbers, and lane l returns the sum of number l % kCount over
+// the kCount lanes. In each step a lane keeps half of its numbers and sends the other half to its partner.
 template <int kCount, int kTotal>
 PC_DEVICE float exchange_sums(float (&x)[kTotal]) {
   if constexpr (kCount == 1) {
@@ -17,14 +17,17 @@ PC_DEVICE float exchange_sums(float (&x)[kTotal]) {
     const bool upper = (pc_lane() & kHalf) != 0;
     PC_UNROLL
     for (int i = 0; i < kHalf; ++i) {
-      const float given = upper ? x[i] : x[i + kHalf], kept = upper ? x[i + kHalf] : x[i];
-      x[i] = kept + pc_shuffle_xor(given, kHalf);
+      const float sent = upper ? x[i] : x[i + kHalf];
+      const float kept = upper ? x[i + kHalf] : x[i];  // fault: keep_the_wrong_half
+      x[i] = kept + pc_shuffle_xor(sent, kHalf);
     }
     return exchange_sums<kHalf>(x);
   }
 }
 
-// What a warp has of an item: its rows, and their sums over the tiles that it worked on.
+// The rows of an item that a warp processes, in quads of 4, and their sums over the tiles that the warp processed.
+//
+// Registers of a lane: the dims Tile::dim(v) of O for every row, and one score of each quad.
 template <int kDim, typename Options>
 class GeneralRows {
   using Tile = GeneralTile<kDim>;
@@ -36,10 +39,11 @@ class GeneralRows {
         weights_((shared + (Tile::kRing.weights_begin() + pc_warp() * Tile::kRing.weight_bytes)).template as<float>()) {
   }
 
-  // The block's queries and what they attend to go to shared memory; a barrier is to follow.
-  PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
-                       const GeneralBlock<kDim>& block, bool negate) {
-    const int rows = block.rows(item), whole_quads = divide_up(rows, 4) * 4;
+  // Loads the block's queries, and the keys and biases of its rows, into shared memory. A barrier of the block must
+  // follow.
+  PC_MEMBER void load(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
+                      const GeneralBlock<kDim>& block, bool negate) {
+    const int rows = block.rows(item), whole_quads = ceil_div(rows, 4) * 4;
     for (int at = pc_thread(); at < whole_quads * kDim; at += pc_num_threads()) {
       const int row = at / kDim, d = at % kDim, packed = block.first_row + row;
       const int query_row = item.query_begin + packed / heads.count, head = heads.first + packed % heads.count;
@@ -78,18 +82,21 @@ class GeneralRows {
   PC_MEMBER bool has_rows() const { return num_rows_ > 0; }
   PC_MEMBER int sharers() const { return sharers_; }
 
-  // One tile, keys `token` .. token + 7; weights are left for add_values.
-  PC_MEMBER void add_keys(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
+  // Weights of one tile, keys `token` .. token + 7: S = Q K^T and its softmax, one quad of rows at a time.
+  PC_MEMBER void compute_weights(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys,
+                                 int token) {
     const bool edge = token < common_.begin || token + Tile::kTokens > common_.end;
     PC_UNROLL
     for (int quad = 0; quad < Tile::kQuads; ++quad) {
-      if (4 * quad < num_rows_) add_keys_to(quad, p, rule, keys, token, edge);
+      if (4 * quad >= num_rows_) continue;
+      const float product = multiply(quad, keys);
+      softmax(quad, p, rule, product, token, edge);
     }
-    pc_sync_warp();
+    pc_sync_warp();  // fault: general_barrier_before_weights
   }
 
-  // A weight below 0 stands for a key that the row does not attend to: its value may be anything.
-  PC_MEMBER void add_values(const Shared<pc_uint8>& values) {
+  // O += P V of the tile. A negative weight marks a key that the row does not attend to; its value may be anything.
+  PC_MEMBER void accumulate(const Shared<pc_uint8>& values) {
     for (int t = 0; t < Tile::kOwnTokens; ++t) {
       const int token = t * Tile::kParts + Tile::part();
       float v[Tile::kVectors][4];
@@ -112,10 +119,10 @@ class GeneralRows {
         }
       }
     }
-    pc_sync_warp();
+    pc_sync_warp();  // fault: general_barrier_after_weights
   }
 
-  // The warp's sums of rows, to be joined with those of the warps that share them: largest scores (factor included) and
+  // Stores the warp's sums, for the exchange with the warps that share its rows: largest scores (factor included) and
   // sums, and O as [rows, kDim].
   PC_MEMBER void store(const Shared<float>& sums, const Shared<float>& o, float factor) {
     PC_UNROLL
@@ -144,11 +151,11 @@ class GeneralRows {
   }
 
  private:
-  // Which of a quad's scores a lane has once their sums are exchanged.
+  // The row and the token of the score that a lane has of each quad.
   PC_MEMBER static int row_of_lane() { return pc_lane() % Tile::kLanes / Tile::kOwnTokens; }
   PC_MEMBER static int token_of_lane() { return pc_lane() % Tile::kOwnTokens * Tile::kParts + Tile::part(); }
 
-  // The sum or the largest of a row's 8 tokens.
+  // Returns the sum or the maximum over a row's 8 tokens.
   template <bool kLargest>
   PC_MEMBER static float over_tokens(float x) {
     PC_UNROLL
@@ -165,8 +172,9 @@ class GeneralRows {
     for (int i = 0; i < 4; ++i) x[i] = pc_bits_to_float(four.word[i]);
   }
 
-  PC_MEMBER void add_keys_to(int quad, const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys,
-                             int token, bool edge) {
+  // Returns the lane's product of a quad: row row_of_lane() with token token_of_lane(). A lane multiplies its dims of 4
+  // rows and kOwnTokens tokens; the sums over dims are then exchanged between lanes.
+  PC_MEMBER float multiply(int quad, const Shared<pc_uint8>& keys) const {
     float s[4 * Tile::kOwnTokens];
     PC_UNROLL
     for (int i = 0; i < 4 * Tile::kOwnTokens; ++i) s[i] = 0.0f;
@@ -186,29 +194,35 @@ class GeneralRows {
         }
       }
     }
-    float score = exchange_sums<Tile::kLanes>(s);
+    return exchange_sums<Tile::kLanes>(s);
+  }
+
+  // Transforms and masks the lane's score of a quad, stores its weight, and rescales O if a row has a new largest
+  // score.
+  PC_MEMBER void softmax(int quad, const PcAttentionParams& p, const ScoreRule& rule, float score, int token,
+                         bool edge) {
     const int j = token + token_of_lane();
     bool attended = 4 * quad + row_of_lane() < num_rows_;
     if (Options::kFull || edge) {
       const ScoreRow row = score_rows_.load(first_row_ + min_of(4 * quad + row_of_lane(), num_rows_ - 1));
-      score = change_score<Options>(rule, row, score, j);
+      score = transform_score<Options>(rule, row, score, j);
       attended = attended && attends<Options>(p, row, j);
     }
     if (!attended) score = -pc_infinity();
 
     const float top = pc_max(top_[quad], over_tokens<true>(score));
     const float origin = -rule.factor * finite_or_zero(top);
-    // Exactly 1 where it stays: factor * top - round(factor * top) is not 0.
-    const float keep = top == top_[quad] ? 1.0f : pc_exp2(pc_fma(rule.factor, top_[quad], origin));
+    // Exactly 1 if `top` did not change: factor * top - round(factor * top) is not 0.
+    const float rescale = top == top_[quad] ? 1.0f : pc_exp2(pc_fma(rule.factor, top_[quad], origin));
     const float weight = pc_exp2(pc_fma(rule.factor, score, origin));
     top_[quad] = top;
-    sum_[quad] = pc_fma(sum_[quad], keep, weight);
+    sum_[quad] = pc_fma(sum_[quad], rescale, weight);
     weights_.store(quad * 32 + token_of_lane() * 4 + row_of_lane(), attended ? weight : -1.0f);
-    // Mostly a tile has no larger score than those before it.
-    if (pc_ballot(keep != 1.0f) == 0) return;
+    // Most tiles have no score above those before.
+    if (pc_ballot(rescale != 1.0f) == 0) return;
     PC_UNROLL
     for (int r = 0; r < 4; ++r) {
-      const float own = pc_shuffle(keep, r * Tile::kOwnTokens);
+      const float own = pc_shuffle(rescale, r * Tile::kOwnTokens);
       PC_UNROLL
       for (int i = 0; i < 4 * Tile::kVectors; ++i) o_[4 * quad + r][i] *= own;
     }
@@ -217,15 +231,15 @@ class GeneralRows {
   Shared<ScoreRow> score_rows_;
   Shared<float> queries_, weights_;
   KeyRange common_;
-  int sharers_;    // warps that have the same rows
-  int first_row_;  // of the block's rows
+  int sharers_;    // warps of the team
+  int first_row_;  // of the warp, among the block's rows
   int num_rows_;
-  float top_[Tile::kQuads];  // of the lane's row of each quad
-  float sum_[Tile::kQuads];  // and of its own tokens only
+  float top_[Tile::kQuads];  // largest score of the lane's row of each quad
+  float sum_[Tile::kQuads];  // of the lane's own tokens only
   float o_[Tile::kRows][4 * Tile::kVectors];
 };
 
-// Where the warps' sums of an item, or of a piece of it, meet.
+// The exchange of sums between the warps at the end of an item, or of a piece of an item.
 template <int kDim>
 class GeneralExchange {
   using Tile = GeneralTile<kDim>;
@@ -238,7 +252,7 @@ class GeneralExchange {
   PC_MEMBER Shared<float> sums(int warp) const { return sums_ + warp * Tile::kRows * 2; }
   PC_MEMBER Shared<float> o(int warp) const { return o_ + warp * (Tile::kRing.ring_bytes() / 4); }
 
-  // N numbers of a row, over the warps that share it: what end_row and the output are made of.
+  // Sums of a row over the warps that share it: the arguments of end_row, and N elements of O.
   template <int N>
   struct Sums {
     float top, sum;

@@ -1,23 +1,24 @@
-// Two parts of attention over different keys joined into one, row by row; a row is one head of one token.
+// Merge of two partial attention results over different keys, row by row; a row is one head of one token.
 //
-// A row is done by the lanes of one warp, as many as it has units or all 32, so that all of them have read its two
-// logarithms before one of them writes the result, which may lie there. Both parts are read once and the output is
-// written once; a unit is written by the lane that has read it.
+//   row     | unit | unit | ...     a unit is 16 bytes, or less if an address, a stride or the row's length requires it
+//   lanes   1 << lanes_shift lanes of one warp, at most one for each unit; they take units in turn
+//
+// The lanes of a row are in one warp, so that all of them have read the row's two lse before one of them writes the
+// merged lse, which may replace one of these. A unit is written by the lane that has read it, so that the output may be
+// one of the inputs. Both inputs are read once and the output is written once.
 #include "abi_moves.h"
-#include "logarithms.cuh"
-#include "primitives.cuh"
 #include "units.cuh"
 
 namespace pagecore {
 
-// What the parts of a row count for, and the logarithm of both together.
+// Weights of the two parts of a row, and the merged lse.
 struct MergeWeights {
   float a;
   float b;
   float lse;
 };
 
-PC_DEVICE MergeWeights weigh(float a, float b) {
+PC_DEVICE MergeWeights merge_weights(float a, float b) {
   const float top = a > b ? a : b;
   if (top == -pc_infinity()) return {0.0f, 0.0f, top};
   const float part_a = pc_exp2((a - top) * kLog2OfE), part_b = pc_exp2((b - top) * kLog2OfE), total = part_a + part_b;
@@ -29,18 +30,18 @@ PC_DEVICE Unit<T, Count> merge_units(const Unit<T, Count>& a, const Unit<T, Coun
   float values[Count];
   PC_UNROLL
   for (int i = 0; i < Count; ++i) {
-    // A part of weight 0 may hold anything.
+    // A part of weight 0 is not read as a number: it may be NaN.
     const float part = weights.a != 0.0f ? element(a, i) * weights.a : 0.0f;
     values[i] = weights.b != 0.0f ? pc_fma(element(b, i), weights.b, part) : part;
   }
   return unit_of<T>(values);
 }
 
-PC_DEVICE pc_int64 place_in(const PcRows& rows, int token, int head) {
+PC_DEVICE pc_int64 offset_in(const PcRows& rows, int token, int head) {
   return token * rows.token_stride + head * rows.head_stride;
 }
 
-PC_DEVICE pc_int64 place_in(const PcLse& lse, int token, int head) {
+PC_DEVICE pc_int64 offset_in(const PcLse& lse, int token, int head) {
   return token * lse.token_stride + head * lse.head_stride;
 }
 
@@ -52,18 +53,18 @@ PC_DEVICE void merge_row(const PcMergeParams& params) {
   const int token = exists ? divide(row, params.num_heads) : 0;
   const int head = exists ? row - token * params.num_heads.divisor : 0;
   const Global<T> out_a(params.out_a.data), out_b(params.out_b.data), out(params.out.data);
-  const pc_int64 in_a = place_in(params.out_a, token, head), in_b = place_in(params.out_b, token, head);
-  const pc_int64 in_out = place_in(params.out, token, head);
+  const pc_int64 in_a = offset_in(params.out_a, token, head), in_b = offset_in(params.out_b, token, head);
+  const pc_int64 in_out = offset_in(params.out, token, head);
   const int last = exists ? params.units_per_row : 0;
   float a = 0.0f, b = 0.0f;
   if (exists) {
-    a = Global<float>(params.lse_a.data).load(place_in(params.lse_a, token, head));
-    b = Global<float>(params.lse_b.data).load(place_in(params.lse_b, token, head));
+    a = Global<float>(params.lse_a.data).load(offset_in(params.lse_a, token, head));
+    b = Global<float>(params.lse_b.data).load(offset_in(params.lse_b, token, head));
   }
-  const MergeWeights weights = weigh(a, b);
+  const MergeWeights weights = merge_weights(a, b);
   pc_sync_warp();
   if (exists && lane == 0) {
-    Global<float>(params.lse.data).store(place_in(params.lse, token, head), weights.lse);
+    Global<float>(params.lse.data).store(offset_in(params.lse, token, head), weights.lse);
   }
   for (int unit = lane; unit < last; unit += lanes) {
     const Unit<T, Count> part_a = load_unit<T, Count, false>(out_a, in_a + unit * Count);

@@ -1,26 +1,28 @@
-// Blocks copied between arrays, and tokens between paged caches and packed sequences, cast on the way or as bytes.
+// Copies of blocks between arrays, and of tokens between paged caches and packed sequences, as bytes or with a cast.
 //
-//   shape    axis 0 | axis 1 | ... | units      what moves at a time, a block or the tokens of one: axes that continue
-//                                               each other on both sides are one, and the last is cut into units
-//   unit     16 bytes a side (32 of float32 beside 16 bits), fewer where an address or a stride allows no more
+//   shape    axis 0 | axis 1 | ... | units      a block, or some of its tokens; the host merges axes that are
+//                                               contiguous on both sides, and cuts the last axis into units
+//   unit     16 bytes of each side (32 of float32 if the other side has 16 bits), or less if an address or a stride
+//            requires it
 //
-// The units of a block are numbered, and a thread takes every num_threads-th of its stretch: a warp reads and writes
-// neighbours wherever the last axis is long enough. A thread asks for up to 64 bytes before it writes any. Everything
-// is read once and written once; nothing is shared but the sum of the lengths.
+// The units of a block are numbered. A block of threads has a range of units, and a thread every num_threads-th of
+// them, so that the threads of a warp access adjacent units if the last axis is long enough. In flight: a thread loads
+// up to 64 bytes before it stores any. Every element is read once and written once. Shared memory holds only the sum of
+// lengths.
 #include "abi_moves.h"
+#include "block_sums.cuh"
 #include "primitives.cuh"
-#include "sums.cuh"
 #include "units.cuh"
 
 namespace pagecore {
 
-// Two arrays, from where a block or its first token lies on.
-struct MovePlaces {
+// Addresses of a block, or of its first token, in the two arrays.
+struct MovePointers {
   Global<pc_uint8> source;
   Global<pc_uint8> target;
 };
 
-// A unit's bytes from there.
+// Byte offsets of a unit from these addresses.
 struct MoveOffsets {
   pc_int64 source;
   pc_int64 target;
@@ -41,9 +43,10 @@ PC_DEVICE MoveOffsets offsets_of(const PcMoveShape& shape, int number) {
   return offsets;
 }
 
-// Units first, first + step ... below end; zeros where there is no source.
+// Moves the units first, first + step ... below end; stores zeros if `zeros`.
 template <typename S, typename T, int Count>
-PC_DEVICE void move_units(const PcMoveShape& shape, const MovePlaces& base, bool zeros, int first, int step, int end) {
+PC_DEVICE void move_units(const PcMoveShape& shape, const MovePointers& base, bool zeros, int first, int step,
+                          int end) {
   constexpr int kInFlight = sizeof(S) == 4 ? 2 : 4;
   PC_NO_UNROLL
   for (int number = first; number < end; number += kInFlight * step) {
@@ -65,9 +68,9 @@ PC_DEVICE void move_units(const PcMoveShape& shape, const MovePlaces& base, bool
   }
 }
 
-// Bytes are pc_uint8 on both sides.
+// Dispatches on the unit of the shape. For copies of bytes both S and T are pc_uint8.
 template <typename S, typename T>
-PC_DEVICE void move(const PcMoveShape& shape, const MovePlaces& base, bool zeros, int first, int step, int end) {
+PC_DEVICE void move(const PcMoveShape& shape, const MovePointers& base, bool zeros, int first, int step, int end) {
   if constexpr (sizeof(S) == 1) {
     if (shape.unit == 16) return move_units<S, T, 16>(shape, base, zeros, first, step, end);
   }
@@ -87,11 +90,11 @@ PC_DEVICE Pair pair_at(const PcPairParams& params, int i) {
   const PcIndices sources = {params.on_device, params.pair_stride, params.num_pairs, params.wide};
   const pc_address column = static_cast<pc_address>(params.column_stride * (params.wide ? 8 : 4));
   const PcIndices targets = {params.on_device + column, params.pair_stride, params.num_pairs, params.wide};
-  return {index_at(sources, i), index_at(targets, i)};
+  return {load_index(sources, i), load_index(targets, i)};
 }
 
-// Grid: stretches of a block's units, pairs in steps of the axis, arrays. Pairs whose order counts have an axis of 1:
-// each thread moves its units of every pair, in order, and reads only what it has itself written.
+// Grid: ranges of a block's units; pairs, in steps of the axis; arrays. For ordered pairs the axis of pairs is 1: each
+// thread moves its units of all pairs in order, and reads only elements that it has written itself.
 template <typename S, typename T>
 PC_KERNEL(128, 6)
 void move_pairs(const PcPairParams params) {
@@ -104,22 +107,22 @@ void move_pairs(const PcPairParams params) {
     if (params.one_cache && pair.source == pair.target) continue;
     if (pair.source < params.lowest || pair.source >= params.num_source_blocks) continue;
     if (pair.target < params.lowest || pair.target >= params.num_target_blocks) continue;
-    const MovePlaces base = {Global<pc_uint8>(params.sources[array]) + pair.source * params.source_block_stride,
-                             Global<pc_uint8>(params.targets[array]) + pair.target * params.target_block_stride};
+    const MovePointers base = {Global<pc_uint8>(params.sources[array]) + pair.source * params.source_block_stride,
+                               Global<pc_uint8>(params.targets[array]) + pair.target * params.target_block_stride};
     move<S, T>(params.shape, base, false, first, step, end);
   }
 }
 
-// Tokens of a sequence, as many as its row of the table can hold.
+// Returns the length of a sequence, clamped to the capacity of its row of the table.
 PC_DEVICE pc_int64 length_of(const PcSequenceParams& params, int sequence) {
-  const pc_int64 length = index_at(params.seq_lens, sequence);
+  const pc_int64 length = load_index(params.seq_lens, sequence);
   const pc_int64 room = static_cast<pc_int64>(params.table.width) * params.block_size;
   return length < 0 ? 0 : length < room ? length : room;
 }
 
-// The block at a place of a sequence; 0, a hole, where table or row make no sense.
+// Returns block `at` of a sequence; 0, which is a hole, if its row or block is invalid.
 PC_DEVICE pc_int64 block_at(const PcSequenceParams& params, int sequence, pc_int64 at) {
-  const pc_int64 row = params.rows.data != 0 ? index_at(params.rows, sequence) : sequence;
+  const pc_int64 row = params.rows.data != 0 ? load_index(params.rows, sequence) : sequence;
   if (row < 0 || row >= params.table.num_rows) return 0;
   const pc_int64 i = row * params.table.row_stride + at;
   const pc_int64 block =
@@ -127,15 +130,15 @@ PC_DEVICE pc_int64 block_at(const PcSequenceParams& params, int sequence, pc_int
   return block < 0 || block >= params.num_blocks ? 0 : block;
 }
 
-// Grid: sequences, their blocks in steps, arrays. Where a sequence begins in the packed arrays is the sum of the
-// lengths before it, which each block of threads adds up for itself.
+// Grid: sequences; their blocks, in steps of the axis; arrays. The start of a sequence in the packed arrays is the sum
+// of the lengths before it, which each block of threads computes for itself.
 template <typename S, typename T>
 PC_KERNEL(128, 4)
 void move_sequences(const PcSequenceParams params) {
   const int sequence = pc_block_x(), array = pc_block_z();
   pc_int64 begin = 0;
   for (int i = pc_thread(); i < sequence; i += pc_num_threads()) begin += length_of(params, i);
-  begin = sum_over_block(begin);
+  begin = sum_over_block<PC_MOVE_THREADS>(begin);
   const pc_int64 length = length_of(params, sequence), room = params.num_tokens - begin;
   const pc_int64 num_tokens = length < room ? length : room;
   const Global<pc_uint8> cache(params.caches[array]), packed(params.packed[array]);
@@ -147,7 +150,7 @@ void move_sequences(const PcSequenceParams params) {
     if (hole && !params.gathers) continue;
     const Global<pc_uint8> paged = cache + block * params.block_stride;
     const Global<pc_uint8> row = packed + (begin + done) * params.token_stride;
-    const MovePlaces base = params.gathers ? MovePlaces{paged, row} : MovePlaces{row, paged};
+    const MovePointers base = params.gathers ? MovePointers{paged, row} : MovePointers{row, paged};
     move<S, T>(params.shape, base, hole, pc_thread(), pc_num_threads(), tokens * params.shape.units_per_token);
   }
 }

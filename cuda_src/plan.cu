@@ -1,35 +1,35 @@
-// The plan of a batch whose lengths are known on the device alone: the sections and the layout that the host writes
-// too.
+// Plan of a batch whose lengths are only on the device. The plan is identical to the plan that the host would write.
 //
-// One CTA. Its threads take sequences, tiles, borders of shares and items in rounds, one each; sums over the block give
-// what precedes a thread's own. No thread loops over borders or items of a tile, so that a plan for one long sequence
-// and hundreds of workers takes no longer than others.
+// One CTA. In each step a thread takes one sequence, tile, border or item of every PC_PLAN_THREADS; prefix sums over
+// the block (block_sums.cuh) give the position of its result. No thread loops over the borders or items of a tile, so
+// that a plan of one long sequence for hundreds of workers takes no longer than others.
 //
-//   sequences   tiles of both sections, entries of the mask            -> tile_starts, mask_starts
-//   tiles       its sequence, by a search; its keys and cost           -> tiles, tile_costs
-//   borders     its tile, by a search; the key that it cuts at         -> borders, first_item
-//   tiles       how many pieces, its first item and partial row        -> tiles
-//   items       its tile, by a search; the keys between two cuts       -> items
+//   one thread for each   computes                                          writes
+//   sequence              tiles of both sections, entries of the mask       tile_starts, mask_starts
+//   tile                  its sequence, by binary search; keys and cost     tiles, tile_costs
+//   border                its tile, by binary search; the key of the cut    borders, first_item
+//   tile                  number of pieces, first item and partial row      tiles
+//   item                  its tile, by binary search; keys between cuts     items
 //
-// Tiles are cut at the borders of equal shares, a batch-invariant plan at every kFoldTokens with the borders between
-// pieces. Division of 64 bits: one for each border, two for each tile. Each sequence's lengths are read once, and once
-// more for each of its tiles. Lengths that make no sense are cut as the attention kernels cut them; cu_query_lens that
-// falls can make tiles overlap, and those that the buffer has no room for are left out.
+// Tiles are cut at the borders of equal shares. A batch-invariant plan cuts tiles at every kFoldTokens, and moves
+// borders to these cuts. 64-bit divisions: one for each border, two for each tile. The lengths of a sequence are read
+// once, and once for each of its tiles. Invalid lengths are clamped as in the attention kernels. If cu_query_lens
+// decreases, tiles can overlap; tiles for which the buffer has no room are skipped.
 
 #include "abi_plan.h"
 #include "attention_batch.cuh"
+#include "block_sums.cuh"
 #include "plan_section.cuh"
-#include "plan_sums.cuh"
 
 namespace pagecore {
 
-// Tiles of each section.
+// Number of tiles of each section.
 struct NumTiles {
   pc_int64 of[PC_NUM_SECTIONS];
 };
 
-// Where each sequence's tiles and its part of the mask begin.
-PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockSum& block) {
+// Writes the first tile and the first mask entry of each sequence.
+PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockScan<PC_PLAN_THREADS>& block) {
   const Global<pc_int64> mask_starts(params.buffer + params.layout.mask_starts);
   const Global<pc_int32> tile_starts(params.buffer + params.layout.tile_starts);
   const int n = params.attention.num_sequences;
@@ -48,15 +48,15 @@ PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockSum& b
     PC_UNROLL
     for (int id = 0; id < PC_NUM_SECTIONS; ++id) {
       pc_int64 all;
-      const int own = id == own_section ? divide_up(queries, params.layout.sections[id].query_tile) : 0;
-      const pc_int64 before = tiles.of[id] + block.before(own, all);
+      const int own = id == own_section ? ceil_div(queries, params.layout.sections[id].query_tile) : 0;
+      const pc_int64 before = tiles.of[id] + block.exclusive_sum(own, all);
       if (i < n)
         tile_starts.store(static_cast<pc_int64>(id) * params.layout.max_sequences + i, clamp(before, 0, 0x7fffffff));
       tiles.of[id] += all;
     }
-    // After this sum, whose barriers follow the stores above, any thread may read tile_starts.
+    // This scan has barriers after the stores above, so that any thread may read tile_starts afterwards.
     pc_int64 all;
-    const pc_int64 before = entries + block.before(static_cast<pc_int64>(queries) * length, all);
+    const pc_int64 before = entries + block.exclusive_sum(static_cast<pc_int64>(queries) * length, all);
     if (i < n) mask_starts.store(i, before);
     entries += all;
   }
@@ -64,7 +64,7 @@ PC_DEVICE NumTiles place_sequences(const PcPlanParams& params, const BlockSum& b
 }
 
 PC_KERNEL(PC_PLAN_THREADS, 1) void plan(const PcPlanParams params) {
-  const BlockSum block(pc_shared_buffer().as<pc_int64>());
+  const BlockScan<PC_PLAN_THREADS> block(pc_shared_buffer().as<pc_int64>());
   const NumTiles tiles = place_sequences(params, block);
   PlanSection decode(params, block, PC_DECODE), prompts(params, block, PC_PROMPTS);
   decode.run(0, tiles.of[PC_DECODE]);

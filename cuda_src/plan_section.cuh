@@ -1,16 +1,13 @@
-// One section of a plan: its tiles, the borders of equal shares, and the items that these cut.
-//
-// Threads take tiles, borders and items in rounds, one each; none loops over the borders or items of a tile. plan.cu
-// lists the steps.
+// One section of a plan: its tiles, the borders of equal shares, and the items between cuts. plan.cu lists the steps.
 #pragma once
 
 #include "abi_plan.h"
 #include "attention_batch.cuh"
-#include "plan_sums.cuh"
+#include "block_sums.cuh"
 
 namespace pagecore {
 
-// The last i of [0, count) with at(i) <= value, where at(0) <= value and at never falls; 0 for none.
+// Binary search: returns the last i in [0, count) with at(i) <= value, for non-decreasing at; 0 if there is none.
 template <typename At>
 PC_DEVICE int last_at_most(int count, pc_int64 value, const At& at) {
   int low = 0, high = count;
@@ -23,7 +20,7 @@ PC_DEVICE int last_at_most(int count, pc_int64 value, const At& at) {
 
 class PlanSection {
  public:
-  PC_MEMBER PlanSection(const PcPlanParams& params, const BlockSum& block, PcSectionId id)
+  PC_MEMBER PlanSection(const PcPlanParams& params, const BlockScan<PC_PLAN_THREADS>& block, PcSectionId id)
       : params_(params),
         block_(block),
         section_(params.layout.sections[id]),
@@ -38,7 +35,7 @@ class PlanSection {
         cut_keys_(cuts_before_ + (params.layout.max_borders + 1)),
         tile_costs_(params.buffer + params.layout.tile_costs) {}
 
-  // Writes the section's items from place `first` on; its tile_starts count `num_tiles` tiles.
+  // Writes the section's items from index `first` on. `num_tiles`: tiles according to tile_starts.
   PC_MEMBER void run(int first, pc_int64 num_tiles) {
     num_tiles_ = clamp(num_tiles, 0, params_.layout.max_tiles);
     num_items_ = 0;
@@ -81,7 +78,7 @@ class PlanSection {
     store_pieces(t, tile);
   }
 
-  // The second half of a tile alone.
+  // Stores only the second half of a tile.
   PC_MEMBER void store_pieces(int t, const PcPlanTile& tile) const {
     const pc_vector b = {{static_cast<pc_uint32>(tile.key_end), static_cast<pc_uint32>(tile.pieces),
                           static_cast<pc_uint32>(tile.first_item), static_cast<pc_uint32>(tile.partial)}};
@@ -96,7 +93,7 @@ class PlanSection {
       PcPlanTile tile = {};
       if (exists) tile = find_tile(t);
       pc_int64 all;
-      const pc_int64 before = cost + block_.before(exists ? cost_of(tile) : 0, all);
+      const pc_int64 before = cost + block_.exclusive_sum(exists ? cost_of(tile) : 0, all);
       cost += all;
       if (!exists) continue;
       store_tile(t, tile);
@@ -107,7 +104,7 @@ class PlanSection {
     pc_sync_block();
   }
 
-  // Tile t, with the pieces of a batch-invariant plan.
+  // Returns tile t, with the number of pieces of a batch-invariant plan.
   PC_MEMBER PcPlanTile find_tile(int t) const {
     const PcAttentionParams& p = params_.attention;
     const int index = last_at_most(p.num_sequences, t, [&](int i) { return tile_starts_.load(i); });
@@ -127,7 +124,8 @@ class PlanSection {
 
   // ---- cuts at borders
 
-  // Keys at which borders cut, and which of them begin an item: those past the border before, in the same tile.
+  // Computes the key at which each border cuts. A border begins an item if its key lies after that of the border before
+  // in the same tile.
   PC_MEMBER void cut_at_borders(int first) {
     int cuts = 0;
     for (int base = 0; base < section_.num_workers; base += PC_PLAN_THREADS) {
@@ -146,12 +144,12 @@ class PlanSection {
       if (exists && w > 0 && border_tiles_.load(w - 1) == t) begin = max_of(begin, border_keys_.load(w - 1));
       const bool is_cut = exists && key > begin && key != TileCuts::kBehind;
       pc_int64 all;
-      const int before = cuts + static_cast<int>(block_.before(is_cut, all));
+      const int before = cuts + static_cast<int>(block_.exclusive_sum(is_cut, all));
       cuts += static_cast<int>(all);
       if (!exists) continue;
       cuts_before_.store(w, before);
       if (is_cut) cut_keys_.store(before, key);
-      // One item for each tile and each cut up to here, and the end of this tile where the border has moved there.
+      // One item for each tile and each cut so far, and this tile's last item if the border has moved to its end.
       first_item_.store(w, first + t + before + is_cut + (key == TileCuts::kBehind));
     }
     if (pc_thread() == 0) cuts_before_.store(section_.num_workers, cuts);
@@ -182,7 +180,7 @@ class PlanSection {
         tile.first_item = t + before;
         own = tile.pieces > 1 ? static_cast<pc_int64>(tile.pieces) * tile.query_count : 0;
       }
-      tile.partial = static_cast<int>(rows + block_.before(own, all));
+      tile.partial = static_cast<int>(rows + block_.exclusive_sum(own, all));
       rows += all;
       if (exists) store_pieces(t, tile);
     }
@@ -200,23 +198,23 @@ class PlanSection {
       if (exists) tile = tile_at(t);
       pc_int64 all;
       const pc_int64 own = tile.pieces > 1 ? static_cast<pc_int64>(tile.pieces) * tile.query_count : 0;
-      const pc_int64 partial = rows + block_.before(own, all);
+      const pc_int64 partial = rows + block_.exclusive_sum(own, all);
       rows += all;
       tile.partial = static_cast<int>(partial);
       if (partial + own > params_.layout.num_split_rows) tile.pieces = min_of(tile.pieces, 1);
-      tile.first_item = num_items_ + static_cast<int>(block_.before(tile.pieces, all));
+      tile.first_item = num_items_ + static_cast<int>(block_.exclusive_sum(tile.pieces, all));
       num_items_ += static_cast<int>(all);
       if (exists) store_pieces(t, tile);
     }
     finish_rows(rows);
   }
 
-  // Gives whole pieces to workers: as far as the border, moved to a fold or to an end of the tile.
+  // Assigns whole pieces to workers: a border moves to the nearest fold or end of its tile.
   PC_MEMBER void deal_folds(int first) const {
     for (int w = pc_thread(); w < section_.num_workers; w += PC_PLAN_THREADS) {
       const int t = tile_of_border(w);
       const PcPlanTile tile = tile_at(t);
-      // A whole tile is not cut: no border leaves enough on both sides.
+      // A tile of one piece is not cut: no border leaves enough keys on both sides.
       const int key = border_key(w, t, tile, kFoldTokens, tile.pieces > 1 ? 1 : 0x7fffffff);
       int done = tile.pieces;
       if (key == TileCuts::kBefore) done = 0;
@@ -249,15 +247,15 @@ class PlanSection {
     }
   }
 
-  // The key that piece `split` of a tile begins at, which is not its first. Of tiles that borders cut, the items before
-  // a tile are the tiles and the cuts before it.
+  // Returns the first key of piece `split` > 0 of a tile. With cuts at borders, the number of items before a tile is
+  // the number of tiles plus the number of cuts before it.
   PC_MEMBER int cut_before(int t, const PcPlanTile& tile, int split) const {
     if (invariant_) return (tile.key_begin / kFoldTokens + split) * kFoldTokens;
     return cut_keys_.load(tile.first_item - t + split - 1);
   }
 
   const PcPlanParams& params_;
-  const BlockSum& block_;
+  const BlockScan<PC_PLAN_THREADS>& block_;
   PcPlanSection section_;
   bool invariant_;
   Global<pc_int32> first_item_, items_, tile_starts_, tiles_;

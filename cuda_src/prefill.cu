@@ -1,16 +1,16 @@
 // Attention of many queries: 16-bit caches, dims that are multiples of 8, up to 256.
 //
-// An instance computes with kDim dims of keys and kValueDim of values (pc_matrix_dims); dims past those of the call are
-// zeros that are never read from the cache (tile_rows.cuh), and are not written to the output.
+// An instance computes with kDim dims of keys and kValueDim of values (pc_matrix_dims). Dims past those of the call are
+// zeros in shared memory, are never read from the cache (tiles.cuh) and are not written to the output.
 //
-// A CTA is one worker of the schedule for one key head. Its items have up to 128 packed rows, query * heads + head, so
+// A CTA is one worker of the schedule for one key head. An item has up to 128 packed rows, query * heads + head, so
 // that a tile of keys and values is read once for all query heads that share it. Every warp has rows of its own and
-// meets all keys:
+// processes all keys:
 //
 //                64 keys of a tile (32 above 128 values)
 //              +--------------------------+
 //   warp 0     |                          |   Q   shared memory, ldmatrix
-//   warp 1     |  S = Q K^T               |   K   shared memory, ldmatrix; what a warp loads serves all of its rows
+//   warp 1     |  S = Q K^T               |   K   shared memory, ldmatrix; a warp uses a fragment for all of its rows
 //   warp 2     |                          |   S   registers, weights are repacked as left operand
 //   warp 3     +--------------------------+
 //                kValueDim
@@ -18,28 +18,34 @@
 //   warp ...   |  O += P V                |   O   registers
 //              +--------------------------+
 //
-// A warp has 32 rows, so that each fragment of K and V is multiplied twice, and 16 where the registers hold no more:
-// more than 128 values, and scores that are changed (Full).
+// A warp has 32 rows, so that each fragment of K and V is used twice. It has 16 rows where registers are short: above
+// 128 values, and for transformed scores (Full).
 //
-// Copies: one tile of keys and one of values. The values are on their way while their keys are multiplied, the next
-// keys while the values are; the other CTA of the multiprocessor fills what gaps are left. Slots are looked up in the
-// table two tiles ahead. Keys that no row of the item attends to are not read, zeros stand in their place.
+// In flight: one tile of keys or one of values. The values are copied while their keys are multiplied, and the next
+// keys while the values are multiplied. The other CTA of the multiprocessor fills the remaining gaps. Slots are looked
+// up in the table two tiles ahead. Keys that no row of the item attends to are not read; their rows are zero.
 //
-// Sums that do not depend on the batch: keys come in pieces of p.fold_tokens, each summed by itself. The last one of a
-// split tile's pieces joins them all; of a tile that is not split the pieces are folded into rows that the worker has
-// for itself behind the partial rows of splits, by the same steps.
+//   load         queries, slots and keys of the first tile
+//   for each tile, in two parts:
+//     score        S = Q K^T; values in flight
+//     softmax      weights from S, O rescaled
+//     accumulate   O += P V; the next keys in flight
+//     fold         after the last tile of a piece
+//   store        the output, partial rows, or the last fold
 //
-// Shared memory: rows of keys, values and queries have their 16-byte chunks permuted (tile_rows.cuh).
+// Batch-invariant sums: keys are summed in pieces of p.fold_tokens. The last CTA of a split tile joins its pieces. For
+// a tile that is not split, the worker folds the pieces one after the other into partial rows of its own, after those
+// of splits, by the same arithmetic.
 //
-// Variants, which a call uses only where use_prefill_variant selects one, until a GPU has shown which is faster:
+// Variants, which a call uses only if use_prefill_variant selects one, until a GPU shows which is faster:
 //
-//   SlotsFirst   a thread reads all of its slots of a tile before its first copy: after a copy, the compiler moves no
-//                read of shared memory forward. The sums are the same bit for bit.
-//   WholeTile    S is held for all keys of a tile at once: query fragments are loaded once for a tile rather than
-//   twice,
-//                and O is rescaled once. The softmax counts from other maxima, so that sums differ by rounding.
+//   SlotsFirst   a thread loads all of its slots of a tile before its first copy, because the compiler moves no load of
+//                shared memory ahead of a copy. Results have the same bits.
+//   WholeTile    S is held for all keys of a tile at once: query fragments are loaded once for each tile instead of
+//                twice, and O is rescaled once. The softmax is relative to other maxima, so that results differ by
+//                rounding.
 //
-// Bytes: queries once, keys and values once for each 128 rows (mostly from the second-level cache), output once.
+// Bytes: queries are read once, keys and values once for each 128 rows (mostly from L2), the output is written once.
 
 #include "prefill_feed.cuh"
 #include "prefill_output.cuh"
@@ -47,102 +53,155 @@
 
 namespace pagecore {
 
-// The tiles of item i, and its rows. All threads meet before it.
+// The phases of an item. A barrier of the block must precede `load`. Feed, rows and sums are variables of run_item: as
+// members they cost 9 registers at head dim 96 on sm_80.
 template <typename Tile>
-PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<pc_uint8>& shared) {
+class PrefillItemRun {
   using Options = typename Tile::Options;
-  // The part whose scores become weights once the keys have been released. A whole tile has none: its scores would take
-  // twice the registers of weights while the next keys are looked up.
-  constexpr int kLate = 1;
-  const ScoreRule rule = make_rule<Options>(p, heads.kv);
-  PrefillFeed<Tile> feed(shared);
-  PrefillRows<Tile> rows(shared, rule);
-  PrefillSums<Tile> sums;
-  const PrefillOutput<Tile> output(shared, rule.factor);
-  KeyRange keys;
-  {
-    const PrefillItem item(p, i);
-    keys = item.keys();
-    copy_queries<Tile>(p, heads, item, shared);
-    feed.start(p, item, i);
-    rows.start(p, heads, item);
-    sums.clear();
-  }
-  pc_sync_block();
-  int token = keys.begin / Tile::kTokens * Tile::kTokens;
-  feed.look_up(p, keys, token);
-  feed.store_key_slots(p);
-  feed.store_value_slots(p);
-  pc_sync_block();
-  feed.copy_keys(p, keys, token);
-  feed.look_up(p, keys, token + Tile::kTokens);
-  if (rule.negate) {
-    pc_wait_copies<0>();
-    negate_queries<Tile>(shared);
+  // The softmax of this part runs after the keys have been released for the next copy. A tile in one part has no such
+  // part: its scores would take twice the registers of its weights during the look-up of the next slots.
+  static constexpr int kLatePart = 1;
+
+ public:
+  // Parts of a tile that the warp's rows attend to.
+  struct Parts {
+    bool attended[Tile::kParts];
+  };
+
+  PC_MEMBER PrefillItemRun(const Shared<pc_uint8>& shared, const ScoreRule& rule, PrefillFeed<Tile>& feed,
+                           PrefillRows<Tile>& rows, PrefillSums<Tile>& sums)
+      : shared_(shared), feed_(feed), rows_(rows), sums_(sums), output_(shared, rule.factor), keys_{0, 0} {}
+
+  // Loads the queries, and starts the copies of the first keys. Returns the first token of the first tile.
+  PC_MEMBER int load(const PcAttentionParams& p, const Heads& heads, int i, bool negate) {
+    {
+      const PrefillItem item(p, i);
+      keys_ = item.keys();
+      copy_queries<Tile>(p, heads, item, shared_);
+      feed_.start(p, item, i);
+      rows_.load(p, heads, item);
+      sums_.clear();
+    }
+    pc_sync_block();
+    const int token = keys_.begin / Tile::kTokens * Tile::kTokens;
+    feed_.look_up(p, keys_, token);
+    feed_.store_key_slots(p);
+    feed_.store_value_slots(p);
+    pc_sync_block();
+    feed_.copy_keys(p, keys_, token);
+    feed_.look_up(p, keys_, token + Tile::kTokens);
+    if (negate) {
+      pc_wait_copies<0>();
+      negate_queries<Tile>(shared_);
+    }
+    return token;
   }
 
-  for (; token < keys.end; token += Tile::kTokens) {
+  PC_MEMBER bool has_tile(int token) const { return token < keys_.end; }
+
+  // S of the tile at `token`, and its weights but for the late part. Starts the copy of the tile's values.
+  PC_MEMBER Parts score(const PcAttentionParams& p, int token) {
     pc_wait_copies<0>();
-    pc_sync_block();  // the keys are there, and nobody needs the values before
-    feed.copy_values(p, keys, token);
-    feed.store_key_slots(p);
-    bool attends[Tile::kParts];
+    pc_sync_block();  // the keys have arrived, and all warps are done with the previous values
+    feed_.copy_values(p, keys_, token);
+    feed_.store_key_slots(p);
+    Parts parts;
     PC_UNROLL
-    for (int part = 0; part < Tile::kParts; ++part) attends[part] = rows.attends_to(token + part * Tile::kKeys);
+    for (int part = 0; part < Tile::kParts; ++part) parts.attended[part] = rows_.attends_to(first_key(token, part));
     PC_UNROLL
     for (int part = 0; part < Tile::kParts; ++part) {
-      if (!attends[part]) continue;
-      rows.multiply_keys(part * Tile::kKeys);
-      if (part != kLate) rows.weigh_keys(p, token + part * Tile::kKeys, sums);
+      if (!parts.attended[part]) continue;
+      rows_.score(part * Tile::kKeys);
+      if (part != kLatePart) rows_.softmax(p, first_key(token, part), sums_);
     }
-    pc_wait_copies<0>();
-    pc_sync_block();  // the values are there, and nobody needs the keys
-    if (token + Tile::kTokens < keys.end) feed.copy_keys(p, keys, token + Tile::kTokens);
-    feed.store_value_slots(p);
-    feed.look_up(p, keys, token + 2 * Tile::kTokens);
+    return parts;
+  }
 
-    pc_uint64 found = 0;
-    if (feed.is_edge(token) || (Options::kFull && p.mask != 0)) found = find_not_finite<Tile>(shared);
+  // O += P V of the tile. Starts the copy of the next keys.
+  PC_MEMBER void accumulate(const PcAttentionParams& p, int token, const Parts& parts) {
+    pc_wait_copies<0>();
+    pc_sync_block();  // the values have arrived, and all warps are done with the keys
+    if (token + Tile::kTokens < keys_.end) feed_.copy_keys(p, keys_, token + Tile::kTokens);
+    feed_.store_value_slots(p);
+    feed_.look_up(p, keys_, token + 2 * Tile::kTokens);
+
+    pc_uint64 not_finite = 0;
+    if (feed_.is_edge(token) || (Options::kFull && p.mask != 0)) not_finite = find_not_finite<Tile>(shared_);
     PC_UNROLL
     for (int part = 0; part < Tile::kParts; ++part) {
       const int first = part * Tile::kKeys;
-      if (part == kLate && attends[part]) rows.weigh_keys(p, token + first, sums);
-      if (found != 0) {
-        const auto own = static_cast<typename Tile::PartBits>(found >> first & Tile::kPartMask);
-        if (attends[part]) sums.add_by_hand(shared, own, first);
+      if (part == kLatePart && parts.attended[part]) rows_.softmax(p, first_key(token, part), sums_);
+      if (not_finite != 0) {
+        const auto own = static_cast<typename Tile::PartBits>(not_finite >> first & Tile::kPartMask);
+        if (parts.attended[part]) sums_.accumulate_not_finite(shared_, own, first);
         pc_sync_block();
-        clear_values<Tile>(shared, own, first);
+        clear_values<Tile>(shared_, own, first);
         pc_sync_block();
       }
-      if (attends[part]) sums.add_values(shared, first);
-    }
-    // Items of split tiles end there.
-    const int next = token + Tile::kTokens;
-    if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys.end) {
-      output.fold(p, block_heads_again(p), PrefillItem(p, feed.item()),
-                  token / p.fold_tokens == keys.begin / p.fold_tokens, false, sums);
+      if (parts.attended[part]) sums_.accumulate(shared_, first);
     }
   }
-  pc_wait_copies<0>();
-  pc_sync_block();  // also where there was no tile, nobody needs the queries
 
-  const PrefillItem item(p, feed.item());
-  const Heads own_heads = block_heads_again(p);
-  if (item.splits.count > 1) {
-    output.store_part(p, own_heads, item, sums);
-  } else if (p.fold_tokens != 0) {
-    const int last = max_of(keys.end - 1, keys.begin);
-    output.fold(p, own_heads, item, last / p.fold_tokens == keys.begin / p.fold_tokens, true, sums);
-  } else {
-    output.store_whole(p, own_heads, item, sums);
+  // Folds the piece that ends with the tile at `token`, unless it is the item's last. The items of split tiles end with
+  // their piece.
+  PC_MEMBER void fold(const PcAttentionParams& p, int token) {
+    const int next = token + Tile::kTokens;
+    if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys_.end) {
+      output_.fold(p, recompute_block_heads(p), PrefillItem(p, feed_.item()), is_first_piece(p, token), false, sums_);
+    }
   }
+
+  // Writes the rows.
+  PC_MEMBER void store(const PcAttentionParams& p) {
+    pc_wait_copies<0>();
+    pc_sync_block();  // all warps are done with the queries, also in an item without tiles
+    const PrefillItem item(p, feed_.item());
+    const Heads heads = recompute_block_heads(p);
+    if (item.splits.count > 1) {
+      output_.store_part(p, heads, item, sums_);
+    } else if (p.fold_tokens != 0) {
+      output_.fold(p, heads, item, is_first_piece(p, max_of(keys_.end - 1, keys_.begin)), true, sums_);
+    } else {
+      output_.store_whole(p, heads, item, sums_);
+    }
+  }
+
+ private:
+  PC_MEMBER static int first_key(int token, int part) { return token + part * Tile::kKeys; }
+
+  PC_MEMBER bool is_first_piece(const PcAttentionParams& p, int token) const {
+    return token / p.fold_tokens == keys_.begin / p.fold_tokens;
+  }
+
+  Shared<pc_uint8> shared_;
+  PrefillFeed<Tile>& feed_;
+  PrefillRows<Tile>& rows_;
+  PrefillSums<Tile>& sums_;
+  PrefillOutput<Tile> output_;
+  KeyRange keys_;
+};
+
+template <typename Tile>
+PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<pc_uint8>& shared) {
+  const ScoreRule rule = make_rule<typename Tile::Options>(p, heads.kv);
+  PrefillFeed<Tile> feed(shared);
+  PrefillRows<Tile> rows(shared, rule);
+  PrefillSums<Tile> sums;
+  PrefillItemRun<Tile> item(shared, rule, feed, rows, sums);
+  for (int token = item.load(p, heads, i, rule.negate); item.has_tile(token); token += Tile::kTokens) {
+    const auto parts = item.score(p, token);
+    item.accumulate(p, token, parts);
+    item.fold(p, token);
+  }
+  item.store(p);
 }
 
-// Joins the parts of item i's tile where this CTA was the last of them.
+// Joins the parts of item i's tile if this CTA is the last to write one. Tiles of prompts have few parts: one level.
 PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<int>& flag) {
   const PrefillItem item(p, i);
-  if (item.splits.count > 1 && is_last_part(p, item.splits, flag)) {
-    join_splits<4>(p, heads, item.work, item.splits);
+  const Splits& splits = item.splits;
+  if (splits.count > 1 && is_last_part(p, splits.first_row, splits.count, flag)) {
+    join_parts<4>(p, heads, item.work, {splits.first_row, splits.step, splits.count}, true);
   }
 }
 
@@ -152,11 +211,12 @@ PC_KERNEL(pc_prefill_shape(kDim, kValueDim, Options::kFull).threads,
 void prefill(const PcAttentionParams p) {
   using Tile = PrefillTile<T, kDim, Options, kValueDim>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
+  // The number of the item is kept in shared memory, not in a register.
   const Shared<ItemSpan> span = (shared + Tile::kShape.item_begin()).template as<ItemSpan>();
   int next = load_work(p.schedule, pc_block_x()).first;
   while (next < load_work(p.schedule, pc_block_x()).end) {
-    run_item<Tile>(p, block_heads_again(p), next, shared);
-    join_item(p, block_heads_again(p), span.load(0).item, (shared + Tile::kShape.words_begin()).template as<int>());
+    run_item<Tile>(p, recompute_block_heads(p), next, shared);
+    join_item(p, recompute_block_heads(p), span.load(0).item, (shared + Tile::kShape.words_begin()).template as<int>());
     next = span.load(0).item + 1;
     pc_sync_block();
   }

@@ -1,10 +1,10 @@
-// The work of prefill.cu and the copies that bring it: items, tiles of keys and values, queries.
+// Inputs of prefill.cu: items, and the copies of queries and of tiles of keys and values.
 #pragma once
 
 #include "abi_plan.h"
 #include "prefill_shape.h"
 #include "splits.cuh"
-#include "tile_rows.cuh"
+#include "tiles.cuh"
 
 namespace pagecore {
 
@@ -17,12 +17,12 @@ struct Bits<true> {
   using Type = pc_uint64;
 };
 
-// T: the elements. kDim, kValueDim: dims of the instance, of keys and of values.
+// T: type of the elements. kDim, kValueDim: dims of keys and of values that the instance computes with.
 template <typename T, int kDim, typename ScoreOptions, int kValueDim>
 struct PrefillTile {
   using Element = T;
   using Options = ScoreOptions;
-  using KeyRow = TileRow<kDim>;  // of queries too
+  using KeyRow = TileRow<kDim>;  // also of queries
   using ValueRow = TileRow<kValueDim>;
   static constexpr PcPrefillShape kShape = pc_prefill_tiles(kDim, kValueDim, Options::kFull);
   static constexpr int kThreads = kShape.warps * 32;
@@ -30,25 +30,26 @@ struct PrefillTile {
   static constexpr int kRowTiles = kShape.row_tiles;
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kRows = kShape.rows();
-  // Parts of a tile: scores are held for one at a time.
+  // Parts of a tile. Scores are held for one part at a time.
   static constexpr int kParts = Options::kWholeTile ? 1 : 2;
   static constexpr int kKeys = kTokens / kParts;  // of a part
-  // A bit for each key of a part.
+  // One bit for each key of a part.
   using PartBits = typename Bits<(kKeys > 32)>::Type;
   static constexpr pc_uint64 kPartMask = ~0ull >> (64 - kKeys);
   static constexpr int kKeySteps = kDim / 16;          // of matrix instructions
   static constexpr int kKeyTiles = kKeys / 8;          // of S
   static constexpr int kValueTiles = kValueDim / 8;    // of O
   static constexpr int kLanes = KeyRow::kLanes;        // threads that copy a row of keys, of values or of queries
-  static constexpr int kCopyRows = kThreads / kLanes;  // that the block copies at once
+  static constexpr int kCopyRows = kThreads / kLanes;  // rows that the block copies together
 
   static_assert(kValueDim <= kDim, "the lanes that copy a row of keys are enough for one of values");
-  static_assert(kTokens % kCopyRows == 0 && kFoldTokens % kTokens == 0, "");
-  static_assert(kTokens <= 64 && kTokens <= kThreads, "");
+  static_assert(kTokens % kCopyRows == 0 && kFoldTokens % kTokens == 0, "a copy and a fold are of whole tiles");
+  static_assert(kTokens <= 64 && kTokens <= kThreads,
+                "a thread looks up one slot, and a tile has one bit for each key");
 };
 
-// An item as it stands in the schedule, fitted to the lengths. Registers are for sums: what the tiles do without is
-// read again when they are done.
+// An item of the schedule, clamped to the lengths. Registers are scarce: fields that the tiles do not need are loaded
+// again after the last tile.
 struct PrefillItem {
   Splits splits;
   PcWorkItem work;
@@ -58,24 +59,25 @@ struct PrefillItem {
     work = load_item(p.schedule, i);
     splits = splits_of(work);
     sequence = load_sequence(p, work.sequence);
-    fit_item(p, sequence, work);
+    clamp_item(p, sequence, work);
   }
 
   PC_MEMBER int num_rows(const Heads& heads) const { return work.query_count * heads.count; }
   PC_MEMBER KeyRange keys() const { return {work.key_begin, work.key_end}; }
 };
 
-// What all threads ask of an item, tile by tile.
+// Fields of an item that all threads read for each tile.
 struct alignas(16) ItemSpan {
   pc_int64 table_row;
   int item;  // of the schedule
   int pad[3];
-  KeyRange common;  // keys that all of its queries attend to, or none, as far as causality and the window go
+  KeyRange common;  // keys that all of its queries attend to, ignoring the mask
 };
 
 static_assert(sizeof(ItemSpan) == 32, "the shape has room for it");
 
-// Brings tiles of keys and values.
+// The copies of tiles of keys and values. A thread looks up the slot of one token, two tiles ahead; slots are passed to
+// the copying threads through shared memory.
 template <typename Tile>
 class PrefillFeed {
   using T = typename Tile::Element;
@@ -87,7 +89,7 @@ class PrefillFeed {
         span_((shared + Tile::kShape.item_begin()).template as<ItemSpan>()),
         slot_{0, 0} {}
 
-  // A barrier is to follow.
+  // Stores the fields of the item that tiles need. A barrier of the block must follow.
   PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
     KeyRange common = common_keys(p, item.sequence, item.work);
     if (item.work.query_count == 1) common = {0, 0x7fffffff};
@@ -96,17 +98,17 @@ class PrefillFeed {
 
   PC_MEMBER int item() const { return span_.load(0).item; }
 
-  // Whether some queries of the item attend to a key of the tile, and others do not.
+  // Returns true if not all queries of the item attend to all keys of the tile.
   PC_MEMBER bool is_edge(int token) const {
     const KeyRange common = span_.load(0).common;
     return token < common.begin || token + Tile::kTokens > common.end;
   }
 
-  // Looks up the slots of the tile that begins at `token`, a thread each. They are stored for copies later.
+  // Looks up the slots of the tile that begins at `token`, one in each thread; store_*_slots passes them on.
   PC_MEMBER void look_up(const PcAttentionParams& p, const KeyRange& keys, int token) {
     const int own = token + pc_thread();
     slot_ = {0, 0};
-    if (pc_thread() < Tile::kTokens && keys.has(own)) slot_ = find_slot(p, span_.load(0).table_row, own);
+    if (pc_thread() < Tile::kTokens && keys.has(own)) slot_ = load_slot(p, span_.load(0).table_row, own);
   }
 
   PC_MEMBER void store_key_slots(const PcAttentionParams& p) const {
@@ -126,17 +128,18 @@ class PrefillFeed {
   }
 
  private:
-  // A thread whose chunk lies past the dims of the call writes zeros, as if none of the tokens existed.
+  // Each thread copies one chunk of every kCopyRows-th row. A thread whose chunk lies past the dims of the call writes
+  // zeros, as if none of the tokens existed.
   template <typename Row>
   PC_MEMBER void copy(const PcCache& cache, int target, int dim, const KeyRange& keys, int token,
                       int first_slot) const {
-    // Opaque where scores take the registers that these would be kept in from tile to tile.
+    // Opaque for whole tiles: their scores need the registers in which the compiler would keep these between tiles.
     const int thread = Tile::Options::kWholeTile ? pc_opaque(pc_thread()) : pc_thread();
     const int head = Tile::Options::kWholeTile ? pc_opaque(pc_block_y()) : pc_block_y();
     const int first_row = thread / Tile::kLanes, chunk = thread % Tile::kLanes;
     const Global<T> column = Global<T>(cache.data) + (head * cache.head_stride + chunk * 8);
     const SharedAddress first = shared_.address(target + Row::at(first_row, chunk));
-    const KeyRange own_keys = keys.only_if(chunk * 8 < dim);
+    const KeyRange own_keys = keys.only_if(chunk * 8 < dim);  // fault: prefill_keys_past_dims
     if (chunk >= Row::kChunks) return;
     constexpr int kCopies = Tile::kTokens / Tile::kCopyRows;
     constexpr int kAhead = !Tile::Options::kSlotsFirst ? 1 : Tile::Options::kWholeTile ? kCopies / 2 : kCopies;
@@ -161,14 +164,14 @@ class PrefillFeed {
   Slot slot_;
 };
 
-// Begins to copy an item's queries. Rows that the item does not have, and dims past head_dim, become 0.
+// Starts to copy an item's queries. Rows past the rows of the item, and dims past head_dim, become 0.
 template <typename Tile>
 PC_DEVICE void copy_queries(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item,
                             const Shared<pc_uint8>& queries) {
   using Row = typename Tile::KeyRow;
   const Global<typename Tile::Element> query(p.query.data);
   const int chunk = pc_thread() % Tile::kLanes, first_row = pc_thread() / Tile::kLanes;
-  const int num_rows = chunk * 8 < p.head_dim ? item.num_rows(heads) : 0;
+  const int num_rows = chunk * 8 < p.head_dim ? item.num_rows(heads) : 0;  // fault: prefill_queries_past_dims
   if (chunk >= Row::kChunks) return;
   for (int row = first_row; row < Tile::kRows; row += Tile::kCopyRows) {
     const bool exists = row < num_rows;
@@ -178,7 +181,7 @@ PC_DEVICE void copy_queries(const PcAttentionParams& p, const Heads& heads, cons
   }
 }
 
-// Turns the signs of the queries; each thread those that copy_queries had it copy.
+// Negates the queries; each thread those that it copied in copy_queries.
 template <typename Tile>
 PC_DEVICE void negate_queries(const Shared<pc_uint8>& queries) {
   using Row = typename Tile::KeyRow;

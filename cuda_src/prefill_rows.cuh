@@ -1,20 +1,20 @@
-// The rows of an item of prefill.cu: the keys that they attend to, and their scores.
+// The rows of an item of prefill.cu: the keys that they attend to, their scores and the softmax.
 #pragma once
 
 #include "prefill_sums.cuh"
 
 namespace pagecore {
 
-// What a warp asks of its rows.
+// Keys of a warp's rows.
 struct alignas(16) WarpSpan {
-  KeyRange any;  // keys that one of them attends to
-  KeyRange common;
+  KeyRange any;     // keys that at least one row attends to
+  KeyRange common;  // keys that all rows attend to
 };
 
 static_assert(sizeof(WarpSpan) == 16, "the shape has room for it");
 
-// A warp's rows of an item. Keys are met by parts of a tile, Tile::kKeys of them; a part begins at `token`, and in its
-// tile at `key`.
+// A warp's rows of an item. Scores are held for one part of a tile at a time, Tile::kKeys keys. A part begins at token
+// `token` of the sequence, which is row `key` of its tile.
 template <typename Tile>
 class PrefillRows {
   using T = typename Tile::Element;
@@ -30,15 +30,16 @@ class PrefillRows {
         span_((shared + (Tile::kShape.spans_begin() + pc_warp() * 16)).template as<WarpSpan>()),
         rule_(rule) {}
 
-  PC_MEMBER void start(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) {
+  // Loads the keys and biases of the rows. A barrier of the block must follow.
+  PC_MEMBER void load(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) {
     const int first = pc_warp() * Tile::kWarpRows, num_rows = item.num_rows(heads);
     const int last = min_of(first + Tile::kWarpRows, num_rows) - 1;
     WarpSpan span = {{0, 0}, {0, 0}};
     if (first <= last) {
       const int a = item.sequence.position(item.work.query_begin + first / heads.count);
       const int b = item.sequence.position(item.work.query_begin + last / heads.count);
-      const KeyRange early = keys_of(p, item.sequence, item.work, a);
-      const KeyRange late = keys_of(p, item.sequence, item.work, b);
+      const KeyRange early = item_keys(p, item.sequence, item.work, a);
+      const KeyRange late = item_keys(p, item.sequence, item.work, b);
       span = {{early.begin, late.end}, {late.begin, early.end}};
     }
     if (pc_lane() == 0) span_.store(0, span);
@@ -50,14 +51,14 @@ class PrefillRows {
     }
   }
 
-  // Whether any of the warp's rows attends to a key of the part.
+  // Returns true if at least one of the warp's rows attends to a key of the part.
   PC_MEMBER bool attends_to(int token) const {
     const KeyRange any = span_.load(0).any;
     return token < any.end && token + Tile::kKeys > any.begin;
   }
 
-  // S of the part.
-  PC_MEMBER void multiply_keys(int key) {
+  // S = Q K^T of the part.
+  PC_MEMBER void score(int key) {
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       PC_UNROLL
@@ -66,7 +67,8 @@ class PrefillRows {
         for (int i = 0; i < 4; ++i) s_[m][n][i] = 0.0f;
       }
     }
-    // Matrices: of queries rows 0-7 and 8-15, for two chunks of 8 dims; of keys two chunks, for 0-7 and 8-15.
+    // Matrices of an ldmatrix: of queries, rows 0-7 and 8-15 of two chunks of 8 dims; of keys, two chunks of rows 0-7
+    // and of rows 8-15.
     const int lane = Options::kWholeTile ? pc_opaque(pc_lane()) : pc_lane();
     const SharedAddress first_query = shared_.address(Row::at(pc_warp() * Tile::kWarpRows + lane % 16, lane / 16));
     const SharedAddress first_key =
@@ -91,14 +93,14 @@ class PrefillRows {
     }
   }
 
-  // S becomes weights.
-  PC_MEMBER void weigh_keys(const PcAttentionParams& p, int token, PrefillSums<Tile>& sums) {
+  // Transforms and masks S, and replaces it by weights.
+  PC_MEMBER void softmax(const PcAttentionParams& p, int token, PrefillSums<Tile>& sums) {
     const KeyRange common = span_.load(0).common;
     const bool edge = token < common.begin || token + Tile::kKeys > common.end;
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      if (Options::kFull || edge) change_row_tile(p, m, token, edge);
-      sums.weigh(m, rule_.factor, s_[m]);
+      if (Options::kFull || edge) transform_row_tile(p, m, token, edge);
+      sums.update(m, rule_.factor, s_[m]);
     }
   }
 
@@ -108,16 +110,16 @@ class PrefillRows {
                                    heads.first + row % heads.count, row < item.num_rows(heads));
   }
 
-  PC_MEMBER void change_row_tile(const PcAttentionParams& p, int m, int token, bool edge) {
+  PC_MEMBER void transform_row_tile(const PcAttentionParams& p, int m, int token, bool edge) {
     const int first_key = token + 2 * (pc_lane() % 4);
     if constexpr (!Options::kFull) {
       const int row = pc_warp() * Tile::kWarpRows + 16 * m + pc_lane() / 4;
       ScoreRow rows[2];
       rows[0].keys = ranges_.load(row);
       rows[1].keys = ranges_.load(row + 8);
-      change_scores<Options>(p, rule_, rows, first_key, edge, s_[m]);
+      transform_scores<Options>(p, rule_, rows, first_key, edge, s_[m]);
     } else {
-      change_scores<Options>(p, rule_, rows_, first_key, edge, s_[m]);
+      transform_scores<Options>(p, rule_, rows_, first_key, edge, s_[m]);
     }
   }
 

@@ -1,11 +1,12 @@
-// What a warp of prefill.cu adds up for the rows of an item: the running softmax and O, in registers.
+// Sums of prefill.cu: the online softmax and O of a warp's rows, in registers.
 #pragma once
 
 #include "prefill_feed.cuh"
-#include "values.cuh"
 
 namespace pagecore {
 
+// Registers of a lane: of each row tile of 16 rows, O of rows lane / 4 and lane / 4 + 8, and the weights of one part of
+// a tile as left operands of pc_multiply.
 template <typename Tile>
 struct PrefillSums {
   using T = typename Tile::Element;
@@ -15,10 +16,9 @@ struct PrefillSums {
   static constexpr int kDimTiles = Tile::kValueTiles;
 
   Softmax softmax[kRowTiles];
-  pc_uint32 weights[kRowTiles][kKeyTiles / 2][4];  // of the part of a tile that was weighed last
+  pc_uint32 weights[kRowTiles][kKeyTiles / 2][4];  // of the part of a tile that `update` was called for last
   float o[kRowTiles][kDimTiles][4];
 
-  // Of nothing yet.
   PC_MEMBER void clear() {
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
@@ -31,23 +31,23 @@ struct PrefillSums {
     }
   }
 
-  // Scores of row tile m become weights, and O counts from the largest score since.
-  PC_MEMBER void weigh(int m, float factor, float (&s)[kKeyTiles][4]) {
-    float keep[2];
-    add_to_softmax(factor, softmax[m], s, keep);
+  // Replaces the scores of row tile m by weights, and rescales O if a row has a new largest score.
+  PC_MEMBER void update(int m, float factor, float (&s)[kKeyTiles][4]) {
+    float rescale[2];
+    update_softmax(factor, softmax[m], s, rescale);
     PC_UNROLL
     for (int k = 0; k < kKeyTiles / 2; ++k) pack_weights<T>(s[2 * k], s[2 * k + 1], weights[m][k]);
-    // Mostly there is no larger score than those before.
-    if (pc_ballot(keep[0] != 1.0f || keep[1] != 1.0f) == 0) return;
+    // Most tiles have no score above those before.
+    if (pc_ballot(rescale[0] != 1.0f || rescale[1] != 1.0f) == 0) return;
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
       PC_UNROLL
-      for (int i = 0; i < 4; ++i) o[m][n][i] *= keep[i / 2];
+      for (int i = 0; i < 4; ++i) o[m][n][i] *= rescale[i / 2];
     }
   }
 
-  // Adds the values of the part whose keys were weighed; it begins in its tile at `key`.
-  PC_MEMBER void add_values(const Shared<pc_uint8>& shared, int key) {
+  // O += P V of the part with these weights; it begins in its tile at `key`.
+  PC_MEMBER void accumulate(const Shared<pc_uint8>& shared, int key) {
     // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
     const int lane = Tile::Options::kWholeTile ? pc_opaque(pc_lane()) : pc_lane();
     const SharedAddress first = shared.address(Tile::kShape.values_begin() + Row::at(key + lane % 16, lane / 16));
@@ -66,16 +66,15 @@ struct PrefillSums {
     }
   }
 
-  // Adds what keys with infinite or NaN values give to the rows that attend to them: bit t of `found` is key t of the
-  // part.
-  // Rows that do not attend to one have a weight of 0.
-  PC_MEMBER void add_by_hand(const Shared<pc_uint8>& shared, typename Tile::PartBits found, int key) {
+  // Adds the contributions of keys with infinite or NaN values to the rows that attend to them: bit t of `found` is key
+  // t of the part. Rows that do not attend to such a key have a weight of 0 for it.
+  PC_MEMBER void accumulate_not_finite(const Shared<pc_uint8>& shared, typename Tile::PartBits found, int key) {
     for (int t = 0; found != 0; ++t, found >>= 1) {
       if ((found & 1) == 0) continue;
       PC_UNROLL
       for (int m = 0; m < kRowTiles; ++m) {
         PC_UNROLL
-        for (int r = 0; r < 2; ++r) add_key_by_hand(shared, weight_of(m, r, t), key + t, m, r);
+        for (int r = 0; r < 2; ++r) accumulate_key(shared, weight_of(m, r, t), key + t, m, r);
       }
     }
   }
@@ -89,16 +88,16 @@ struct PrefillSums {
   }
 
  private:
-  // Of key t of the part and row r of row tile m, of the two that the lane has.
+  // Returns the weight of key t of the part for row r, 0 or 1, of the lane in row tile m.
   PC_MEMBER float weight_of(int m, int r, int t) const {
-    pc_uint32 pair = 0;  // all but one are masked: registers have no index, and memory would be used for one
+    pc_uint32 pair = 0;  // select by masks: indexing an array by a variable would move it to local memory
     PC_UNROLL
     for (int i = 0; i < kKeyTiles; ++i) pair |= weights[m][i / 2][2 * (i % 2) + r] & (i == t / 8 ? 0xffffffffu : 0u);
     pair = static_cast<pc_uint32>(pc_shuffle(static_cast<int>(pair), pc_lane() / 4 * 4 + t % 8 / 2));
     return t % 2 == 0 ? low_of<T>(pair) : high_of<T>(pair);
   }
 
-  PC_MEMBER void add_key_by_hand(const Shared<pc_uint8>& shared, float weight, int key, int m, int r) {
+  PC_MEMBER void accumulate_key(const Shared<pc_uint8>& shared, float weight, int key, int m, int r) {
     if (weight == 0.0f) return;
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
@@ -110,8 +109,8 @@ struct PrefillSums {
   }
 };
 
-// A bit for each key of the tile that has a value which is infinite or NaN; each warp looks at some of the keys.
-// All threads meet before it is asked again.
+// Returns a bit for each key of the tile with an infinite or NaN value; each warp scans some of the keys. A barrier of
+// the block must separate two calls.
 template <typename Tile>
 PC_DEVICE pc_uint64 find_not_finite(const Shared<pc_uint8>& shared) {
   using Row = typename Tile::ValueRow;
@@ -133,11 +132,11 @@ PC_DEVICE pc_uint64 find_not_finite(const Shared<pc_uint8>& shared) {
   return all;
 }
 
-// Puts zeros in place of the values of some keys: bit t of `found` is key first + t of the tile.
+// Replaces the values of some keys by zeros: bit t of `found` is key first + t of the tile.
 template <typename Tile>
 PC_DEVICE void clear_values(const Shared<pc_uint8>& shared, typename Tile::PartBits found, int first) {
   using Row = typename Tile::ValueRow;
-  // Opaque: nothing of this rare loop is worth a register during the others.
+  // Opaque, so that the compiler keeps no register for this rare loop during the others.
   for (int i = pc_opaque(pc_thread()); i < Tile::kKeys * Row::kChunks; i += Tile::kThreads) {
     if ((found >> i / Row::kChunks & 1) == 0) continue;
     shared.store_vector(Tile::kShape.values_begin() + first * Row::kBytes + 16 * i, {{0, 0, 0, 0}});

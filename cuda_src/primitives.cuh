@@ -1,14 +1,14 @@
-// Everything that is not plain C++, behind functions that have two bodies: PTX here, and for the emulator, which runs
-// these sources on the CPU, a host body in tests/emulator. Nothing above knows which one runs.
+// Primitives: every operation of the kernels that is not plain C++. Each has two bodies: PTX in this file, and a host
+// body in tests/emulator/native for the emulator, which runs the kernels on the CPU. Kernels do not depend on the body.
 //
-// Kernels reach memory through these only:
+// Kernels access memory only through:
 //
 //   Global<T>       an array in device memory, by element
 //   Shared<T>       part of the one dynamic shared buffer of a block, by element
 //   SharedAddress   a byte of that buffer, for cp.async and ldmatrix
 //
-// A collective (`pc_sync_*`, shuffles, votes, matrix instructions) is executed by all 32 lanes of a warp, and
-// pc_sync_block() by all threads of a block.
+// All 32 lanes of a warp must execute a collective (pc_sync_warp, shuffles, votes, matrix instructions), and all
+// threads of a block must execute pc_sync_block.
 #pragma once
 
 #include "abi.h"
@@ -18,7 +18,7 @@ typedef unsigned short pc_uint16;
 typedef unsigned int pc_uint32;
 typedef unsigned long long pc_uint64;
 
-// 16-bit floats as they are stored.
+// 16-bit floats, by their bits.
 struct pc_half {
   pc_uint16 bits;
 };
@@ -26,7 +26,7 @@ struct pc_bfloat16 {
   pc_uint16 bits;
 };
 
-// What one thread moves at once.
+// The largest unit that a thread loads or stores with one instruction.
 struct alignas(16) pc_vector {
   pc_uint32 word[4];
 };
@@ -37,12 +37,12 @@ struct alignas(16) pc_vector {
 
 #define PC_DEVICE static __device__ __forceinline__
 #define PC_MEMBER __device__ __forceinline__
-// A kernel of `threads` threads a block, at least `blocks` of which are to be resident on a multiprocessor.
+// A kernel with blocks of `threads` threads, at least `blocks` of which must fit on a multiprocessor.
 #define PC_KERNEL(threads, blocks) __global__ __launch_bounds__(threads, blocks)
 #define PC_UNROLL _Pragma("unroll")
 #define PC_NO_UNROLL _Pragma("unroll 1")
 
-// ---- where a thread is
+// ---- indices of a thread
 
 PC_DEVICE int pc_thread() { return static_cast<int>(threadIdx.x); }
 PC_DEVICE int pc_num_threads() { return static_cast<int>(blockDim.x); }
@@ -63,9 +63,9 @@ PC_DEVICE float pc_shuffle_xor(float value, int mask) { return __shfl_xor_sync(~
 PC_DEVICE int pc_shuffle_xor(int value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 PC_DEVICE float pc_shuffle(float value, int lane) { return __shfl_sync(~0u, value, lane); }
 PC_DEVICE int pc_shuffle(int value, int lane) { return __shfl_sync(~0u, value, lane); }
-// The value of the lane `delta` below; its own where there is none.
+// Returns the value of the lane `delta` below; the lane's own value if there is no such lane.
 PC_DEVICE int pc_shuffle_up(int value, int delta) { return __shfl_up_sync(~0u, value, delta); }
-// A bit for each lane where `condition` holds.
+// Returns one bit for each lane: its `condition`.
 PC_DEVICE pc_uint32 pc_ballot(bool condition) { return __ballot_sync(~0u, condition); }
 
 // ---- device memory
@@ -86,8 +86,8 @@ class Global {
 
   PC_MEMBER T load(pc_int64 i) const { return data_[i]; }
   PC_MEMBER void store(pc_int64 i, T value) const { data_[i] = value; }
-  // Load and store where `condition` holds, by one predicated instruction instead of a branch; an element that is not
-  // loaded is 0. Only for 64-bit elements.
+  // A load and a store by one predicated instruction instead of a branch. Without `condition` the load returns 0. Only
+  // for 64-bit elements.
   PC_MEMBER T load_if(bool condition, pc_int64 i) const {
     T value;
     asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; mov.b64 %0, 0; @p ld.global.b64 %0, [%1];}"
@@ -101,10 +101,10 @@ class Global {
                  "r"(static_cast<int>(condition))
                  : "memory");
   }
-  // 16 bytes from element i on, which must lie at a multiple of 16.
+  // Access to 16 bytes from element i on, whose address must be a multiple of 16.
   PC_MEMBER pc_vector load_vector(pc_int64 i) const { return *reinterpret_cast<const pc_vector*>(data_ + i); }
   PC_MEMBER void store_vector(pc_int64 i, pc_vector value) const { *reinterpret_cast<pc_vector*>(data_ + i) = value; }
-  // The same where nobody reads the bytes again soon, and nobody writes them while the kernel runs.
+  // load_vector for bytes that are not read again soon, and that no thread writes during the kernel.
   PC_MEMBER pc_vector load_vector_once(pc_int64 i) const {
     pc_vector v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -113,9 +113,9 @@ class Global {
     return v;
   }
 
-  // Adds to an element and returns what it was; only for T = int.
+  // Adds to an element and returns its previous value; only for T = int.
   PC_MEMBER T atomic_add(pc_int64 i, T value) const { return atomicAdd(data_ + i, value); }
-  // The lesser of an element and `value` stays; only for T = unsigned long long.
+  // Replaces an element by its minimum with `value`; only for T = unsigned long long.
   PC_MEMBER void atomic_min(pc_int64 i, T value) const { atomicMin(data_ + i, value); }
 
  private:
@@ -125,7 +125,7 @@ class Global {
   T* data_;
 };
 
-// What this thread has written to device memory is seen by whoever sees what it writes from now on.
+// Fence of the device: a thread that observes a later write of this thread also observes its earlier writes.
 PC_DEVICE void pc_fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // ---- shared memory
@@ -138,7 +138,7 @@ class Shared {
   PC_MEMBER explicit Shared(void* data) : data_(static_cast<T*>(data)) {}
 
   PC_MEMBER Shared operator+(int count) const { return Shared(data_ + count); }
-  // The same bytes as elements of another type.
+  // Returns the same bytes as elements of another type.
   template <typename U>
   PC_MEMBER Shared<U> as() const {
     return Shared<U>(data_);
@@ -155,32 +155,32 @@ class Shared {
   T* data_;
 };
 
-// The block's dynamic shared buffer, of as many bytes as the launch gave it; it starts at a multiple of 128.
+// Returns the block's dynamic shared buffer, whose size is an argument of the launch. Its address is a multiple of 128.
 PC_DEVICE Shared<pc_uint8> pc_shared_buffer() {
   extern __shared__ __align__(128) pc_uint8 buffer[];
   return Shared<pc_uint8>(buffer);
 }
 
-// The same number, of which the compiler knows nothing: what is computed from it is computed behind this point, rather
-// than ahead of a loop, from where it would have to be kept in registers.
+// Returns `value`, hidden from the optimiser: numbers derived from the result are computed after this point, not before
+// a loop, where they would occupy registers.
 PC_DEVICE int pc_opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// ---- copies from device to shared memory that run on their own
+// ---- asynchronous copies from device to shared memory
 
-// 16 bytes from element i on, or zeros where not `valid` (nothing is then read). What they fill must not be touched
-// before the wait that covers them, and by other threads not before a barrier behind that wait.
+// Copies 16 bytes from element i on; writes zeros, and reads nothing, if not `valid`. The thread must not access the
+// target before it waits for the copy, and other threads not before a barrier after that wait.
 template <typename T>
 PC_DEVICE void pc_copy_async(SharedAddress target, const Global<T>& source, pc_int64 i, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"((source + i).address()),
                "r"(valid ? 16 : 0)
                : "memory");
 }
-// Closes the group of the copies that this thread has begun since the last one.
+// Commits the copies that this thread has started since the last commit as one group.
 PC_DEVICE void pc_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most N of this thread's groups are on their way.
+// Waits until at most N groups of this thread are in flight.
 template <int N>
 PC_DEVICE void pc_wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -188,15 +188,15 @@ PC_DEVICE void pc_wait_copies() {
 
 // ---- matrices
 
-// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8, and gets of each
-// matrix the elements (l / 4, 2 * (l % 4)) and the one right of it.
+// Loads four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8, and receives
+// from each matrix the elements (l / 4, 2 * (l % 4)) and (l / 4, 2 * (l % 4) + 1).
 PC_DEVICE void pc_load_matrices(pc_uint32 (&r)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
                : "memory");
 }
-// The same of the transposed matrices.
+// Loads the transposes of four matrices.
 PC_DEVICE void pc_load_matrices_transposed(pc_uint32 (&r)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -207,7 +207,7 @@ PC_DEVICE void pc_load_matrices_transposed(pc_uint32 (&r)[4], SharedAddress row)
 // c += a * b: 16 x 8 += 16 x 16 * 16 x 8, sums in float32. With g = lane / 4 and q = lane % 4 a lane holds
 //
 //   a[0] (g, 2q)  a[1] (g + 8, 2q)  a[2] (g, 2q + 8)  a[3] (g + 8, 2q + 8)    each with its right neighbour
-//   b0 (2q, g)  b1 (2q + 8, g)                                                each with the one below
+//   b0 (2q, g)  b1 (2q + 8, g)                                                each with the element below
 //   c[0] (g, 2q)  c[1] (g, 2q + 1)  c[2] (g + 8, 2q)  c[3] (g + 8, 2q + 1)
 template <typename T>
 PC_DEVICE void pc_multiply(float (&c)[4], const pc_uint32 (&a)[4], pc_uint32 b0, pc_uint32 b1);
@@ -239,7 +239,7 @@ PC_DEVICE float pc_to_float(pc_half value) {
   return result;
 }
 
-// Two floats as neighbours of a 16-bit type, rounded to nearest even; `low` has the lower address.
+// Packs two floats as adjacent elements of a 16-bit type, rounded to nearest even; `low` has the lower address.
 template <typename T>
 PC_DEVICE pc_uint32 pc_pack(float low, float high);
 template <>
@@ -255,7 +255,7 @@ __device__ __forceinline__ pc_uint32 pc_pack<pc_half>(float low, float high) {
   return result;
 }
 
-// Rounded to nearest even.
+// Rounds to nearest even.
 template <typename T>
 PC_DEVICE T pc_from_float(float value);
 template <>
@@ -276,7 +276,7 @@ PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return __float_as_uint(value
 PC_DEVICE float pc_infinity() { return __uint_as_float(0x7f800000u); }
 PC_DEVICE float pc_max(float a, float b) { return fmaxf(a, b); }
 PC_DEVICE float pc_fma(float a, float b, float c) { return fmaf(a, b, c); }
-// 2 to the power of `value`, and the logarithm to base 2: two units in the last place; -inf gives 0, and 0 -inf.
+// Powers and logarithms to base 2, within two units in the last place; pc_exp2(-inf) is 0, and pc_log2(0) is -inf.
 PC_DEVICE float pc_exp2(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));

@@ -1,10 +1,10 @@
-// From products of queries and keys to weights: what changes a score, and the running softmax.
+// Scores and softmax: the transformation of products of queries and keys, masking, and the online softmax.
 //
-// Scores are logarithms to base 2. Kernels come in two kinds: `Plain` only multiplies by the scale, and what a query
-// may not attend to lies at the edges of the keys; `Full` also caps, adds ALiBi's bias and looks at the mask. Sinks and
-// the scale of values wait until the sums are complete, and cost nothing here.
+// Scores are base-2 logarithms. Kernels have two kinds of options. `Plain` multiplies products by the scale, and keys
+// that a query does not attend to occur only at the edges of the key range. `Full` also applies the softcap, the ALiBi
+// bias and the mask. Sinks and the scale of values are applied after the last tile, for both kinds.
 //
-// Factors are never negative: where the scale is, the query's sign is turned once (`ScoreRule::negate`), so that the
+// The factor is never negative: for a negative scale the queries are negated once (`ScoreRule::negate`), so that the
 // largest product is the largest score.
 #pragma once
 
@@ -14,9 +14,9 @@ namespace pagecore {
 
 struct Plain {
   static constexpr bool kFull = false;
-  // Variants of prefill.cu, for comparisons on a GPU; calls use them only where they are selected by name.
-  static constexpr bool kSlotsFirst = false;  // reads the slots of a tile before it begins the first copy
-  static constexpr bool kWholeTile = false;   // holds the scores of all keys of a tile, not of one half at a time
+  // Variants of prefill.cu, for comparison on a GPU; use_prefill_variant selects one by name.
+  static constexpr bool kSlotsFirst = false;  // load all slots of a tile before the first copy
+  static constexpr bool kWholeTile = false;   // hold the scores of a whole tile, not of one half at a time
 };
 struct SlotsFirst : Plain {
   static constexpr bool kSlotsFirst = true;
@@ -32,7 +32,9 @@ struct Full : Plain {
   static constexpr bool kFull = true;
 };
 
-// Within about one unit in the last place, also around 0.
+// ---- scores
+
+// tanh within about one unit in the last place, also near 0.
 PC_DEVICE float tanh_of(float x) {
   const float a = pc_max(x, -x);
   const float z = a * a;
@@ -41,27 +43,27 @@ PC_DEVICE float tanh_of(float x) {
   p = pc_fma(p, z, 1.3331491172e-01f);
   p = pc_fma(p, z, -3.3333283921e-01f);
   const float near = pc_fma(a * z, p, a);
-  const float far = 1.0f - 2.0f / (pc_exp2(a * (2.0f * kLog2OfE)) + 1.0f);  // 1 where the power is infinite
-  const float result = a < 0.625f ? near : far;                             // NaN goes the second way
+  const float far = 1.0f - 2.0f / (pc_exp2(a * (2.0f * kLog2OfE)) + 1.0f);  // 1 if the power overflows
+  const float result = a < 0.625f ? near : far;                             // NaN takes `far`
   return x < 0.0f ? -result : result;
 }
 
-// What every score of a key head has in common.
+// Constants of the scores of one key head.
 struct ScoreRule {
-  float before;  // Full: what a product is multiplied by before the cap and the bias
+  float before;  // Full: factor of a product before the cap and the bias
   float cap;     // Full: softcap * log2(e), or 0
-  float factor;  // what scores are multiplied by within the softmax; Full: 1
-  bool negate;   // the query is to be multiplied by -1
+  float factor;  // factor of a score inside the softmax; 1 for Full
+  bool negate;   // the queries are negated
 };
 
 template <typename Options>
 PC_DEVICE ScoreRule make_rule(const PcAttentionParams& p, int kv_head) {
-  const float scale = p.scale * load_number(p.key_scale, kv_head, 1.0f);
+  const float scale = p.scale * load_or(p.key_scale, kv_head, 1.0f);
   const float size = pc_max(scale, -scale);
   ScoreRule rule;
   rule.negate = scale < 0.0f;
   if (!Options::kFull) {
-    // Not 0: products of keys that are not attended to are -infinity.
+    // Above 0, because the product of a masked key is -infinity and 0 * -infinity is NaN.
     rule.factor = pc_max(size * kLog2OfE, 1.2e-38f);
     return rule;
   }
@@ -71,48 +73,49 @@ PC_DEVICE ScoreRule make_rule(const PcAttentionParams& p, int kv_head) {
   return rule;
 }
 
-// What a query of one head attends to, and how its scores are biased.
+// Keys and bias of one query of one head.
 struct ScoreRow {
   KeyRange keys;
   int position;
-  float slope;   // Full: of ALiBi, times log2(e)
+  float slope;   // Full: ALiBi slope times log2(e)
   MaskRow mask;  // Full
 };
 
-// What a query attends to of an item's keys.
-PC_DEVICE KeyRange keys_of(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item, int position) {
+// Keys of the item that the query at `position` attends to.
+PC_DEVICE KeyRange item_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
+                             int position) {
   const KeyRange keys = attended_keys(p, position, sequence.length);
   const int begin = max_of(keys.begin, item.key_begin);
-  return {begin, max_of(min_of(keys.end, item.key_end), begin)};
+  const int end = min_of(keys.end, item.key_end);  // fault: keys_of_other_splits
+  return {begin, max_of(end, begin)};
 }
 
-// `exists`: whether there is such a row; one that is not attends to nothing.
+// `exists`: false for a row past the rows of the item, which attends to nothing.
 template <typename Options>
 PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
                                   int query_row, int head, bool exists) {
   ScoreRow row;
   row.position = sequence.position(query_row);
-  row.keys = keys_of(p, sequence, item, row.position);
+  row.keys = item_keys(p, sequence, item, row.position);
   if (!exists) row.keys.end = row.keys.begin;
   if (Options::kFull) {
-    row.slope = exists ? load_number(p.alibi_slopes, head, 0.0f) * kLog2OfE : 0.0f;
+    row.slope = exists ? load_or(p.alibi_slopes, head, 0.0f) * kLog2OfE : 0.0f;
     row.mask = exists ? load_mask_row(p, sequence, query_row) : MaskRow{0};
   }
   return row;
 }
 
-// Keys of the item that all of its queries attend to, as far as causality and windows go: tiles among these have no
-// edge.
+// Keys of the item that all of its queries attend to, ignoring the mask. A tile within this range needs no masking.
 PC_DEVICE KeyRange common_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item) {
   const int first = sequence.position(item.query_begin);
-  const KeyRange a = keys_of(p, sequence, item, first);
-  const KeyRange b = keys_of(p, sequence, item, first + item.query_count - 1);
+  const KeyRange a = item_keys(p, sequence, item, first);
+  const KeyRange b = item_keys(p, sequence, item, first + item.query_count - 1);
   return {b.begin, max_of(a.end, b.begin)};
 }
 
-// A product as a score, without the tests of what is attended to.
+// Returns the score of a product with key j, without masking.
 template <typename Options>
-PC_DEVICE float change_score(const ScoreRule& rule, const ScoreRow& row, float product, int j) {
+PC_DEVICE float transform_score(const ScoreRule& rule, const ScoreRow& row, float product, int j) {
   if (!Options::kFull) return product;
   float score = product * rule.before;
   if (rule.cap != 0.0f) score = tanh_of(score) * rule.cap;
@@ -124,18 +127,19 @@ PC_DEVICE bool attends(const PcAttentionParams& p, const ScoreRow& row, int j) {
   return row.keys.has(j) && (!Options::kFull || p.mask == 0 || row.mask.has(p, j));
 }
 
-// The products of a warp's 16 rows with 8 * Tiles keys, as pc_multiply leaves them, become scores. With g = lane / 4,
-// rows are those of g and g + 8; key(tile, i) = first_key + 8 * tile + i % 2 where first_key counts 2 * (lane % 4).
-// `edge`: whether some of these keys are not common to all rows (`common_keys`).
+// Transforms the products of a warp's 16 rows with 8 * Tiles keys, as pc_multiply leaves them, to masked scores. A lane
+// holds elements of rows lane / 4 and lane / 4 + 8. Element i of tile t is key first_key + 8 * t + i % 2, where
+// first_key includes the lane's column 2 * (lane % 4).
+// `edge`: true if not all rows attend to all of these keys (`common_keys`).
 template <typename Options, int Tiles>
-PC_DEVICE void change_scores(const PcAttentionParams& p, const ScoreRule& rule, const ScoreRow (&rows)[2],
-                             int first_key, bool edge, float (&s)[Tiles][4]) {
+PC_DEVICE void transform_scores(const PcAttentionParams& p, const ScoreRule& rule, const ScoreRow (&rows)[2],
+                                int first_key, bool edge, float (&s)[Tiles][4]) {
   if (Options::kFull) {
     PC_UNROLL
     for (int t = 0; t < Tiles; ++t) {
       PC_UNROLL
       for (int i = 0; i < 4; ++i) {
-        s[t][i] = change_score<Options>(rule, rows[i >> 1], s[t][i], first_key + 8 * t + (i & 1));
+        s[t][i] = transform_score<Options>(rule, rows[i >> 1], s[t][i], first_key + 8 * t + (i & 1));
       }
     }
   }
@@ -149,12 +153,12 @@ PC_DEVICE void change_scores(const PcAttentionParams& p, const ScoreRule& rule, 
   }
 }
 
-// ---- the running softmax
+// ---- online softmax
 
-// What scores are counted from: the largest, or 0 where there is none, because -inf - -inf is NaN.
+// The reference point of exponents: the largest score, or 0 if all are -infinity, because -inf - -inf is NaN.
 PC_DEVICE float finite_or_zero(float top) { return top == -pc_infinity() ? 0.0f : top; }
 
-// Of the two rows of a lane. `top` is the same in the 4 lanes of a row, `sum` of the lane's own keys only.
+// State of the two rows of a lane. The 4 lanes of a row have the same `top`; `sum` covers the lane's own keys only.
 struct Softmax {
   float top[2];  // largest score so far, before the factor
   float sum[2];
@@ -165,10 +169,10 @@ struct Softmax {
   }
 };
 
-// Scores become weights, 2 to the power of factor * (score - largest so far); `keep` is what the rows' older sums are
-// worth since. A score of NaN gives a weight of NaN.
+// Replaces scores by weights, 2^(factor * (score - largest so far)), and adds them to the sums. `rescale` is the factor
+// by which older sums of the rows must be multiplied. A score of NaN gives a weight of NaN.
 template <int Tiles>
-PC_DEVICE void add_to_softmax(float factor, Softmax& state, float (&s)[Tiles][4], float (&keep)[2]) {
+PC_DEVICE void update_softmax(float factor, Softmax& state, float (&s)[Tiles][4], float (&rescale)[2]) {
   PC_UNROLL
   for (int r = 0; r < 2; ++r) {
     float top = state.top[r];
@@ -177,8 +181,8 @@ PC_DEVICE void add_to_softmax(float factor, Softmax& state, float (&s)[Tiles][4]
     top = pc_max(top, pc_shuffle_xor(top, 1));
     top = pc_max(top, pc_shuffle_xor(top, 2));
     const float origin = -factor * finite_or_zero(top);
-    // Exactly 1 where it stays: factor * top - round(factor * top) is not 0.
-    keep[r] = top == state.top[r] ? 1.0f : pc_exp2(pc_fma(factor, state.top[r], origin));
+    // Exactly 1 if `top` did not change: factor * top - round(factor * top) is not 0.
+    rescale[r] = top == state.top[r] ? 1.0f : pc_exp2(pc_fma(factor, state.top[r], origin));
     float sum = 0.0f;
     PC_UNROLL
     for (int t = 0; t < Tiles; ++t) {
@@ -189,11 +193,11 @@ PC_DEVICE void add_to_softmax(float factor, Softmax& state, float (&s)[Tiles][4]
       }
     }
     state.top[r] = top;
-    state.sum[r] = pc_fma(state.sum[r], keep[r], sum);
+    state.sum[r] = pc_fma(state.sum[r], rescale[r], sum);
   }
 }
 
-// The sums of a row's 4 lanes.
+// Adds up the sums of the 4 lanes of each row.
 PC_DEVICE void complete_softmax(Softmax& state) {
   PC_UNROLL
   for (int r = 0; r < 2; ++r) {
@@ -202,7 +206,7 @@ PC_DEVICE void complete_softmax(Softmax& state) {
   }
 }
 
-// The weights of 16 of these keys as the left operand of pc_multiply.
+// Packs the weights of 16 keys as the left operand of pc_multiply.
 template <typename T>
 PC_DEVICE void pack_weights(const float (&low)[4], const float (&high)[4], pc_uint32 (&a)[4]) {
   a[0] = pc_pack<T>(low[0], low[1]);
@@ -214,11 +218,11 @@ PC_DEVICE void pack_weights(const float (&low)[4], const float (&high)[4], pc_ui
 // ---- the end of a row
 
 struct RowEnd {
-  float factor;  // what its weighted sum of values is multiplied by
+  float factor;  // of the row's weighted sum of values
   float lse;     // natural logarithm
 };
 
-// `top` is the largest score, factor included, and `sum` counts from it. A sink of -infinity is none.
+// `top` is the largest score, factor included, and `sum` is relative to it. `sink` is -infinity if there is none.
 PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
   if (sum == 0.0f) return {0.0f, sink};
   const float bare = sink * kLog2OfE;
@@ -230,7 +234,7 @@ PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
 
 }  // namespace pagecore
 
-// Instances are named by these.
+// The manifest names instances by these.
 using pagecore::Full;
 using pagecore::Plain;
 using pagecore::SlotsFirst;

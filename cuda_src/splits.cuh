@@ -1,11 +1,12 @@
-// Results: rows of the output, the parts of tiles whose keys are split, and how the last CTA of a tile joins them.
+// Results of the attention kernels: rows of the output, partial rows of tiles whose keys are split, and the join of
+// these parts by the last CTA of a tile.
 #pragma once
 
 #include "scores.cuh"
 
 namespace pagecore {
 
-// ---- numbers of a type that is known at run time only
+// ---- elements of a type that is known only at run time
 
 PC_DEVICE float load_float(PcFloat type, pc_address data, pc_int64 i) {
   if (type == PC_FLOAT32) return Global<float>(data).load(i);
@@ -23,7 +24,7 @@ PC_DEVICE void store_float(PcFloat type, pc_address data, pc_int64 i, float x) {
   }
 }
 
-// N numbers next to each other, N == 1 or 4; four lie at a multiple of 4.
+// Stores N adjacent elements, N == 1 or 4; the index of four is a multiple of 4.
 template <int N>
 PC_DEVICE void store_floats(PcFloat type, pc_address data, pc_int64 i, const float (&x)[N]) {
   if constexpr (N == 1) {
@@ -52,20 +53,20 @@ PC_DEVICE void load_floats(const Global<float>& source, pc_int64 i, float (&x)[N
 
 // ---- whole rows
 
-// The sink of a head; -infinity where there is none.
-PC_DEVICE float load_sink(const PcAttentionParams& p, int head) { return load_number(p.sinks, head, -pc_infinity()); }
+// Returns the sink of a head; -infinity if the call has no sinks.
+PC_DEVICE float load_sink(const PcAttentionParams& p, int head) { return load_or(p.sinks, head, -pc_infinity()); }
 
 PC_DEVICE void store_lse(const PcAttentionParams& p, int query_row, int head, float lse) {
   if (p.lse != 0) Global<float>(p.lse).store(lse_offset(p, query_row, head), lse);
 }
 
-// The first row behind the last sequence's queries.
+// Returns the first row after the queries of the last sequence.
 PC_DEVICE int first_padding_row(const PcAttentionParams& p) {
   if (p.cu_query_lens.data == 0) return p.num_sequences;
-  return clamp(load_index(p.cu_query_lens, p.num_sequences), 0, p.num_tokens);
+  return clamp(begin_index_words(p.cu_query_lens, p.num_sequences).get(p.cu_query_lens.wide != 0), 0, p.num_tokens);
 }
 
-// Rows from that one on: 0, and -infinity as lse. The workers share them.
+// Sets rows from `first_row` on to 0, and their lse to -infinity. The workers share the rows.
 PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads, int first_row) {
   for (int row = first_row + pc_block_x(); row < p.num_tokens; row += pc_num_blocks_x()) {
     for (int head = heads.first; head < heads.first + heads.count; ++head) {
@@ -77,28 +78,25 @@ PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads, int
   }
 }
 
-PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads) {
-  clear_padding(p, heads, first_padding_row(p));
-}
-
 // ---- parts of rows
 
-// Where an item stands among the splits of its tile.
+// The position of an item among the splits of its tile.
 struct Splits {
-  int first_row;  // partial row of the tile's first query, split 0
+  int first_row;  // partial row of the tile's first query in split 0
   int step;       // rows between two splits
   int split;
   int count;  // 1: the item writes the output itself
 
+  // The partial row of a query of the item.
   PC_MEMBER pc_int64 row(int query) const { return first_row + static_cast<pc_int64>(split) * step + query; }
 };
 
-// Of an item as the planner wrote it.
+// `item`: as the planner wrote it, before clamp_queries.
 PC_DEVICE Splits splits_of(const PcWorkItem& item) {
   return {item.partial - item.split * item.query_count, item.query_count, item.split, item.num_splits};
 }
 
-// A part's own normalised sum, N numbers from element d on; `row` is Splits::row().
+// Stores N elements of a part's own normalised sum from element d on; `row` is Splits::row().
 template <int N>
 PC_DEVICE void store_partial(const PcAttentionParams& p, pc_int64 row, int head, int d, const float (&x)[N]) {
   store_floats<N>(PC_FLOAT32, p.partial_out, (row * p.num_query_heads + head) * p.value_dim + d, x);
@@ -108,6 +106,23 @@ PC_DEVICE void store_partial_lse(const PcAttentionParams& p, pc_int64 row, int h
   Global<float>(p.partial_lse).store(row * p.num_query_heads + head, lse);
 }
 
+// Stores N elements of a finished row from element d on, and with the first of them its lse: to the output, or to the
+// item's partial row if its tile is split.
+template <int N>
+PC_DEVICE void store_result(const PcAttentionParams& p, const PcWorkItem& item, const Splits& splits, int query,
+                            int head, int d, const float (&x)[N], float lse) {
+  if (splits.count == 1) {
+    const int query_row = item.query_begin + query;
+    store_floats<N>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, x);
+    if (d == 0) store_lse(p, query_row, head, lse);
+  } else {
+    store_partial<N>(p, splits.row(query), head, d, x);
+    if (d == 0) store_partial_lse(p, splits.row(query), head, lse);
+  }
+}
+
+// ---- joining parts
+
 // Parts of the same rows, `step` partial rows apart.
 struct Parts {
   int first_row;
@@ -115,17 +130,19 @@ struct Parts {
   int count;
 };
 
-// Counts the CTAs that have written one of these parts, by the counter of a partial row; true for the last of them, in
-// all threads. The counter is 0 again then. `flag` is one word of shared memory.
+// Counts this CTA among those that have written one of the parts, in the counter of a partial row. Returns true, in all
+// threads, if it is the last; the counter is then 0 again. `flag` is one word of shared memory.
 PC_DEVICE bool is_last_part(const PcAttentionParams& p, int counter_row, int count, const Shared<int>& flag) {
   pc_sync_block();
   if (pc_thread() == 0) {
     const Global<int> counters(p.counters);
     const pc_int64 tile = static_cast<pc_int64>(counter_row) * p.num_kv_heads + pc_block_y();
     const pc_int64 at = tile * pc_num_blocks_z() + pc_block_z();
-    pc_fence_device();  // what the block has written is seen before its count is
-    const bool last = counters.atomic_add(at, 1) == count - 1;
-    pc_fence_device();  // and what the others wrote is read after theirs
+    // Release: the parts of this CTA become visible before its count.
+    pc_fence_device();                                          // fault: fence_before_count
+    const bool last = counters.atomic_add(at, 1) == count - 1;  // fault: join_one_part_early
+    // Acquire: the parts of the other CTAs are read after their counts.
+    pc_fence_device();  // fault: fence_after_count
     if (last) counters.store(at, 0);
     flag.store(0, last ? 1 : 0);
   }
@@ -133,12 +150,12 @@ PC_DEVICE bool is_last_part(const PcAttentionParams& p, int counter_row, int cou
   return flag.load(0) != 0;
 }
 
-// What the parts of a row add up to, N neighbours of it. Parts join one by one, in the order of their keys: whoever
-// folds the pieces of a row that is not split gets the bits of one that is.
+// The running sum of the parts of a row, for N adjacent elements. Parts are added one by one in the order of their
+// keys, so that a row that one CTA folds piece by piece has the same bits as a row that is split.
 template <int N>
 struct JoinedRow {
   float top;  // largest lse, natural logarithm
-  float sum;  // of the parts' denominators, counted from `top`
+  float sum;  // of the parts' denominators, relative to `top`
   float x[N];
 
   PC_MEMBER void clear() {
@@ -148,24 +165,24 @@ struct JoinedRow {
     for (int k = 0; k < N; ++k) x[k] = 0.0f;
   }
 
-  // A part's lse and its own normalised sum. One without keys, -infinity and 0, changes nothing.
+  // Adds a part by its lse and its normalised sum. A part without keys, -infinity and 0, changes nothing.
   PC_MEMBER void add(float lse, const float (&part)[N]) {
     const float highest = pc_max(top, lse), origin = finite_or_zero(highest);
-    const float keep = pc_exp2((top - origin) * kLog2OfE), weight = pc_exp2((lse - origin) * kLog2OfE);
+    const float rescale = pc_exp2((top - origin) * kLog2OfE), weight = pc_exp2((lse - origin) * kLog2OfE);
     top = highest;
-    sum = pc_fma(sum, keep, weight);
+    sum = pc_fma(sum, rescale, weight);
     PC_UNROLL
-    for (int k = 0; k < N; ++k) x[k] = pc_fma(weight, part[k], x[k] * keep);
+    for (int k = 0; k < N; ++k) x[k] = pc_fma(weight, part[k], x[k] * rescale);
   }
 
   PC_MEMBER RowEnd end(float sink) const { return end_row(top * kLog2OfE, sum, sink); }
 };
 
-// `count` parts, `lse_step` and `out_step` apart.
+// Adds `count` parts that are `lse_step` and `out_step` elements apart.
 template <int N>
 PC_DEVICE void add_parts(Global<float> lse, Global<float> out, pc_int64 lse_step, pc_int64 out_step, int count,
                          JoinedRow<N>& row) {
-  constexpr int kAhead = N == 1 ? 2 : 8;  // that are on their way at once
+  constexpr int kAhead = N == 1 ? 2 : 8;  // parts in flight
   for (; count > 0; count -= kAhead) {
     float part_lse[kAhead], part[kAhead][N];
     PC_UNROLL
@@ -185,14 +202,14 @@ PC_DEVICE void add_parts(Global<float> lse, Global<float> out, pc_int64 lse_step
   }
 }
 
-// Joins parts of an item's rows that are all there: into the output where they are all that there is, else into the
-// first of them.
+// Joins parts of an item's rows that all have been written: into the output if they are all parts of the tile
+// (`whole`), else into the first of them.
 template <int N>
 PC_DEVICE void join_parts(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, const Parts& parts,
                           bool whole) {
   const Global<float> partial_lse(p.partial_lse), partial_out(p.partial_out);
   const pc_int64 lse_step = static_cast<pc_int64>(parts.step) * p.num_query_heads;
-  const float value_scale = whole ? load_number(p.value_scale, heads.kv, 1.0f) : 1.0f;
+  const float value_scale = whole ? load_or(p.value_scale, heads.kv, 1.0f) : 1.0f;
   const int rows = item.query_count * heads.count, vectors = p.value_dim / N;
   for (int task = pc_thread(); task < rows * vectors; task += pc_num_threads()) {
     const int row = task / vectors, d = task % vectors * N;
@@ -214,7 +231,7 @@ PC_DEVICE void join_parts(const PcAttentionParams& p, const Heads& heads, const 
     }
   }
   if (whole) return;
-  // The weights are not needed any more behind the barrier.
+  // Every thread has read the parts' lse before this barrier; the joined lse replaces the first of them.
   pc_sync_block();
   for (int row = pc_thread(); row < rows; row += pc_num_threads()) {
     const int query = row / heads.count, head = heads.first + row % heads.count;
@@ -226,10 +243,12 @@ PC_DEVICE void join_parts(const PcAttentionParams& p, const Heads& heads, const 
   }
 }
 
-// Called when the CTA's part of an item that is split has been written: whoever comes last joins them. Of many parts,
-// whoever comes last of 16 joins those, and the last of these joins what they have got, so that a sequence that is
-// split over the whole machine does not wait for one CTA to read it all. Where rows are folded they are joined in one
-// go, as a fold does it. N == 4 wants a value_dim and rows of the output that are multiples of 4.
+// Joins the parts of a split item if this CTA is the last to write one; call it after the CTA's part is written.
+//
+// With more than 48 parts the join has two levels: the last CTA of each 16 parts joins these, and the last CTA of the
+// groups joins their results, so that a sequence split over the whole device does not wait for one CTA to read all
+// parts. With fold_tokens the parts are joined in one level, as a fold joins them. N == 4 requires value_dim and the
+// strides of the output to be multiples of 4.
 template <int N>
 PC_DEVICE void join_if_last(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item,
                             const Splits& splits, const Shared<int>& flag) {
@@ -245,23 +264,12 @@ PC_DEVICE void join_if_last(const PcAttentionParams& p, const Heads& heads, cons
       counter_row = parts.first_row;
     } else if (many) {
       parts.step *= kTogether;
-      parts.count = divide_up(splits.count, kTogether);
-      counter_row += splits.step;  // which counts for no 16
+      parts.count = ceil_div(splits.count, kTogether);
+      counter_row += splits.step;  // the first level does not use this counter
     }
     if (!is_last_part(p, counter_row, parts.count, flag)) return;
     join_parts<N>(p, heads, item, parts, level == 1);
   }
-}
-
-// As prompts have it: few parts.
-PC_DEVICE bool is_last_part(const PcAttentionParams& p, const Splits& splits, const Shared<int>& flag) {
-  return is_last_part(p, splits.first_row, splits.count, flag);
-}
-
-template <int N>
-PC_DEVICE void join_splits(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item,
-                           const Splits& splits) {
-  join_parts<N>(p, heads, item, {splits.first_row, splits.step, splits.count}, true);
 }
 
 }  // namespace pagecore

@@ -1,7 +1,7 @@
-// Changed entries of block tables, from a staging buffer into the tables on the device.
+// Scatter of changed block table entries from a staging buffer into the tables on the device.
 //
-// One thread an entry, in steps of the grid: an entry is read once, as one vector, and its block written once. Entries
-// outside of the table are left out.
+// One thread for each entry, in steps of the grid. An entry is read once, as one 16-byte vector, and its block is
+// written once. Entries outside the table are skipped.
 #include "abi_moves.h"
 #include "primitives.cuh"
 

@@ -1,16 +1,18 @@
-// The order in which a warp meets the keys of a worker's items, and where these lie: always a few tiles ahead of what
-// is being computed, across the ends of items, so that copies never wait for an item to end.
+// The order in which a warp visits the tiles of a worker's items, and the slots of their tokens.
 //
-// An item's keys are cut into tiles at multiples of kTokens, and tiles go around the warps. Rounds
-// begin at multiples of their own length, so that which warp has a key depends on neither the item's first key nor its
-// last.
+// The walk runs a few tiles ahead of the computation and continues across the ends of items, so that copies never wait
+// for an item to end.
+//
+// An item's keys are cut into tiles at multiples of kTokens, and the warps take tiles in turn. Rounds begin at
+// multiples of their own length. The warp that processes a key therefore depends neither on the item's first key nor on
+// its last.
 //
 //   keys of the item      [ . . . . . . . . . . . . . . . . . . . . )
 //   tiles             |   0   |   1   |   2   |   3   |   4   |   5   |   6   |   7   |
 //   warp, of 4            0       1       2       3       0       1       2       3
 //   round                 0       0       0       0       1       1       1       1
 //
-// All warps make the same rounds; one whose tile has no key of the item does nothing in it.
+// All warps run the same number of rounds. A warp whose tile has no key of the item idles in that round.
 #pragma once
 
 #include "attention_batch.cuh"
@@ -18,7 +20,7 @@
 
 namespace pagecore {
 
-// How kWarps warps go through an item's keys.
+// The rounds in which kWarps warps process the keys of an item.
 template <int kTokens, int kWarps>
 struct Rounds {
   static constexpr int kStep = kTokens * kWarps;  // tokens of a round
@@ -26,19 +28,19 @@ struct Rounds {
   PC_MEMBER static int first_token(const PcWorkItem& item) { return item.key_begin / kStep * kStep; }
   PC_MEMBER static int count(const PcWorkItem& item) {
     if (item.key_end <= item.key_begin) return 0;
-    return divide_up(item.key_end, kStep) - item.key_begin / kStep;
+    return ceil_div(item.key_end, kStep) - item.key_begin / kStep;
   }
 };
 
-// Where a walk stands. Registers are for sums: between two steps it is kept in shared memory.
+// State of a walk. It is kept in shared memory between two steps, because registers are scarce.
 struct alignas(16) WalkState {
   int next_item;
   int end_item;
   KeyRange keys;  // of the item
   pc_int64 table_row;
-  int token;      // first of the warp's next tile
-  int rounds;     // that are left of the item, this tile's included; 0: there are no more items
-  int first_row;  // items of no more packed rows than that are passed over
+  int token;      // first token of the warp's next tile
+  int rounds;     // rounds left of the item, including the one of this tile; 0 at the end of the last item
+  int first_row;  // items with at most this number of packed rows are skipped
   int heads;      // rows of a query
 };
 
@@ -49,9 +51,9 @@ class TileWalk {
   using ItemRounds = Rounds<kTokens, kWarps>;
 
  public:
-  PC_MEMBER explicit TileWalk(const Shared<pc_uint8>& place) : place_(place.template as<WalkState>()) {}
+  PC_MEMBER explicit TileWalk(const Shared<pc_uint8>& memory) : memory_(memory.template as<WalkState>()) {}
 
-  // Stands at the first tile of those of the items that have packed rows from `first_row` on; `heads` a query.
+  // Moves to the first tile of the first item that has packed rows from `first_row` on. `heads`: rows of a query.
   PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work, int first_row, int heads) {
     WalkState state;
     state.first_row = first_row;
@@ -60,14 +62,15 @@ class TileWalk {
     state.end_item = work.end;
     fetch_item(p, state);
     open_item(p, state);
-    keep(state);
+    save(state);
   }
 
-  PC_MEMBER WalkState state() const { return place_.load(0); }
-  // Of token state().token + lane; looked up a step ago, because the table is not at hand at once.
-  PC_MEMBER Slot slot(const PcAttentionParams& p) const { return slot_.arrived(p); }
+  PC_MEMBER WalkState state() const { return memory_.load(0); }
+  // The slot of token state().token + lane. Its block id was requested one step earlier, to hide the latency of the
+  // table.
+  PC_MEMBER Slot slot(const PcAttentionParams& p) const { return slot_.get(p); }
 
-  // To the next tile. `state` is what state() gave; all lanes are past that.
+  // Moves to the next tile. `state` is the result of state(), which every lane must have called before.
   PC_MEMBER void advance(const PcAttentionParams& p, WalkState state) {
     state.token += ItemRounds::kStep;
     if (--state.rounds == 0) {
@@ -75,13 +78,13 @@ class TileWalk {
     } else {
       look_up(p, state);
     }
-    keep(state);
+    save(state);
   }
 
  private:
-  PC_MEMBER void keep(const WalkState& state) const {
-    if (pc_lane() == 0) place_.store(0, state);
-    pc_sync_warp();
+  PC_MEMBER void save(const WalkState& state) const {
+    if (pc_lane() == 0) memory_.store(0, state);
+    pc_sync_warp();  // fault: barrier_after_walk
   }
 
   PC_MEMBER void open_item(const PcAttentionParams& p, WalkState& state) {
@@ -98,7 +101,7 @@ class TileWalk {
       ++state.next_item;
       fetch_item(p, state);
       const Sequence sequence = load_sequence(p, item.sequence);
-      fit_item(p, sequence, item);
+      clamp_item(p, sequence, item);
       if (item.query_count * state.heads <= state.first_row) continue;
       state.table_row = sequence.table_row;
       state.keys = {item.key_begin, item.key_end};
@@ -108,7 +111,7 @@ class TileWalk {
     look_up(p, state);
   }
 
-  // Each lane has a word of the next item, on its way while this one is walked.
+  // Prefetches the next item while this one is processed, one word in each lane.
   PC_MEMBER void fetch_item(const PcAttentionParams& p, const WalkState& state) {
     if (state.next_item < state.end_item) {
       item_word_ = Global<pc_int32>(p.schedule.items).load(8LL * state.next_item + pc_lane() % 8);
@@ -123,9 +126,9 @@ class TileWalk {
     }
   }
 
-  Shared<WalkState> place_;
+  Shared<WalkState> memory_;
   int item_word_;
-  SlotOnItsWay slot_;
+  PendingSlot slot_;
 };
 
 }  // namespace pagecore

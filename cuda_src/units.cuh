@@ -1,8 +1,8 @@
-// What a thread moves at once: some neighbours of one type, in registers as they are in memory, cast on the way.
+// Units: adjacent elements that a thread moves together, in registers as in memory, and casts between types.
 #pragma once
 
 #include "abi_moves.h"
-#include "primitives.cuh"
+#include "numbers.cuh"
 
 namespace pagecore {
 
@@ -19,7 +19,7 @@ PC_DEVICE int divide(int n, const PcDivisor& by) {
   return static_cast<int>((static_cast<pc_uint64>(n) * by.multiplier) >> (31 + by.shift));
 }
 
-// `Count` elements, 1 to 32 bytes; more than 16 are two vectors.
+// `Count` elements, 1 to 32 bytes; a unit of 32 bytes is two vectors.
 template <typename T, int Count>
 struct Unit {
   static constexpr int kBytes = Count * static_cast<int>(sizeof(T));
@@ -28,8 +28,8 @@ struct Unit {
   pc_uint32 word[kWords];
 };
 
-// From element i on, which lies at a multiple of the unit's bytes, or of 16. `Once`: nobody reads or writes it again
-// while the kernel runs.
+// Loads a unit from element i on, whose address is a multiple of the unit's bytes, or of 16 for larger units. `Once`:
+// no thread reads or writes these elements again during the kernel.
 template <typename T, int Count, bool Once>
 PC_DEVICE Unit<T, Count> load_unit(const Global<T>& source, pc_int64 i) {
   constexpr int kBytes = Unit<T, Count>::kBytes;
@@ -87,7 +87,7 @@ PC_DEVICE float element(const Unit<T, Count>& unit, int i) {
   }
 }
 
-// Floats rounded to the nearest T, even where two are as near.
+// Rounds floats to T, to nearest even.
 template <typename T, int Count>
 PC_DEVICE Unit<T, Count> unit_of(const float (&values)[Count]) {
   Unit<T, Count> unit;
@@ -103,7 +103,7 @@ PC_DEVICE Unit<T, Count> unit_of(const float (&values)[Count]) {
   return unit;
 }
 
-// The same type bit by bit, another one through float32.
+// Copies the bits if the types are equal, else converts through float32.
 template <typename T, typename S, int Count>
 PC_DEVICE Unit<T, Count> cast(const Unit<S, Count>& unit) {
   if constexpr (IsSame<S, T>::kValue) {
@@ -116,34 +116,14 @@ PC_DEVICE Unit<T, Count> cast(const Unit<S, Count>& unit) {
   }
 }
 
-// Each element over `divisor`, rounded once to float32 and then to T.
+// Divides each element by `divisor`; the quotient is rounded to float32 and then to T.
 template <typename T, typename S, int Count>
-PC_DEVICE Unit<T, Count> divided(const Unit<S, Count>& unit, float divisor) {
+PC_DEVICE Unit<T, Count> divide_and_cast(const Unit<S, Count>& unit, float divisor) {
   if (divisor == 1.0f) return cast<T>(unit);
   float values[Count];
   PC_UNROLL
   for (int i = 0; i < Count; ++i) values[i] = element(unit, i) / divisor;
   return unit_of<T>(values);
 }
-
-// An element of int32 or int64 on its way: nothing waits for it before its value is asked for.
-struct PendingIndex {
-  pc_uint32 low;
-  pc_uint32 high;
-};
-
-PC_DEVICE PendingIndex ask_index(const PcIndices& indices, pc_int64 i) {
-  const pc_int64 at = i * indices.stride;
-  if (!indices.wide) return {Global<pc_uint32>(indices.data).load(at), 0};
-  const pc_uint64 both = Global<pc_uint64>(indices.data).load(at);
-  return {static_cast<pc_uint32>(both), static_cast<pc_uint32>(both >> 32)};
-}
-
-PC_DEVICE pc_int64 value_of(const PendingIndex& index, const PcIndices& indices) {
-  if (!indices.wide) return static_cast<pc_int32>(index.low);
-  return static_cast<pc_int64>(static_cast<pc_uint64>(index.high) << 32 | index.low);
-}
-
-PC_DEVICE pc_int64 index_at(const PcIndices& indices, pc_int64 i) { return value_of(ask_index(indices, i), indices); }
 
 }  // namespace pagecore

@@ -1,22 +1,22 @@
-// Slot-mapped write: rows of new tokens into the slots of a cache, converted on the way.
+// Slot-mapped write: rows of new tokens into the slots of a cache, with a cast.
 //
-//   a token's row of one plane   | head 0 | head 1 | ...     as the new rows have it, and as the cache does
-//   rows a token                 1 where all heads follow one another on both sides, else one a head
-//   units                        8 elements of 16 bits, or 4 of float32: 16 bytes a side, 32 of float32 beside 16 bits;
-//                                fewer where an address, a stride or the row's length allows no more
+//   token of one plane   | head 0 | head 1 | ...
+//   rows of a token      1 if all heads are contiguous in the input and in the cache, else one for each head
+//   unit                 16 bytes: 8 elements of 16 bits, or 4 of float32; 32 bytes of float32 if the other side has
+//                        16 bits; less if an address, a stride or the row's length requires it
 //
-// The units of all tokens of a plane are numbered, token after token, and dealt out: a block of threads has a stretch
-// of them, a thread every num_threads-th of that, so that a warp reads and writes neighbours. A thread asks for up to
-// four units and their slots before it writes any. Planes are the y axis of the grid. Every new element is read once
-// and written once; a slot is read by each unit of its token.
+// The units of all tokens of a plane are numbered, token by token. A block of threads has a range of units, and a
+// thread every num_threads-th of them, so that the threads of a warp access adjacent units. In flight: a thread loads
+// up to four units and their slots before it stores any. Planes are the y axis of the grid. Every new element is read
+// once and written once; a slot is read once for each unit of its token.
 #include "abi_moves.h"
 #include "primitives.cuh"
 #include "units.cuh"
 
 namespace pagecore {
 
-// Where a slot lies, in elements from the start of the cache.
-PC_DEVICE pc_int64 place_of_slot(const PcWriteParams& params, const PcCache& cache, pc_int64 slot) {
+// Returns the elements from the start of the cache to a slot.
+PC_DEVICE pc_int64 slot_offset(const PcWriteParams& params, const PcCache& cache, pc_int64 slot) {
   const int size = params.block_size.divisor;
   pc_int64 block = 0;
   if (params.block_shift >= 0) {
@@ -29,9 +29,9 @@ PC_DEVICE pc_int64 place_of_slot(const PcWriteParams& params, const PcCache& cac
   return block * cache.block_stride + (slot - block * size) * cache.token_stride;
 }
 
-// Which unit of a plane a number stands for.
-struct UnitPlace {
-  PC_MEMBER UnitPlace(const PcWritePlane& plane, int number, int count) {
+// The position of unit `number` of a plane; `count`: elements of a unit.
+struct UnitPosition {
+  PC_MEMBER UnitPosition(const PcWritePlane& plane, int number, int count) {
     token = divide(number, plane.units_per_token);
     const int of_token = number - token * plane.units_per_token.divisor;
     row = divide(of_token, plane.units_per_row);
@@ -58,21 +58,21 @@ PC_DEVICE void write_units(const PcWriteParams& params, const PcWritePlane& plan
     PC_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
       if (number + i * step >= end) break;
-      const UnitPlace place(plane, number + i * step, Count);
-      const pc_int64 at = place.token * plane.rows.token_stride + place.row * plane.rows.head_stride + place.at;
-      slots[i] = ask_index(params.slots, place.token);
+      const UnitPosition unit(plane, number + i * step, Count);
+      const pc_int64 at = unit.token * plane.rows.token_stride + unit.row * plane.rows.head_stride + unit.at;
+      slots[i] = begin_index(params.slots, unit.token);
       units[i] = load_unit<T, Count, true>(rows, at);
-      divisors[i] = plane.scales != 0 ? Global<float>(plane.scales).load(place.row) : plane.scale;
+      divisors[i] = plane.scales != 0 ? Global<float>(plane.scales).load(unit.row) : plane.scale;
     }
     PC_UNROLL
     for (int i = 0; i < kInFlight; ++i) {
       if (number + i * step >= end) break;
-      const pc_int64 slot = value_of(slots[i], params.slots);
-      // A negative slot is past the end as an unsigned number.
+      const pc_int64 slot = slots[i].get(params.slots.wide != 0);
+      // As an unsigned number a negative slot is past the end.
       if (static_cast<pc_uint64>(slot) >= static_cast<pc_uint64>(params.num_slots)) continue;
-      const UnitPlace place(plane, number + i * step, Count);
-      const pc_int64 at = place_of_slot(params, plane.cache, slot) + place.row * plane.cache.head_stride + place.at;
-      store_unit(cache, at, divided<C>(units[i], divisors[i]));
+      const UnitPosition unit(plane, number + i * step, Count);
+      const pc_int64 at = slot_offset(params, plane.cache, slot) + unit.row * plane.cache.head_stride + unit.at;
+      store_unit(cache, at, divide_and_cast<C>(units[i], divisors[i]));
     }
   }
 }

@@ -1,11 +1,14 @@
-"""A user's own eviction: ranks say which cached prefixes stay when blocks are short, the lowest goes first.
+"""Custom eviction with ranks: when blocks are short, the cached prefix with the lowest rank is evicted first.
 
-Here a prefix is worth what it costs to compute again, times how often this engine has seen it; lru goes by time alone.
+The rank here is the cost to recompute a prefix, times the number of times that this engine has seen it. The policy lru
+considers only the time of the last use.
 
 Run it: python examples/eviction_rank.py
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,11 +17,11 @@ from pagecore import AttentionSpec, PagedKVCache
 BLOCK = 16
 spec = AttentionSpec(1, 8, dtype="float32")
 random = np.random.default_rng(0)
-# Two system prompts that many requests begin with, and documents that are read once.
+# Many requests begin with one of two system prompts; the others are documents that are read once.
 SYSTEM = [random.integers(1000, size=320), random.integers(1000, size=160)]
 
 
-def requests(count):
+def requests(count: int) -> Iterator[tuple[int | None, Any]]:
     for number in range(count):
         if number % 5 < 2:
             yield number % 5, np.concatenate([SYSTEM[number % 5], random.integers(1000, size=8)])
@@ -26,10 +29,10 @@ def requests(count):
             yield None, random.integers(1000, size=480)
 
 
-def serve(policy):
-    """The share of all tokens that were not computed again."""
+def serve(policy: Literal["lru", "rank"]) -> float:
+    """Return the share of all tokens that were reused from the cache."""
     cache = PagedKVCache(spec, num_blocks=96, block_size=BLOCK, eviction_policy=policy, device="none")
-    seen = Counter()
+    seen: Counter[int | None] = Counter()
     tokens = reused = 0
     for kind, prompt in requests(200):
         seen[kind] += kind is not None
@@ -40,8 +43,9 @@ def serve(policy):
     return reused / tokens
 
 
-def main():
-    for policy in ("lru", "rank"):
+def main() -> None:
+    policies: tuple[Literal["lru", "rank"], ...] = ("lru", "rank")
+    for policy in policies:
         print(f"{policy:4} {serve(policy):.0%} of the tokens reused")
 
 

@@ -1,16 +1,20 @@
-"""Jitted decoding in JAX over a paged cache that JAX owns: pagecore decides which block, XLA updates it in place.
+"""Jitted decoding in JAX over a paged cache that JAX owns: pagecore allocates blocks, XLA updates them in place.
 
-Two prompts of different lengths are prefilled and continued in one batch, by one compiled function for each shape; then
-every token is checked against attention over the whole text. Run it: python examples/jax_decode.py
+Two prompts of different lengths are prefilled and continued in one batch, with one compiled function for each shape.
+Then every token is checked against attention over the whole text.
+
+Run it: python examples/jax_decode.py
 """
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, Batch, PagedKVCache, Sequence
 from pagecore.interop import jax as pagecore_jax
 
 VOCABULARY, LAYERS, HEADS, KV_HEADS, DIM = 64, 4, 4, 2, 32
@@ -26,10 +30,10 @@ weights = {
 }
 
 
-def model(ids, attend, state):
-    """The next token after each of `ids`; attend(layer, query, key, value, state) -> output, state."""
+def model(ids: jax.Array, attend: Callable[..., Any], state: Any) -> tuple[jax.Array, Any]:
+    """Return the next token after each of `ids`; attend(layer, query, key, value, state) -> output, state."""
 
-    def layer_of(carry, layer):
+    def layer_of(carry: Any, layer: Any) -> tuple[Any, None]:
         hidden, state = carry
         index, weight = layer
         query = (hidden @ weight["query"]).reshape(-1, HEADS, DIM)
@@ -42,25 +46,25 @@ def model(ids, attend, state):
 
 
 @pagecore_jax.jit(caches=("keys", "values"))
-def step(keys, values, ids, arrays):
-    """One forward pass; the caches, [layers, blocks, heads, block_size, dim], come back in place."""
+def step(keys: jax.Array, values: jax.Array, ids: jax.Array, arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Run one forward pass; the caches, [layers, blocks, heads, block_size, dim], are updated in place."""
 
-    def attend(layer, query, key, value, caches):
-        where = {"layer": layer, "layout": "HND"}
-        caches = pagecore_jax.write_kv(key, value, *caches, arrays.slot_mapping, **where)
-        table, lens = arrays.block_table, arrays.seq_lens
-        output = pagecore_jax.paged_attention(query, *caches, table, lens, cu_query_lens=arrays.cu_query_lens, **where)
-        return output, caches
+    def attend(layer: Any, query: Any, key: Any, value: Any, caches: tuple[Any, Any]) -> tuple[Any, Any]:
+        plane = {"layer": layer, "layout": "HND"}
+        keys, values = pagecore_jax.write_kv(key, value, *caches, arrays.slot_mapping, **plane)
+        table, lens, starts = arrays.block_table, arrays.seq_lens, arrays.cu_query_lens
+        output = pagecore_jax.paged_attention(query, keys, values, table, lens, cu_query_lens=starts, **plane)
+        return output, (keys, values)
 
     sampled, (keys, values) = model(ids, attend, (keys, values))
     return sampled, keys, values
 
 
 @jax.jit
-def dense(ids):
-    """The next token after each of a text's, without a cache."""
+def dense(ids: jax.Array) -> jax.Array:
+    """Return the next token after each token of a text, computed without a cache."""
 
-    def attend(_, query, key, value, state):
+    def attend(_: Any, query: Any, key: Any, value: Any, state: Any) -> tuple[jax.Array, Any]:
         key, value = (jnp.repeat(x, HEADS // KV_HEADS, axis=1) for x in (key, value))
         scores = jnp.einsum("qhd,khd->hqk", query, key) / DIM**0.5
         causal = jnp.tril(jnp.ones(scores.shape[1:], bool))
@@ -69,14 +73,14 @@ def dense(ids):
     return model(ids, attend, None)[0]
 
 
-def main():
-    # Blocks without bytes: those are JAX's. int32, because JAX has no other integers by default.
+def main() -> None:
+    # The cache manages blocks without bytes, which JAX owns. Indices are int32, because JAX disables int64 by default.
     spec = AttentionSpec(KV_HEADS, DIM, dtype="float32", num_query_heads=HEADS)
     cache = PagedKVCache(spec, num_blocks=BLOCKS, block_size=BLOCK_SIZE, device="none", index_dtype="int32")
     keys, values = jnp.zeros((2, LAYERS, BLOCKS, KV_HEADS, BLOCK_SIZE, DIM), jnp.float32)
     address = keys.unsafe_buffer_pointer()
 
-    def forward(batch, sequences, counts):
+    def forward(batch: Batch, sequences: list[Sequence], counts: list[int]) -> None:
         nonlocal keys, values
         cache.prepare(sequences, counts, out=batch)
         ids = np.zeros(batch.max_tokens, np.int32)
@@ -103,7 +107,7 @@ def main():
         text = sequence.tokens.tolist()
         assert text[len(prompt) :] == dense(jnp.array(text))[len(prompt) - 1 : -1].tolist()
         print(*text[len(prompt) :])
-    print("every token is that of attention over the whole text")
+    print("every token equals attention over the whole text")
     assert keys.unsafe_buffer_pointer() == address
     print(f"the caches never moved; {each_us:.0f} us a step, {LAYERS} layers, {len(sequences)} sequences")
 

@@ -1,11 +1,13 @@
-"""A decode loop in NumPy: prefill two prompts of different lengths, then generate with both in one batch.
+"""A decode loop in NumPy: prefill two prompts of different lengths, then decode both in one batch.
 
 Run it: python examples/numpy_decode.py
 """
 
+from typing import Any
+
 import numpy as np
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, PagedKVCache, Sequence
 
 VOCABULARY, HEADS, KV_HEADS, DIM = 64, 4, 2, 32
 random = np.random.default_rng(0)
@@ -18,8 +20,8 @@ cache = PagedKVCache(spec, block_size=16, num_blocks=32)
 batch = cache.make_batch(max_sequences=2, max_tokens=64)
 
 
-def step(sequences, counts):
-    """One forward pass over the next `counts` tokens of each sequence; returns the most likely next token of each."""
+def step(sequences: list[Sequence], counts: list[int]) -> Any:
+    """Compute the next `counts` tokens of each sequence; return the most likely next token of each."""
     cache.prepare(sequences, counts, out=batch)
     done = [sequence.num_computed_tokens for sequence in sequences]
     ids = [sequence.tokens[n : n + count] for sequence, n, count in zip(sequences, done, counts, strict=True)]
@@ -32,7 +34,7 @@ def step(sequences, counts):
     return (attended[last].reshape(-1, HEADS * DIM) @ embedding.T).argmax(axis=-1)
 
 
-def main():
+def main() -> None:
     prompts = [[1, 2, 3, 4, 5], [6, 7, 8]]
     sequences = [cache.add_sequence(prompt) for prompt in prompts]
     sampled = step(sequences, [len(prompt) for prompt in prompts])

@@ -1,7 +1,9 @@
 """The loop of an engine around `Scheduler`: schedule, compute, commit, sample, accept.
 
-The model is pretended; a real one computes keys and values with `cache.write` and `cache.attend`. One forward pass
-fails, and is tried again; one request is cancelled while its step is in flight.
+The model is fake; a real one uses `cache.write` and `cache.attend`. One forward pass fails and is repeated, and one
+request is cancelled while its step is in flight.
+
+Run it: python examples/scheduler_loop.py
 """
 
 import numpy as np
@@ -15,16 +17,16 @@ scheduler = Scheduler(cache, max_running=8, max_tokens_per_step=64)
 random = np.random.default_rng(0)
 runs = [
     scheduler.add(
-        Request(number, random.integers(0, 1000, 20 + 10 * number), max_new_tokens=12, samples=1 + number % 2)
+        Request(number, random.integers(0, 1000, 20 + 10 * number, np.int32), max_new_tokens=12, samples=1 + number % 2)
     )
     for number in range(10)
 ]
 
 
 def forward(number: int) -> None:
-    """Compute a step; the fourth one fails."""
+    """Compute a step; the fourth forward pass fails."""
     if number == 3:
-        raise RuntimeError("the device is gone for a moment")
+        raise RuntimeError("the device is temporarily unavailable")
 
 
 number = 0
@@ -33,11 +35,11 @@ while (step := scheduler.schedule()) is not None:
     try:
         forward(number - 1)
     except RuntimeError as error:
-        print(f"step {number}: {error}; its tokens are computed by the next step")
+        print(f"step {number}: {error}; the next step computes its tokens")
         scheduler.abandon(step)
         continue
     if number == 6:
-        scheduler.cancel(runs[0])  # its blocks are free at once; accept drops its id
+        scheduler.cancel(runs[0])  # its blocks are freed at once; accept drops its id
     scheduler.commit(step)
     ids = random.integers(0, 1000, len(step.outputs))
     for run in scheduler.accept(step, ids):

@@ -8,17 +8,23 @@ without drafts and without a cache.
 Run it: python examples/speculative_decode.py
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, Batch, PagedKVCache, Sequence
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Attend = Callable[[int, Array, Array, Array], Array]
 
 VOCABULARY, WIDTH, HEADS, KV_HEADS, DIM = 96, 64, 4, 2, 16
-WINDOWS = [None, 12, None, 12]  # of each layer: two groups in the cache
+WINDOWS = [None, 12, None, 12]  # window of each layer; the cache has two groups
 BLOCK_SIZE, DRAFTS, LENGTH = 8, 4, 80
 random = np.random.default_rng(0)
 
 
-def weights(rows, columns, gain=1.0):
+def weights(rows: int, columns: int, gain: float = 1.0) -> Array:
     return random.normal(size=(rows, columns), scale=gain / rows**0.5).astype(np.float32)
 
 
@@ -28,12 +34,12 @@ layers = [
 ]
 
 
-def normalize(hidden):
+def normalize(hidden: Array) -> Array:
     return hidden / np.sqrt(np.mean(hidden * hidden, axis=-1, keepdims=True) + 1e-5)
 
 
-def forward(ids, positions, attend):
-    """Logits `[T, VOCABULARY]` of T tokens; `attend(layer, query, key, value)` returns `[T, HEADS, DIM]`."""
+def forward(ids: Any, positions: Array, attend: Attend) -> Array:
+    """Return the logits `[T, VOCABULARY]` of T tokens; attend(layer, query, key, value) -> `[T, HEADS, DIM]`."""
     hidden = embedding[ids] + position_embedding[positions]
     for layer, each in enumerate(layers):
         heads = (normalize(hidden) @ each["qkv"]).reshape(len(ids), -1, DIM)
@@ -45,7 +51,7 @@ def forward(ids, positions, attend):
 # -- the control: greedy decoding without drafts and without a cache --------------------------------------------------
 
 
-def attend_dense(layer, query, key, value):
+def attend_dense(layer: int, query: Array, key: Array, value: Array) -> Array:
     key, value = (np.repeat(part, HEADS // KV_HEADS, axis=1) for part in (key, value))
     distance = np.subtract.outer(np.arange(len(query)), np.arange(len(query)))
     seen = (distance >= 0) & (distance < (WINDOWS[layer] or len(query)))
@@ -54,7 +60,7 @@ def attend_dense(layer, query, key, value):
     return np.einsum("hqk,khd->qhd", shares / shares.sum(axis=-1, keepdims=True), value)
 
 
-def greedy(prompt, length):
+def greedy(prompt: list[int], length: int) -> list[int]:
     text = list(prompt)
     while len(text) < length:
         text.append(int(forward(text, np.arange(len(text)), attend_dense)[-1].argmax()))
@@ -65,11 +71,11 @@ def greedy(prompt, length):
 
 specs = [AttentionSpec(KV_HEADS, DIM, dtype="float32", window=window, num_query_heads=HEADS) for window in WINDOWS]
 cache = PagedKVCache(specs, block_size=BLOCK_SIZE, num_blocks=200)
-rejected_texts = []
+rejected_texts: list[list[int]] = []
 likely_next = (embedding @ head).argmax(axis=-1)  # the drafter: the model without its attention
 
 
-def propose(token, count):
+def propose(token: int, count: int) -> list[int]:
     drafts = []
     for _ in range(count):
         token = int(likely_next[token])
@@ -77,17 +83,17 @@ def propose(token, count):
     return drafts
 
 
-def compute(batch, ids):
+def compute(batch: Batch, ids: Array) -> Array:
     """Return the greedy next token after each token of the batch."""
 
-    def attend(layer, query, key, value):
+    def attend(layer: int, query: Array, key: Array, value: Array) -> Array:
         cache.write(layer, key, value, batch)
         return cache.attend(layer, query, batch)
 
     return forward(ids, np.asarray(batch.positions)[: batch.num_tokens], attend).argmax(axis=-1)
 
 
-def prefill(sequences):
+def prefill(sequences: list[Sequence]) -> None:
     counts = [sequence.num_tokens - sequence.num_computed_tokens for sequence in sequences]
     with cache.prepare(sequences, counts) as batch:
         chosen = compute(batch, np.asarray(batch.token_ids)[: batch.num_tokens])
@@ -95,14 +101,14 @@ def prefill(sequences):
     cache.append_tokens(sequences, chosen[np.cumsum(counts) - 1])
 
 
-def speculate(sequences, *, late):
-    """One step: draft, verify, commit what was accepted. Returns the numbers of drafts and of accepted drafts.
+def speculate(sequences: list[Sequence], *, late: bool) -> tuple[int, int]:
+    """Run one step: draft, verify, commit the accepted drafts. Return the numbers of drafts and of accepted drafts.
 
-    Each sequence knows one token that is not computed yet; the step computes it together with the drafts. With `late`
-    the drafts are not appended: the accepted ones become known after the commit.
+    Each sequence has one token that is not computed yet; the step computes it together with the drafts. With `late` the
+    drafts are not appended before the step; the accepted drafts are appended after the commit.
     """
     last = [int(sequence.tokens[-1]) for sequence in sequences]
-    room = [LENGTH - sequence.num_tokens - 1 for sequence in sequences]  # the model adds a token of its own
+    room = [LENGTH - sequence.num_tokens - 1 for sequence in sequences]  # the model adds one token
     drafts = [propose(token, min(DRAFTS, most)) for token, most in zip(last, room, strict=True)]
     step_ids = [[token, *some] for token, some in zip(last, drafts, strict=True)]
     if not late:
@@ -119,7 +125,7 @@ def speculate(sequences, *, late):
     return sum(map(len, drafts)), sum(good)
 
 
-def num_agreeing(drafts, chosen):
+def num_agreeing(drafts: list[int], chosen: Array) -> int:
     """Count the leading drafts that equal the model's own choices."""
     agrees = [draft == own for draft, own in zip(drafts, chosen, strict=False)]
     return agrees.index(False) if False in agrees else len(agrees)
@@ -128,13 +134,13 @@ def num_agreeing(drafts, chosen):
 # -- run and verify ---------------------------------------------------------------------------------------------------
 
 
-def shared_length(first, second):
+def shared_length(first: list[int], second: list[int]) -> int:
     differs = [a != b for a, b in zip(first, second, strict=False)]
     return differs.index(True) if True in differs else len(differs)
 
 
-def verify(sequences, prompts):
-    """Compare every token with the control, and what a second sequence would reuse of right and of rejected texts."""
+def verify(sequences: list[Sequence], prompts: list[list[int]]) -> None:
+    """Compare every token with the control, and check that only accepted tokens can be reused."""
     texts = [greedy(prompt, LENGTH) for prompt in prompts]
     assert [sequence.tokens.tolist() for sequence in sequences] == texts
     for sequence, text in zip(sequences, texts, strict=True):
@@ -151,10 +157,10 @@ def verify(sequences, prompts):
     print(f"every token equals greedy decoding; a second sequence reuses {again.num_cached_tokens} of {LENGTH} tokens")
 
 
-def run(prompts, *, late):
+def run(prompts: list[list[int]], *, late: bool) -> None:
     sequences = [cache.add_sequence(prompt) for prompt in prompts]
     prefill(sequences)
-    fork = cache.fork(sequences[0], id="fork")  # the parent's drafts are not the fork's
+    fork = cache.fork(sequences[0], id="fork")  # the drafts of the parent do not belong to the fork
     cache.append_tokens([fork], [7])
     prefill([fork])
     prompts, sequences = [*prompts, fork.tokens[:-1].tolist()], [*sequences, fork]
@@ -171,7 +177,7 @@ def run(prompts, *, late):
     cache.clear_prefix_cache()
 
 
-def main():
+def main() -> None:
     prompts = [random.integers(0, VOCABULARY, length).tolist() for length in (5, 19, 30)]
     for late in (False, True):
         run(prompts, late=late)

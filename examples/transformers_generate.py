@@ -1,9 +1,12 @@
-"""`generate` of Hugging Face transformers on a paged cache: the same tokens as with DynamicCache, and shared prefixes.
+"""`generate` of Hugging Face transformers on a paged cache: the tokens of DynamicCache, and shared prefixes.
 
-The models are small and random, one of each family.
+The models are small and random, one for each family.
 
 Run it: python examples/transformers_generate.py
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -21,7 +24,7 @@ SIZES = {
 }
 GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 WINDOWED = GROUPED | {"sliding_window": 8}
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "qwen3": GROUPED,
     "mistral": WINDOWED,
@@ -32,17 +35,17 @@ FAMILIES = {
     "phi3": GROUPED,
 }
 NEW = {"max_new_tokens": 20}
-torch.set_num_threads(1)  # the models are too small for more
+torch.set_num_threads(1)  # the models are too small for several threads
 
 
-def make_model(family, **fields):
+def make_model(family: str, **fields: Any) -> Any:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SIZES | fields)
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
 
 
-def compare(family, model):
-    """Greedy, beams and three samples a prompt, with the first of two prompts padded."""
+def compare(family: str, model: Any) -> None:
+    """Compare greedy decoding, beam search and three samples for each prompt; the first of two prompts is padded."""
     prompts = torch.randint(2, 200, (2, 12))
     mask = torch.ones_like(prompts)
     mask[0, :5] = 0
@@ -57,12 +60,12 @@ def compare(family, model):
     print(f"{family:12} identical to DynamicCache")
 
 
-def paged(model):
+def paged(model: Any) -> Callable[[], PagedCache]:
     return lambda: PagedCache(model, num_blocks=256)
 
 
-def share(model):
-    """Questions about one document: it is computed once, and its blocks are shared."""
+def share(model: Any) -> None:
+    """Answer questions about one document, which is computed once and whose blocks are shared."""
     model.set_attn_implementation("pagecore")
     cache = PagedCache(model, num_blocks=256)
     document = torch.randint(2, 200, (1, 160))
@@ -76,11 +79,11 @@ def share(model):
     together = torch.cat(questions)
     reused = cache.begin(together)
     blocks = cache.kv.stats().num_used_blocks
-    print(f"in a batch: {4 * reused} of {4 * 170} columns reused; {blocks} blocks hold them, {4 * 10} without sharing")
+    print(f"in a batch: {4 * reused} of {4 * 170} columns reused from {blocks} blocks; {4 * 10} blocks without sharing")
     model.generate(together, attention_mask=torch.ones_like(together), past_key_values=cache, **NEW)
 
 
-def main():
+def main() -> None:
     for family, fields in FAMILIES.items():
         compare(family, make_model(family, **fields))
     share(make_model("llama"))

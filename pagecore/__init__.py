@@ -1,12 +1,10 @@
 """A paged key-value (KV) cache for transformers, as a framework-agnostic library.
 
-Tokens become blocks, blocks become slots; key and value are written to slots, and attention reads them through block
-tables. `PagedKVCache` conducts; `BlockPool` and `BlockTables` decide which memory a token gets; `write_kv` and
-`paged_attention` work on any arrays that speak DLPack. Engines with tables of their own take `SlotAllocator` and
-`RequestTable`, and `RadixTree` to reuse prefixes as `PagedKVCache` does; `StaticKVCache` is the cache without blocks.
+Each token is stored in a slot of a block. Keys and values are written to slots, and attention reads them through block
+tables. `PagedKVCache` manages all of this. Its parts are public too: `BlockPool` and `BlockTables` allocate blocks, and
+`write_kv` and `paged_attention` work on any arrays that support DLPack. Engines with their own request tables use
+`SlotAllocator`, `RequestTable` and, for prefix reuse, `RadixTree`. `StaticKVCache` is a cache without blocks.
 """
-
-from importlib.metadata import PackageNotFoundError, version
 
 from pagecore.arrays import DType, Tensor, as_dtype, as_tensor, empty, zeros
 from pagecore.cache import (
@@ -56,10 +54,7 @@ from pagecore.ops import (
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
 from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, TensorParallel
 
-try:
-    __version__ = version("pagecore")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "unknown"
+__version__ = "0.1.0"
 
 __all__ = [
     "Alias",

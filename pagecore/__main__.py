@@ -1,4 +1,4 @@
-"""``python -m pagecore``: the command `pagecore`."""
+"""``python -m pagecore``: run the command `pagecore`."""
 
 import sys
 

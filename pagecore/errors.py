@@ -1,7 +1,7 @@
 """The exceptions of pagecore.
 
-Every one derives from `PagecoreError` and from the built-in exception that a caller would expect. A message names the
-offending value, the limit it broke and what to do about it.
+Each derives from `PagecoreError` and from the built-in exception that fits it. A message names the invalid value, the
+limit, and the remedy. An operation that raises has changed nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = [
 
 
 class PagecoreError(Exception):
-    """Base of every exception that pagecore raises on purpose."""
+    """Base class of the exceptions of pagecore; raised itself only for a defect of pagecore."""
 
 
 class OutOfBlocks(PagecoreError, MemoryError):
-    """Fewer blocks are available than an operation needs; nothing was taken.
+    """Fewer blocks are available than the operation needs; nothing was allocated.
 
     Attributes
     ----------
     requested, available : int or tuple of int
-        Blocks that the operation needs and blocks that could be had; a tuple holds one entry for each group.
+        Blocks that the operation needs and blocks that were available, with one entry for each group in a tuple.
     """
 
     def __init__(
@@ -50,19 +50,19 @@ class OutOfBlocks(PagecoreError, MemoryError):
 
 
 class OutOfRows(PagecoreError, MemoryError):
-    """Every row of a table is taken; nothing was changed."""
+    """Every row of the table is in use; nothing was allocated."""
 
 
 class NotEnoughMemory(PagecoreError, MemoryError):
-    """The host, a device or a memory budget has not as much as is needed; nothing was taken."""
+    """Not enough host memory, device memory or budget for the request; nothing was allocated."""
 
 
 class InvalidBlock(PagecoreError, IndexError):
-    """A block or slot id is outside its pool, or names the null block where a real one is needed."""
+    """A block or slot id is outside its pool, or is the null block where an allocated block is required."""
 
 
 class DoubleFree(PagecoreError, ValueError):
-    """A block is freed, shared or retired that nobody holds."""
+    """A block that is not allocated was freed, shared or retired."""
 
 
 class InvalidSequence(PagecoreError, LookupError):
@@ -70,20 +70,20 @@ class InvalidSequence(PagecoreError, LookupError):
 
 
 class ShapeError(PagecoreError, ValueError):
-    """A shape, stride, length or count does not fit."""
+    """A shape, stride, length or count is invalid or does not match another argument."""
 
 
 class UnsupportedDtype(PagecoreError, TypeError):
-    """A dtype that the operation does not serve."""
+    """The operation does not support the dtype."""
 
 
 class UnsupportedOption(PagecoreError, ValueError):
-    """An option that this version or backend does not serve; it is refused by name, never ignored."""
+    """This version or backend does not support the option; options are never ignored silently."""
 
 
 class DeviceError(PagecoreError, RuntimeError):
-    """A tensor is on the wrong device, or a device cannot be used."""
+    """A tensor is on the wrong device, or the device cannot be used."""
 
 
 class CompileError(PagecoreError, RuntimeError):
-    """A source that the compiler refuses: a fault of pagecore's, or of the compiler; the message ends with its log."""
+    """The compiler rejects a CUDA source: a defect of pagecore or of the compiler. The message ends with its log."""

@@ -22,8 +22,8 @@ ANYWHERE = {
 }
 OPENING = re.compile(r"(?:What|Which|Where|Wherever|How|Who|Whose|Whether|Whatever)\b")
 OPENING_RULE = "open with a noun phrase or an imperative"
-# A line of code may hold words of prose as names; a page holds nothing else.
-NATIVE = {".hpp", ".cpp", ".h", ".cu", ".cuh", ".pxd", ".pyx"}
+# Docstrings and comments; other strings may be headings or data.
+HEADERS = ('"""', 'r"""', "#", "//")
 
 
 def faults(path):
@@ -42,12 +42,9 @@ def faults(path):
         for pattern, rule in ANYWHERE.items():
             matches = re.finditer(pattern, passage, re.MULTILINE)
             found += [(line + passage.count("\n", 0, match.start()), match[0], rule) for match in matches]
-    found += [(line, first[:40], OPENING_RULE) for line, first in openings if OPENING.match(_opening(first))]
+    headers = [(line, text.lstrip()) for line, text in openings if text.lstrip().startswith(HEADERS)]
+    found += [(line, text[:40], OPENING_RULE) for line, text in headers if OPENING.match(text.lstrip('r/#"<! '))]
     return sorted(found)
-
-
-def _opening(passage):
-    return passage.lstrip("rbfRBF").lstrip("/#\"'<!").lstrip()
 
 
 def _python_passages(text):

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PROMISED = {
-    "torch_batching": "as alone: True",
+    "torch_batching": "same tokens as alone: True",
     "transformers_generate": "gpt_neox     identical to DynamicCache",
-    "own_request_table": "0 blocks held when all have left",
+    "own_request_table": "0 blocks held after all requests have left",
     "speculative_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
     "eviction_rank": "rank 24% of the tokens reused",

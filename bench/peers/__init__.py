@@ -1,6 +1,6 @@
-"""Other systems' index structures, from their own published packages, timed beside ours on the host.
+"""Index structures of other systems, from their published packages, timed against pagecore on the host.
 
-Nothing of theirs is kept here: `PAGECORE_PEERS` names the folder outside the repository that holds the packages.
+No peer code is kept here: `PAGECORE_PEERS` names the folder outside the repository that holds the packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ HOME = Path(os.environ.get("PAGECORE_PEERS", "~/.cache/pagecore-peers")).expandu
 
 
 class PeerMissing(Exception):
-    """A peer is not installed; the message is the recipe."""
+    """A missing peer; the message is the recipe to install it."""
 
 
 def add_to_path(peer: str, folder: str, recipe: str) -> None:
@@ -22,14 +22,14 @@ def add_to_path(peer: str, folder: str, recipe: str) -> None:
     Raises
     ------
     PeerMissing
-        It is not there.
+        The package is not installed.
     """
     place = HOME / folder
     if not place.is_dir():
-        raise PeerMissing(f"{peer} is not in {place}. To have it there (PAGECORE_PEERS names another place):\n{recipe}")
+        raise PeerMissing(f"{peer} is not in {place}. To install it (PAGECORE_PEERS names another folder):\n{recipe}")
     sys.path.insert(0, str(place))
 
 
 def unimportable(peer: str, folder: str, error: ImportError, recipe: str) -> PeerMissing:
-    """The package is there, and something that it needs is not."""
-    return PeerMissing(f"{peer} in {HOME / folder} cannot be imported: {error}. What it needs:\n{recipe}")
+    """Return the error for a package with missing dependencies."""
+    return PeerMissing(f"{peer} in {HOME / folder} cannot be imported: {error}. To install its dependencies:\n{recipe}")

@@ -1,4 +1,4 @@
-"""Empty modules in place of what a peer's package imports and the code that is timed never calls."""
+"""Empty modules in place of imports that the timed code of a peer never calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def hollowed(*names: str) -> Iterator[None]:
-    """Meanwhile an import of one of these packages, or of anything within, gives a module of empty classes."""
+    """Let imports of these packages, or of anything in them, return modules of empty classes."""
     finder = _Finder(names)
     sys.meta_path.insert(0, finder)
     try:
@@ -23,7 +23,7 @@ def hollowed(*names: str) -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds what is not needed: modules whose every name is a class that does nothing."""
+    """Finder of the unneeded packages, as modules whose every name is an empty class."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -41,7 +41,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 class _Empty(types.ModuleType):
-    """A module that has whatever name is asked for."""
+    """A module that defines every name on access."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

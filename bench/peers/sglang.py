@@ -1,12 +1,13 @@
-"""SGLang 0.5.23's allocators of tokens and of pages, beside BlockPool and SlotAllocator.
+"""SGLang 0.5.23's allocators of tokens and pages, against BlockPool and SlotAllocator.
 
-Its package wants a whole engine's dependencies; what its allocators do not need (the front-end language, patches of
-transformers) is replaced by empty modules. What is timed is its own code.
+The package has the dependencies of a whole engine. Empty modules replace those that its allocators do not need (the
+front-end language, patches of transformers). The timed code is SGLang's own.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from bench.peers import add_to_path, unimportable
 from bench.peers.hollow import hollowed
-from bench.runner import Bench, Job
+from bench.runner import Bench, Job, Work
 from bench.slots import SlotCalls, uneven
 from bench.targets import DECODE_US_MAX, EXTEND_US_MAX
 from pagecore.index import BlockPool, SlotAllocator
@@ -28,13 +29,13 @@ RECIPE = f"""  mkdir -p $PAGECORE_PEERS && cd $PAGECORE_PEERS
   done
   pip install torch triton tqdm orjson psutil pybase64 requests pyzmq packaging pillow starlette prometheus-client \\
       msgspec pydantic fastapi uvloop IPython aiohttp apache-tvm-ffi
-(into the environment that runs the bench, CPython 3.11 on Linux; 0.5.9 is for prefix alone, and can be left out)"""
+(into the environment that runs the bench, CPython 3.11 on Linux; 0.5.9 is optional, for prefix only)"""
 UNNEEDED = ("sglang.lang", "sglang.srt.utils.hf_transformers_patches")
 PAGE = 16
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Tokens one by one, pages in batches."""
+    """Run tokens one by one and pages in batches."""
     torch, token_allocator, paged_allocator = load()
     _tokens(bench, torch, token_allocator)
     _pages(bench, torch, paged_allocator)
@@ -42,7 +43,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
 
 @cache
 def load() -> tuple[Any, Any, Any]:
-    """Torch, and their two allocators."""
+    """Return torch and the two allocators."""
     add_to_path(NAME, FOLDER, RECIPE)
     try:
         with hollowed(*UNNEEDED):
@@ -56,7 +57,7 @@ def load() -> tuple[Any, Any, Any]:
 
 
 def _tokens(bench: Bench, torch: Any, allocator: Any) -> None:
-    """Allocate and free at once; its free costs as much as the pool is large."""
+    """Allocate and free tokens; SGLang's free costs time in proportion to the pool."""
     num_slots = bench.pick(1_000_000, 10_000)
     for count in bench.pick((1, 256, 2048), (16,)):
         ours = BlockPool(num_slots + 1, order="fifo")
@@ -70,15 +71,19 @@ def _tokens(bench: Bench, torch: Any, allocator: Any) -> None:
 
         bench.compare(
             f"tokens: allocate + free {count:>4} of {num_slots}",
-            lambda pool=ours, count=count: pool.free(pool.allocate(count)),
-            {NAME: lambda pool=theirs, count=count: pool.free(pool.alloc(count))},
+            _pair(ours.allocate, ours.free, count),
+            {NAME: _pair(theirs.alloc, theirs.free, count)},
             check=check,
             sizes={"slots": num_slots, "count": count},
         )
 
 
+def _pair(allocate: Callable[[int], Any], free: Callable[[Any], object], count: int) -> Work:
+    return lambda: free(allocate(count))
+
+
 class _Paged:
-    """Their allocator under the names of ours; it wants the lengths on the host beside, and the sum of new tokens."""
+    """SGLang's allocator under SlotAllocator's names; it also takes host copies of lengths and the token count."""
 
     def __init__(self, allocator: Any, new_tokens: int) -> None:
         self.allocator = allocator
@@ -93,7 +98,7 @@ class _Paged:
 
 
 def _pages(bench: Bench, torch: Any, allocator: Any) -> None:
-    """Pages of 16 tokens: prompts, their end, and decode steps."""
+    """Time pages of 16 tokens: prompts, their end, and decode steps."""
     num_slots = bench.pick(4_000_000, 65_536)
 
     def sides(counts: NDArray[np.int64]) -> tuple[SlotCalls, SlotCalls]:

@@ -1,7 +1,7 @@
-"""SGLang's radix trees under the calls of bench/prefix.py: 0.5.23's native core and, where it is there, 0.5.9's.
+"""SGLang's radix trees as sides of bench/prefix.py: 0.5.23's native core and, if installed, 0.5.9's.
 
-Arguments are made beforehand. The native core's match says where a prefix ends; the slots of its tokens are one more
-call. 0.5.9's tree is written in Python.
+Arguments are made beforehand. The native core's match returns where a prefix ends; a second call returns the slots of
+its tokens. 0.5.9's tree is written in Python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.prefix_sides import Side
 from bench.targets import SGLANG_RATIO_MIN
 
 OLD_VERSION, OLD_FOLDER = "0.5.9", "sglang-0.5.9"
-# What the trees' modules import and trees never call.
+# Modules that are imported but never called by the trees.
 UNNEEDED_NATIVE = (
     *UNNEEDED,
     "sglang.kernels",
@@ -47,12 +47,12 @@ UNNEEDED_OLD = (
     "sglang.srt.metrics.collector",
     "sgl_kernel",
 )
-# Keys of Python integers, and eviction that sorts all leaves for each call.
+# Keys are lists of Python integers, and each eviction sorts all leaves.
 OLD_SEQUENCES_MAX = 10_000
 
 
 def sides(load: Load) -> list[Side]:
-    """Their trees with this load."""
+    """Return SGLang's trees with this load."""
     found: list[Side] = [Native(load)]
     if _load_old() is not None and load.num_sequences <= OLD_SEQUENCES_MAX:
         found.append(Old(load))
@@ -61,7 +61,7 @@ def sides(load: Load) -> list[Side]:
 
 @cache
 def load() -> Any:
-    """What the native tree needs, as attributes of one object; the old tree first, since both are called sglang."""
+    """Return the names of the native tree; load the old tree first, since both packages are called sglang."""
     _load_old()
     load_allocators()
     try:
@@ -85,7 +85,7 @@ def load() -> Any:
 
 @cache
 def _load_old() -> Any:
-    """The same of 0.5.9, or None where it is not there; afterwards the name sglang is free again."""
+    """Return the names of 0.5.9's tree, or None if it is missing; the name sglang is free again afterwards."""
     if not (HOME / OLD_FOLDER).is_dir() or "sglang" in sys.modules:
         return None
     add_to_path(f"SGLang {OLD_VERSION}", OLD_FOLDER, RECIPE)
@@ -105,7 +105,7 @@ def _load_old() -> Any:
 
 
 class _NoAllocator:
-    """Takes what a tree frees, at no cost."""
+    """An allocator that discards what a tree frees, at no cost."""
 
     device = "cpu"
 
@@ -115,7 +115,7 @@ class _NoAllocator:
 
 
 class _Tree(Side):
-    """What both trees have in common."""
+    """Common part of both trees."""
 
     def __init__(self, load: Load, theirs: Any, tree: Any) -> None:
         self.theirs, self.tree = theirs, tree
@@ -124,7 +124,7 @@ class _Tree(Side):
         self.fill()
 
     def _offers(self) -> list[Any]:
-        """Each sequence with the slots of its tokens, ready to be inserted."""
+        """Return the insert call of each sequence, with the slots of its tokens."""
         import torch
 
         size = self.load.block_size
@@ -138,12 +138,12 @@ class _Tree(Side):
         ]
 
     def fill(self) -> None:
-        """Insert every sequence and use each once more: a split makes the first of a group look newer than it is."""
+        """Insert every sequence and use each once more, since a split makes the first of a group look too new."""
         super().fill()
         self.match(self.keys["hit"])
 
     def glance(self, count: int) -> None:
-        """Nothing: a match makes what it finds the last to go."""
+        """Do nothing: a match makes what it finds the most recently used."""
 
     def match(self, keys: list[Any]) -> None:
         match = self.tree.match_prefix
@@ -154,7 +154,7 @@ class _Tree(Side):
         return [self._lock(self.tree.match_prefix(params).last_device_node) for params in keys]
 
     def _lock(self, node: Any) -> Any:
-        """Pin a path and say what unpins it."""
+        """Pin a path; return the arguments that unpin it."""
         self.tree.inc_lock_ref(node)
         return (node,)
 
@@ -191,10 +191,10 @@ class _Tree(Side):
 
 
 class Native(_Tree):
-    """The unified tree's native core, driven as UnifiedRadixCache does; what it frees is dropped."""
+    """The unified tree's native core, driven like UnifiedRadixCache; freed slots are discarded."""
 
     name = NAME
-    other_match = f"{NAME}, the slots too", "match_slots"
+    other_match = f"{NAME}, with slots", "match_slots"
     targets = SGLANG_RATIO_MIN
 
     def __init__(self, load_: Load) -> None:
@@ -236,7 +236,8 @@ class Native(_Tree):
         return node, self.tree.inc_lock_ref(node).to_dec_params()
 
     def _evict(self, tokens: int) -> None:
-        tree, full, totals = self.tree, self.full, defaultdict(int)
+        tree, full = self.tree, self.full
+        totals: defaultdict[Any, int] = defaultdict(int)
         tree.evict_device_start(full, tokens)
         while True:
             step = tree.evict_device_next_node(full, totals)
@@ -251,7 +252,7 @@ class Native(_Tree):
 
 
 def _drop(step: Any, totals: dict[Any, int]) -> None:
-    """Count what a step of an eviction has freed, and let go of it, as it demands."""
+    """Count and release what a step of an eviction has freed."""
     for component, count in step.tracker.items():
         totals[component] += count
     step.device_frees.clear()

@@ -1,6 +1,6 @@
-"""vLLM 0.33's BlockPool and KVCacheManager, beside BlockPool and the cache's prepare and commit.
+"""vLLM 0.33's BlockPool and KVCacheManager, against BlockPool and the cache's prepare and commit.
 
-Its prefix caching is off, as ours is not there: neither side hashes blocks.
+Prefix caching is off on both sides, so neither hashes blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCK = 16
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Blocks, decode steps, and the memory of a block."""
+    """Run blocks, decode steps, and the memory of a block."""
     vllm = load()
     for count in (1, 16, 256, 2048):
         _blocks(bench, vllm, count)
@@ -43,7 +43,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
 
 @cache
 def load() -> Any:
-    """The names that are timed, as attributes of one object."""
+    """Return the timed names as attributes of one object."""
     add_to_path(NAME, FOLDER, RECIPE)
     for name, value in {"VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
@@ -93,13 +93,13 @@ def _blocks(bench: Bench, vllm: Any, count: int) -> None:
 
 
 def _step(bench: Bench, vllm: Any) -> None:
-    """A decode step of all rows: blocks taken and tokens counted as computed."""
+    """Time a decode step of all rows: blocks allocated and tokens counted as computed."""
     rows, context = bench.pick((256, 8192), (8, 256))
     ours = PreparedRows([FULL], rows, context, 2 * context)
     theirs = _Manager(vllm, rows, context)
 
     def check() -> None:
-        """As many tokens and blocks on either side, step by step."""
+        """Compare tokens and free blocks after several steps."""
         for _ in range(BLOCK):
             ours.step()
             theirs.step()
@@ -118,7 +118,7 @@ def _step(bench: Bench, vllm: Any) -> None:
 
 
 class _Manager:
-    """Their manager with the same rows; a step is what their scheduler asks of it for decodes."""
+    """vLLM's manager with the same rows; a step makes the calls of vLLM's scheduler for decodes."""
 
     def __init__(self, vllm: Any, rows: int, context: int) -> None:
         spec = vllm.spec(block_size=BLOCK, num_kv_heads=8, head_size=128, dtype=vllm.torch.bfloat16)

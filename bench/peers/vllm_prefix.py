@@ -1,8 +1,7 @@
-"""vLLM 0.33's prefix cache, a dictionary of block hashes over a pool of blocks, under the calls of bench/prefix.py.
+"""vLLM 0.33's prefix cache, a dictionary of block hashes over a pool of blocks, as a side of bench/prefix.py.
 
-What allocate_slots and free ask of the pool is asked directly: cache_full_blocks, touch, free_blocks, and
-get_new_blocks, which evicts. A request's block hashes are made when it comes, and stand in no figure but the one that
-says so.
+The calls of allocate_slots and free on the pool are made directly: cache_full_blocks, touch, free_blocks, and
+get_new_blocks, which evicts. Block hashes are made with the request; only the figure that says so includes them.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from bench.peers.vllm import load as load_vllm
 from bench.prefix_load import LENGTH, SHARED, Load
 from bench.prefix_sides import Side
 
-# Requests of Python integers: more take gigabytes, and smaller blocks minutes of hashing.
+# Requests are lists of Python integers: more sequences take gigabytes, and smaller blocks minutes of hashing.
 SEQUENCES_MAX = 10_000
 BLOCK_SIZE_MIN = 16
 
 
 def load() -> None:
-    """Import what is timed."""
+    """Import the timed names."""
     load_vllm()
     try:
         import vllm.utils.hashing
@@ -35,7 +34,7 @@ def load() -> None:
 
 
 def sides(load: Load) -> list[Side]:
-    """Their cache with this load, or nothing where it is too large for them."""
+    """Return vLLM's cache with this load; [] if the load is too large."""
     return [Vllm(load)] if load.num_sequences <= SEQUENCES_MAX and load.block_size >= BLOCK_SIZE_MIN else []
 
 
@@ -43,7 +42,7 @@ class Vllm(Side):
     """KVCacheManager and its BlockPool."""
 
     name = NAME
-    other_match = f"{NAME}, its hashing too", "match_hashing"
+    other_match = f"{NAME}, with hashing", "match_hashing"
 
     def __init__(self, load: Load) -> None:
         from vllm.utils.hashing import sha256
@@ -79,7 +78,7 @@ class Vllm(Side):
         )
 
     def key(self, tokens: NDArray[np.int32]) -> Any:
-        """A request with one more token, since theirs never match the last one."""
+        """Return a request with one more token, since vLLM never matches the last one."""
         sampling = self.vllm.sampling(max_tokens=1)
         sampling.update_from_generation_config({}, eos_token_id=100)
         self.num_keys += 1
@@ -94,7 +93,7 @@ class Vllm(Side):
         )
 
     def fill(self) -> None:
-        """Insert every sequence; each holds its head, which its group's first one has made."""
+        """Insert every sequence; each holds its head, which the first sequence of its group has made."""
         self.heads = {}
         total, groups = self.load.num_sequences, self.load.num_groups
         self.insert(range(total))
@@ -104,7 +103,7 @@ class Vllm(Side):
         self.oldest = 0
 
     def note_missing(self, count: int) -> None:
-        """Their heads are held as a request holds what it has found."""
+        """Record the missing sequences, and hold their heads as their requests would."""
         super().note_missing(count)
         for number in self.missing:
             self.pool.touch(self.heads[number % self.load.num_groups])

@@ -1,4 +1,4 @@
-"""Tensors that belong to no framework: dtypes, host memory, and DLPack in and out."""
+"""Framework-agnostic tensors: dtypes, memory on the host and on CUDA devices, DLPack import and export."""
 
 from pagecore.arrays._make import empty, like, strided, zeros
 from pagecore.arrays._tensor import Tensor, as_tensor

@@ -1,4 +1,4 @@
-"""The buffer protocol in, and the bytes under a tensor out, for NumPy."""
+"""Import through the buffer protocol, and export of a tensor's bytes to NumPy."""
 
 cimport cython
 from cpython.buffer cimport (
@@ -21,14 +21,15 @@ from pagecore.arrays.array_view cimport (
 from pagecore.arrays.dtypes import DTYPES, DType
 from pagecore.errors import ShapeError, UnsupportedDtype
 
-# Letters of the struct module; what an integer's size is depends on its prefix and its maker, so itemsize decides.
+# Format letters of the struct module. The size of an integer depends on its prefix and its platform, so the item size
+# of the buffer is used.
 cdef dict _KINDS = {letter: "int" for letter in "bhilqn"}
 _KINDS.update({letter: "uint" for letter in "BHILQN"})
 _KINDS.update({"e": "float", "f": "float", "?": "bool"})
 
 
 cdef class Borrowed:
-    """A buffer that its exporter lends until the last view of it dies."""
+    """A buffer that is released to its exporter after the last view of it is freed."""
 
     def __dealloc__(self):
         PyBuffer_Release(&self.buffer)
@@ -47,7 +48,7 @@ cdef int dtype_code_of(Py_buffer* buffer) except -1:
 
 
 cdef Borrowed import_buffer(object obj, ArrayView* view):
-    """View any exporter of the buffer protocol; the caller has checked that `obj` is one."""
+    """Fill `view` from an exporter of the buffer protocol, and return the owner of the buffer."""
     cdef Borrowed borrowed = Borrowed.__new__(Borrowed)
     cdef Py_buffer* buffer = &borrowed.buffer
     cdef int i
@@ -55,7 +56,7 @@ cdef Borrowed import_buffer(object obj, ArrayView* view):
     if buffer.ndim < 0 or buffer.ndim > kMaxDims:
         raise ShapeError(f"the buffer has {buffer.ndim} axes; a tensor has at most {kMaxDims}")
     if buffer.suboffsets != NULL:
-        raise ShapeError("the buffer is a table of pointers (it has suboffsets), which strides cannot say; copy it")
+        raise ShapeError("the buffer has suboffsets (a table of pointers), which strides cannot express; copy it")
     view.dtype = dtype_code_of(buffer)
     view.data = <char*>buffer.buf
     view.ndim = buffer.ndim
@@ -69,7 +70,7 @@ cdef Borrowed import_buffer(object obj, ArrayView* view):
             view.shape[i] = buffer.shape[i]
     checked_element_count(view.ndim, view.shape, buffer.itemsize)
     set_contiguous_strides(view[0])
-    if buffer.strides != NULL:  # ctypes leaves them out, asked for or not
+    if buffer.strides != NULL:  # ctypes omits strides even if they are requested
         for i in range(buffer.ndim):
             view.strides[i] = buffer.strides[i]
     check_layout(view[0])
@@ -78,18 +79,18 @@ cdef Borrowed import_buffer(object obj, ArrayView* view):
 
 @cython.no_gc_clear
 cdef class Span:
-    """The bytes that a tensor spans, as a writable or read-only buffer: what an ndarray over the tensor holds on to."""
+    """The bytes that a tensor spans, as a buffer; the base object of ndarrays over the tensor."""
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.begin, self.nbytes, self.readonly, flags)
 
     def __reduce__(self):
-        # Cython would pickle the address as if it were a string.
-        raise TypeError("the memory of a tensor cannot be pickled or copied by itself; copy the array over it")
+        # Cython would pickle the address as a string.
+        raise TypeError("the buffer of a tensor cannot be pickled or copied; copy the array over it")
 
 
 cdef Span span_of(const ArrayView& view, object owner, Py_ssize_t* offset):
-    """The span of a host view; `offset` is where element 0 lies in it."""
+    """Return the bytes that a host view spans; `offset` receives the position of element 0 in them."""
     cdef Extent extent = checked_extent(view)
     cdef Span span = Span.__new__(Span)
     span.begin = view.data + extent.low

@@ -1,1 +1,1 @@
-# Nothing for Python: other extensions cimport it.
+# Everything in _export is for cimport.

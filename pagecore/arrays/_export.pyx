@@ -1,7 +1,7 @@
-"""DLPack out: managed tensors that keep an owner alive until their consumer calls the deleter.
+"""DLPack export: managed tensors that keep an owner alive until their consumer calls the deleter.
 
-A managed tensor, its shape and its strides are one malloc; `manager_ctx` holds one reference to the owner. The deleter
-can be called from any thread and after the interpreter is gone.
+A managed tensor, its shape and its strides are one malloc. `manager_ctx` holds one reference to the owner. A consumer
+may call the deleter from any thread, and after the interpreter has been finalised.
 """
 
 from cpython.object cimport PyObject
@@ -48,7 +48,7 @@ cdef void release_owner(void* owner) noexcept nogil:
     cdef PyObject* trace
     if Py_IsInitialized():
         with gil:
-            # A consumer may be failing just now: what the owner's end runs must not see, nor lose, its error.
+            # The consumer may have an error pending. The owner's destructor must neither see it nor clear it.
             PyErr_Fetch(&kind, &value, &trace)
             Py_DECREF(<object><PyObject*>owner)
             PyErr_Restore(kind, value, trace)
@@ -65,7 +65,7 @@ cdef void delete_unversioned(DLManagedTensor* managed) noexcept nogil:
 
 
 cdef void destroy_capsule(object capsule) noexcept:
-    """A consumer renames the capsule; one that still has its first name was never consumed."""
+    """Release the tensor if the capsule was never consumed: a consumer renames the capsule."""
     cdef DLManagedTensorVersioned* versioned
     cdef DLManagedTensor* unversioned
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
@@ -77,7 +77,7 @@ cdef void destroy_capsule(object capsule) noexcept:
 
 
 cdef int fill(const ArrayView& view, DLTensor* out, Axes* axes) except -1:
-    """Write the view as a DLTensor; ExportRefused where element strides cannot say it."""
+    """Write the view as a DLTensor; raise ExportRefused if a stride is not a multiple of the item size."""
     cdef int item = item_bytes(view)
     cdef int64_t size = element_count(view.ndim, view.shape)
     cdef int64_t dense = 1
@@ -85,11 +85,11 @@ cdef int fill(const ArrayView& view, DLTensor* out, Axes* axes) except -1:
     for i in range(view.ndim - 1, -1, -1):
         axes.shape[i] = view.shape[i]
         if size == 0 or view.shape[i] == 1:
-            axes.strides[i] = dense  # never stepped over, so what the view says there does not matter
+            axes.strides[i] = dense  # the stride of such an axis is never used
         elif view.strides[i] % item != 0:
             raise ExportRefused(
-                f"axis {i} has a stride of {view.strides[i]} bytes, which is no multiple of the item size {item}: "
-                "DLPack counts strides in elements; copy the tensor first"
+                f"axis {i} has a stride of {view.strides[i]} bytes, which is not a multiple of the item size {item}; "
+                "DLPack counts strides in elements: copy the tensor first"
             )
         else:
             axes.strides[i] = view.strides[i] // item
@@ -110,7 +110,7 @@ cdef int fill(const ArrayView& view, DLTensor* out, Axes* axes) except -1:
 cdef DLManagedTensorVersioned* export_versioned(
     const ArrayView& view, object owner, uint64_t flags, int minor
 ) except NULL:
-    """A managed tensor that the caller owns: it must call the deleter or hand it on."""
+    """Return a managed tensor that the caller owns: it must call the deleter or pass the tensor on."""
     cdef Versioned* exported = <Versioned*>malloc(sizeof(Versioned))
     if exported == NULL:
         raise MemoryError
@@ -131,7 +131,7 @@ cdef DLManagedTensorVersioned* export_versioned(
 cdef DLManagedTensor* export_unversioned(const ArrayView& view, object owner) except NULL:
     if view.readonly:
         raise ExportRefused(
-            "the tensor is read-only, which an unversioned DLPack capsule cannot say; ask with max_version=(1, 0) or "
+            "the tensor is read-only, which an unversioned DLPack capsule cannot express; pass max_version=(1, 0) or "
             "later, or copy the tensor"
         )
     cdef Unversioned* exported = <Unversioned*>malloc(sizeof(Unversioned))
@@ -149,7 +149,7 @@ cdef DLManagedTensor* export_unversioned(const ArrayView& view, object owner) ex
 
 
 cdef object export_capsule(const ArrayView& view, object owner, object max_version, bint copied):
-    """The capsule of the newest form that a consumer of `max_version` reads; None means the unversioned one."""
+    """Return a capsule of the newest version that `max_version` allows; None allows the unversioned form only."""
     cdef DLManagedTensorVersioned* versioned
     cdef DLManagedTensor* unversioned
     if max_version is None:

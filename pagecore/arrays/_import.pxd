@@ -5,7 +5,7 @@ from pagecore.arrays.dlpack cimport DLManagedTensor, DLManagedTensorVersioned, D
 cdef class Imported:
     cdef DLManagedTensorVersioned* versioned
     cdef DLManagedTensor* unversioned
-    cdef readonly object producer  # of CUDA memory only: it orders the streams of a later export
+    cdef readonly object producer  # for CUDA memory: orders the streams of a later export
 
 
 cdef class Exchange:
@@ -13,10 +13,10 @@ cdef class Exchange:
     cdef bint torch
 
 
-# Each fills `view` and returns what keeps the memory alive.
+# Each fills `view` and returns the owner of the memory.
 cdef Imported import_capsule(object capsule, ArrayView* view)
 cdef object import_producer(object obj, ArrayView* view)
 cdef object import_exchange(object obj, Exchange exchange, ArrayView* view)
 
-# The C exchange functions of this very type; None where it has none.
+# The C exchange functions of a type, or None.
 cdef Exchange exchange_of(type producer)

@@ -1,4 +1,4 @@
-"""DLPack in: a managed tensor is taken over first and judged then, so that it is released once whatever it holds."""
+"""DLPack import. A managed tensor is owned before its fields are checked, so that it is released exactly once."""
 
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from libc.stdint cimport uintptr_t
@@ -26,7 +26,7 @@ from pagecore.arrays.dlpack cimport (
     read_array,
 )
 
-from pagecore.arrays.dtypes import no_dlpack_dtype
+from pagecore.arrays.dtypes import unsupported_dlpack_dtype
 from pagecore.arrays.refusals import ExportRefused
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
@@ -43,7 +43,7 @@ cdef extern from *:
 
 
 cdef class Imported:
-    """A managed tensor taken over from its producer; dies with the last view of it, calling the deleter."""
+    """A managed tensor owned by pagecore; the destructor, after the last view is freed, calls the deleter."""
 
     def __dealloc__(self):
         if self.versioned != NULL and self.versioned.deleter != NULL:
@@ -53,11 +53,11 @@ cdef class Imported:
 
 
 cdef int read_tensor(const DLTensor* tensor, ArrayView* view) except -1:
-    """Judge a foreign DLTensor and say where its elements lie."""
+    """Check a foreign DLTensor and write it to `view`."""
     cdef int i, item
     view.dtype = dtype_from_dlpack(tensor.dtype.code, tensor.dtype.bits)
     if tensor.dtype.lanes != 1 or view.dtype < 0:
-        raise no_dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+        raise unsupported_dlpack_dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     if tensor.device.device_type == kDLCPU or tensor.device.device_type == kDLCUDAHost:
         view.device_type = kDLCPU  # pinned memory is host memory
     elif tensor.device.device_type == kDLCUDA or tensor.device.device_type == kDLCUDAManaged:
@@ -66,7 +66,7 @@ cdef int read_tensor(const DLTensor* tensor, ArrayView* view) except -1:
     else:
         raise DeviceError(
             f"the array is on DLPack device type {<int>tensor.device.device_type}; "
-            "only the host (1) and CUDA (2) are served"
+            "only the host (1) and CUDA (2) are supported"
         )
     if tensor.ndim < 0 or tensor.ndim > kMaxDims:
         raise ShapeError(f"the array has {tensor.ndim} axes; a tensor has at most {kMaxDims}")
@@ -109,7 +109,7 @@ cdef Imported import_capsule(object capsule, ArrayView* view):
         PyCapsule_SetName(capsule, b"used_dltensor")
         tensor = &imported.unversioned.dl_tensor
     else:
-        raise UnsupportedOption(f"{capsule!r} is no fresh DLPack capsule; one can be consumed once only")
+        raise UnsupportedOption(f"{capsule!r} is not an unconsumed DLPack capsule; a capsule can be consumed once")
     read_tensor(tensor, view)
     return imported
 
@@ -119,22 +119,22 @@ cdef bint is_of_jax(object obj):
 
 
 cdef object capsule_of(object obj):
-    """Ask a producer for the newest capsule it knows, without waiting for its streams."""
+    """Return the newest capsule that a producer supports, without waiting for its streams."""
     cdef dict arguments = {}
     try:
         if int(obj.__dlpack_device__()[0]) != kDLCPU:
-            # JAX takes -1 for the address of a stream, and None for "wait on the host": its default stream waits.
+            # JAX uses -1 as the address of a stream, and waits on the host for None; 1 is its default stream.
             arguments["stream"] = 1 if is_of_jax(obj) else -1
         try:
             return obj.__dlpack__(max_version=(1, 3), **arguments)
         except TypeError:
-            return obj.__dlpack__(**arguments)  # a producer from before DLPack 1.0
+            return obj.__dlpack__(**arguments)  # a producer older than DLPack 1.0
     except Exception as error:
         raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {error}") from error
 
 
 cdef int refuse_negation(object obj) except -1:
-    """torch exports the bare memory of a lazy negation (a view with its neg bit set), whatever it stands for."""
+    """Raise UnsupportedOption for a lazy negation (a view with its neg bit set), which torch exports unnegated."""
     is_neg = getattr(type(obj), "is_neg", None)
     if is_neg is not None and is_neg(obj):
         raise UnsupportedOption("the torch tensor is a lazy negation; pass tensor.resolve_neg()")
@@ -145,21 +145,22 @@ cdef object import_producer(object obj, ArrayView* view):
     refuse_negation(obj)
     capsule = capsule_of(obj)
     if not PyCapsule_CheckExact(capsule):
-        raise UnsupportedOption(f"__dlpack__ of {type(obj).__name__} gave a {type(capsule).__name__}, not a capsule")
+        text = f"__dlpack__ of {type(obj).__name__} returned a {type(capsule).__name__}, not a capsule"
+        raise UnsupportedOption(text)
     cdef Imported imported
     try:
         imported = import_capsule(capsule, view)
     finally:
-        capsule = None  # here no error is pending that the capsule's destructor could stumble over
+        capsule = None  # frees the capsule while no error is pending that its destructor could see
     if is_of_jax(obj):
-        view.readonly = True  # JAX arrays never change, which its unversioned capsules cannot say
+        view.readonly = True  # JAX arrays are immutable, which an unversioned capsule cannot express
     if view.device_type == kDLCUDA:
         imported.producer = obj
     return imported
 
 
 cdef class Exchange:
-    """The C functions by which one type gives and takes arrays without capsules."""
+    """The C exchange functions of a type, which export and import arrays without capsules."""
 
 
 cdef Exchange last_exchange = None
@@ -170,7 +171,7 @@ cdef Exchange exchange_of(type producer):
     global last_exchange, last_type
     if producer is last_type:
         return last_exchange
-    # A subclass inherits the attribute, but the functions answer for the exact type only.
+    # A subclass inherits the attribute, but the functions accept the exact type only.
     capsule = producer.__dict__.get("__dlpack_c_exchange_api__")
     if capsule is None or not PyCapsule_IsValid(capsule, b"dlpack_exchange_api"):
         return None
@@ -186,7 +187,7 @@ cdef Exchange exchange_of(type producer):
 
 
 def work_stream(object array, int device):
-    """Return the handle of the stream that the library of `array` works on now; None where its type does not say."""
+    """Return the handle of the current stream of the library of `array`; None if its type cannot report it."""
     cdef Exchange exchange = exchange_of(type(array))
     cdef void* stream = NULL
     if exchange is None:
@@ -194,22 +195,21 @@ def work_stream(object array, int device):
     try:
         read_stream(exchange.api, device, &stream)
     except Exception:
-        return None  # a build without CUDA; whoever asks then says why
+        return None  # a build without CUDA; the framework's own functions raise the reason
     return <uintptr_t>stream
 
 
 cdef object import_exchange(object obj, Exchange exchange, ArrayView* view):
-    """The object itself keeps its memory alive."""
     cdef DLTensor tensor
     if exchange.torch:
-        # torch's C functions check neither of these.
+        # torch's C functions check neither gradients nor negation.
         if obj.requires_grad:
-            raise UnsupportedOption("the torch tensor requires grad, which a view would lose; pass tensor.detach()")
+            raise UnsupportedOption("the torch tensor requires grad, which a view cannot keep; pass tensor.detach()")
         refuse_negation(obj)
     try:
         read_array(exchange.api, obj, &tensor)
     except Exception:
-        # Not plain memory (sparse, meta ...): __dlpack__ says why.
+        # Not strided memory (sparse, meta ...): __dlpack__ raises the reason.
         return import_producer(obj, view)
     read_tensor(&tensor, view)
     return obj

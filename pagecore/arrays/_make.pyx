@@ -1,4 +1,4 @@
-"""Tensors made from nothing, cut out of a buffer, or handed back to a framework."""
+"""Constructors of tensors, views of buffers, and conversion of tensors to arrays of a framework."""
 
 from libc.stdint cimport int64_t, uintptr_t
 
@@ -14,6 +14,7 @@ from pagecore.arrays.array_view cimport (
     item_bytes,
     set_contiguous_strides,
 )
+from pagecore.arrays.codes cimport CUDA
 from pagecore.arrays.dlpack cimport make_array
 
 from pagecore.arrays import cuda, frameworks
@@ -23,10 +24,6 @@ from pagecore.arrays.dtypes import as_dtype
 from pagecore.arrays.refusals import brief
 from pagecore.arrays.streams import stream_handle
 from pagecore.errors import ShapeError, UnsupportedOption
-
-
-cdef enum:
-    CUDA = 2
 
 
 cdef Tensor make(object shape, object dtype, object device, object stream, bint zeroed):
@@ -59,10 +56,10 @@ cdef Tensor new_cuda_tensor(int ndim, const int64_t* shape, int code, int device
 
 
 def pinned(nbytes, device, *, bint zeroed=False):
-    """Return page-locked host memory, as bytes that a CUDA device reads and writes over its bus.
+    """Return page-locked host memory as a tensor of bytes that a CUDA device accesses over its bus.
 
-    The tensor says that it is on the device: ops on the device take it, and nothing on the host does. Who drops it
-    waits first for what the device does with it.
+    `Tensor.device` is the CUDA device, so operations on the device accept the tensor and the host's do not. Before
+    freeing the tensor the caller waits for work of the device on it.
 
     Parameters
     ----------
@@ -70,19 +67,19 @@ def pinned(nbytes, device, *, bint zeroed=False):
     device : str
         A CUDA device.
     zeroed : bool
-        Zero the memory, by the host; its elements are undefined otherwise.
+        Zero the memory on the host; otherwise its elements are undefined.
 
     Returns
     -------
     Tensor
-        ``[nbytes]``, uint8; it owns the memory.
+        ``[nbytes]``, uint8. It owns the memory.
 
     Raises
     ------
     DeviceError
-        No way to the device, or a graph is being captured.
+        The device cannot be used, or a graph is being captured.
     NotEnoughMemory
-        The host has not as much to lock.
+        The host cannot allocate the pinned memory.
     """
     cdef ArrayView view
     memory = cuda.runtime().allocate_pinned(nbytes)
@@ -104,56 +101,59 @@ def empty(shape, dtype="float32", device="cpu", *, stream=None):
     Parameters
     ----------
     shape : int or sequence of int
-        At most 8 lengths, zeros among them or none at all.
+        Up to 8 lengths, each at least 0.
     dtype : dtype
-        Whatever `as_dtype` takes.
+        A dtype that `as_dtype` accepts.
     device : str
         ``"cpu"``, ``"cuda"`` (which is ``"cuda:0"``) or another CUDA device.
     stream : int or a stream, optional
-        Of CUDA memory: whose work it is for; work of other streams has to wait for this one. When None, this call waits
-        until the memory is ready for every stream.
+        For CUDA memory, the stream that uses it; other streams have to wait for this one first. When None, the call
+        waits until every stream may use the memory.
 
     Returns
     -------
     Tensor
-        On the host 64-byte aligned, from 4 MiB on 2 MiB-aligned with huge pages advised; on CUDA 256-byte aligned.
+        Aligned to 64 bytes on the host, to 2 MiB with huge pages advised from 4 MiB on, and to 256 bytes on CUDA.
 
     Raises
     ------
     ShapeError, UnsupportedDtype, UnsupportedOption
-        A negative length, more than 2^63 - 1 bytes, a dtype that is not served, what stands for no stream.
+        A negative length, more than 2^63 - 1 bytes; a dtype that is not in the table; an invalid stream.
     DeviceError
-        A device that is not there, or no way to one.
+        The device does not exist or cannot be used.
     NotEnoughMemory
-        The system, or the device, has not that much.
+        The host or the device cannot allocate the memory.
     """
     return make(shape, dtype, device, stream, False)
 
 
 def zeros(shape, dtype="float32", device="cpu", *, stream=None):
-    """Return a new tensor of zeros, like `empty`; a large one of the host takes memory only where it is touched."""
+    """Return a new tensor of zeros; parameters and errors are those of `empty`.
+
+    Pages of a large tensor on the host take memory when they are first touched.
+    """
     return make(shape, dtype, device, stream, True)
 
 
 def strided(buffer, shape, strides_bytes=None, byte_offset=0, dtype=None):
-    """Return a view of part of a contiguous tensor or buffer, bounds-checked.
+    """Return a bounds-checked view of part of a contiguous tensor or buffer.
 
     Parameters
     ----------
     buffer : array
-        Whatever `as_tensor` takes; contiguous. The view keeps its memory alive and is read-only where it is.
+        An array that `as_tensor` accepts; contiguous. The view keeps its memory alive and is read-only if it is.
     shape : int or sequence of int
     strides_bytes : sequence of int, optional
-        Bytes from one element to the next along each axis, negative and zero ones too; C-contiguous when None.
+        Bytes from one element to the next along each axis, which may be negative or 0; C-contiguous when None.
     byte_offset : int
-        Where element 0 lies in the buffer.
+        Position of element 0 in the buffer.
     dtype : dtype, optional
-        That of the elements, whatever the buffer's is; the buffer's when None.
+        The dtype of the view, independent of the buffer's; the buffer's when None.
 
     Raises
     ------
     ShapeError
-        The buffer has gaps, or an element would lie outside it.
+        The buffer is not contiguous, or an element of the view would be outside it.
     """
     cdef Tensor base = as_tensor(buffer)
     cdef ArrayView view = base.view()
@@ -183,27 +183,27 @@ def strided(buffer, shape, strides_bytes=None, byte_offset=0, dtype=None):
 
 
 def like(tensor, example):
-    """Return a tensor as an array of the framework that `example` belongs to, over the same memory.
+    """Return a tensor as an array of the framework of `example`, over the same memory.
 
     Parameters
     ----------
     tensor : Tensor
-        Or whatever `as_tensor` takes.
+        Or an array that `as_tensor` accepts.
     example : Tensor, numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray or anything else
-        A list or another object means NumPy.
+        A list or another object selects NumPy.
 
     Returns
     -------
     Tensor, numpy.ndarray (of ml_dtypes for bfloat16 and float8), torch.Tensor, jax.Array or cupy.ndarray
-        What was handed to JAX must not be written again.
+        Memory that is returned as a JAX array must not be written again.
 
     Raises
     ------
     UnsupportedOption
-        The framework cannot show this memory without a copy: read-only memory in torch or JAX; in torch also negative
-        strides, in JAX what is not 64-byte aligned and contiguous.
+        The framework cannot view the memory without a copy: read-only memory in torch or JAX, negative strides in
+        torch, memory in JAX that is not contiguous and aligned to 64 bytes.
     UnsupportedDtype
-        JAX runs without 64-bit integers.
+        64-bit integers in JAX without jax_enable_x64.
     DeviceError
         CUDA memory in NumPy, host memory in CuPy.
     """
@@ -217,7 +217,7 @@ def like(tensor, example):
 
 
 cdef object through_exchange(Tensor source, Exchange exchange):
-    """A torch tensor without a capsule between."""
+    """Return a torch tensor, made by the exchange function without a capsule."""
     cdef int i
     for i in range(source.ndim):
         if source.strides_[i] < 0:

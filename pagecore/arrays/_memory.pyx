@@ -1,4 +1,4 @@
-"""Host allocations: the object that every view of the memory keeps alive."""
+"""Host allocations, each owned by an object that every view keeps alive."""
 
 cimport cython
 
@@ -29,7 +29,7 @@ cdef class Allocation:
 
 
 cdef Allocation allocate(size_t size_bytes, bint zeroed):
-    """At least `size_bytes` of host memory, zero when `zeroed`; NotEnoughMemory where the system has none."""
+    """Allocate at least `size_bytes` of host memory; raise NotEnoughMemory if the system cannot."""
     cdef Allocation allocation = Allocation.__new__(Allocation)
     allocate_into(allocation.memory, size_bytes, zeroed)
     return allocation

@@ -1,4 +1,4 @@
-"""Shapes, axes and indices of Python, read into an ArrayView; and the dtype table of dtype.hpp, for dtypes.py."""
+"""Conversion of Python shapes, axes and indices to an ArrayView, and the dtype table of dtype.hpp for dtypes.py."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport INT64_MAX, int64_t
@@ -42,12 +42,12 @@ cdef int64_t read_integer(object number, str what) except? -1:
         raise ShapeError(f"{what} is {brief(number)}; it must fit 64 bits") from None
     except MemoryError:
         raise
-    except Exception:  # an array of several numbers, or an object whose conversion fails
+    except Exception:  # an array with several elements, or an object whose conversion fails
         raise ShapeError(f"{what} is {brief(number)}; it must be an integer") from None
 
 
 cdef object axes_of(object number):
-    """The axes of an array; 0 for anything else."""
+    """Return the number of axes of an array, 0 for another object."""
     try:
         return getattr(number, "ndim", 0)
     except Exception:
@@ -55,7 +55,7 @@ cdef object axes_of(object number):
 
 
 cdef int read_integers(object numbers, int64_t* out, str what) except -1:
-    """At most kMaxDims integers into `out`, from one integer or any iterable of them; how many there were."""
+    """Write up to kMaxDims integers, from one integer or an iterable, to `out`; return their number."""
     cdef int count = 0
     cdef tuple items
     if PyIndex_Check(numbers) and axes_of(numbers) == 0:
@@ -90,7 +90,7 @@ cdef int apply_shape(ArrayView* view, object shape) except -1:
     cdef int64_t known = checked_element_count(ndim, wanted, 1)
     if unknown >= 0:
         if known == 0 or size % known != 0:
-            raise ShapeError(f"shape {brief(shape)} cannot hold {size} elements whatever -1 stands for")
+            raise ShapeError(f"shape {brief(shape)} cannot hold {size} elements with any length for -1")
         wanted[unknown] = size // known
         known = size
     if known != size:
@@ -102,7 +102,7 @@ cdef int apply_shape(ArrayView* view, object shape) except -1:
 
 
 cdef int apply_axes(ArrayView* view, object axes) except -1:
-    """Permute the axes; none at all reverses them."""
+    """Permute the axes; None reverses them."""
     cdef ArrayView old = view[0]
     cdef int64_t order[8]
     cdef int i, count, seen = 0
@@ -118,7 +118,7 @@ cdef int apply_axes(ArrayView* view, object axes) except -1:
     for i in range(count):
         axis = order[i] + old.ndim if order[i] < 0 else order[i]
         if axis < 0 or axis >= old.ndim or seen >> axis & 1:
-            raise ShapeError(f"axes {brief(axes)} are no permutation of the {old.ndim} axes")
+            raise ShapeError(f"axes {brief(axes)} are not a permutation of the {old.ndim} axes")
         seen |= 1 << axis
         view.shape[i] = old.shape[axis]
         view.strides[i] = old.strides[axis]
@@ -153,13 +153,13 @@ cdef int apply_slice(ArrayView* view, int axis, object span) except -1:
     if length > 0:
         view.data += start * view.strides[axis]
     view.shape[axis] = length
-    if length > 1:  # a step that no second element takes could overflow
+    if length > 1:  # otherwise the step is unused, and the product could overflow
         view.strides[axis] *= step
     return 0
 
 
 cdef int apply_index(ArrayView* view, object index) except -1:
-    """Basic indexing: integers, slices, one Ellipsis and None."""
+    """Apply basic indexing: integers, slices, one Ellipsis and None."""
     cdef tuple parts = index if type(index) is tuple else (index,)
     cdef ArrayView old = view[0]
     cdef ArrayView rest
@@ -178,7 +178,7 @@ cdef int apply_index(ArrayView* view, object index) except -1:
         raise UnsupportedOption("an index can hold one Ellipsis only")
     if used > old.ndim:
         raise IndexOutOfRange(f"{used} indices are given for a tensor of {old.ndim} axes")
-    # `rest` is read axis by axis and its data moves; the kept axes are written to `view`.
+    # Indices are applied to `rest`, axis by axis. Axes that remain are written to `view`.
     rest = old
     for part in parts if ellipses else (*parts, Ellipsis):
         if part is None:

@@ -13,22 +13,22 @@ cdef class Tensor:
     cdef int device_type       # DLPack: 1 = CPU, 2 = CUDA
     cdef int device_id
     cdef bint readonly
-    cdef object owner          # what keeps the memory alive
+    cdef object owner          # keeps the memory alive
     cdef object __weakref__
 
     cdef ArrayView view(self) noexcept
 
 
-# The tensor that lies where `view` says and keeps `owner` alive; the view has passed check_layout.
+# A tensor over `view`, which has passed check_layout; it keeps `owner` alive.
 cdef Tensor tensor_of(const ArrayView& view, object owner)
 
-# A new C-contiguous host tensor with undefined or zero elements; ShapeError or NotEnoughMemory where it cannot be.
+# A new C-contiguous host tensor with undefined or zero elements; may raise ShapeError or NotEnoughMemory.
 cdef Tensor new_tensor(int ndim, const int64_t* shape, int dtype_code, bint zeroed)
 
-# Whether the elements of the last axis follow one another (true for fewer than two of them, and for 0-d).
+# True if the elements of the last axis are adjacent, which holds for fewer than 2 of them and for 0-d tensors.
 cdef bint last_axis_contiguous(Tensor tensor) noexcept
 
-# Whether all elements follow one another in row-major order.
+# True if all elements are adjacent in row-major order.
 cdef bint contiguous(Tensor tensor) noexcept
 
 cdef int64_t size_of(Tensor tensor) noexcept

@@ -1,4 +1,4 @@
-"""Tensor: an address, a shape, strides, a dtype, a device, and what keeps the memory alive."""
+"""Tensor: an address, a shape, strides, a dtype, a device, and the owner of the memory."""
 
 cimport cython
 from cpython.buffer cimport (
@@ -33,6 +33,7 @@ from pagecore.arrays.array_view cimport (
     kMaxDims,
     set_contiguous_strides,
 )
+from pagecore.arrays.codes cimport CPU, CUDA
 
 import numpy as np
 
@@ -52,13 +53,9 @@ cdef extern from "pagecore/arrays/numpy_array.hpp" namespace "pagecore" nogil:
 
     const int kNumPyWriteable
 
-cdef enum:
-    CPU = 1
-    CUDA = 2
-
 cdef type _ndarray = np.ndarray
 cdef tuple _dtypes = DTYPES
-# NumPy keeps one object for each native dtype: its identity finds the code without a call.
+# NumPy has one object for each native dtype, so identity finds the code without a call.
 cdef tuple _numpy_dtypes = tuple(dtype.numpy for dtype in DTYPES)
 
 
@@ -66,21 +63,21 @@ cdef tuple _numpy_dtypes = tuple(dtype.numpy for dtype in DTYPES)
 @cython.freelist(64)
 @cython.no_gc_clear
 cdef class Tensor:
-    """A view of memory that belongs to no framework.
+    """A strided view of memory on the host or a CUDA device, independent of any framework.
 
-    Made by `empty`, `zeros`, `as_tensor` and `strided`, and by indexing: a view owns the allocation, not its parent.
-    Tensors compare by identity.
+    `empty`, `zeros`, `as_tensor`, `strided` and indexing return tensors. Each holds a reference to the allocation, not
+    to the tensor that it was indexed from. Tensors compare by identity.
     """
 
     def __cinit__(self):
-        # A tensor of no elements: what Tensor.__new__ gives must be safe too.
+        # Tensor.__new__ alone returns a valid tensor without elements.
         self.ndim = 1
         self.itemsize = 4
         self.strides_[0] = 4
         self.device_type = CPU
 
     def __init__(self):
-        raise UnsupportedOption("a Tensor is not made by its class; use empty(), zeros(), as_tensor() or strided()")
+        raise UnsupportedOption("Tensor() cannot be called; use empty(), zeros(), as_tensor() or strided()")
 
     cdef ArrayView view(self) noexcept:
         cdef ArrayView view
@@ -141,12 +138,12 @@ cdef class Tensor:
 
     @property
     def allocation(self):
-        """What keeps the memory alive: pagecore's own allocation, or the array that the memory came from."""
+        """The owner of the memory: an allocation of pagecore, or the array that the tensor views."""
         return self.owner
 
     @property
     def readonly(self):
-        """Whether writing is refused."""
+        """True if the memory must not be written."""
         return bool(self.readonly)
 
     def __repr__(self):
@@ -159,11 +156,11 @@ cdef class Tensor:
         return tensor_of(view, self.owner)
 
     def __setitem__(self, index, value):
-        foreign.assign(self[index], value)
+        foreign.assign(self[index], value, as_tensor)
 
     def __len__(self):
         if self.ndim == 0:
-            raise ShapeError("a tensor of no axes has no length; its value is .item()")
+            raise ShapeError("a tensor without axes has no length; read its value with .item()")
         return self.shape_[0]
 
     def __iter__(self):
@@ -194,7 +191,13 @@ cdef class Tensor:
         return tensor_of(view, self.owner)
 
     def numpy(self):
-        """Return an ndarray over the same memory, of ml_dtypes for bfloat16 and float8; DeviceError for CUDA memory."""
+        """Return an ndarray over the same memory, with dtypes of ml_dtypes for bfloat16 and float8.
+
+        Raises
+        ------
+        DeviceError
+            The tensor is on a CUDA device.
+        """
         if self.device_type != CPU:
             raise DeviceError(f"the tensor is on {self.device}, which NumPy cannot read; use .cupy()")
         cdef Py_ssize_t offset
@@ -212,7 +215,7 @@ cdef class Tensor:
         return foreign.cupy_view(self)
 
     def item(self):
-        """Return the only element as a Python number; ShapeError when there is not exactly one."""
+        """Return the only element as a Python number; raise ShapeError unless there is exactly one."""
         return foreign.item(self)
 
     def tolist(self):
@@ -234,13 +237,13 @@ cdef class Tensor:
         return (self.device_type, self.device_id)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """Return a DLPack capsule over the same memory, by the rules of the array API.
+        """Return a DLPack capsule over the same memory, as the array API specifies.
 
         Raises
         ------
         ExportRefused
-            A BufferError: another device, a stream for host memory, a read-only tensor for a consumer from before
-            DLPack 1.0, or strides that are no multiple of the item size.
+            Another device is requested, a stream for host memory, a copy of CUDA memory, a read-only tensor by a
+            consumer older than DLPack 1.0, or strides are not multiples of the item size. Also a BufferError.
         """
         if dl_device is not None and not is_device(dl_device, self.device_type, self.device_id):
             raise ExportRefused(
@@ -250,7 +253,7 @@ cdef class Tensor:
             raise ExportRefused(f"copy is {brief(copy)}; it must be True, False or None")
         if self.device_type != CPU:
             if copy:
-                raise ExportRefused("this version copies host memory only; copy the CUDA tensor in its own framework")
+                raise ExportRefused("only host memory can be copied by export; copy the CUDA tensor in its framework")
             foreign.order_streams(self.owner, stream)
         elif stream is not None:
             raise ExportRefused(f"stream is {brief(stream)}; host memory has no streams: pass None")
@@ -262,7 +265,7 @@ cdef class Tensor:
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         cdef const char* format = kDTypes[self.dtype_code].format
         if self.device_type != CPU or format == NULL:
-            raise ExportRefused(f"the buffer protocol has no word for {self.dtype} on {self.device}; use DLPack")
+            raise ExportRefused(f"the buffer protocol cannot describe {self.dtype} on {self.device}; use DLPack")
         if flags & PyBUF_WRITABLE and self.readonly:
             raise ExportRefused("the tensor is read-only; copy it first, e.g. t.numpy().copy()")
         if needs_contiguous(flags) and not contiguous(self):
@@ -281,7 +284,7 @@ cdef class Tensor:
 
 
 cdef bint is_device(object device, int device_type, int device_id):
-    """Whether (type, number) of DLPack, with an enumeration of a framework in the first place, names the device."""
+    """Return True if `device`, a DLPack pair (type, number), is the given one; its type may be an enum."""
     try:
         kind, number = device
         return bool(int(kind) == device_type and int(number) == device_id)
@@ -365,27 +368,27 @@ cdef bint needs_contiguous(int flags) noexcept:
 
 
 cdef Tensor copy_of(Tensor tensor):
-    """A C-contiguous host copy."""
+    """Return a C-contiguous host copy."""
     cdef Tensor copied = new_tensor(tensor.ndim, tensor.shape_, tensor.dtype_code, False)
     copied.numpy()[...] = tensor.numpy()
     return copied
 
 
 cpdef Tensor as_tensor(object obj):
-    """Return a zero-copy view of an array; nothing is ever copied.
+    """Return a zero-copy view of an array.
 
     Parameters
     ----------
     obj : Tensor, numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, any DLPack producer, a DLPack capsule, an
         object with an array interface, or one with the buffer protocol
-        At most 8 axes, a dtype of the table. A Tensor is returned as it is.
+        Up to 8 axes and a dtype of the table. A Tensor is returned as it is.
 
     Returns
     -------
     Tensor
-        Over the same memory, which it keeps alive; read-only where the source is (JAX arrays always are). Memory on a
-        CUDA device is viewed without waiting for its streams. Whoever exchanges the memory *under* an array
-        (``tensor.data =`` of torch, ``resize`` of NumPy) leaves the view behind.
+        A view of the same memory, which it keeps alive. It is read-only if the source is; JAX arrays always are. CUDA
+        memory is viewed without waiting for its streams. A later change of the memory of the source (``tensor.data =``
+        in torch, ``resize`` in NumPy) does not change the view.
 
     Raises
     ------
@@ -394,7 +397,7 @@ cpdef Tensor as_tensor(object obj):
     ShapeError, DeviceError
         More than 8 axes or sizes past 2^63; a device other than the host and CUDA.
     UnsupportedOption
-        What a view would silently lose: gradients, masks; or a producer that refuses (then also a BufferError).
+        A view would silently lose gradients or a mask, or the producer fails to export (then also a BufferError).
     """
     cdef ArrayView view
     cdef Exchange exchange
@@ -416,13 +419,13 @@ cpdef Tensor as_tensor(object obj):
 
 cdef Tensor foreign_tensor(object obj):
     cdef ArrayView view
-    if PyObject_TypeCheck(obj, <PyTypeObject*>_ndarray):  # isinstance would believe a __class__ that lies
+    if PyObject_TypeCheck(obj, <PyTypeObject*>_ndarray):  # isinstance would accept a false __class__
         return tensor_of_numpy(foreign.without_mask(obj))
     if PyCapsule_CheckExact(obj):
         owner = import_capsule(obj, &view)
         return tensor_of(view, owner)
     if isinstance(obj, (np.generic, type)):
-        raise foreign.no_array(obj)
+        raise foreign.not_viewable(obj)
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         owner = import_producer(obj, &view)
         return tensor_of(view, owner)
@@ -433,11 +436,11 @@ cdef Tensor foreign_tensor(object obj):
     if PyObject_CheckBuffer(obj):
         owner = import_buffer(obj, &view)
         return tensor_of(view, owner)
-    raise foreign.no_array(obj)
+    raise foreign.not_viewable(obj)
 
 
 cdef Tensor tensor_at(tuple interface, object owner):
-    """CUDA memory as an array interface describes it; such interfaces name no device: it is taken to be the first."""
+    """Return a view of CUDA memory described by an array interface. Interfaces lack a device; device 0 is assumed."""
     pointer, shape, strides, dtype, readonly = interface
     cdef ArrayView view
     view.data = <char*><uintptr_t>pointer

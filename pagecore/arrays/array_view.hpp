@@ -1,7 +1,7 @@
-// Where the elements of an array lie: an address, a shape and strides, without an owner.
+// The layout of an array: an address, a shape and strides, without an owner.
 //
-// Strides are in bytes and may be negative, zero, or no multiple of the item size. A view that came from outside passes
-// `check_layout` once; from then on its element count, its bytes and its extent are known to fit int64.
+// Strides are in bytes and may be negative, 0, or not a multiple of the item size. A view of foreign memory passes
+// `check_layout` once. After that its element count, its bytes and its extent fit int64.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct ArrayView {
   bool readonly = false;
 };
 
-// Bytes that the elements span, counted from `data`: [low, high); low <= 0 where a stride is negative.
+// The bytes that the elements span, relative to `data`: [low, high). A negative stride makes low negative.
 struct Extent {
   int64_t low = 0;
   int64_t high = 0;
@@ -39,7 +39,7 @@ struct Extent {
   return count;
 }
 
-// Elements of a shape whose array must be addressable; zeros do not hide an axis that could never be.
+// Return the element count of a shape. Axes too long to address are errors even if another axis is empty.
 inline int64_t checked_element_count(int ndim, const int64_t* shape, int item) {
   PC_EXPECTS(ndim >= 0 && ndim <= kMaxDims, ShapeError, "the array has ", ndim, " axes; a tensor has at most ",
              kMaxDims);
@@ -74,10 +74,10 @@ inline Extent checked_extent(const ArrayView& view) {
 inline void check_layout(const ArrayView& view) {
   const Extent extent = checked_extent(view);
   PC_EXPECTS(view.data != nullptr || extent.high == extent.low, DeviceError,
-             "the array has elements but no address; its framework has not put it in memory");
+             "the array has elements but no address; its framework has not allocated it");
 }
 
-// Row-major strides without gaps; the shape has passed checked_element_count.
+// Set row-major strides without gaps; the shape has passed checked_element_count.
 inline void set_contiguous_strides(ArrayView& view) {
   int64_t stride = item_bytes(view);
   for (int i = view.ndim - 1; i >= 0; --i) {
@@ -86,8 +86,8 @@ inline void set_contiguous_strides(ArrayView& view) {
   }
 }
 
-// Whether the elements follow one another in row-major order; strides of axes with fewer than two elements do not
-// count.
+// Return true if the elements are adjacent in row-major order. Strides of axes with fewer than two elements are
+// ignored.
 [[nodiscard]] inline bool is_contiguous(const ArrayView& view) {
   if (element_count(view.ndim, view.shape) == 0) return true;
   int64_t expected = item_bytes(view);
@@ -98,11 +98,11 @@ inline void set_contiguous_strides(ArrayView& view) {
   return true;
 }
 
-// Gives `view` the new shape over the same elements in row-major order; false, and nothing changed, where only a copy
-// could.
+// Give `view` a new shape over the same elements in row-major order. Return false, with `view` unchanged, if that needs
+// a copy.
 //
-// Both shapes are walked in step. A run of old axes and a run of new axes that hold equally many elements belong
-// together, and the run can be kept as a view when the old axes lie in one another without gaps:
+// Both shapes are walked together. A run of old axes is matched with a run of new axes of the same element count. The
+// run remains a view if its old axes are nested without gaps:
 //
 //   old  [2, 3 | 4]      2*3 == 6: axis 0 must stride over exactly 3 rows
 //   new  [6    | 2, 2]
@@ -148,7 +148,7 @@ inline void set_contiguous_strides(ArrayView& view) {
     i = i_end;
     j = j_end;
   }
-  for (; j < ndim; ++j) result.strides[j] = item_bytes(view);  // only ones are left
+  for (; j < ndim; ++j) result.strides[j] = item_bytes(view);  // only axes of length 1 are left
   view = result;
   return true;
 }

@@ -1,6 +1,6 @@
-"""CUDA devices through CuPy: its memory pools, its thin layers over the CUDA runtime and driver.
+"""CUDA devices through CuPy: its memory pools and its bindings of the CUDA runtime and driver.
 
-CuPy is imported when the first runtime is made. What it refuses becomes a DeviceError that says what to install.
+CuPy is imported when a `CupyRuntime` is created. Errors of CuPy and CUDA are raised as DeviceError.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.cuda import DeviceProperties, Event
+from pagecore.arrays.runtime import DeviceProperties, Event
 from pagecore.errors import DeviceError, NotEnoughMemory
 
-INSTALL = "install pagecore[cuda12] or pagecore[cuda13], as the driver's CUDA version is"
-# Without an attribute of its own a kernel gets no more dynamic shared memory than this.
+INSTALL = "install pagecore[cuda12] or pagecore[cuda13] to match the driver's CUDA version"
+# A kernel needs an attribute to use more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
-# cudaErrorMemoryAllocation, which CuPy does not export.
+# cudaErrorMemoryAllocation; CuPy does not export it.
 _ERROR_MEMORY_ALLOCATION = 2
-# Generations whose machine code for one chip has instructions that others have not.
+# Major versions with architecture-specific instructions (sm_90a); their cubins run on that one architecture.
 _ARCHITECTURE_SPECIFIC = {9, 10, 11}
 
 
 class CupyRuntime:
-    """The runtime of `pagecore.arrays.cuda` over CuPy; DeviceError where there is no way to a device.
+    """The `Runtime` of pagecore on CuPy; see `pagecore.arrays.runtime` for its methods.
 
-    Calls make the device they are about current in the calling thread, and then the one that was.
+    Each call makes its device current in the calling thread, and restores the device that was current before.
+
+    Raises
+    ------
+    DeviceError
+        CuPy is missing or broken, or there is no usable device.
     """
 
     def __init__(self) -> None:
@@ -43,73 +48,75 @@ class CupyRuntime:
         self._thread = threading.local()
 
     def num_devices(self) -> int:
-        """Devices that the process sees."""
+        """Return the number of devices that the process sees."""
         return self._num_devices
 
     def properties(self, device: int) -> DeviceProperties:
-        """What a device is; asked once and kept."""
+        """Return the properties of a device; they are queried once."""
         if device not in self._properties:
             with self._on(device):
-                self._properties[device] = self._ask_properties(device)
+                self._properties[device] = self._query_properties(device)
         return self._properties[device]
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        """Bytes that a device has free, and has; what CuPy's pool keeps for later counts as taken."""
+        """Return the free and the total memory of a device in bytes; blocks cached by CuPy's pool are not free."""
         with self._on(device):
             free, total = self._runtime.memGetInfo()
         return int(free), int(total)
 
     def current_stream(self, device: int) -> int:
-        """Give CuPy's current stream."""
+        """Return CuPy's current stream."""
         with self._on(device):
             return int(self._cupy.cuda.get_current_stream(device).ptr)
 
     def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
-        """Take memory from CuPy's allocator for work of `stream`."""
+        """Allocate device memory from CuPy's pool for work of `stream`."""
         with self._on(device), external_stream(self._cupy, stream, device):
             try:
                 memory = self._cupy.cuda.alloc(num_bytes)
             except MemoryError as error:
-                raise NotEnoughMemory(f"cuda:{device} has no {num_bytes:,} bytes to give: {error}") from error
+                raise NotEnoughMemory(f"cuda:{device} cannot allocate {num_bytes:,} bytes: {error}") from error
         return int(memory.ptr), memory
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Take page-locked host memory from CuPy's pool."""
+        """Allocate page-locked host memory from CuPy's pool."""
         with self._on(None):
             try:
                 memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
-            except (MemoryError, self._runtime.CUDARuntimeError) as error:  # its pool passes on what CUDA says
+            except (MemoryError, self._runtime.CUDARuntimeError) as error:  # the pool does not convert errors of CUDA
                 if not isinstance(error, MemoryError) and error.status != _ERROR_MEMORY_ALLOCATION:
                     raise
-                raise NotEnoughMemory(f"the host has no {num_bytes:,} bytes to lock: {error}") from error
+                raise NotEnoughMemory(
+                    f"the host cannot allocate {num_bytes:,} bytes of pinned memory: {error}"
+                ) from error
         return np.ndarray(num_bytes, np.uint8, memory)
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Copy bytes between any two places."""
-        # A copy is taken by any stream whatever device is current; a default stream is that of the current device.
-        with self._on(self._home_of(target, source) if _is_default(stream) else None):
+        """Copy bytes between any two addresses."""
+        # Any device may be current for a copy on a created stream. A default stream is that of the current device.
+        with self._on(self._device_of(target, source) if _is_default(stream) else None):
             self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, stream)
 
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         """Set bytes of device memory."""
-        with self._on(self._home_of(target)):
+        with self._on(self._device_of(target)):
             self._runtime.memsetAsync(target, byte, num_bytes, stream)
 
     def make_event(self, device: int) -> CupyEvent:
-        """Make an event, without timing."""
+        """Return a new event without timing."""
         with self._on(device):
             return CupyEvent(self, device, self._cupy.cuda.Event(disable_timing=True))
 
     def wait_event(self, stream: int, event: Event) -> None:
-        """Let what the stream is given from now on wait for an event."""
+        """Make later work of `stream` wait for an event."""
         assert isinstance(event, CupyEvent)
         with self._on(event.device):
             self._runtime.streamWaitEvent(stream, event.event.ptr)
 
     def synchronize(self, stream: int, device: int | None = None) -> None:
-        """Wait for all work of a stream; of a default stream, on `device`, or on every device where that is None.
+        """Wait for all work of a stream. A default stream is that of `device`, or of every device if it is None.
 
-        Who knows the device says it: to make one current takes a context on it, and memory.
+        Pass `device` if it is known: making a device current creates a context on it, which takes memory.
         """
         devices = range(self._num_devices) if device is None and _is_default(stream) else [device]
         for each in devices:
@@ -117,14 +124,14 @@ class CupyRuntime:
                 self._runtime.streamSynchronize(stream)
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what the stream is given becomes part of a graph."""
-        if stream in (0, 1):  # which cannot be captured, and refuses the question while another stream is
+        """Return True if work submitted to `stream` is captured in a graph."""
+        if stream in (0, 1):  # never captured; querying them while another stream is being captured is an error
             return False
         with self._on(None):
             return bool(self._runtime.streamIsCapturing(stream))
 
     def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]], shared_bytes: int) -> CupyKernel:
-        """Load machine code; it stays loaded."""
+        """Load a cubin; it stays loaded for the life of the process."""
         code, symbol = image()
         with self._on(device):
             try:
@@ -133,8 +140,8 @@ class CupyRuntime:
                 properties = self.properties(device)
                 raise DeviceError(
                     f"cuda:{device} ({properties.name}, {properties.architecture}) cannot load the machine code of "
-                    f"{name}: {error}. Where the driver is older than the compiler, install a newer driver or an older "
-                    "nvidia-cuda-nvrtc; pagecore.ops.cuda.cubins.cache_folder() is where compiled kernels are kept"
+                    f"{name}: {error}. If the driver is older than the compiler, install a newer driver or an older "
+                    "nvidia-cuda-nvrtc, and clear the folder of pagecore.ops.cuda.cubins.cache_folder()"
                 ) from error
             function = self._driver.moduleGetFunction(module, symbol)
             if shared_bytes > _PLAIN_SHARED_BYTES:
@@ -151,7 +158,7 @@ class CupyRuntime:
         stream: int,
         parameters: int,
     ) -> None:
-        """Launch a kernel of one parameter, the struct at the address `parameters`."""
+        """Launch a kernel whose one parameter is the struct at the address `parameters`."""
         slot = self._parameter_slot()
         slot.value = parameters
         with self._on(kernel.device):
@@ -159,7 +166,7 @@ class CupyRuntime:
             self._driver.launchKernel(kernel.function, *grid, num_threads, 1, 1, shared_bytes, stream, address, 0)
 
     def _parameter_slot(self) -> ctypes.c_void_p:
-        """Return this thread's array of one pointer, which a launch reads while other threads run."""
+        """Return the array of one pointer that launches of this thread pass; the launch reads it without the GIL."""
         slot: ctypes.c_void_p | None = getattr(self._thread, "slot", None)
         if slot is None:
             slot = self._thread.slot = ctypes.c_void_p()
@@ -168,8 +175,8 @@ class CupyRuntime:
     def _on(self, device: int | None) -> _Current:
         return _Current(self._runtime, self._driver, self._thread, device)
 
-    def _home_of(self, *addresses: int) -> int | None:
-        """Return the device that the first address in device memory lies on; None where only one can be meant."""
+    def _device_of(self, *addresses: int) -> int | None:
+        """Return the device of the first address that is in device memory; None if there is one device only."""
         if self._num_devices == 1:
             return None
         for address in addresses:
@@ -181,21 +188,21 @@ class CupyRuntime:
                 return int(attributes.device)
         return None
 
-    def _ask_properties(self, device: int) -> DeviceProperties:
-        told = self._runtime.getDeviceProperties(device)
-        major, minor = told["major"], told["minor"]
+    def _query_properties(self, device: int) -> DeviceProperties:
+        fields = self._runtime.getDeviceProperties(device)
+        major, minor = fields["major"], fields["minor"]
         return DeviceProperties(
-            name=told["name"].decode(),
+            name=fields["name"].decode(),
             architecture=f"sm_{major}{minor}{'a' if major in _ARCHITECTURE_SPECIFIC else ''}",
-            num_multiprocessors=told["multiProcessorCount"],
-            shared_bytes_per_block=told["sharedMemPerBlockOptin"],
-            shared_bytes_per_multiprocessor=told["sharedMemPerMultiprocessor"],
+            num_multiprocessors=fields["multiProcessorCount"],
+            shared_bytes_per_block=fields["sharedMemPerBlockOptin"],
+            shared_bytes_per_multiprocessor=fields["sharedMemPerMultiprocessor"],
         )
 
 
 @dataclass(frozen=True)
 class CupyKernel:
-    """A loaded kernel: handles of the driver's, good on one device."""
+    """A loaded kernel: driver handles, valid on one device."""
 
     name: str
     device: int
@@ -212,18 +219,18 @@ class CupyEvent:
         self.event = event
 
     def record(self, stream: int) -> None:
-        """Let the event be what the stream has been given up to now."""
+        """Record the work submitted to `stream` so far."""
         with self._owner._on(self.device):
             self._owner._runtime.eventRecord(self.event.ptr, stream)
 
     def synchronize(self) -> None:
-        """Wait until that is done; at once where nothing was recorded."""
+        """Wait until the recorded work is done; return at once if nothing was recorded."""
         with self._owner._on(self.device):
             self._owner._runtime.eventSynchronize(self.event.ptr)
 
 
 class _Current:
-    """Makes a device current in this thread for the length of a block, and CUDA's errors DeviceErrors."""
+    """Context that makes a device current in this thread and raises errors of CUDA as DeviceError."""
 
     __slots__ = ("_before", "_device", "_driver", "_runtime", "_thread")
 
@@ -242,7 +249,7 @@ class _Current:
                 self._runtime.setDevice(device)
                 self._before = before
             elif not getattr(self._thread, "has_context", False):
-                self._runtime.setDevice(device)  # the driver's own calls want a context, which a new thread has not
+                self._runtime.setDevice(device)  # driver calls need a context, which a new thread lacks
         except self._runtime.CUDARuntimeError as error:
             raise _failure(self._device, error) from error
         self._thread.has_context = True
@@ -254,19 +261,18 @@ class _Current:
             try:
                 self._runtime.setDevice(self._before)
             except self._runtime.CUDARuntimeError as late:
-                if error is None:  # else the block's own error says more
+                if error is None:  # otherwise the error of the block is raised
                     raise _failure(self._before, late) from late
         if isinstance(error, (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)):
             raise _failure(self._device, error) from error
 
 
 def _failure(device: int | None, error: BaseException) -> DeviceError:
-    """What CUDA says, as pagecore tells it."""
     return DeviceError(f"CUDA failed on {'the current device' if device is None else f'cuda:{device}'}: {error}")
 
 
 def external_stream(cupy: Any, stream: int, device: int) -> Any:
-    """Return a context in which CuPy works on a stream that is somebody else's; its device must be current."""
+    """Return a context in which CuPy works on a stream that CuPy does not own; its device must be current."""
     return _borrowed_stream_class(cupy)(stream, -1 if _is_default(stream) else device)
 
 
@@ -275,10 +281,10 @@ def _borrowed_stream_class(cupy: Any) -> Any:
     external = cupy.cuda.ExternalStream
 
     class BorrowedStream(external):  # type: ignore[misc, valid-type]
-        """A stream that CuPy neither made nor destroys.
+        """A stream that CuPy neither created nor destroys.
 
-        ExternalStream itself warns from CuPy 14 on; Stream.from_external, its successor, is not in 13, and destroys
-        what it was given in some versions.
+        CuPy 14 deprecates ExternalStream. Its successor, Stream.from_external, is missing from CuPy 13 and destroys the
+        stream in some versions.
         """
 
         def __init__(self, handle: int, device: int) -> None:
@@ -288,27 +294,27 @@ def _borrowed_stream_class(cupy: Any) -> Any:
 
 
 def _is_default(stream: int) -> bool:
-    """Whether a handle means a stream that each device has."""
+    """Return True for the handles of default streams, which every device has."""
     return stream in (0, 1, 2)
 
 
 def import_cupy() -> Any:
-    """Return CuPy; DeviceError where it is not installed, does not work, or is not for CUDA."""
+    """Import and return CuPy; raise DeviceError if it is missing, broken, or not built for CUDA."""
     try:
         import cupy
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-            raise DeviceError(f"CUDA is used through CuPy, which is not installed: {INSTALL}") from error
+            raise DeviceError(f"CUDA needs CuPy, which is not installed: {INSTALL}") from error
         raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
     except Exception as error:  # a broken installation can fail in any way
         raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
     if getattr(cupy.cuda.runtime, "is_hip", False):
-        raise DeviceError(f"CuPy is built for ROCm, which is not served: {INSTALL}")
+        raise DeviceError(f"CuPy is built for ROCm, which is not supported: {INSTALL}")
     return cupy
 
 
 def _count_devices(runtime: Any) -> int:
-    """Return how many devices there are; DeviceError where there is none."""
+    """Return the number of devices; raise DeviceError if it is 0."""
     try:
         count = int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
@@ -321,15 +327,15 @@ def _count_devices(runtime: Any) -> int:
 def _no_device(runtime: Any, error: Exception | None) -> DeviceError:
     driver = runtime.driverGetVersion()
     if driver == 0:
-        return DeviceError("there is no CUDA driver: install NVIDIA's, and give containers access to it")
+        return DeviceError("no CUDA driver found: install NVIDIA's driver, and give containers access to it")
     if "InsufficientDriver" in str(error):
         built = runtime.runtimeGetVersion()
         return DeviceError(
-            f"the driver serves CUDA {_version(driver)} and CuPy is built for CUDA {_version(built)}: install "
+            f"the driver supports CUDA {_version(driver)} and CuPy is built for CUDA {_version(built)}: install "
             f"pagecore[cuda{driver // 1000}], or a newer driver"
         )
     return DeviceError(
-        f"the CUDA driver sees no device ({error or 'it counts 0'}): look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        f"the CUDA driver sees no device ({error or 'it counts 0'}): check nvidia-smi and CUDA_VISIBLE_DEVICES"
     )
 
 
@@ -338,6 +344,6 @@ def _version(number: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message that says something."""
+    """Return the type of an error and the first line of its message with text in it."""
     lines = [line for line in str(error).splitlines() if line.strip(" =")]
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"

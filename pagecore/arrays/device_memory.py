@@ -1,4 +1,4 @@
-"""Memory of a CUDA device that pagecore allocated, and whose work it waits for."""
+"""Memory of a CUDA device that pagecore allocated, with the stream that last used it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ from pagecore.arrays import cuda
 from pagecore.arrays.devices import check_device
 from pagecore.arrays.refusals import ExportRefused
 
-# Two handles of one stream. Where None is no stream, as in DLPack, 0 could be mistaken for it, and 1 cannot.
+# Two handles of one stream. DLPack uses 1, because 0 could be mistaken for None.
 DEFAULT_STREAM = 0
 LEGACY_STREAM = 1
 
 
 def _same_stream(stream: int) -> int:
-    """Return the other handle of the default stream, or the handle itself."""
+    """Return the other handle of the default stream; any other handle is returned as it is."""
     return {DEFAULT_STREAM: LEGACY_STREAM, LEGACY_STREAM: DEFAULT_STREAM}.get(stream, stream)
 
 
 class DeviceMemory:
-    """Device memory that is given back with the last tensor over it; made by empty() and zeros().
+    """Device memory allocated by empty() or zeros(), freed with the last tensor over it.
 
-    `stream` is the one whose work the memory was last given to, as far as pagecore knows; None while no stream needs
-    to wait for another. Whoever takes the memory over through DLPack waits for it.
+    Attributes
+    ----------
+    address : int
+    nbytes : int
+    device : int
+    stream : int or None
+        The last stream that pagecore submitted work on the memory to. A consumer of a DLPack export waits for it. None
+        if every stream may use the memory at once.
     """
 
     __slots__ = ("__weakref__", "_kept", "_runtime", "address", "device", "nbytes", "stream")
@@ -39,14 +45,14 @@ class DeviceMemory:
             self._settle(worker)
 
     def _settle(self, worker: int) -> None:
-        """Wait for what the allocator's stream still does with the memory, so that every stream may use it."""
+        """Wait for the work that the allocator's stream still does on the memory, so that every stream may use it."""
         if self._runtime.is_capturing(worker):
-            self.stream = worker  # a graph cannot be waited for; its own stream comes after it
+            self.stream = worker  # the host cannot wait for a graph
         else:
             self._runtime.synchronize(worker, self.device)
 
     def order(self, consumer: int) -> None:
-        """Let what `consumer` is given from now on wait for what the memory's stream was given up to now."""
+        """Make later work of the stream `consumer` wait for the work submitted to the memory's stream so far."""
         if self.stream is None or consumer in (self.stream, _same_stream(self.stream)):
             return
         if self._runtime.is_capturing(consumer) and not self._runtime.is_capturing(self.stream):

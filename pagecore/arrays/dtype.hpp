@@ -1,7 +1,8 @@
-// The dtype table: what pagecore stores, and how DLPack names it.
+// The dtype table: the dtypes that pagecore stores, with their names and DLPack codes.
 //
-// This is the only place that lists dtypes; dtypes.py reads it through _shapes.pyx and adds what NumPy and the
-// frameworks call each one. The order is part of the interface: a Tensor carries the index as `dtype_code`.
+// No other file lists dtypes. dtypes.py reads the table through _shapes.pyx and adds the names that NumPy and the
+// frameworks use; codes.pxd declares the codes for Cython; kernels on the host and on CUDA use the same numbers. The
+// order is part of the interface: a Tensor carries the index as `dtype_code`.
 #pragma once
 
 #include <array>
@@ -11,16 +12,16 @@
 
 namespace pagecore {
 
-enum class DType : int {
-  Float32 = 0,
-  Float16 = 1,
-  BFloat16 = 2,
-  Float8E4M3FN = 3,
-  Float8E5M2 = 4,
-  Int8 = 5,
-  UInt8 = 6,
-  Int32 = 7,
-  Int64 = 8,
+enum class DType : int32_t {
+  F32 = 0,
+  F16 = 1,
+  BF16 = 2,
+  F8E4M3FN = 3,
+  F8E5M2 = 4,
+  I8 = 5,
+  U8 = 6,
+  I32 = 7,
+  I64 = 8,
   Bool = 9,
 };
 
@@ -28,7 +29,7 @@ struct DTypeRow {
   const char* name;
   uint8_t code;  // DLDataTypeCode
   uint8_t bits;
-  const char* format;  // of the buffer protocol; null where it has no letter
+  const char* format;  // letter of the buffer protocol; null if it has none
 };
 
 inline constexpr std::array<DTypeRow, 10> kDTypes{{
@@ -48,7 +49,7 @@ inline constexpr int kNumDTypes = static_cast<int>(kDTypes.size());
 
 [[nodiscard]] constexpr int itemsize(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bits / 8; }
 
-// The index of a DLPack type, -1 where the table has none.
+// Return the index of a DLPack type, or -1 if the table lacks it.
 [[nodiscard]] constexpr int dtype_from_dlpack(int code, int bits) {
   for (int i = 0; i < kNumDTypes; ++i) {
     if (kDTypes[static_cast<size_t>(i)].code == code && kDTypes[static_cast<size_t>(i)].bits == bits) return i;

@@ -1,7 +1,7 @@
-"""The dtypes that pagecore stores, and what everybody else calls them.
+"""The dtypes that pagecore stores, and their names in NumPy, CuPy and the frameworks.
 
-The rows (name, DLPack code, bits) come from ``dtype.hpp``; this page adds the NumPy dtype of each (of ml_dtypes where
-NumPy has none) and what CuPy stores, and recognises the dtypes of the frameworks by their names, importing none.
+The table (name, DLPack code, bits) comes from ``dtype.hpp``. This module adds the NumPy dtypes, with those of ml_dtypes
+for bfloat16 and float8. It recognises dtypes of torch and JAX by name and imports neither.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from pagecore.arrays._shapes import dtype_table
 from pagecore.errors import UnsupportedDtype
 
-__all__ = ["DTYPES", "DType", "as_dtype", "no_dlpack_dtype"]
+__all__ = ["DTYPES", "DType", "as_dtype", "unsupported_dlpack_dtype"]
 
-# CuPy has no such dtypes: it holds their bits.
+# CuPy lacks these dtypes; its arrays hold their bits as unsigned integers.
 _CUPY_STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}
 
@@ -33,7 +33,7 @@ class DType(str):
     __slots__ = ()
 
     def __new__(cls, name: str) -> DType:
-        """Return the one object of this name."""
+        """Return the object of this name."""
         found = _BY_NAME.get(name) if isinstance(name, str) else None
         if found is None:
             raise _unsupported(name)
@@ -85,8 +85,8 @@ def _unsupported(dtype: object) -> UnsupportedDtype:
     return UnsupportedDtype(f"dtype {text[:80]} is not supported; convert to one of {', '.join(DTYPES)}")
 
 
-def no_dlpack_dtype(code: int, bits: int, lanes: int) -> UnsupportedDtype:
-    """Return the error for an array whose dtype in DLPack is none of the table's."""
+def unsupported_dlpack_dtype(code: int, bits: int, lanes: int) -> UnsupportedDtype:
+    """Return the error for an array whose DLPack dtype is not in the table."""
     name = f"{_DLPACK_KINDS[code]}{bits}, " if code in _DLPACK_KINDS else ""
     return UnsupportedDtype(
         f"the dtype is {name}in DLPack code {code} of {bits} bits and {lanes} lanes, which is not supported; convert "
@@ -95,7 +95,7 @@ def no_dlpack_dtype(code: int, bits: int, lanes: int) -> UnsupportedDtype:
 
 
 def as_dtype(dtype: object) -> DType:
-    """Return the DType that a name, a NumPy, ml_dtypes, torch or JAX dtype stands for.
+    """Return the DType of a name, or of a dtype of NumPy, ml_dtypes, torch or JAX.
 
     Parameters
     ----------
@@ -106,7 +106,8 @@ def as_dtype(dtype: object) -> DType:
     Raises
     ------
     UnsupportedDtype
-        Any other dtype, a byte order that is not the machine's, or no dtype at all (None, arrays).
+        The dtype is not in the table, its byte order is not the machine's, or the argument is not a dtype (None, an
+        array).
     """
     if type(dtype) is DType:
         return dtype
@@ -122,10 +123,10 @@ def as_dtype(dtype: object) -> DType:
 
 
 def _from_numpy(dtype: Any) -> DType | None:
-    # NumPy makes a dtype of almost anything (None is float64, a list a record): only names and types pass.
+    # np.dtype() accepts almost anything (None is float64, a list is a record), so only names and types may pass.
     if not isinstance(dtype, (np.dtype, str, type)):
         return None
     try:
         return _BY_NUMPY.get(np.dtype(dtype))
-    except Exception:  # a class may answer with an error of its own; it is no dtype either way
+    except Exception:  # a class whose attributes raise is not a dtype either
         return None

@@ -1,6 +1,6 @@
-// Calls through the DLPack C exchange functions of another library.
+// Calls of the DLPack C exchange functions of another library.
 //
-// They promise to throw nothing and to set a Python error where they fail; torch throws C++ exceptions all the same.
+// By their contract these functions set a Python error and do not throw. Those of torch throw C++ exceptions.
 #pragma once
 
 #include <Python.h>
@@ -28,7 +28,7 @@ inline int read_array(const DLPackExchangeAPI* api, PyObject* array, DLTensor* o
   return guarded([&] { return api->dltensor_from_py_object_no_sync(array, out); });
 }
 
-// A new reference; null with a Python error set where the library refuses. It owns `managed` either way.
+// Return a new reference, or null with a Python error set. The callee owns `managed` in both cases.
 inline PyObject* make_array(const DLPackExchangeAPI* api, DLManagedTensorVersioned* managed) noexcept {
   void* made = nullptr;
   if (guarded([&] { return api->managed_tensor_to_py_object_no_sync(managed, &made); }) != 0) return nullptr;

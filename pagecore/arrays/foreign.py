@@ -1,9 +1,10 @@
-"""What a Tensor needs of NumPy, CuPy and the array interfaces: the parts that are not on a hot path."""
+"""Conversions between tensors and NumPy, CuPy and the array interfaces, for `Tensor`; none is on a hot path."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,36 +12,34 @@ from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceM
 from pagecore.arrays.dtypes import DType, as_dtype
 from pagecore.arrays.frameworks import is_instance
 from pagecore.arrays.refusals import ExportRefused, brief
+from pagecore.arrays.tensor_like import TensorLike
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
-
-if TYPE_CHECKING:
-    from pagecore.arrays._tensor import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def no_array(obj: object) -> PagecoreError:
-    """Return the error for something that has no memory to view."""
+def not_viewable(obj: object) -> PagecoreError:
+    """Return the error for an object without memory to view."""
     if is_instance(obj, "jax.core", "Tracer"):
         return UnsupportedOption(
             "the array is traced by JAX (under jax.jit, vmap or grad) and has no memory yet; there, call write_kv and "
             "paged_attention of pagecore.interop.jax"
         )
     return UnsupportedDtype(
-        f"a {type(obj).__name__} is no array; a tensor views NumPy, torch, JAX and CuPy arrays, DLPack producers, "
-        "array interfaces and buffers without a copy: make an array of it first, e.g. numpy.asarray(x, dtype)"
+        f"a {type(obj).__name__} is not an array; a tensor views NumPy, torch, JAX and CuPy arrays, DLPack producers, "
+        "array interfaces and buffers without a copy: convert it first, e.g. numpy.asarray(x, dtype)"
     )
 
 
 def without_mask(array: Array) -> Array:
-    """Refuse the one subclass of ndarray that means less than its memory shows."""
+    """Return the array; raise UnsupportedOption if it is masked, because a view would show the masked elements."""
     if isinstance(array, np.ma.MaskedArray):
-        raise UnsupportedOption("the array is masked, which a view would lose; pass array.filled(...) or array.data")
+        raise UnsupportedOption("the array is masked, which a view cannot be; pass array.filled(...) or array.data")
     return array
 
 
 def numpy_without_copy(obj: object) -> Array:
-    """Return what NumPy makes of an object with ``__array_interface__``, or say why it cannot be viewed."""
+    """Return an ndarray over an object with ``__array_interface__``; raise ExportRefused if that needs a copy."""
     try:
         return np.array(obj, copy=False)
     except Exception as error:
@@ -48,7 +47,7 @@ def numpy_without_copy(obj: object) -> Array:
 
 
 def read_cuda_interface(obj: Any) -> tuple[int, Any, Any, DType, bool]:
-    """Return pointer, shape, strides, dtype and read-only flag of ``__cuda_array_interface__``."""
+    """Return the pointer, shape, strides, dtype and read-only flag of ``__cuda_array_interface__``."""
     try:
         interface = obj.__cuda_array_interface__
         pointer, readonly = interface["data"]
@@ -58,30 +57,32 @@ def read_cuda_interface(obj: Any) -> tuple[int, Any, Any, DType, bool]:
     except Exception as error:
         raise ExportRefused(f"the CUDA array interface of {type(obj).__name__} is broken: {error!r}") from error
     if mask is not None:
-        raise UnsupportedOption("the array is masked, which a view would lose; pass it without the mask")
+        raise UnsupportedOption("the array is masked, which a view cannot be; pass it without the mask")
     if not 0 <= pointer < 1 << 64:
-        raise ShapeError(f"the CUDA array interface of {type(obj).__name__} has the address {pointer}")
+        raise ShapeError(
+            f"the CUDA array interface of {type(obj).__name__} has the address {pointer}; addresses are 0 to 2^64 - 1"
+        )
     return pointer, shape, strides, as_dtype(typestr), bool(readonly)
 
 
-def array_interface(tensor: Tensor) -> dict[str, object]:
-    """Return ``__array_interface__``; AttributeError where NumPy knows no such dtype or cannot reach the memory."""
+def array_interface(tensor: TensorLike) -> dict[str, object]:
+    """Return ``__array_interface__``; raise AttributeError for device memory and for dtypes that NumPy lacks."""
     if tensor.device != "cpu":
         raise AttributeError(f"a tensor on {tensor.device} has no __array_interface__")
     return _interface(tensor)
 
 
-def cuda_array_interface(tensor: Tensor) -> dict[str, object]:
-    """Return ``__cuda_array_interface__`` (version 3, no stream to wait for); AttributeError as above."""
+def cuda_array_interface(tensor: TensorLike) -> dict[str, object]:
+    """Return ``__cuda_array_interface__`` (version 3, without a stream to wait for); AttributeError as above."""
     if tensor.device == "cpu":
         raise AttributeError("a tensor on the host has no __cuda_array_interface__")
     return _interface(tensor) | {"stream": None}
 
 
-def _interface(tensor: Tensor) -> dict[str, object]:
+def _interface(tensor: TensorLike) -> dict[str, object]:
     dtype = tensor.dtype
     if dtype.cupy != dtype.numpy:
-        raise AttributeError(f"array interfaces have no word for {dtype}; use DLPack")
+        raise AttributeError(f"array interfaces cannot describe {dtype}; use DLPack")
     return {
         "version": 3,
         "shape": tensor.shape,
@@ -91,8 +92,8 @@ def _interface(tensor: Tensor) -> dict[str, object]:
     }
 
 
-def as_array(tensor: Tensor, dtype: Any, copy: bool | None) -> Array:
-    """Return ``__array__`` by the rules of NumPy 2: a view, unless another dtype or a copy is asked for."""
+def as_array(tensor: TensorLike, dtype: Any, copy: bool | None) -> Array:
+    """Return the tensor as ``__array__`` does in NumPy 2: a view, unless another dtype or a copy is requested."""
     array: Array = tensor.numpy()
     if dtype is not None and np.dtype(dtype) != array.dtype:
         if copy is False:
@@ -101,17 +102,15 @@ def as_array(tensor: Tensor, dtype: Any, copy: bool | None) -> Array:
     return array.copy() if copy else array
 
 
-def assign(target: Tensor, value: object) -> None:
-    """Write `value`, broadcast and cast as NumPy does, to every element of a host tensor."""
+def assign(target: TensorLike, value: object, view: Callable[[object], TensorLike]) -> None:
+    """Write `value`, broadcast and cast as NumPy does, to a host tensor; `view` makes a tensor of a DLPack array."""
     if target.readonly:
         raise UnsupportedOption("the tensor is read-only; copy it first, e.g. as_tensor(t.numpy().copy())")
-    from pagecore.arrays._tensor import as_tensor
-
     array: Array = target.numpy()
-    # What NumPy has no dtype for (bfloat16 of torch) goes through a tensor, the rest through NumPy alone.
-    with suppress(PagecoreError):
-        if hasattr(type(value), "__dlpack__"):
-            value = as_tensor(value).numpy()
+    # NumPy alone cannot read dtypes that it lacks, such as torch's bfloat16.
+    if hasattr(type(value), "__dlpack__"):
+        with suppress(PagecoreError):
+            value = view(value).numpy()
     try:
         array[...] = value
     except MemoryError:
@@ -121,25 +120,25 @@ def assign(target: Tensor, value: object) -> None:
         raise ShapeError(text) from error
 
 
-def tolist(tensor: Tensor) -> Any:
-    """Return nested lists of Python numbers; exact, as float32 holds every bfloat16 and float8."""
+def tolist(tensor: TensorLike) -> Any:
+    """Return nested lists of Python numbers; exact, because float32 represents every bfloat16 and float8."""
     array: Array = tensor.numpy()
     if tensor.dtype.cupy != tensor.dtype.numpy:
         array = array.astype(np.float32)
     return array.tolist()
 
 
-def item(tensor: Tensor) -> Any:
+def item(tensor: TensorLike) -> Any:
     """Return the only element as a Python number."""
     if tensor.size != 1:
-        raise ShapeError(f"the tensor has {tensor.size} elements; .item() and bool() want exactly one")
+        raise ShapeError(f"the tensor has {tensor.size} elements; .item() and bool() need exactly one")
     return tolist(tensor.reshape(()))
 
 
 def order_streams(owner: Any, stream: object) -> None:
-    """Let the work of a DLPack consumer's stream wait for what its producer has on the memory, by the array API.
+    """Make a DLPack consumer's stream wait for the pending work on the memory, as the array API specifies.
 
-    For memory of another framework that framework does it; for pagecore's own an event does.
+    An event does so for memory of pagecore. For memory of another framework that framework is called.
     """
     if isinstance(owner, DeviceMemory):
         handle = _consumer_handle(stream)
@@ -150,12 +149,12 @@ def order_streams(owner: Any, stream: object) -> None:
         return
     producer = getattr(owner, "producer", None) or owner
     if not hasattr(producer, "__dlpack__"):
-        raise ExportRefused("nobody can order streams for this memory; synchronise, then pass stream=-1")
+        raise ExportRefused("the producer of this memory cannot order streams; synchronise, then pass stream=-1")
     producer.__dlpack__(stream=stream)
 
 
 def _consumer_handle(stream: object) -> int | None:
-    """Return the handle that a consumer means; None where it orders the streams itself."""
+    """Return the handle of a consumer's stream; None if the consumer orders the streams itself."""
     if stream is None:
         return DEFAULT_STREAM
     if isinstance(stream, bool) or not isinstance(stream, int) or not -1 <= stream < 1 << 64:
@@ -165,7 +164,7 @@ def _consumer_handle(stream: object) -> int | None:
     return DEFAULT_STREAM if stream == LEGACY_STREAM else stream
 
 
-def cupy_view(tensor: Tensor) -> Any:
+def cupy_view(tensor: TensorLike) -> Any:
     """Return a CuPy array over CUDA memory."""
     if tensor.device == "cpu":
         raise DeviceError("the tensor is on the host; .cupy() views CUDA memory: copy with cupy.asarray(t.numpy())")

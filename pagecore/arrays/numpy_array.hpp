@@ -1,7 +1,7 @@
-// The head of NumPy's array object, read without NumPy's headers.
+// The head of NumPy's array object, declared without NumPy's headers.
 //
-// NumPy's own macros (PyArray_DATA, PyArray_STRIDES ...) read these fields in place, so that every extension built
-// against NumPy 2 depends on their offsets: they cannot move within a major version.
+// NumPy's macros (PyArray_DATA, PyArray_STRIDES ...) read these fields in place. Every extension built against NumPy 2
+// depends on their offsets, so they are fixed within a major version.
 #pragma once
 
 #include <Python.h>

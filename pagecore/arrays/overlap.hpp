@@ -1,8 +1,7 @@
-// Whether strided arrays share bytes, and whether one has elements that share bytes with each other.
+// Overlap of strided arrays: two arrays that share bytes, and elements of one array that share bytes.
 //
-// Slices of one array are told apart without a search, however they interleave: modulo one of their strides, each lies
-// in a range of its own. Any other layout is decided by an exact search; one that takes too many steps counts as
-// shared.
+// Disjoint slices of one array are recognised without a search even if they interleave: modulo one of their strides,
+// each occupies a separate range. Other layouts take an exact search. A search that exceeds kMaxSteps reports overlap.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +14,11 @@
 #include <vector>
 
 #include "pagecore/arrays/array_view.hpp"
+#include "pagecore/native/rounding.hpp"
 
 namespace pagecore {
 
-// An array by its address, as its owner keeps it; strides are in bytes.
+// The layout of an array, with pointers to the owner's shape and strides; strides are in bytes.
 struct Layout {
   const char* data;
   int64_t item;
@@ -27,8 +27,8 @@ struct Layout {
   const int64_t* strides;
 };
 
-// The bytes of an array: those of its items at low + sum(index[i] * axes[i].stride), index[i] < axes[i].count.
-// Strides are positive or 0, counts at least 2; an array without elements has end == low.
+// An array with nonnegative strides. Its items are at low + sum(index[i] * axes[i].stride), index[i] < axes[i].count.
+// Counts are at least 2. An array without elements has end == low.
 struct Strided {
   struct Axis {
     int64_t stride;
@@ -57,10 +57,10 @@ struct Strided {
     }
   }
 
-  // Whether sums of offsets could be past int64; no memory spans so much.
+  // True if sums of offsets could overflow int64. No real memory spans 2^60 bytes.
   [[nodiscard]] bool is_beyond_memory() const { return end - low > int64_t{1} << 60 || end < low; }
 
-  // Bytes from the first to the last, modulo `period`: axes whose stride it divides add nothing.
+  // Bytes from the first to the last item modulo `period`. An axis whose stride is a multiple of it adds nothing.
   [[nodiscard]] int64_t span_within(int64_t period) const {
     int64_t span = item;
     for (int i = 0; i < num_axes; ++i) {
@@ -75,7 +75,7 @@ namespace overlap_detail {
 
 [[nodiscard]] inline bool ranges_meet(const Strided& a, const Strided& b) { return a.low < b.end && b.low < a.end; }
 
-// Whether, modulo `period`, the arrays lie in ranges that are apart.
+// Return true if the arrays occupy disjoint ranges modulo `period`.
 [[nodiscard]] inline bool apart_within(const Strided& a, const Strided& b, int64_t period) {
   const int64_t distance = b.low - a.low;
   const int64_t remainder = -period < distance && distance < period ? distance : distance % period;
@@ -83,7 +83,7 @@ namespace overlap_detail {
   return a.span_within(period) <= offset && offset + b.span_within(period) <= period;
 }
 
-// Whether sum(x[k] * stride[k]) can be in [low, high], 0 <= x[k] < count[k].
+// Exact search for x with low <= sum(x[k] * stride[k]) <= high, 0 <= x[k] < count[k].
 class Search {
  public:
   void add(int64_t stride, int64_t count) {
@@ -119,7 +119,7 @@ class Search {
     if (high / divisor_[k] * divisor_[k] < low) return false;
     const auto [stride, count] = terms_[k];
     const int64_t rest = reach_[k + 1];
-    const int64_t first = low > rest ? (low - rest + stride - 1) / stride : 0;
+    const int64_t first = low > rest ? ceil_div(low - rest, stride) : 0;
     const int64_t last = std::min(count - 1, high / stride);
     for (int64_t x = first; x <= last; ++x) {
       if (reaches_from(k + 1, low - x * stride, high - x * stride)) return true;
@@ -128,13 +128,13 @@ class Search {
   }
 
   std::vector<Strided::Axis> terms_;
-  std::vector<int64_t> reach_;    // of the terms from k on
-  std::vector<int64_t> divisor_;  // their greatest common one
+  std::vector<int64_t> reach_;    // largest sum of the terms from k on
+  std::vector<int64_t> divisor_;  // greatest common divisor of their strides
   int steps_ = 0;
 };
 
-// Whether an item of `a` and one of `b` start at addresses that are less than an item apart. Indices of `b` are counted
-// from its last element, so that all terms are added.
+// Return true if an item of `a` overlaps an item of `b`. Indices of `b` are counted from its last item, so that all
+// terms are positive.
 [[nodiscard]] inline bool items_meet(const Strided& a, const Strided& b) {
   Search search;
   int64_t offset = b.low - a.low;
@@ -146,7 +146,7 @@ class Search {
   return search.reaches(offset - (a.item - 1), offset + b.item - 1);
 }
 
-// Whether an item shares bytes with another one whose index on axis `first` is larger, and is the same on those before.
+// Return true if an item overlaps another with a larger index on axis `first` and equal indices on the axes before it.
 [[nodiscard]] inline bool meets_itself_along(const Strided& array, int first) {
   Search search;
   int64_t offset = -array.axes[first].stride;
@@ -161,7 +161,7 @@ class Search {
 
 }  // namespace overlap_detail
 
-// Whether any byte is of both arrays.
+// Return true if a byte belongs to both arrays.
 [[nodiscard]] inline bool overlap(const Strided& a, const Strided& b) {
   using namespace overlap_detail;
   if (!ranges_meet(a, b)) return false;
@@ -173,7 +173,7 @@ class Search {
   return a.is_beyond_memory() || b.is_beyond_memory() || items_meet(a, b);
 }
 
-// Whether two elements of an array share bytes.
+// Return true if two elements of an array share bytes.
 [[nodiscard]] inline bool overlaps_itself(Strided array) {
   if (array.end == array.low) return false;
   std::sort(array.axes, array.axes + array.num_axes, [](const auto& a, const auto& b) { return a.stride < b.stride; });
@@ -194,7 +194,7 @@ class Search {
 [[nodiscard]] inline bool overlap(const Layout& a, const Layout& b) { return overlap(Strided(a), Strided(b)); }
 [[nodiscard]] inline bool overlaps_itself(const Layout& layout) { return overlaps_itself(Strided(layout)); }
 
-// Two arrays that share bytes: indices into a list of them; first < 0 where there are none.
+// Indices of two arrays in a list that share bytes; first is -1 if there are none.
 struct SharedPair {
   int64_t first = -1;
   int64_t second = -1;
@@ -222,7 +222,7 @@ class SharedPairs {
   }
 
  private:
-  // Of order_[begin .. end], whose ranges of bytes hang together.
+  // Search order_[begin .. end), a chain of arrays whose byte ranges overlap.
   [[nodiscard]] SharedPair find_among(size_t begin, size_t end) {
     if (end - begin < 2) return {};
     const Strided& first = arrays_[order_[begin]];
@@ -263,8 +263,8 @@ class SharedPairs {
 
 }  // namespace overlap_detail
 
-// Arrays that share bytes, at least one of which is among the first `num_written`. In lists that are slices of one
-// array, such as the planes of a pool, n arrays take O(n log n).
+// Find two arrays that share bytes, at least one of them among the first `num_written`. Takes O(n log n) for n slices
+// of one array, such as the planes of a pool.
 [[nodiscard]] inline SharedPair find_shared(const std::vector<Layout>& layouts, size_t num_written) {
   return overlap_detail::SharedPairs(layouts, num_written).find();
 }

@@ -1,4 +1,4 @@
-"""Pinned host memory that copies to a device read while the host goes on to fill the next."""
+"""Pinned host memory for asynchronous copies to a device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.cuda import Runtime
+from pagecore.arrays.runtime import Runtime
 
 
 class Slot:
-    """One piece of pinned memory; it may be written until it is sent, and again after `wait`.
+    """One buffer of pinned memory. It may be written until it is sent, and again after `wait`.
 
     Attributes
     ----------
@@ -25,10 +25,10 @@ class Slot:
         self.address = 0
         self._runtime = runtime
         self._event = runtime.make_event(device)
-        self._is_on_its_way = False
+        self._is_pending = False
 
     def reserve(self, num_bytes: int) -> None:
-        """Have room for so many bytes; what was there may be lost."""
+        """Grow the buffer to at least `num_bytes`; its content may be lost."""
         if self.memory.nbytes < num_bytes:
             self.wait()
             self.memory = self._runtime.allocate_pinned(num_bytes)
@@ -38,25 +38,25 @@ class Slot:
         """Copy bytes [begin, end) to `target`, in the order of a stream."""
         self._runtime.copy(target, self.address + begin, end - begin, stream)
         self._event.record(stream)
-        self._is_on_its_way = True
+        self._is_pending = True
 
     def wait(self) -> None:
-        """Return once the copy that was sent is done."""
-        if self._is_on_its_way:
+        """Wait until the copy that was sent is done."""
+        if self._is_pending:
             self._event.synchronize()
-            self._is_on_its_way = False
+            self._is_pending = False
 
 
 class PinnedRing:
     """Slots of pinned memory, taken in turn.
 
-    A slot is taken again when the copy that was last sent from it is done; the host waits for that only where it is
-    `num_slots` copies ahead. When the ring goes, it waits for all of them.
+    `take` waits until the copy last sent from the slot is done, so the host is at most `num_slots` copies ahead of the
+    device. The destructor waits for all copies.
 
     Attributes
     ----------
     latest : Slot
-        The one that was taken last.
+        The slot that was taken last.
     """
 
     def __init__(self, runtime: Runtime, device: int, num_slots: int = 3) -> None:
@@ -66,23 +66,23 @@ class PinnedRing:
 
     @property
     def nbytes(self) -> int:
-        """Pinned memory of all slots."""
+        """Bytes of pinned memory in all slots."""
         return sum(slot.memory.nbytes for slot in self._slots)
 
     def reserve(self, num_bytes: int) -> None:
-        """Have room for so many bytes in every slot."""
+        """Grow every slot to at least `num_bytes`."""
         for slot in self._slots:
             slot.reserve(num_bytes)
 
     def take(self) -> Slot:
-        """The next slot, free to be filled."""
+        """Return the next slot, ready to be written."""
         self.latest = slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % len(self._slots)
         slot.wait()
         return slot
 
     def __del__(self) -> None:
-        if sys.is_finalizing():  # the memory goes with the process
+        if sys.is_finalizing():  # the process frees the memory
             return
         failure: Exception | None = None
         for slot in getattr(self, "_slots", ()):
@@ -92,7 +92,7 @@ class PinnedRing:
                 failure = failure or error
         if failure is not None:
             warnings.warn(
-                f"pinned memory is given back while a device may still read it: {failure}",
+                f"pinned memory is freed while a device may still read it: {failure}",
                 ResourceWarning,
                 stacklevel=1,
             )

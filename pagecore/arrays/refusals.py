@@ -1,4 +1,4 @@
-"""Refusals that Python itself expects under one name and pagecore under another."""
+"""Errors that derive from an error of pagecore and from the one that a Python protocol expects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ExportRefused", "IndexOutOfRange", "brief"]
 
 
 def brief(value: object) -> str:
-    """Return a repr for a message: at most 80 characters, and the type alone if `value` has no repr."""
+    """Return a repr for a message, cut to 80 characters; only the type if `repr(value)` raises."""
     try:
         text = repr(value)
     except Exception:
@@ -17,8 +17,8 @@ def brief(value: object) -> str:
 
 
 class IndexOutOfRange(ShapeError, IndexError):
-    """An index lies outside its axis; as an IndexError it also ends an iteration."""
+    """An index is outside its axis; as an IndexError it also ends an iteration."""
 
 
 class ExportRefused(UnsupportedOption, BufferError):
-    """A tensor cannot be exported as its consumer asks; DLPack and the buffer protocol expect a BufferError."""
+    """A tensor cannot be exported as its consumer requests; DLPack and the buffer protocol expect a BufferError."""

@@ -1,4 +1,4 @@
-"""Results of ops on a CUDA device, in the framework of the query."""
+"""Results of operations on a CUDA device, allocated by and returned to the caller's framework."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from pagecore.errors import NotEnoughMemory
 
 
 def new_result(shape: tuple[int, ...], dtype: DType, example: object, device: int, stream: int) -> Tensor:
-    """Return new device memory for what work of `stream` computes; `finished_result` hands it to the caller.
+    """Return new device memory, written by work of `stream`; `finished_result` turns it into the caller's array.
 
-    torch and CuPy allocate their own, so that their caches and the capture of graphs serve it. What a call needs for
-    itself alone comes from here too: it is given back in the order of the stream when the call returns.
+    torch and CuPy allocate for their own arrays, so that their caching allocators and graph capture apply. A call also
+    takes its workspace from here; the allocator reuses it in the order of the stream after the call returns.
 
-    NotEnoughMemory where the device has not as much.
+    Raises
+    ------
+    NotEnoughMemory
+        The device cannot allocate the memory.
     """
     try:
         if is_instance(example, "torch", "Tensor"):
@@ -31,17 +34,17 @@ def new_result(shape: tuple[int, ...], dtype: DType, example: object, device: in
             with cupy.cuda.Device(device), _cupy_stream(cupy, stream, device):
                 return as_tensor(cupy.empty(shape, dtype.cupy))
     except Exception as error:
-        if type(error).__name__ != "OutOfMemoryError":  # as torch and CuPy call it, of different bases
+        if type(error).__name__ != "OutOfMemoryError":  # torch and CuPy each define a class of this name
             raise
         num_bytes = math.prod(shape) * dtype.itemsize
-        raise NotEnoughMemory(f"cuda:{device} has no {num_bytes:,} bytes to give: {error}") from error
+        raise NotEnoughMemory(f"cuda:{device} cannot allocate {num_bytes:,} bytes: {error}") from error
     return empty(shape, dtype, f"cuda:{device}", stream=stream)
 
 
 def lasts_for_graphs(example: object) -> bool:
-    """Whether memory that is given back while a graph is captured stays the graph's: torch sees to that, CuPy does not.
+    """Return True if memory that is freed during a graph capture stays reserved for the graph.
 
-    `example` is what `new_result` was told to allocate like.
+    torch reserves it, CuPy does not. `example` is the argument of `new_result`.
     """
     return is_instance(example, "torch", "Tensor")
 
@@ -49,12 +52,12 @@ def lasts_for_graphs(example: object) -> bool:
 def finished_result(result: Tensor, example: object, stream: int) -> Any:
     """Return a tensor of `new_result` as an array of the framework of `example`.
 
-    To be called once `stream` has been given the work: a consumer such as JAX waits for what it was given before.
+    Call it after the work is submitted to `stream`: a consumer such as JAX waits for the work submitted so far.
     """
     note_work(result, stream)
     owner = getattr(result.allocation, "producer", result.allocation)
     if type(owner) is type(example):
-        return owner  # the very array that new_result asked the framework for
+        return owner  # the array that new_result took from the framework
     return like(result, example)
 
 

@@ -1,4 +1,4 @@
-"""On which stream an op works, and what must be done before."""
+"""The stream of an operation, and its order after work of other streams."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pagecore.errors import DeviceError, UnsupportedOption
 
 
 def stream_handle(stream: object, example: object, device: int) -> int:
-    """Return the handle of the stream that work on `device` is given to.
+    """Return the handle of the stream for work on `device`.
 
     Parameters
     ----------
     stream : None, int or a stream
-        An int is a handle (0: the default stream); a stream is anything with ``__cuda_stream__``, of torch or of CuPy.
-        None is the current stream of the framework that `example` belongs to, else CuPy's.
+        An int is a handle (0: the default stream). A stream is an object with ``__cuda_stream__``, or one of torch or
+        CuPy. None is the current stream of the framework of `example`, otherwise CuPy's.
     example : object
-        The array whose framework decides where `stream` is None: the query, the key.
+        The array whose framework decides if `stream` is None: the query, the key.
     device : int
 
     Raises
     ------
     UnsupportedOption
-        What stands for no stream.
+        `stream` is not a stream.
     DeviceError
-        A stream of another device.
+        The stream belongs to another device.
     """
     if stream is None:
         return _current_stream(example, device)
@@ -42,16 +42,17 @@ def stream_handle(stream: object, example: object, device: int) -> int:
 
 
 def note_work(tensor: Tensor, stream: int) -> None:
-    """Remember that `stream` was given work on memory of pagecore's, so that who takes it over waits for it."""
+    """Record that `stream` works on memory of pagecore, so that a consumer of the memory waits for the stream."""
     owner = tensor.allocation
     if type(owner) is DeviceMemory:
         owner.stream = stream
 
 
 def await_producer(array: Any, stream: int) -> None:
-    """Let `stream` wait for the work that makes `array` where its framework keeps its streams to itself, as JAX does.
+    """Make `stream` wait for the work that computes `array`, if it is an array of JAX.
 
-    Arrays of torch, CuPy and pagecore are used in the order of the stream that the caller chose.
+    JAX does not expose its streams. Arrays of torch, CuPy and pagecore are used in the order of the stream that the
+    caller selected.
     """
     if not is_instance(array, "jax", "Array"):
         return
@@ -75,7 +76,7 @@ def _current_stream(example: object, device: int) -> int:
 
 
 def _handle_of(stream: object) -> int:
-    """Return the handle of a stream object: by the protocol, else by what torch and CuPy call it."""
+    """Return the handle of a stream object, from ``__cuda_stream__`` or from the attribute of torch or CuPy."""
     try:
         protocol = getattr(stream, "__cuda_stream__", None)
         if protocol is not None:
@@ -96,17 +97,19 @@ def _checked_handle(handle: object, stream: object) -> int:
     if isinstance(handle, bool) or not isinstance(handle, int) or not 0 <= handle < 1 << 64:
         raise UnsupportedOption(
             f"stream is {brief(stream)}; it must be None, a handle (an int of at least 0), or a stream of torch, "
-            "CuPy or anything else with __cuda_stream__"
+            "CuPy or another library with __cuda_stream__"
         )
     return handle
 
 
 def _check_same_device(stream: Any, device: int) -> None:
-    """Refuse a stream that says it is of another device; torch and CuPy say so."""
+    """Raise DeviceError for a stream of another device; streams of torch and CuPy name their device."""
     for name in ("device_index", "device_id"):
         try:
             its = getattr(stream, name, None)
         except Exception:
-            continue  # _handle_of says what is wrong with it
+            continue  # _handle_of raises with the reason
         if isinstance(its, int) and its >= 0 and its != device:
-            raise DeviceError(f"stream is of cuda:{its} and the arrays are on cuda:{device}; pass a stream of theirs")
+            raise DeviceError(
+                f"stream is of cuda:{its} and the arrays are on cuda:{device}; pass a stream of cuda:{device}"
+            )

@@ -1,4 +1,4 @@
-"""Host arrays that a device is to have."""
+"""Copies of host memory to a device."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from pagecore.arrays._make import empty
 from pagecore.arrays._tensor import Tensor, as_tensor
 from pagecore.arrays.devices import device_index
 from pagecore.arrays.pinned import PinnedRing
+from pagecore.arrays.runtime import Runtime
 
-# The host may be so many uploads ahead of a device before it waits. What is larger is waited for at once.
+# The host waits once NUM_SLOTS uploads to a device are pending, and at once for an upload over SLOT_BYTES_MAX.
 NUM_SLOTS = 64
 SLOT_BYTES_MAX = 1 << 20
 SLOT_BYTES_MIN = 4096
 
 _uploading = threading.Lock()
-# Of the runtime in use, one a device.
-_rings: tuple[cuda.Runtime | None, dict[int, PinnedRing]] = (None, {})
+# The runtime in use, and its ring for each device.
+_rings: tuple[Runtime | None, dict[int, PinnedRing]] = (None, {})
 
 
-def placed(array: NDArray[Any], device: str) -> Tensor:
-    """Return a host array as a tensor of `device`: on the host itself, else a copy that every stream may use at once.
+def to_device(array: NDArray[Any], device: str) -> Tensor:
+    """Return a host array as a tensor on `device`: a view on the host, a copy on CUDA.
 
-    The copy goes by the current stream, and this call waits for it.
+    The copy uses the current stream and is complete when this function returns, so every stream may use it.
 
     Raises
     ------
     DeviceError
-        A device that is not there, or a stream that is being captured.
+        The device does not exist, or the current stream is being captured.
     NotEnoughMemory
-        The device has not as much.
+        The device cannot allocate the memory.
     """
     index = device_index(device)
     if index is None:
@@ -50,17 +51,18 @@ def placed(array: NDArray[Any], device: str) -> Tensor:
 
 
 def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -> None:
-    """Copy host bytes to a device in the order of a stream; the host may change them as soon as this returns.
+    """Copy host bytes to a device in the order of a stream; the caller may change them when this returns.
 
-    They go by pinned memory: a device that reads pageable memory itself would still read what the host writes next.
-    More than SLOT_BYTES_MAX are waited for instead, and so is the oldest of NUM_SLOTS uploads that are on their way.
+    The bytes are staged in pinned memory, because a device that reads pageable memory could see later writes of the
+    host. An upload of more than SLOT_BYTES_MAX bytes is not staged but waited for. If NUM_SLOTS uploads are pending,
+    the function waits for the oldest.
 
     Raises
     ------
     DeviceError
-        CUDA refuses the copy, as it does a wait while a stream is being captured.
+        CUDA fails the copy, or a wait during a capture.
     NotEnoughMemory
-        The host has no memory to lock.
+        The host cannot allocate pinned memory.
     """
     runtime = cuda.runtime()
     if num_bytes > SLOT_BYTES_MAX:
@@ -75,11 +77,11 @@ def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -
 
 
 def _room(num_bytes: int) -> int:
-    """Bytes to reserve: powers of two, so that sizes that vary do not have every slot grow again and again."""
+    """Return the bytes to reserve: a power of two, so that slots grow seldom when sizes vary."""
     return max(SLOT_BYTES_MIN, 1 << (num_bytes - 1).bit_length())
 
 
-def _ring(runtime: cuda.Runtime, device: int) -> PinnedRing:
+def _ring(runtime: Runtime, device: int) -> PinnedRing:
     global _rings  # noqa: PLW0603
     if _rings[0] is not runtime:
         _rings = (runtime, {})

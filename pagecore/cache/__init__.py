@@ -1,15 +1,15 @@
-"""What a user holds: the caches, their sequences and batches, and the values that describe them."""
+"""Caches, their sequences and batches, and the values that configure and describe them."""
 
 from pagecore.cache._sequence import Sequence
-from pagecore.cache.batch import Batch, BatchGroup
-from pagecore.cache.block_map import BlockMap
 from pagecore.cache.config import PagedCacheConfig, StaticCacheConfig, effective_length, make_cache
+from pagecore.cache.inspect.block_map import BlockMap
+from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers import Alias
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.protocol import KVCache
 from pagecore.cache.static import StaticKVCache
-from pagecore.cache.stats import CacheStats
-from pagecore.cache.swap import SwapSpace
+from pagecore.cache.step.batch import Batch, BatchGroup
+from pagecore.cache.swap.space import SwapSpace
 
 __all__ = [
     "Alias",

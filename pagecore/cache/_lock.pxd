@@ -21,12 +21,12 @@ cdef class StateLock:
     cdef object __weakref__
 
     cdef int acquire(self) except -1
-    # Gives the lock back until another thread has released or notified it; the caller holds it again afterwards.
+    # Releases the lock until another thread releases or notifies it; the caller holds it again afterwards.
     cdef int sleep(self) except -1
     # Wakes the threads that sleep.
     cdef void notify(self) noexcept
 
 
-# Holds a lock as long as it lives: its end cannot fail, as that of a `with` block can where memory is short.
+# Holds a lock until it is collected. That cannot fail, whereas the end of a `with` block can if memory is short.
 cdef class Held:
     cdef StateLock lock

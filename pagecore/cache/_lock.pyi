@@ -1,7 +1,8 @@
 from types import TracebackType
 from typing import Self
 
-class StateLock: ...
+class StateLock:
+    def __init__(self) -> None: ...
 
 class Held:
     def __init__(self, lock: StateLock) -> None: ...

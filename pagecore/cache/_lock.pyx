@@ -1,4 +1,4 @@
-"""The lock of a cache: re-entrant, and given back by calls that cannot fail."""
+"""The lock of a cache: re-entrant, and released by calls that cannot fail."""
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
@@ -12,7 +12,7 @@ _locks = weakref.WeakSet()
 
 
 cdef class StateLock:
-    """A lock that one thread holds, as often as it likes. In a forked child it is free, or the forking thread's."""
+    """A re-entrant lock. In a forked child it is free, unless the forking thread holds it."""
 
     def __init__(self):
         _locks.add(self)
@@ -37,7 +37,7 @@ cdef class StateLock:
         with nogil:
             self.native.wait(seen)
         self.native.end_waiting()
-        # The lock comes first, whatever a signal's handler raises: the caller gives it back.
+        # Acquire before checking for signals: the caller releases the lock even if a signal handler raises.
         while not self.native.try_acquire(PyThread_get_thread_ident()):
             seen = self.native.generation()
             self.native.begin_waiting()
@@ -56,7 +56,7 @@ cdef class StateLock:
 @cython.freelist(16)
 @cython.no_gc
 cdef class Held:
-    """A hold on a lock, given back when it is collected or its `with` block ends."""
+    """A hold on a lock, released when it is collected or when its `with` block ends."""
 
     def __cinit__(self, StateLock lock not None):
         lock.acquire()

@@ -5,7 +5,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache.swap import SwapSpace
+from pagecore.cache.swap.space import SwapSpace
 
 class Sequence:
     id: object

@@ -1,4 +1,4 @@
-"""A sequence: one request's growing list of tokens, as the user holds it."""
+"""Sequence: one request's growing list of tokens, as the user holds it."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -9,7 +9,7 @@ import numpy as np
 from pagecore.errors import InvalidSequence, NotEnoughMemory, ShapeError
 from pagecore.index._integers import int32_array
 
-# Each list of sequences that is checked has a number; a sequence that bears it already is listed twice.
+# Each checked list of sequences has a number; a sequence that already carries the number is listed twice.
 cdef uint64_t _num_lists = 0
 
 
@@ -17,32 +17,31 @@ def token_ids(tokens, name="token id"):
     """Return `tokens` as a fresh int32 array of rank 1."""
     array = int32_array(tokens, name, ShapeError)
     if array.ndim == 0:
-        raise ShapeError(f"{name}s are given as one number; give a list")
+        raise ShapeError(f"{name}s are a single number; pass a list")
     return array
 
 
 cdef class Sequence:
-    """One request's tokens and how far their keys and values are computed.
+    """The tokens of one request, and the number of them whose keys and values are computed.
 
-    A cache makes it (`PagedKVCache.add_sequence`, `fork`), and it is only good with that cache. As a context manager
-    it removes itself from the cache at the end of the block.
+    A cache makes it (`PagedKVCache.add_sequence`, `fork`), and only that cache accepts it. As a context manager it
+    removes itself from the cache at the end of the block.
 
     Attributes
     ----------
     id : object
-        The caller's name for it, or a number that the cache chose.
+        The caller's name for the sequence, or a number that the cache chose.
     row : int
-        Its row of the block tables; -1 while it is swapped out, and once it is removed.
+        Row of the block tables; -1 while the sequence is swapped out, and after it was removed.
     swap_space : SwapSpace or None
-        The space that holds its keys and values while it is swapped out.
+        The space that holds its keys and values while it is swapped out; else None.
     """
 
     def __cinit__(self, *_, **__):
         self.row = self.pending = -1
-        self.published = INT32_MAX
 
     def __init__(self, *_, **__):
-        raise InvalidSequence("a Sequence is made by a cache; use add_sequence or fork")
+        raise InvalidSequence("a Sequence cannot be made directly; use PagedKVCache.add_sequence or fork")
 
     def __dealloc__(self):
         free(self.ids)
@@ -70,33 +69,33 @@ cdef class Sequence:
 
     @property
     def num_tokens(self):
-        """Tokens whose ids are known."""
+        """Number of tokens whose ids are known."""
         return self.known
 
     @property
     def num_computed_tokens(self):
-        """Tokens whose key and value are written and valid."""
+        """Number of tokens whose key and value are written and valid."""
         return self.computed
 
     @property
     def num_cached_tokens(self):
-        """Of the computed tokens, those that came from the prefix cache."""
+        """Number of computed tokens that came from the prefix cache."""
         return self.cached
 
     @property
     def is_swapped(self):
-        """True while its keys and values are in a `SwapSpace` and not in the blocks of the cache."""
+        """True while the keys and values are in a `SwapSpace` instead of the blocks of the cache."""
         return self.swap_space is not None
 
     @property
     def capacity(self):
-        """Tokens that the blocks of this sequence have room for, in the scarcest group; 0 while it is swapped out."""
+        """Number of tokens that its blocks have room for, in the scarcest group; 0 while it is swapped out."""
         owner = live_owner(self)
         return 0 if self.swap_space is not None else owner.tables.capacity(self.row)
 
     @property
     def tokens(self):
-        """The known token ids, an int32 copy."""
+        """The known token ids: int32 ``[num_tokens]``, a copy."""
         cdef int32_t[::1] view
         ids = np.empty(self.known, np.int32)
         if self.known:
@@ -140,7 +139,7 @@ cdef Sequence require(object owner, object sequence, bint idle):
     cdef Sequence checked = <Sequence>sequence
     if checked.owner is not owner:
         live_owner(checked)
-        raise InvalidSequence(f"sequence {checked.id!r} belongs to another cache; use it with its own")
+        raise InvalidSequence(f"sequence {checked.id!r} belongs to another cache; pass it to the cache that made it")
     if idle and checked.pending >= 0:
         raise InvalidSequence(f"sequence {checked.id!r} has a step in flight; commit or abandon its batch first")
     if idle and checked.swap_space is not None:
@@ -150,21 +149,21 @@ cdef Sequence require(object owner, object sequence, bint idle):
 
 cdef list require_each(object owner, object sequences, bint idle):
     global _num_lists
-    # Lists grow by append: Cython's comprehensions free an element twice where memory runs out.
+    # append() instead of a comprehension: Cython's comprehensions free an element twice when memory runs out.
     cdef list checked = []
     cdef Sequence sequence
     for each in sequences:
         checked.append(require(owner, each, idle))
     _num_lists += 1
     for sequence in checked:
-        if sequence.seen == _num_lists:
-            raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; give each once, with all its tokens")
-        sequence.seen = _num_lists
+        if sequence.last_list == _num_lists:
+            raise InvalidSequence(f"sequence {sequence.id!r} is listed twice; list it once, with all its tokens")
+        sequence.last_list = _num_lists
     return checked
 
 
 def as_list(sequences):
-    """Return one sequence, or several, as a list."""
+    """Return one sequence, or an iterable of sequences, as a list."""
     if isinstance(sequences, Sequence):
         return [sequences]
     try:

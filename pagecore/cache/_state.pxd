@@ -2,9 +2,9 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache._lock cimport StateLock
-from pagecore.cache._prefix cimport PrefixCache
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
+from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_tables cimport BlockTables
 
 
@@ -13,29 +13,29 @@ cdef class CacheState:
     cdef readonly PrefixCache prefix        # None in a cache without one
     cdef readonly Tenants tenants           # None in a cache that does not scrub
     cdef readonly StateLock lock            # held by every operation
-    cdef readonly object removal            # removes a sequence: what leaving its context does
+    cdef readonly object removal            # removes a sequence when its context ends
     cdef dict names                         # sequence by id; entries whose sequence is not live are leftovers
     cdef list by_row                        # the sequence in each row; None for a free row
     cdef vector[int32_t] window_groups      # the groups with a window, and their windows
     cdef vector[int64_t] windows
     cdef readonly int32_t block_size
-    cdef readonly int32_t num_live          # sequences, those that are swapped out included
+    cdef readonly int32_t num_live          # sequences, including those that are swapped out
     cdef int32_t num_lost                   # steps whose batch was collected before it was committed or abandoned
     cdef readonly int64_t num_copied_blocks
     cdef int64_t next_number
 
-    # First in every operation, under the lock: asks the clock and gives up lost steps.
+    # First call of every operation, under the lock: reads the clock and gives up lost steps.
     cdef int begin(self) except -1
-    # First in every query: gives up lost steps, without the clock.
+    # First call of every query: gives up lost steps, without the clock.
     cdef int sweep(self) except -1
     # Waits until no other thread writes or attends with a step.
     cdef int wait_for(self, object step) except -1
-    # The first block of each group that the token at position `length` sees; 0 without a window.
+    # Writes the first block of each group that the token at position `length` sees; 0 without a window.
     cdef int list_first_visible(self, int64_t length, vector[int32_t]& out) except -1
-    # An unused id; a made-up number where it is None.
+    # Checks an id; returns an unused number for None.
     cdef object new_name(self, object name)
-    # Lists a sequence that is not live yet under its id; does nothing that shows.
+    # Lists a sequence under its id before it is live, which the caller cannot observe.
     cdef int reserve_name(self, Sequence sequence) except -1
-    # The same for a sequence that is not live any more.
+    # Unlists a sequence that is no longer live.
     cdef int drop_name(self, Sequence sequence) except -1
     cdef int sweep_names(self) except -1

@@ -2,8 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pagecore.cache._lock import StateLock
-from pagecore.cache._prefix import PrefixCache
 from pagecore.cache._sequence import Sequence
+from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.index import BlockTables
 
 class CacheState:
@@ -24,6 +24,10 @@ class CacheState:
     def lock(self) -> StateLock: ...
     @property
     def tenants(self) -> Any: ...
+    @property
+    def removal(self) -> Callable[[CacheState, Sequence], None]: ...
+    @property
+    def block_size(self) -> int: ...
     @property
     def num_scrubbed_blocks(self) -> int: ...
     @property

@@ -1,23 +1,23 @@
-"""The state of a paged cache: block tables, prefix cache, sequences and the lock that all operations take."""
+"""The native state of a paged cache: block tables, prefix cache, sequences and the lock that every operation takes."""
 
 from libc.stdint cimport INT32_MAX
 
 from pagecore.cache._lock cimport StateLock
-from pagecore.cache._prefix cimport PrefixCache
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
+from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_tables cimport BlockTables
 
 from pagecore.errors import InvalidSequence
 
 
 cdef class CacheState:
-    """Parts that the operations of a cache share.
+    """State that the operations of a cache share.
 
-    An operation plans first: it converts and checks its arguments, allocates, and may fail; nothing of that shows. Then
-    it commits by calls that cannot fail, allocate nothing and run no Python code, so that an exception (a
-    KeyboardInterrupt or MemoryError, too) finds the cache as it was before or as it is after. A sequence is live once
-    its `owner` is set.
+    An operation plans first: it converts and checks its arguments and allocates memory. It may fail there, and the
+    caller can observe nothing of it. Then it commits by calls that cannot fail, allocate nothing and run no Python
+    code. An exception, including KeyboardInterrupt and MemoryError, therefore leaves the cache either as before or as
+    after the operation. A sequence is live once its `owner` is set.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ cdef class CacheState:
     removal : callable
         Called with the state and a sequence when the context of the sequence ends.
     scrub : bool
-        Whether blocks are zeroed when they change hands across namespaces.
+        Zero a block when it passes from one namespace to another.
     """
 
     def __cinit__(
@@ -69,7 +69,7 @@ cdef class CacheState:
         return 0
 
     def give_up_lost(self):
-        """Give up the steps of batches that were collected, before the cache is looked at."""
+        """Give up the steps of batches that were collected, before the cache is read."""
         self.sweep()
 
     cdef int wait_for(self, object step) except -1:
@@ -95,17 +95,17 @@ cdef class CacheState:
             hash(name)
         except Exception as error:
             raise InvalidSequence(
-                f"id is {name!r}, which cannot be hashed ({error}); give a number, a string or a tuple"
+                f"id is {name!r}, which cannot be hashed ({error}); use a number, a string or a tuple"
             ) from None
         return name
 
     cdef int reserve_name(self, Sequence sequence) except -1:
-        # The only place that asks about ids: one that compares equal may run code of the caller.
+        # The only place that compares ids: a comparison may run code of the caller.
         cdef object there = self.names.setdefault(sequence.id, sequence)
         while there is not sequence:
             if (<Sequence>there).owner is not None:
                 raise InvalidSequence(
-                    f"a sequence {sequence.id!r} is in the cache; remove it first, or choose another id"
+                    f"sequence {sequence.id!r} is already in the cache; remove it first, or use another id"
                 )
             if self.names.get(sequence.id) is there:
                 del self.names[sequence.id]
@@ -126,7 +126,7 @@ cdef class CacheState:
         return 0
 
     def listed(self):
-        """Return the live sequences, in the order in which they came."""
+        """Return the live sequences in the order in which they were added."""
         live = []
         for each in self.names.values():
             if (<Sequence>each).owner is not None:
@@ -135,7 +135,7 @@ cdef class CacheState:
 
     @property
     def num_scrubbed_blocks(self):
-        """Blocks that steps have zeroed."""
+        """Number of blocks that steps have zeroed."""
         return 0 if self.tenants is None else self.tenants.num_scrubbed_blocks
 
     def find(self, id):

@@ -1,10 +1,11 @@
-"""The write of a static cache: the next tokens of a batch into one contiguous array a plane."""
+"""Writes of a static cache: the next tokens of a batch, into one contiguous array for each plane."""
 
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
-from pagecore.ops._checks cimport CPU, LAST_FLOAT, any_tensor, check_rank
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU
+from pagecore.ops._checks cimport any_tensor, check_rank
 from pagecore.ops._overlap cimport shares_memory
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from pagecore.arrays import cuda
 from pagecore.arrays.streams import await_producer, stream_handle
-from pagecore.arrays.uploads import placed
+from pagecore.arrays.uploads import to_device
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import write_kv
 from pagecore.storage.checks import shown
@@ -25,17 +26,23 @@ cdef enum:
 
 
 cdef class StaticRoom:
-    """Where the tokens of a static cache lie, and how many of them each layer has.
+    """The arrays of a static cache, and the number of tokens in each layer.
 
-    keys, values: [layers, batch, heads, length, dim], C-contiguous, of equal batch, heads and length, on one device.
-    lengths[i]: where the last update of layer i ended; written[i]: the farthest that any since `reset` ended.
+    Attributes
+    ----------
+    keys, values : Tensor
+        ``[layers, batch, heads, length, dim]``, C-contiguous, on one device; only `dim` may differ.
+    lengths : list of int
+        End of the last update of each layer.
+    written : list of int
+        Largest end of any update of each layer since `reset`.
     """
 
     cdef readonly Tensor keys
     cdef readonly Tensor values
     cdef readonly list lengths
     cdef readonly list written
-    cdef Tensor slots  # 0, 1, 2 ..., as many as were ever needed; on a device as many as can be
+    cdef Tensor slots  # 0, 1, 2 ...; grows on the host, and has the largest needed size on a device
 
     def __init__(self, Tensor keys not None, Tensor values not None):
         self.keys = keys
@@ -43,10 +50,10 @@ cdef class StaticRoom:
         self.lengths = [0] * keys.shape[0]
         self.written = [0] * keys.shape[0]
         most = 1 if keys.device_type == CPU else keys.shape_[1] * max(keys.shape_[2], keys.shape_[3])
-        self.slots = placed(np.arange(most), keys.device)
+        self.slots = to_device(np.arange(most), keys.device)
 
     def reset(self, stream=None):
-        """Forget every token, and zero what was written."""
+        """Forget every token, and zero the written part."""
         handle = self.stream_of(stream, None)
         for index, end in enumerate(self.written):
             for array in (self.keys, self.values):
@@ -60,9 +67,9 @@ cdef class StaticRoom:
     def update(
             self, Py_ssize_t index, object key, object value, object position, object stream=None,
             bint is_fixed=True):
-        """Write key and value ``[batch, heads, tokens, dim]`` from `position` on; views of everything up to them.
+        """Write ``[batch, heads, tokens, dim]`` arrays from `position` on; return views of all tokens up to them.
 
-        `is_fixed`: the caller gave the position as a number, not as an array that may hold another one later.
+        `is_fixed` is False if the caller passed the position as an array, whose value may change between graph replays.
         """
         cdef Tensor keys = self.fitting(key, "key", self.keys), values = self.fitting(value, "value", self.values)
         cdef int64_t batch = keys.shape_[BATCH], count = keys.shape_[TOKENS]
@@ -75,9 +82,9 @@ cdef class StaticRoom:
         if handle is not None:
             if not is_fixed and cuda.runtime().is_capturing(handle):
                 raise UnsupportedOption(
-                    f"position is an array and stream {handle:#x} is being captured; the graph would write at position "
-                    f"{position} whatever the array holds later: pass an int and capture a graph for each position, or "
-                    "use a PagedKVCache, whose slots are read on the device"
+                    f"position is an array and stream {handle:#x} is being captured; every replay would write at "
+                    f"position {position}, even after the array changes: pass an int and capture a graph for each "
+                    "position, or use a PagedKVCache, whose slots are read on the device"
                 )
             await_producer(key, handle)
             await_producer(value, handle)
@@ -89,7 +96,7 @@ cdef class StaticRoom:
             self.values, index, 0, batch, 0, end, False)
 
     def stream_of(self, stream, example):
-        """The handle of the stream that a call works on; None on the host, which has none."""
+        """Return the handle of the stream of a call; None on the host."""
         if self.keys.device_type != CPU:
             return stream_handle(stream, example, self.keys.device_id)
         if stream is not None:
@@ -97,10 +104,10 @@ cdef class StaticRoom:
         return None
 
     cdef Tensor fitting(self, object array, str name, Tensor room):
-        """The array without a copy, its shape one that `room` takes."""
+        """Return the array as a tensor without a copy; raise an error unless its shape fits `room`."""
         cdef Tensor tensor = any_tensor(array, name)
         if tensor.device_type != room.device_type or tensor.device_id != room.device_id:
-            raise DeviceError(f"{name} is on {tensor.device} and the cache on {room.device}: pass a copy there")
+            raise DeviceError(f"{name} is on {tensor.device} and the cache on {room.device}: copy it there first")
         if tensor.dtype_code > LAST_FLOAT:
             raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
         check_rank(tensor, name, 4, "[batch, num_kv_heads, tokens, head_dim]")
@@ -117,7 +124,7 @@ cdef class StaticRoom:
         return tensor
 
     cdef int64_t begin(self, object position, int64_t count) except -1:
-        """`position` as the first slot of `count` tokens that all have room."""
+        """Return `position`; raise ShapeError unless `count` tokens fit from there on."""
         cdef int64_t length = self.keys.shape_[3]
         if not 0 <= position <= length - count:
             raise ShapeError(
@@ -127,7 +134,7 @@ cdef class StaticRoom:
         return position
 
     cdef Tensor readable(self, Tensor tensor):
-        """The tensor, or a copy where the write cannot read it: gaps in the last axis, odd addresses, our memory."""
+        """Return the tensor, or a copy if it has gaps in its last axis, is misaligned, or aliases the cache."""
         cdef int64_t odd = <int64_t>tensor.data | tensor.strides_[0] | tensor.strides_[1] | tensor.strides_[2]
         if (
             last_axis_contiguous(tensor)
@@ -138,23 +145,23 @@ cdef class StaticRoom:
             return tensor
         if self.keys.device_type != CPU:
             raise UnsupportedOption(
-                f"an array of shape {tensor.shape} and strides {tensor.strides} bytes is given; on a device its last "
-                "axis must be contiguous, and it must be no view of this cache: pass a copy"
+                f"an array has shape {tensor.shape} and strides of {tensor.strides} bytes; on a device its last axis "
+                "must be contiguous, and it must not be a view of this cache: pass a copy"
             )
         cdef Tensor copied = new_tensor(4, tensor.shape_, tensor.dtype_code, False)
         copied.numpy()[...] = tensor.numpy()
         return copied
 
     cdef int write(self, Py_ssize_t index, Tensor key, Tensor value, int64_t begin, object stream) except -1:
-        """A slot-mapped write whose tokens are two axes of the source, merged.
+        """Write by a slot-mapped scatter, whose row axis is two merged axes of the source.
 
             tokens next  source [batch * tokens, heads, dim]  target [batch, tokens, heads, dim]
             heads next   source [batch * heads, tokens, dim]  target [batch, heads, tokens, dim]
 
-        The target is the place of the new tokens, seen as blocks by slots, so that row i of the source has slot i.
-        Tokens come next where those of a head lie farther apart than the heads of a token, as a projection leaves them,
-        and in decode, where any strides can be merged; else a head's tokens are one run. Where the strides forbid the
-        merge, each sequence is a call of its own.
+        The target is the region of the new tokens, viewed as blocks of slots, so that row i of the source has slot i.
+        Tokens come next if the stride of tokens is at least that of heads, as in the output of a projection, and in
+        decode, where any strides can be merged. Otherwise heads come next, and the tokens of a head are contiguous. If
+        the strides do not allow the merge, each sequence is written by a separate call.
         """
         cdef int64_t batch = key.shape_[BATCH], end = begin + key.shape_[TOKENS], i
         cdef bint tokens_next = key.shape_[TOKENS] == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
@@ -184,7 +191,7 @@ cdef class StaticRoom:
     cdef Tensor part(
             self, Tensor array, Py_ssize_t index, int64_t first, int64_t batch, int64_t begin, int64_t end,
             bint tokens_next):
-        """`batch` sequences from `first` on, tokens `begin` to `end`, of one layer of an array."""
+        """Return the view of `batch` sequences from `first` on, tokens [begin, end), of one layer of an array."""
         cdef ArrayView view = array.view()
         cdef int heads = 2 if tokens_next else 1
         cdef int tokens = 3 - heads
@@ -197,24 +204,24 @@ cdef class StaticRoom:
         return tensor_of(view, array.owner)
 
     cdef Tensor first_slots(self, int64_t count):
-        """0, 1, 2 ...: a prefix of one array, which grows by doubling."""
+        """Return the slots 0 to ``count - 1``: a prefix of one array, which grows by doubling."""
         cdef Tensor slots = self.slots
         if count > slots.shape_[0]:
-            self.slots = slots = placed(np.arange(max(count, 2 * slots.shape_[0])), self.keys.device)
+            self.slots = slots = to_device(np.arange(max(count, 2 * slots.shape_[0])), self.keys.device)
         cdef ArrayView view = slots.view()
         view.shape[0] = count
         return tensor_of(view, slots.owner)
 
 
 cdef bint is_merged(Tensor tensor, int axis) noexcept:
-    """Whether the axes batch and `axis` can be walked as one."""
+    """Return True if the axes batch and `axis` can be merged into one."""
     if tensor.shape_[BATCH] <= 1 or tensor.shape_[axis] == 1:
         return True
     return tensor.strides_[BATCH] == tensor.shape_[axis] * tensor.strides_[axis]
 
 
 cdef Tensor merged(Tensor tensor, int axis, int64_t first, int64_t batch):
-    """``[batch * axis, the other, dim]`` of `batch` sequences from `first` on."""
+    """Return the view ``[batch * axis, the other axis, dim]`` of `batch` sequences from `first` on."""
     cdef ArrayView view = tensor.view()
     cdef int other = HEADS + TOKENS - axis
     view.data += first * tensor.strides_[BATCH]

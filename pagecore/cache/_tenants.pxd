@@ -8,26 +8,26 @@ from pagecore.index._block_tables cimport BlockCopy, BlockTables
 cdef class Tenants:
     cdef BlockTables tables
     cdef int32_t block_size
-    cdef vector[vector[int64_t]] last       # of each group and block: the tenant whose numbers it may hold, or a mark
+    cdef vector[vector[int64_t]] last       # of each group and block: the tenant whose values it may hold, or a mark
     cdef readonly dict numbers              # number of a tenant by the key of its namespace
     cdef int64_t next_number
-    cdef size_t limit                       # names that are kept before those without a block are forgotten
+    cdef size_t limit                       # number of namespaces at which those without a block are forgotten
     cdef readonly int64_t num_scrubbed_blocks
 
-    # The number of a namespace's tenant; `key` is that of `key_of`, or None for sequences without a namespace.
+    # Returns the tenant's number; `key` is the result of `key_of`, or None for sequences without a namespace.
     cdef int64_t number_of(self, object key) except -1
-    # Before a step: for each row and group, how many blocks it has from that of its next token on, and their ids.
+    # Before a step takes blocks: lists the number of blocks from the next token's on, and their ids, by row and group.
     cdef int note_held(self, list sequences, vector[int32_t]& held) except -1
-    # Once it has its blocks: those to be zeroed, as pairs whose target is the block. Targets of copies are in doubt.
+    # After it took them: lists the blocks to be zeroed, as the targets of pairs, and marks targets of copies doubtful.
     cdef int list_stale(
         self, list sequences, const vector[int32_t]& held, const vector[vector[BlockCopy]]& copies,
         vector[vector[BlockCopy]]& stale
     ) except -1
-    # Once they are zeroed and copied: from its next token on a row holds its own tenant's numbers.
+    # After the blocks are zeroed and copied: marks the blocks from each row's next token on with the row's tenant.
     cdef void settle(self, list sequences, const vector[vector[BlockCopy]]& stale) noexcept
-    # Blocks that are about to be overwritten as a whole, by any tenant.
+    # Marks blocks that are about to be overwritten as a whole as doubtful.
     cdef void doubt(self, const vector[vector[int32_t]]& blocks) noexcept
-    # A row whose blocks were all overwritten as a whole.
+    # Marks the blocks of a row that were all overwritten as a whole with its tenant.
     cdef void own_row(self, int32_t row, int64_t tenant) noexcept
     cdef void mark(self, int32_t row, size_t first, int64_t tenant) noexcept
     cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies) noexcept

@@ -1,17 +1,17 @@
-"""Tenants of the blocks of a cache that scrubs: whose numbers each block may still hold.
+"""Tenants of blocks in a cache that scrubs: the namespace whose values each block may still hold.
 
-A tenant is a namespace, by number. A block that a step takes is zeroed first where its last tenant is another one:
+A tenant is the number of a namespace. Before a step takes a block, it zeroes the block if another tenant used it last:
 
-    mark of the block       the step's tenant is 7
-    CLEAN                   holds zeros: taken as it is
-    7                       holds zeros and numbers of its own: taken as it is
-    5, or DOUBTFUL          zeroed, in every plane of every layer
+    mark of the block       action for a step of tenant 7
+    CLEAN                   none: the block holds zeros
+    7                       none: the block holds zeros and values of tenant 7
+    5, or DOUBTFUL          zero the block in every plane of every layer
 
-T1: a block that is marked with a tenant holds zeros and that tenant's numbers, in every slot.
-T2: a block that a row holds is marked with a tenant: that of the row, or an older number of the same namespace.
+T1: A block that is marked with a tenant holds zeros and that tenant's values, in every slot.
+T2: A block that a row holds is marked with a tenant: that of the row, or an older number of the same namespace.
 
-A namespace whose number was forgotten gets a new one, so that its old blocks are zeroed without need: T1 holds all the
-same. Numbers are never used twice.
+A namespace whose number was forgotten gets a new number. Its old blocks are then zeroed unnecessarily, and T1 still
+holds. Numbers are never reused.
 """
 
 from libc.stdint cimport int32_t, int64_t
@@ -27,11 +27,11 @@ from pagecore.errors import PagecoreError
 cdef enum:
     CLEAN = 0
     DOUBTFUL = -1
-    COPIED = -2  # within a call: in doubt, but overwritten by a copy and not to be zeroed
-    # Of the pairs that zero a block: any block of a source that has zeros only.
+    COPIED = -2  # within one call: doubtful, but a copy overwrites the block, so that it is not zeroed
+    # Source block of the pairs that zero a block; all blocks of that source are zeros.
     ZEROS = 1
     MIN_NAMES = 4096
-    BLOCKS_PER_NAME = 16  # so that to look for names without a block costs O(1) for each new name
+    BLOCKS_PER_NAME = 16  # makes the search for namespaces without a block O(1) per new namespace
 
 
 cdef class Tenants:
@@ -40,12 +40,12 @@ cdef class Tenants:
     Parameters
     ----------
     tables : BlockTables
-        Of a cache whose memory is zeroed.
+        Tables of a cache whose memory contains only zeros.
 
     Attributes
     ----------
     num_scrubbed_blocks : int
-        Blocks that steps have zeroed.
+        Number of blocks that steps have zeroed.
     """
 
     def __cinit__(self, BlockTables tables not None):
@@ -77,7 +77,7 @@ cdef class Tenants:
         return number
 
     cdef int forget_unused(self) except -1:
-        """Forget the namespaces that have no block."""
+        """Forget the namespaces that are not the mark of any block."""
         cdef vector[int64_t] used
         cdef size_t group
         for group in range(self.last.size()):
@@ -125,7 +125,7 @@ cdef class Tenants:
     cdef int compare_rows(
         self, list sequences, const vector[int32_t]& held, vector[vector[BlockCopy]]& stale
     ) except -1:
-        """List the blocks that rows have now and had not when they were noted, unless they are clean."""
+        """List the blocks that rows took since `note_held`, unless they are clean for the row's tenant."""
         cdef size_t group, k, first, kept, place = 0
         cdef Int32s row
         cdef BlockCopy pair
@@ -146,14 +146,14 @@ cdef class Tenants:
         return 0
 
     cdef size_t first_block(self, Sequence sequence) noexcept:
-        """Index of the block of the sequence's next token."""
+        """Return the index of the block of the sequence's next token."""
         return <size_t>sequence.computed // <size_t>self.block_size
 
     cdef bint is_clean_for(self, int64_t tenant, int64_t last) noexcept:
         return last == tenant or last == CLEAN or last == COPIED
 
     cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies) noexcept:
-        """Mark the targets of copies on write, which may stop half-way, so that they hold what was there, too."""
+        """Mark the targets of copies on write; a copy may stop half-way and leave some of the old values."""
         cdef size_t group, k
         cdef int64_t there, tenant
         for group in range(copies.size()):
@@ -203,7 +203,7 @@ cdef class Tenants:
     # -- for Python ------------------------------------------------------------------------------------------------
 
     def check_invariants(self, sequences):
-        """Raise PagecoreError where a block of a row is not marked with a tenant."""
+        """Raise PagecoreError if a block of a row is not marked with a tenant."""
         cdef size_t group, k
         cdef Int32s blocks
         cdef Sequence sequence
@@ -215,5 +215,5 @@ cdef class Tenants:
                 for k in range(blocks.size()):
                     if blocks[k] != 0 and self.last[group][blocks[k]] <= CLEAN:
                         raise PagecoreError(
-                            f"{sequence!r} holds block {blocks[k]} of group {group}, which is marked with no tenant"
+                            f"{sequence!r} holds block {blocks[k]} of group {group}, which is not marked with a tenant"
                         )

@@ -1,4 +1,4 @@
-"""Memory of the caller for a paged cache: the buffers of each group, and how many blocks they hold."""
+"""Memory of the caller for a paged cache: the buffers of each group, and the blocks that they hold."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def buffers_of(
     memory: object,
     device: str,
 ) -> list[list[Tensor]] | None:
-    """The caller's arrays for each group, in the order of its layout's buffers; None where none are given.
+    """Return the caller's arrays of each group as tensors, in the order of its layout's buffers; None without buffers.
 
-    Each array is asked for its memory once: a DLPack capsule cannot be read again.
+    Each array is imported once: a DLPack capsule can be read only once.
 
     Raises
     ------
     UnsupportedOption
-        Buffers of a cache without bytes.
+        Buffers for a cache without bytes.
     ShapeError
-        Buffers and a budget at once, another number of entries than groups, or of arrays than buffers.
+        Both buffers and a budget, or the wrong number of entries or arrays.
     PagecoreError
-        Whatever `as_tensor` refuses.
+        The errors of `as_tensor`.
     """
     if buffers is None:
         return None
@@ -41,8 +41,8 @@ def buffers_of(
         raise UnsupportedOption("buffers are given, but device is 'none': such a cache has no bytes; leave buffers out")
     if memory is not None:
         raise ShapeError(
-            f"buffers are given and memory is {shown(memory)}; buffers have a size of their own: give num_blocks, or "
-            "neither"
+            f"buffers are given and memory is {shown(memory)}, but buffers have a fixed size: leave memory out, or "
+            "give num_blocks"
         )
     return [
         tensors_of(given, _one_block(group, block_size, layout), device)
@@ -53,7 +53,7 @@ def buffers_of(
 def count_adopted(
     given: Listed[Listed[Tensor]], groups: Listed[Group], block_size: int, layout: str | KVLayout | None
 ) -> list[int]:
-    """Blocks of each group that its buffers hold.
+    """Return the number of blocks that the buffers of each group hold.
 
     Raises
     ------
@@ -67,14 +67,14 @@ def count_adopted(
         if held < 2:
             raise NotEnoughMemory(
                 f"the buffers of group {number} hold {held} blocks of {group.bytes_per_block(block_size)} bytes; at "
-                "least 2 are needed, the null block and one to give: pass larger ones, or make block_size smaller"
+                "least 2 are needed, including the null block: pass larger buffers, or make block_size smaller"
             )
         counts.append(min(held, INT32_MAX))
     return counts
 
 
 def refuse_shared(pools: Listed[KVPool]) -> None:
-    """Refuse buffers of different groups that share memory."""
+    """Raise UnsupportedOption if buffers of different groups share memory."""
     refuse_overlap(
         Span(f"{span.name} of group {number}", span.begin, span.end)
         for number, pool in enumerate(pools)
@@ -88,7 +88,7 @@ def _one_block(group: Group, block_size: int, layout: str | KVLayout | None) -> 
 
 
 def _split(buffers: object, num_groups: int) -> list[object]:
-    """One entry for each group; those of the only group may also be given by themselves."""
+    """Return one entry for each group; the entry of a single group may be given without a list."""
     listed = list(buffers) if isinstance(buffers, list | tuple) else None
     if num_groups == 1:
         is_wrapped = listed is not None and len(listed) == 1 and isinstance(listed[0], Mapping | list | tuple)

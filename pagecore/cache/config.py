@@ -1,8 +1,9 @@
-"""What a cache is to be, as values: to be kept in a file, compared, and made into a cache for any model."""
+"""Configurations of caches: values that can be stored, compared, and made into a cache for any model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, overload
@@ -21,42 +22,48 @@ from pagecore.storage.checks import require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 
-# Of what is free, where a config says neither blocks nor memory.
+# Fraction of the free memory for a config without num_blocks and memory.
 DEFAULT_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
 class PagedCacheConfig:
-    """Everything about a `PagedKVCache` but the model, the clock and memory of the caller.
+    """All options of a `PagedKVCache` except the model, the clock and memory of the caller.
+
+    Configs are values: validated when made, compared by their fields, and hashable.
 
     Parameters
     ----------
     block_size : int
-        Tokens a block.
+        Tokens per block.
     num_blocks : int or list of int, optional
-        Blocks of each group, the null block counted. Exclusive with `memory`.
+        Blocks of each group, including the null block. Exclusive with `memory`.
     memory : int, str or float, optional
-        Bytes, "8GiB", or the fraction of what is free. Half of what is free where `num_blocks` is not given either.
+        Bytes, "8GiB", or a fraction of the free memory. By default without `num_blocks`: half of the free memory.
     max_sequences : int
-        Rows of the block tables.
+        Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
-        Room of a row. None or 0 is the model's longest, or what the smallest pool holds where that is not known.
+        Capacity of a row. None or 0 means the model's maximum length, or the capacity of the smallest pool if that
+        length is unknown.
     device : str
-        "cpu", "cuda" (which is "cuda:0"), another CUDA device, or "none" for a cache without bytes.
+        "cpu", "cuda" (short for "cuda:0"), another CUDA device, or "none" for a cache without bytes.
     layout : str or KVLayout, optional
-        How the pools lie in memory; "layerwise" by default.
+        Memory layout of the pools; "layerwise" by default.
     prefix_cache : bool
-        Keep what sequences have computed, and let others that begin alike reuse it.
+        Keep computed blocks, and reuse them for sequences with the same prefix.
     eviction_policy : str
-        Which cached blocks go first when blocks are short: "lru" and others, see `PagedKVCache`.
+        Order in which cached blocks are evicted: "lru" and others, see `PagedKVCache`.
     index_dtype : {"int64", "int32"}
         Dtype of slot mappings.
     dtype : str or anything that names a dtype
-        What key and value are stored as; "auto" takes the model's, any other replaces it in every layer.
+        Dtype of keys and values; "auto" keeps that of the specs, any other replaces it in every layer.
     scrub : bool
-        Zero blocks that change hands between namespaces, see `PagedKVCache`.
+        Zero a block when it passes from one namespace to another, see `PagedKVCache`.
 
-    A value: checked when it is made, equal to another with the same fields, and hashable.
+    Raises
+    ------
+    ShapeError, UnsupportedOption, UnsupportedDtype, DeviceError
+        Invalid options.
     """
 
     block_size: int = 16
@@ -98,20 +105,25 @@ class PagedCacheConfig:
 
 @dataclass(frozen=True)
 class StaticCacheConfig:
-    """Everything about a `StaticKVCache` but the model.
+    """All options of a `StaticKVCache` except the model.
+
+    Configs are values: validated when made, compared by their fields, and hashable.
 
     Parameters
     ----------
     max_batch_size : int
-        Sequences that there is room for.
+        Maximum number of sequences.
     max_length : int, optional
-        Tokens of each; the model's longest where it is None or 0, or where it is more than that.
+        Maximum number of tokens of each. None or 0 means the model's maximum length, which also limits other values.
     device : str
-        "cpu", "cuda" (which is "cuda:0") or another CUDA device.
+        "cpu", "cuda" (short for "cuda:0") or another CUDA device.
     dtype : str or anything that names a dtype
-        What key and value are stored as; "auto" takes the model's, any other replaces it in every layer.
+        Dtype of keys and values; "auto" keeps that of the specs, any other replaces it in every layer.
 
-    A value: checked when it is made, equal to another with the same fields, and hashable.
+    Raises
+    ------
+    ShapeError, UnsupportedDtype, DeviceError
+        Invalid options.
     """
 
     max_batch_size: int = 1
@@ -127,19 +139,19 @@ class StaticCacheConfig:
 
 
 def effective_length(configured: SupportsIndex | None, model_maximum: SupportsIndex | None) -> int:
-    """How many tokens of a sequence a cache is to hold: what is configured, at most what the model can use.
+    """Return the smaller of a configured length and the model's maximum length, in tokens.
 
     Parameters
     ----------
     configured : int or None
-        None or 0 is the model's longest.
+        None or 0 means the model's maximum length.
     model_maximum : int or None
-        The model's longest; None where it is not known, and `configured` alone decides.
+        The model's maximum length; None if it is unknown, so that `configured` alone decides.
 
     Raises
     ------
     ShapeError
-        A negative number, a model of no length, or neither of the two.
+        A negative length, a maximum of 0, or neither length given.
 
     Examples
     --------
@@ -150,7 +162,9 @@ def effective_length(configured: SupportsIndex | None, model_maximum: SupportsIn
     wanted = _optional_length("configured length", configured)
     if model_maximum is None:
         if wanted is None:
-            raise ShapeError(f"the configured length is {configured} and the model's is not known; give one of the two")
+            raise ShapeError(
+                f"the configured length is {configured} and the model's maximum length is unknown; give one of them"
+            )
         return wanted
     longest = require_int("model maximum", model_maximum, max=None)
     return longest if wanted is None else min(wanted, longest)
@@ -164,6 +178,8 @@ def make_cache(
     num_layers: int | None = None,
     parallel: TensorParallel | None = None,
     model_max_length: int | None = None,
+    buffers: object = None,
+    clock: Callable[[], float] | None = None,
 ) -> PagedKVCache: ...
 @overload
 def make_cache(
@@ -181,32 +197,39 @@ def make_cache(
     num_layers: int | None = None,
     parallel: TensorParallel | None = None,
     model_max_length: int | None = None,
+    buffers: object = None,
+    clock: Callable[[], float] | None = None,
 ) -> PagedKVCache | StaticKVCache:
-    """The cache that a config describes, for one model.
+    """Make the cache that a config describes, for one model.
 
     Parameters
     ----------
     config : PagedCacheConfig or StaticCacheConfig
     layers : spec or list of specs
-        The whole model's: one spec for all layers (with `num_layers`), or one spec or `Alias` for each.
+        Specs of the whole model: one spec for all layers (with `num_layers`), or one spec or `Alias` per layer.
     num_layers : int, optional
-        How often a single spec is repeated; 1 by default.
+        Number of layers for a single spec; 1 by default.
     parallel : TensorParallel, optional
-        Which rank of how many the cache serves.
+        The rank that the cache serves.
     model_max_length : int, optional
-        The longest sequence that the model serves; bounds what the config says, see `effective_length`.
+        The longest sequence that the model supports; limits the length of the config, see `effective_length`.
+    buffers : optional
+        Memory of the caller for a paged cache, see `PagedKVCache`. If the config has neither `num_blocks` nor `memory`,
+        each group has the number of blocks that its buffers hold.
+    clock : callable, optional
+        Clock of a paged cache, see `PagedKVCache`.
 
     Returns
     -------
     PagedKVCache or StaticKVCache
-        Both are a `KVCache`.
+        Both implement `KVCache`.
 
     Raises
     ------
     UnsupportedOption
-        A config of another kind, or a spec that cannot be stored as another dtype.
+        A config of another type; a spec that cannot be stored as another dtype; buffers or a clock for a static cache.
     PagecoreError
-        Whatever the cache refuses.
+        The errors of the cache.
 
     Examples
     --------
@@ -216,23 +239,27 @@ def make_cache(
     ((1, 8, 256, 64), DType('float32'))
     """
     if isinstance(config, StaticCacheConfig):
+        for name, given in (("buffers", buffers), ("clock", clock)):
+            if given is not None:
+                raise UnsupportedOption(f"{name} is given for a static cache; leave it out, or use a PagedCacheConfig")
         length = effective_length(config.max_length, model_max_length)
         stored = _stored_as(layers, config.dtype)
         return StaticKVCache(stored, num_layers, config.max_batch_size, length, config.device, parallel)
-    given: object = config
-    if not isinstance(given, PagedCacheConfig):
-        raise UnsupportedOption(f"config is {shown(given)}; give a PagedCacheConfig or a StaticCacheConfig")
-    room = config.max_tokens_per_sequence
+    paged: object = config
+    if not isinstance(paged, PagedCacheConfig):
+        raise UnsupportedOption(f"config is {shown(paged)}; give a PagedCacheConfig or a StaticCacheConfig")
+    max_tokens = config.max_tokens_per_sequence
     if model_max_length is not None:
-        room = effective_length(room, model_max_length)
+        max_tokens = effective_length(max_tokens, model_max_length)
+    has_size = config.num_blocks is not None or config.memory is not None or buffers is not None
     return PagedKVCache(
         _stored_as(layers, config.dtype),
         num_layers=num_layers,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
-        memory=DEFAULT_MEMORY if config.num_blocks is None and config.memory is None else config.memory,
+        memory=config.memory if has_size else DEFAULT_MEMORY,
         max_sequences=config.max_sequences,
-        max_tokens_per_sequence=room,
+        max_tokens_per_sequence=max_tokens,
         device=config.device,
         layout=config.layout,
         parallel=parallel,
@@ -240,11 +267,13 @@ def make_cache(
         eviction_policy=config.eviction_policy,
         index_dtype=config.index_dtype,
         scrub=config.scrub,
+        buffers=buffers,
+        clock=time.monotonic if clock is None else clock,
     )
 
 
 def _stored_as(layers: Layers, dtype: DType | str) -> Layers:
-    """`layers` with every spec's dtype replaced; what is no spec stays, for the cache to refuse by its place."""
+    """Return `layers` with the dtype of every spec replaced; the cache refuses other entries by their position."""
     if dtype == "auto":
         return layers
     if isinstance(layers, Spec):
@@ -259,11 +288,12 @@ def _with_dtype(spec: Spec, dtype: DType | str) -> Spec:
     change: Any = getattr(spec, "with_dtype", None)
     if not callable(change):
         raise UnsupportedOption(
-            f"dtype is {str(dtype)!r}, but a {type(spec).__name__} has no method with_dtype(dtype); use dtype='auto'"
+            f"dtype is {str(dtype)!r}, but a {type(spec).__name__} has no method with_dtype(dtype); add one, or use "
+            "dtype='auto'"
         )
     changed: object = change(dtype)
     if not isinstance(changed, Spec):
-        raise UnsupportedOption(f"with_dtype of {type(spec).__name__} gave {changed!r}; it must give a spec")
+        raise UnsupportedOption(f"with_dtype of {type(spec).__name__} returned {changed!r}; it must return a spec")
     return changed
 
 
@@ -273,7 +303,7 @@ def _dtype_or_auto(dtype: object) -> DType | str:
     try:
         return as_dtype(dtype)
     except UnsupportedDtype as error:
-        raise UnsupportedDtype(f"{error}; or 'auto', which takes the model's") from None
+        raise UnsupportedDtype(f"{error}; or 'auto', which keeps that of the specs") from None
 
 
 def _optional_length(name: str, length: SupportsIndex | None) -> int | None:

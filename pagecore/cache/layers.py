@@ -1,4 +1,4 @@
-"""Which layers share a group: its pool, block table and slot mapping."""
+"""Groups of layers that share a pool, a block table and a slot mapping."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from pagecore.storage.spec import check_spec, is_spec, window_of
 
 @dataclass(frozen=True)
 class Alias:
-    """A layer that stores nothing of its own: it reads what layer `layer` stored (cross-layer sharing)."""
+    """A layer that stores nothing of its own and reads the planes of layer `layer` (cross-layer sharing)."""
 
     layer: int
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that store and look back alike.
+    """Layers with equal planes, window and number of query heads.
 
-    `spec` is that of the first of them; `num_layers` counts those that store, aliases not among them.
+    Attributes
+    ----------
+    spec : Spec
+        Spec of the first layer.
+    num_layers : int
+        Layers that store planes; aliases are not counted.
     """
 
     spec: Spec
@@ -33,17 +38,17 @@ class Group:
 
     @property
     def window(self) -> int | None:
-        """How many keys a query sees, itself included; None for all."""
+        """Number of keys that a query sees, including its own; None for all."""
         return window_of(self.spec)
 
     def bytes_per_block(self, block_size: int) -> int:
-        """Bytes of one block in all layers of the group."""
+        """Return the bytes of one block in all layers of the group."""
         return bytes_per_block(self.spec, self.num_layers, block_size)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Where a model layer's key and value are: layer `index` of the pool of `group`."""
+    """The place of a model layer: layer `index` of the pool of `group`."""
 
     spec: Spec
     group: int
@@ -56,11 +61,18 @@ Layers = Spec | Sequence[Spec | Alias]
 def arrange(
     layers: Layers, num_layers: int | None, parallel: TensorParallel, *, attends: bool = False
 ) -> tuple[list[Layer], list[Group]]:
-    """Place every model layer in a group; `layers` says the whole model, what is placed is the rank's part of it.
+    """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
-    Layers are in one group when their planes, window and query heads are equal; what only attention looks at (scale,
-    softcap, sinks) may differ between the layers of a group. The order of groups is that of their first layers. Every
-    spec is checked by `check_spec`; `attends` is whether write and attend are to serve it.
+    Layers are in one group if their planes, window and number of query heads are equal. Options that only attention
+    uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
+
+    Parameters
+    ----------
+    layers, num_layers
+        Specs of the whole model, as for `PagedKVCache`.
+    parallel : TensorParallel
+    attends : bool
+        Require that `write` and `attend` can serve the specs; see `check_spec`.
     """
     given = _listed(layers, num_layers)
     placed: list[Layer] = []
@@ -87,12 +99,12 @@ def arrange(
 
 
 def layer_number(layer: SupportsIndex, num_layers: int) -> int:
-    """`layer` as an int, refused where there is no such model layer."""
+    """Return `layer` as an int; raise ShapeError if the cache does not have that model layer."""
     return member("layer", layer, num_layers, "the cache")
 
 
 def group_number(group: SupportsIndex, num_groups: int) -> int:
-    """`group` as an int, refused where the cache has no such group of layers."""
+    """Return `group` as an int; raise ShapeError if the cache does not have that group."""
     return member("group", group, num_groups, "the cache")
 
 
@@ -104,7 +116,7 @@ def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
     try:
         listed = list(layers)
     except TypeError:
-        raise UnsupportedOption(f"layers is {shown(layers)}; give a spec, or a list with one a layer") from None
+        raise UnsupportedOption(f"layers is {shown(layers)}; give a spec, or a list with one spec per layer") from None
     if not listed:
         raise ShapeError("layers is empty; give at least one spec")
     if num_layers is not None and require_int("num_layers", num_layers, max=None) != len(listed):
@@ -113,7 +125,7 @@ def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
 
 
 def _checked(entry: Spec, position: int, parallel: TensorParallel, attends: bool) -> Spec:
-    """The rank's part of a layer's spec, which the cache can serve."""
+    """Return the rank's part of a layer's spec; raise an error if the cache cannot serve it."""
     if not is_spec(entry):
         raise UnsupportedOption(f"layer {position} is {shown(entry)}; give a spec such as AttentionSpec, or an Alias")
     spec = parallel.shard(entry)

@@ -1,4 +1,4 @@
-"""What a cache can be: options that this version serves, and how many blocks each group gets."""
+"""Limits of a paged cache: checks of its options, and the number of blocks of each group."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from pagecore.storage.pool import blocks_within
 
 
 def refuse_unserved(prefix_cache: bool, eviction_policy: str) -> None:
-    """Refuse by name what this version does not serve."""
+    """Raise UnsupportedOption for a `prefix_cache` or `eviction_policy` that this version does not serve."""
     flag("prefix_cache", prefix_cache)
     if not (isinstance(eviction_policy, str) and eviction_policy in POLICIES):
         raise UnsupportedOption(f"eviction_policy is {shown(eviction_policy)}; use one of {', '.join(POLICIES)}")
 
 
 def scrub_option(scrub: bool, device: str) -> bool:
-    """Return whether blocks are zeroed; UnsupportedOption where the cache has no bytes to zero."""
+    """Return `scrub` as a bool; raise UnsupportedOption for True with a cache that has no bytes to zero."""
     if flag("scrub", scrub) and device == "none":
         raise UnsupportedOption(
-            "scrub is True, but device is 'none': such a cache has no bytes to zero; leave scrub out, and zero blocks "
-            "where their bytes are"
+            "scrub is True, but device is 'none': such a cache has no bytes to zero; leave scrub out, and zero the "
+            "blocks in the memory that holds them"
         )
     return bool(scrub)
 
 
 def slot_dtype(index_dtype: object) -> Literal["int64", "int32"]:
-    """Return the name of the dtype of slot mappings; UnsupportedOption for any but int64 and int32."""
+    """Return the dtype of slot mappings by name; raise UnsupportedOption for any but int64 and int32."""
     try:
         name = str(index_dtype)
     except Exception:  # an int of thousands of digits, or an object whose __str__ fails
@@ -48,7 +48,7 @@ def slot_dtype(index_dtype: object) -> Literal["int64", "int32"]:
 
 
 def cache_device(device: object) -> str:
-    """The whole name of the device that a paged cache is on: "cpu", "cuda:0"; "none" where it has no bytes."""
+    """Return the full name of a paged cache's device: "cpu", "cuda:0" or "none"."""
     if isinstance(device, str) and device == "none":
         return device
     try:
@@ -57,10 +57,10 @@ def cache_device(device: object) -> str:
         raise DeviceError(f"{error}; or 'none' for a cache without bytes") from None
 
 
-def out_of_blocks(needed: Listed[int], available: Listed[int], can: str, advice: str) -> OutOfBlocks:
-    """The refusal to take blocks of each group where fewer "are free" or "can be had"."""
+def out_of_blocks(needed: Listed[int], available: Listed[int], adjective: str, advice: str) -> OutOfBlocks:
+    """Return the error for blocks of each group of which fewer are `adjective` ("free" or "available")."""
     text = ", ".join(
-        f"{count} blocks are needed and {left} {can}" + (f" in group {group}" if len(needed) > 1 else "")
+        f"{count} blocks are needed and {left} are {adjective}" + (f" in group {group}" if len(needed) > 1 else "")
         for group, (count, left) in enumerate(zip(needed, available, strict=True))
     )
     figures: Any = (tuple(needed), tuple(available)) if len(needed) > 1 else (needed[0], available[0])
@@ -68,13 +68,13 @@ def out_of_blocks(needed: Listed[int], available: Listed[int], can: str, advice:
 
 
 def with_evictable(refusal: OutOfBlocks, evictable: Listed[int]) -> OutOfBlocks:
-    """Return a refusal that counts the blocks of each group which eviction would free as available."""
+    """Return the error with the evictable blocks of each group counted as available."""
     if not any(evictable):
         return refusal
     wanted, free = np.atleast_1d(refusal.requested).tolist(), np.atleast_1d(refusal.available).tolist()
     total = [count + more for count, more in zip(free, evictable, strict=True)]
     return out_of_blocks(
-        wanted, total, "can be had", ", cached ones included; remove a sequence or make the pool larger"
+        wanted, total, "available", ", including cached ones; remove a sequence or make the pool larger"
     )
 
 
@@ -85,7 +85,7 @@ def count_blocks(
     memory: Memory | None,
     device: str = "cpu",
 ) -> list[int]:
-    """Blocks of each group: as listed, or as many for each as fit into `memory` of a device together."""
+    """Return the blocks of each group: as listed, or the largest equal number whose bytes fit into `memory`."""
     if (num_blocks is None) == (memory is None):
         raise ShapeError(f"num_blocks is {shown(num_blocks)} and memory is {shown(memory)}; give exactly one of them")
     if memory is not None:
@@ -109,14 +109,23 @@ def count_blocks(
 
 
 def row_capacity(blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
-    """Tokens that a row has room for: `max_tokens`, or all that the smallest pool can hold."""
+    """Return the tokens that a row has room for: `max_tokens`, or the capacity of the smallest pool."""
     if max_tokens is not None:
         return require_int("max_tokens_per_sequence", max_tokens, max=None)
     return min((min(blocks) - 1) * block_size, INT32_MAX)
 
 
 def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
-    """A slot mapping of int32 must be able to name every slot; it never wraps."""
+    """Raise UnsupportedOption if an int32 slot mapping cannot number every slot."""
     slots = max(blocks) * block_size
     if index_dtype == "int32" and slots > INT32_MAX + 1:
         raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")
+
+
+def check_length(num_tokens: int, capacity: int) -> None:
+    """Raise ShapeError if a row with this capacity cannot hold a sequence of `num_tokens` tokens."""
+    if num_tokens > capacity:
+        raise ShapeError(
+            f"tokens has {num_tokens} ids; a sequence has room for {capacity}: raise max_tokens_per_sequence or the "
+            "number of blocks"
+        )

@@ -1,9 +1,8 @@
-"""The paged cache: what an inference engine holds."""
+"""PagedKVCache: the cache that an inference engine uses."""
 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from functools import partial
@@ -11,121 +10,96 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from pagecore.arrays import Tensor, as_tensor
-from pagecore.cache import _lifecycle as lifecycle
-from pagecore.cache._lock import Held
-from pagecore.cache._prefix import PrefixCache
-from pagecore.cache._sequence import Sequence, as_list, token_ids
-from pagecore.cache._state import CacheState
-from pagecore.cache._step import take_step
-from pagecore.cache.adopted import buffers_of, count_adopted
-from pagecore.cache.batch import Batch
-from pagecore.cache.block_map import BlockMap, map_blocks
-from pagecore.cache.layers import Layer, Layers, arrange, group_number, layer_number
-from pagecore.cache.limits import (
-    cache_device,
-    check_slots,
-    count_blocks,
-    refuse_unserved,
-    row_capacity,
-    scrub_option,
-    slot_dtype,
-)
-from pagecore.cache.occupancy import measure
-from pagecore.cache.retention import Spans, checked_rank, retention_options, reusable
-from pagecore.cache.sequences import Sequences
-from pagecore.cache.staging import Staging
-from pagecore.cache.stats import CacheStats
-from pagecore.cache.stepping import new_batch, ready, refusal
-from pagecore.cache.store import Store
-from pagecore.cache.swap import NONE, SwapSpace
-from pagecore.cache.swap_ops import move_in, move_out, shortage_with_swapped
-from pagecore.errors import InvalidSequence, ShapeError
-from pagecore.index import BlockPool, BlockTables
-from pagecore.storage import KVLayout, Spec, TensorParallel
+from pagecore.cache import lifecycle
+from pagecore.cache._sequence import Sequence, token_ids
+from pagecore.cache.build import build_parts
+from pagecore.cache.inspect.reader import CacheReader
+from pagecore.cache.layers import Layers
+from pagecore.cache.limits import check_length
+from pagecore.cache.prefix.retention import Spans, checked_rank, retention_options, reusable
+from pagecore.cache.step._step import abandon_steps, take_step
+from pagecore.cache.step.batch import Batch, own_step
+from pagecore.cache.step.prepare import new_batch, ready, refusal
+from pagecore.cache.step.run import attend_step, write_step
+from pagecore.cache.swap.methods import SwapMethods
+from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import require_int
 from pagecore.storage.memory import Memory
-from pagecore.storage.parallel import as_parallel
 
 
-class PagedKVCache:
-    """Key and value of many sequences in blocks of one memory.
+class PagedKVCache(SwapMethods, CacheReader):
+    """The keys and values of many sequences, in blocks of shared memory; every call takes the cache's lock.
 
     Parameters
     ----------
     layers : spec or list of specs
-        One spec for all layers (with `num_layers`), or a list with one spec or `Alias` for each model layer: the whole
-        model's, also where ranks share it. Layers whose planes, window and query heads are equal form a group, which
-        has a block pool, a block table and a slot mapping of its own; taking blocks is all-or-nothing over the groups.
+        One spec for all layers (with `num_layers`), or a list with one spec or `Alias` per model layer. Pass the specs
+        of the whole model, also for one rank of several. Layers with equal planes, window and number of query heads
+        form a group; each group has its own block pool, block table and slot mapping. An operation takes blocks in all
+        groups or in none. A spec without the planes key and value is stored only: use `plane` and your own kernels.
     num_layers : int, optional
-        How often a single spec is repeated; 1 by default.
+        Number of layers for a single spec; 1 by default.
     block_size : int
-        Tokens a block.
+        Tokens per block.
     num_blocks : int or list of int
-        Blocks of each group, the null block counted; a list has one entry a group. Exclusive with `memory`. With
-        `buffers` it may be left out: each group has as many as its buffers hold.
+        Blocks of each group, including the null block; a list has one entry per group. Exclusive with `memory`. By
+        default with `buffers`: the number of blocks that the buffers of each group hold.
     memory : int, str or float
-        Budget for all groups of this rank: bytes, "8GiB", or the fraction of what is free. Every group gets as many
-        blocks as fit.
+        Memory budget of this rank for all groups: bytes, "8GiB", or a fraction of the free memory. Every group gets the
+        same number of blocks.
     max_sequences : int
-        Rows of the block tables.
+        Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
-        Room of a row; by default all that the smallest pool holds. On CUDA the block tables take device memory beside
-        the pools: 4 bytes for each block that each row of each group may have.
+        Capacity of a row; by default that of the smallest pool. On CUDA the block tables take 4 bytes of device memory
+        per row, group and block.
     device : str
-        "cpu", "cuda" (which is "cuda:0"), another CUDA device, or "none": the cache without bytes, for simulation and
-        for engines that own their memory, where everything works but key, value, write and attend.
+        "cpu", "cuda" (short for "cuda:0"), another CUDA device, or "none": a cache without bytes, for simulation and
+        for engines that own their memory. Such a cache serves everything except plane, key, value, write and attend.
     layout : str or KVLayout, optional
-        How the pools lie in memory; "layerwise" by default.
-    index_dtype : {"int64", "int32"}
-        Dtype of slot mappings; int32 is refused where a pool has slots that it cannot count.
+        Memory layout of the pools; "layerwise" by default.
     parallel : TensorParallel, optional
-        Which rank of how many this cache serves: its pools hold, `write` takes and `attend` reads the rank's heads.
+        The rank that this cache serves: its pools, `write` and `attend` use the rank's heads only.
     prefix_cache : bool
-        Keep what sequences have computed, as far as blocks are left, and let others that begin alike reuse it. Where
-        it is False, the next two have no effect.
+        Keep computed blocks until they are evicted, and reuse them for sequences with the same prefix. If False,
+        `eviction_policy` and `clock` have no effect.
     eviction_policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
-        Which cached blocks go first when blocks are short; see `pagecore.RadixTree`.
+        Order in which cached blocks are evicted; see `pagecore.RadixTree`.
+    index_dtype : {"int64", "int32"}
+        Dtype of slot mappings; int32 is refused for pools with more slots than it can number.
     clock : callable
-        Gives the time in seconds; asked by the policy "priority" alone, whose priorities may have a time to live.
+        Returns the time in seconds; only the policy "priority" calls it, for time_to_live.
     buffers : optional
-        Memory of the caller on `device`, adopted instead of allocated: for one group what `KVPool` takes as `buffers`,
-        for several a list with that for each group. `layout` describes it: "CBNHD" is one array for each layer,
-        "BNHD" one for each plane of each layer. The cache aliases the arrays and keeps them alive, and writes nothing
-        to them before the first step, unless `scrub` is True.
+        Memory of the caller on `device`, adopted instead of allocated, in the order that `layout` describes: for one
+        group the `buffers` of `KVPool`, for several groups a list with one such entry per group. The cache aliases the
+        arrays and keeps them alive. It does not write to them before the first step, unless `scrub` is True.
     scrub : bool
-        Keep the numbers of one namespace from every other one in memory, too. All memory is zeroed when the cache is
-        made, `buffers` too, and a block that another namespace used last is zeroed before a step takes it, in every
-        plane and layer. A row's blocks then hold zeros and numbers of its own namespace only, in slots that were not
-        written yet, too. On CUDA blocks are zeroed in the order of the step's stream; the host waits for nothing. What
-        holds without it is in Notes. Refused with ``device="none"``: such a cache has no bytes to zero.
+        Keep the values of one namespace out of the blocks of every other one; see Notes. Refused for ``device="none"``.
 
     Attributes
     ----------
     block_size, max_sequences, max_tokens_per_sequence : int
-    device, eviction_policy : str
+    device, eviction_policy, index_dtype : str
     scrub : bool
-    index_dtype : {"int64", "int32"}
     parallel : TensorParallel
 
     Raises
     ------
     ShapeError, UnsupportedOption, UnsupportedDtype, DeviceError
-        Sizes, specs, a layout, a device, buffers or a number of ranks that do not fit.
+        Invalid sizes, specs, layout, device, buffers or number of ranks.
     NotEnoughMemory
-        The budget holds fewer than two blocks of every group, or the system has not that much.
-
-    One writer at a time: every call takes the cache's lock.
+        The budget holds fewer than two blocks of every group, or the allocation failed.
 
     Notes
     -----
-    Without `scrub`, blocks hold what was there before: whatever the heap or `buffers` held, then what removed sequences
-    of any namespace wrote, until it is overwritten. `attend` never reads past the length of a sequence, and prefixes
-    are reused within a namespace only, so a step that writes before it attends meets none of that. What attends before
-    it writes, or reads whole blocks (`key`, `value`, a swap space, a kernel of the user's own), does.
+    Without `scrub`, a new block contains what the heap, `buffers` or removed sequences of any namespace left there. A
+    step that writes before it attends reads none of it: `attend` never reads past the length of a sequence, and
+    prefixes are reused within a namespace only. Code that reads unwritten slots or whole blocks (`plane`, a swap space,
+    a kernel of your own) does read it. With `scrub`, all memory is zeroed when the cache is made, `buffers` included,
+    and a block that another namespace used last is zeroed in every plane and layer before a step takes it. On CUDA
+    blocks are zeroed on the stream of the step; the host does not wait.
 
-    Blocks, block tables and copy-on-write are those of PagedAttention: Kwon et al., "Efficient Memory Management for
-    Large Language Model Serving with PagedAttention", 2023.
+    Blocks, block tables and copy-on-write follow PagedAttention: Kwon et al., "Efficient Memory Management for Large
+    Language Model Serving with PagedAttention", 2023.
 
     Examples
     --------
@@ -163,126 +137,26 @@ class PagedKVCache:
         buffers: object = None,
         scrub: bool = False,
     ) -> None:
-        refuse_unserved(prefix_cache, eviction_policy)
-        self.parallel = as_parallel(parallel)
-        self.eviction_policy = str(eviction_policy)
-        self.block_size = require_int("block_size", block_size)
-        self.max_sequences = require_int("max_sequences", max_sequences, max=None)
-        self.device = cache_device(device)
-        self.scrub = scrub_option(scrub, self.device)
-        self.index_dtype = slot_dtype(index_dtype)
-        self._layers, self._groups = arrange(layers, num_layers, self.parallel, attends=self.device != "none")
-        given = buffers_of(buffers, self._groups, self.block_size, layout, memory, self.device)
-        if given is not None and num_blocks is None:
-            blocks = count_adopted(given, self._groups, self.block_size, layout)
-        else:
-            blocks = count_blocks(self._groups, self.block_size, num_blocks, memory, self.device)
-        check_slots(blocks, self.block_size, self.index_dtype)
-        self.max_tokens_per_sequence = row_capacity(blocks, self.block_size, max_tokens_per_sequence)
-        self._block_pools = [BlockPool(n) for n in blocks]
-        self._tables = BlockTables(
-            self._block_pools,
-            block_sizes=[self.block_size] * len(blocks),
-            max_sequences=self.max_sequences,
-            max_blocks_per_sequence=-(-self.max_tokens_per_sequence // self.block_size),
+        super().__init__(
+            build_parts(
+                layers,
+                num_layers=num_layers,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                memory=memory,
+                max_sequences=max_sequences,
+                max_tokens_per_sequence=max_tokens_per_sequence,
+                device=device,
+                layout=layout,
+                parallel=parallel,
+                prefix_cache=prefix_cache,
+                eviction_policy=eviction_policy,
+                index_dtype=index_dtype,
+                clock=clock,
+                buffers=buffers,
+                scrub=scrub,
+            )
         )
-        self._table_views = [as_tensor(self._tables.table(group)) for group in range(len(blocks))]
-        self._staging = Staging(self._tables, self.device) if self.device.startswith("cuda") else None
-        self._shown_tables = self._table_views if self._staging is None else self._staging.block_tables
-        self._store = Store(self._layers, self._groups, blocks, self.block_size, layout, self.device, given, self.scrub)
-        policy = self.eviction_policy if prefix_cache else None
-        windows = [group.window for group in self._groups]
-        self._state = CacheState(self._tables, windows, policy, clock, lifecycle.remove, self.scrub)
-        self._swap_spaces: weakref.WeakSet[SwapSpace] = weakref.WeakSet()
-        if self.scrub:
-            self._store.zero_adopted()  # last: a cache that cannot be made leaves the caller's memory as it is
-
-    # -- what there is -------------------------------------------------------------------------------------------
-
-    @property
-    def num_layers(self) -> int:
-        """Model layers, aliases among them."""
-        return len(self._layers)
-
-    @property
-    def num_groups(self) -> int:
-        """Groups of layers that share a pool."""
-        return len(self._groups)
-
-    @property
-    def num_blocks(self) -> tuple[int, ...]:
-        """Blocks of each group, the null block counted."""
-        return tuple(pool.num_blocks for pool in self._block_pools)
-
-    @property
-    def num_available(self) -> int:
-        """Blocks of the scarcest group that are free, or cached and unused."""
-        return min(lifecycle.available(self._state))
-
-    @property
-    def has_prefix_cache(self) -> bool:
-        """True if sequences reuse what others have computed."""
-        return self._prefix is not None
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences in the cache, those that are swapped out included."""
-        return self._state.num_live
-
-    @property
-    def sequences(self) -> Sequences:
-        """The sequences in the cache by id, those that are swapped out included: a read-only mapping."""
-        return Sequences(self._state)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of key and value in all pools, of this rank."""
-        return self._store.nbytes
-
-    def group_of(self, layer: int) -> int:
-        """The group that model layer `layer` is in."""
-        return self._layer(layer).group
-
-    def spec(self, layer: int) -> Spec:
-        """What this rank stores and attends of a model layer; an alias has the spec of the layer that it shares."""
-        return self._layer(layer).spec
-
-    def key(self, layer: int) -> Tensor:
-        """Keys of a model layer, ``[num_blocks, block_size, num_kv_heads, head_dim]``; aliases the pool."""
-        return self._store.key(self._layer(layer))
-
-    def value(self, layer: int) -> Tensor:
-        """Values of a model layer, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``; aliases the pool."""
-        return self._store.value(self._layer(layer))
-
-    def block_table(self, group: int = 0) -> Tensor:
-        """The block table of a group, for attention kernels that the user brings.
-
-        Returns
-        -------
-        Tensor
-            int32 ``[max_sequences + 1, max_blocks]``, read-only; it aliases the index and changes with the cache. On
-            CUDA it is a copy on the device, which each prepare brings up to date. `Sequence.row` is a sequence's row
-            of it. Entries past a row's blocks are 0, holes that a window left too; so is the whole last row, which
-            padding points at.
-
-        Raises
-        ------
-        ShapeError
-            There is no such group.
-        """
-        return self._shown_tables[group_number(group, self.num_groups)]
-
-    @property
-    def row_lengths(self) -> Tensor:
-        """Tokens of each row whose slots are taken, those of a step in flight included.
-
-        int32 ``[max_sequences + 1]``, read-only; it aliases the index and changes with the cache, or is a copy on the
-        device, as `block_table`. Rows that are not in use are 0, and so is the last, which padding points at.
-        """
-        return as_tensor(self._tables.row_lengths) if self._staging is None else self._staging.row_lengths
-
-    # -- sequences -----------------------------------------------------------------------------------------------
 
     def add_sequence(
         self,
@@ -296,78 +170,53 @@ class PagedKVCache:
         time_to_live: float | None = None,
         rank: float | None = None,
     ) -> Sequence:
-        """A new sequence that knows `tokens`; more blocks than those it reuses are taken by `prepare`.
+        """Add a sequence with known `tokens`; its cached prefix is shared, and `prepare` takes the other blocks.
 
-        What the prefix cache has of its tokens is shared at once and held until the sequence is removed: whole blocks,
-        and never the last token, whose output is still to be computed. `Sequence.num_cached_tokens` says how much.
+        A cached prefix consists of whole blocks, and never includes the last token, whose output is still to be
+        computed. It is held until the sequence is removed; `Sequence.num_cached_tokens` is its length.
 
         Parameters
         ----------
         tokens : array_like of int
-            ``[num_tokens]``, may be empty.
+            Token ids, ``[num_tokens]``; may be empty.
         id : hashable, optional
-            The caller's name for it; a number is made up where it is None.
+            The caller's name for the sequence; by default an unused number.
         namespace : hashable, optional
-            Sequences of different namespaces (adapters, tenants) share nothing. Equal means equal in type too,
-            also within tuples.
+            Sequences of different namespaces (adapters, tenants) share nothing. Namespaces are equal only if their
+            types are equal too, also within tuples. Ignored without a prefix cache or `scrub`.
         spans : iterable of (int, int, bytes or int), optional
-            Positions [start, end) whose content is named by a digest and not by its tokens alone: an image, audio.
+            Positions [start, end) of an image or audio, whose content a digest identifies in addition to the token ids.
         max_tokens : int, optional
-            Reuse no more tokens than this.
+            Maximum number of tokens to reuse.
         priority, time_to_live : float, optional
-            For the policy "priority": 0 to 100 (35 where none is given) of what the sequence computes, and the seconds
-            after which that falls back to 35.
+            For the policy "priority": 0 to 100 (35 by default) for the blocks of the sequence, and the seconds after
+            which they fall back to 35.
         rank : float, optional
-            For the policy "rank": what has the lowest goes first.
+            For the policy "rank": blocks with the lowest rank are evicted first.
 
         Raises
         ------
         InvalidSequence
-            A sequence of that id is there.
+            The id is already in use or cannot be hashed.
         OutOfRows
-            `max_sequences` are there.
+            The cache already has `max_sequences` sequences.
         ShapeError
-            More tokens than a row has room for; spans, a priority or a number that do not fit.
+            More tokens than a row has room for; invalid spans, priority or numbers.
         UnsupportedDtype
-            A namespace or digest that cannot be compared.
+            A namespace or digest of a type that cannot be compared.
         UnsupportedOption
             A priority or rank that the policy does not use; a time_to_live without a priority.
-
-        Without a prefix cache nothing is looked up; digests are not looked at, and `namespace` only with `scrub`.
         """
         ids = token_ids(tokens)
         options = retention_options(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
         most = reusable(len(ids), max_tokens)
-        if len(ids) > self.max_tokens_per_sequence:
-            raise ShapeError(
-                f"tokens has {len(ids)} ids; a sequence has room for {self.max_tokens_per_sequence}: raise "
-                "max_tokens_per_sequence or the number of blocks"
-            )
-        return lifecycle.add(self._state, id, ids, options, most)
-
-    def match_length(
-        self,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        max_tokens: int | None = None,
-    ) -> int:
-        """Tokens that `add_sequence` would reuse, whole blocks; nothing is held, and nothing counts as used.
-
-        `tokens`, `namespace`, `spans` and `max_tokens` are those of `add_sequence`, as are ShapeError and
-        UnsupportedDtype; 0 without a prefix cache.
-        """
-        ids = token_ids(tokens)
-        options = retention_options(self.eviction_policy, namespace, spans)
-        most = reusable(len(ids), max_tokens)
-        with Held(self._state.lock):
-            return 0 if self._prefix is None else self._prefix.match_length(ids, options, most)
+        check_length(len(ids), self.max_tokens_per_sequence)
+        return lifecycle.add(self._parts.state, id, ids, options, most)
 
     def append_tokens(self, sequences: Sequence | Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
         """Make the ids of sampled tokens known; all or nothing.
 
-        It may come after the step that computes those tokens was prepared, or even committed.
+        The call may follow the prepare, or even the commit, of the step that computes those tokens.
 
         Parameters
         ----------
@@ -379,36 +228,36 @@ class PagedKVCache:
         Raises
         ------
         ShapeError, UnsupportedDtype
-            Ids that do not fit int32, or not one row of them for each sequence.
+            Ids outside int32, or not one row of ids per sequence.
         InvalidSequence
             An object that is not a sequence of this cache.
         """
-        lifecycle.append(self._state, sequences, ids)
+        lifecycle.append(self._parts.state, sequences, ids)
 
     def fork(self, sequence: Sequence, id: object = None) -> Sequence:
-        """Add a sequence with the same tokens, which shares every block until one of the two writes into it.
+        """Add a sequence with the same tokens; the two share every block until one of them writes to it.
 
         Raises
         ------
         InvalidSequence
-            `sequence` is not idle in this cache, or `id` is taken.
+            `sequence` is not idle in this cache, or `id` is in use.
         OutOfRows
-            `max_sequences` are there.
+            The cache already has `max_sequences` sequences.
         """
-        return lifecycle.fork(self._state, sequence, id)
+        return lifecycle.fork(self._parts.state, sequence, id)
 
     def reorder(self, sequences: Iterable[Sequence], parents: Iterable[Sequence]) -> None:
-        """Let each sequence become what its parent was before the call (beam search); parents may repeat."""
-        lifecycle.reorder(self._state, sequences, parents)
+        """Make each sequence a copy of its parent as it was before the call (beam search); parents may repeat."""
+        lifecycle.reorder(self._parts.state, sequences, parents)
 
     def truncate(self, sequences: Sequence | Iterable[Sequence], lengths: ArrayLike) -> None:
-        """Forget the tokens past a length, and give back the blocks that only they needed; all or nothing.
+        """Forget the tokens of sequences past a length, and release the blocks that only they needed; all or nothing.
 
         Parameters
         ----------
         sequences : Sequence or iterable of Sequence
         lengths : int or list of int
-            Tokens to keep, of those that are known or computed: one number for all sequences, or one for each.
+            Number of known or computed tokens to keep: one for all sequences, or one for each.
 
         Raises
         ------
@@ -417,236 +266,141 @@ class PagedKVCache:
         UnsupportedOption
             A group with a window has released keys that the next token would see; truncate to 0 and compute again.
         """
-        lifecycle.truncate(self._state, sequences, lengths)
+        lifecycle.truncate(self._parts.state, sequences, lengths)
 
     def remove(self, sequence: Sequence, *, rank: float | None = None) -> None:
-        """Drop a sequence and its hold on its blocks, tail first; also while its step is in flight.
+        """Remove a sequence and release its blocks, tail first; allowed while its step is in flight.
 
-        That step then writes nothing for it, since its blocks may be another's by then, and what it attends to for the
-        sequence is of no use. A sequence that is swapped out gives back what its swap space holds. What the prefix
-        cache knows of it stays, until blocks are short.
+        The step then writes nothing for the sequence, whose blocks may have new owners, and its attention output for
+        the sequence is meaningless. A swapped sequence releases its blocks of the swap space. Its cached blocks stay in
+        the prefix cache until they are evicted.
 
         Parameters
         ----------
         rank : float, optional
-            For the policy "rank": of the blocks that nobody uses from now on.
+            For the policy "rank": the rank of the blocks that no sequence uses from now on.
 
         Raises
         ------
         InvalidSequence
-            No sequence of this cache.
+            An object that is not a sequence of this cache.
         UnsupportedOption
             A rank that the policy does not use.
         """
-        lifecycle.remove(self._state, sequence, checked_rank(self.eviction_policy, rank))
+        lifecycle.remove(self._parts.state, sequence, checked_rank(self.eviction_policy, rank))
 
     def clear_prefix_cache(self) -> int:
-        """Forget what no sequence uses of the prefix cache; returns how many blocks became free."""
-        return lifecycle.clear(self._state)
-
-    # -- swapping ------------------------------------------------------------------------------------------------
-
-    def swap_out(self, sequences: Sequence | Iterable[Sequence], space: SwapSpace) -> None:
-        """Move the computed blocks of sequences into `space` and give up their own, and their rows; all or nothing.
-
-        A sequence keeps its id, its tokens and how many are computed; it may learn more tokens, and be removed. For
-        everything else it must be swapped in first. Blocks that several of `sequences` share are stored once, and
-        shared again by those that come back together; what they share with others is stored for them alone.
-
-        Parameters
-        ----------
-        sequences : Sequence or iterable of Sequence
-        space : SwapSpace
-            Of this cache.
-
-        Raises
-        ------
-        OutOfBlocks
-            The space lacks blocks; nothing was changed.
-        InvalidSequence
-            A sequence that is not of this cache, listed twice, in flight or swapped out; a space of another cache.
-        """
-        refusal = move_out(self, sequences, space)
-        if refusal is not None:
-            raise refusal
-
-    def try_swap_out(self, sequences: Sequence | Iterable[Sequence], space: SwapSpace) -> bool:
-        """`swap_out`, with False instead of `OutOfBlocks`."""
-        return move_out(self, sequences, space) is None
-
-    def swap_in(self, sequences: Sequence | Iterable[Sequence]) -> None:
-        """Move sequences back into rows and blocks of the cache, from whichever space holds them; all or nothing.
-
-        Raises
-        ------
-        OutOfBlocks, OutOfRows
-            Blocks or rows are short; nothing was changed.
-        InvalidSequence
-            A sequence that is not of this cache, listed twice, or not swapped out.
-        """
-        refusal = move_in(self, sequences)
-        if refusal is not None:
-            raise refusal
-
-    def try_swap_in(self, sequences: Sequence | Iterable[Sequence]) -> bool:
-        """`swap_in`, with False instead of `OutOfBlocks` and `OutOfRows`."""
-        return move_in(self, sequences) is None
-
-    # -- a step --------------------------------------------------------------------------------------------------
+        """Evict every cached block that no sequence uses; return the number of freed blocks."""
+        return lifecycle.clear(self._parts.state)
 
     def make_batch(self, max_sequences: int | None = None, max_tokens: int | None = None) -> Batch:
-        """A batch to be used again for every step, its arrays at fixed addresses.
-
-        `max_sequences` is the cache's by default; `max_tokens`, the new tokens of a step, is one a sequence by default.
-        """
-        sequences = (
-            self.max_sequences if max_sequences is None else require_int("max_sequences", max_sequences, max=None)
-        )
-        tokens = sequences if max_tokens is None else require_int("max_tokens", max_tokens, max=None)
-        return new_batch(self, sequences, tokens)
+        """Return a reusable batch at fixed addresses; by default for `max_sequences` of the cache, one token each."""
+        rows = self.max_sequences if max_sequences is None else require_int("max_sequences", max_sequences, max=None)
+        tokens = rows if max_tokens is None else require_int("max_tokens", max_tokens, max=None)
+        return new_batch(self._parts, rows, tokens)
 
     def prepare(
         self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
     ) -> Batch:
-        """Take the blocks of the next `counts` tokens of each sequence and fill a batch; all or nothing.
-
-        Copy-on-write is done here. `counts` is an int for all, or one integer for each; ids need not be known yet.
+        """Take the blocks of the next tokens of each sequence, copy on write, and fill a batch; all or nothing.
 
         Parameters
         ----------
+        sequences : list of Sequence
+        counts : int or list of int
+            New tokens of each sequence: one number for all, or one for each. Their ids need not be known yet.
         out : Batch, optional
-            From `make_batch`; a batch of just the right size is made where it is None.
+            A batch from `make_batch`; by default a new batch of exactly the required size.
         stream : int or a stream, optional
-            Of a cache on CUDA, CuPy's current one by default: the stream that the step will run on. It waits for that
-            of the step before, the host for nothing, and nothing is allocated where `out` is given; see `Batch`. A
-            handle must stay good until a prepare is given another; swaps, and what undoes the step, use it too.
+            The stream that the step will run on, for a cache on CUDA; CuPy's current stream by default. It waits for
+            the stream of the previous step, and the host does not wait. With `out` nothing is allocated. The stream
+            must stay valid until a prepare with another stream: swaps and undone steps use it too.
 
         Raises
         ------
         OutOfBlocks
             Blocks are short; nothing was changed.
         InvalidSequence, ShapeError
-            A sequence that is not of this cache, listed twice or in flight; counts that do not fit.
+            A sequence that is not of this cache, listed twice or in flight; invalid counts.
         UnsupportedOption, DeviceError
-            What is no stream, or one that is being captured: a graph holds a step, and not its preparation.
+            An invalid stream, or one that is being captured: a graph can use a step but not prepare it.
         """
-        plan = partial(ready, self, sequences, counts, out, stream)
-        return take_step(self._state, plan, partial(refusal, self))
+        plan = partial(ready, self._parts, sequences, counts, out, stream)
+        return take_step(self._parts.state, plan, partial(refusal, self._parts))
 
     def try_prepare(
         self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
     ) -> Batch | None:
-        """`prepare`, with None instead of `OutOfBlocks`."""
-        return take_step(self._state, partial(ready, self, sequences, counts, out, stream), None)
+        """Call `prepare`; return None instead of raising `OutOfBlocks`."""
+        return take_step(self._parts.state, partial(ready, self._parts, sequences, counts, out, stream), None)
 
     def prepare_arrival(
         self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
     ) -> Batch:
         """Prepare a step of one sequence whose next `num_tokens` tokens were computed elsewhere.
 
-        Write their keys and values with `write`, or to the batch's slots, then commit; the batch does not attend. In a
-        group with a window, blocks are taken only for tokens that the token after the arrival sees: the others are
-        holes (block 0) whose slots are -1, so that `write` skips them. Commit publishes what was taken, and a later
-        sequence reuses the prefix only up to where its windows are complete. Blocks that the sequence held before and
-        that leave a window are given back by commit, and stay where the step is abandoned: until then the window's pool
-        holds both. A sequence that was added with ``max_tokens=0`` holds none.
+        Write the received keys and values with `write`, or to the batch's slots, then commit; the batch does not
+        attend. docs/arrivals.md has an example. In a group with a window, blocks are taken only for tokens that the
+        token after the arrival sees; the other blocks are holes (block 0), with slots -1 that `write` skips. Commit
+        publishes the taken blocks; a later sequence reuses the prefix up to where its windows are complete. Blocks that
+        the sequence held before and that leave a window are released by commit, so the pool of the window holds both
+        until then; after an abandon they stay. A sequence added with ``max_tokens=0`` holds none.
 
         Parameters
         ----------
         sequence : Sequence
-            Idle, with its ids known. What it reuses of the prefix cache it has: give the tokens that follow
-            `num_computed_tokens`.
+            Idle, with known ids. Pass the tokens that follow its `num_computed_tokens`: it already has its cached
+            prefix.
         num_tokens : int
         out, stream
-            As `prepare`.
+            As for `prepare`.
 
         Raises
         ------
-        OutOfBlocks
-            Blocks are short; nothing was changed.
-        InvalidSequence, ShapeError, UnsupportedOption, DeviceError
-            As `prepare`.
-
-        Examples
-        --------
-        The cache that computed the tokens still has those from `held_from` on:
-
-        >>> import numpy as np
-        >>> from pagecore import AttentionSpec, PagedKVCache, gather_blocks
-        >>> spec = AttentionSpec(1, 8, dtype="float32", window=16)
-        >>> sender = PagedKVCache(spec, block_size=4, num_blocks=17)
-        >>> receiver = PagedKVCache(spec, block_size=4, num_blocks=6, max_tokens_per_sequence=64)
-        >>> sent = sender.add_sequence(range(40))
-        >>> with sender.prepare([sent], 40) as batch:
-        ...     sender.write(0, *np.ones((2, 40, 1, 8), np.float32), batch)
-        ...     sender.commit(batch)
-        >>> sender.held_from(sent)
-        24
-        >>> planes = [sender.key(0), sender.value(0)]
-        >>> key, value = gather_blocks(planes, sender.block_table(), [40], rows=[sent.row])
-        >>> received = receiver.add_sequence(range(40))
-        >>> with receiver.prepare_arrival(received, 40) as batch:
-        ...     receiver.write(0, key, value, batch)
-        ...     receiver.commit(batch)
-        >>> received.num_computed_tokens, receiver.held_from(received), receiver.num_available
-        (40, 24, 1)
+        OutOfBlocks, InvalidSequence, ShapeError, UnsupportedOption, DeviceError
+            As for `prepare`.
         """
-        plan = partial(ready, self, [sequence], num_tokens, out, stream, True)
-        return take_step(self._state, plan, partial(refusal, self))
+        plan = partial(ready, self._parts, [sequence], num_tokens, out, stream, True)
+        return take_step(self._parts.state, plan, partial(refusal, self._parts))
 
     def try_prepare_arrival(
         self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
     ) -> Batch | None:
-        """`prepare_arrival`, with None instead of `OutOfBlocks`."""
-        return take_step(self._state, partial(ready, self, [sequence], num_tokens, out, stream, True), None)
+        """Call `prepare_arrival`; return None instead of raising `OutOfBlocks`."""
+        plan = partial(ready, self._parts, [sequence], num_tokens, out, stream, True)
+        return take_step(self._parts.state, plan, None)
 
-    def held_from(self, sequence: Sequence, group: int = 0) -> int:
-        """Return the first token of a sequence whose key and value a group still has.
+    def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
+        """Count the tokens of a step as computed, publish full blocks, and release blocks that left every window.
 
-        The group has every computed token from there on. It is a multiple of the block size, and 0 in a group without a
-        window. In a group with a window it may be `num_computed_tokens`, and then the group has none.
+        Full blocks with known ids become available to later sequences with the same prefix, up to the first block that
+        another sequence shares.
+
+        Parameters
+        ----------
+        accepted : int or list of int, optional
+            Tokens of each sequence to keep; all by default. The others (rejected drafts) are forgotten, but their
+            blocks stay with the sequence for its next tokens.
 
         Raises
         ------
         InvalidSequence
-            A sequence that is not of this cache, or that is swapped out.
+            The batch has no step in flight, or belongs to another cache.
         ShapeError
-            There is no such group.
+            More accepted tokens than the step has, or not one count per sequence.
         """
-        return lifecycle.held_from(self._state, sequence, group_number(group, self.num_groups))
-
-    def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
-        """Blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
-
-        For sequences that are swapped out: what one `swap_in` of them all, and then the prepare, would lack.
-        """
-        with Held(self._state.lock):
-            listed = as_list(sequences)
-            if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
-                self._state.give_up_lost()
-                return shortage_with_swapped(self, listed, counts)
-            return max(lifecycle.shortage(self._state, listed, counts))
-
-    def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
-        """Count the tokens of a step as computed.
-
-        `accepted` says how many of each sequence's tokens are kept, all by default; the rest (rejected drafts) is
-        forgotten, but its blocks stay with the sequence for what comes next. Blocks that are full now, and whose ids
-        are known, are from now on found by others that begin alike, up to the first that another sequence shares.
-        Blocks that have left every window of their group are given back.
-        """
-        self._own(batch)._step.commit(accepted)
+        own_step(self._parts.state, batch).commit(accepted)
 
     def abandon(self, batch: Batch | Sequence | Iterable[Sequence]) -> None:
         """Undo a prepare whose forward pass failed.
 
-        Blocks that it copied on write stay copied, and capacity that rejected tokens had left is given back too. The
-        batch's slot mappings become padding, so that a late write finds nothing to overwrite.
+        Blocks that were copied on write stay copied, and capacity left by rejected tokens is released too. The batch's
+        slot mappings become padding, so that a late write overwrites nothing.
 
         Parameters
         ----------
         batch : Batch, Sequence or iterable of Sequence
-            The batch; or, where it is not at hand, sequences whose steps are abandoned, each with all of its sequences.
+            The batch; or, if it is not at hand, sequences whose steps are abandoned, each with all of its sequences.
 
         Raises
         ------
@@ -654,112 +408,41 @@ class PagedKVCache:
             The batch or a sequence has no step in flight, or belongs to another cache.
         """
         if isinstance(batch, Batch):
-            self._own(batch)._step.abandon()
+            own_step(self._parts.state, batch).abandon()
         else:
-            lifecycle.abandon(self._state, batch)
+            abandon_steps(self._parts.state, batch)
 
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens`, or more; floats are cast to the cache's dtype; `stream` is that of the prepare.
+        T is the batch's `num_tokens` or more. Floats are cast to the cache's dtype. `stream` is that of the prepare.
 
         Raises
         ------
         ShapeError, UnsupportedDtype
             Arrays that do not fit; nothing was written.
         DeviceError
-            Arrays that are not where the cache is, or a cache of ``device="none"``.
+            Arrays on another device than the cache, or a cache with ``device="none"``.
+        UnsupportedOption
+            A layer whose spec does not store key and value.
         InvalidSequence
-            A batch of another cache.
+            A batch of another cache, or one without a step in flight.
         """
-        step = self._own(batch)._step
-        step.run(self._store.write, self._layer(layer), key, value, batch, stream)
+        own_step(self._parts.state, batch).run(write_step, self._parts, layer, key, value, batch, stream)
 
     def attend(self, layer: int, query: Any, batch: Batch, **options: Any) -> Any:
-        """Attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
+        """Return the attention of the step's queries ``[T, num_query_heads, head_dim]`` to their sequences.
 
-        T is the batch's `num_tokens`, or more with padding behind, whose output is 0. Takes every option of
-        `paged_attention` but `rows` and `cu_query_lens`, which the batch says; window, scale, softcap and sinks default
-        to the layer's spec. Returns ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+        T is the batch's `num_tokens`, or more with trailing padding, whose output is 0. All options of
+        `paged_attention` are accepted except `rows` and `cu_query_lens`, which the batch supplies; window, scale,
+        softcap and sinks default to those of the layer's spec.
 
-        Raises
-        ------
-        As `write`, and what `paged_attention` refuses of its options; InvalidSequence for a batch of `prepare_arrival`,
-        too.
-        """
-        step = self._own(batch)._step
-        return step.run(self._attend, layer, query, batch, options)
-
-    # -- state ---------------------------------------------------------------------------------------------------
-
-    def stats(self) -> CacheStats:
-        """How full the cache is at this moment."""
-        with Held(self._state.lock):
-            self._state.give_up_lost()
-            return measure(
-                self._tables,
-                self._state.listed(),
-                self._swap_spaces,
-                self._prefix,
-                num_copied_blocks=self._state.num_copied_blocks,
-                num_scrubbed_blocks=self._state.num_scrubbed_blocks,
-                nbytes=self.nbytes,
-            )
-
-    def block_map(self, group: int = 0) -> BlockMap:
-        """Which sequence holds which block of a group at this moment; works with every device, "none" included.
+        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
 
         Raises
         ------
-        ShapeError
-            There is no such group.
+        PagecoreError
+            As `write` and `paged_attention`; InvalidSequence also for a batch of `prepare_arrival`.
         """
-        number = group_number(group, self.num_groups)
-        with Held(self._state.lock):
-            self._state.give_up_lost()
-            known = NONE if self._prefix is None else self._prefix.cached(number)
-            return map_blocks(number, self._tables, self._state.listed(), known)
-
-    def check_invariants(self) -> None:
-        """Recount every block from its holders; raises `PagecoreError` where the index contradicts itself."""
-        with Held(self._state.lock):
-            self._state.give_up_lost()
-            sequences = self._state.listed()
-            self._tables.check_invariants(exclusive=self._prefix is None)
-            if self._prefix is not None:
-                self._prefix.check_invariants(sequences)
-            if self._state.tenants is not None:
-                self._state.tenants.check_invariants(sequences)
-            for sequence in sequences:
-                if not sequence.is_swapped and sequence.num_computed_tokens > self._tables.length(sequence.row):
-                    raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
-            if len(sequences) != self.num_sequences:
-                raise InvalidSequence(f"{len(sequences)} sequences are listed, and {self.num_sequences} are counted")
-            for space in self._swap_spaces:
-                space.check_invariants()
-
-    def __repr__(self) -> str:
-        used = sum(pool.num_used for pool in self._block_pools)
-        blocks = sum(self.num_blocks) - self.num_groups
-        return (
-            f"PagedKVCache({self.num_layers} layers in {self.num_groups} groups on {self.device!r}, "
-            f"{self.num_sequences} sequences, {used} of {blocks} blocks of {self.block_size} tokens in use)"
-        )
-
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _attend(self, layer: int, query: Any, batch: Batch, options: dict[str, Any]) -> Any:
-        batch._step.require_computed_here()
-        return self._store.attend(layer, self._layer(layer), query, batch, options)
-
-    def _layer(self, layer: int) -> Layer:
-        return self._layers[layer_number(layer, len(self._layers))]
-
-    @property
-    def _prefix(self) -> PrefixCache | None:
-        return self._state.prefix
-
-    def _own(self, batch: Batch) -> Batch:
-        if not isinstance(batch, Batch) or batch._step.state is not self._state:
-            raise InvalidSequence(f"expected a batch of this cache (from prepare or make_batch), got {batch!r}")
-        return batch
+        step = own_step(self._parts.state, batch)
+        return step.run(attend_step, self._parts, layer, query, batch, options)

@@ -1,4 +1,4 @@
-"""Where the first new token stands: an int, or a number that a framework holds on the host."""
+"""Conversion of a position: an int, or an integer in a framework's array on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, Unsupport
 
 
 def position_number(position: Any) -> int:
-    """`position` as an int: Python's, NumPy's, or the only element of an array of integers on the host."""
+    """Return a position as an int; it may be an int, a NumPy integer, or a host array with one integer.
+
+    Raises
+    ------
+    UnsupportedOption
+        A value that JAX traces.
+    DeviceError
+        An array on a device: reading it would wait for the device.
+    ShapeError
+        Any other value.
+    """
     if type(position) is int:
         return position
     if is_instance(position, "jax.core", "Tracer"):
@@ -25,22 +35,22 @@ def position_number(position: Any) -> int:
     array = _on_host(position)
     if array is not None and array.size == 1 and array.dtype.kind in "iuO":
         number = array.item()
-        with suppress(Exception):  # an object may answer with an error of its own; it is no position either way
+        with suppress(Exception):  # the conversion may raise anything; the value is not a position then
             if not isinstance(number, bool):
                 return operator.index(number)
     raise ShapeError(
-        f"position is {_shown(position)}; give an int, or an array of one integer, the place of the first new token"
+        f"position is {_shown(position)}; give an int or an array of one integer, the position of the first new token"
     )
 
 
 def _on_host(position: Any) -> np.ndarray[Any, np.dtype[Any]] | None:
-    """The array that `position` is; nothing is fetched from a device, which would wait for it."""
+    """Return `position` as a host array, or None if it is not an array; raise DeviceError for one on a device."""
     try:
         tensor = as_tensor(position)
-    except UnsupportedDtype:  # Python's and NumPy's own numbers, lists, and integers of 16 bits or without a sign
+    except UnsupportedDtype:  # Python and NumPy numbers, lists, and 16-bit or unsigned integers
         try:
             return np.asarray(position)
-        except Exception:  # what an object answers to NumPy is its own affair; it is no position either way
+        except Exception:  # __array__ may raise anything; the value is not a position then
             return None
     except DeviceError:
         raise

@@ -1,4 +1,4 @@
-"""What every cache of keys and values offers."""
+"""KVCache: the interface that every cache shares."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pagecore.storage import Spec, TensorParallel
 
 @runtime_checkable
 class KVCache(Protocol):
-    """What `PagedKVCache` and `StaticKVCache` share: layers, bytes, and the arrays that hold them.
+    """The common part of `PagedKVCache` and `StaticKVCache`: layers, bytes, and the arrays that hold them.
 
-    How tokens get in differs, and so do the axes of `key` and `value`: a paged cache takes a batch of any sequences and
-    shows blocks, a static one takes the next tokens of all and shows sequences. ``isinstance(cache, KVCache)`` looks
-    for the names only.
+    Writing differs between the two, and so do the axes of `plane`, `key` and `value`: a paged cache takes a batch of
+    any sequences and shows blocks, a static cache takes the next tokens of all sequences and shows sequences.
+    ``isinstance(cache, KVCache)`` checks only that the names exist.
     """
 
     parallel: TensorParallel
@@ -22,17 +22,20 @@ class KVCache(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Model layers, those that share another's storage among them."""
+        """Number of model layers, including those that share another layer's storage."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of key and value, of this rank."""
+        """Bytes of all planes of this rank."""
 
     def spec(self, layer: int) -> Spec:
-        """What this rank stores and attends of a model layer."""
+        """Return the spec of this rank's part of a model layer."""
+
+    def plane(self, name: str, layer: int) -> Tensor:
+        """Return a view of one plane of a model layer."""
 
     def key(self, layer: int) -> Tensor:
-        """Keys of a model layer; a view of the cache, which has its last axis over head_dim."""
+        """Return a view of the keys of a model layer; its last axis is head_dim."""
 
     def value(self, layer: int) -> Tensor:
-        """Values of a model layer; a view of the cache, which has its last axis over v_head_dim."""
+        """Return a view of the values of a model layer; its last axis is v_head_dim."""

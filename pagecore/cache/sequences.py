@@ -1,4 +1,4 @@
-"""The sequences of a cache, by id."""
+"""The sequences of a cache by id."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pagecore.cache._state import CacheState
 
 
 class Sequences(Mapping[object, Sequence]):
-    """A read-only view of the sequences of a cache by id; it follows the cache.
+    """A read-only mapping from ids to the sequences of a cache; it changes with the cache.
 
-    Iteration yields the ids in the order in which the sequences came, and works on a copy: sequences may be added and
-    removed meanwhile.
+    Iteration yields the ids in the order in which the sequences were added. It uses a copy, so sequences may be added
+    and removed during iteration.
     """
 
     def __init__(self, state: CacheState) -> None:

@@ -1,9 +1,10 @@
 // The re-entrant lock of a cache.
 //
-// Owner and depth change under the interpreter's lock alone, so that taking a free lock, and giving one back, is a few
-// instructions that cannot fail and allocate nothing. A thread that must wait sleeps without the interpreter's lock
-// until the generation changes: each release, and each notify(), makes a new one, so that no wake-up is lost.
-// Threads: wait() by any thread without the interpreter's lock; everything else by threads that hold it.
+// Owner and depth change only under the interpreter's lock (GIL). Acquiring a free lock and releasing it is therefore a
+// few instructions that cannot fail and do not allocate. A thread that must wait sleeps without the GIL until the
+// generation changes. Each release with waiting threads, and each notify(), starts a new generation, so that no wake-up
+// is lost.
+// Threads: wait() is called without the GIL; every other function is called with it.
 #pragma once
 
 #include <chrono>
@@ -25,14 +26,14 @@ class StateLock {
   void release() noexcept {
     if (--depth_ == 0 && num_waiting_ > 0) notify();
   }
-  // Gives the lock back however often it is held, to sleep; returns the depth for resume().
+  // Releases the lock completely before a sleep; returns the depth for resume().
   [[nodiscard]] int64_t suspend() noexcept {
     const int64_t depth = depth_;
     depth_ = 0;
     if (num_waiting_ > 0) notify();
     return depth;
   }
-  // The lock was acquired again after suspend().
+  // Restores the depth after the lock was acquired again.
   void resume(int64_t depth) noexcept { depth_ = depth; }
 
   [[nodiscard]] uint64_t generation() const noexcept { return generation_; }
@@ -44,14 +45,14 @@ class StateLock {
     ++generation_;
     changed_.notify_all();
   }
-  // Until the generation is another than `seen`, or 50 ms have passed: the caller looks for signals then.
+  // Sleeps until the generation differs from `seen`, or for 50 ms: the caller then checks for signals.
   void wait(uint64_t seen) noexcept {
     std::unique_lock held(mutex_);
     changed_.wait_for(held, std::chrono::milliseconds(50), [&] { return generation_ != seen; });
   }
 
-  // In the child of a fork, whose only thread is the one that forked: others held or awaited the lock in vain. No
-  // operation was half done, since each makes its changes without giving up the interpreter's lock.
+  // Frees the lock in the child of a fork if another thread held it: only the forking thread exists there. No operation
+  // was half done, because each one commits its changes without releasing the GIL.
   void reset_in_child(unsigned long thread) noexcept {
     new (&mutex_) std::mutex;
     new (&changed_) std::condition_variable;

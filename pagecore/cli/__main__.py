@@ -1,4 +1,4 @@
-"""``python -m pagecore.cli``."""
+"""``python -m pagecore.cli``: run the command `pagecore`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the command line takes."""
+"""Argument parser of the command line."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from pagecore.serving.reuse import POLICIES
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error of the command is said."""
+    """Parser that reports an error in one line, like every other error of the command."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(REFUSED, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser; what it reads names its command."""
-    parser = _Parser(prog="pagecore", description="The paged key-value cache of a transformer.")
+    """Return the parser; the parsed arguments include the `command` function."""
+    parser = _Parser(prog="pagecore", description="A paged key-value (KV) cache for transformers.")
     parser.add_argument("--version", action="version", version=f"pagecore {installed_version('pagecore') or 'unknown'}")
     added = parser.add_subparsers(required=True, metavar="{info,demo,replay,plan}")
-    info = added.add_parser("info", help="versions, instruction set, threads, CUDA or why not")
+    info = added.add_parser("info", help="show versions, instruction set, threads and CUDA devices")
     info.set_defaults(command=commands.show_info)
-    demo = added.add_parser("demo", help="serve two dozen chat requests and check every token")
-    demo.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, prompts and sampling (0)")
+    demo = added.add_parser("demo", help="serve two dozen chat requests and verify every token")
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights, prompts and sampling (0)")
     demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
     _add_evict(demo)
     _add_pictures(demo)
     demo.set_defaults(command=commands.run_demo)
     _add_replay(added.add_parser("replay", help="run a recorded trace through the scheduler and the cache"))
-    _add_plan(added.add_parser("plan", help="what of a model fits into a memory: tokens, blocks, requests"))
+    _add_plan(added.add_parser("plan", help="show the blocks, tokens and requests of a model that fit into a memory"))
     return parser
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     defaults = {field.name: field.default for field in fields(ReplayOptions)}
     parser.add_argument(
-        "trace", metavar="TRACE", help="a Mooncake trace, one JSON object a line; -: the standard input"
+        "trace", metavar="TRACE", help="a Mooncake trace with one JSON object on each line, or - for the standard input"
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
@@ -55,54 +55,62 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--blocks",
         type=_blocks,
         metavar=f"N|{UNBOUNDED}",
-        help="blocks instead of memory, the null block counted; unbounded: all that the trace can fill",
+        help="number of blocks, the null block counted, instead of memory; unbounded: enough for the whole trace",
     )
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", metavar="CONFIG", help="a model's config.json or its folder: its groups and bytes")
+    model.add_argument("--model", metavar="CONFIG", help="config.json of the modelled model, or its folder")
     model.add_argument(
         "--bytes-per-token",
         type=int,
         metavar="N",
-        help=f"key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, an 8B Llama in bfloat16)",
+        help=f"bytes of key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, Llama 3 8B in bfloat16)",
     )
     parser.add_argument(
-        "--swap-memory", metavar="MEMORY", help="swap preempted requests out to this much memory, such as 16GiB"
+        "--swap-memory",
+        metavar="MEMORY",
+        help="swap preempted requests out to a second memory, such as 16GiB",
     )
     _add_evict(parser)
     numbers = {
-        "block-size": "tokens a block",
-        "max-tokens-per-step": "tokens of one step, prompt and decode together",
-        "max-running": "sequences that run at once",
-        "seed": "of the key and value that --attend makes up",
+        "block-size": "tokens of a block",
+        "max-tokens-per-step": "maximum number of tokens of a step, prompt and decode together",
+        "max-running": "maximum number of concurrent sequences",
+        "seed": "seed of the keys and values of --attend",
     }
     for name, text in numbers.items():
         default = defaults[name.replace("-", "_")]
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
-    parser.add_argument("--prefill-only", action="store_true", help="compute prompts, and generate nothing")
+    parser.add_argument("--prefill-only", action="store_true", help="compute the prompts and generate nothing")
     parser.add_argument(
-        "--attend", action="store_true", help="write and attend real key and value; check against float64"
+        "--attend", action="store_true", help="write and attend real keys and values, and check samples against float64"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE")
     _add_pictures(parser)
     parser.set_defaults(command=commands.run_replay)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="CONFIG", help="a Hugging Face config.json, or the folder that it is in")
-    parser.add_argument("--memory", required=True, help="for key and value on one rank: bytes, or such as 40GiB")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="tensor parallel ranks (1)")
-    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (16)")
+    parser.add_argument("model", metavar="CONFIG", help="a Hugging Face config.json, or its folder")
+    parser.add_argument("--memory", required=True, help="KV memory on one rank: bytes, or such as 40GiB")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of tensor-parallel ranks (1)")
+    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens of a block (16)")
     parser.add_argument(
-        "--context", type=int, nargs="+", metavar="N", help="lengths of requests (a few, up to the model's longest)"
+        "--context",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="lengths of requests (a few, up to the model's longest)",
     )
-    parser.add_argument("--dtype", default="auto", help="of key and value: auto (the model's), bfloat16, float16 ...")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan to FILE too")
+    parser.add_argument(
+        "--dtype", default="auto", help="dtype of keys and values: auto (the model's), bfloat16, float16 ..."
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the plan to FILE")
     parser.set_defaults(command=commands.show_plan)
 
 
 def _blocks(text: str) -> int | str:
-    """What --blocks takes."""
+    """Parse the value of --blocks."""
     if text == UNBOUNDED:
         return text
     try:
@@ -117,10 +125,10 @@ def _add_evict(parser: argparse.ArgumentParser) -> None:
         choices=POLICIES,
         default=POLICIES[0],
         metavar="POLICY",
-        help=f"which cached blocks go first: {', '.join(POLICIES[:-1])}; {POLICIES[-1]}: reuse nothing ({POLICIES[0]})",
+        help=f"eviction policy: {', '.join(POLICIES[:-1])}; {POLICIES[-1]} turns prefix reuse off ({POLICIES[0]})",
     )
 
 
 def _add_pictures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw use, queue, preemptions and the block map")
-    parser.add_argument("--live", action="store_true", help="show the block map in the terminal while it runs")
+    parser.add_argument("--live", action="store_true", help="show the live block map in the terminal")

@@ -1,4 +1,4 @@
-"""The commands: each takes what the parser read, and returns the exit code."""
+"""The commands; each takes the parsed arguments and returns the exit code."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ UPDATE_STEPS = 64
 
 
 def show_info(_arguments: argparse.Namespace) -> int:
-    """What this machine and this build are."""
+    """Print versions and capabilities of this machine and build."""
     for name, value in info_rows():
         print(f"{name:<16} {value}")
     return 0
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Serve the demo's chats, and check every token."""
+    """Serve the chats of the demo, and verify every token."""
     require("demo", "rich")
     timeline = recorder(arguments.plot)
     from pagecore.serving.demo import DemoConfig, demo
-    from pagecore.serving.report import demo_rows
+    from pagecore.serving.tables import demo_rows
 
     with watched(arguments.live, timeline) as (bar, watchers):
         tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
@@ -56,10 +56,10 @@ def run_demo(arguments: argparse.Namespace) -> int:
     evict = f" --evict {arguments.evict}" if arguments.evict != POLICIES[0] else ""
     save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}{swap}{evict}")
     if not report.verdict.passed:
-        wrong = report.verdict.wrong or ["nothing was generated"]
+        wrong = report.verdict.wrong or ["no token was generated"]
         for line in wrong[:10]:
             print(line, file=sys.stderr)
-        return fail(f"{len(wrong)} checks of {report.verdict.tokens} tokens failed", WRONG)
+        return fail(f"verification found {len(wrong)} errors in {report.verdict.tokens} tokens", WRONG)
     print("all tokens verified")
     return 0
 
@@ -73,18 +73,18 @@ def run_replay(arguments: argparse.Namespace) -> int:
         check_writable("--json", arguments.json)
     timeline = recorder(arguments.plot)
     report = _replay_with_progress(arguments.trace, options, arguments.live, timeline)
-    from pagecore.serving.report import replay_rows
+    from pagecore.serving.tables import replay_rows
 
     print_table(f"pagecore replay {arguments.trace}", replay_rows(report))
     if arguments.json is not None:
         write_json(arguments.json, report)
     save_plot(timeline, arguments.plot, f"pagecore replay {Path(arguments.trace).name}")
     if report.requests_refused:
-        fail(f"{report.requests_refused} requests refused; {report.first_refusal}", REFUSED)
+        fail(f"{report.requests_refused} requests were refused; the first: {report.first_refusal}", REFUSED)
         if not report.requests_finished:
             return REFUSED
     if not report.passed:
-        return fail("attention differs from float64 by more than float32 may, or no row was checked", WRONG)
+        return fail("attention differs from float64 by more than float32 allows, or no row was checked", WRONG)
     return 0
 
 
@@ -96,7 +96,7 @@ def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, tim
         steps = 0
 
         def advance(done: int, total: int | None) -> None:
-            # An update costs as much as a step of the index: one in many is enough for the eye.
+            # Drawing the bar takes about as long as one step of the index, so update it once in many steps.
             nonlocal steps
             steps += 1
             if steps % UPDATE_STEPS == 0:
@@ -106,9 +106,9 @@ def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, tim
 
 
 def show_plan(arguments: argparse.Namespace) -> int:
-    """What of a model fits into a memory."""
+    """Print the blocks, tokens and requests of a model that fit into a memory."""
     require("plan", "rich")
-    from pagecore.serving.plan_report import context_columns, group_columns, plan_rows
+    from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows
     from pagecore.serving.planner import plan_model
 
     if arguments.json is not None:
@@ -123,7 +123,7 @@ def show_plan(arguments: argparse.Namespace) -> int:
     )
     print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
     print_columns("groups", *group_columns(plan))
-    print_columns("requests at once", *context_columns(plan))
+    print_columns("concurrent requests", *context_columns(plan))
     if arguments.json is not None:
         write_json(arguments.json, plan)
     return 0

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and the one line on stderr that says why."""
+"""Exit codes of the command, and the one-line error message on stderr."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 
 from pagecore.errors import PagecoreError
 
-# A result that is wrong, a command that cannot be done, Ctrl-C as shells report it.
+# Exit codes: a check failed; the command cannot run; Ctrl-C, as shells report it.
 WRONG, REFUSED, INTERRUPTED = 1, 2, 130
 
 
 class MissingExtraError(PagecoreError, ImportError):
-    """A command needs a package that only an extra installs."""
+    """A package of an extra that is not installed is required."""
 
 
 class UnwritableFileError(PagecoreError, OSError):
-    """A file that the command was asked to write cannot be written."""
+    """An output file cannot be written."""
 
 
 def fail(reason: str, code: int) -> int:
-    """Say why on stderr, and return the exit code."""
+    """Print the reason to stderr and return `code`."""
     print(f"pagecore: {' '.join(reason.split())}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""What a command shows and writes: bars, tables, pictures, JSON."""
+"""Output of the commands: progress bars, tables, pictures and JSON."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from pagecore.serving.replay import ReplayReport
 
 
-def require(what: str, package: str) -> None:
-    """Refuse what needs a package that is not there."""
+def require(feature: str, package: str) -> None:
+    """Raise MissingExtraError if `package`, which `feature` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(f"{what} needs {package}, which is not installed: pip install 'pagecore[cli]'")
+        raise MissingExtraError(f"{feature} needs {package}, which is not installed; run pip install 'pagecore[cli]'")
 
 
 def recorder(path: Path | None) -> Timeline | None:
-    """What records a run for the picture that is wanted at `path`, if one is and can be drawn there."""
+    """Return a timeline that records a run for the picture at `path`; None without a path."""
     if path is None:
         return None
     require("--plot", "matplotlib")
     if path.suffix.lower() not in ("", ".png"):
-        raise UnwritableFileError(f"--plot {path}: pictures are PNG; let the name end in .png")
+        raise UnwritableFileError(f"--plot {path}: the picture is a PNG file; use a name that ends in .png")
     check_writable("--plot", path)
     from pagecore.serving.pictures.timeline import Timeline
 
@@ -42,7 +42,7 @@ def recorder(path: Path | None) -> Timeline | None:
 
 
 def save_plot(timeline: Timeline | None, path: Path, title: str) -> None:
-    """Draw what was recorded, if anything was to be."""
+    """Draw the recorded run and write it to `path`; do nothing without a timeline."""
     if timeline is None:
         return
     from pagecore.serving.pictures.plot import save
@@ -55,7 +55,7 @@ def save_plot(timeline: Timeline | None, path: Path, title: str) -> None:
 
 @contextmanager
 def watched(is_live: bool, timeline: Timeline | None) -> Iterator[tuple[Progress, list[Watcher]]]:
-    """What a run shows while it is under way, and who looks on: the bar alone, or with the block map above it."""
+    """Show a progress bar, and the live block map if wanted, during a run; yield the bar and the watchers."""
     bar = progress()
     watchers: list[Watcher] = [] if timeline is None else [timeline]
     shown: AbstractContextManager[object] = bar
@@ -71,7 +71,7 @@ def watched(is_live: bool, timeline: Timeline | None) -> Iterator[tuple[Progress
 
 
 def progress() -> Progress:
-    """A progress bar on stderr, if that is a terminal; it vanishes when it is done."""
+    """Return a progress bar on stderr, disabled if stderr is not a terminal; it disappears at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -81,7 +81,7 @@ def progress() -> Progress:
 
 
 def print_table(title: str, rows: list[tuple[str, str]]) -> None:
-    """Names and values, a line each."""
+    """Print a table of names and values."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -93,7 +93,7 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def print_columns(title: str, headings: list[str], lines: list[list[str]]) -> None:
-    """A table with headings above its columns."""
+    """Print a table with headings above its columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -107,7 +107,7 @@ def print_columns(title: str, headings: list[str], lines: list[list[str]]) -> No
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written, before minutes of work and not after."""
+    """Raise UnwritableFileError if a file cannot be written; called before minutes of work."""
     folder = path.parent
     try:
         mode = os.stat(path).st_mode
@@ -116,11 +116,11 @@ def check_writable(option: str, path: Path) -> None:
     except OSError as error:
         raise UnwritableFileError(f"{option} {path} cannot be written: {error.strerror}") from error
     except ValueError:  # a null byte, or text that no file name can have
-        raise UnwritableFileError(f"{option} {str(path)!r} is not a path") from None
+        raise UnwritableFileError(f"{option} {str(path)!r} is not a valid path") from None
     if mode is not None and stat.S_ISDIR(mode):
-        raise UnwritableFileError(f"{option} {path} is a folder; name a file in it")
+        raise UnwritableFileError(f"{option} {path} is a folder; expected a file")
     if not os.path.isdir(folder):
-        raise UnwritableFileError(f"{option} {path}: there is no folder {folder}; make it first")
+        raise UnwritableFileError(f"{option} {path}: folder {folder} does not exist; create it first")
     if not os.access(folder if mode is None else path, os.W_OK):
         raise UnwritableFileError(f"{option} {path} cannot be written; check its permissions")
     if mode is not None and stat.S_ISFIFO(mode):
@@ -139,12 +139,12 @@ def write_json(path: Path, report: ReplayReport | ModelPlan) -> None:
 
 
 def _open_fifo(option: str, path: Path) -> int:
-    """Open a FIFO for writing; an ordinary open would wait for a reader that may never come."""
+    """Open a FIFO for writing without waiting for a reader, which may never come."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise UnwritableFileError(f"{option} {path} cannot be written: {error.strerror}") from error
-        raise UnwritableFileError(f"{option} {path} is a FIFO that no process reads; start its reader first") from None
+        raise UnwritableFileError(f"{option} {path} is a FIFO without a reader; start the reader first") from None
     os.set_blocking(descriptor, True)
     return descriptor

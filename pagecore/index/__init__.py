@@ -1,8 +1,9 @@
-"""Which block? The pool of block ids, and what gives blocks to sequences (plain integers; no bytes are held here)."""
+"""Block ids: the pool, block tables, slot allocator, request table and prefix tree; storage holds the bytes."""
 
 from pagecore.index._block_pool import BlockPool
 from pagecore.index._block_tables import BlockTables
-from pagecore.index._radix_tree import POLICIES, RadixTree, Receipt
+from pagecore.index._radix_core import POLICIES, Receipt
+from pagecore.index._radix_tree import RadixTree
 from pagecore.index._radix_values import Evicted, Inserted, Match
 from pagecore.index._request_table import RequestTable
 from pagecore.index._slot_allocator import SlotAllocator

@@ -25,7 +25,7 @@ cdef extern from "pagecore/index/block_pool.hpp" namespace "pagecore" nogil:
         int32_t reclaim(int64_t step) except +raise_python_error
         int32_t ref_count(int64_t block) except +raise_python_error
         void copy_ref_counts(span[int32_t] out) except +raise_python_error
-        # Of blocks that are known to be held: these cannot fail.
+        # For blocks that are known to be held: these cannot fail.
         void share_known "share"(span[const_int32] blocks)
         int32_t free_known "free"(span[const_int32] blocks)
         size_t num_unshared_known "num_unshared"(span[const_int32] blocks)
@@ -43,18 +43,18 @@ cdef extern from "pagecore/index/block_pool.hpp" namespace "pagecore" nogil:
 
 
 cdef class BlockPool:
-    cdef shared_ptr[NativeBlockPool] native  # shared with the block tables that use it
+    cdef shared_ptr[NativeBlockPool] native  # shared with block tables and allocators
     cdef readonly str order
     cdef readonly int32_t num_blocks
 
     cdef object _try_allocate(self, int64_t count)
-    # For blocks that are known to be of this pool, and held.
+    # The raw interface, for blocks that are known to be held in this pool.
     cdef void share_raw(self, const int32_t* blocks, size_t count) noexcept
     cdef int32_t free_raw(self, const int32_t* blocks, size_t count) noexcept
     cdef int32_t ref_count_raw(self, int32_t block) noexcept
     cdef int32_t num_free_raw(self) noexcept
-    # Takes out.size() blocks, or none: returns False where fewer are free.
+    # Takes out.size() blocks; returns False, with nothing taken, if fewer are free.
     cdef bint try_allocate_raw(self, vector[int32_t]& out) noexcept
     cdef size_t num_unshared_raw(self, const int32_t* blocks, size_t count) noexcept
-    # `out` has room for `count` more.
+    # Precondition: `out` has room for `count` more.
     cdef void find_held_once_raw(self, const int32_t* blocks, size_t count, vector[int32_t]& out) noexcept

@@ -1,4 +1,4 @@
-"""The ids of a pool's blocks: who holds which, and which are free."""
+"""Block pool: reference-counted block ids."""
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
@@ -11,7 +11,7 @@ from pagecore.errors import InvalidBlock, OutOfBlocks, ShapeError, UnsupportedOp
 
 ORDERS = ("lifo", "fifo", "address")
 
-# Below this many blocks a call is over before the interpreter lock would be given away and taken again.
+# For fewer blocks, releasing and reacquiring the GIL takes longer than the call.
 cdef enum: MIN_BLOCKS_WITHOUT_GIL = 1024
 
 
@@ -19,19 +19,19 @@ cdef class BlockPool:
     """BlockPool(num_blocks, *, order='lifo')\n--\n\n\
 Reference-counted block ids.
 
-    Block 0 is the null block: it is counted, never handed out and held by nobody. A new pool hands out 1, 2, 3 ...
-    Every method may be called from any thread; a child of `os.fork` finds the pool between two calls of other threads.
-    A call that fails changes nothing. Block ids are taken as one int or as anything that NumPy makes a one-dimensional
-    array of integers; an id may stand in a list several times. The free list follows vLLM's and SGLang's pools; retired
-    blocks follow vLLM's fence for steps in flight.
+    Block 0 is the null block: it counts in `num_blocks`, is never allocated and has no references. A new pool allocates
+    1, 2, 3 ... Every method may be called from any thread; in a child of `os.fork`, no call of another thread is half
+    done. A call that fails changes nothing. Block ids are one int or anything that NumPy converts to a one-dimensional
+    array of integers; ids may repeat. The free list follows vLLM's and SGLang's pools; retired blocks follow vLLM's
+    fence for steps in flight.
 
     Parameters
     ----------
     num_blocks : int
-        Blocks, the null block included: ``num_blocks - 1`` can be had; 2 to 2**31 - 1.
+        Number of blocks including the null block, 2 to 2**31 - 1; ``num_blocks - 1`` can be allocated.
     order : {"lifo", "fifo", "address"}
-        Which free block goes first: the one freed last (hot in caches), the one freed first, or the lowest id (so that
-        transfers coalesce).
+        Allocation order of free blocks: last freed first (hot in caches), first freed first, or lowest id first (so
+        that transfers coalesce).
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ Reference-counted block ids.
         Raises
         ------
         OutOfBlocks
-            Fewer than `n` are free; none is taken.
+            Fewer than `n` blocks are free; none is taken.
         ShapeError
             `n` is negative.
         """
@@ -112,14 +112,14 @@ Reference-counted block ids.
         return blocks
 
     def try_allocate(self, n):
-        """Take `n` blocks like `allocate`, or return None when fewer are free."""
+        """Call `allocate`, but return None if fewer than `n` blocks are free."""
         return self._try_allocate(as_int64(n, "n"))
 
     cdef object _try_allocate(self, int64_t count):
         cdef int32_t* data = NULL
         cdef bint taken
         if count < 0:
-            raise ShapeError(f"{count} blocks cannot be allocated; ask for 0 or more")
+            raise ShapeError(f"n is {count}; use 0 or more")
         if count >= self.num_blocks:
             return None
         blocks = new_int32(count, &data)
@@ -138,7 +138,7 @@ Reference-counted block ids.
         InvalidBlock
             An id is outside the pool, or the null block.
         DoubleFree
-            A block is held by nobody.
+            A block is free.
         """
         cdef Integers ids = as_integers(blocks, "block", InvalidBlock)
         cdef span[const_int32] view = span[const_int32](ids.data, <size_t> ids.size)
@@ -149,19 +149,19 @@ Reference-counted block ids.
                 deref(self.native).share(view)
 
     def free(self, blocks):
-        """Drop one reference of each block, in the order given.
+        """Drop one reference to each block, in the given order.
 
         Returns
         -------
         int
-            How many blocks became free.
+            The number of blocks that became free.
 
         Raises
         ------
         InvalidBlock
             An id is outside the pool, or the null block.
         DoubleFree
-            A block is held by nobody, or by fewer than the list says.
+            A block is free, or the list drops more references than it has.
         """
         cdef Integers ids = as_integers(blocks, "block", InvalidBlock)
         cdef span[const_int32] view = span[const_int32](ids.data, <size_t> ids.size)
@@ -173,25 +173,25 @@ Reference-counted block ids.
         return freed
 
     def retire(self, blocks, step):
-        """Drop one reference of each block; those that nobody holds any more become free at `reclaim`, not before.
+        """Drop one reference to each block; blocks without references become free only at `reclaim`.
 
-        For blocks that work in flight, on another stream or in a transfer, may still read.
+        Use it for blocks that work in flight may still read, on another stream or in a transfer.
 
         Parameters
         ----------
         blocks : int or array_like of int
         step : int
-            The step that must be over before the blocks are used again; 64 bits.
+            Step that must be complete before the blocks are reused; 64 bits.
 
         Returns
         -------
         int
-            How many blocks wait because of this call.
+            The number of blocks that this call retired.
 
         Raises
         ------
         InvalidBlock, DoubleFree
-            As `free`.
+            As in `free`.
         """
         cdef Integers ids = as_integers(blocks, "block", InvalidBlock)
         cdef int64_t at = as_int64(step, "step")
@@ -204,17 +204,17 @@ Reference-counted block ids.
         return retired
 
     def reclaim(self, step):
-        """Free what was retired at `step` or before: the oldest step first, and in the order it was retired.
+        """Free the blocks that were retired at `step` or before, in the order of steps and of retirement.
 
         Returns
         -------
         int
-            How many blocks became free.
+            The number of blocks that became free.
         """
         return deref(self.native).reclaim(as_int64(step, "step"))
 
     def ref_count(self, block):
-        """How many hold `block`; 0 if it is free, retired or the null block.
+        """Return the number of references to `block`; 0 if it is free, retired or the null block.
 
         Raises
         ------
@@ -224,7 +224,7 @@ Reference-counted block ids.
         return deref(self.native).ref_count(as_int64(block, "block"))
 
     def ref_counts(self):
-        """`ref_count` of every block.
+        """Return the number of references to every block.
 
         Returns
         -------
@@ -240,12 +240,12 @@ Reference-counted block ids.
 
     @property
     def num_free(self):
-        """Blocks that can be had now."""
+        """Blocks that can be allocated now."""
         return deref(self.native).num_free()
 
     @property
     def num_used(self):
-        """Blocks that somebody holds."""
+        """Blocks with references."""
         return deref(self.native).num_used()
 
     @property
@@ -255,11 +255,11 @@ Reference-counted block ids.
 
     @property
     def nbytes(self):
-        """Bytes of the native structure; they are taken from the system as blocks are first used."""
+        """Bytes of the native structure; the system commits them as blocks are first used."""
         return deref(self.native).nbytes()
 
     def check_invariants(self):
-        """Recount everything; raise PagecoreError where the pool contradicts itself."""
+        """Recount everything; raise PagecoreError if the pool is inconsistent."""
         with nogil:
             deref(self.native).check_invariants()
 

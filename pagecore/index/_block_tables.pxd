@@ -1,120 +1,14 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport shared_ptr, unique_ptr
-from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._block_pool cimport NativeBlockPool
-from pagecore.index._integers cimport Integers, const_int32
-from pagecore.index._step_buffers cimport NativeStepBuffers, SlotsOut, SlotType, StepBuffers
-from pagecore.native.translate cimport raise_python_error
+from pagecore.index._block_tables_core cimport TablesCore
+from pagecore.index._block_tables_native cimport BlockCopy, ChangedEntry, Int32s
+from pagecore.index._integers cimport Integers
+from pagecore.index._step_buffers cimport StepBuffers
 
 
-cdef extern from "pagecore/index/pending_copies.hpp" namespace "pagecore" nogil:
-    cdef cppclass BlockCopy:
-        int32_t source
-        int32_t target
-
-
-cdef extern from "pagecore/index/changed_entries.hpp" namespace "pagecore" nogil:
-    cdef cppclass ChangedEntry:
-        int64_t index
-        int64_t value
-
-
-cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
-    cdef cppclass DenseTable:
-        int32_t* blocks
-        int64_t num_rows
-        int64_t width
-        int64_t stride
-        int32_t* lengths
-        int64_t num_lengths
-
-    ctypedef span[const_int32] Int32s "std::span<const int32_t>"
-
-    cdef cppclass NativeBlockTables "pagecore::BlockTables":
-        NativeBlockTables(
-            vector[shared_ptr[NativeBlockPool]], vector[int64_t], int64_t, int64_t
-        ) except +raise_python_error
-        int32_t next_row()
-        int32_t add(const vector[span[const_int32]]& prefix) except +raise_python_error
-        int32_t fork(int32_t row) except +raise_python_error
-        void remove(Int32s rows) except +raise_python_error
-        void reorder(Int32s rows, Int32s parents) except +raise_python_error
-        int64_t check_step(Int32s rows, Int32s counts) except +raise_python_error
-        bint try_extend(Int32s rows, Int32s counts, const vector[SlotsOut]& out) except +raise_python_error
-        bint try_prepare(
-            Int32s rows, Int32s counts, NativeStepBuffers& out, const vector[int32_t]& first_blocks
-        ) except +raise_python_error
-        void shortage(
-            Int32s rows, Int32s counts, vector[int64_t]& out, const vector[int32_t]& first_blocks
-        ) except +raise_python_error
-        void fail_out_of_blocks() except +raise_python_error
-        void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
-        int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
-        size_t settle_copies(int64_t group) except +raise_python_error
-        void take_copies(int64_t group, span[BlockCopy] out) except +raise_python_error
-        void undo_copies(Int32s rows, int64_t group, span[BlockCopy] copies) except +raise_python_error
-        void follow_changes() except +raise_python_error
-        size_t take_changes(span[ChangedEntry] out) except +raise_python_error
-        void put_back_changes(span[ChangedEntry] entries)
-        int32_t length(int32_t row) except +raise_python_error
-        int64_t capacity(int32_t row) except +raise_python_error
-        Int32s blocks(int32_t row, int64_t group) except +raise_python_error
-        void fill(Int32s rows, int64_t group, const DenseTable& out) except +raise_python_error
-        int64_t num_rows()
-        int32_t max_sequences()
-        int32_t max_blocks()
-        size_t num_groups()
-        const int32_t* table(int64_t group) except +raise_python_error
-        const int32_t* lengths()
-        size_t num_pending_copies()
-        int32_t known_length "length"(int32_t row)
-        Int32s known_blocks "blocks"(int32_t row, int64_t group)
-        size_t nbytes()
-        void check_invariants(bint exclusive) except +raise_python_error
-
-
-cdef class BlockTables:
-    cdef unique_ptr[NativeBlockTables] native
-    cdef readonly tuple pools
-    cdef readonly tuple block_sizes
-    cdef bint is_grouped  # made with a list of pools: results have one entry for each group
-
-    # prepare of n rows without any conversion; False when blocks are short. `first_blocks` may be empty.
-    cdef bint try_prepare_raw(
-        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out,
-        const vector[int32_t]& first_blocks
-    ) except -1
-    # The methods of the same names, without a Python object: each throws before it changes anything, or not at all.
-    cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix) except -1
-    cdef int32_t fork_raw(self, int32_t row) except -1
-    cdef int remove_raw(self, const int32_t* rows, Py_ssize_t n) except -1
-    cdef int reorder_raw(self, const int32_t* rows, const int32_t* parents, Py_ssize_t n) except -1
-    cdef int truncate_raw(self, const int32_t* rows, const int32_t* lengths, Py_ssize_t n, bint keep_capacity) except -1
-    cdef int64_t release_before_raw(
-        self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n
-    ) except -1
-    cdef int shortage_raw(
-        self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out,
-        const vector[int32_t]& first_blocks
-    ) except -1
-    # take_copies of a group into `out`, which has room for a copy of each row of the step that promised them.
-    cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1
-    cdef int64_t num_free_rows(self) noexcept
-    # Undoes the copies that take_copies just gave of a group, in the rows of the step that promised them.
-    cdef int undo_copies_raw(
-        self, const int32_t* rows, Py_ssize_t num_rows, int64_t group, BlockCopy* copies, Py_ssize_t num_copies
-    ) except -1
-    # take_changes into memory for `capacity` entries; returns how many came.
-    cdef Py_ssize_t take_changes_raw(self, ChangedEntry* out, Py_ssize_t capacity) except -1
-    # The blocks of a row in a group, until the row changes.
-    cdef Int32s row_raw(self, int32_t row, int64_t group) noexcept
-    cdef int32_t length_raw(self, int32_t row) noexcept
-    # Raises OutOfBlocks with the figures of the try_prepare_raw that just failed.
-    cdef int fail_out_of_blocks(self) except -1
-
-    cdef bint _is_short(self, Integers rows, Integers counts) except -1
-    cdef int _read_first_blocks(self, object first_blocks, vector[int32_t]& out) except -1
+cdef class BlockTables(TablesCore):
     cdef object _extend(self, object rows, object counts, object out, bint must)
     cdef list _slot_targets(self, object out, int64_t num_tokens)
+    cdef bint _is_short(self, Integers rows, Integers counts) except -1
+    cdef int _read_first_blocks(self, object first_blocks, vector[int32_t]& out) except -1

@@ -1,4 +1,4 @@
-"""Integers of the caller, as native code wants them."""
+"""Conversion of integer arguments to native arrays."""
 
 cimport cython
 from cpython.buffer cimport (
@@ -129,14 +129,14 @@ cdef enum:
 
 
 cdef extern from "Python.h":
-    # Without a check for an exception, which NumPy does not always set.
+    # Declared without an exception check: NumPy does not always set an exception.
     int get_buffer "PyObject_GetBuffer"(object array, Py_buffer* buffer, int flags)
 
 
 cdef char lend(Py_buffer* buffer, object array) except -1:
-    """INT32 or INT64 where the array is an aligned and C-contiguous [n] of those; then the buffer must be released."""
+    """Return INT32 or INT64 for an aligned, C-contiguous, 1-d array of that type; the buffer must then be released."""
     if get_buffer(array, buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0:
-        if PyErr_Occurred() == NULL:  # NumPy sets none where it finds no memory
+        if PyErr_Occurred() == NULL:  # out of memory: NumPy sets no exception
             raise MemoryError()
         if PyErr_ExceptionMatches(ValueError) or PyErr_ExceptionMatches(BufferError):
             PyErr_Clear()
@@ -157,7 +157,7 @@ cdef void* room_for(Py_ssize_t size, size_t item_size) except NULL:
 
 
 cdef void keep(Integers values, int32_t* data) noexcept:
-    """Let the values be `data`, memory of their own from now on."""
+    """Replace the memory of the values by `data`, which they own from now on."""
     PyMem_Free(values.owned)
     values.owned = data
     values.data = data
@@ -167,7 +167,7 @@ cdef void keep(Integers values, int32_t* data) noexcept:
 
 
 cdef int narrow(Integers values, str what, object error) except -1:
-    """Copy lent int64 values, where all of them fit, into int32 memory of their own; each is read once."""
+    """Copy borrowed int64 values, reading each once, into owned int32 memory; raise `error` if one does not fit."""
     cdef const int64_t* wide = <const int64_t*> values.buffer.buf
     cdef int32_t* data = <int32_t*> room_for(values.size, sizeof(int32_t))
     cdef Py_ssize_t i
@@ -187,7 +187,7 @@ cdef int narrow(Integers values, str what, object error) except -1:
 
 
 cdef int widen(Slots values) except -1:
-    """Copy lent int32 values into int64 memory of their own; each is read once."""
+    """Copy borrowed int32 values, reading each once, into owned int64 memory."""
     cdef const int32_t* lent = <const int32_t*> values.buffer.buf
     cdef int64_t* data = <int64_t*> room_for(values.size, sizeof(int64_t))
     cdef Py_ssize_t i
@@ -207,22 +207,22 @@ cdef void keep_slots(Slots values, int64_t* data) noexcept:
 
 
 def int32_array(obj, what, error):
-    """A new int32 array, 0-d or 1-d, of anything that holds integers."""
+    """Return a new int32 array, 0-d or 1-d, of any integers."""
     return integer_array(obj, what, error, 32)
 
 
 def integer_array(obj, what, error, bits):
-    """A new array of 32 or 64 bits, 0-d or 1-d, of anything that holds integers."""
+    """Return a new array of 32-bit or 64-bit integers, 0-d or 1-d, of any integers."""
     dtype = int32 if bits == 32 else int64
     array = read_array(obj, what)
     if not np.can_cast(array.dtype, dtype):
-        array = array.copy()  # another thread may write to the caller's memory: what is checked is what is used
+        array = array.copy()  # another thread may write to the caller's memory: check the values that are used
         check_fit(array, what, error, bits)
     return array.astype(dtype, order="C")
 
 
 cdef object wide_array(object obj, str what, object error):
-    """Return a contiguous, aligned int64 array, 0-d or 1-d, of any integers; it may be the caller's memory."""
+    """Return a contiguous, aligned int64 array, 0-d or 1-d, of any integers; it may share the caller's memory."""
     array = read_array(obj, what)
     if not np.can_cast(array.dtype, int64):
         array = array.copy()
@@ -231,12 +231,12 @@ cdef object wide_array(object obj, str what, object error):
 
 
 cdef object read_array(object obj, str what):
-    """Return an array of integers, 0-d or 1-d; of objects, where it has ints that fit no dtype."""
+    """Return an array of integers, 0-d or 1-d; an object array for ints that fit no dtype."""
     try:
         array = np.asarray(obj)
     except ValueError as ragged:
         raise ShapeError(f"{what}s must be one int or one list of ints: {ragged}") from None
-    except (TypeError, RuntimeError) as foreign:  # a tensor that NumPy has no dtype for, or whose gradient is recorded
+    except (TypeError, RuntimeError) as foreign:  # a tensor of a dtype that NumPy lacks, or one that requires grad
         raise UnsupportedDtype(f"{what}s cannot be read by NumPy: {foreign}; give integers") from None
     if array.ndim > 1:
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
@@ -294,7 +294,7 @@ cdef void* address_of(object array) except? NULL:
 cdef int32_t as_row(object row) except? -1:
     cdef int64_t value = as_int64(row, "row")
     if value < 0 or value > INT32_MAX:
-        raise InvalidSequence(f"row {row} is not in use; use a row that was handed out and not given back since")
+        raise InvalidSequence(f"row {row} is not in use; use a row that was returned by this object and not freed")
     return <int32_t> value
 
 
@@ -331,7 +331,7 @@ cdef int repeat_slots(Slots values, Py_ssize_t n) except -1:
 
 
 cdef str shown(object number):
-    """An int as text, also where it has more digits than Python prints."""
+    """Return an int as text, even if it has more digits than Python prints."""
     try:
         return str(number)
     except ValueError:
@@ -341,7 +341,7 @@ cdef str shown(object number):
 cdef str as_width(object dtype, str what, object error):
     try:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except Exception:  # whatever a foreign object's description raises
+    except Exception:  # a foreign object may raise anything
         name = None
     if name not in ("int32", "int64"):
         raise error(f"{what} is {dtype if isinstance(dtype, str) else type(dtype).__name__}; use int64 or int32")
@@ -363,5 +363,5 @@ cdef object writable(object out, int ndim, str what, bint wide_too):
     if not array.flags.writeable:
         raise ShapeError(f"{what} is read-only; give an array that can be written")
     if not array.flags.aligned:
-        raise ShapeError(f"{what} is not aligned to its items; give an array of its own")
+        raise ShapeError(f"{what} is not aligned to its item size; give an aligned array")
     return array

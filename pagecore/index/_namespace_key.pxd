@@ -1,3 +1,3 @@
-# A key of a namespace: equal for two namespaces iff they are equal, in type too, and made of built-in types alone, so
-# that to hash and to compare keys runs no code of the caller. It keeps alive what it was made of.
+# The key of a namespace. Keys are equal iff the namespaces are equal in value and type. Keys consist of built-in types
+# only, so that hashing and comparing them runs no code of the caller. A key keeps the objects of its namespace alive.
 cdef object key_of(object namespace)

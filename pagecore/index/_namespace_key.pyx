@@ -1,14 +1,14 @@
 """Keys of namespaces.
 
-A namespace is any hashable value, and two are the same iff they are equal and of equal types, at every depth: 1, True
-and 1.0 are three namespaces, and so are (1,), (True,) and (1.0,). Python's own equality does not see that, and it runs
-code of the caller, which may call the tree in the middle of a look-up. So a namespace is packed into bytes once:
+A namespace is any hashable value. Two namespaces are the same iff they are equal in value and type, at every depth: 1,
+True and 1.0 are three namespaces, and so are (1,), (True,) and (1.0,). Python's ``==`` ignores types, and it runs code
+of the caller, which could call the tree in the middle of a lookup. Therefore each namespace is packed into bytes once:
 
     ("tenant", 7)   ->   ( 2 parts | s "tenant" | i 7 )
 
 Tuples, named tuples, frozensets and the fields of data classes are packed part by part. An object of any other type is
-interned: the first of several equal ones gets a number, and the number is packed. `hash` and ``==`` of such an object
-run while it is packed, and never later.
+interned: equal objects share a number, and the number is packed. `hash` and ``==`` of such an object run only while it
+is packed.
 """
 
 from cpython.bytes cimport PyBytes_CheckExact
@@ -29,18 +29,18 @@ from pagecore.errors import UnsupportedDtype
 
 MAX_DEPTH = 16
 
-# Their equality is that of what they hold, whose types cannot be seen from outside.
+# These compare by their contents, whose types are not accessible.
 OPAQUE_CONTAINERS = (slice, weakref.ref, types.GenericAlias, types.MappingProxyType)
 
 cdef object double = struct.Struct("<d").pack
 
-# By (id of the type, hash): weak references to what is interned. A list is short: it has equal hashes.
+# (id of the type, hash) -> weak references to interned objects. Lists are short: their entries have equal hashes.
 cdef dict interned = {}
-cdef int64_t num_interned = 0  # since the start; never decreases
+cdef int64_t num_interned = 0  # total; never decreases
 
 
 cdef class Interned:
-    """An object that stands for all objects of its type that are equal to it."""
+    """Representative of all objects of one type that are equal."""
     cdef object value
     cdef int64_t number
     cdef object __weakref__
@@ -55,7 +55,7 @@ cdef object key_of(object namespace):
         return namespace
     held = []
     packed = pack(namespace, MAX_DEPTH, held)
-    held.sort(key=number)  # parts of a frozenset come in any order
+    held.sort(key=number)  # the iteration order of a frozenset varies
     return (packed, *held)  # the objects keep their numbers as long as the key lives
 
 
@@ -93,7 +93,7 @@ cdef bytes pack_object(object value, int depth, list held):
     if inherits_equality(kind, frozenset):
         return b"{" + number_of(kind, held) + joined(sorted(pack_parts(frozenset.__iter__(value), depth, held)))
     if issubclass(kind, OPAQUE_CONTAINERS):
-        raise UnsupportedDtype(f"the namespace has a {kind.__name__} in it, whose parts cannot be told apart by type; "
+        raise UnsupportedDtype(f"the namespace contains a {kind.__name__}, whose parts cannot be compared by type; "
                                "use tuples of strings, bytes and ints")
     packed = b"o" + number_of(value, held)
     if getattr(kind, "__dataclass_params__", None) is not None and kind.__dataclass_params__.eq:
@@ -107,8 +107,8 @@ cdef bytes pack_object(object value, int depth, list held):
 
 cdef list pack_parts(object parts, int depth, list held):
     if depth == 0:
-        raise UnsupportedDtype(f"the namespace nests more than {MAX_DEPTH} values; use a flatter one")
-    cdef list packed = []  # no comprehension: where memory is short, Cython's frees an element twice
+        raise UnsupportedDtype(f"the namespace is nested more than {MAX_DEPTH} levels deep; use a flatter one")
+    cdef list packed = []  # no comprehension: if memory runs out, Cython's frees an element twice
     for part in parts:
         packed.append(pack(part, depth - 1, held))
     return packed
@@ -119,7 +119,7 @@ cdef bytes joined(list parts):
 
 
 cdef bint inherits_equality(object kind, object base) except -1:
-    """Return True for a type that compares as `base` does: itself, named tuples and the like."""
+    """Return True for `base` and subclasses that keep its equality, such as named tuples."""
     return issubclass(kind, base) and kind.__eq__ is base.__eq__ and kind.__hash__ is base.__hash__
 
 
@@ -130,7 +130,7 @@ cdef bytes number_of(object value, list held):
 
 
 cdef Interned find_type(object kind):
-    """Types are told apart by identity, whatever their metaclass calls equal."""
+    """Return the interned entry of a type; types are compared by identity, ignoring their metaclass."""
     spot = (id(type), id(kind))
     for reference in interned.get(spot, ()):
         one = reference()
@@ -165,7 +165,7 @@ cdef Interned intern(object spot, object value):
 
 
 def forget(spot, reference):
-    """Drop the reference to an interned object that no key holds any more."""
+    """Remove the weak reference to an interned object that is gone."""
     references = interned.get(spot)
     if references is None:
         return
@@ -183,7 +183,7 @@ cdef object hash_of(object value):
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedDtype(f"the namespace has a {type(value).__name__} in it, which has no hash ({error}); use "
+        raise UnsupportedDtype(f"the namespace contains a {type(value).__name__}, which is not hashable ({error}); use "
                                "tuples of strings, bytes and ints") from None
 
 
@@ -193,7 +193,7 @@ cdef bint is_equal(object one, object other) except -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedDtype(f"the namespace has a {type(other).__name__} in it, which cannot be compared ({error}); "
+        raise UnsupportedDtype(f"the namespace contains a {type(other).__name__}, which cannot be compared ({error}); "
                                "use tuples of strings, bytes and ints") from None
 
 
@@ -205,5 +205,5 @@ cdef int check_equal_to_itself(object value) except -1:
     except Exception:
         differs = True
     if differs:
-        raise UnsupportedDtype(f"the namespace has {value!r} in it, which is not equal to itself; use another value")
+        raise UnsupportedDtype(f"the namespace contains {value!r}, which is not equal to itself; use another value")
     return 0

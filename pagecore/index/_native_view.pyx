@@ -1,4 +1,4 @@
-"""Native memory, shown as NumPy arrays."""
+"""NumPy views of native memory."""
 
 from cpython.buffer cimport PyBUF_WRITABLE
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 cdef class NativeMemory:
-    """Memory of a native structure, for NumPy to view."""
+    """Buffer-protocol exporter of memory of a native structure."""
     cdef object owner
     cdef void* data
     cdef int ndim
@@ -50,6 +50,6 @@ cdef object view_of(object owner, void* data, int ndim, Py_ssize_t* shape, bint 
         memory.strides[axis] = stride
         stride *= shape[axis]
     array = np.asarray(memory)
-    if array.dtype.hasobject:  # NumPy makes an array of the object itself where it finds no memory to view its buffer
+    if array.dtype.hasobject:  # out of memory: NumPy has wrapped the object instead of viewing it
         raise MemoryError()
     return array

@@ -7,7 +7,7 @@ from pagecore.index._integers cimport Integers, const_int32
 ctypedef const int32_t* Int32Pointer
 
 
-cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nogil:
+cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" nogil:
     ctypedef span[const_int32] Int32s "std::span<const int32_t>"
 
     cdef cppclass Bytes32 "std::array<uint8_t, 32>":
@@ -37,12 +37,12 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::radix" nog
         double rank
 
 
-cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::RadixTree" nogil:
+cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" nogil:
     cdef cppclass State:
         int64_t blocks
         int32_t id
 
-    ctypedef span[State] States "std::span<const pagecore::RadixTree::State>"
+    ctypedef span[State] States "std::span<const pagecore::radix::State>"
 
     cdef cppclass Offer:
         Query query
@@ -52,19 +52,19 @@ cdef extern from "pagecore/index/radix_tree.hpp" namespace "pagecore::RadixTree"
         double time
 
 
-# What a call looks up: tokens, spans and namespace, checked and converted.
+# Arguments of a lookup, checked and converted: tokens, spans and namespace.
 cdef class Prefix:
     cdef Integers tokens
     cdef vector[Mark] marks
     cdef object key       # of the namespace
-    cdef int32_t space    # -1: the tree has none such
+    cdef int32_t space    # number of the namespace; -1: unknown to the tree
     cdef int64_t limit    # blocks
 
     cdef Query query(self) noexcept
 
 
-cdef class Entry:
-    """One insertion, checked and converted."""
+cdef class Insertion:
+    """Arguments of an insertion, checked and converted."""
     cdef Prefix prefix
     cdef list lanes
     cdef vector[State] states
@@ -72,30 +72,30 @@ cdef class Entry:
     cdef double time
     cdef object receipt  # a Receipt of the tree, or None
 
-    # Borrows from the entry, which must outlive the offer.
+    # The offer borrows memory of the insertion, which must outlive it.
     cdef int fill(self, Offer* offer) except -1
 
 
-# A finite float; `what` names it in errors.
+# A finite float; `what` names it in messages.
 cdef double as_number(object value, str what) except? -1
 
 # The caller's clock: -inf, which advances nothing, for None.
 cdef double as_time(object time) except? -1
 
-# What to look up. The namespace is left as a key, and its number -1: the tree finds it once no code of the caller can
-# run any more. Tokens may be the caller's memory still.
+# Reads the arguments of a lookup. The namespace stays a key, with number -1: the tree finds the number when no more
+# code of the caller can run. Tokens may still be the caller's memory.
 cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, object spans, object max_tokens)
 
-# The marks of spans in the first `blocks` blocks.
+# Appends the marks of spans in the first `blocks` blocks.
 cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mark]& marks) except -1
 
-# Checks all of them and converts each once; the clock is advanced by the caller, once nothing can fail.
+# Checks and converts the retention arguments. The caller advances the clock to `now` after the last step that can fail.
 cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, object priority, object time_to_live,
                    object rank) except -1
 
-# What to insert, but for its receipt, hint and time. Tokens and blocks may be the caller's memory until own_entry()
-# copies them from block `first` on.
-cdef int own_entry(Entry entry, int64_t block_size, int64_t first) except -1
-cdef Entry read_entry(
+# Reads the arguments of an insertion except receipt, hint and time. Tokens and blocks may be the caller's memory until
+# own_insertion() copies them from block `first` on.
+cdef int own_insertion(Insertion insertion, int64_t block_size, int64_t first) except -1
+cdef Insertion read_insertion(
     int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states, object namespace, object spans
 )

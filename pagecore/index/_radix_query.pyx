@@ -1,4 +1,4 @@
-"""What a caller of the prefix cache's tree gives, checked and converted: prefixes, and what is to be inserted."""
+"""Checks and conversion of the arguments of the prefix tree: prefixes, insertions, retention."""
 
 cimport cython
 from libc.math cimport INFINITY, NAN, isfinite
@@ -16,20 +16,20 @@ from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, Unsuppor
 
 
 def validate_namespace(namespace):
-    """Raise UnsupportedDtype where `namespace` cannot name a namespace of a prefix tree."""
+    """Raise UnsupportedDtype if `namespace` is not a valid namespace of a prefix tree."""
     if namespace is not None:
         key_of(namespace)
 
 
 def validate_spans(spans):
-    """Return spans as a tuple of (start, end, digest), or raise ShapeError or UnsupportedDtype where they are none."""
+    """Return spans as a tuple of (start, end, digest); raise ShapeError or UnsupportedDtype for invalid spans."""
     cdef vector[Mark] marks
     cdef Digest unused
     try:
         listed = [(as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest)
                   for start, end, digest in spans]
     except (TypeError, ValueError):
-        raise ShapeError(f"spans is {spans!r}; give a list of (start, end, digest)") from None
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {spans!r}") from None
     frozen = tuple([(start, end, bytes(digest) if isinstance(digest, (bytearray, memoryview)) else digest)
                     for start, end, digest in listed])
     read_marks(frozen, 1 << 40, 0, marks)
@@ -79,7 +79,7 @@ cdef class Prefix:
 
 
 @cython.freelist(16)
-cdef class Entry:
+cdef class Insertion:
     cdef int fill(self, Offer* offer) except -1:
         offer.query = self.prefix.query()
         offer.states = States(self.states.data(), self.states.size())
@@ -92,7 +92,7 @@ cdef class Entry:
 
 
 seal(Prefix)
-seal(Entry)
+seal(Insertion)
 
 
 cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, object spans, object max_tokens):
@@ -125,14 +125,14 @@ cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mar
         for start, end, digest in spans:
             checked.append((as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest))
     except (TypeError, ValueError):
-        raise ShapeError("spans are not (start, end, digest) each; give a list of such tuples") from None
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {spans!r}") from None
     checked.sort(key=lambda one: one[0])
     for start, end, digest in checked:
         begin, stop = start, end
         if begin < 0 or stop <= begin:
             raise ShapeError(f"a span runs from {start} to {end}; use 0 <= start < end")
         if begin < before:
-            raise ShapeError(f"a span starts at {start}, before the end of another at {before}; give disjoint ones")
+            raise ShapeError(f"a span starts at {start} and another ends at {before}; give disjoint spans")
         before = stop
         mark.digest = Digest()
         set_digest(digest, &mark.digest)
@@ -157,61 +157,62 @@ cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, ob
     now[0] = as_time(time)
     if priority is not None:
         if policy != "priority":
-            raise UnsupportedOption(f"priority {priority} means nothing to policy {policy}; use \"priority\"")
+            raise UnsupportedOption(f"priority is {priority} and the policy is {policy!r}; use policy \"priority\"")
         hint.priority = as_number(priority, "priority")
         if not 0 <= hint.priority <= 100:
             raise ShapeError(f"priority is {priority}; use 0 to 100")
     if time_to_live is not None:
         if priority is None or time is None:
-            raise UnsupportedOption(f"time_to_live {time_to_live} needs a priority and the time; give both")
+            raise UnsupportedOption(f"time_to_live is {time_to_live}; it requires priority and time")
         seconds = as_number(time_to_live, "time_to_live")
         if seconds < 0:
             raise ShapeError(f"time_to_live is {time_to_live}; use 0 or more")
         hint.expiry = now[0] + seconds
     if rank is not None:
         if policy != "rank":
-            raise UnsupportedOption(f"rank {rank} means nothing to policy {policy}; use \"rank\"")
+            raise UnsupportedOption(f"rank is {rank} and the policy is {policy!r}; use policy \"rank\"")
         hint.rank = as_number(rank, "rank")
     return 0
 
 
-cdef int own_entry(Entry entry, int64_t block_size, int64_t first) except -1:
-    own(entry.prefix.tokens, min(first * block_size, entry.prefix.tokens.size))
-    for lane in entry.lanes:
+cdef int own_insertion(Insertion insertion, int64_t block_size, int64_t first) except -1:
+    own(insertion.prefix.tokens, min(first * block_size, insertion.prefix.tokens.size))
+    for lane in insertion.lanes:
         own(<Integers> lane, min(first, (<Integers> lane).size))
     return 0
 
 
-cdef Entry read_entry(int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states,
-                      object namespace, object spans):
-    cdef Entry entry = Entry.__new__(Entry)
+cdef Insertion read_insertion(
+    int64_t block_size, int32_t num_lanes, object tokens, object blocks, object states, object namespace, object spans
+):
+    cdef Insertion insertion = Insertion.__new__(Insertion)
     cdef State state
     cdef Integers ids
-    entry.prefix = read_prefix(block_size, tokens, namespace, spans, None)
-    entry.lanes = []
+    insertion.prefix = read_prefix(block_size, tokens, namespace, spans, None)
+    insertion.lanes = []
     lanes = (blocks,) if num_lanes == 1 else tuple(blocks) if isinstance(blocks, (tuple, list)) else ()
     if len(lanes) != num_lanes:
-        raise ShapeError(f"blocks are {type(blocks).__name__}; give a tuple of {num_lanes} arrays, one a lane")
+        raise ShapeError(f"expected blocks as a tuple of {num_lanes} arrays, one for each lane, got "
+                         f"{type(blocks).__name__}")
     for lane in lanes:
         ids = borrowed_integers(lane, "block", InvalidBlock)
-        if ids.is_scalar or ids.size < entry.prefix.limit:
-            raise ShapeError(f"{1 if ids.is_scalar else ids.size} blocks are given for {entry.prefix.tokens.size} "
-                             f"tokens; give a list of at least {entry.prefix.limit}")
-        entry.lanes.append(ids)
+        if ids.is_scalar or ids.size < insertion.prefix.limit:
+            raise ShapeError(f"expected a list of at least {insertion.prefix.limit} blocks for "
+                             f"{insertion.prefix.tokens.size} tokens, got {1 if ids.is_scalar else ids.size}")
+        insertion.lanes.append(ids)
     if states is not None:
         pairs = []
         try:
             for length, id in states:
                 pairs.append((as_int64(length, "a state's length"), as_int64(id, "a state")))
         except (TypeError, ValueError):
-            raise ShapeError("states are not (length, id) each; give a list of such pairs") from None
+            raise ShapeError(f"expected states as a list of (length, id), got {states!r}") from None
         for length, id in pairs:
             if length % block_size:
-                raise ShapeError(f"a state stands after {length} tokens; use multiples of the block size "
-                                 f"{block_size}")
+                raise ShapeError(f"a state follows {length} tokens; use multiples of the block size {block_size}")
             if not 0 <= id < 2**31:
-                raise InvalidBlock(f"state {id} cannot be cached; ids run from 0 to {2**31 - 1}")
+                raise InvalidBlock(f"state {id} cannot be cached; use 0 to {2**31 - 1}")
             state.blocks = length // block_size
             state.id = id
-            entry.states.push_back(state)
-    return entry
+            insertion.states.push_back(state)
+    return insertion

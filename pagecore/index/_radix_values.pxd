@@ -13,8 +13,8 @@ cdef class Match:
 cdef class Inserted:
     cdef readonly int64_t num_tokens
     cdef readonly int64_t num_old_tokens
-    # By lane, then the states. The arrays are made when they are first read: the call that changed the tree had to
-    # succeed whatever memory there was for them.
+    # By lane, states last. The arrays are made when first read, because allocating them could fail after the tree has
+    # changed.
     cdef vector[vector[int32_t]] taken_ids
     cdef vector[vector[int32_t]] duplicate_ids
     cdef object taken_blocks
@@ -30,6 +30,6 @@ cdef class Evicted:
 # A new int32 array.
 cdef object array_of(const vector[int32_t]& ids)
 
-# Of ids by lane, behind which the states follow: one array where there is one lane, else a tuple of them.
+# Arrays of ids by lane, states last: one array for one lane, else a tuple.
 cdef object blocks_of(const vector[vector[int32_t]]& ids)
 cdef object states_of(const vector[vector[int32_t]]& ids)

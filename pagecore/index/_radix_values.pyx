@@ -1,4 +1,4 @@
-"""What the prefix cache's tree answers with."""
+"""Results of the prefix tree."""
 
 cimport cython
 from libc.stdint cimport int32_t
@@ -19,7 +19,7 @@ cdef object array_of(const vector[int32_t]& ids):
 cdef object blocks_of(const vector[vector[int32_t]]& ids):
     cdef vector[int32_t] none
     cdef size_t lane
-    if ids.size() == 0:  # an object that no call has filled
+    if ids.size() == 0:  # made by hand
         return array_of(none)
     if ids.size() == 2:
         return array_of(ids[0])
@@ -36,20 +36,20 @@ cdef object states_of(const vector[vector[int32_t]]& ids):
 
 @cython.freelist(16)
 cdef class Match:
-    """What the tree has of a prefix.
+    """Result of a lookup.
 
     Attributes
     ----------
     num_tokens : int
         Tokens that every component can reuse, whole blocks.
     num_full_tokens : int
-        Tokens that the full component has.
+        Tokens that the full component holds.
     checkpoint : int or None
-        Where a new state would help: tokens after which the sequence should keep one, past `num_tokens`.
+        Number of tokens, past `num_tokens`, after which the sequence should keep a state to extend reuse.
     state : int or None
         The state after `num_tokens`.
     blocks : numpy.ndarray or tuple of numpy.ndarray
-        int32 [num_tokens / block_size], new, one for each lane; the null block before a window.
+        int32 [num_tokens / block_size], new, one array for each lane; null before the start of a window.
     """
 
     def __repr__(self):
@@ -66,7 +66,7 @@ cdef class Inserted:
     num_tokens : int
         Tokens of the sequence that the tree has now, in whole blocks.
     num_old_tokens : int
-        Tokens among these that the tree had before.
+        Tokens of `num_tokens` that the tree had before.
     """
 
     @property
@@ -83,7 +83,7 @@ cdef class Inserted:
     def duplicates(self):
         """Offered blocks that duplicate blocks of the tree: int32 [num_duplicates], a tuple for several lanes.
 
-        They stay the caller's alone.
+        The tree does not take them.
         """
         if self.duplicate_blocks is None:
             self.duplicate_blocks = blocks_of(self.duplicate_ids)
@@ -114,7 +114,7 @@ cdef class Evicted:
     def blocks(self):
         """Evicted blocks: int32 [num_gone], a tuple of arrays for several lanes.
 
-        With the full component go the windows of the same blocks.
+        Evicting full blocks also evicts what windows have of the same blocks.
         """
         if self.gone_blocks is None:
             self.gone_blocks = blocks_of(self.gone)

@@ -1,4 +1,4 @@
-"""The slots of each request, in one table."""
+"""Request table: the slots of the tokens of each request."""
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
@@ -28,21 +28,21 @@ cdef inline Int32s view(Integers values):
 
 cdef class RequestTable:
     """RequestTable(num_requests, max_context, dtype='int32')\n--\n\n\
-A row of slots for each request.
+Table with one row of slots for each request.
 
-    Rows are handed out lowest first and read 0 until they are written. A row remembers how far it was written: its
-    length. A call that fails changes nothing, in no row. Rows, starts, counts and slots are taken as one int or as
-    anything that NumPy makes a one-dimensional array of integers. There is one writer. It follows SGLang's
+    Rows are allocated lowest first. Unwritten positions are 0; the length of a row is one past the last position
+    written. A call that fails changes nothing, in no row. Rows, starts, counts and slots are one int or anything that
+    NumPy converts to a one-dimensional array of integers. The table has one writer. The design follows SGLang's
     request-to-token pool.
 
     Parameters
     ----------
     num_requests : int
-        Rows.
+        Number of rows.
     max_context : int
-        Slots of a row.
+        Slots in a row.
     dtype : {"int32", "int64"}
-        Of the slots; int32 cannot name slots from 2**31 on.
+        Type of the slots; int32 is limited to slots below 2**31.
 
     Attributes
     ----------
@@ -53,9 +53,9 @@ A row of slots for each request.
     ShapeError
         A size is out of range.
     UnsupportedDtype
-        `dtype` is another.
+        `dtype` is neither int32 nor int64.
     NotEnoughMemory
-        The table is larger than memory.
+        The table does not fit in memory.
 
     Examples
     --------
@@ -75,7 +75,7 @@ A row of slots for each request.
         ))
 
     def allocate(self, n):
-        """Take `n` rows, the lowest that are free.
+        """Take the `n` lowest free rows.
 
         Returns
         -------
@@ -85,7 +85,7 @@ A row of slots for each request.
         Raises
         ------
         OutOfRows
-            Fewer are free; none is taken.
+            Fewer than `n` rows are free; none is taken.
         ShapeError
             `n` is negative.
         """
@@ -99,52 +99,52 @@ A row of slots for each request.
         return rows
 
     def try_allocate(self, n):
-        """Take `n` rows like `allocate`, or return None when fewer are free."""
+        """Call `allocate`, but return None if fewer than `n` rows are free."""
         return self._try_allocate(as_int64(n, "n"))
 
     cdef object _try_allocate(self, int64_t count):
         cdef int32_t* data = NULL
         if count < 0:
-            raise ShapeError(f"{count} rows cannot be allocated; ask for 0 or more")
+            raise ShapeError(f"n is {count}; use 0 or more")
         if count > deref(self.native).num_free():
             return None
         rows = new_int32(count, &data)
         return rows if deref(self.native).try_allocate(span[int32_t](data, <size_t> count)) else None
 
     def free(self, rows):
-        """Give rows back; they read 0 when they are next taken.
+        """Free rows and zero them.
 
         Raises
         ------
         InvalidSequence
-            A row is not in use, or is named twice.
+            A row is unused or repeated.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         deref(self.native).free(view(which))
 
     def write(self, rows, starts, slots, counts=None):
-        """Write slots into rows, in one native call.
+        """Write slots to rows in one native call.
 
         Parameters
         ----------
         rows : int or array_like of int
-            Rows in use; one may be named more than once.
+            Used rows; they may repeat.
         starts : int or array_like of int
-            Where each row is written from; one int stands for all rows. What a write skips stays as it is.
+            First position to write in each row; one int applies to all rows. Positions before it are unchanged.
         slots : int or array_like of int
-            The slots of the first row, then those of the next.
+            The slots of the first row, then of the next, and so on.
         counts : int or array_like of int, optional
-            Slots for each row; one int stands for all rows. By default one each, or all of them where there is one row.
+            Slots for each row; one int applies to all rows. By default one for each row, or all slots for a single row.
 
         Raises
         ------
         InvalidSequence
-            A row is not in use.
+            A row is unused.
         ShapeError
-            A start or count is negative, a row would be written past `max_context`, or `slots` has more or fewer than
-            the rows take.
+            A start or count is negative, a write exceeds `max_context`, or the length of `slots` differs from the sum
+            of the counts.
         InvalidBlock
-            A slot does not fit the table's dtype.
+            A slot does not fit `dtype`.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers first = as_counts(starts, which.size, "start")
@@ -163,7 +163,7 @@ A row of slots for each request.
         start : int
             0 by default.
         stop : int
-            The row's length by default; positions from there on to `max_context` read 0.
+            By default the length of the row; positions from there to `max_context` are 0.
 
         Returns
         -------
@@ -173,9 +173,9 @@ A row of slots for each request.
         Raises
         ------
         InvalidSequence
-            The row is not in use.
+            The row is unused.
         ShapeError
-            Not ``0 <= start <= stop <= max_context``.
+            The bounds violate ``0 <= start <= stop <= max_context``.
         """
         if len(bounds) > 2 or (bounds and (start is not None or stop is not None)):
             raise TypeError("read takes row, row and stop, or row, start and stop")
@@ -196,7 +196,7 @@ A row of slots for each request.
         return values
 
     def length(self, row):
-        """How far a row was written: one past the highest position."""
+        """Return one past the last position written in a row."""
         return deref(self.native).length(as_row(row))
 
     @property
@@ -207,31 +207,31 @@ A row of slots for each request.
 
     @property
     def num_requests(self):
-        """Rows in all."""
+        """Number of rows."""
         return deref(self.native).num_requests()
 
     @property
     def max_context(self):
-        """Slots of a row."""
+        """Slots in a row."""
         return deref(self.native).max_context()
 
     @property
     def num_free(self):
-        """Rows that can be had."""
+        """Rows that can be allocated."""
         return deref(self.native).num_free()
 
     @property
     def num_used(self):
-        """Rows in use."""
+        """Used rows."""
         return deref(self.native).num_used()
 
     @property
     def nbytes(self):
-        """Bytes of the native structure; they are taken from the system as rows are first written."""
+        """Bytes of the native structure; the system commits them as rows are first written."""
         return deref(self.native).nbytes()
 
     def check_invariants(self):
-        """Recount everything; raise PagecoreError where the table contradicts itself."""
+        """Recount everything; raise PagecoreError if the table is inconsistent."""
         deref(self.native).check_invariants()
 
     def __repr__(self):

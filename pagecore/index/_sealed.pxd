@@ -1,4 +1,4 @@
-# Types whose objects only pagecore makes: an object made by hand would refer to no native structure.
+# Sealed types: only pagecore makes their objects, because an object made by hand would have no native structure.
 cdef extern from *:
     """
     static PyObject* pagecore_refuse_new(PyTypeObject* type, PyObject*, PyObject*) {
@@ -7,10 +7,10 @@ cdef extern from *:
     }
     static void pagecore_seal(PyObject* type) {
       ((PyTypeObject*)type)->tp_new = pagecore_refuse_new;
-      ((PyTypeObject*)type)->tp_vectorcall = NULL;  // a call of the type would go past tp_new
+      ((PyTypeObject*)type)->tp_vectorcall = NULL;  // would bypass tp_new
       PyType_Modified((PyTypeObject*)type);
     }
     """
-    # Refuses to make objects of an extension type and of its subclasses; `T.__new__(T)` in the module that defines T
-    # still makes them.
+    # Makes calls of an extension type and of its subclasses raise TypeError; `T.__new__(T)` still works in the module
+    # that defines T.
     void seal "pagecore_seal"(object type)

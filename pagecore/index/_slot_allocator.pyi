@@ -1,5 +1,5 @@
 from types import TracebackType
-from typing import Literal, SupportsIndex, TypeAlias
+from typing import Literal, Self, SupportsIndex, TypeAlias
 
 from numpy.typing import ArrayLike, DTypeLike
 
@@ -13,9 +13,9 @@ class SlotAllocator:
     def pool(self) -> BlockPool: ...
     @property
     def index_dtype(self) -> IndexDtype: ...
-    def __init__(
-        self, pool: BlockPool, block_size: SupportsIndex, *, index_dtype: IndexDtype | DTypeLike = "int64"
-    ) -> None: ...
+    def __new__(
+        cls, pool: BlockPool, block_size: SupportsIndex, *, index_dtype: IndexDtype | DTypeLike = "int64"
+    ) -> Self: ...
     def allocate(self, n: SupportsIndex, out: SlotArray | None = None) -> SlotArray: ...
     def try_allocate(self, n: SupportsIndex, out: SlotArray | None = None) -> SlotArray | None: ...
     def extend(

@@ -1,4 +1,4 @@
-"""Slots for engines that keep their own tables."""
+"""Slot allocator, for engines that keep their own tables of slots."""
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
@@ -23,8 +23,8 @@ from pagecore.index._step_buffers cimport SlotsOut, SlotType
 
 from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedOption
 
-# Steps of more slots than this ask for blocks before they ask for memory to write slots into.
-cdef enum: MAX_SLOTS_UNASKED = 1 << 16
+# A larger step checks for blocks before it allocates an array for the slots.
+cdef enum: MAX_UNCHECKED_SLOTS = 1 << 16
 
 
 cdef inline Lengths lengths_of(Integers values):
@@ -37,23 +37,23 @@ cdef inline SlotIds slots_of(Slots values):
 
 cdef class SlotAllocator:
     """SlotAllocator(pool, block_size, *, index_dtype='int64')\n--\n\n\
-Slots of sequences whose tables the caller keeps.
+Allocator of slots for sequences whose tables the caller keeps.
 
-    A slot is ``block * block_size + offset``. A sequence's slots run through its blocks in order; only its last block
-    can be partly used, and its last slot says where to go on. The blocks are the pool's: each is held once for every
-    sequence that took it, others may share and free it there, and the allocator remembers nothing of sequences (who
-    names a last slot twice gets the slots behind it twice). All methods work on whole batches, and one that fails
-    changes nothing. Lengths and slots are taken as one int or as anything that NumPy makes a one-dimensional array of
-    integers. There is one writer; the pool may be used by others meanwhile. The way it extends, decodes and groups
-    frees follows SGLang's paged allocator.
+    A slot is ``block * block_size + offset``. The slots of a sequence fill its blocks in order; only its last block can
+    be partly used, and its last slot determines where it continues. Each sequence holds one reference to each of its
+    blocks in the pool, where other code may share and free them. The allocator keeps no record of sequences: passing
+    the same last slot twice returns the slots after it twice. All methods work on whole batches, and a call that fails
+    changes nothing. Lengths and slots are one int or anything that NumPy converts to a one-dimensional array of
+    integers. The allocator has one writer; its pool may have other users. `extend`, `decode` and `free_group` follow
+    SGLang's paged allocator.
 
     Parameters
     ----------
     pool : BlockPool
     block_size : int
-        Tokens of a block; 1 gives a pool of single slots.
+        Tokens in a block; 1 gives a pool of single slots.
     index_dtype : {"int64", "int32"}
-        Of the slots that are returned; int32 serves users without 64-bit integers.
+        Type of the returned slots; int32 is for kernels without 64-bit indices.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ Slots of sequences whose tables the caller keeps.
     ShapeError
         `block_size` is out of range.
     UnsupportedOption
-        `pool` is no BlockPool, `index_dtype` is unknown, or int32 and the pool has more than 2**31 slots.
+        `pool` is not a BlockPool; `index_dtype` is unknown, or int32 for a pool of more than 2**31 slots.
 
     Examples
     --------
@@ -81,7 +81,7 @@ Slots of sequences whose tables the caller keeps.
 
     def __cinit__(self, pool, block_size, *, index_dtype="int64"):
         if not isinstance(pool, BlockPool):
-            raise UnsupportedOption(f"pool is of type {type(pool).__name__}; give a BlockPool")
+            raise UnsupportedOption(f"expected a BlockPool, got {type(pool).__name__}")
         self.pool = pool
         self.index_dtype = as_width(index_dtype, "index_dtype", UnsupportedOption)
         self.native.reset(new NativeSlotAllocator(self.pool.native, as_int64(block_size, "block_size")))
@@ -92,51 +92,51 @@ Slots of sequences whose tables the caller keeps.
             )
 
     def allocate(self, n, out=None):
-        """Take the slots of a new sequence of `n` tokens: the first `n` of ``ceil(n / block_size)`` blocks.
+        """Take the slots of a new sequence of `n` tokens: the first `n` slots of ``ceil(n / block_size)`` blocks.
 
         Parameters
         ----------
         n : int
             0 or more.
         out : numpy.ndarray, optional
-            int64 or int32, contiguous, with room for all slots.
+            int64 or int32, contiguous, [>= n].
 
         Returns
         -------
         numpy.ndarray
-            `index_dtype` [n]: new, or the front of `out`.
+            `index_dtype` [n]: new, or a view of `out`.
 
         Raises
         ------
         OutOfBlocks
-            Fewer blocks are free; none is taken.
+            Fewer blocks are free than needed; none is taken.
         ShapeError
-            `n` is negative, or `out` is too small or cannot name the slots.
+            `n` is negative, or `out` is too small or too narrow for the slots.
         """
         return self._allocate(n, out, True)
 
     def try_allocate(self, n, out=None):
-        """Do what `allocate` does, but return None where blocks are short."""
+        """Call `allocate`, but return None if blocks are short."""
         return self._allocate(n, out, False)
 
     def extend(self, prefix_lens, seq_lens, last_slots, out=None):
-        """Take the slots by which sequences grow: fill the block that is partly used, then take new ones.
+        """Take slots for more tokens of each sequence: fill its last block, then take new blocks.
 
         Parameters
         ----------
         prefix_lens : int or array_like of int
-            Tokens that each sequence has; one int stands for all sequences.
+            Tokens that each sequence has; one int applies to all sequences.
         seq_lens : int or array_like of int
-            Tokens that it shall have; prefix_len or more.
+            Tokens that each sequence will have, at least its prefix_len.
         last_slots : int or array_like of int
-            The slot of its last token; ignored (-1 is usual) where the prefix is empty.
+            Slot of the last token of each sequence; ignored (usually -1) for an empty prefix.
         out : numpy.ndarray, optional
-            int64 or int32, contiguous, with room for all slots; it may be one of the arguments.
+            int64 or int32, contiguous, [>= sum(seq_lens - prefix_lens)]; it may be one of the arguments.
 
         Returns
         -------
         numpy.ndarray
-            `index_dtype` [sum(seq_lens - prefix_lens)], sequence after sequence: new, or the front of `out`.
+            `index_dtype` [sum(seq_lens - prefix_lens)], sequence after sequence: new, or a view of `out`.
 
         Raises
         ------
@@ -144,16 +144,16 @@ Slots of sequences whose tables the caller keeps.
             Fewer blocks are free than the batch needs; none is taken.
         ShapeError
             A sequence would shrink, ``(last_slot + 1) % block_size`` is not ``prefix_len % block_size``, the
-            arguments are not equally long, or `out` is too small or cannot name the slots.
+            arguments differ in length, or `out` is too small or too narrow for the slots.
         InvalidBlock
             A last slot is outside the pool or in the null block.
         DoubleFree
-            The block that is to be continued is held by nobody.
+            The block to be continued is free.
         """
         return self._extend(prefix_lens, seq_lens, last_slots, out, True)
 
     def try_extend(self, prefix_lens, seq_lens, last_slots, out=None):
-        """Do what `extend` does, but return None where blocks are short."""
+        """Call `extend`, but return None if blocks are short."""
         return self._extend(prefix_lens, seq_lens, last_slots, out, False)
 
     def decode(self, seq_lens, last_slots, out=None):
@@ -162,36 +162,36 @@ Slots of sequences whose tables the caller keeps.
         Parameters
         ----------
         seq_lens : int or array_like of int
-            Tokens of each sequence, the new one counted: 1 or more.
+            Tokens of each sequence including the new one, 1 or more.
         last_slots : int or array_like of int
-            The slot of the token before; ignored where there is none.
+            Slot of the previous token; ignored for the first token of a sequence.
         out : numpy.ndarray, optional
-            int64 or int32, contiguous, with room for all slots; it may be `last_slots`.
+            int64 or int32, contiguous, [>= n]; it may be `last_slots`.
 
         Returns
         -------
         numpy.ndarray
-            `index_dtype` [n]: new, or the front of `out`.
+            `index_dtype` [n]: new, or a view of `out`.
 
         Raises
         ------
         OutOfBlocks, ShapeError, InvalidBlock, DoubleFree
-            As `extend`.
+            As in `extend`.
         """
         return self._decode(seq_lens, last_slots, out, True)
 
     def try_decode(self, seq_lens, last_slots, out=None):
-        """Do what `decode` does, but return None where blocks are short."""
+        """Call `decode`, but return None if blocks are short."""
         return self._decode(seq_lens, last_slots, out, False)
 
-    # A plan is carried out right after it was made: what can run other code, or fail for want of memory, comes before.
-    # Only a large step is planned once more, to ask for blocks before it asks for memory.
+    # A plan is committed right after it is made: everything that can run other code or fail for lack of memory comes
+    # before. Large steps are planned twice, to check for blocks before memory is allocated.
 
     cdef object _allocate(self, object n, object out, bint must):
         cdef SlotsOut to
         cdef int64_t count = as_int64(n, "n")
         target = as_target(out)
-        if count > MAX_SLOTS_UNASKED:
+        if count > MAX_UNCHECKED_SLOTS:
             deref(self.native).plan_allocate(count)
             if not deref(self.native).has_room():
                 return self._refuse(must)
@@ -212,7 +212,7 @@ Slots of sequences whose tables the caller keeps.
         repeat_slots(last, n)
         cdef SlotsOut to
         cdef int64_t count = growth_of(prefix, lengths)
-        if not 0 <= count <= MAX_SLOTS_UNASKED:
+        if not 0 <= count <= MAX_UNCHECKED_SLOTS:
             count = deref(self.native).plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last))
             if not deref(self.native).has_room():
                 return self._refuse(must)
@@ -228,7 +228,7 @@ Slots of sequences whose tables the caller keeps.
         repeat(lengths, n)
         repeat_slots(last, n)
         cdef SlotsOut to
-        if n > MAX_SLOTS_UNASKED:
+        if n > MAX_UNCHECKED_SLOTS:
             deref(self.native).plan_decode(lengths_of(lengths), slots_of(last))
             if not deref(self.native).has_room():
                 return self._refuse(must)
@@ -237,7 +237,7 @@ Slots of sequences whose tables the caller keeps.
         return result if deref(self.native).try_commit(to) else self._refuse(must)
 
     cdef object _target(self, object target, int64_t num_slots, SlotsOut* out):
-        """Return the array of the answer, the front of `target` where there is one, and where the slots go."""
+        """Return the result array, new or a view of `target`, and set `out` to its memory."""
         if target is None:
             return new_slots(num_slots, self.index_dtype, out)
         out.data = address_of(target)
@@ -251,41 +251,41 @@ Slots of sequences whose tables the caller keeps.
         return None
 
     def free(self, slots):
-        """Drop one reference of each block that the slots name.
+        """Drop one reference to each block of the given slots.
 
         Parameters
         ----------
         slots : int or array_like of int
-            Each slot starts a block, or is the one after the slot before it, in the same block: the slots of whole
-            sequences, in order, do, and so does their tail from the start of a block on. A block that is named only
-            from somewhere within is refused, because its other slots may be in use.
+            The slots of whole sequences, in order, or of their tails from the start of a block on: each slot starts a
+            block, or follows the slot before it in the same block. A list that enters a block past its start is
+            refused, because the other slots may be in use.
 
         Returns
         -------
         int
-            How many blocks became free; 0 within a `free_group`, where they become free at its end.
+            The number of blocks that became free; 0 within a `free_group`, which frees them at its end.
 
         Raises
         ------
         InvalidBlock
-            A slot is outside the pool, in the null block, or neither starts nor continues a block.
+            A slot is outside the pool, in the null block, or neither starts a block nor follows the slot before it.
         DoubleFree
-            A block is held by nobody, or by fewer than the list (and the group) says.
+            A block is free, or the list and the open group drop more references than it has.
         """
         cdef Slots named = borrowed_slots(slots, "slot", InvalidBlock)  # each is read once
         return deref(self.native).free(slots_of(named))
 
     def free_group(self):
-        """Collect frees: a context in which `free` checks at once, and at whose end all blocks are given back at once.
+        """Return a context that collects the blocks of `free` and frees them together at its end.
 
-        The end comes also where the body raises. Groups nest; the outermost gives back. Its `num_freed` says, once
-        it is over, how many blocks became free. Until then the pool counts the collected references as held: nobody
-        else, another allocator of the pool neither, may give them back.
+        Within it, `free` checks its arguments at once. The end also runs if the body raises. Groups nest; the outermost
+        one frees. Its `num_freed` is then the number of blocks that became free. Until the end, the collected
+        references remain in the pool: other users of the pool must not drop them.
 
         Raises
         ------
         DoubleFree
-            At the end, where somebody else gave back a block of the group meanwhile; the others are freed.
+            At the end, if another user of the pool freed a block of the group; the other blocks are freed.
 
         Examples
         --------
@@ -301,21 +301,21 @@ Slots of sequences whose tables the caller keeps.
 
     @property
     def block_size(self):
-        """Tokens of a block."""
+        """Tokens in a block."""
         return deref(self.native).block_size()
 
     @property
     def num_available(self):
-        """Tokens that the pool's free blocks have room for."""
+        """Tokens that the free blocks of the pool can hold."""
         return deref(self.native).num_available()
 
     @property
     def nbytes(self):
-        """Bytes of the native structure, the pool not counted."""
+        """Bytes of the native structure, without the pool."""
         return deref(self.native).nbytes()
 
     def check_invariants(self):
-        """Recount everything, the pool too; raise PagecoreError where something contradicts itself."""
+        """Recount everything, including the pool; raise PagecoreError if something is inconsistent."""
         deref(self.native).check_invariants()
         self.pool.check_invariants()
 
@@ -324,13 +324,13 @@ Slots of sequences whose tables the caller keeps.
 
 
 cdef class FreeGroup:
-    """The context of `SlotAllocator.free_group`.
+    """Context of `SlotAllocator.free_group`.
 
     Attributes
     ----------
     allocator : SlotAllocator
     num_freed : int
-        Blocks that became free at the end of the group; 0 before it, and for one inside another.
+        Blocks that became free at the end of the group; 0 before the end, and for a nested group.
     """
 
     def __cinit__(self, SlotAllocator allocator not None):
@@ -338,7 +338,7 @@ cdef class FreeGroup:
 
     def __enter__(self):
         if self.is_open:
-            raise InvalidSequence("this group of frees is open already; ask free_group() for another")
+            raise InvalidSequence("this free group is open already; call free_group() for another")
         deref(self.allocator.native).begin_group()
         self.is_open = True
         self.num_freed = 0
@@ -346,13 +346,13 @@ cdef class FreeGroup:
 
     def __exit__(self, *_):
         if not self.is_open:
-            raise InvalidSequence("this group of frees is not open; use it in a with statement")
+            raise InvalidSequence("this free group is not open; use it in a with statement")
         self.is_open = False
         self.num_freed = deref(self.allocator.native).end_group()
 
 
 cdef int64_t growth_of(Integers prefix, Integers lengths) noexcept:
-    """Slots by which sequences grow; -1 where some shrink or the lists are not equally long."""
+    """Return the number of new slots; -1 if a sequence shrinks or the lists differ in length."""
     cdef int64_t total = 0
     cdef Py_ssize_t i
     if prefix.size != lengths.size:

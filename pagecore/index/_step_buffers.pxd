@@ -39,7 +39,7 @@ cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
 
 
 cdef class StepMemory:
-    """Owns the native buffers: the arrays keep this alive, not the StepBuffers that keeps the arrays."""
+    """Owner of the native buffers. The arrays keep it alive, rather than the StepBuffers that keeps the arrays."""
     cdef unique_ptr[NativeStepBuffers] native
 
 
@@ -49,7 +49,7 @@ cdef class StepBuffers:
     cdef readonly str slot_dtype
     cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions, token_ids
     cdef readonly tuple slot_mappings
-    # Addresses of the arrays, which never move.
+    # Addresses of the arrays; they never move.
     cdef int32_t* rows_data
     cdef int32_t* query_lens_data
     cdef int32_t* cu_query_lens_data

@@ -1,4 +1,4 @@
-from typing import Literal, SupportsIndex, TypeAlias
+from typing import Literal, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,13 @@ class StepBuffers:
     def slot_mappings(self) -> tuple[SlotArray, ...]: ...
     @property
     def slot_dtype(self) -> SlotDtype: ...
-    def __init__(
-        self,
+    def __new__(
+        cls,
         max_sequences: SupportsIndex,
         max_tokens: SupportsIndex,
         num_groups: SupportsIndex = 1,
         slot_dtype: SlotDtype = "int64",
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def max_sequences(self) -> int: ...
     @property

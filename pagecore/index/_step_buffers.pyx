@@ -1,4 +1,4 @@
-"""The buffers of a step."""
+"""Buffers of a step."""
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index._native_view cimport view_of
@@ -16,36 +16,36 @@ seal(StepMemory)
 
 cdef class StepBuffers:
     """StepBuffers(max_sequences, max_tokens, num_groups=1, slot_dtype='int64')\n--\n\n\
-What one forward pass must know of its sequences, in arrays made once and at fixed addresses.
+Metadata of a forward pass, in arrays allocated once at fixed addresses.
 
-    `BlockTables.prepare` fills them. Behind the sequences and tokens of the step everything is padding: rows name the
-    tables' null row, lengths are 0, `cu_query_lens` repeats the total, positions are 0 and slots -1.
+    `BlockTables.prepare` fills the arrays. Entries after the sequences and tokens of the step are padding: rows are the
+    null row of the tables, lengths and positions are 0, `cu_query_lens` repeats the total, and slots are -1.
 
     Parameters
     ----------
     max_sequences, max_tokens : int
-        The largest step, S and T below.
+        Size of the largest step, S and T below.
     num_groups : int
-        Groups of the tables.
+        Groups of layers, as in the tables.
     slot_dtype : {"int64", "int32"}
-        int32 serves users without 64-bit integers, up to 2**31 slots.
+        int32 is for kernels without 64-bit indices, up to 2**31 slots.
 
     Attributes
     ----------
     rows : numpy.ndarray
         int32 [S], rows of the block tables.
     query_lens, seq_lens : numpy.ndarray
-        int32 [S], new tokens, and tokens after the step.
+        int32 [S], number of new tokens, and of tokens after the step.
     cu_query_lens : numpy.ndarray
-        int32 [S + 1], where the new tokens of each sequence start.
+        int32 [S + 1], index of the first new token of each sequence, then the total.
     positions : numpy.ndarray
-        int32 [T], of the new tokens in their sequences.
+        int32 [T], positions of the new tokens in their sequences.
     token_ids : numpy.ndarray
-        int32 [T], ids of the new tokens: -1 until the caller writes them, padding is 0.
+        int32 [T], ids of the new tokens: -1 until the caller writes them; padding is 0.
     slot_mappings : tuple of numpy.ndarray
-        `slot_dtype` [T] for each group, slots of the new tokens.
+        `slot_dtype` [T] for each group, slots of the new tokens; padding is -1.
     num_sequences, num_tokens : int
-        Of the last step.
+        Size of the last step.
 
     Raises
     ------
@@ -88,17 +88,17 @@ What one forward pass must know of its sequences, in arrays made once and at fix
 
     @property
     def max_sequences(self):
-        """The most sequences of a step."""
+        """Most sequences of a step."""
         return self.native.max_sequences()
 
     @property
     def max_tokens(self):
-        """The most tokens of a step."""
+        """Most tokens of a step."""
         return self.native.max_tokens()
 
     @property
     def num_groups(self):
-        """Groups that slots are kept for."""
+        """Groups of layers."""
         return self.native.num_groups()
 
     @property
@@ -117,5 +117,5 @@ What one forward pass must know of its sequences, in arrays made once and at fix
         return self.native.nbytes()
 
     def check_invariants(self):
-        """Raise PagecoreError where the padding is not what it should be."""
+        """Raise PagecoreError if the padding is wrong."""
         self.native.check_invariants()

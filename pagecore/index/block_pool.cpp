@@ -13,10 +13,10 @@ namespace {
 constexpr int32_t kMaxRefCount = std::numeric_limits<int32_t>::max();
 
 BlockId checked_num_blocks(int64_t num_blocks) {
-  PC_EXPECTS(num_blocks >= 2, ShapeError, "a pool of ", num_blocks,
-             " blocks has none to give; block 0 is the null block, so ask for 2 or more");
-  PC_EXPECTS(num_blocks <= std::numeric_limits<BlockId>::max(), ShapeError, "a pool of ", num_blocks,
-             " blocks is too large for 32-bit block ids; use at most ", std::numeric_limits<BlockId>::max());
+  PC_EXPECTS(num_blocks >= 2, ShapeError, "num_blocks is ", num_blocks,
+             "; it must be at least 2 because block 0 is the reserved null block");
+  PC_EXPECTS(num_blocks <= std::numeric_limits<BlockId>::max(), ShapeError, "num_blocks is ", num_blocks,
+             "; block ids have 32 bits, use at most ", std::numeric_limits<BlockId>::max());
   return static_cast<BlockId>(num_blocks);
 }
 
@@ -147,13 +147,13 @@ void BlockPool::refuse(BlockId block, const char* verb) const {
   PC_EXPECTS(block >= 0 && block < num_blocks_, InvalidBlock, "block ", block, " cannot be ", verb,
              ": it is outside its pool of ", num_blocks_, " blocks; ids run from 1 to ", num_blocks_ - 1);
   PC_EXPECTS(block != kNullBlock, InvalidBlock, "block 0 cannot be ", verb,
-             ": it is the null block, which nobody holds; leave padding out of the list");
+             ": it is the null block, which has no references; leave padding out of the list");
   const int32_t count = ref_count_[static_cast<size_t>(block)];
   PC_EXPECTS(count < kMaxRefCount, ShapeError, "block ", block, " cannot be ", verb, ": it has ", count,
-             " holders, the most that are counted; free some first");
+             " references, the maximum; free some first");
   fail(ErrorKind::DoubleFree, "block ", block, " cannot be ", verb, ": ",
-       count == kRetired ? "it is retired already" : "nobody holds it, or the list names it more often than it is held",
-       "; give every reference back once");
+       count == kRetired ? "it is retired already" : "it is free, or the list drops more references than it has",
+       "; drop every reference once");
 }
 
 void BlockPool::undo_shares(std::span<const BlockId> blocks) {
@@ -175,7 +175,7 @@ void BlockPool::undo_retirements(std::span<const BlockId> blocks, Chain& chain, 
     }
     ++count;
   }
-  chain = before;  // what this call retired stands behind the old tail
+  chain = before;  // the blocks of this call follow the old tail
   if (chain.tail != kNullBlock) next_[static_cast<size_t>(chain.tail)] = kNullBlock;
 }
 

@@ -1,17 +1,18 @@
-// Physical blocks, reference-counted.
+// Reference counts and free list of physical blocks.
 //
-// I1: ref_count_[b] > 0: held by that many; == 0: free, and in free_ exactly once; == kRetired: in exactly one chain.
+// I1: ref_count_[b] > 0: b has that many references; == 0: b is free, and in free_ exactly once; == kRetired: b is in
+//     exactly one chain.
 // I2: block 0 (the null block) has count 0, and is neither in free_ nor in a chain.
 // I3: num_free + num_used + num_retired == num_blocks - 1.
-// I4: no chain of retired_ is empty; a chain runs from head to tail through next_, in the order of retirement.
+// I4: a chain of retired_ is not empty; it runs from head to tail through next_, in the order of retirement.
 // States: free -> held (allocate) -> shared (share) -> held (free) -> free (free)
 //                                                      held -> retired (retire) -> free (reclaim).
-// All or nothing: a list with one bad block, be it bad only because an earlier entry dropped the last reference, undoes
-// what the earlier entries did, to the bit.
-// Cost: O(n) for n blocks (allocate and free O(n log64 N) in address order), nothing is allocated after construction
-// but one small node for each step with retired blocks. Memory: 12 bytes a block, taken as blocks are first used.
-// Threads: every call takes mutex_; a Transaction keeps it over several calls. The child of fork() finds every pool
-// between two calls.
+// All or nothing: if one block of a list is invalid, including one whose last reference an earlier entry dropped, the
+// earlier entries are undone exactly.
+// Cost: O(n) for n blocks (allocate and free O(n log64 N) in address order). After construction only retire()
+// allocates, one small node for each step. Memory: 12 bytes a block, committed on first use.
+// Threads: every call takes mutex_; a Transaction keeps it over several calls. In the child of fork(), no pool is
+// in the middle of a call.
 #pragma once
 
 #include <cstdint>
@@ -35,26 +36,26 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // Takes out.size() blocks, or none: returns false when fewer are free.
+  // Takes out.size() blocks; returns false, with nothing taken, if fewer are free.
   [[nodiscard]] bool try_allocate(std::span<BlockId> out);
-  // One more reference to each.
+  // Adds one reference to each block.
   void share(std::span<const BlockId> blocks);
-  // One reference less to each; returns how many blocks became free.
+  // Drops one reference to each block; returns the number of blocks that became free.
   BlockId free(std::span<const BlockId> blocks);
-  // One reference less to each; those that nobody holds any more wait for reclaim(step). Returns how many those are.
+  // Drops one reference to each block; blocks without references wait for reclaim(step). Returns their number.
   BlockId retire(std::span<const BlockId> blocks, int64_t step);
-  // Frees what was retired at `step` or before, oldest step first; returns how many blocks that were.
+  // Frees the blocks that were retired at `step` or before, oldest step first; returns their number.
   BlockId reclaim(int64_t step);
 
-  // Holders of a block; 0 where it is free, retired or the null block.
+  // References to a block; 0 for free and retired blocks and the null block.
   [[nodiscard]] int32_t ref_count(int64_t block) const;
-  // The same for every block; out.size() == num_blocks().
+  // References to every block; out.size() == num_blocks().
   void copy_ref_counts(std::span<int32_t> out) const;
 
-  // How many blocks of a list come before the first that has several holders; null blocks have none. Ids are not
+  // The number of blocks of a list before the first one with several references; null blocks have none. Ids are not
   // checked.
   [[nodiscard]] size_t num_unshared(std::span<const BlockId> blocks) const;
-  // Appends the places of a list whose block has one holder only, ascending. Ids are not checked.
+  // Appends the indices of the blocks with exactly one reference, in ascending order. Ids are not checked.
   void find_held_once(std::span<const BlockId> blocks, std::vector<int32_t>& out) const;
 
   [[nodiscard]] BlockId num_blocks() const { return num_blocks_; }
@@ -71,7 +72,7 @@ class BlockPool {
     BlockId tail = kNullBlock;
   };
 
-  // Not true of the null block either, whose count stays 0.
+  // False for the null block, whose count stays 0.
   [[nodiscard]] bool is_held(BlockId block) const {
     return static_cast<uint32_t>(block) < static_cast<uint32_t>(num_blocks_) &&
            ref_count_[static_cast<size_t>(block)] > 0;
@@ -92,9 +93,9 @@ class BlockPool {
   std::map<int64_t, Chain> retired_;
 };
 
-// Many small operations under one lock. It is lockable: make it once, hold it with std::lock_guard over each batch;
-// other members may be called only meanwhile. Nothing is checked here: the caller knows its blocks. Who holds several
-// pools locks them in the order of their addresses.
+// Many small operations under one lock. A Transaction is lockable: make it once, and hold it with std::lock_guard over
+// each batch; other members may be called only then. Nothing is checked here: the caller knows its blocks. To hold
+// several pools, lock them in the order of their addresses.
 class BlockPool::Transaction {
  public:
   explicit Transaction(BlockPool& pool) : pool_(&pool) {}
@@ -106,20 +107,20 @@ class BlockPool::Transaction {
   [[nodiscard]] BlockId num_free() const { return pool_->free_.size(); }
   [[nodiscard]] int32_t ref_count(BlockId block) const { return pool_->ref_count_[static_cast<size_t>(block)]; }
 
-  // num_free() > 0.
+  // Precondition: num_free() > 0.
   [[nodiscard]] BlockId take() {
     BlockId block;
     take({&block, 1});
     return block;
   }
-  // num_free() >= out.size().
+  // Precondition: num_free() >= out.size().
   void take(std::span<BlockId> out) {
     pool_->free_.take(out);
     for (const BlockId block : out) pool_->ref_count_[static_cast<size_t>(block)] = 1;
   }
-  // ref_count(block) > 0.
+  // Precondition: ref_count(block) > 0.
   void share(BlockId block) { ++pool_->ref_count_[static_cast<size_t>(block)]; }
-  // ref_count(block) > 0; returns whether the block became free.
+  // Precondition: ref_count(block) > 0. Returns true if the block became free.
   bool drop(BlockId block) {
     if (--pool_->ref_count_[static_cast<size_t>(block)] > 0) return false;
     pool_->free_.push(block);

@@ -1,4 +1,4 @@
-// Rows: made, forked, reordered, cut, removed. What a step does is in block_tables_step.cpp.
+// Rows of the block tables: add, fork, truncate, remove. Steps are in block_tables_step.cpp.
 #include "pagecore/index/block_tables.hpp"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ BlockTables::~BlockTables() {
     for (RowId row = 0; row < max_sequences_ && num_rows() > 0; ++row) {
       const BlockId* blocks = entries(group, row);
       for (int32_t i = group.runs[static_cast<size_t>(row)].count; i-- > 0;) {
-        // A block that somebody else gave back wrongly is left alone: a destructor has nobody to tell.
+        // Skip a block whose reference another holder has dropped by mistake: a destructor cannot raise.
         if (blocks[i] != kNullBlock && pool_of(group).ref_count(blocks[i]) > 0) pool_of(group).drop(blocks[i]);
       }
     }
@@ -77,22 +77,22 @@ BlockTables::~BlockTables() {
 
 void BlockTables::refuse_row(RowId row) const {
   fail(ErrorKind::InvalidSequence, "row ", row,
-       " is not in use; use a row that add or fork returned and that was not removed since");
+       " is not in use; use a row that add or fork returned and that was not removed");
 }
 
-void BlockTables::check_rows(Rows rows) {
+void BlockTables::check_rows(RowSpan rows) {
   ++num_calls_;
   for (const RowId row : rows) {
     check_row(row);
     uint64_t& seen = rows_[static_cast<size_t>(row)].seen;
-    PC_EXPECTS(seen != num_calls_, InvalidSequence, "row ", row, " is named twice in one call; name each row once");
+    PC_EXPECTS(seen != num_calls_, InvalidSequence, "row ", row, " is repeated in one call; list each row once");
     seen = num_calls_;
   }
 }
 
 void BlockTables::check_group(int64_t group) const {
-  PC_EXPECTS(group >= 0 && group < static_cast<int64_t>(groups_.size()), ShapeError, "group ", group,
-             " is not one of the tables' ", groups_.size(), " groups; they start at 0");
+  PC_EXPECTS(group >= 0 && group < static_cast<int64_t>(groups_.size()), ShapeError, "group is ", group, "; use 0 to ",
+             groups_.size() - 1);
 }
 
 void BlockTables::check_room(int64_t tokens, RowId row) const {
@@ -104,24 +104,24 @@ void BlockTables::check_held(const Group& group, RowId row, int32_t from, int32_
   const BlockId* blocks = entries(group, row);
   for (int32_t i = std::max(from, group.runs[static_cast<size_t>(row)].num_holes); i < to; ++i) {
     PC_EXPECTS(blocks[i] == kNullBlock || pool_of(group).ref_count(blocks[i]) > 0, DoubleFree, "block ", blocks[i],
-               " of row ", row, " was given back to its pool by somebody else; free only references of your own");
+               " of row ", row, " was freed by another holder of the pool; drop only references of your own");
   }
 }
 
 void BlockTables::check_shareable(const Group& group, RowId row, int64_t times) const {
-  const Run& run = group.runs[static_cast<size_t>(row)];
+  const BlockRun& run = group.runs[static_cast<size_t>(row)];
   check_held(group, row, 0, run.count);
   const BlockId* blocks = entries(group, row);
   for (int32_t i = run.num_holes; i < run.count; ++i) {
     PC_EXPECTS(blocks[i] == kNullBlock || pool_of(group).ref_count(blocks[i]) <= kMaxInt32 - times, ShapeError,
-               "block ", blocks[i], " of row ", row, " has too many holders to be shared again; remove some");
+               "block ", blocks[i], " of row ", row, " has the maximum number of references; remove some");
   }
 }
 
 int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> prefix) const {
   if (prefix.empty()) return 0;
-  PC_EXPECTS(prefix.size() == groups_.size(), ShapeError, "the prefix has blocks for ", prefix.size(), " groups of ",
-             groups_.size(), "; give one list for each");
+  PC_EXPECTS(prefix.size() == groups_.size(), ShapeError, "expected ", groups_.size(),
+             " prefix lists, one for each group, got ", prefix.size());
   const int64_t length = static_cast<int64_t>(prefix[0].size()) * groups_[0].block_size.divisor();
   for (size_t i = 0; i < prefix.size(); ++i) {
     const int64_t tokens = static_cast<int64_t>(prefix[i].size()) * groups_[i].block_size.divisor();
@@ -140,12 +140,12 @@ void BlockTables::check_prefix_blocks(const Group& group, std::span<const BlockI
     is_hole = is_hole && block == kNullBlock;
     if (is_hole) continue;
     PC_EXPECTS(block > kNullBlock && block < pool.num_blocks(), InvalidBlock, "block ", block,
-               " cannot be in a prefix; ids run from 1 to ", pool.num_blocks() - 1, ", and 0 may only lead");
+               " cannot be in a prefix; use ids from 1 to ", pool.num_blocks() - 1, ", after leading zeros");
     const int32_t count = pool.ref_count(block);
     PC_EXPECTS(count > 0, DoubleFree, "block ", block,
-               " of a prefix is held by nobody; only held blocks can be shared");
+               " of a prefix is free; only blocks with references can be shared");
     PC_EXPECTS(count <= kMaxInt32 - static_cast<int64_t>(blocks.size() * groups_.size()), ShapeError, "block ", block,
-               " has too many holders to be shared again; remove some");
+               " has the maximum number of references; remove some");
   }
 }
 
@@ -154,7 +154,7 @@ void BlockTables::check_row_left() const {
              " rows are in use; remove one or raise max_sequences");
 }
 
-// Rows come and go.
+// Changes of rows.
 
 RowId BlockTables::take_row(TokenCount length) {
   BlockId id = kNullBlock;
@@ -179,7 +179,7 @@ RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix) {
         std::find_if(prefix[i].begin(), prefix[i].end(), [](BlockId block) { return block != kNullBlock; });
     for (const BlockId block : prefix[i].subspan(static_cast<size_t>(first - prefix[i].begin())))
       pool_of(group).share(block);
-    const Run run{static_cast<int32_t>(prefix[i].size()), static_cast<int32_t>(first - prefix[i].begin())};
+    const BlockRun run{static_cast<int32_t>(prefix[i].size()), static_cast<int32_t>(first - prefix[i].begin())};
     group.runs[static_cast<size_t>(row)] = run;
     mark_entries(group, row, run.num_holes, run.count);
   }
@@ -193,7 +193,7 @@ RowId BlockTables::fork(RowId parent) {
   for (const Group& group : groups_) check_shareable(group, parent, static_cast<int64_t>(groups_.size()));
   const RowId row = take_row(lengths_[static_cast<size_t>(parent)]);
   for (Group& group : groups_) {
-    const Run run = group.runs[static_cast<size_t>(parent)];
+    const BlockRun run = group.runs[static_cast<size_t>(parent)];
     const BlockId* blocks = entries(group, parent);
     std::copy(blocks + run.num_holes, blocks + run.count, entries(group, row) + run.num_holes);
     for (int32_t i = run.num_holes; i < run.count; ++i) {
@@ -223,13 +223,13 @@ int64_t BlockTables::drop_blocks(Group& group, RowId row, int32_t from, int32_t 
 }
 
 void BlockTables::shrink(Group& group, RowId row, int32_t count) {
-  Run& run = group.runs[static_cast<size_t>(row)];
+  BlockRun& run = group.runs[static_cast<size_t>(row)];
   if (count >= run.count) return;
   drop_blocks(group, row, std::max(count, run.num_holes), run.count);
   run = {count, std::min(count, run.num_holes)};
 }
 
-void BlockTables::remove(Rows rows) {
+void BlockTables::remove(RowSpan rows) {
   check_rows(rows);
   const PoolsLock lock(pools_);
   for (const Group& group : groups_) {
@@ -246,7 +246,7 @@ void BlockTables::remove(Rows rows) {
   mark_lengths(rows);
 }
 
-void BlockTables::truncate(Rows rows, Counts lengths, bool keep_capacity) {
+void BlockTables::truncate(RowSpan rows, CountSpan lengths, bool keep_capacity) {
   PC_EXPECTS(rows.size() == lengths.size(), ShapeError, lengths.size(), " lengths are given for ", rows.size(),
              " rows; give one for each, or one for all");
   check_rows(rows);
@@ -269,7 +269,7 @@ void BlockTables::truncate(Rows rows, Counts lengths, bool keep_capacity) {
   mark_lengths(rows);
 }
 
-int64_t BlockTables::release_before(Rows rows, int64_t group_index, Counts positions) {
+int64_t BlockTables::release_before(RowSpan rows, int64_t group_index, CountSpan positions) {
   check_group(group_index);
   PC_EXPECTS(rows.size() == positions.size(), ShapeError, positions.size(), " positions are given for ", rows.size(),
              " rows; give one for each, or one for all");
@@ -284,7 +284,7 @@ int64_t BlockTables::release_before(Rows rows, int64_t group_index, Counts posit
   for (size_t i = 0; i < rows.size(); ++i) check_held(group, rows[i], 0, group.block_size.floor(positions[i]));
   int64_t freed = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
-    Run& run = group.runs[static_cast<size_t>(rows[i])];
+    BlockRun& run = group.runs[static_cast<size_t>(rows[i])];
     const int32_t num_holes = group.block_size.floor(positions[i]);
     freed += drop_blocks(group, rows[i], run.num_holes, num_holes);
     run.num_holes = std::max(run.num_holes, num_holes);

@@ -1,25 +1,24 @@
-// Which blocks hold the tokens of each sequence, in each group of layers.
+// Block tables: the blocks that hold the tokens of each sequence, in each group of layers.
 //
-// A sequence is a row. It has one length; in each group it has a run of blocks, of which the leading ones may be holes
-// (the null block: a window has moved past them):
+// A sequence is a row. A row has one length and, in each group, a list of blocks. Leading blocks can be holes (the null
+// block) that a window has moved past:
 //
 //   block size 4, length 9, capacity 16        tokens   0..3 4..7 8...  (spare)
 //   table[row] =  0 7 3 9 0 0 0 ...                      0    7    3     9
 //                 hole      ^ count = 4
 //
-// Tokens that were computed elsewhere may leave holes behind blocks, too, until release_before() passes them.
+// Tokens that were computed elsewhere can leave holes after blocks, until release_before() passes them.
 //
-// I1: a row in use has 0 <= length <= count * block_size in every group; a row not in use has length 0 and count 0.
-// I2: table entries from `count` on are null; entries below `num_holes` are null too. The null row, behind the last, is
-//     all null and of length 0: padding points at it.
-// I3: every entry that is not null holds one reference in the group's pool.
-// I4: a row is in free_rows_ iff it is not in use.
-// I5: once changes are followed, a copy of tables and lengths that is given every change equals them whenever none is
-//     left to take.
-// All or nothing: each call checks everything, makes its scratch, and only then changes rows, tables and pools, with
-// all pools locked. References are dropped group after group, row after row, and tail first: a prefix lives longest.
-// Cost: O(blocks touched); a step allocates nothing, unless it records more copies than ever before.
-// Threads: one writer; the pools are locked, in the order of their addresses, for the length of a call.
+// I1: a used row has 0 <= length <= count * block_size in every group; an unused row has length 0 and count 0.
+// I2: table entries from `count` on are null, and so are entries below `num_holes`. The null row, after the last row,
+//     is all null and of length 0; padding refers to it.
+// I3: every non-null entry holds one reference in the pool of its group.
+// I4: a row is in free_rows_ iff it is unused.
+// I5: after follow_changes(), a mirror that has received every change equals the tables and lengths.
+// All or nothing: each call checks everything and allocates its scratch; only then it changes rows, tables and pools,
+// with all pools locked. References are dropped by group, then by row, tail first, so that prefixes live longest.
+// Cost: O(blocks touched); a step allocates only if it records more copies than any step before.
+// Threads: one writer; a call locks the pools in the order of their addresses.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +41,8 @@
 
 namespace pagecore {
 
-// A block table of the caller: num_rows lines of `width` blocks, `stride` apart, and num_lengths lengths.
+// Destination of fill(): num_rows lines of `width` blocks, `stride` apart, and num_lengths lengths. The memory is the
+// caller's.
 struct DenseTable {
   BlockId* blocks;
   int64_t num_rows;
@@ -54,86 +54,85 @@ struct DenseTable {
 
 class BlockTables {
  public:
-  using Rows = std::span<const RowId>;
-  using Counts = std::span<const TokenCount>;
+  using RowSpan = std::span<const RowId>;
+  using CountSpan = std::span<const TokenCount>;
 
-  // One pool and block size for each group; a pool may serve several.
+  // One pool and block size for each group; a pool may serve several groups.
   BlockTables(std::vector<std::shared_ptr<BlockPool>> pools, std::vector<int64_t> block_sizes, int64_t max_sequences,
               int64_t max_blocks_per_sequence);
   ~BlockTables();
   BlockTables(const BlockTables&) = delete;
   BlockTables& operator=(const BlockTables&) = delete;
 
-  // The row that add() and fork() return next, or -1 where all are in use.
+  // The row that add() or fork() will return next, or -1 if every row is used.
   [[nodiscard]] RowId next_row() const { return free_rows_.size() > 0 ? free_rows_.lowest() - 1 : -1; }
-  // A row that shares the blocks of `prefix`, one list for each group, or an empty row where there is none.
+  // Adds a row that shares the blocks of `prefix`, one list for each group; an empty row for an empty prefix.
   RowId add(std::span<const std::span<const BlockId>> prefix);
   RowId fork(RowId row);
-  void remove(Rows rows);
-  // rows[i] becomes what parents[i] was before the call.
-  void reorder(Rows rows, Rows parents);
+  void remove(RowSpan rows);
+  // Gives rows[i] the contents that parents[i] had before the call.
+  void reorder(RowSpan rows, RowSpan parents);
 
-  // Tokens of a step, which must be one that the rows have room for.
-  int64_t check_step(Rows rows, Counts counts);
-  // Makes room for counts[i] more tokens of rows[i] and writes their slots, row after row, one output for each group.
-  // Returns false, with nothing changed, when blocks are short.
-  [[nodiscard]] bool try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out);
-  // The same, with everything else that a step needs. `first_blocks` has an entry for each group, or none: no block is
-  // taken or copied before that block of a row. Missing blocks there are holes, and the slots of the tokens are
-  // padding.
-  [[nodiscard]] bool try_prepare(Rows rows, Counts counts, StepBuffers& out,
+  // Checks that the rows have room for a step; returns its number of tokens.
+  int64_t check_step(RowSpan rows, CountSpan counts);
+  // Makes room for counts[i] more tokens in rows[i] and writes their slots, row after row, one output for each group.
+  // Returns false, with nothing changed, if blocks are short.
+  [[nodiscard]] bool try_extend(RowSpan rows, CountSpan counts, std::span<const SlotsOut> out);
+  // try_extend() that fills all buffers of a step. `first_blocks` is empty or has an entry for each group: blocks of a
+  // row before that index are neither taken nor copied. Missing blocks there are holes, and the slots of their tokens
+  // are padding.
+  [[nodiscard]] bool try_prepare(RowSpan rows, CountSpan counts, StepBuffers& out,
                                  std::span<const int32_t> first_blocks = {});
-  // Blocks that try_extend, or try_prepare with the same `first_blocks`, would lack; out has one entry for each group.
-  // Groups of one pool are served in their order.
-  void shortage(Rows rows, Counts counts, std::span<int64_t> out, std::span<const int32_t> first_blocks = {});
-  // Throws OutOfBlocks with the figures of the try_ or shortage that came last.
+  // The number of blocks that try_extend(), or try_prepare() with `first_blocks`, would lack, for each group. Groups of
+  // one pool are counted in order.
+  void shortage(RowSpan rows, CountSpan counts, std::span<int64_t> out, std::span<const int32_t> first_blocks = {});
+  // Throws OutOfBlocks with the figures of the last try_extend(), try_prepare() or shortage().
   [[noreturn]] void fail_out_of_blocks() const;
 
-  void truncate(Rows rows, Counts lengths, bool keep_capacity);
-  // Whole blocks before positions[i] become holes; returns how many blocks became free.
-  int64_t release_before(Rows rows, int64_t group, Counts positions);
-  // Forgets copies that copy-on-write promised and that need not run any more; returns how many are left.
+  void truncate(RowSpan rows, CountSpan lengths, bool keep_capacity);
+  // Replaces whole blocks before positions[i] by holes; returns the number of blocks that became free.
+  int64_t release_before(RowSpan rows, int64_t group, CountSpan positions);
+  // Forgets pending copies that no longer need to run; returns the number left.
   [[nodiscard]] size_t settle_copies(int64_t group);
-  // Hands over all pending copies of a group, in the order in which they must run; settle_copies() counted them.
+  // Moves all pending copies of a group to `out`, in the order in which they must run; settle_copies() counted them.
   void take_copies(int64_t group, std::span<BlockCopy> out);
-  // Undoes copy-on-write of a step that `rows` are in: they hold the sources again. For copies that the last
-  // take_copies gave and nobody has run; nothing else may have changed since.
-  void undo_copies(Rows rows, int64_t group, std::span<const BlockCopy> copies);
+  // Undoes the copy-on-write of a step over `rows`, which refer to the sources again. The copies are those of the last
+  // take_copies() and have not run; nothing else may have changed since.
+  void undo_copies(RowSpan rows, int64_t group, std::span<const BlockCopy> copies);
 
-  // Follows from now on which entries change, for a copy that lives elsewhere and begins as all zeros. Its entries are
-  // those of table(0), of table(1) and so on, and then the lengths: all in one array.
+  // Records changed entries from now on, for a mirror that starts as zeros: one array of table(0), table(1) and so on,
+  // and then the lengths.
   void follow_changes();
-  // Takes changes since the last call, ascending, as many as there are or `out` has room for.
+  // Takes up to out.size() changes since the last call, in ascending order; returns the number.
   [[nodiscard]] size_t take_changes(std::span<ChangedEntry> out);
-  // Undoes take_changes(); the values are not looked at.
+  // Undoes take_changes(); values are ignored.
   void put_back_changes(std::span<const ChangedEntry> entries) { changed_->put_back(entries); }
 
   [[nodiscard]] TokenCount length(RowId row) const;
   [[nodiscard]] int64_t capacity(RowId row) const;
   [[nodiscard]] std::span<const BlockId> blocks(RowId row, int64_t group) const;
-  // Writes the blocks of `rows` and, as far as there is room for them, their lengths; null blocks and zeros behind
-  // them.
-  void fill(Rows rows, int64_t group, const DenseTable& out) const;
+  // Writes the blocks of `rows` and up to num_lengths of their lengths, followed by null blocks and zeros.
+  void fill(RowSpan rows, int64_t group, const DenseTable& out) const;
 
   [[nodiscard]] int64_t num_rows() const { return max_sequences_ - free_rows_.size(); }
   [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
   [[nodiscard]] int32_t max_blocks() const { return max_blocks_; }
   [[nodiscard]] size_t num_groups() const { return groups_.size(); }
-  // max_sequences() + 1 rows of max_blocks() entries, and as many lengths: the null row is the last.
+  // max_sequences() + 1 rows of max_blocks() entries, and max_sequences() + 1 lengths; the null row is the last.
   [[nodiscard]] const BlockId* table(int64_t group) const;
   [[nodiscard]] const TokenCount* lengths() const { return lengths_.data(); }
   [[nodiscard]] size_t num_pending_copies() const;
   [[nodiscard]] size_t nbytes() const;
 
-  // `exclusive`: nobody else holds blocks of these pools, so that their counts can be compared exactly.
+  // `exclusive`: these tables are the only holder of blocks of their pools, so that counts must be equal.
   void check_invariants(bool exclusive) const;
 
  private:
   struct Row {
-    uint64_t seen;  // number of the last call that named it
+    uint64_t seen;  // number of the last call with this row
     bool is_used;
   };
-  struct Run {
+  struct BlockRun {
     int32_t count;      // blocks, holes included
     int32_t num_holes;  // leading entries known to be null
   };
@@ -143,18 +142,18 @@ class BlockTables {
     size_t pool;  // in pools_
     Divider block_size;
     ZeroedArray<BlockId> table;
-    ZeroedArray<Run> runs;
+    ZeroedArray<BlockRun> runs;
     PendingCopies copies;
-    int32_t first_taken = 0;  // of the step that is being counted or taken: it leaves the blocks before this one alone
-    // Of the latest count_blocks():
+    int32_t first_taken = 0;  // of the current step: blocks of a row before this index are left alone
+    // Results of the latest count_blocks():
     int64_t needed = 0;
-    int64_t available = 0;   // what the groups before left of the pool
-    int64_t num_shared = 0;  // touches of blocks with other holders, each a copy at most
+    int64_t available = 0;   // free blocks of the pool that earlier groups leave
+    int64_t num_shared = 0;  // touches of shared blocks, each at most one copy
     size_t num_takers = 0;
-    std::vector<uint32_t> takers;  // which of the call's rows need a block, the first num_takers of them
+    std::vector<uint32_t> takers;  // indices of the rows of the call that need a block: the first num_takers entries
   };
-  // Blocks [first, held) of a row exist, [held, last) must be made, for the tokens of a step. Blocks before first_taken
-  // count as held.
+  // Blocks of a row for the tokens of a step: [first, held) exist, [held, last) must be taken. Blocks before
+  // first_taken count as existing.
   struct Touched {
     int32_t first;
     int32_t held;
@@ -178,13 +177,13 @@ class BlockTables {
     return {std::max(group.block_size.floor(length), first_taken), std::max(held, first_taken),
             count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
   }
-  // Entries [from, to) of a row have changed.
+  // Marks entries [from, to) of a row as changed.
   void mark_entries(const Group& group, RowId row, int32_t from, int32_t to) {
     if (changed_ == nullptr || from >= to) return;
     const auto line = (&group - groups_.data()) * (max_sequences_ + 1) + row;
     changed_->mark_run(static_cast<int32_t>(line * max_blocks_ + from), to - from);
   }
-  void mark_lengths(Rows rows) {
+  void mark_lengths(RowSpan rows) {
     if (changed_ == nullptr) return;
     for (const RowId row : rows) changed_->mark(static_cast<int32_t>(num_table_entries() + row));
   }
@@ -199,7 +198,7 @@ class BlockTables {
       refuse_row(row);
   }
   [[noreturn, gnu::cold]] void refuse_row(RowId row) const;
-  void check_rows(Rows rows);
+  void check_rows(RowSpan rows);
   void check_group(int64_t group) const;
   void check_room(int64_t tokens, RowId row) const;
   void check_slots_out(std::span<const SlotsOut> out, int64_t num_tokens) const;
@@ -209,25 +208,25 @@ class BlockTables {
   void check_shareable(const Group& group, RowId row, int64_t times) const;
 
   void set_first_taken(std::span<const int32_t> first_blocks);
-  [[nodiscard]] bool count_blocks(Rows rows, Counts counts);
-  void count_upper(Group& group, Rows rows, Counts counts);
-  void correct_shared(size_t pool, Rows rows, Counts counts);
+  [[nodiscard]] bool count_blocks(RowSpan rows, CountSpan counts);
+  void count_upper(Group& group, RowSpan rows, CountSpan counts);
+  void correct_shared(size_t pool, RowSpan rows, CountSpan counts);
   [[nodiscard]] bool divide_available();
   void take_blocks(Group& group, RowId row, TokenCount count);
   template <typename Slot>
   Slot* write_slots(const Group& group, RowId row, TokenCount length, TokenCount count, Slot* out) const;
   template <typename Slot>
-  void commit_group(Group& group, Rows rows, Counts counts, Slot* slots);
-  [[nodiscard]] bool try_step(Rows rows, Counts counts, std::span<const SlotsOut> out);
-  void advance(Rows rows, Counts counts);
-  void fill_step(Rows rows, Counts counts, StepBuffers& out) const;
+  void commit_group(Group& group, RowSpan rows, CountSpan counts, Slot* slots);
+  [[nodiscard]] bool try_step(RowSpan rows, CountSpan counts, std::span<const SlotsOut> out);
+  void advance(RowSpan rows, CountSpan counts);
+  void fill_step(RowSpan rows, CountSpan counts, StepBuffers& out) const;
 
   int64_t drop_blocks(Group& group, RowId row, int32_t from, int32_t to);
   void shrink(Group& group, RowId row, int32_t count);
   void check_row_left() const;
   RowId take_row(TokenCount length);
-  void save_parents(Rows rows, Rows parents);
-  void reorder_group(Group& group, Rows rows, Rows parents, const BlockId*& blocks, const Run*& runs);
+  void save_parents(RowSpan rows, RowSpan parents);
+  void reorder_group(Group& group, RowSpan rows, RowSpan parents, const BlockId*& blocks, const BlockRun*& runs);
 
   void check_group_invariants(const Group& group) const;
   void check_references(bool exclusive) const;
@@ -235,20 +234,20 @@ class BlockTables {
   int32_t max_sequences_;
   int32_t max_blocks_;
   TokenCount max_length_;
-  std::vector<std::shared_ptr<BlockPool>> owners_;  // distinct, in the order of their addresses, as pools_
+  std::vector<std::shared_ptr<BlockPool>> owners_;  // distinct, in the order of their addresses; parallel to pools_
   mutable std::vector<BlockPool::Transaction> pools_;
   std::vector<Group> groups_;
   ZeroedArray<Row> rows_;
-  ZeroedArray<TokenCount> lengths_;          // of the rows; for callers too, so that it is an array of its own
+  ZeroedArray<TokenCount> lengths_;          // by row; a separate array because callers view it
   FreeList free_rows_;                       // row + 1, lowest first
-  std::unique_ptr<ChangedEntries> changed_;  // null where nobody follows
+  std::unique_ptr<ChangedEntries> changed_;  // null before follow_changes()
   uint64_t num_calls_ = 0;
 
-  // Scratch, kept so that calls seldom allocate.
+  // Scratch, kept so that calls rarely allocate.
   std::vector<SharedTouch> shared_;
   std::vector<SlotsOut> slots_out_;
   std::vector<BlockId> saved_blocks_;
-  std::vector<Run> saved_runs_;
+  std::vector<BlockRun> saved_runs_;
   std::vector<TokenCount> saved_lengths_;
 };
 

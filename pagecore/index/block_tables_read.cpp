@@ -1,4 +1,4 @@
-// What the tables tell: lengths, blocks, dense tables, copies to run, and whether they are sound.
+// Contents of the block tables: lengths, blocks, dense tables, pending copies, changes, invariants.
 #include <algorithm>
 #include <limits>
 
@@ -33,16 +33,16 @@ const BlockId* BlockTables::table(int64_t group) const {
   return groups_[static_cast<size_t>(group)].table.data();
 }
 
-void BlockTables::fill(Rows rows, int64_t group_index, const DenseTable& out) const {
+void BlockTables::fill(RowSpan rows, int64_t group_index, const DenseTable& out) const {
   check_group(group_index);
   const Group& group = groups_[static_cast<size_t>(group_index)];
-  PC_EXPECTS(static_cast<int64_t>(rows.size()) <= out.num_rows, ShapeError, rows.size(),
-             " rows do not fit a block table of ", out.num_rows, " rows; make it taller");
+  PC_EXPECTS(static_cast<int64_t>(rows.size()) <= out.num_rows, ShapeError, "out has ", out.num_rows,
+             " rows; expected at least ", rows.size());
   for (const RowId row : rows) {
     check_row(row);
     const int32_t needed = group.block_size.ceil(lengths_[static_cast<size_t>(row)]);
-    PC_EXPECTS(needed <= out.width, ShapeError, "row ", row, " has tokens in ", needed, " blocks; the block table is ",
-               out.width, " wide, make it wider");
+    PC_EXPECTS(needed <= out.width, ShapeError, "out has ", out.width, " columns; row ", row, " has tokens in ", needed,
+               " blocks");
   }
   for (int64_t i = 0; i < out.num_rows; ++i) {
     BlockId* const line = out.blocks + i * out.stride;
@@ -76,8 +76,8 @@ void BlockTables::take_copies(int64_t group, std::span<BlockCopy> out) {
 void BlockTables::follow_changes() {
   const int64_t num_entries = num_table_entries() + max_sequences_ + 1;
   PC_EXPECTS(num_entries <= std::numeric_limits<int32_t>::max(), ShapeError, "the tables have ", num_entries,
-             " entries; changes are followed where int32 can name them: lower max_sequences or "
-             "max_blocks_per_sequence");
+             " entries; changes can be followed in up to ", std::numeric_limits<int32_t>::max(),
+             "; lower max_sequences or max_blocks_per_sequence");
   changed_ = std::make_unique<ChangedEntries>(static_cast<int32_t>(num_entries));
   for (RowId row = 0; row < max_sequences_; ++row) {
     if (!rows_[static_cast<size_t>(row)].is_used) continue;
@@ -88,11 +88,10 @@ void BlockTables::follow_changes() {
 
 size_t BlockTables::take_changes(std::span<ChangedEntry> out) {
   PC_EXPECTS(changed_ != nullptr, UnsupportedOption,
-             "nobody follows the changes of these tables; call "
-             "follow_changes() first");
+             "changes of these tables are not recorded; call follow_changes() first");
   const int64_t num_in_group = num_table_entries() / std::ssize(groups_);
   const BlockId* table = groups_[0].table.data();
-  int64_t first = 0;  // of that table
+  int64_t first = 0;  // index of the first entry of `table`
   size_t group = 0;
   return changed_->take(out, [&](int32_t index) {
     for (; index - first >= num_in_group && group < groups_.size(); first += num_in_group)
@@ -133,7 +132,7 @@ void BlockTables::check_group_invariants(const Group& group) const {
   group.copies.check_invariants();
   for (RowId row = 0; row <= max_sequences_; ++row) {
     const bool is_null_row = row == max_sequences_;
-    const Run run = is_null_row ? Run{0, 0} : group.runs[static_cast<size_t>(row)];
+    const BlockRun run = is_null_row ? BlockRun{0, 0} : group.runs[static_cast<size_t>(row)];
     PC_ASSERT(0 <= run.num_holes && run.num_holes <= run.count && run.count <= max_blocks_);
     PC_ASSERT(is_null_row || rows_[static_cast<size_t>(row)].is_used || run.count == 0);
     PC_ASSERT(is_null_row || lengths_[static_cast<size_t>(row)] <= int64_t{run.count} * group.block_size.divisor());

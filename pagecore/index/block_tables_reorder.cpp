@@ -1,4 +1,4 @@
-// reorder: beams change places in one call.
+// Reordering of rows, for beam search.
 #include <algorithm>
 
 #include "pagecore/index/block_tables.hpp"
@@ -6,9 +6,9 @@
 
 namespace pagecore {
 
-// rows[i] gets what parents[i] had before the call, and a parent may itself be overwritten: the parents' runs are saved
-// first. New references are taken before old ones are dropped, so that no block that stays is free in between.
-void BlockTables::reorder(Rows rows, Rows parents) {
+// A parent may itself be overwritten, so that the contents of all parents are saved first. New references are taken
+// before old ones are dropped, so that no block that stays is free in between.
+void BlockTables::reorder(RowSpan rows, RowSpan parents) {
   PC_EXPECTS(rows.size() == parents.size(), ShapeError, parents.size(), " parents are given for ", rows.size(),
              " rows; give one for each");
   for (const RowId parent : parents) check_row(parent);
@@ -21,13 +21,13 @@ void BlockTables::reorder(Rows rows, Rows parents) {
     for (const RowId row : rows) check_held(group, row, 0, group.runs[static_cast<size_t>(row)].count);
   }
   const BlockId* saved_blocks = saved_blocks_.data();
-  const Run* saved_runs = saved_runs_.data();
+  const BlockRun* saved_runs = saved_runs_.data();
   for (Group& group : groups_) reorder_group(group, rows, parents, saved_blocks, saved_runs);
   for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] = saved_lengths_[i];
   mark_lengths(rows);
 }
 
-void BlockTables::save_parents(Rows rows, Rows parents) {
+void BlockTables::save_parents(RowSpan rows, RowSpan parents) {
   saved_blocks_.clear();
   saved_runs_.clear();
   saved_lengths_.clear();
@@ -35,7 +35,7 @@ void BlockTables::save_parents(Rows rows, Rows parents) {
   for (const Group& group : groups_) {
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i] == parents[i]) continue;
-      const Run run = group.runs[static_cast<size_t>(parents[i])];
+      const BlockRun run = group.runs[static_cast<size_t>(parents[i])];
       const BlockId* blocks = entries(group, parents[i]);
       saved_runs_.push_back(run);
       saved_blocks_.insert(saved_blocks_.end(), blocks + run.num_holes, blocks + run.count);
@@ -43,11 +43,12 @@ void BlockTables::save_parents(Rows rows, Rows parents) {
   }
 }
 
-// Reads this group's part of what save_parents saved, and moves on behind it.
-void BlockTables::reorder_group(Group& group, Rows rows, Rows parents, const BlockId*& blocks, const Run*& runs) {
+// Reads what save_parents() saved of this group and advances past it.
+void BlockTables::reorder_group(Group& group, RowSpan rows, RowSpan parents, const BlockId*& blocks,
+                                const BlockRun*& runs) {
   BlockPool::Transaction& pool = pool_of(group);
   const BlockId* block = blocks;
-  const Run* run = runs;
+  const BlockRun* run = runs;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i] == parents[i]) continue;
     const BlockId* const end = block + (run->count - run->num_holes);

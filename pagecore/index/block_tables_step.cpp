@@ -1,13 +1,13 @@
-// A step: blocks for the new tokens of many rows, and what the forward pass must know about them.
+// A step: takes blocks for the new tokens of many rows and fills the buffers of the forward pass.
 //
-// count_blocks finds out whether every pool can serve; only then commit_group changes anything, and cannot fail. Both
-// walk the same blocks of a row, those that the new tokens touch:
+// count_blocks() checks that every pool has enough blocks; only then commit_group() changes anything, and it cannot
+// fail. Both walk the blocks of a row that the new tokens touch:
 //
 //   block size 4, length 6, 7 new tokens, spare block 5     tokens  4 5 6 7 | 8 9 ...  | 12
 //                                                                   block 3 | block 5  | new
-//   first = 1: has tokens, copied if shared    held = 3: from here on new    last = 4
+//   first = 1: has tokens, copied if shared    held = 3: new from here on    last = 4
 //
-// Tokens that another cache has computed arrive where a window has moved past most of them: blocks before first_taken
+// Tokens that another cache has computed arrive after a window has moved past most of them: blocks before first_taken
 // are left as they are, or become holes.
 #include <algorithm>
 
@@ -16,7 +16,7 @@
 
 namespace pagecore {
 
-int64_t BlockTables::check_step(Rows rows, Counts counts) {
+int64_t BlockTables::check_step(RowSpan rows, CountSpan counts) {
   PC_EXPECTS(rows.size() == counts.size(), ShapeError, counts.size(), " counts are given for ", rows.size(),
              " rows; give one for each, or one for all");
   check_rows(rows);
@@ -31,14 +31,14 @@ int64_t BlockTables::check_step(Rows rows, Counts counts) {
 }
 
 void BlockTables::check_slots_out(std::span<const SlotsOut> out, int64_t num_tokens) const {
-  PC_EXPECTS(out.size() == groups_.size(), ShapeError, "slots of ", out.size(),
-             " groups can be written; the tables have ", groups_.size());
+  PC_EXPECTS(out.size() == groups_.size(), ShapeError, "expected slots for ", groups_.size(), " groups, got ",
+             out.size());
   for (size_t i = 0; i < out.size(); ++i) {
     PC_EXPECTS(out[i].size >= num_tokens, ShapeError, "the slots of group ", i, " have room for ", out[i].size,
                " tokens; the step has ", num_tokens);
     const int64_t num_slots = int64_t{pool_of(groups_[i]).num_blocks()} * groups_[i].block_size.divisor();
     PC_EXPECTS(out[i].type == SlotType::Int64 || num_slots <= kMaxNarrowSlots, ShapeError, "group ", i, " has ",
-               num_slots, " slots, more than int32 can name; use int64 slots or a smaller pool");
+               num_slots, " slots; int32 slots allow up to ", kMaxNarrowSlots, ", use int64 slots or a smaller pool");
   }
 }
 
@@ -54,16 +54,16 @@ void BlockTables::set_first_taken(std::span<const int32_t> first_blocks) {
 
 // Counting.
 
-// Sets `needed` and `available` of each group; returns whether the pools suffice.
-bool BlockTables::count_blocks(Rows rows, Counts counts) {
+// Sets `needed` and `available` of each group; returns true if the pools have enough blocks.
+bool BlockTables::count_blocks(RowSpan rows, CountSpan counts) {
   for (Group& group : groups_) count_upper(group, rows, counts);
   if (divide_available()) return true;
   for (size_t pool = 0; pool < pools_.size(); ++pool) correct_shared(pool, rows, counts);
   return divide_available();
 }
 
-// Takes every touch of a shared block for a copy, which is too many where all its holders touch it.
-void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
+// Counts every touch of a shared block as a copy: an upper bound, exact unless all holders of a block touch it.
+void BlockTables::count_upper(Group& group, RowSpan rows, CountSpan counts) {
   const BlockPool::Transaction& pool = pool_of(group);
   int64_t needed = 0;
   int64_t num_shared = 0;
@@ -83,16 +83,16 @@ void BlockTables::count_upper(Group& group, Rows rows, Counts counts) {
     }
     needed += std::max(span.last - span.held, 0);
     group.takers[num_takers] = static_cast<uint32_t>(i);
-    num_takers += needed > needed_before || first_taken > 0;  // holes make a row longer, too
+    num_takers += needed > needed_before || first_taken > 0;  // holes extend a row, too
   }
   group.needed = needed;
   group.num_takers = num_takers;
   group.num_shared = num_shared;
 }
 
-// The last holder of a shared block writes in place: of t touches of a block with r holders, only min(t, r - 1) copy.
-// Blocks are taken group after group, so it is the last group that needs one less.
-void BlockTables::correct_shared(size_t pool_index, Rows rows, Counts counts) {
+// The last holder of a shared block writes in place: of t touches of a block with r references, only min(t, r - 1)
+// copy. Groups take blocks in order, so that the last group needs one block less.
+void BlockTables::correct_shared(size_t pool_index, RowSpan rows, CountSpan counts) {
   BlockPool::Transaction& pool = pools_[pool_index];
   shared_.clear();
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -114,7 +114,7 @@ void BlockTables::correct_shared(size_t pool_index, Rows rows, Counts counts) {
   }
 }
 
-// Groups are served in order, each from what those before it left of its pool.
+// Groups are served in order; each gets the free blocks of its pool that earlier groups leave.
 bool BlockTables::divide_available() {
   bool suffices = true;
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -129,7 +129,8 @@ bool BlockTables::divide_available() {
   return suffices;
 }
 
-void BlockTables::shortage(Rows rows, Counts counts, std::span<int64_t> out, std::span<const int32_t> first_blocks) {
+void BlockTables::shortage(RowSpan rows, CountSpan counts, std::span<int64_t> out,
+                           std::span<const int32_t> first_blocks) {
   PC_ASSERT(out.size() == groups_.size());
   check_step(rows, counts);
   set_first_taken(first_blocks);
@@ -157,7 +158,7 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
   BlockPool::Transaction& pool = pool_of(group);
   const Touched span = touched(group, row, count, group.first_taken);
   BlockId* blocks = entries(group, row);
-  Run& run = group.runs[static_cast<size_t>(row)];
+  BlockRun& run = group.runs[static_cast<size_t>(row)];
   for (int32_t at = span.first; at < std::min(span.held, span.last); ++at) {
     const BlockId block = blocks[at];
     if (block == kNullBlock) {
@@ -196,7 +197,7 @@ Slot* BlockTables::write_slots(const Group& group, RowId row, TokenCount length,
 }
 
 template <typename Slot>
-void BlockTables::commit_group(Group& group, Rows rows, Counts counts, Slot* slots) {
+void BlockTables::commit_group(Group& group, RowSpan rows, CountSpan counts, Slot* slots) {
   for (size_t k = 0; k < group.num_takers; ++k) {
     const size_t i = group.takers[k];
     take_blocks(group, rows[i], counts[i]);
@@ -215,10 +216,10 @@ void BlockTables::commit_group(Group& group, Rows rows, Counts counts, Slot* slo
   }
 }
 
-bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> out) {
+bool BlockTables::try_step(RowSpan rows, CountSpan counts, std::span<const SlotsOut> out) {
   const PoolsLock lock(pools_);
   const bool suffices = count_blocks(rows, counts);
-  // Also where blocks are short: a caller that frees some and asks again then allocates nothing.
+  // Reserve even if blocks are short: a caller that frees some and tries again then allocates nothing.
   for (Group& group : groups_) group.copies.reserve(static_cast<size_t>(group.num_shared));
   if (!suffices) return false;
   for (size_t i = 0; i < groups_.size(); ++i) {
@@ -231,7 +232,7 @@ bool BlockTables::try_step(Rows rows, Counts counts, std::span<const SlotsOut> o
   return true;
 }
 
-void BlockTables::undo_copies(Rows rows, int64_t group_index, std::span<const BlockCopy> copies) {
+void BlockTables::undo_copies(RowSpan rows, int64_t group_index, std::span<const BlockCopy> copies) {
   check_rows(rows);
   check_group(group_index);
   Group& group = groups_[static_cast<size_t>(group_index)];
@@ -253,12 +254,12 @@ void BlockTables::undo_copies(Rows rows, int64_t group_index, std::span<const Bl
   }
 }
 
-void BlockTables::advance(Rows rows, Counts counts) {
+void BlockTables::advance(RowSpan rows, CountSpan counts) {
   for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] += counts[i];
   mark_lengths(rows);
 }
 
-bool BlockTables::try_extend(Rows rows, Counts counts, std::span<const SlotsOut> out) {
+bool BlockTables::try_extend(RowSpan rows, CountSpan counts, std::span<const SlotsOut> out) {
   check_slots_out(out, check_step(rows, counts));
   set_first_taken({});
   if (!try_step(rows, counts, out)) return false;
@@ -266,7 +267,7 @@ bool BlockTables::try_extend(Rows rows, Counts counts, std::span<const SlotsOut>
   return true;
 }
 
-bool BlockTables::try_prepare(Rows rows, Counts counts, StepBuffers& out, std::span<const int32_t> first_blocks) {
+bool BlockTables::try_prepare(RowSpan rows, CountSpan counts, StepBuffers& out, std::span<const int32_t> first_blocks) {
   const int64_t num_tokens = check_step(rows, counts);
   PC_EXPECTS(rows.size() <= static_cast<size_t>(out.max_sequences()), ShapeError, "the step has ", rows.size(),
              " sequences; the buffers have room for ", out.max_sequences());
@@ -280,7 +281,7 @@ bool BlockTables::try_prepare(Rows rows, Counts counts, StepBuffers& out, std::s
   return true;
 }
 
-void BlockTables::fill_step(Rows rows, Counts counts, StepBuffers& out) const {
+void BlockTables::fill_step(RowSpan rows, CountSpan counts, StepBuffers& out) const {
   TokenCount total = 0;
   out.cu_query_lens()[0] = 0;
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -1,9 +1,9 @@
-// Which entries of an array have changed since somebody last took them: for a copy of the array that lives elsewhere.
+// Set of changed entries of an array, for a mirror of the array.
 //
-// An entry that changes again before it is taken is marked once, so that the set is never larger than the array, and
-// entries come out ascending, so that whoever writes them into the copy walks it forwards.
-// Cost: a bit an entry, taken from the system as it is first marked; O(1) to mark, O(log64 n) at most to take; no
-// allocation after construction. Threads: the owner's.
+// An entry that changes again before it is taken is marked once, so that the set is never larger than the array.
+// Entries are taken in ascending order, so that the mirror is written front to back. Cost: one bit an entry, committed
+// when first marked; O(1) to mark, at most O(log64 n) to take; no allocation after construction. Threads: the owner
+// synchronises.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace pagecore {
 
-// Entry `index` of the array holds `value` now. Both are wide, so that an array of these has one type.
+// Entry `index` of the array holds `value`. Both have 64 bits, so that an array of these has one type.
 struct ChangedEntry {
   int64_t index;
   int64_t value;
@@ -31,7 +31,7 @@ class ChangedEntries {
   void mark(int32_t index) { marked_.insert(index); }
   void mark_run(int32_t first, int32_t count) { marked_.insert_run(first, count); }
 
-  // Moves the lowest entries into `out`, as many as there are or have room; value_of(index) tells what they hold.
+  // Moves up to out.size() of the lowest entries to `out`, with value_of(index) as their values; returns the number.
   template <typename ValueOf>
   [[nodiscard]] size_t take(std::span<ChangedEntry> out, ValueOf value_of) {
     std::array<int32_t, 256> indices;

@@ -11,13 +11,13 @@
 namespace pagecore {
 namespace {
 
-// Every mutex that lives, in the order of addresses.
+// Every live mutex, in the order of addresses.
 struct Registry {
   std::mutex mutex;
   std::set<ForkSafeMutex*, std::less<>> living;
 };
 
-// Never destroyed: a process may end while threads still use pools, and pools may outlive static objects.
+// Never destroyed: threads may use pools while the process exits, and pools may outlive static objects.
 Registry& registry() {
   static Registry* const only = new Registry;
   return *only;
@@ -38,7 +38,7 @@ void unlock_all() {
 ForkSafeMutex::ForkSafeMutex() {
   static const bool is_prepared = pthread_atfork(lock_all, unlock_all, unlock_all) == 0;
   PC_EXPECTS(is_prepared, NotEnoughMemory,
-             "fork() cannot be prepared for: no memory; free some and restart the process");
+             "fork handlers cannot be registered: out of memory; free some and restart the process");
   const std::lock_guard lock(registry().mutex);
   registry().living.insert(this);
 }

@@ -1,10 +1,10 @@
-// A mutex that no other thread holds in the child of fork().
+// Mutex that no other thread holds in the child of fork().
 //
-// fork() copies a mutex as it is, and in the child only the thread that forked goes on: a mutex that another thread
-// held would stay locked there for ever, and what it guards half changed. So every mutex of this kind is locked before
-// fork() and unlocked behind it, in both processes. Lock order: those who hold several, fork() among them, lock them in
-// the order of their addresses. Creating and destroying one waits for a fork() in progress, so no mutex of this kind
-// may be held meanwhile. Cost: that of std::mutex. Creating one allocates a node of a set.
+// fork() copies a mutex as it is, and only the forking thread continues in the child: a mutex that another thread held
+// would stay locked, and the data that it guards half changed. Therefore every mutex of this kind is locked before
+// fork() and unlocked after it, in both processes. Lock order: several mutexes are locked in the order of their
+// addresses, by callers and by fork(). Construction and destruction wait for a fork() in progress, so that the thread
+// may not hold a mutex of this kind then. Cost: that of std::mutex; construction allocates a node of a set.
 #pragma once
 
 #include <mutex>

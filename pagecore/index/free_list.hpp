@@ -1,11 +1,11 @@
-// Free ids 1 .. n - 1, in the order in which they are handed out.
+// Free list of the ids 1 .. n - 1 in LIFO, FIFO or address order.
 //
-// Ids that were never handed out are not stored: they are fresh_ .. n - 1. The others stand in entries_ (lifo: a stack,
-// fifo: a ring that starts at head_) or in the bitmap (address).
-// I1: every free id is fresh or stored exactly once; ids below 1 never.
-// I2: fresh ids come out ascending: after the stored ones in lifo and address order (a stack is built with id 1 on top;
-//     every stored id is below fresh_), before them in fifo order.
-// Cost: O(1) an id, O(log64 n) in address order; construction touches no memory. Threads: the owner locks.
+// Ids that were never taken are not stored: they are fresh_ .. n - 1. The other free ids are in entries_ (LIFO: a
+// stack, FIFO: a ring that starts at head_) or in a bitmap (address order). I1: every free id is fresh or stored
+// exactly once; ids below 1 never are. I2: fresh ids are taken in ascending order: after the stored ids in LIFO and
+// address order (as from a stack with id 1
+//     on top; every stored id is below fresh_), before them in FIFO order.
+// Cost: O(1) an id, O(log64 n) in address order; construction touches no memory. Threads: the owner synchronises.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class FreeList {
   [[nodiscard]] BlockId size() const { return num_stored_ + (num_ids_ - fresh_); }
   [[nodiscard]] size_t nbytes() const { return entries_.nbytes() + lowest_.nbytes(); }
 
-  // The id that take() gives next, in address order; size() > 0.
+  // The id that take() returns next in address order. Precondition: size() > 0.
   [[nodiscard]] BlockId lowest() const { return num_stored_ > 0 ? lowest_.lowest() : fresh_; }
 
   void push(BlockId id) {
@@ -43,8 +43,7 @@ class FreeList {
     ++num_stored_;
   }
 
-  // Calls work(push) once; push(id) does what the other push does, faster over many ids: what changes stays in
-  // registers.
+  // Calls work(push) once. push(id) is faster than push() over many ids because its state stays in registers.
   template <typename Work>
   void push_many(Work work) {
     BlockId stored = num_stored_;
@@ -70,13 +69,13 @@ class FreeList {
     num_stored_ = stored;
   }
 
-  // Undoes the latest push, which was of this id.
+  // Undoes the latest push(id).
   void take_back(BlockId id) {
     if (order_ == Order::Address) lowest_.erase(id);
     --num_stored_;
   }
 
-  // Fills `out`; size() must suffice.
+  // Takes out.size() ids. Precondition: size() >= out.size().
   void take(std::span<BlockId> out) {
     switch (order_) {
       case Order::Lifo: return take_fresh(take_stack(out));
@@ -108,7 +107,7 @@ class FreeList {
     return static_cast<size_t>(at < num_ids_ ? at : at - num_ids_);
   }
 
-  // Each take_* fills the front of `out` and returns the rest.
+  // Fill the front of `out` and return the rest.
   std::span<BlockId> take_stack(std::span<BlockId> out) {
     const size_t count = std::min(out.size(), static_cast<size_t>(num_stored_));
     const BlockId* top = entries_.data() + num_stored_;
@@ -140,9 +139,9 @@ class FreeList {
 
   Order order_;
   BlockId num_ids_;
-  BlockId fresh_ = 1;       // the lowest id that was never handed out
+  BlockId fresh_ = 1;       // the lowest id that was never taken
   BlockId num_stored_ = 0;  // ids in entries_ or in the bitmap
-  BlockId head_ = 0;        // fifo: where the oldest entry stands
+  BlockId head_ = 0;        // FIFO: index of the oldest entry
   ZeroedArray<BlockId> entries_;
   IdBitmap lowest_;
 };

@@ -1,12 +1,12 @@
-// A set of small ids that gives up its lowest one in O(log64 n).
+// Hierarchical bitmap: a set of small ids with the lowest available in O(log64 n).
 //
 // Level 0 has one bit for each id; level l + 1 has one bit for each word of level l.
 // I1: a bit of level l + 1 is set iff its word of level l is not zero. The top level is one word.
 //
-//   level 1   |01...|                    word 0 of level 0 is empty, word 1 is not (bit 0 stands left)
+//   level 1   |01...|                    word 0 of level 0 is empty, word 1 is not (bit 0 is leftmost)
 //   level 0   |00...00|0110...00|...     ids 65 and 66 are in the set
 //
-// Cost: insert and erase touch one word unless a word becomes or stops being empty. Threads: none of its own.
+// Cost: insert and erase touch one word unless a word becomes or stops being empty. Threads: the owner synchronises.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ class IdBitmap {
   explicit IdBitmap(int64_t capacity) : words_(place_levels(capacity)) {}
 
   [[nodiscard]] bool is_empty() const { return words_[start_[num_levels_ - 1]] == 0; }
-  // The set must not be empty.
+  // Precondition: the set is not empty.
   [[nodiscard]] BlockId lowest() const {
     const size_t at = lowest_word();
     return static_cast<BlockId>(at * 64 + static_cast<size_t>(std::countr_zero(words_[at])));
@@ -40,11 +40,11 @@ class IdBitmap {
     if (was_empty) insert_above(word_of(id));
   }
 
-  // Calls work(insert) once; ids that share a word one after another cost one access to it. Returns how many came.
+  // Calls work(insert) once; consecutive ids of one word cost one access. Returns the number of inserted ids.
   template <typename Work>
   BlockId insert_many(Work work) {
     size_t at = 0;
-    uint64_t bits = 0;  // for word `at`, not yet in it
+    uint64_t bits = 0;  // pending for word `at`
     BlockId count = 0;
     const auto settle = [&] {
       if (bits == 0) return;
@@ -65,7 +65,7 @@ class IdBitmap {
     return count;
   }
 
-  // Inserts `count` ids from `first` on.
+  // Inserts ids [first, first + count).
   void insert_run(BlockId first, BlockId count) {
     for (int64_t id = first, end = int64_t{first} + count; id < end;) {
       const auto at = static_cast<size_t>(id) >> 6;
@@ -82,13 +82,13 @@ class IdBitmap {
     if (words_[word_of(id)] == 0) erase_above(word_of(id));
   }
 
-  // Moves the lowest ids into `out`, ascending; returns how many, fewer than it has room for where the set has fewer.
+  // Moves up to out.size() of the lowest ids to `out` in ascending order; returns the number.
   size_t take_lowest(std::span<BlockId> out) {
     size_t taken = 0;
     while (taken < out.size() && !is_empty()) {
       const size_t at = lowest_word();
       uint64_t word = words_[at];
-      if (word == ~uint64_t{0} && out.size() - taken >= 64) {  // no search for what is known
+      if (word == ~uint64_t{0} && out.size() - taken >= 64) {  // a full word needs no search
         for (size_t bit = 0; bit < 64; ++bit) out[taken + bit] = static_cast<BlockId>(at * 64 + bit);
         taken += 64;
         word = 0;
@@ -104,7 +104,7 @@ class IdBitmap {
 
   [[nodiscard]] size_t nbytes() const { return words_.nbytes(); }
 
-  // I1, given how many ids the set should hold.
+  // `size`: the expected number of ids.
   void check_invariants(int64_t size) const {
     int64_t found = 0;
     for (size_t i = 0; i < start_[1]; ++i) found += std::popcount(words_[i]);
@@ -139,7 +139,7 @@ class IdBitmap {
     return total;
   }
 
-  // The first word of level 0 that is not empty; the set must not be empty.
+  // The first non-empty word of level 0. Precondition: the set is not empty.
   [[nodiscard]] size_t lowest_word() const {
     size_t at = 0;
     for (int level = num_levels_ - 1; level > 0; --level) {
@@ -148,7 +148,7 @@ class IdBitmap {
     return at;
   }
 
-  // Word `at` of level 0 is not empty any more.
+  // Word `at` of level 0 has become non-empty.
   void insert_above(size_t at) {
     for (int level = 1; level < num_levels_; ++level, at >>= 6) {
       uint64_t& word = words_[start_[level] + (at >> 6)];
@@ -158,7 +158,7 @@ class IdBitmap {
     }
   }
 
-  // Word `at` of level 0 became empty.
+  // Word `at` of level 0 has become empty.
   void erase_above(size_t at) {
     for (int level = 1; level < num_levels_; ++level, at >>= 6) {
       uint64_t& word = words_[start_[level] + (at >> 6)];
@@ -167,7 +167,7 @@ class IdBitmap {
     }
   }
 
-  std::array<size_t, kMaxLevels + 1> start_{};  // of each level in words_, and where the last one ends
+  std::array<size_t, kMaxLevels + 1> start_{};  // offset of each level in words_, then the end of the last
   int num_levels_ = 0;
   ZeroedArray<uint64_t> words_;
 };

@@ -1,10 +1,10 @@
-// Copies of blocks that copy-on-write has promised and that nobody has run yet, in the order in which they must run.
+// Copies of blocks that copy-on-write requires and that have not been taken yet, in the order in which they must run.
 //
-// A copy whose target was freed since is not run, unless a later copy that is run reads that target.
-// I1: is_target_ has the bit of a block iff the block is the target of a copy that is not dropped; it is the target of
-//     one such copy at most.
-// Cost: O(1) for a block that is no target, a search of the pending copies for one that is; a bit for each block of the
-// pool, taken as blocks are first copied to. Threads: none of its own.
+// A copy whose target has been freed is dropped, unless a later copy that runs reads that target.
+// I1: is_target_ has the bit of a block iff the block is the target of a copy that is not dropped; there is at most one
+//     such copy for a block.
+// Cost: O(1) for a block that is not a target, a search of the pending copies for one that is. Memory: one bit for each
+// block of the pool, committed on first use. Threads: the owner synchronises.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class PendingCopies {
  public:
   explicit PendingCopies(BlockId num_blocks) : is_target_((static_cast<size_t>(num_blocks) + 63) / 64) {}
 
-  // Makes room for `more` calls of add(), which then cannot fail.
+  // Makes room for `more` copies; add() cannot fail then.
   void reserve(size_t more) {
     const size_t needed = copies_.size() + more;
     if (needed > copies_.capacity()) copies_.reserve(std::max(needed, 2 * copies_.capacity()));
@@ -39,7 +39,7 @@ class PendingCopies {
     word_of(copy.target) |= bit_of(copy.target);
   }
 
-  // `target` was freed.
+  // Drops the copy to `target`, which was freed.
   void drop(BlockId target) {
     if (!(word_of(target) & bit_of(target))) return;
     word_of(target) &= ~bit_of(target);
@@ -48,13 +48,13 @@ class PendingCopies {
     }
   }
 
-  // Forgets the copies that need not run; is_live(block) says whether a block has holders. Returns how many are left.
+  // Forgets the copies that need not run and returns the number left; is_live(block): the block has references.
   template <typename IsLive>
   size_t settle(IsLive is_live) {
     for (const Entry& entry : copies_) {
       if (!is_live(entry.copy.target)) drop(entry.copy.target);
     }
-    size_t first = copies_.size();  // the copies from here on stay
+    size_t first = copies_.size();  // copies from here on stay
     for (size_t i = copies_.size(); i-- > 0;) {
       const Entry entry = copies_[i];
       if (!entry.is_dropped || is_read(std::span(copies_).subspan(first), entry.copy.target)) copies_[--first] = entry;
@@ -63,7 +63,7 @@ class PendingCopies {
     return copies_.size();
   }
 
-  // Hands over the copies that settle() left, all of them: out.size() == size().
+  // Moves all copies that settle() left to `out`. Precondition: out.size() == size().
   void take(std::span<BlockCopy> out) {
     PC_ASSERT(out.size() == copies_.size());
     for (size_t i = 0; i < out.size(); ++i) {

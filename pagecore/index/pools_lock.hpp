@@ -1,4 +1,4 @@
-// Holds several pools at once, so that a batch sees and changes them as one.
+// Scoped lock of several pools, so that a batch reads and changes them atomically.
 #pragma once
 
 #include <ranges>
@@ -10,7 +10,7 @@ namespace pagecore {
 
 class PoolsLock {
  public:
-  // `pools` are distinct and in the order of their addresses, so that two holders cannot wait for each other.
+  // `pools` are distinct and sorted by address, so that two holders cannot deadlock.
   explicit PoolsLock(std::vector<BlockPool::Transaction>& pools) : pools_(pools) {
     for (auto& pool : pools_) pool.lock();
   }

@@ -15,7 +15,7 @@ int32_t checked_size(const char* name, int64_t value, int64_t most) {
   return static_cast<int32_t>(value);
 }
 
-// Not 0 iff a slot does not fit int32.
+// Non-zero iff a slot does not fit int32.
 uint64_t beyond_int32(SlotId slot) { return (static_cast<uint64_t>(slot) + (uint64_t{1} << 31)) >> 32; }
 
 }  // namespace
@@ -30,7 +30,7 @@ RequestTable::RequestTable(int64_t num_requests, int64_t max_context, SlotType t
       is_used_(static_cast<size_t>(num_requests_)),
       free_rows_(num_requests_ + 1, Order::Address) {}
 
-// Rows come and go.
+// Rows.
 
 bool RequestTable::try_allocate(std::span<RowId> out) {
   if (out.size() > static_cast<size_t>(num_free())) return false;
@@ -39,7 +39,7 @@ bool RequestTable::try_allocate(std::span<RowId> out) {
   return true;
 }
 
-void RequestTable::free(Rows rows) {
+void RequestTable::free(RowSpan rows) {
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!is_used(rows[i])) [[unlikely]] {
       for (const RowId row : rows.first(i)) is_used_[static_cast<size_t>(row)] = true;
@@ -64,21 +64,21 @@ void RequestTable::clear(Slot* table, RowId row) {
 }
 
 void RequestTable::refuse_free(RowId row) const {
-  PC_EXPECTS(!is_used(row), InvalidSequence, "row ", row, " is named twice in one call; name each row once");
+  PC_EXPECTS(!is_used(row), InvalidSequence, "row ", row, " is repeated in one call; list each row once");
   check_row(row);
-  fail(ErrorKind::Internal, "row ", row, " was refused for no reason");
+  fail(ErrorKind::Internal, "row ", row, " is used and not repeated");
 }
 
 void RequestTable::check_row(RowId row) const {
-  PC_EXPECTS(row >= 0 && row < num_requests_, InvalidSequence, "row ", row, " is outside the table of ", num_requests_,
-             " requests; rows run from 0 to ", num_requests_ - 1);
+  PC_EXPECTS(row >= 0 && row < num_requests_, InvalidSequence, "row ", row, " does not exist; use 0 to ",
+             num_requests_ - 1);
   PC_EXPECTS(is_used(row), InvalidSequence, "row ", row,
-             " is not in use; use a row that allocate returned and that was not freed since");
+             " is not in use; use a row that allocate returned and that was not freed");
 }
 
 // Slots.
 
-void RequestTable::write(Rows rows, Counts starts, Counts counts, Slots slots) {
+void RequestTable::write(RowSpan rows, CountSpan starts, CountSpan counts, SlotSpan slots) {
   PC_EXPECTS(starts.size() == rows.size() && counts.size() == rows.size(), ShapeError, starts.size(), " starts and ",
              counts.size(), " counts are given for ", rows.size(), " rows; give one for each, or one for all");
   plan_pieces(rows, starts, counts, slots.size());
@@ -90,7 +90,7 @@ void RequestTable::write(Rows rows, Counts starts, Counts counts, Slots slots) {
   }
 }
 
-void RequestTable::plan_pieces(Rows rows, Counts starts, Counts counts, size_t num_slots) {
+void RequestTable::plan_pieces(RowSpan rows, CountSpan starts, CountSpan counts, size_t num_slots) {
   pieces_.clear();
   pieces_.reserve(rows.size());
   int64_t total = 0;
@@ -109,7 +109,7 @@ void RequestTable::plan_pieces(Rows rows, Counts starts, Counts counts, size_t n
              " rows that take ", total, "; give counts that add up to the slots");
 }
 
-void RequestTable::check_fit(Slots slots) const {
+void RequestTable::check_fit(SlotSpan slots) const {
   uint64_t beyond = 0;
   for (const SlotId slot : slots) beyond |= beyond_int32(slot);
   if (beyond == 0) return;
@@ -144,7 +144,7 @@ void RequestTable::read(RowId row, int64_t start, int64_t stop, void* out) const
   }
 }
 
-// What it tells.
+// Contents.
 
 TokenCount RequestTable::length(RowId row) const {
   check_row(row);

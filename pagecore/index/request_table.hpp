@@ -1,13 +1,13 @@
-// Request row -> the slots of its tokens, for engines that keep one table of slots for all requests.
+// Request table: the slots of the tokens of each request, for engines that keep one table of slots for all requests.
 //
-//   max_context 6        table[row] = 42 17 88 5 9 0      length 5: how far the row was written
+//   max_context 6        table[row] = 42 17 88 5 9 0      length 5: one past the last position written
 //
-// I1: a row not in use has length 0; a row in use has 0 <= length <= max_context.
-// I2: entries from a row's length on are 0, as are those that writes have skipped.
-// I3: a row is in free_rows_ iff it is not in use.
+// I1: an unused row has length 0; a used row has 0 <= length <= max_context.
+// I2: entries from the length of a row on are 0, and so are entries that no write has covered.
+// I3: a row is in free_rows_ iff it is unused.
 // States: free -> used (allocate) -> free (free), which zeroes what was written.
-// All or nothing: each call checks everything, over the whole batch, before it changes a row.
-// Cost: O(rows + slots). Memory: it is taken as rows are first written. Threads: one writer.
+// All or nothing: each call checks the whole batch before it changes a row.
+// Cost: O(rows + slots). Memory: committed as rows are first written. Threads: one writer.
 #pragma once
 
 #include <cstdint>
@@ -23,23 +23,23 @@ namespace pagecore {
 
 class RequestTable {
  public:
-  using Rows = std::span<const RowId>;
-  using Counts = std::span<const TokenCount>;
-  using Slots = std::span<const SlotId>;
+  using RowSpan = std::span<const RowId>;
+  using CountSpan = std::span<const TokenCount>;
+  using SlotSpan = std::span<const SlotId>;
 
   RequestTable(int64_t num_requests, int64_t max_context, SlotType type);
   RequestTable(const RequestTable&) = delete;
   RequestTable& operator=(const RequestTable&) = delete;
 
-  // Takes out.size() rows, the lowest first, or none: returns false when fewer are free.
+  // Takes out.size() rows, lowest first; returns false, with none taken, if fewer are free.
   [[nodiscard]] bool try_allocate(std::span<RowId> out);
-  void free(Rows rows);
+  void free(RowSpan rows);
 
-  // Writes counts[i] slots from starts[i] on into rows[i], row after row; a row may be named more than once.
-  void write(Rows rows, Counts starts, Counts counts, Slots slots);
-  // Copies entries [start, stop) of a row to `out`, which has room for them in the table's own type.
+  // Writes the next counts[i] slots to rows[i] from position starts[i] on, for each i in order; rows may repeat.
+  void write(RowSpan rows, CountSpan starts, CountSpan counts, SlotSpan slots);
+  // Copies entries [start, stop) of a row to `out`, an array of the element type of the table.
   void read(RowId row, int64_t start, int64_t stop, void* out) const;
-  // Throws unless [start, stop) lies within a row in use.
+  // Throws unless [start, stop) lies within a used row.
   void check_range(RowId row, int64_t start, int64_t stop) const;
   [[nodiscard]] TokenCount length(RowId row) const;
 
@@ -71,8 +71,8 @@ class RequestTable {
   }
   void check_row(RowId row) const;
   [[noreturn, gnu::cold]] void refuse_free(RowId row) const;
-  void check_fit(Slots slots) const;
-  void plan_pieces(Rows rows, Counts starts, Counts counts, size_t num_slots);
+  void check_fit(SlotSpan slots) const;
+  void plan_pieces(RowSpan rows, CountSpan starts, CountSpan counts, size_t num_slots);
   template <typename Slot>
   void write_pieces(Slot* table, const SlotId* slots);
   template <typename Slot>
@@ -83,12 +83,12 @@ class RequestTable {
   RowId num_requests_;
   TokenCount max_context_;
   SlotType type_;
-  ZeroedArray<int32_t> narrow_;  // the table; of the two, one is empty
+  ZeroedArray<int32_t> narrow_;  // the table; one of the two is empty
   ZeroedArray<int64_t> wide_;
   ZeroedArray<TokenCount> lengths_;
   ZeroedArray<uint8_t> is_used_;
   FreeList free_rows_;         // row + 1, lowest first
-  std::vector<Piece> pieces_;  // scratch, kept so that writes seldom allocate
+  std::vector<Piece> pieces_;  // scratch, kept so that writes rarely allocate
 };
 
 }  // namespace pagecore

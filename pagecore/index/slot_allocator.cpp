@@ -15,7 +15,7 @@ TokenCount checked_block_size(int64_t block_size) {
   return static_cast<TokenCount>(block_size);
 }
 
-// The compiler must not read it again: another thread may write to a list of the caller.
+// Prevents the compiler from reading twice: another thread may write to a list of the caller.
 template <typename T>
 T read_once(const T& value) {
   return __atomic_load_n(&value, __ATOMIC_RELAXED);
@@ -37,7 +37,7 @@ SlotAllocator::SlotAllocator(std::shared_ptr<BlockPool> pool, int64_t block_size
 
 SlotAllocator::~SlotAllocator() {
   const std::lock_guard lock(pool_);
-  BlockId lost = kNullBlock;  // a destructor has nobody to tell
+  BlockId lost = kNullBlock;  // ignored: a destructor cannot raise
   give_back(lost);
 }
 
@@ -45,21 +45,21 @@ SlotAllocator::~SlotAllocator() {
 
 int64_t SlotAllocator::plan_allocate(int64_t num_tokens) {
   forget_plan();
-  PC_EXPECTS(num_tokens >= 0, ShapeError, num_tokens, " tokens cannot be allocated; ask for 0 or more");
+  PC_EXPECTS(num_tokens >= 0, ShapeError, "num_tokens is ", num_tokens, "; use 0 or more");
   growths_.push_back({0, num_tokens, kNullBlock, 0});
   num_planned_slots_ = num_tokens;
   num_planned_blocks_ = num_tokens / block_size() + (num_tokens % block_size() != 0);
   return num_tokens;
 }
 
-int64_t SlotAllocator::plan_extend(Lengths prefix_lens, Lengths seq_lens, Slots last_slots) {
+int64_t SlotAllocator::plan_extend(LengthSpan prefix_lens, LengthSpan seq_lens, SlotSpan last_slots) {
   PC_EXPECTS(prefix_lens.size() == seq_lens.size() && last_slots.size() == seq_lens.size(), ShapeError,
              prefix_lens.size(), " prefix_lens, ", seq_lens.size(), " seq_lens and ", last_slots.size(),
              " last_slots are given; give one of each for every sequence");
   return plan([&](size_t i) { return FromTo{prefix_lens[i], seq_lens[i]}; }, seq_lens.size(), last_slots);
 }
 
-int64_t SlotAllocator::plan_decode(Lengths seq_lens, Slots last_slots) {
+int64_t SlotAllocator::plan_decode(LengthSpan seq_lens, SlotSpan last_slots) {
   PC_EXPECTS(last_slots.size() == seq_lens.size(), ShapeError, seq_lens.size(), " seq_lens and ", last_slots.size(),
              " last_slots are given; give one of each for every sequence");
   const auto lengths_of = [&](size_t i) {
@@ -72,7 +72,7 @@ int64_t SlotAllocator::plan_decode(Lengths seq_lens, Slots last_slots) {
 }
 
 template <typename LengthsOf>
-int64_t SlotAllocator::plan(LengthsOf lengths_of, size_t num_sequences, Slots last_slots) {
+int64_t SlotAllocator::plan(LengthsOf lengths_of, size_t num_sequences, SlotSpan last_slots) {
   forget_plan();
   growths_.reserve(num_sequences);
   int64_t num_slots = 0;
@@ -116,8 +116,8 @@ void SlotAllocator::forget_plan() {
 
 void SlotAllocator::check_held(const Growth& growth) const {
   PC_EXPECTS(growth.head == 0 || pool_.ref_count(growth.block) > claims_[static_cast<size_t>(growth.block)], DoubleFree,
-             "slot ", growth.next, " cannot be taken: nobody holds block ", growth.block,
-             " any more; extend a sequence before its slots are freed");
+             "slot ", growth.next, " cannot be taken: block ", growth.block,
+             " is free; extend a sequence before its slots are freed");
 }
 
 // The pool is locked.
@@ -136,7 +136,7 @@ bool SlotAllocator::try_commit(const SlotsOut& out) {
   PC_EXPECTS(out.size >= num_planned_slots_, ShapeError, "out has room for ", out.size, " slots; the step has ",
              num_planned_slots_);
   PC_EXPECTS(out.type == SlotType::Int64 || num_slots() <= kMaxNarrowSlots, ShapeError, "the pool has ", num_slots(),
-             " slots, more than int32 can name; use int64 slots or a smaller pool");
+             " slots; int32 slots allow up to ", kMaxNarrowSlots, ", use int64 slots or a smaller pool");
   {
     const std::lock_guard lock(pool_);
     if (!is_served()) return false;
@@ -155,7 +155,7 @@ bool SlotAllocator::try_commit(const SlotsOut& out) {
 template <typename Slot>
 void SlotAllocator::write_slots(Slot* out) const {
   const BlockId* block = taken_.data();
-  if (block_size() == 1) {  // every slot is a block, and none is continued
+  if (block_size() == 1) {  // each slot is a block: blocks are never continued
     std::copy(taken_.begin(), taken_.end(), out);
     return;
   }
@@ -175,13 +175,13 @@ void SlotAllocator::fail_out_of_blocks() const {
 
 // Freeing.
 
-BlockId SlotAllocator::free(Slots slots) {
+BlockId SlotAllocator::free(SlotSpan slots) {
   const size_t first = claimed_.size();
   try {
     append_blocks(slots);
     const std::lock_guard lock(pool_);
     claim_from(first);
-    BlockId lost = kNullBlock;  // none can be, under the lock that saw them held
+    BlockId lost = kNullBlock;  // stays null: claim_from() has checked the blocks under this lock
     return depth_ > 0 ? 0 : give_back(lost);
   } catch (...) {
     claimed_.resize(first);
@@ -195,13 +195,12 @@ BlockId SlotAllocator::end_group() {
   BlockId lost = kNullBlock;
   const std::lock_guard lock(pool_);
   const BlockId freed = give_back(lost);
-  PC_EXPECTS(
-      lost == kNullBlock, DoubleFree, "block ", lost,
-      " of the group is held by nobody any more: somebody else freed it before the group's end; the rest was freed");
+  PC_EXPECTS(lost == kNullBlock, DoubleFree, "block ", lost,
+             " of the group was freed by another holder before the end of the group; the other blocks were freed");
   return freed;
 }
 
-void SlotAllocator::append_blocks(Slots slots) {
+void SlotAllocator::append_blocks(SlotSpan slots) {
   const int64_t size = block_size();
   for (size_t at = 0; at < slots.size();) {
     const SlotId start = read_once(slots[at]);
@@ -236,8 +235,9 @@ void SlotAllocator::claim_from(size_t first) {
 void SlotAllocator::refuse(BlockId block) const {
   fail(ErrorKind::DoubleFree, "block ", block, " (slots ", block * block_size(), " to ", (block + 1) * block_size() - 1,
        ") cannot be freed: ",
-       pool_.ref_count(block) < 0 ? "it is retired already" : "nobody holds it, or it is freed more often than held",
-       "; give every reference back once");
+       pool_.ref_count(block) < 0 ? "it is retired already"
+                                  : "it is free, or the call drops more references than it has",
+       "; drop every reference once");
 }
 
 BlockId SlotAllocator::give_back(BlockId& lost) {
@@ -254,7 +254,7 @@ BlockId SlotAllocator::give_back(BlockId& lost) {
   return freed;
 }
 
-// What it tells.
+// Contents.
 
 int64_t SlotAllocator::num_available() const {
   const std::lock_guard lock(pool_);

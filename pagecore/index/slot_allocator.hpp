@@ -1,21 +1,21 @@
-// Slots for those who keep their own tables of tokens: blocks are taken, continued and given back by their slots.
+// Allocator of token slots, for engines that keep their own tables: blocks are taken, continued and freed by slot.
 //
-// A sequence's slots run through its blocks in order, so its length and its last slot say all that is needed:
+// The slots of a sequence fill its blocks in order, so that its length and its last slot determine where it continues:
 //
 //   block size 4, length 6 -> 13, last slot 5     tokens ... 4 5 | 6 7 | 8 9 10 11 | 12
 //                                                 block       1     1  |     3     |  5
 //   Growth{next 6, block 1, head 2, rest 5}                     ^ head   ^ rest: new blocks, the last one partly used
 //
-// Nothing is remembered of sequences: who names a last slot twice gets the slots behind it twice.
-// I1: claims_[b] == how often claimed_ names block b.
-// I2: no group is open => claimed_ is empty.
-// States: plan_* -> try_commit, which carries the plan out once. plan_* checks all arguments and reads each once, so
-// that the slots may be written over them. A block in claimed_ is still held in the pool, but not by us any more: it
-// can neither be freed again, beyond its other holders, nor continued.
-// All or nothing: each call checks everything before the pool changes, over the whole batch.
-// Cost: O(rows + slots). The scratch grows to the largest call and is kept. Memory: 4 bytes a block that was ever
-// freed. Threads: one writer; the pool is locked while blocks are taken or dropped, not while slots are read or
-// written.
+// The allocator keeps no record of sequences: a caller that passes the same last slot twice gets the slots after it
+// twice.
+// I1: claims_[b] == number of times that claimed_ lists block b.
+// I2: if no group is open, claimed_ is empty.
+// States: plan_*() -> try_commit(), which executes the plan once. plan_*() checks all arguments and reads each once, so
+// that the slots may be written over them. A block in claimed_ still has its reference in the pool, but is about to be
+// freed: it can neither be freed again, beyond its other references, nor continued.
+// All or nothing: each call checks the whole batch before the pool changes.
+// Cost: O(rows + slots). Scratch grows to the largest call. Memory: 4 bytes for each block that was ever freed.
+// Threads: one writer; the pool is locked while blocks are taken or dropped, not while slots are read or written.
 #pragma once
 
 #include <cstdint>
@@ -33,45 +33,45 @@ namespace pagecore {
 
 class SlotAllocator {
  public:
-  using Lengths = std::span<const TokenCount>;
-  using Slots = std::span<const SlotId>;
+  using LengthSpan = std::span<const TokenCount>;
+  using SlotSpan = std::span<const SlotId>;
 
   SlotAllocator(std::shared_ptr<BlockPool> pool, int64_t block_size);
-  // Gives back what an open group still claims.
+  // Frees the blocks of an open group.
   ~SlotAllocator();
   SlotAllocator(const SlotAllocator&) = delete;
   SlotAllocator& operator=(const SlotAllocator&) = delete;
 
-  // Each returns how many slots the next try_commit will write.
+  // Plan the next try_commit(); return the number of slots that it will write.
   int64_t plan_allocate(int64_t num_tokens);
-  int64_t plan_extend(Lengths prefix_lens, Lengths seq_lens, Slots last_slots);
-  int64_t plan_decode(Lengths seq_lens, Slots last_slots);
-  // Whether the pool could serve the plan now; throws where a block that it continues is not held.
+  int64_t plan_extend(LengthSpan prefix_lens, LengthSpan seq_lens, SlotSpan last_slots);
+  int64_t plan_decode(LengthSpan seq_lens, SlotSpan last_slots);
+  // Returns true if the pool has the blocks of the plan now; throws if the plan continues a free block.
   [[nodiscard]] bool has_room();
-  // Writes the slots of the plan, sequence after sequence, and forgets it. Returns false, with nothing changed, when
-  // blocks are short.
+  // Writes the slots of the plan, sequence after sequence, and forgets the plan. Returns false, with nothing changed,
+  // if blocks are short.
   [[nodiscard]] bool try_commit(const SlotsOut& out);
-  // Throws OutOfBlocks with the figures of the has_room or try_commit that came last.
+  // Throws OutOfBlocks with the figures of the last has_room() or try_commit().
   [[noreturn]] void fail_out_of_blocks() const;
 
-  // One reference less to the block of every slot that starts one; the others must continue the slot before them. Each
-  // slot is read once: another thread may write to the list.
-  // Returns how many blocks became free: none while a group is open.
-  BlockId free(Slots slots);
-  // Between them, frees are checked and kept. Groups nest; the outermost end gives back, and returns how many blocks
-  // became free.
+  // Drops one reference to the block of every slot that starts a block; every other slot must follow the slot before
+  // it. Each slot is read once, because another thread may write to the list. Returns the number of blocks that became
+  // free: 0 while a group is open.
+  BlockId free(SlotSpan slots);
+  // Within a group, free() only checks and collects. Groups nest; the outermost end_group() frees, and returns the
+  // number of blocks that became free.
   void begin_group() { ++depth_; }
   BlockId end_group();
 
   [[nodiscard]] int64_t block_size() const { return block_size_.divisor(); }
   [[nodiscard]] int64_t num_slots() const { return num_blocks_ * block_size(); }
-  // Tokens that free blocks have room for.
+  // Tokens that the free blocks can hold.
   [[nodiscard]] int64_t num_available() const;
   [[nodiscard]] size_t nbytes() const;
   void check_invariants() const;
 
  private:
-  // What one sequence gets: `head` slots from `next` on, in `block`, and `rest` in new blocks.
+  // Slots of one sequence: `head` slots from `next` on, in `block`, then `rest` slots in new blocks.
   struct Growth {
     SlotId next;
     int64_t rest;
@@ -80,7 +80,7 @@ class SlotAllocator {
   };
 
   template <typename LengthsOf>
-  int64_t plan(LengthsOf lengths_of, size_t num_sequences, Slots last_slots);
+  int64_t plan(LengthsOf lengths_of, size_t num_sequences, SlotSpan last_slots);
   [[nodiscard]] Growth growth(size_t sequence, TokenCount prefix, TokenCount length, SlotId last) const;
   void forget_plan();
   [[nodiscard]] bool is_served() const;
@@ -88,11 +88,11 @@ class SlotAllocator {
   template <typename Slot>
   void write_slots(Slot* out) const;
 
-  void append_blocks(Slots slots);
+  void append_blocks(SlotSpan slots);
   [[nodiscard]] BlockId block_started_by(SlotId slot) const;
   void claim_from(size_t first);
   [[noreturn, gnu::cold]] void refuse(BlockId block) const;
-  // Drops a reference of every claimed block that is still held; the pool is locked.
+  // Drops a reference to every claimed block that has one; sets `lost` to a block without. The pool is locked.
   BlockId give_back(BlockId& lost);
 
   std::shared_ptr<BlockPool> owner_;
@@ -104,7 +104,7 @@ class SlotAllocator {
   std::vector<Growth> growths_;
   int64_t num_planned_slots_ = 0;
   int64_t num_planned_blocks_ = 0;
-  mutable int64_t num_free_seen_ = 0;  // by the latest is_served()
+  mutable int64_t num_free_seen_ = 0;  // by the last is_served()
   std::vector<BlockId> taken_;
 
   ZeroedArray<int32_t> claims_;

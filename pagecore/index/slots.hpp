@@ -1,4 +1,4 @@
-// Slots as they are written for callers: of two widths, in runs.
+// Slot arrays: element types and writing of consecutive slots.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace pagecore {
 
-// Slots are written as int64, or as int32 for users without 64-bit integers.
+// Element type of slots: int64, or int32 for kernels without 64-bit indices.
 enum class SlotType : int { Int32 = 0, Int64 = 1 };
 
-inline constexpr int64_t kMaxNarrowSlots = int64_t{1} << 31;  // that int32 can name
+inline constexpr int64_t kMaxNarrowSlots = int64_t{1} << 31;  // most slots that int32 can index
 
-// Where slots go.
+// Destination of slots, owned by the caller.
 struct SlotsOut {
   void* data;
   int64_t size;
   SlotType type;
 };
 
-// Writes `count` consecutive slots; returns the end.
+// Writes `count` consecutive slots; returns a pointer past the last.
 template <typename Slot>
 Slot* write_run(Slot* out, SlotId first, int64_t count) {
   const auto start = static_cast<Slot>(first);

@@ -8,7 +8,7 @@
 namespace pagecore {
 namespace {
 
-constexpr size_t kAlignment = 64;  // what JAX asks of memory that it shares
+constexpr size_t kAlignment = 64;  // required by JAX for shared memory
 
 size_t aligned(size_t nbytes) { return (nbytes + kAlignment - 1) / kAlignment * kAlignment; }
 

@@ -1,4 +1,4 @@
-// What one forward pass needs to know of its sequences, in arrays made once and at fixed addresses.
+// Buffers of one forward pass: arrays allocated once, at fixed addresses.
 //
 //   rows            0  5  3 | N  N        N: the null row of the tables      num_sequences = 3, num_tokens = 6
 //   query_lens      1  4  1 | 0  0
@@ -8,9 +8,9 @@
 //   token_ids      71  5  5  9  2 40 | 0  0 ...     written by the caller
 //   slots[group]   24 80 81 82 83 52 |-1 -1 ...
 //
-// The arrays lie one behind the other in one image, in this order: whoever needs them elsewhere copies that.
-// I1: behind the last step's sequences and tokens everything is padding, as drawn.
-// Cost: a step writes its own entries, and repaints what a longer step before it left. Threads: none of its own.
+// The arrays follow each other in one image, in this order, so that one copy moves all of them.
+// I1: entries after the sequences and tokens of the last step are padding, as drawn.
+// Cost: a step writes its own entries and pads those that a longer step left. Threads: the owner synchronises.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@
 
 namespace pagecore {
 
-inline constexpr size_t kMaxGroups = 4096;  // of tables and of buffers
+inline constexpr size_t kMaxGroups = 4096;  // limit of tables and buffers
 
 class StepBuffers {
  public:
@@ -36,7 +36,7 @@ class StepBuffers {
   [[nodiscard]] int32_t num_sequences() const { return num_sequences_; }
   [[nodiscard]] TokenCount num_tokens() const { return num_tokens_; }
   [[nodiscard]] size_t nbytes() const { return memory_.nbytes(); }
-  // All arrays, each at a multiple of 64 from here.
+  // All arrays; each starts at a multiple of 64 bytes from here.
   [[nodiscard]] const std::byte* image() const { return reinterpret_cast<const std::byte*>(rows_); }
   [[nodiscard]] size_t image_nbytes() const { return image_nbytes_; }
 
@@ -48,10 +48,11 @@ class StepBuffers {
   [[nodiscard]] int32_t* token_ids() { return token_ids_; }
   [[nodiscard]] void* slots(size_t group) { return slots_[group]; }
 
-  // Makes padding of the slots of tokens [from, to), 0 <= from <= to <= max_tokens(): nothing is written there any
-  // more.
+  // Sets the slots of tokens [from, to) to padding, so that the step writes nothing there. Precondition: 0 <= from <=
+  // to
+  // <= max_tokens().
   void skip_slots(TokenCount from, TokenCount to);
-  // Restores I1 once a step's own entries are written.
+  // Restores I1 after the entries of a step are written.
   void pad(int32_t num_sequences, TokenCount num_tokens, RowId null_row);
 
   void check_invariants() const;
@@ -64,7 +65,7 @@ class StepBuffers {
   SlotType slot_type_;
   int32_t num_sequences_ = 0;
   TokenCount num_tokens_ = 0;
-  RowId null_row_ = 0;  // what rows_ is padded with
+  RowId null_row_ = 0;  // padding of rows_
   ZeroedArray<std::byte> memory_;
   size_t image_nbytes_;
   RowId* rows_;

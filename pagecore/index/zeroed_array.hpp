@@ -1,7 +1,7 @@
-// A fixed array of zeros that costs address space, not memory, until it is written.
+// Fixed-size array of zeros that reserves address space and commits memory when it is written.
 //
-// calloc takes large arrays straight from the kernel, whose pages appear, zeroed, at their first touch: a pool or a
-// table with room for millions is made in microseconds and grows with what is used.
+// calloc maps large arrays directly from the kernel, which zeroes each page at its first access: a pool or a table for
+// millions of entries is constructed in microseconds and uses memory in proportion to what is written.
 #pragma once
 
 #include <cstdlib>
@@ -15,8 +15,8 @@ template <typename T>
 class ZeroedArray {
  public:
   explicit ZeroedArray(size_t size) : data_(static_cast<T*>(std::calloc(size > 0 ? size : 1, sizeof(T)))), size_(size) {
-    PC_EXPECTS(data_ != nullptr, NotEnoughMemory, "an index array of ", size, " x ", sizeof(T),
-               " bytes cannot be had; make the pool or the tables smaller");
+    PC_EXPECTS(data_ != nullptr, NotEnoughMemory, "cannot allocate an index array of ", size, " x ", sizeof(T),
+               " bytes; make the pool or the tables smaller");
   }
 
   [[nodiscard]] T& operator[](size_t i) noexcept { return data_.get()[i]; }

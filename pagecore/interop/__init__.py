@@ -1,1 +1,1 @@
-"""pagecore at home in other frameworks: `torch`, `jax` and `transformers`, each imported by whoever wants it."""
+"""Integrations with other frameworks: `torch`, `jax` and `transformers`. Each is imported on demand."""

@@ -1,4 +1,4 @@
-"""What published models store and how they attend, read from their config.json."""
+"""Cache specs of published models, read from their config.json."""
 
 from pagecore.models.config import ModelConfig, read_model_config, specs_from_config
 from pagecore.models.fields import ConfigError

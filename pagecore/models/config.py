@@ -1,4 +1,4 @@
-"""A model's config.json as the specs of its layers."""
+"""Specs of a model's layers from its config.json."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Sinks = Iterable[Iterable[SupportsFloat]]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model's config says of its key-value cache.
+    """The key-value cache of a model, as described by its config.
 
     Attributes
     ----------
     model_type : str
-        The family, of the text model where it is part of a larger one.
+        The model family; for a multimodal model that of its text model.
     layers : tuple of AttentionSpec
-        One a model layer.
+        One spec for each model layer.
     max_length : int or None
-        Tokens that the model was made for (`max_position_embeddings`); None where the config does not say.
+        Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
     """
 
     model_type: str
@@ -42,46 +42,53 @@ class ModelConfig:
 
 
 def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | None = None) -> list[AttentionSpec]:
-    """The spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
+    """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
-    Serves the model types llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
+    Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, olmo2, olmo3, starcoder2, cohere, cohere2,
     granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, mistral3, glm4v, qwen2_vl,
     qwen2_5_vl, qwen3_vl and qwen3_vl_moe. Latent attention (DeepSeek-V3), linear-attention and recurrent states
-    (Qwen3-Next, Mamba) and chunked attention (Llama 4) are refused by name. A field that a file may leave out has the
-    default of transformers 5; a field that decides what is stored or attended, and that the family does not read, is
-    refused, never ignored.
+    (Qwen3-Next, Mamba) and chunked attention (Llama 4) raise UnsupportedOption. Missing fields have the defaults of
+    transformers 5. A field that would change the cache or the attention, and that the family does not read, raises; it
+    is never ignored.
 
     Parameters
     ----------
     config : str, path or dict
-        A config.json, the folder that it is in, or its fields.
-    dtype : {"auto", "bfloat16", "float16", "float32"} or anything that names one of these
-        What key and value are stored as. "auto" is the model's `dtype` (or `torch_dtype`), bfloat16 where it says none.
+        Path of a config.json or of its folder, or its fields.
+    dtype : {"auto", "bfloat16", "float16", "float32"} or a dtype object with one of these names
+        Dtype of keys and values. "auto" uses the model's `dtype` (or `torch_dtype`), bfloat16 if it has neither.
     sinks : array_like [layers][query heads], optional
-        The learned sinks of a family that has them (gpt_oss). They are weights, which no config holds: without them
-        the specs have a sink of 0.0 for each query head, which is right for planning, not for attending.
+        The learned sinks of a family that has them (gpt_oss). Sinks are weights and not part of a config. Without them
+        the specs have sinks of 0.0, which is sufficient for memory planning, but not for attention.
 
     Returns
     -------
     list of AttentionSpec
-        One a model layer, with heads, dims, dtype, window, scale, softcap and sinks.
+        One spec for each model layer, with heads, dims, dtype, window, scale, softcap and sinks.
 
     Raises
     ------
     ConfigError
-        A file that cannot be read, a missing field, a value that cannot be, fields that contradict each other. It is a
-        ShapeError, and names file and field.
+        The file cannot be read, a field is missing or invalid, or fields contradict each other. A ShapeError whose
+        message names file and field.
     UnsupportedOption
-        A `model_type` that is not known, or attention that is not served, by the name of its field.
+        The `model_type` is unknown, or its attention is not supported; the message names the field.
     UnsupportedDtype
-        A dtype that no cache is served in.
+        A cache cannot have the dtype.
     """
     return list(read_model_config(config, dtype=dtype, sinks=sinks).layers)
 
 
 def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | None = None) -> ModelConfig:
-    """What `specs_from_config` gives, with the model's type and longest length; the same arguments and errors."""
+    """Return the specs together with the model's type and maximum length.
+
+    Parameters, errors and supported models are those of `specs_from_config`.
+
+    Returns
+    -------
+    ModelConfig
+    """
     whole = open_config(config)
     model_type, fields = _text_model(whole)
     family = FAMILIES[model_type]
@@ -89,7 +96,7 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     fields.aliases = family.aliases
     fields.check_aliases()
     _refuse_unserved(fields, model_type, unserved_attention(fields.given))
-    num_layers = fields.integer("num_hidden_layers", most=LAYERS_MAX)
+    num_layers = fields.integer("num_hidden_layers", max=LAYERS_MAX)
     heads = fields.integer("num_attention_heads")
     kv_heads = _kv_heads(fields, heads)
     head_dim = _head_dim(fields, heads)
@@ -115,7 +122,7 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
 
 
 def _text_model(whole: Fields) -> tuple[str, Fields]:
-    """The type and the fields of the model that has a key-value cache."""
+    """Return the type and the fields of the text model, which has the key-value cache."""
     model_type = _model_type(whole)
     if model_type not in TEXT_MODELS:
         return model_type, whole
@@ -124,15 +131,17 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
         return expected, whole
     fields = whole.inner("text_config")
     if fields.given("model_type") not in (None, expected):
-        raise UnsupportedOption(f"{whole.source}: {fields.told('model_type')}; a {model_type} has a {expected} in it")
+        raise UnsupportedOption(
+            f"{whole.source}: {fields.describe('model_type')}; the text model of a {model_type} must be a {expected}"
+        )
     return expected, fields
 
 
 def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> None:
     if attention is not None:
         raise UnsupportedOption(
-            f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore serves key and value "
-            "of full and of sliding-window attention"
+            f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore only supports full "
+            "and sliding-window attention"
         )
 
 
@@ -144,8 +153,8 @@ def _model_type(fields: Fields) -> str:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
         known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
         raise UnsupportedOption(
-            f"{fields.source}: {fields.told('model_type')}, which is not known; it may be {known}: "
-            "for another model write its AttentionSpecs out"
+            f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
+            "model pass a list of AttentionSpec"
         )
     return model_type
 
@@ -156,8 +165,8 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     kv_heads = fields.integer("num_key_value_heads")
     if heads % kv_heads:
         fields.refuse(
-            f"{fields.told('num_key_value_heads')}, not a divisor of {fields.name('num_attention_heads')} {heads}; "
-            "each key-value head serves the same number of query heads"
+            f"{fields.describe('num_key_value_heads')}; it must divide {fields.name('num_attention_heads')}, which is "
+            f"{heads}"
         )
     return kv_heads
 
@@ -165,58 +174,60 @@ def _kv_heads(fields: Fields, heads: int) -> int:
 def _head_dim(fields: Fields, heads: int) -> int:
     hidden = fields.integer("hidden_size")
     default = fields.defaults.get("head_dim")
-    # Null where the family's default is a number means nothing that one could count on: integer() refuses it.
+    # If the family's default is a number, null has no defined meaning, and integer() raises for it.
     if "head_dim" in fields.defaults and (default is not None or fields.given("head_dim") is not None):
         return fields.integer("head_dim")
     if hidden % heads:
         fields.refuse(
             f"{fields.name('hidden_size')} is {hidden}, not a multiple of {fields.name('num_attention_heads')} "
-            f"{heads}, and head_dim is not given; give head_dim, or correct one of the two"
+            f"{heads}, and head_dim is missing; add head_dim, or correct one of the two"
         )
     return hidden // heads
 
 
 def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None]:
-    """The window of each layer."""
+    """Return the window of each layer."""
     if "sliding_window" not in family.defaults:
         return [None] * num_layers
     switched_off = "use_sliding_window" in family.defaults and not fields.flag("use_sliding_window")
-    # A window that is switched off means nothing: published files hold any number there.
+    # Published files hold arbitrary numbers in a window that is switched off.
     given = None if switched_off else fields.value("sliding_window")
     window = None if given is None else fields.integer("sliding_window")
     slides = _listed_layers(fields, num_layers)
     if slides is None:
         slides = [not switched_off and family.slides(fields, layer) for layer in range(num_layers)]
     if window is None and any(slides):
-        reason = fields.told("use_sliding_window") if switched_off else fields.told("sliding_window")
-        fields.refuse(f"layer {slides.index(True)} is {SLIDING!r}, but {reason}; a window is needed, or full attention")
+        reason = fields.describe("use_sliding_window") if switched_off else fields.describe("sliding_window")
+        fields.refuse(
+            f"layer {slides.index(True)} is {SLIDING!r}, but {reason}; set a window, or make the layer {FULL!r}"
+        )
     return [window if slide else None for slide in slides]
 
 
 def _listed_layers(fields: Fields, num_layers: int) -> list[bool] | None:
-    """Which layers slide by `layer_types`; None where the family reads none, or it lists none."""
+    """Return True for each sliding layer in `layer_types`; None if the family or the config does not have it."""
     if "layer_types" not in fields.defaults or fields.given("layer_types") is None:
         return None
     listed, name = fields.given("layer_types"), fields.name("layer_types")
     if not isinstance(listed, list | tuple):
-        fields.refuse(f"{fields.told('layer_types')}; it must be a list with one entry a layer")
+        fields.refuse(f"{fields.describe('layer_types')}; it must be a list with one entry for each layer")
     if len(listed) != num_layers:
         fields.refuse(
-            f"{name} lists {len(listed)} layers, but {fields.name('num_hidden_layers')} is {num_layers}; make "
-            "them agree"
+            f"{name} lists {len(listed)} layers, but {fields.name('num_hidden_layers')} is {num_layers}; they must be "
+            "equal"
         )
     for layer, kind in enumerate(listed):
         if kind not in (FULL, SLIDING):
             raise UnsupportedOption(
-                f"{fields.source}: {name}[{layer}] is {shown(kind)}, which is not served; "
-                f"a layer may be {FULL!r} or {SLIDING!r}"
+                f"{fields.source}: {name}[{layer}] is {shown(kind)}, which is not supported; "
+                f"expected {FULL!r} or {SLIDING!r}"
             )
     return [kind == SLIDING for kind in listed]
 
 
 def _refuse_unread(fields: Fields, model_type: str, head_dim: int, kv_heads: int, windows: list[int | None]) -> None:
-    """Refuse a field that would change what is stored or attended, if the family had a use for it."""
-    meant: dict[str, object] = {
+    """Raise for a field that the family does not read, unless its value equals what the family does anyway."""
+    implied: dict[str, object] = {
         "head_dim": head_dim,
         "num_key_value_heads": kv_heads,
         "sliding_window": None,
@@ -232,25 +243,25 @@ def _refuse_unread(fields: Fields, model_type: str, head_dim: int, kv_heads: int
         "use_bidirectional_attention": False,
         "is_causal": True,
     }
-    for name, value in meant.items():
+    for name, value in implied.items():
         if name not in fields.defaults and fields.given(name) not in (None, value):
             raise UnsupportedOption(
-                f"{fields.source}: {fields.told(name)}, but {model_type} attends as if it were {shown(value)}; "
-                f"make it so, or leave it out"
+                f"{fields.source}: {fields.describe(name)}, but {model_type} attends as if it were {shown(value)}; "
+                "set it so, or leave it out"
             )
 
 
 def _dtype(whole: Fields, fields: Fields) -> DType:
-    """The dtype of the model's weights; older files call it torch_dtype, and a part may leave it to the whole."""
-    for place in (fields, whole):
-        said = {name: place.given(name) for name in ("dtype", "torch_dtype") if place.given(name) is not None}
-        if len({shown(value).replace("torch.", "", 1) for value in said.values()}) > 1:
-            fields.refuse(f"{place.told('dtype')}, but {place.told('torch_dtype')}; leave one of them out")
-        for name, value in said.items():
+    """Return the dtype of the weights: of the text model, else of the whole model. Older files call it torch_dtype."""
+    for part in (fields, whole):
+        given = {name: part.given(name) for name in ("dtype", "torch_dtype") if part.given(name) is not None}
+        if len({shown(value).replace("torch.", "", 1) for value in given.values()}) > 1:
+            fields.refuse(f"{part.describe('dtype')}, but {part.describe('torch_dtype')}; leave one of them out")
+        for name, value in given.items():
             text = value.removeprefix("torch.") if isinstance(value, str) else ""
             if text not in CACHE_DTYPES:
                 raise UnsupportedDtype(
-                    f"{fields.source}: {place.told(name)}, which no cache is served in; "
+                    f"{fields.source}: {part.describe(name)}, which is not a dtype of a cache; "
                     f"pass dtype= one of {', '.join(CACHE_DTYPES)}"
                 )
             return as_dtype(text)
@@ -265,18 +276,18 @@ def _softcap(fields: Fields) -> float:
 def _sinks(model_type: str, num_layers: int, heads: int, sinks: Sinks | None) -> list[Iterable[SupportsFloat] | None]:
     if not FAMILIES[model_type].has_sinks:
         if sinks is not None:
-            raise UnsupportedOption(f"sinks are given, but {model_type} has none; leave sinks out")
+            raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
         return [None] * num_layers
     if sinks is None:
         return [(0.0,) * heads] * num_layers
     try:
         rows: list[Iterable[SupportsFloat] | None] = [tuple(row) for row in sinks]
     except TypeError:
-        raise ShapeError(f"sinks is a {type(sinks).__name__}; give [layers][query heads] numbers") from None
+        raise ShapeError(f"sinks is a {type(sinks).__name__}; expected [layers][query heads] numbers") from None
     counts = [len(tuple(row or ())) for row in rows]
     if counts != [heads] * num_layers:
         raise ShapeError(
             f"sinks has {len(rows)} rows of {' or '.join(map(str, sorted(set(counts)))) or 'no'} numbers; "
-            f"{num_layers} layers of {heads} query heads are needed"
+            f"expected {num_layers} rows (layers) of {heads} numbers (query heads)"
         )
     return rows

@@ -1,6 +1,6 @@
-"""The model families: which fields each reads, what they mean where they are left out, and which layers slide.
+"""Model families: the fields that each reads, their defaults, and the layers with a sliding window.
 
-The facts are those of the configuration and modeling files of transformers 5.
+Source: the configuration and modeling files of transformers 5.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ __all__ = ["FAMILIES", "FLAT", "TEXT_MODELS", "Family"]
 
 @dataclass(frozen=True)
 class Family:
-    """How the models of one `model_type` differ from multi-head attention over everything.
+    """Differences of a `model_type` from full multi-head attention.
 
     Parameters
     ----------
     defaults : mapping
-        The fields that the family reads, and what each means where a file leaves it out; None is null. Every family
-        also reads the fields that all need: hidden_size, num_hidden_layers, num_attention_heads.
+        Fields that the family reads, with the value of each if a file does not have it; None is null. Every family
+        also reads the required fields hidden_size, num_hidden_layers and num_attention_heads.
     slides : callable
-        Whether a layer has a sliding window, where no `layer_types` lists them.
+        Returns True if a layer has a sliding window; used if `layer_types` is missing.
     has_sinks : bool
-        One learned logit a query head in the softmax's denominator.
+        True if each query head has a learned logit in the denominator of the softmax.
     scale : callable
-        Factor of q.k by fields, head_dim and layer; None for ``head_dim ** -0.5``.
+        Returns the factor of q.k from fields, head_dim and layer; None for ``head_dim ** -0.5``.
     aliases : mapping
-        The family's own names of the fields that all need.
+        The family's own names of required fields.
     """
 
     defaults: Mapping[str, object]
@@ -56,17 +56,17 @@ def _all_but_every_nth_layer(fields: Fields, layer: int) -> bool:
 
 
 def _layers_above(fields: Fields, layer: int) -> bool:
-    return layer >= fields.integer("max_window_layers", least=0)
+    return layer >= fields.integer("max_window_layers", min=0)
 
 
 def _every_other_layer_below(fields: Fields, layer: int) -> bool:
-    return layer % 2 == 0 and layer < fields.integer("max_window_layers", least=0)
+    return layer % 2 == 0 and layer < fields.integer("max_window_layers", min=0)
 
 
 def _root_of_scalar(fields: Fields, _head_dim: int, _layer: int) -> float:
     scalar = fields.number("query_pre_attn_scalar")
     if not scalar:
-        fields.refuse(f"{fields.told('query_pre_attn_scalar')}; it must be above 0: scores are divided by its root")
+        fields.refuse(f"{fields.describe('query_pre_attn_scalar')}; it must be above 0: its root divides the scores")
     return float(scalar**-0.5)
 
 
@@ -81,7 +81,7 @@ def _scale_of_gpt_2(fields: Fields, head_dim: int, layer: int) -> float | None:
     return (head_dim**-0.5 if weights else 1.0) / (layer + 1 if by_layer else 1)
 
 
-# A null head_dim is hidden_size / num_attention_heads, a null num_key_value_heads num_attention_heads.
+# A null head_dim means hidden_size / num_attention_heads; a null num_key_value_heads means num_attention_heads.
 GROUPED: Mapping[str, object] = {"head_dim": None, "num_key_value_heads": None}
 QWEN = {
     **GROUPED,
@@ -99,7 +99,7 @@ GEMMA_2 = {
     "query_pre_attn_scalar": 256,
     "attn_logit_softcapping": 50.0,
 }
-# The text model inside a multimodal Gemma 3 says only what differs from the 4B model's figures.
+# In a multimodal Gemma 3, the config of the text model only has the fields that differ from those of the 4B model.
 GEMMA_3 = {
     **GEMMA_2,
     "num_attention_heads": 8,
@@ -108,7 +108,7 @@ GEMMA_3 = {
     "max_position_embeddings": 131072,
 }
 GPT_OSS = {"head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128, "layer_types": None}
-# The text model inside a Qwen2-VL or Qwen2.5-VL, whose config.json is flat.
+# The text model of Qwen2-VL and Qwen2.5-VL, whose fields are at the top level of config.json (see FLAT).
 QWEN_2_VL = {
     "num_key_value_heads": 8,
     "use_sliding_window": False,
@@ -159,7 +159,7 @@ FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family({"head_dim": 128, "num_key_value_heads": 8}),
     "minimax_m2": Family({"head_dim": 128, "num_key_value_heads": 8}),
 }
-# Multimodal models, and the type of the text model in their `text_config`.
+# Multimodal models, with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "mistral3": "mistral",
@@ -169,5 +169,5 @@ TEXT_MODELS: Mapping[str, str] = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }
-# Multimodal models whose published files have the fields of the text model at the top.
+# Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})

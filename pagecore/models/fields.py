@@ -1,4 +1,4 @@
-"""A config.json and its fields, each read with a check that names file, field and value."""
+"""Checked access to the fields of a config.json; errors name file, field and value."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pagecore.errors import ShapeError
 from pagecore.models.files import open_file
 from pagecore.storage.checks import INT32_MAX
 
-# Such files have a few kilobytes; weights that are named by mistake have many gigabytes.
+# A config has a few kilobytes. The limit keeps a path of weights, passed by mistake, from being read as a whole.
 FILE_BYTES_MAX = 1 << 24
 
 
 class ConfigError(ShapeError):
-    """A model's config cannot be read, lacks a field, or contradicts itself; the message names file and field."""
+    """A model's config cannot be read, lacks a field, or has contradictory fields; the message names file and field."""
 
 
 class Fields:
@@ -28,16 +28,16 @@ class Fields:
     Parameters
     ----------
     values : mapping
-        Names and values, as JSON has them.
+        Names and values of the JSON object.
     source : str
-        What messages call the config: its path.
+        Name of the config in messages, such as its path.
     inside : str
-        Name of the field that these fields stand in, for messages.
+        Name of the enclosing field, for messages.
 
     Attributes
     ----------
     defaults : mapping
-        Value of each field that a config may leave out. A field without a default must be there.
+        Values of optional fields. A field without a default is required.
     aliases : mapping
         The family's own names of fields: ``{"hidden_size": "n_embd"}``.
     """
@@ -54,97 +54,97 @@ class Fields:
         raise ConfigError(f"{self.source}: {reason}")
 
     def name(self, name: str) -> str:
-        """A field as messages call it."""
+        """Return the name of a field for messages, with the enclosing field."""
         name = self._key(name)
         return f"{self._inside}.{name}" if self._inside else name
 
-    def told(self, name: str) -> str:
-        """A field and what it is, for messages: also where the file leaves it out."""
+    def describe(self, name: str) -> str:
+        """Return the name and the value of a field for messages, or its default if it is missing."""
         key = self._key(name)
         if key in self._values:
             return f"{self.name(name)} is {shown(self._values[key])}"
-        return f"{self.name(name)} is left out, which means {shown(self.defaults.get(name))}"
+        return f"{self.name(name)} is missing, which means {shown(self.defaults.get(name))}"
 
     def value(self, name: str) -> Any:
-        """A field's value or its default; None where it is null."""
+        """Return the value of a field or its default; None for null. Raise if a required field is missing."""
         key = self._key(name)
         if key not in self._values and name not in self.defaults:
-            self.refuse(f"{self.name(name)} is missing; the config must say it")
+            self.refuse(f"{self.name(name)} is missing; add it to the config")
         return self._values.get(key, self.defaults.get(name))
 
     def given(self, name: str) -> Any:
-        """A field's value; None where it is null or left out, whatever its default."""
+        """Return the value of a field; None if it is null or missing, regardless of its default."""
         return self._values.get(self._key(name))
 
-    def integer(self, name: str, least: int = 1, most: int = INT32_MAX) -> int:
-        """A field that must be an integer from `least` to `most`."""
+    def integer(self, name: str, min: int = 1, max: int = INT32_MAX) -> int:
+        """Return a field that must be an integer from `min` to `max`."""
         value = self.value(name)
         try:
             number = -1 if isinstance(value, bool) else operator.index(value)
         except TypeError:
             number = -1
-        if not least <= number <= most:
-            self.refuse(f"{self.told(name)}; it must be an integer between {least} and {most}")
+        if not min <= number <= max:
+            self.refuse(f"{self.describe(name)}; it must be an integer between {min} and {max}")
         return number
 
     def number(self, name: str) -> float:
-        """A field that must be a finite number, not negative."""
+        """Return a field that must be a finite number of at least 0."""
         value = self.value(name)
         try:
             number = -1.0 if isinstance(value, bool | str) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = -1.0
         if not (math.isfinite(number) and number >= 0):
-            self.refuse(f"{self.told(name)}; it must be a finite number, 0 or more")
+            self.refuse(f"{self.describe(name)}; it must be a finite number, 0 or more")
         return number
 
     def flag(self, name: str) -> bool:
-        """A field that must be true or false; null is false."""
+        """Return a field that must be true or false; null is false."""
         value = self.value(name)
         if value is not None and not isinstance(value, bool):
-            self.refuse(f"{self.told(name)}; it must be true or false")
+            self.refuse(f"{self.describe(name)}; it must be true or false")
         return bool(value)
 
     def check_aliases(self) -> None:
-        """Refuse a field that is given by both of its names, with different values."""
+        """Raise ConfigError if a field is given under both of its names with different values."""
         for name, alias in self.aliases.items():
             both = [self._values[key] for key in (name, alias) if key in self._values]
             if len(both) == 2 and shown(both[0]) != shown(both[1]):
                 self.refuse(f"{alias} is {shown(both[1])}, but {name} is {shown(both[0])}; leave one of them out")
 
     def _key(self, name: str) -> str:
-        """The name by which the config has a field: the family's own, unless only the other is there."""
+        """Return the name of a field in the config: the family's own, unless only the common name is present."""
         alias = self.aliases.get(name, name)
         return name if alias not in self._values and name in self._values else alias
 
     def inner(self, name: str) -> Fields:
-        """The object that a field holds."""
+        """Return the fields of a nested object."""
         value = self.value(name)
         if not isinstance(value, Mapping):
-            self.refuse(f"{self.told(name)}; it must be an object that holds the fields of the text model")
+            self.refuse(f"{self.describe(name)}; it must be an object with the fields of the text model")
         return Fields(value, self.source, self.name(name))
 
 
 def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
-    """The fields of a config: a dict, a file, or the config.json of a folder.
+    """Return the fields of a config: of a dict, of a file, or of the config.json in a folder.
 
     Raises
     ------
     ConfigError
-        It cannot be read, or is no JSON object.
+        The file cannot be read or does not hold a JSON object.
     """
     if isinstance(config, Mapping):
         return Fields(config, "config")
     if not isinstance(config, str | os.PathLike):
-        raise ConfigError(f"config is a {type(config).__name__}; give the path of a config.json, its folder, or a dict")
+        raise ConfigError(f"config is a {type(config).__name__}; pass the path of a config.json, its folder, or a dict")
     path = Path(os.fsdecode(config))
-    if os.path.isdir(path):  # unlike Path.is_dir, False for a path that cannot be looked at
+    if os.path.isdir(path):  # unlike Path.is_dir, returns False for a path that cannot be accessed
         path /= "config.json"
     return Fields(_object(path), str(path))
 
 
 def shown(value: object) -> str:
-    """A value as JSON writes it, short whatever it holds."""
+    """Return a value as JSON for messages, at most 60 characters long."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -153,25 +153,25 @@ def shown(value: object) -> str:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds."""
+    """Return the JSON object in a file."""
     try:
         with open_file(path) as file:
             text = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"config {path} cannot be read: {reason}; give a model's config.json or its folder"
+            f"config {path} cannot be read: {reason}; pass a model's config.json or its folder"
         ) from error
     except ValueError as error:  # a null byte in the path
-        raise ConfigError(f"config {str(path)!r} is no path: {error}") from error
+        raise ConfigError(f"config {str(path)!r} is not a path: {error}") from error
     if len(text) > FILE_BYTES_MAX:
-        raise ConfigError(f"config {path} is larger than {FILE_BYTES_MAX} bytes; give the config.json, not the weights")
+        raise ConfigError(f"config {path} is larger than {FILE_BYTES_MAX} bytes; pass the config.json, not the weights")
     try:
         fields = json.loads(text)
     except UnicodeDecodeError:
-        raise ConfigError(f"config {path} is not UTF-8 text; give a model's config.json") from None
+        raise ConfigError(f"config {path} is not UTF-8 text; pass a model's config.json") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"config {path} is not JSON: {error}") from error
+        raise ConfigError(f"config {path} is not JSON: {error}; pass a model's config.json") from error
     if not isinstance(fields, dict):
-        raise ConfigError(f"config {path} holds {shown(fields)}; a JSON object is expected")
+        raise ConfigError(f"config {path} holds {shown(fields)}; expected a JSON object")
     return fields

@@ -1,4 +1,4 @@
-"""Files that a user names."""
+"""Opening of files whose path comes from the user."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a devi
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading in binary, without ever waiting for another process.
+    """Open a regular file for binary reading, without waiting for another process.
 
     Raises
     ------
     OSError
-        The file cannot be opened, or is a directory, a FIFO (whose open would wait for a writer), a device or a socket.
+        The file cannot be opened, or is a directory, a FIFO (which would block until it has a writer), a device or a
+        socket.
     ValueError
-        A path with a null byte.
+        The path has a null byte.
     """
-    # O_NONBLOCK is for the open of a FIFO alone; it does nothing to a regular file.
+    # O_NONBLOCK keeps the open of a FIFO from blocking; it has no effect on a regular file.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         mode = os.fstat(descriptor).st_mode
@@ -30,7 +31,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(mode):
             kind = KINDS.get(stat.S_IFMT(mode), "a special file")
-            raise OSError(errno.EINVAL, f"it is {kind}; a regular file is needed", os.fspath(path))
+            raise OSError(errno.EINVAL, f"it is {kind}; expected a regular file", os.fspath(path))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

@@ -1,6 +1,6 @@
-"""Attention that specs of keys and values cannot express, recognised by the fields of a config.
+"""Detection of attention that an AttentionSpec cannot describe, from the fields of a config.
 
-`specs_from_config` and the cache for transformers both ask here, each with its own way to read a field.
+Used by `specs_from_config` and by the cache for transformers, which read fields in different ways.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LATENT, LINEAR, CHUNKED = "latent attention", "linear-attention states", "chunked attention"
 RECURRENT, CONVOLUTION = "recurrent states", "convolution states"
 
-# The entries of `layer_types`, by what their layers keep.
+# Entries of `layer_types` that are not supported, and what their layers store.
 KINDS: Mapping[str, str] = {
     "linear_attention": LINEAR,
     "chunked_attention": CHUNKED,
@@ -22,7 +22,7 @@ KINDS: Mapping[str, str] = {
     "mamba": RECURRENT,
     "recurrent": RECURRENT,
 }
-# Fields that only models of that kind give a value other than null.
+# Fields that are only set in models with such layers.
 FIELDS: Mapping[str, str] = {
     "kv_lora_rank": LATENT,
     "linear_num_value_heads": LINEAR,
@@ -33,7 +33,7 @@ FIELDS: Mapping[str, str] = {
     "lru_width": RECURRENT,
     "conv_L_cache": CONVOLUTION,
 }
-# Model types whose config.json may leave all of these fields out.
+# Model types whose config.json may have none of these fields.
 TYPES: Mapping[str, str] = {
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
@@ -71,14 +71,15 @@ TYPES: Mapping[str, str] = {
 
 
 def unserved_attention(given: Callable[[str], Any]) -> str | None:
-    """Return the attention that layers of key and value cannot express, with the field that says so, or None.
+    """Return the unsupported attention of a model together with the field that reveals it, or None.
 
     Parameters
     ----------
     given : callable
-        Value of a field by its name; None for null and for a field that is left out.
+        Returns the value of a field by its name; None for null and for a missing field.
     """
-    # Layers that are listed are judged by the list: hybrid families have members of attention layers alone.
+    # If `layer_types` is present, it decides in place of the fields of hybrid families, some of whose models only have
+    # attention layers.
     names = ["kv_lora_rank"] if _listed(given) else FIELDS
     for name in names:
         value = given(name)
@@ -91,7 +92,7 @@ def unserved_attention(given: Callable[[str], Any]) -> str | None:
 
 
 def unserved_kind(model_type: object, given: Callable[[str], Any]) -> str | None:
-    """Return what `unserved_attention` does, also by `layer_types`, `attention_chunk_size` and the model type alone."""
+    """Detect as `unserved_attention`, and also by `layer_types`, `attention_chunk_size` and the model type alone."""
     found = unserved_attention(given)
     if found is not None:
         return found

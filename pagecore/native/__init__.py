@@ -1,1 +1,1 @@
-"""What all native code shares: ids, checks and the translation of C++ exceptions (headers only)."""
+"""Headers shared by all native code: ids, checks, rounding, and the translation of C++ exceptions."""

@@ -1,8 +1,8 @@
 // Errors and checks of the native code.
 //
-// PC_EXPECTS guards a boundary: it is compiled into every build and throws a typed Error whose message names the value,
-// the limit and the remedy. PC_ASSERT guards what only a bug of our own can break: it throws Internal, in every build,
-// because a broken index corrupts caches silently; keep it out of inner loops.
+// PC_EXPECTS checks arguments at a boundary. It throws a typed Error whose message names the value, the limit and the
+// remedy. PC_ASSERT checks invariants that only a defect of pagecore can break, and throws Internal. Both are compiled
+// into every build, because a broken index corrupts caches silently; keep them out of inner loops.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace pagecore {
 
-// One entry for each exception of pagecore/errors.py that native code raises; translate.hpp holds the mapping.
+// The exceptions of pagecore/errors.py that native code raises; translate.hpp maps them.
 enum class ErrorKind {
   OutOfBlocks,
   OutOfRows,
@@ -33,7 +33,7 @@ class Error : public std::exception {
  public:
   Error(ErrorKind kind, std::string message) : kind_(kind), message_(std::move(message)) {}
 
-  // OutOfBlocks only: one entry for each group.
+  // OutOfBlocks, with one entry for each group.
   Error(std::string message, std::vector<int64_t> requested, std::vector<int64_t> available)
       : kind_(ErrorKind::OutOfBlocks),
         message_(std::move(message)),

@@ -1,4 +1,4 @@
-// The one place where a C++ exception becomes a Python exception.
+// Translation of C++ exceptions to Python exceptions.
 //
 // Cython calls raise_python_error() in the catch block of every `except +raise_python_error` function, with the GIL
 // held.
@@ -32,7 +32,7 @@ namespace pagecore {
   return "PagecoreError";
 }
 
-// An int for one group, a tuple of ints for several; NULL with a Python error set where memory runs out.
+// Return an int for one group, a tuple of ints for several, or NULL with a Python error set.
 [[nodiscard]] inline PyObject* python_per_group(const std::vector<int64_t>& values) {
   if (values.size() == 1) return PyLong_FromLongLong(values[0]);
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));

@@ -1,10 +1,10 @@
-"""Arrays in, arrays out: write to a paged cache, attend to it, move its blocks, merge partial attention."""
+"""Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention."""
 
 from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
+from pagecore.ops._debug import debug
 from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._write import write_kv
-from pagecore.ops.cuda._debug import debug
 
 __all__ = [
     "AttentionPlan",

@@ -1,50 +1,49 @@
-"""paged_attention and merge_attention: check, call the kernel, give the result to the query's framework."""
+"""paged_attention and merge_attention: check the arguments, call the kernel, return the caller's framework's arrays."""
 
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport CPU, FLOAT32, UINT8
 from pagecore.ops._checks cimport (
-    CPU,
-    FLOAT32,
-    Place,
     any_tensor,
-    await_arrays,
     cache_tensor,
     check_aligned,
     check_caches,
     check_last_axis,
     check_length,
-    check_place,
     check_rank,
     check_result,
-    find_place,
-    finished,
-    finite_number,
-    flat_mask,
     float_tensor,
-    given_indices,
+)
+from pagecore.ops._debug cimport debug_attention, debugging
+from pagecore.ops._indices cimport flat_mask, given_indices, index_tensor
+from pagecore.ops._numbers cimport (
+    finite_number,
     head_numbers,
-    index_tensor,
-    new_result,
-    note_written,
     read_flag,
     read_window,
     scale_numbers,
 )
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    note_written,
+)
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 from pagecore.ops.cuda._attention cimport attention as launch_attention
-from pagecore.ops.cuda._debug cimport debug_attention, debugging
 from pagecore.ops.cuda._moves cimport merge as launch_merge
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
-cdef enum:
-    UINT8 = 6  # in the dtype table
 
-# Below it a score divided by the cap may be past float32.
+# A score divided by a smaller cap may overflow float32.
 cdef double SMALLEST_SOFTCAP = 1e-30
 
 
@@ -71,86 +70,87 @@ def paged_attention(
     plan=None,
     stream=None,
 ):
-    """Attend from each sequence's newest tokens to all of its keys in a paged cache.
+    """Attend from the newest tokens of each sequence to its keys in a paged cache.
 
-    The queries of sequence i are its last ``query_len`` positions; prefill and decode rows stand in one batch. For
-    query position p and key position j the score is ``scale * q.k``, then ``softcap * tanh(score / softcap)``, then
-    ``+ alibi_slope * (j - p)``, then the masks. A query that attends to nothing gives 0, and the sink or -inf as lse.
+    The queries of sequence i are its last ``query_len`` positions. Prefill and decode sequences may share a batch. The
+    score of query position p and key position j is ``scale * q.k``, then ``softcap * tanh(score / softcap)``, then
+    ``+ alibi_slope * (j - p)``, then masked. The output of a query without keys is 0, and its lse is the sink or -inf.
 
     Parameters
     ----------
     query : array, [T, Hq, D]
-        float32, float16 or bfloat16; any strides but for a contiguous last axis, here and below. Rows past
-        ``cu_query_lens[-1]`` are padding: their output is 0 and their lse -inf.
+        float32, float16 or bfloat16. The last axis is contiguous, here and below; other strides are free. Rows from
+        ``cu_query_lens[-1]`` on are padding: their output is 0 and their lse -inf.
     key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
-        float32, float16 or bfloat16, each independently of the query's. Hq must be a multiple of Hkv.
+        float32, float16 or bfloat16, each independent of the dtype of `query`. Hq must be a multiple of Hkv.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
-        Block ids. Entries whose tokens no query attends to are not looked at.
+        Block ids. An entry is read only if a query attends to a token of the block.
     seq_lens : integers, [B]
-        Keys of each sequence in the cache, the new ones included.
+        Keys of each sequence in the cache, including those of the new tokens.
     rows : integers, [B], optional
-        The row of `block_table` of each sequence.
+        Row of `block_table` for each sequence.
     cu_query_lens : integers, [B + 1], optional
-        Sequence i has the query rows ``cu_query_lens[i]`` to ``cu_query_lens[i + 1]``; without it one each (decode).
+        The query rows of sequence i are ``cu_query_lens[i]`` to ``cu_query_lens[i + 1] - 1``. By default each sequence
+        has one query (decode).
     scale : float, optional
         1 / sqrt(D) by default.
     causal : bool
         Attend to keys j <= p only.
     window : int or (left, right), optional
-        W: the W keys that end with the query's own, j > p - W. (left, right): p - left <= j <= p + right, where None or
-        -1 is no bound.
+        W: the last W keys up to the query's own, j > p - W. (left, right): p - left <= j <= p + right; a side that is
+        None or -1 is unbounded.
     softcap : float
-        At least 0; 0 is none.
+        At least 0; 0 disables it.
     sinks : numbers, [Hq], optional
-        One more logit in each head's softmax, without a value; counted in lse.
+        An additional logit in the softmax of each head, without a value; included in lse.
     alibi_slopes : numbers, [Hq], optional
     mask : bool, flat, optional
-        ``[query_len, seq_len]`` of every sequence in order, True = attend; combined with the other masks.
+        ``[query_len, seq_len]`` of every sequence in order, True to attend; combined with the other masks.
     key_scale, value_scale : float or [Hkv], optional
-        What a stored number is multiplied by.
+        Factors of the stored keys or values.
     out : array, [T, Hq, Dv], optional
-        Takes the output, in the dtype of `query`. It may be `query` itself; otherwise it must not overlap any input.
-        This object is returned.
+        Array for the output, in the dtype of `query`; it is returned. It may be `query` itself; otherwise it must not
+        overlap any input.
     return_lse : bool
-        Return ``(out, lse)``, lse the natural logarithm of the softmax's denominator, float32 [T, Hq].
+        Return ``(out, lse)``. lse is the natural logarithm of the denominator of the softmax, float32 [T, Hq].
     plan : AttentionPlan, optional
-        What `plan_attention` made of these lengths and options; one is made for this call otherwise. Unless it is
-        batch-invariant, the last bits depend on the rest of the batch, on `num_threads` and on the processor. On CUDA
-        its lengths are not compared with those of the call, and the number of sequences is, except in a capture: a
-        graph goes with plans of later steps. The call before the capture needs a plan of its own batch. A torch tensor
-        that the operator `plan_attention` of `pagecore.interop.torch` returned is a plan too; whether it is one of
-        these lengths and options is checked under `debug`. A capture takes only an AttentionPlan of fixed size
-        (`max_sequences`, `max_tokens`); keep it for as long as the graph is launched.
+        A plan of `plan_attention` for these lengths and options; by default the call makes one. Unless it is
+        batch-invariant, the last bits of the output depend on the rest of the batch, on `num_threads` and on the
+        processor. On CUDA the number of sequences of the plan is compared with that of the call, its lengths are not;
+        during a graph capture neither is, because the graph also runs with plans of later steps. The call before the
+        capture needs a plan of its own batch. A capture requires a plan of fixed size (`max_sequences`, `max_tokens`);
+        keep it alive as long as the graph is launched. The tensor returned by the operator `plan_attention` of
+        `pagecore.interop.torch` is also a plan; its lengths and options are checked under `debug` only.
     stream : int or a stream, optional
-        For CUDA arrays: what the work is given to, by default the current stream of the query's framework.
+        For CUDA arrays, the stream of the work; by default the current stream of the framework of `query`.
 
     Returns
     -------
     array or (array, array)
-        Fresh arrays in the framework of `query`, or `out`.
+        New arrays in the framework of `query`, or `out`.
 
     Raises
     ------
     ShapeError
-        Shapes, ranks or strides that do not fit, lengths past a table's row or past the query.
+        Shapes, ranks or strides do not match, or a length exceeds its row of the table or the query.
     InvalidBlock, InvalidSequence
-        A block or row out of range that would be read. Nothing has been written.
+        A block or row that would be read is out of range.
     UnsupportedDtype, UnsupportedOption, DeviceError
-        A dtype, option or device that is not served.
+        A dtype, option or device is not supported.
     NotEnoughMemory
-        The host or the device has none for the result, or for what the call works in. Nothing has been written.
+        The host or the device cannot allocate the result or the workspace. After every error nothing has been written.
 
     Notes
     -----
-    Large calls are shared among up to `num_threads` threads. Sums are float32. Where query, key and value are all
-    bfloat16 and the instruction set multiplies it (x86-64-v4-bf16, x86-64-v4-amx), so are the weights that values are
-    multiplied by, rounded, and denormal numbers count as 0.
+    On the host, large calls run on up to `num_threads` threads. Sums are float32. If query, key and value are bfloat16
+    and the instruction set multiplies bfloat16 (x86-64-v4-bf16, x86-64-v4-amx), softmax weights are rounded to bfloat16
+    and denormal numbers count as 0.
 
-    On CUDA nothing waits for the device. Lengths, rows and tables may be given on the host, and are copied; lengths
-    there are checked and planned at once. What stands in device arrays is not checked: lengths are cut to what the
-    arrays hold, and a block that the cache does not have is read as block 0. Weights are rounded to the dtype of query,
-    key and value where that is float16 or bfloat16 for all three, the head dims are both 64, 128 or 256, and rows begin
-    at multiples of 16 bytes.
+    On CUDA the call does not wait for the device. Lengths, rows and tables on the host are copied; lengths on the host
+    are checked and planned by the host. Contents of device arrays are not checked: lengths are cut to what the arrays
+    hold, and a block outside the cache is read as block 0. Softmax weights are rounded to the dtype of query, key and
+    value if all three are float16 or all are bfloat16, both head dims are 64, 128 or 256, and rows begin at multiples
+    of 16 bytes.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.
@@ -176,7 +176,7 @@ def paged_attention(
     cdef int64_t num_heads = q.shape_[1], num_kv_heads = k.shape_[2]
     if num_heads % num_kv_heads != 0:
         raise ShapeError(
-            f"query has {num_heads} heads and key_cache {num_kv_heads}; the query's must be a multiple of the cache's"
+            f"query has {num_heads} heads and key_cache {num_kv_heads}; the first must be a multiple of the second"
             f"{layout_hint(q.shape_[0] % num_kv_heads == 0)}"
         )
 
@@ -202,7 +202,7 @@ def paged_attention(
     cdef double factor = 1.0 / sqrt(<double>q.shape_[2]) if scale is None else finite_number(scale, "scale")
     cdef double cap = finite_number(softcap, "softcap")
     if cap < 0.0:
-        raise UnsupportedOption(f"softcap is {cap}; it must be at least 0, and 0 is no cap")
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least 0, where 0 disables it")
     if cap != 0.0 and cap < SMALLEST_SOFTCAP:
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
     cdef int64_t left, right
@@ -237,11 +237,12 @@ def paged_attention(
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, key_scale, value_scale, out, None if planned is None else plan), &place)
-        if debugging():
+        checked = debugging()
+        if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, &place)
         launch_attention(
             q, k, v, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap, sink_numbers,
-            slopes, bits, key_scales, value_scales, result, lse, query, &place,
+            slopes, bits, key_scales, value_scales, result, lse, checked, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out
@@ -249,16 +250,16 @@ def paged_attention(
 
 
 cdef str layout_hint(bint is_transposed):
-    """A remedy for a query that would fit with its first two axes exchanged."""
+    """Return a remedy for a query that would fit with its first two axes exchanged."""
     if not is_transposed:
         return ""
     return "; query is [num_tokens, num_query_heads, head_dim]: pass query.transpose(1, 0, 2) if its heads come first"
 
 
 cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) except -1:
-    """The plan may be one that a cache made of the heads in its specs: name the query, which the caller did give."""
+    """Check the heads of a plan. A cache may have made the plan, so messages name the query, which the caller gave."""
     if not isinstance(plan, AttentionPlan):
-        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
+        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be a plan from plan_attention, or None")
     cdef int64_t planned = (<AttentionPlan>plan).plan.options.num_query_heads
     cdef int64_t planned_kv = (<AttentionPlan>plan).plan.options.num_kv_heads
     if planned == query.shape_[1] and planned_kv == num_kv_heads:
@@ -277,7 +278,7 @@ cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) excep
 cdef int check_out(
         Tensor out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor table, Tensor lens, Tensor rows,
         Tensor cu, Tensor sinks, Tensor slopes, Tensor mask, Tensor key_scale, Tensor value_scale) except -1:
-    """`out` may be `query` itself: each of its rows is written by the work that has read it, after it has."""
+    """Check overlaps. `out` may be `query` itself: the work that writes a row has read it before."""
     check_apart_or_same(out, "out", query, "query")
     check_apart(out, "out", key_cache, "key_cache")
     check_apart(out, "out", value_cache, "value_cache")
@@ -293,13 +294,13 @@ cdef int check_out(
 
 
 cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* place):
-    """A plan in an array, as the operator of torch returns it; on the host it is empty, and calls plan themselves."""
+    """Return a plan in an array, from the torch operator. On the host the array is empty, and each call plans."""
     if not speaks_dlpack(plan):
-        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be what plan_attention returns, or None")
+        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be a plan from plan_attention, or None")
     cdef Tensor tensor = any_tensor(plan, "plan")
     check_place(tensor, "plan", place)
     if tensor.dtype_code != UINT8:
-        raise UnsupportedDtype(f"plan is {tensor.dtype}; a plan in an array is uint8, as plan_attention returns it")
+        raise UnsupportedDtype(f"plan is {tensor.dtype}; a plan in an array is uint8, as returned by plan_attention")
     check_rank(tensor, "plan", 2, "[num_sequences + 1, bytes]")
     check_length(tensor, "plan", 0, num_sequences + 1, "one more than seq_lens; plan this batch")
     if place.device_type == CPU:
@@ -310,13 +311,13 @@ cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* plac
 cdef bint speaks_dlpack(object obj) noexcept:
     try:
         return hasattr(obj, "__dlpack__")
-    except Exception:  # whatever a foreign object's attributes raise
+    except Exception:  # attributes of foreign objects may raise anything
         return False
 
 
 cdef Tensor float_result(
         object out, str name, const int64_t* shape, int dtype_code, object example, const Place* place):
-    """The caller's array if it fits, else a new one."""
+    """Return the array of the caller if it fits, or a new array if `out` is None."""
     if out is None:
         return new_result(3, shape, dtype_code, example, place)
     cdef Tensor result = any_tensor(out, name)
@@ -330,21 +331,21 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     """Join attention over two disjoint sets of keys into attention over both.
 
     ``lse = log(exp(lse_a) + exp(lse_b))`` and ``out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b``. A part
-    whose lse is -inf counts for nothing, whatever its output holds; two of them give 0 and -inf. Sinks belong to one
-    part only. All arrays are on one device, the host or CUDA.
+    whose lse is -inf is ignored, including NaN in its output; two such parts give 0 and -inf. Sinks must be in one part
+    only. All arrays are on one device, the host or CUDA.
 
     Parameters
     ----------
     out_a, out_b : array, [T, H, D]
-        float32, float16 or bfloat16, both the same.
+        float32, float16 or bfloat16, both of one dtype.
     lse_a, lse_b : array, [T, H]
         float32, natural logarithm, any strides.
     out, lse : array, optional
-        Take the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]. `out` may be `out_a` or `out_b` itself,
-        and `lse` may be `lse_a` or `lse_b` itself; otherwise they must not overlap any input, nor each other. These
-        objects are returned.
+        Arrays for the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; they are returned. `out` may be
+        `out_a` or `out_b` itself, and `lse` may be `lse_a` or `lse_b` itself; otherwise they must not overlap any input
+        or each other.
     stream : int or a stream, optional
-        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `out_a`.
 
     Returns
@@ -355,9 +356,9 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     Raises
     ------
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that do not fit each other or are not served; nothing has been written.
+        Arrays do not match each other or are not supported. Nothing has been written.
     NotEnoughMemory
-        The host or the device has none for the result.
+        The host or the device cannot allocate a result. Nothing has been written.
 
     Notes
     -----
@@ -369,7 +370,7 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     cdef Tensor b = float_tensor(out_b, "out_b", 3, 2, "[num_tokens, num_heads, head_dim]")
     check_place(b, "out_b", &place)
     if b.dtype_code != a.dtype_code:
-        raise UnsupportedDtype(f"out_a is {a.dtype} and out_b {b.dtype}; both parts must have one dtype")
+        raise UnsupportedDtype(f"out_a is {a.dtype} and out_b {b.dtype}; both must have one dtype")
     cdef int i
     for i in range(3):
         check_length(b, "out_b", i, a.shape_[i], "as out_a has")
@@ -408,7 +409,7 @@ cdef Tensor lse_tensor(object array, str name, Tensor of_out, const Place* place
     cdef Tensor lse = any_tensor(array, name)
     check_place(lse, name, place)
     if lse.dtype_code != FLOAT32:
-        raise UnsupportedDtype(f"{name} is {lse.dtype}; it must be float32, as paged_attention returns it")
+        raise UnsupportedDtype(f"{name} is {lse.dtype}; it must be float32, as returned by paged_attention")
     check_rank(lse, name, 2, "[num_tokens, num_heads]")
     check_length(lse, name, 0, of_out.shape_[0], "as the outputs have")
     check_length(lse, name, 1, of_out.shape_[1], "as the outputs have")

@@ -1,26 +1,17 @@
-"""What gather, scatter and transfer demand of their arguments before a kernel sees them.
+"""Checks of the arguments of gather, scatter, transfer and copy.
 
-What a caller hands over as a list goes in lists here, and single arrays as lists of one; `many` says which it was, for
-messages. Names are made where something is refused.
+A single array is treated as a list of one. `many` is True if the caller passed a list, and selects the names in
+messages. Only an error creates the name of an argument.
 """
 
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport (
-    CPU,
-    LAST_FLOAT,
-    Place,
-    any_tensor,
-    brought_to,
-    check_length,
-    check_place,
-    check_writable,
-    find_place,
-    given_indices,
-    new_result,
-)
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU
+from pagecore.ops._checks cimport any_tensor, check_length, check_writable
+from pagecore.ops._indices cimport given_indices
 from pagecore.ops._overlap cimport check_own_elements, overlaps_elements
+from pagecore.ops._place cimport Place, check_place, find_place, new_result, to_device
 from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
 
 import numpy as np
@@ -35,15 +26,14 @@ cdef str label(str name, Py_ssize_t i, bint many):
     return f"{name}[{i}]" if many else name
 
 
-cdef list arrays_beside(object arrays, str name, bint many, Py_ssize_t count, str others):
-    """The arrays of an argument that goes with a list, or with one array."""
+cdef list matching_arrays(object arrays, str name, bint many, Py_ssize_t count, str others):
     cdef bint listed = isinstance(arrays, (list, tuple))
     if not many:
         if listed:
-            raise ShapeError(f"{name} is a {type(arrays).__name__}; beside one array as {others} it must be one array")
+            raise ShapeError(f"{name} is a {type(arrays).__name__}; for one array as {others} it must be one array")
         return [arrays]
     if not listed:
-        raise ShapeError(f"{name} is a {type(arrays).__name__}; beside a list of {others} it must be a list")
+        raise ShapeError(f"{name} is a {type(arrays).__name__}; for a list of {others} it must be a list")
     if len(arrays) != count:
         raise ShapeError(f"{name} has {len(arrays)} arrays for {count} {others}; it must have one for each")
     return list(arrays)
@@ -59,7 +49,7 @@ cdef list first_tensors(Place* place, list arrays, str argument, bint many, obje
     return tensors
 
 
-cdef list placed_tensors(list arrays, str argument, bint many, const Place* place):
+cdef list tensors_at(list arrays, str argument, bint many, const Place* place):
     cdef list tensors = [any_tensor(arrays[i], label(argument, i, many)) for i in range(len(arrays))]
     check_places(tensors, argument, many, place)
     return tensors
@@ -119,20 +109,20 @@ cdef Sequences read_sequences(
     if place.device_type == CPU:
         batch.lens, batch.table, batch.rows = lens, table, picked
     else:
-        bring_sequences(batch, caches, lens, table, picked, place)
+        sequences_to_device(batch, caches, lens, table, picked, place)
     return batch
 
 
-cdef int bring_sequences(
+cdef int sequences_to_device(
         Sequences batch, list caches, Tensor lens, Tensor table, Tensor rows, const Place* place) except -1:
-    """To the device of the call; what is all on the host is checked as calls there check it."""
+    """Copy the arrays to the device of the call. If all are on the host, the host's checks apply first."""
     if lens.device_type == CPU:
         batch.longest = max(lens.numpy().tolist(), default=0)
         if table.device_type == CPU and (rows is None or rows.device_type == CPU):
             check_sequences(caches, batch.num_tokens, table, lens, rows)
-    batch.lens = brought_to(lens, "seq_lens", place)
-    batch.table = brought_to(table, "block_table", place)
-    batch.rows = None if rows is None else brought_to(rows, "rows", place)
+    batch.lens = to_device(lens, "seq_lens", place)
+    batch.table = to_device(table, "block_table", place)
+    batch.rows = None if rows is None else to_device(rows, "rows", place)
     return 0
 
 
@@ -160,7 +150,6 @@ cdef int check_packed(list packed, str argument, list caches, str others, bint m
 
 
 cdef int check_axes(Tensor array, str argument, Tensor cache, str others, Py_ssize_t i, bint many, int first) except -1:
-    """That `array` has one axis, and then the cache's from `first` on."""
     cdef int axis
     cdef bint fits = array.ndim - 1 == cache.ndim - first
     for axis in range(first, cache.ndim):
@@ -183,7 +172,7 @@ cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, 
 
 
 cdef int check_targets(list tensors, str argument, bint many) except -1:
-    """Arrays that are written: writable, and no element twice."""
+    """Check arrays that are written: writable, and no two elements share memory."""
     cdef Tensor tensor
     cdef Py_ssize_t i
     for i in range(len(tensors)):
@@ -196,7 +185,6 @@ cdef int check_targets(list tensors, str argument, bint many) except -1:
 
 
 cdef Tensor pair_ids(object pairs, const Place* place):
-    """None where there are none."""
     if isinstance(pairs, (list, tuple)) and len(pairs) == 0:
         return None
     cdef Tensor ids = given_indices(pairs, "pairs", 2, "[n, 2] of (source, target)", place)

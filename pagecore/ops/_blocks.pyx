@@ -1,12 +1,13 @@
-"""gather_blocks, scatter_blocks, transfer_blocks, copy_blocks: check the arguments and call the kernel."""
+"""gather_blocks, scatter_blocks, transfer_blocks, copy_blocks: check the arguments, call the kernel."""
 
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport CPU
 from pagecore.ops._block_checks cimport (
     Sequences,
     UNKNOWN,
-    arrays_beside,
+    matching_arrays,
     check_axes,
     check_cast,
     check_packed,
@@ -16,11 +17,12 @@ from pagecore.ops._block_checks cimport (
     label,
     packed_like,
     pair_ids,
-    placed_tensors,
+    tensors_at,
     read_sequences,
 )
-from pagecore.ops._checks cimport CPU, Place, await_arrays, finished
+from pagecore.ops._debug cimport debug_copied, debug_sequences, debug_transferred, debugging
 from pagecore.ops._overlap cimport check_all_apart, check_apart, shares_memory
+from pagecore.ops._place cimport Place, await_arrays, finished
 from pagecore.ops.cpu._cpu cimport (
     check_copied,
     check_independent,
@@ -30,7 +32,6 @@ from pagecore.ops.cpu._cpu cimport (
     scatter_blocks as run_scatter,
     transfer_blocks as run_transfer,
 )
-from pagecore.ops.cuda._debug cimport debug_copied, debug_sequences, debug_transferred, debugging
 from pagecore.ops.cuda._moves cimport (
     copy_blocks as launch_copy,
     gather_blocks as launch_gather,
@@ -42,11 +43,11 @@ from pagecore.errors import ShapeError, UnsupportedOption
 
 
 cdef int check_known(Sequences batch, list caches) except -1:
-    """That a result can be allocated: lengths on a device are added up by nobody without waiting for it."""
+    """Raise UnsupportedOption if a result cannot be allocated because its length is known on the device only."""
     if batch.num_tokens == UNKNOWN and caches:
         raise UnsupportedOption(
-            f"seq_lens is on {batch.lens.device}, where their sum is not known without waiting for the device: pass "
-            "out=, or seq_lens on the host"
+            f"seq_lens is on {batch.lens.device}; the host cannot sum it without waiting for the device: pass out=, or "
+            "seq_lens on the host"
         )
     return 0
 
@@ -76,54 +77,54 @@ cdef int check_index_apart(list written, str name, bint many, Tensor indices, st
 
 
 cdef int64_t longest(Sequences batch, list packed):
-    """What no sequence has more tokens than."""
+    """Return an upper bound of the tokens of a sequence."""
     if batch.longest != UNKNOWN or not packed:
         return batch.longest
     return (<Tensor>packed[0]).shape_[0]
 
 
 def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=None):
-    """Copy sequences out of the blocks of a paged cache: contiguous, one after another, packed.
+    """Copy sequences from the blocks of a paged cache to a packed array, one sequence after another.
 
-    All arrays are on one device, the host or CUDA; beside CUDA arrays lists and host arrays of integers are copied to
-    the device. A call on CUDA with `out` and integers on the device is one launch for all caches that lie alike, and
-    waits for nothing.
+    All arrays are on one device, the host or CUDA; for CUDA arrays, lists and host arrays of integers are copied to the
+    device. A call on CUDA with `out` and device integers is one launch for all caches of one memory layout, and does
+    not wait.
 
     Parameters
     ----------
     cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
-        Any dtype, rank of at least 2, and strides. Caches of a list share the table, and so their block_size; whatever
-        else they have may differ.
+        Any dtype, strides, and rank of at least 2. Caches of a list have one block_size, because they share the table;
+        they may differ otherwise.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
-        Block ids. The null block 0 is a hole, whose tokens are zeros. Entries past a sequence's length are not looked
-        at.
+        Block ids. The null block 0 is a hole, whose tokens are zeros. Entries past the length of a sequence are not
+        read.
     seq_lens : integers, [B]
-        Tokens of each sequence. Where they are on CUDA, nobody adds them up without waiting for the device: `out` is
-        then required.
+        Tokens of each sequence. If they are on CUDA, `out` is required: the host cannot sum them without waiting for
+        the device.
     rows : integers, [B], optional
-        The row of `block_table` of each sequence.
+        Row of `block_table` for each sequence.
     out : array, [sum(seq_lens), ...], optional
-        Takes the result; for a list of caches a list. Its dtype is the cache's, or else both are of float32, float16
-        and bfloat16: then numbers are rounded to nearest even. It must not share memory with a cache, nor do arrays of
-        a list with each other.
+        Array for the result; a list for a list of caches. Its dtype is that of the cache; or both are float32, float16
+        or bfloat16, and numbers are rounded to nearest even. It must not share memory with a cache, and arrays of a
+        list must not share memory with each other.
     stream : int or a stream, optional
-        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `cache`.
 
     Returns
     -------
     array, [sum(seq_lens), ...]
-        A new C-contiguous array in the dtype and framework of the cache, or `out`; for a list of caches a list.
+        A new C-contiguous array in the dtype and framework of the cache, or `out`; a list for a list of caches.
 
     Raises
     ------
     InvalidBlock, InvalidSequence
-        A block or row out of range. What stands in CUDA memory is not looked at but under `debug`: blocks and rows that
-        are not there are holes, and lengths end where a row of the table and `out` do.
+        A block or row is out of range. Integers in CUDA memory are checked under `debug` only; otherwise invalid blocks
+        and rows are holes, and lengths are cut to the rows of the table and to `out`.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that do not fit each other, are not served or cannot be written.
+        Arrays do not match each other, are not supported, or cannot be written.
     NotEnoughMemory
-        The host or the device has none for the result. In every case nothing has been written.
+        The host or the device cannot allocate the result. After every error nothing has been written.
 
     Examples
     --------
@@ -145,8 +146,8 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         packed = [packed_like(<Tensor>caches[i], batch.num_tokens, examples[i], &place) for i in range(len(caches))]
         given = packed
     else:
-        given = arrays_beside(out, "out", many, len(caches), "caches")
-        packed = placed_tensors(given, "out", many, &place)
+        given = matching_arrays(out, "out", many, len(caches), "caches")
+        packed = tensors_at(given, "out", many, &place)
         check_packed(packed, "out", caches, "cache", many, batch.num_tokens)
         check_targets(packed, "out", many)
         check_all_apart(packed, "out", caches, "cache", many)
@@ -163,43 +164,42 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
 
 
 def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=None):
-    """Copy packed sequences into the blocks of a paged cache: the inverse of `gather_blocks`.
-
-    Its rules for devices hold here too.
+    """Copy packed sequences to the blocks of a paged cache; the inverse of `gather_blocks`, with its rules for devices.
 
     Parameters
     ----------
     values : array, [sum(seq_lens), ...], or list or tuple of arrays
-        One for each cache. Its dtype is the cache's, or else both are of float32, float16 and bfloat16: then numbers
+        One array for each cache. Its dtype is that of the cache; or both are float32, float16 or bfloat16, and numbers
         are rounded to nearest even. It must not share memory with a cache.
     cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
         Written in place; as in `gather_blocks`. Caches of a list must not share memory with each other.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
-        Block ids. Tokens in the null block 0, a hole, are skipped. Of two sequences that hold the same block, the later
-        one stays; on CUDA any of them may, and mixtures of both.
+        Block ids. Tokens of the null block 0, a hole, are skipped. If two sequences write to one block, the host keeps
+        the later one, and CUDA keeps either or a mixture of both.
     seq_lens : integers, [B]
-        Tokens of each sequence. Slots past them keep what they hold.
+        Tokens of each sequence. Slots past them are not written.
     rows : integers, [B], optional
-        The row of `block_table` of each sequence.
+        Row of `block_table` for each sequence.
     stream : int or a stream, optional
-        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `cache`.
 
     Raises
     ------
     InvalidBlock, InvalidSequence
-        A block or row out of range. What stands in CUDA memory is not looked at but under `debug`: tokens of blocks and
-        rows that are not there are skipped, and lengths end where a row of the table and `values` do.
+        A block or row is out of range. Integers in CUDA memory are checked under `debug` only; otherwise tokens of
+        invalid blocks and rows are skipped, and lengths are cut to the rows of the table and to `values`.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
+        Arrays do not match each other, are not supported, or cannot be written. After every error nothing has been
+        written.
     """
     cdef bint many = isinstance(cache, (list, tuple))
     cdef Place place
     cdef list caches = first_tensors(&place, list(cache) if many else [cache], "cache", many, stream)
     check_paged(caches, "cache", many)
     cdef Sequences batch = read_sequences(block_table, seq_lens, rows, caches, &place)
-    cdef list beside = arrays_beside(values, "values", many, len(caches), "caches")
-    cdef list packed = placed_tensors(beside, "values", many, &place)
+    cdef list listed = matching_arrays(values, "values", many, len(caches), "caches")
+    cdef list packed = tensors_at(listed, "values", many, &place)
     check_packed(packed, "values", caches, "cache", many, batch.num_tokens)
     check_targets(caches, "cache", many)
     check_all_apart(caches, "cache", packed, "values", many)
@@ -213,48 +213,49 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
 
 
 def transfer_blocks(source_caches, target_caches, pairs, *, bint independent=False, stream=None):
-    """Copy whole blocks from caches into other caches, whatever their layouts, dtypes and numbers of blocks.
+    """Copy whole blocks from caches to other caches, which may differ in layout, dtype and number of blocks.
 
-    All arrays are on one device, the host or CUDA; `pairs` may be on the host beside CUDA arrays, and then travel in
-    the launch. Between devices, copy with whatever owns the memory.
+    All arrays are on one device, the host or CUDA. For CUDA arrays `pairs` may be on the host; the launch then carries
+    them. Copies between devices are not supported; use the framework that owns the memory.
 
     Parameters
     ----------
     source_caches : array, [num_blocks, block_size, ...], or list or tuple of arrays
-        Any dtype, rank of at least 2, and strides.
-    target_caches : array, or list or tuple of as many arrays
-        Written in place, each from the source beside it, whose axes after the first it must have. Its dtype is the
-        source's, or else both are of float32, float16 and bfloat16: then numbers are rounded to nearest even. No target
-        may share memory with a source, or with another target: `copy_blocks` copies inside a cache.
+        Any dtype, strides, and rank of at least 2.
+    target_caches : array, or list or tuple of arrays
+        One target for each source, written in place. Its axes after the first are those of its source. Its dtype is
+        that of its source; or both are float32, float16 or bfloat16, and numbers are rounded to nearest even. A target
+        must not share memory with a source or with another target; use `copy_blocks` to copy inside a cache.
     pairs : integers, [n, 2]
-        (source block, target block), the same for every cache; copied in order, so that of equal targets the later one
-        stays. Neither may be the null block 0. Pairs in CUDA memory are copied one after another unless they are
-        `independent`; pairs on the host are copied in launches of pairs that do not meet.
+        (source block, target block), the same for every cache, neither of them the null block 0. Pairs are copied in
+        order, so the last of several pairs with one target wins. Pairs in CUDA memory are copied one after another
+        unless they are `independent`; pairs on the host are copied in launches of pairs without common blocks.
     independent : bool
-        The caller's claim that no block is a target twice. Pairs in CUDA memory are then copied all at once. The claim
-        is checked where `pairs` is on the host, and under `debug`; otherwise a false one leaves a mixture of both
-        sources in the target.
+        The caller's claim that no block is a target twice. Pairs in CUDA memory are then copied in parallel. The claim
+        is checked for pairs on the host and under `debug`; otherwise a false claim leaves a mixture of both sources in
+        the target.
     stream : int or a stream, optional
-        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `source_caches`.
 
     Raises
     ------
     InvalidBlock
-        A block that some cache does not have, or the null block. Pairs in CUDA memory are not looked at but under
-        `debug`: such pairs are skipped.
+        A block is the null block or outside of a cache. Pairs in CUDA memory are checked under `debug` only; otherwise
+        such pairs are skipped.
     UnsupportedOption
-        `independent` with pairs that are not.
+        `independent` is claimed for pairs that are not.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been copied.
+        Arrays do not match each other, are not supported, or cannot be written. After every error nothing has been
+        copied.
     """
     cdef bint many = isinstance(source_caches, (list, tuple))
     cdef list given = list(source_caches) if many else [source_caches]
     cdef Place place
     cdef list sources = first_tensors(&place, given, "source_caches", many, stream)
     check_paged(sources, "source_caches", many)
-    cdef list beside = arrays_beside(target_caches, "target_caches", many, len(sources), "source_caches")
-    cdef list targets = placed_tensors(beside, "target_caches", many, &place)
+    cdef list listed = matching_arrays(target_caches, "target_caches", many, len(sources), "source_caches")
+    cdef list targets = tensors_at(listed, "target_caches", many, &place)
     check_paged(targets, "target_caches", many)
     cdef Tensor source, target
     cdef Py_ssize_t i
@@ -282,37 +283,37 @@ def transfer_blocks(source_caches, target_caches, pairs, *, bint independent=Fal
 
 
 def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
-    """Copy whole blocks inside caches, in the order given, as copy-on-write does before a shared block is written.
+    """Copy whole blocks inside caches, in order, as copy-on-write does before a shared block is written.
 
-    All arrays are on one device, the host or CUDA, but for `pairs`, as in `transfer_blocks`. A call on CUDA is one
-    launch for all caches of one memory layout and up to 128 pairs from the host that do not meet, or any number of
-    pairs in CUDA memory; it allocates nothing and waits for nothing.
+    All arrays are on one device, the host or CUDA; `pairs` may be on the host, as in `transfer_blocks`. A call on CUDA
+    makes one launch for all caches of one memory layout and up to 128 pairs from the host without common blocks, or any
+    number of pairs in CUDA memory. It neither allocates nor waits.
 
     Parameters
     ----------
     caches : array, or list or tuple of arrays, [num_blocks, ...]
-        Each is copied in place; any dtype, rank and strides. Caches of a list must not share memory with each other.
+        Changed in place; any dtype, rank and strides. Caches of a list must not share memory with each other.
     pairs : integers, [n, 2]
-        (source, target) block ids, the same for every cache. A later pair sees what earlier ones wrote. A pair that
-        copies a block onto itself is skipped.
+        (source, target) block ids, the same for every cache. A pair reads what earlier pairs wrote. A pair that copies
+        a block to itself is skipped.
     independent : bool
-        The caller's claim that no block is a target twice, or both a source and a target; pairs that are skipped do not
-        count, and a source may repeat. Without it, pairs in CUDA memory are copied one after another by few threads;
-        with it, all at once by the whole device. The claim is checked where `pairs` is on the host, and under `debug`;
-        otherwise a false one leaves blocks that mix old and new bytes.
+        The caller's claim that no block is a target twice, or both a source and a target. A source may repeat, and
+        skipped pairs do not count. Pairs in CUDA memory are then copied in parallel by the whole device; without the
+        claim a few threads copy them one after another. The claim is checked for pairs on the host and under `debug`;
+        otherwise a false claim leaves blocks that mix old and new bytes.
     stream : int or a stream, optional
-        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `caches`.
 
     Raises
     ------
     InvalidBlock
-        A source or target that some cache does not have. Pairs in CUDA memory are not looked at but under `debug`: such
+        A source or target is outside of a cache. Pairs in CUDA memory are checked under `debug` only; otherwise such
         pairs are skipped.
     UnsupportedOption
-        `independent` with pairs that are not.
+        `independent` is claimed for pairs that are not.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that are not served or cannot be written. In every case nothing has been copied.
+        Arrays are not supported or cannot be written. After every error nothing has been copied.
     """
     cdef bint many = isinstance(caches, (list, tuple))
     cdef Place place

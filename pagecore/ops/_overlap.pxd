@@ -1,12 +1,12 @@
 # cython: cdivision=True
-# Arrays that are written share no memory with what is read, nor with themselves; see _overlap.pyx. Arrays on different
-# devices, and None, share none. Checks take nanoseconds where the ranges of bytes are apart.
+# Checks that arrays share no memory; see _overlap.pyx. Arrays on different devices share none, and neither does None. A
+# check takes nanoseconds if the byte ranges are disjoint.
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 
 
-# The bytes from the first to the last element of an array; none where it has no elements.
+# The bytes from the first to the last element of an array; an empty range without elements.
 cdef struct ByteRange:
     int64_t low
     int64_t end
@@ -35,13 +35,13 @@ cdef inline bint ranges_meet(ByteRange a, ByteRange b) noexcept:
     return a.low < b.end and b.low < a.end
 
 
-# Of a C integer; abs() would make Python objects.
+# abs() would create Python objects.
 cdef inline int64_t magnitude(int64_t value) noexcept:
     return -value if value < 0 else value
 
 
-# Whether of any two axes one strides over all of the other, as in nearly every array: then no element meets another.
-# Mostly that is the one before.
+# True if, of any two axes, the stride of one spans all of the other, which holds for nearly every array: then no two
+# elements overlap. The order of the axes is tried first.
 cdef inline bint are_nested(Tensor tensor) noexcept:
     cdef int64_t span = tensor.itemsize
     cdef int i
@@ -69,7 +69,7 @@ cdef inline bint are_nested_in_any_order(Tensor tensor) noexcept:
     return True
 
 
-# Whether two arrays lie in ranges that are apart, modulo the longest stride of the first: planes of one pool do.
+# True if two arrays occupy disjoint ranges modulo the stride of the first axis of `a`, as planes of one pool do.
 cdef inline bint are_interleaved(Tensor a, Tensor b) noexcept:
     cdef int64_t period = magnitude(a.strides_[0])
     cdef int64_t offset
@@ -91,20 +91,20 @@ cdef inline int64_t span_within(Tensor tensor, int64_t period) noexcept:
     return span
 
 
-# ShapeError where two elements of an array that is written share bytes.
+# ShapeError if two elements of a written array share bytes.
 cdef int check_own_elements(Tensor tensor, str name) except -1
 
-# UnsupportedOption where an array that is written shares bytes with another one.
+# UnsupportedOption if a written array shares bytes with another one.
 cdef int check_apart(Tensor written, str name, Tensor other, str other_name) except -1
 
-# The same, but `written` may be the very array: one address, shape, and strides.
+# check_apart() that accepts the same array: one address, shape and strides.
 cdef int check_apart_or_same(Tensor written, str name, Tensor other, str other_name) except -1
 
-# The same for lists: no array of `written` shares bytes with another one of it, or with one of `read`.
+# check_apart() for lists: each array of `written` against the others of `written` and those of `read`.
 cdef int check_all_apart(list written, str name, list read, str other_name, bint many) except -1
 
-# Whether any byte belongs to both arrays; nothing is read, so that they may be on a device.
+# True if a byte belongs to both arrays. Memory is not read, so arrays may be on a device.
 cpdef bint shares_memory(Tensor a, Tensor b) except -1
 
-# Whether any byte belongs to two elements of the array.
+# True if a byte belongs to two elements of the array.
 cpdef bint overlaps_elements(Tensor tensor) except -1

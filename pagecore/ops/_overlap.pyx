@@ -1,7 +1,7 @@
 # cython: cdivision=True
-"""Arrays that are written share no memory with what is read, nor with themselves.
+"""Checks that written arrays share no memory with arrays that are read, or with themselves.
 
-The kernels write in an order of their own, on several threads: what overlaps would give anything.
+Kernels write in an unspecified order on several threads, so the result of overlapping arrays would be undefined.
 """
 
 from libc.stdint cimport int64_t
@@ -24,7 +24,7 @@ cdef int check_own_elements(Tensor tensor, str name) except -1:
     if overlaps_elements(tensor):
         raise ShapeError(
             f"{name} has strides {tensor.strides} bytes for shape {tensor.shape}; elements share memory and would "
-            "overwrite each other: pass an array whose elements are apart"
+            "overwrite each other: pass an array with disjoint elements"
         )
     return 0
 
@@ -59,7 +59,7 @@ cdef bint is_same(Tensor a, Tensor b) noexcept:
 
 
 cpdef bint shares_memory(Tensor a, Tensor b) except -1:
-    """Return True if any byte belongs to both arrays; they may be on a device, where nothing is read."""
+    """Return True if a byte belongs to both arrays. Memory is not read, so arrays may be on a device."""
     if not ranges_meet(range_of(a), range_of(b)) or a.device_type != b.device_type or a.device_id != b.device_id:
         return False
     if are_interleaved(a, b):
@@ -68,7 +68,7 @@ cpdef bint shares_memory(Tensor a, Tensor b) except -1:
 
 
 cpdef bint overlaps_elements(Tensor tensor) except -1:
-    """Return True if any byte belongs to two elements of the array."""
+    """Return True if a byte belongs to two elements of the array."""
     return not are_nested(tensor) and overlaps_itself(layout_of(tensor))
 
 

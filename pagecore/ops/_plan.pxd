@@ -7,19 +7,19 @@ from pagecore.ops.plan cimport Plan
 
 
 cdef class AttentionPlan:
-    cdef Plan plan  # of the host; on CUDA its options only
+    cdef Plan plan  # plan on the host; on CUDA only its options are used
     cdef readonly CudaPlan cuda  # None on the host
-    cdef int64_t num_workers_given  # 0: as many as there are threads when it is planned
-    cdef int num_readers  # calls that read the items now, without the GIL: meanwhile the plan must stay as it is
+    cdef int64_t num_workers_given  # 0: num_threads at the time of planning
+    cdef int num_readers  # calls that read the items now, without the GIL; the plan must not change meanwhile
 
     cdef int check_unread(self) except -1
 
-    # Plans a batch of num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated once the plan has
-    # held a batch of this size. Raises ShapeError for lengths that make no sense, and then keeps what it held. On CUDA
-    # the plan is copied to the device on `stream`, or where it is bound (see CudaPlan), must be planned into staging.
+    # Replace the plan by one for num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated if the
+    # plan has held a batch of this size. ShapeError for invalid lengths; the plan is then unchanged. On CUDA the plan
+    # is copied to the device on `stream`. A plan bound to memory of a cache (see CudaPlan) raises DeviceError.
     cdef int replan(
         self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences, size_t stream=*) except -1
 
 
-# int32 or int64 of any stride on the host into plain int32; ShapeError for what does not fit.
+# Copy int32 or int64 of any stride on the host to int32; ShapeError for a value that does not fit.
 cdef int copy_lens(Tensor lens, str name, vector[int32_t]& out) except -1

@@ -5,7 +5,7 @@ import numpy as np
 from pagecore.ops.cuda._plan import CudaPlan
 
 class AttentionPlan:
-    """How the attention of one batch is split into work items; see `plan_attention`."""
+    """Work items of the attention of one batch; see `plan_attention`."""
 
     def __init__(
         self,

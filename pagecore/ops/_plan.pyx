@@ -1,11 +1,12 @@
-"""AttentionPlan and plan_attention: how a batch is cut into work items, once for all layers of a step."""
+"""AttentionPlan and plan_attention: work items of a batch, planned once for all layers of a step."""
 
 cimport cython
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport index_tensor, read_flag, read_window
+from pagecore.ops._indices cimport index_tensor
+from pagecore.ops._numbers cimport read_flag, read_window
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.cuda._plan cimport CudaPlan
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
@@ -28,45 +29,46 @@ ITEM = np.dtype([(name, np.int32) for name in (
     "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits")])
 
 
-@cython.embedsignature(False)  # its docstring begins with one
+@cython.embedsignature(False)  # the docstring begins with a signature
 cdef class AttentionPlan:
     """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False, \
 num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\n\
-How the attention of one batch is split into work items.
+Work items of the attention of one batch.
 
-    Made by `plan_attention` and reused by every layer of a step that has these heads, this causality and this window.
-    It remembers the lengths that it was made for, and on the host `paged_attention` refuses it for others.
+    `plan_attention` returns a plan, and every layer of a step with the same heads, causality and window reuses it. The
+    plan records its lengths; on the host `paged_attention` raises for a batch of other lengths.
 
-    On CUDA the plan lies in device memory, beside the memory for partial results that its first call allocates; calls
-    with one plan, and what plans it anew, follow each other on one stream.
+    On CUDA the plan is in device memory, as is the workspace for partial results, which the first call allocates. Calls
+    with one plan and calls that replan it must be ordered by one stream.
 
     Parameters
     ----------
     num_query_heads, num_kv_heads : int
-    causal, window : as `paged_attention` has them
+    causal, window
+        As in `paged_attention`.
     batch_invariant : bool
-        A row's bits depend on the row alone; see `plan_attention`.
+        Results of a row do not depend on other rows; see `plan_attention`.
     num_workers : int, optional
-        What shares the work, at least 1; None is what the backend has (the host: `num_threads` when it is planned,
-        CUDA: the CTAs that the device holds at a time).
+        Workers that share the work, at least 1. None is `num_threads` at the time of planning on the host, and the
+        number of resident CTAs on CUDA.
     device : str
         "cpu", "cuda" or "cuda:N".
     max_sequences, max_tokens : int, optional
-        Both, for CUDA: the most sequences and query rows of a batch. Device memory is allocated now, and the host waits
-        until every stream may use it. No address changes from then on, nor do heads, `batch_invariant` and workers, so
-        that a graph which was captured once serves every later plan. Without them the plan grows, and a capture refuses
-        it.
+        For CUDA, both or neither: the maximum of sequences and query rows of a batch. Device memory is allocated by the
+        constructor, which waits until every stream may use it. Addresses, heads, `batch_invariant` and workers are then
+        fixed, so a captured graph is valid for every later plan. Without them the plan grows, and a capture with it is
+        an error.
 
     Raises
     ------
     ShapeError
-        Head counts below 1 or that do not divide; one capacity without the other.
+        A head count is below 1, the counts do not divide, or one capacity is given without the other.
     UnsupportedOption
-        A window or a number of workers that makes no sense.
+        The window or the number of workers is invalid.
     DeviceError
-        A device that is not there, or memory taken there while the current stream is being captured.
+        The device does not exist, or its current stream is being captured.
     NotEnoughMemory
-        No room on the device.
+        The device cannot allocate the plan.
     """
 
     def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False,
@@ -76,8 +78,8 @@ How the attention of one batch is split into work items.
         cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
         if query_heads % kv_heads != 0:
             raise ShapeError(
-                f"num_query_heads is {query_heads}, no multiple of num_kv_heads {kv_heads}; each key-value head serves "
-                "the same number of query heads"
+                f"num_query_heads is {query_heads} and num_kv_heads {kv_heads}; the first must be a multiple of the "
+                "second"
             )
         cdef int64_t workers = 0 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         cdef bint is_causal = read_flag(causal, "causal"), is_invariant = read_flag(batch_invariant, "batch_invariant")
@@ -92,7 +94,7 @@ How the attention of one batch is split into work items.
         self.num_workers_given = workers
         number = device_index(device)
         if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
-            raise ShapeError("max_sequences and max_tokens are given together, and for a plan on CUDA only")
+            raise ShapeError("max_sequences and max_tokens must be passed together, and for a plan on CUDA only")
         if number is not None:
             check_device(number)
             self.cuda = CudaPlan(
@@ -105,13 +107,13 @@ How the attention of one batch is split into work items.
         elif self.cuda.is_fixed:
             stream = runtime().current_stream(number)
             self.replan(NULL, NULL, 0, stream)
-            runtime().synchronize(stream, number)  # no stream that plans it anew would wait for the empty plan
+            runtime().synchronize(stream, number)  # a later plan on another stream does not wait for the empty one
 
     cdef int check_unread(self) except -1:
         if self.num_readers > 0:
             raise UnsupportedOption(
-                f"the plan is in use by {self.num_readers} attention calls of other threads; plan anew when they are "
-                "done, or into another plan"
+                f"the plan is in use by {self.num_readers} attention calls of other threads; replan it when they are "
+                "done, or use another plan"
             )
         return 0
 
@@ -136,57 +138,57 @@ How the attention of one batch is split into work items.
 
     @property
     def num_query_heads(self):
-        """Query heads of the call."""
+        """Number of query heads."""
         return self.plan.options.num_query_heads
 
     @property
     def num_kv_heads(self):
-        """Key heads of the call."""
+        """Number of key-value heads."""
         return self.plan.options.num_kv_heads
 
     @property
     def causal(self):
-        """Whether queries attend to no later keys."""
+        """True if queries do not attend to later keys."""
         return self.plan.options.causal
 
     @property
     def window(self):
-        """(left, right) in keys; -1 is no bound."""
+        """(left, right) in keys; -1 is unbounded."""
         return self.plan.options.window_left, self.plan.options.window_right
 
     @property
     def batch_invariant(self):
-        """Whether a row's bits depend on the row alone; see `plan_attention`."""
+        """True if results of a row do not depend on other rows; see `plan_attention`."""
         return self.plan.options.batch_invariant
 
     @property
     def device(self):
-        """Where the plan lies: "cpu", or "cuda:N"."""
+        """Device of the plan: "cpu" or "cuda:N"."""
         return "cpu" if self.cuda is None else f"cuda:{self.cuda.device}"
 
     @property
     def num_workers(self):
-        """What the work was shared among; on CUDA the CTAs of each key head."""
+        """Workers that share the work; on CUDA the CTAs for each key-value head."""
         return self.plan.options.num_workers if self.cuda is None else max(self.cuda.num_workers)
 
     @property
     def num_sequences(self):
-        """Sequences of the planned batch."""
+        """Number of sequences in the planned batch."""
         return self.plan.num_sequences() if self.cuda is None else self.cuda.num_sequences
 
     @property
     def num_items(self):
-        """Work items, each for all heads; on CUDA each for all heads of a group."""
+        """Number of work items, each for all heads; on CUDA each for the query heads of one key-value head."""
         return self.plan.counts().num_items if self.cuda is None else sum(self.cuda.num_items)
 
     @property
     def num_partial_rows(self):
-        """Query rows of splits that a merge joins."""
+        """Number of partial rows: rows of queries whose keys are split among items."""
         return self.plan.counts().num_partial_rows if self.cuda is None else sum(self.cuda.num_partial_rows)
 
     @property
     def nbytes(self):
-        """Bytes that the plan holds."""
+        """Bytes held on the host and the device."""
         return self.plan.num_bytes() if self.cuda is None else self.cuda.nbytes
 
     @property
@@ -229,7 +231,7 @@ cdef int copy_lens(Tensor lens, str name, vector[int32_t]& out) except -1:
 
 
 cdef object framework_array(object lens):
-    """The lengths where their framework has streams; a torch for the host alone has none."""
+    """Return the lengths, or None for a tensor of a torch built without CUDA, which has no streams."""
     torch = modules.get("torch")
     if torch is not None and isinstance(lens, torch.Tensor) and not torch.backends.cuda.is_built():
         return None
@@ -250,32 +252,32 @@ def plan_attention(
     out=None,
     stream=None,
 ):
-    """Plan the attention of one batch: which work items, how long contexts are split.
+    """Plan the attention of one batch: cut it into work items, and split long contexts among workers.
 
     Parameters
     ----------
     cu_query_lens : integers, [B + 1], or None
-        As `paged_attention` has it; None is one query for each sequence.
+        As in `paged_attention`; None is one query for each sequence.
     seq_lens : integers, [B]
-        Keys of each sequence, the new ones included.
+        Keys of each sequence, including those of the new tokens.
     num_query_heads, num_kv_heads, causal, window
-        As the calls will have them.
+        Those of the calls that use the plan.
     batch_invariant : bool
-        A row's bits depend on its own query, keys and values alone: not on the rest of the batch, on how much of its
-        prompt is computed at once, or on `num_workers`. Splits have a fixed length, and decode multiplies packed copies
-        as prompts do, which is slower where keys and values come from the processor's cache.
+        The bits of a row depend only on its query, keys and values: not on the rest of the batch, the chunks in which
+        its prompt is computed, or `num_workers`. Splits have a fixed length, and decode multiplies packed copies as
+        prefill does, which is slower if keys and values are in the processor's cache.
     num_workers : int, optional
-        What shares the work; None is what the backend has (the host: `num_threads` now, CUDA: the CTAs that the device
-        holds at a time).
+        Workers that share the work. None is the present `num_threads` on the host, and the number of resident CTAs on
+        CUDA.
     device : str, optional
-        "cpu", "cuda" or "cuda:N", where the arrays of the calls are; by default that of `out`, else the host. The
-        lengths are read on the host in any case, and the plan is copied to the device without waiting.
+        "cpu", "cuda" or "cuda:N": the device of the arrays of the calls. By default that of `out`, otherwise the host.
+        Lengths must be on the host; the plan is copied to the device without waiting.
     out : AttentionPlan, optional
-        Is planned anew with these lengths and options, in its own buffers, and returned. Refused while another thread
-        attends with it.
+        A plan to replace with these lengths and options, in its own buffers; it is returned. Another thread must not
+        attend with it meanwhile.
     stream : int or a stream, optional
-        For CUDA: what the copy is given to; the calls must come behind it. By default the current stream of the
-        framework of `seq_lens`, and CuPy's for lists and NumPy arrays: pass `stream` where the calls go to torch's.
+        For CUDA, the stream of the copy; the calls must follow it. By default the current stream of the framework of
+        `seq_lens`, which is CuPy's for lists and NumPy arrays: pass `stream` if the calls use a stream of torch.
 
     Returns
     -------
@@ -284,15 +286,15 @@ def plan_attention(
     Raises
     ------
     ShapeError
-        Lengths that are negative, fall, or do not fit each other; what does not fit an `out` of fixed size. As with
-        every error, `out` is unchanged.
+        Lengths are negative, cu_query_lens decreases, they do not match, or they exceed an `out` of fixed size. After
+        every error `out` is unchanged.
     UnsupportedOption
-        An option that makes no sense.
+        An option is invalid, or another thread attends with `out`.
     DeviceError
-        A device that is not there, lengths on a device, `out` on another one, a stream of another one or one that is
-        being captured: plan before the capture.
+        The device does not exist; lengths are on a device; `out` or the stream belongs to another device; or the stream
+        is being captured: plan before the capture.
     NotEnoughMemory
-        No room on the device for a plan that grows.
+        The device cannot allocate a plan that grows.
 
     Notes
     -----
@@ -327,13 +329,13 @@ def plan_attention(
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
     if device_index(target.device) != number:
         raise DeviceError(
-            f"out is a plan on {target.device} and device is {brief(place)}; plan there, or leave device out"
+            f"out is a plan on {target.device} and device is {brief(place)}; leave device out, or pass another out"
         )
     cdef size_t handle = 0
     if number is not None:
         handle = stream_handle(stream, framework_array(seq_lens), number)
     elif stream is not None:
-        raise UnsupportedOption(f"stream is {brief(stream)}; a plan on the host is made at once: leave stream out")
+        raise UnsupportedOption(f"stream is {brief(stream)}; a plan on the host has no stream: leave stream out")
     target.check_unread()
     cdef PlanOptions before = target.plan.options
     cdef int64_t given_before = target.num_workers_given

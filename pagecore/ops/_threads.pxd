@@ -1,11 +1,11 @@
-# How many threads a call of the host kernels may use. The threads themselves are linked into ops/cpu/_cpu alone, so
-# this number reaches them as an argument.
+# The maximum number of threads for a call of the host kernels. The thread pool is linked into ops/cpu/_cpu alone, so
+# calls pass the number as an argument.
 from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic
 
 
-# Raises UnsupportedOption when PAGECORE_NUM_THREADS, asked for the first time, makes no sense.
+# UnsupportedOption if PAGECORE_NUM_THREADS, read by the first call, is invalid.
 cdef int64_t threads_of_a_call() except -1
 
-# Where that number stands, for native threads that have no interpreter at hand; raises likewise. Never 0.
+# The address of the number, for native threads that do not hold the GIL; it is never 0. Raises as threads_of_a_call().
 cdef const atomic[int64_t]* threads_address() except NULL

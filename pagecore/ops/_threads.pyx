@@ -1,4 +1,4 @@
-"""num_threads and set_num_threads: how many threads a call of the host kernels may use."""
+"""num_threads and set_num_threads: the limit of threads for a call of the host kernels."""
 
 from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic
@@ -13,7 +13,7 @@ from pagecore.ops.cpu_count import usable_cores
 cdef extern from "pagecore/ops/cpu/threads.hpp" namespace "pagecore::cpu" nogil:
     const int64_t kMaxThreads
 
-cdef atomic[int64_t] current  # 0: not asked for yet; atomic, because native threads read it while Python writes
+cdef atomic[int64_t] current  # 0: default not read yet; atomic, because native threads read it while Python writes
 
 
 cdef int64_t threads_of_a_call() except -1:
@@ -31,56 +31,56 @@ cdef int64_t default_threads() except -1:
     cdef str wanted = os.environ.get("PAGECORE_NUM_THREADS", "")
     if not wanted:
         return min(usable_cores(), kMaxThreads)
-    # int() refuses thousands of digits with an error of its own.
+    # int() raises an error of its own for thousands of digits.
     if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 10 and 1 <= int(wanted) <= kMaxThreads):
         raise UnsupportedOption(
             f"PAGECORE_NUM_THREADS is {wanted!r}; it must be a whole number of threads, 1 to {kMaxThreads}, or unset "
-            "for as many as there are cores"
+            "for the number of cores"
         )
     return int(wanted)
 
 
 def num_threads():
-    """How many threads a call of the host kernels may use, the caller's among them.
+    """Return the maximum number of threads that a call of the host kernels uses, including the calling thread.
 
-    Calls that are too short to share use fewer. While one call has the threads, calls of other Python threads run each
-    on its own thread alone.
+    Short calls use fewer. One call uses the thread pool at a time; concurrent calls of other Python threads are
+    single-threaded.
 
     Returns
     -------
     int
-        What `set_num_threads` said last; without it, what the environment variable PAGECORE_NUM_THREADS says; without
-        both, the cores that this process may use: its affinity, cut to the CPU quota of its control group.
+        The number set by `set_num_threads`, else by the environment variable PAGECORE_NUM_THREADS, else the cores
+        available to the process (CPU affinity and cgroup quota).
 
     Raises
     ------
     UnsupportedOption
-        PAGECORE_NUM_THREADS is no whole number from 1 to 1024.
+        PAGECORE_NUM_THREADS is not a whole number from 1 to 1024.
     """
     return threads_of_a_call()
 
 
 def set_num_threads(n):
-    """Choose how many threads a call of the host kernels may use, and return it.
+    """Set the maximum number of threads that a call of the host kernels uses, and return it.
 
-    Plans made without `num_workers` split the work for this many. Threads are started by the first call that needs
-    them, and stay for later ones, also where fewer are asked for.
+    Plans made without `num_workers` split the work among this number. Threads are started by the first call that needs
+    them. They are kept, even if the number is reduced later.
 
     Parameters
     ----------
     n : int or None
-        1 to 1024, the caller's thread among them; None is what PAGECORE_NUM_THREADS says, else the cores that this
-        process may use.
+        1 to 1024, including the calling thread. None restores the default: PAGECORE_NUM_THREADS, else the cores
+        available to the process.
 
     Returns
     -------
     int
-        `num_threads`.
+        The new value of `num_threads`.
 
     Raises
     ------
     UnsupportedOption
-        A number that makes no sense, given or in PAGECORE_NUM_THREADS where that counts; nothing has changed.
+        `n`, or PAGECORE_NUM_THREADS if it is read, is not a whole number from 1 to 1024. Nothing has changed.
     """
     if n is None:
         current.store(default_threads())

@@ -1,24 +1,19 @@
-"""write_kv: check the arguments and call the kernel."""
+"""write_kv: check the arguments, call the kernel."""
 
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport CPU
 from pagecore.ops._checks cimport (
-    CPU,
-    Place,
-    await_arrays,
-    brought_to,
     cache_tensor,
     check_caches,
     check_length,
-    check_place,
     check_writable,
-    divisors,
-    find_place,
     float_tensor,
-    given_indices,
-    scale_numbers,
 )
+from pagecore.ops._debug cimport debug_slots, debugging
+from pagecore.ops._indices cimport given_indices
+from pagecore.ops._numbers cimport divisors, scale_numbers
 from pagecore.ops._overlap cimport (
     ByteRange,
     are_nested,
@@ -27,45 +22,45 @@ from pagecore.ops._overlap cimport (
     range_of,
     ranges_meet,
 )
+from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, to_device
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
-from pagecore.ops.cuda._debug cimport debug_slots, debugging
 from pagecore.ops.cuda._moves cimport write_kv as launch_write
 
 from pagecore.errors import ShapeError
 
 
 def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None, value_scale=None, stream=None):
-    """Write new keys and values into the slots of a paged cache, casting and scaling on the way.
+    """Write new keys and values to slots of a paged cache, with a cast and optional scaling.
 
-    All arrays are on one device, the host or CUDA. A call on CUDA gives its stream one launch, two where the dtypes of
-    key and value, or of their caches, differ; it allocates nothing and waits for nothing unless index arrays or scales
-    come from the host.
+    All arrays are on one device, the host or CUDA. A call on CUDA is one launch, or two if the dtypes of key and value
+    or of their caches differ. It neither allocates nor waits unless index arrays or scales are on the host.
 
     Parameters
     ----------
     key, value : array, [T, Hkv, D] and [T, Hkv, Dv]
-        float32, float16 or bfloat16; any strides but for a contiguous last axis, here and below.
+        float32, float16 or bfloat16. The last axis is contiguous, here and below; other strides are free.
     key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
         Written in place, each in its own dtype (float32, float16 or bfloat16), rounded to nearest even. They must not
-        overlap each other or any other argument; interleaved slices of one array do not.
+        overlap each other or another argument. Interleaved slices of one array do not overlap.
     slot_mapping : integers, [T'], T' <= T
-        ``block * block_size + offset`` of token t; a negative slot writes nothing, and neither do the tokens from T'
-        on. Of two tokens with one slot the later one stays; on CUDA any of them may, and mixtures of both. Beside CUDA
-        arrays a list or host array is copied to the device.
+        Slot ``block * block_size + offset`` of each token. Tokens with a negative slot, and tokens from T' on, are not
+        written. If two tokens have one slot, the host keeps the later one, and CUDA keeps either or a mixture of both.
+        For CUDA arrays a list or host array is copied to the device.
     key_scale, value_scale : float or [Hkv], optional
-        What a stored number will be multiplied by: the numbers written are divided by it. An array on CUDA is float32;
-        one on the host is copied to the device.
+        Factors of the stored numbers: new keys or values are divided by them. An array on CUDA is float32; for CUDA
+        arrays one on the host is copied to the device.
     stream : int or a stream, optional
-        For CUDA arrays only: where the work goes, a handle or anything with ``__cuda_stream__``. When None, the current
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `key`.
 
     Raises
     ------
     InvalidBlock
-        A slot past the cache. Slots in CUDA memory are not looked at but under `debug`: those past the cache write
-        nothing.
+        A slot is outside the cache. Slots in CUDA memory are checked under `debug` only; otherwise tokens with such
+        slots are not written.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that do not fit each other, are not served or cannot be written. In every case nothing has been written.
+        Arrays do not match each other, are not supported, or cannot be written. After every error nothing has been
+        written.
 
     Examples
     --------
@@ -112,7 +107,7 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
         check_slots(slots, k, keys)
     elif debugging():
         debug_slots(slots, k, keys, &place)
-    slots = brought_to(slots, "slot_mapping", &place)
+    slots = to_device(slots, "slot_mapping", &place)
     launch_write(
         k, v, keys, values, slots, key_scales, key_divisor, value_scales, value_divisor, &place
     )
@@ -121,7 +116,7 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
 cdef int check_memory(
         Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slots, Tensor key_scale,
         Tensor value_scale) except -1:
-    """That the caches are apart from each other, from themselves, and from all that is read."""
+    """Raise an error if the caches overlap each other, an input, or themselves."""
     cdef ByteRange keys = range_of(key_cache), values = range_of(value_cache)
     cdef ByteRange each
     if not are_nested(key_cache):

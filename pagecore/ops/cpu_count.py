@@ -1,4 +1,4 @@
-"""How many processors this process may keep busy: what the kernel schedules it on, and what its container paid for."""
+"""The number of cores available to the process, by CPU affinity and by the quotas of its control groups."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ __all__ = ["usable_cores"]
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its affinity, cut to the CPU quota of its control groups (rounded up).
+    """Return the cores available to the process: its affinity, limited by the CPU quotas of its control groups.
+
+    Quotas are rounded up.
 
     Parameters
     ----------
     root : Path
-        Where ``proc`` and ``sys`` are mounted.
+        Directory that contains ``proc`` and ``sys``.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(ceil(quota) for quota in _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Cores that each control group around this process grants; an outer group's quota binds the inner ones too."""
+    """Yield the cores that each enclosing control group grants; the quota of an outer group also limits inner ones."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -36,19 +38,19 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """A group and those around it. In a container the path may be the host's: then the mount itself is the group."""
+    """Yield a group and its ancestors. In a container the path may be the host's, and the mount is the group."""
     group = Path(path.lstrip("/"))
     yield from (mount / each for each in (group, *group.parents))
 
 
 def _cores(quota: str = "", period: str = "") -> Iterator[float]:
-    """Microseconds of each period; "max", -1 or nothing is no limit."""
+    """Yield quota / period, both in microseconds; "max", -1 or an empty text is unlimited."""
     if quota.strip().isdigit() and period.strip().isdigit() and int(quota) > 0 and int(period) > 0:
         yield int(quota) / int(period)
 
 
 def _text(path: Path) -> str:
-    """What a file holds; nothing where it is not there to be read."""
+    """Return the content of a file, or an empty text if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-// Which keys a query may attend to: one rule for the planner, the checks and the kernels.
+// The range of keys that a query may attend to, for the planner, the checks and the kernels.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ struct KeyRange {
 };
 
 [[gnu::always_inline]] inline Window make_window(bool causal, int64_t left, int64_t right) {
-  if (causal) right = 0;  // a window to the right cannot widen what causality leaves
+  if (causal) right = 0;  // causality overrides a window to the right
   return {left, right};
 }
 
-// The keys that any query of positions first .. last attends to, in a sequence of `length` keys. Positions can be
-// negative (more queries than keys); such queries may attend to nothing.
+// Return the keys that at least one query of positions first .. last attends to, in a sequence of `length` keys. With
+// more queries than keys, positions are negative; such queries may have no keys.
 //
 //   first - left        first ... last        last + right
-//        [===============================================]     cut to [0, length)
+//        [===============================================]     clipped to [0, length)
 [[gnu::always_inline]] inline KeyRange attended_keys(const Window& window, int64_t first, int64_t last,
                                                      int64_t length) {
   int64_t begin = window.left < 0 || first < window.left ? 0 : first - window.left;

@@ -1,15 +1,15 @@
-// The planner: how the attention of one batch is cut into work items, for host, CUDA and emulator alike.
+// The planner: cuts the attention of one batch into work items, for the host, CUDA and the emulator.
 //
-// Stateless. Lengths in, items out, into a buffer that the caller owns; a buffer that is too small is filled as far as
-// it goes and the counts say what is needed.
+// It is stateless and writes items to a buffer of the caller. If the buffer is too small, it is filled, and the counts
+// are those of the whole plan.
 //
-// P1: every pair (query row, key that it may attend to) is in exactly one item, and every query row in at least one.
+// P1: every pair (query row, key that it may attend to) is in exactly one item, and every query row is in at least one.
 // P2: items stay within their sequence: queries in its rows of the packed array, keys in [0, seq_len).
-// P3: keys are only cut at absolute multiples of split_floor, which divides split_granule.
+// P3: keys are split only at absolute multiples of split_floor, which divides split_granule.
 // P4: with batch_invariant the items of a sequence depend on its own lengths and the options alone.
-// P5: otherwise, where several pieces are cut for each worker, no unit of work (an item's heads that go together) is
-//     longer than a worker's share / pieces_per_worker, or split_floor. So workers that claim units one by one end
-//     with at most that much more than their share.
+// P5: otherwise, with several pieces per worker, no unit of work (the heads of an item that are computed together) is
+//     longer than a worker's share / pieces_per_worker, or split_floor. Workers that claim units one by one therefore
+//     exceed their share by at most that much.
 // Cost: O(sequences + items), no allocation.
 #pragma once
 
@@ -21,6 +21,7 @@
 
 #include "cuda_src/abi.h"
 #include "pagecore/native/checks.hpp"
+#include "pagecore/native/rounding.hpp"
 #include "pagecore/ops/key_range.hpp"
 
 namespace pagecore {
@@ -33,13 +34,14 @@ struct PlanOptions {
   int64_t window_right = -1;
   bool batch_invariant = false;
   int64_t num_workers = 1;        // threads, or resident CTAs
-  int64_t query_tile = 1;         // queries of an item at most
-  int64_t pass_rows = 0;          // query rows up to which key heads of an item go together; 0: each head by itself
-  int64_t pieces_per_worker = 1;  // of equal shares; several where workers claim pieces as they come free
-  int64_t split_floor = 512;      // keys that make a split worth its merge; a multiple of the kernels' tile
-  int64_t split_granule = 1024;   // of batch-invariant splits, and of the kernels' own sums
-  int64_t min_rows = 0;           // sequences are planned whose query rows (queries * heads of a group) are this many
-  int64_t max_rows = std::numeric_limits<int64_t>::max();  // to that many; P1 then speaks of these
+  int64_t query_tile = 1;         // maximum of queries in an item
+  int64_t pass_rows = 0;          // query rows up to which key heads of an item are computed together; 0: never
+  int64_t pieces_per_worker = 1;  // more than 1 if idle workers claim pieces
+  int64_t split_floor = 512;      // minimum of keys in a split, a multiple of the kernels' tile
+  int64_t split_granule = 1024;   // keys of a batch-invariant split, and of the kernels' partial sums
+  // Only sequences with min_rows to max_rows query rows (queries * heads of a group) are planned; P1 applies to these.
+  int64_t min_rows = 0;
+  int64_t max_rows = std::numeric_limits<int64_t>::max();
 };
 
 struct PlanCounts {
@@ -47,7 +49,7 @@ struct PlanCounts {
   int64_t num_partial_rows = 0;
 };
 
-// What is planned: cu_query_lens may be null (one query for each sequence).
+// The batch to plan. cu_query_lens may be null (one query for each sequence).
 struct PlanBatch {
   const int32_t* cu_query_lens = nullptr;  // [num_sequences + 1]
   const int32_t* seq_lens = nullptr;       // [num_sequences]
@@ -110,7 +112,7 @@ class Planner {
     }
   }
 
-  // What one unit of work should be at most, in keys times key heads: those are what the workers share. 0: no limit.
+  // Return the target size of a unit of work, in keys times key heads; 0: unlimited.
   [[nodiscard]] int64_t target_piece() const {
     if (options_.num_workers <= 1 || options_.batch_invariant) return 0;
     int64_t total = 0;
@@ -120,27 +122,26 @@ class Planner {
     return std::max<int64_t>(1, total * options_.num_kv_heads / (options_.num_workers * options_.pieces_per_worker));
   }
 
-  // The keys of such a unit in a tile of `count` queries: multiples of split_floor, no more where pieces even out the
-  // shares, no less where each worker gets one. Tiles are mostly of one size, so it is worked out once for each in a
-  // row.
+  // Return the keys of a unit in a tile of `count` queries, a multiple of split_floor: rounded down with several pieces
+  // per worker, up with one. Most tiles have one size, so the last result is kept.
   [[nodiscard]] int64_t piece_keys(int64_t count) {
     if (count == piece_count_) return piece_keys_;
     const int64_t rows = count * (options_.num_query_heads / options_.num_kv_heads), floor = options_.split_floor;
     const int64_t keys = piece_ / std::clamp<int64_t>(options_.pass_rows / rows, 1, options_.num_kv_heads);
-    const int64_t rounded = options_.pieces_per_worker > 1 ? keys / floor * floor : (keys + floor - 1) / floor * floor;
+    const int64_t rounded = options_.pieces_per_worker > 1 ? keys / floor * floor : round_up(keys, floor);
     piece_count_ = count;
     piece_keys_ = piece_ == 0 ? 0 : std::max(rounded, floor);
     return piece_keys_;
   }
 
   void plan_sequence(int64_t sequence) {
-    // Prompts make items enough of their own, and their partial rows would be many; the kernels sum them by granules.
+    // Prefill has enough items without splits, and its splits would need many partial rows; kernels sum by granules.
     const bool fixed = options_.batch_invariant && queries(sequence) <= options_.query_tile;
     for_each_tile(sequence,
                   [&](const Tile& tile) { plan_tile(tile, fixed ? options_.split_granule : piece_keys(tile.count)); });
   }
 
-  // Cuts [begin, end) at multiples of `piece`; 0 leaves it whole.
+  // Split [begin, end) at multiples of `piece`; 0 leaves it whole.
   void plan_tile(const Tile& tile, int64_t piece) {
     const auto [begin, end] = tile.keys;
     if (piece == 0 || end <= piece || end == begin) return emit(tile, begin, end, -1, 0, 1);
@@ -169,27 +170,27 @@ class Planner {
   PcWorkItem* items_;
   int64_t capacity_;
   int64_t piece_ = 0;
-  int64_t piece_count_ = 0, piece_keys_ = 0;  // the last that piece_keys was asked for
+  int64_t piece_count_ = 0, piece_keys_ = 0;  // argument and result of the last piece_keys()
   PlanCounts counts_;
 };
 
-// The lengths must have passed check_plan_batch.
+// Plan a batch whose lengths have passed check_plan_batch.
 [[nodiscard]] inline PlanCounts make_plan(const PlanOptions& options, const PlanBatch& batch, PcWorkItem* items,
                                           int64_t capacity) {
   return Planner(options, batch, items, capacity).run();
 }
 
-// A plan that is kept: its items, and the lengths that it was made for. Buffers grow and never shrink.
+// The items of a plan and the lengths that it was made for. Buffers grow and never shrink.
 class Plan {
  public:
   PlanOptions options;
 
-  // Changes nothing when it raises.
+  // Replace the plan. Nothing has changed after an error.
   void replan(const PlanBatch& batch) {
     check_plan_batch(batch);
     PlanCounts counts = make_plan(options, batch, items_.data(), static_cast<int64_t>(items_.size()));
     PC_EXPECTS(counts.num_partial_rows <= kMaxPartialRows, ShapeError, "the plan has ", counts.num_partial_rows,
-               " partial rows; it can have ", kMaxPartialRows, ", use fewer workers or smaller batches");
+               " partial rows; the limit is ", kMaxPartialRows, ": use fewer workers or smaller batches");
     if (counts.num_items > static_cast<int64_t>(items_.size())) {
       items_.resize(static_cast<size_t>(counts.num_items));
       counts = make_plan(options, batch, items_.data(), counts.num_items);

@@ -1,4 +1,4 @@
-# What plan.hpp declares.
+# Declarations of plan.hpp.
 from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 

@@ -1,4 +1,4 @@
-"""Traffic on a cache: a continuous-batching scheduler, the replay of recorded traces, the demo.
+"""Serving on top of a cache: a continuous-batching scheduler, trace replay, a memory planner, and the demo.
 
-Import what is needed from its module; the package imports none, so that `pagecore info` starts fast.
+Import each name from its module. The package imports none of them, so that `pagecore info` starts fast.
 """

@@ -1,13 +1,13 @@
-"""Rows of the next step: the runs, and the first requests of the queue that the pool can hold.
+"""Rows of the next step: the running runs, and the first requests of the queue that the pool can hold.
 
-Admission tries 1, 2, 4, ... requests at a time, so that `shortage`, which looks at all rows, is called a logarithmic
-number of times and not once for each request. Where a stage does not fit, bisection finds how many of it do.
+Admission tries stages of 1, 2, 4, ... requests, because `shortage` looks at all rows: it is called a logarithmic number
+of times instead of once for each request. If a stage does not fit, bisection finds the part of it that fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,14 @@ from pagecore.serving.request import Run
 
 if TYPE_CHECKING:
     from pagecore.cache import Sequence
+    from pagecore.serving.limits import Limits
     from pagecore.serving.roster import Roster
 
-__all__ = ["Admission", "Rows", "select"]
+__all__ = ["Admission", "StepRows", "select"]
 
 
 @dataclass(slots=True)
-class Rows:
+class StepRows:
     """Rows of a step: first `num_decodes` runs with one token each, then chunks of prompts."""
 
     runs: list[Run]
@@ -36,13 +37,13 @@ class Rows:
         self.counts.append(count)
 
 
-def select(running: Iterable[Run], budget: int) -> Rows:
-    """Return the rows of the runs: all decodes, then chunks of prompts, oldest first, while the budget lasts."""
+def select(running: Iterable[Run], budget: int) -> StepRows:
+    """Return rows for the running runs: all decodes, then chunks of prompts, oldest first, while the budget lasts."""
     decodes: list[Run] = []
     prompts: list[Run] = []
     for run in running:
         (prompts if run.prefilling else decodes).append(run)
-    rows = Rows(decodes, [run.sequence for run in decodes], [1] * len(decodes), len(decodes))
+    rows = StepRows(decodes, [run.sequence for run in decodes], [1] * len(decodes), len(decodes))
     budget -= len(decodes)
     for run in prompts:
         if not budget:
@@ -53,39 +54,29 @@ def select(running: Iterable[Run], budget: int) -> Rows:
     return rows
 
 
-@dataclass(slots=True)
 class Admission:
     """One round of admissions to a step.
 
     Parameters
     ----------
     roster : Roster
-    rows : Rows
-        The rows of the runs, to which those of the admitted are appended.
-    budget : int
-        Tokens that the step has room for.
-    places : int
-        Sequences that may still be admitted.
-    headroom : int
-        Slots that must stay free, unless nothing else runs.
-    max_length : int
-        Slots of the longest sequence.
+    rows : StepRows
+        Rows of the running runs; a row is appended for each admitted run.
+    limits : Limits
     """
 
-    roster: Roster
-    rows: Rows
-    budget: int
-    places: int
-    headroom: int
-    max_length: int
-    # Tokens that each row still lacks. Budget is left only where every prompt that runs gets all that it lacks.
-    _needs: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._needs = self.rows.counts.copy()
+    def __init__(self, roster: Roster, rows: StepRows, limits: Limits) -> None:
+        self._roster = roster
+        self._rows = rows
+        self._headroom = limits.headroom
+        self._max_length = limits.max_length
+        self._budget = limits.budget - sum(rows.counts)
+        self._free_rows = limits.max_running - sum(run.samples for run in roster.running)
+        # Tokens that each row still lacks. Budget is left only if every running prompt gets all that it lacks.
+        self._needs = rows.counts.copy()
 
     def admit(self) -> None:
-        """Admit from the queue, in order, while budget, places and blocks for a whole prompt last."""
+        """Admit runs from the queue, in order, while budget, rows and blocks for a whole prompt last."""
         size = 1
         while stage := self._stage(size):
             fitting = self._count_fitting(stage)
@@ -98,20 +89,20 @@ class Admission:
             size *= 2
 
     def _stage(self, size: int) -> list[Run]:
-        """Pin up to `size` runs of the queue that budget and places suffice for."""
+        """Pin up to `size` runs of the queue for which budget and rows suffice, and return them."""
         stage: list[Run] = []
-        budget, places = self.budget, self.places
-        for run in list(islice(self.roster.waiting, size)):
-            if budget <= 0 or run.samples > places:
+        budget, free_rows = self._budget, self._free_rows
+        for run in list(islice(self._roster.waiting, size)):
+            if budget <= 0 or run.samples > free_rows:
                 break
             self._pin(run)
             stage.append(run)
             budget -= run.num_tokens_left
-            places -= run.samples
+            free_rows -= run.samples
         return stage
 
     def _count_fitting(self, stage: list[Run]) -> int:
-        """Return how many of the stage fit, in order; those are pinned."""
+        """Return the number of runs at the start of the stage that fit; these are pinned."""
         if self._fits(stage):
             return len(stage)
         low, high = 0, len(stage)
@@ -127,26 +118,26 @@ class Admission:
         return low
 
     def _fits(self, runs: list[Run]) -> bool:
-        """Return True if the pool can hold the whole prompts of `runs`, and the headroom, in addition to the rows."""
-        sequences = self.rows.sequences + [run.sequence for run in runs]
+        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom."""
+        sequences = self._rows.sequences + [run.sequence for run in runs]
         needs = self._needs + [run.num_tokens_left for run in runs]
-        if self.roster.running:
-            last = self.max_length - runs[-1].sequence.num_computed_tokens
-            needs[-1] = min(needs[-1] + self.headroom, last)
-        return not self.roster.cache.shortage(sequences, needs)
+        if self._roster.running:
+            last = self._max_length - runs[-1].sequence.num_computed_tokens
+            needs[-1] = min(needs[-1] + self._headroom, last)
+        return not self._roster.cache.shortage(sequences, needs)
 
     def _admit(self, run: Run) -> None:
         left = run.num_tokens_left
-        self.roster.admit(run)
-        count = min(left, self.budget)
-        self.rows.add(run, count)
+        self._roster.admit(run)
+        count = min(left, self._budget)
+        self._rows.add(run, count)
         self._needs.append(left)
-        self.budget -= count
-        self.places -= run.samples
+        self._budget -= count
+        self._free_rows -= run.samples
 
     def _pin(self, run: Run) -> None:
-        """Give a waiting run the longest prefix that the cache has of it, unless it is swapped out."""
-        roster = self.roster
+        """Pin the longest cached prefix of a waiting run, unless the run is swapped out."""
+        roster = self._roster
         if run.held is not None:
             if run not in roster.pinned or not roster.has_news:
                 return
@@ -159,5 +150,5 @@ class Admission:
 
     def _unpin(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if run in self.roster.pinned:
-                self.roster.unpin(run)
+            if run in self._roster.pinned:
+                self._roster.unpin(run)

@@ -1,11 +1,12 @@
-"""What this installation is and can do, told without importing any framework but CuPy, which knows the devices."""
+"""Versions and capabilities of this installation. Only CuPy, which finds the devices, is imported for it."""
 
 from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from pagecore.arrays.cuda import Runtime, runtime
+from pagecore.arrays.cuda import runtime
+from pagecore.arrays.runtime import Runtime
 from pagecore.errors import DeviceError
 from pagecore.ops.cpu import available_isas, isa, num_threads
 from pagecore.ops.cpu_count import usable_cores
@@ -17,9 +18,9 @@ CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def info_rows() -> list[tuple[str, str]]:
-    """Name and value of each line of `pagecore info`."""
+    """Return the name and value of each line of `pagecore info`."""
     rows = [
-        ("pagecore", installed_version("pagecore") or "not installed, run from its source"),
+        ("pagecore", installed_version("pagecore") or "not installed, running from source"),
         ("python", platform.python_version()),
     ]
     rows += [
@@ -30,7 +31,7 @@ def info_rows() -> list[tuple[str, str]]:
     )
     rows += [
         ("cupy", cupy),
-        ("instruction set", f"{isa()} (this machine runs {', '.join(available_isas())})"),
+        ("instruction set", f"{isa()} (available: {', '.join(available_isas())})"),
         ("threads", f"{num_threads()} on {usable_cores()} cores"),
         ("cuda", cuda_status()),
     ]
@@ -38,15 +39,15 @@ def info_rows() -> list[tuple[str, str]]:
 
 
 def cuda_status() -> str:
-    """The CUDA devices that can be used, or what stands in the way of that; CuPy is imported to find out."""
+    """Describe the usable CUDA devices, or explain why CUDA is unavailable; imports CuPy."""
     compiler = _compiler_status()
     try:
         found = runtime()
         devices = [_device_status(found, index) for index in range(found.num_devices())]
     except DeviceError as error:
         if isinstance(compiler, DeviceError) and str(compiler) == str(error):
-            return f"no, and kernels cannot be compiled: {error}"
-        return f"no: {error}; {_compiler_sentence(compiler)}"
+            return f"unavailable, and kernels cannot be compiled: {error}"
+        return f"unavailable: {error}; {_compiler_sentence(compiler)}"
     return f"{', '.join(devices)}; {_compiler_sentence(compiler)}"
 
 
@@ -57,7 +58,7 @@ def _device_status(found: Runtime, index: int) -> str:
 
 
 def _compiler_status() -> str | DeviceError:
-    """Return the version of the compiler, or why it cannot be used."""
+    """Return the version of the compiler, or the error that explains why it cannot be used."""
     try:
         return compiler_version()
     except DeviceError as error:
@@ -71,7 +72,7 @@ def _compiler_sentence(status: str | DeviceError) -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -32,7 +32,7 @@ class Histogram:
         Raises
         ------
         ShapeError
-            A value that is not an integer, or is negative.
+            `value` is not an integer, or is negative.
         """
         value = require_int("value", value, 0, max=None)
         shift = max(value.bit_length() - BUCKET_BITS - 1, 0)
@@ -42,16 +42,18 @@ class Histogram:
         self.maximum = max(self.maximum, value)
 
     def percentile(self, percent: float) -> int:
-        """The least value that `percent` of those counted do not exceed (its bucket's upper end); 0 when none was.
+        """Return the smallest value that `percent` of the counted values do not exceed; 0 if none was counted.
+
+        The result is the upper end of the bucket of that value.
 
         Raises
         ------
         ShapeError
-            A `percent` that is not a number from 0 to 100.
+            `percent` is not a number from 0 to 100.
         """
         percent = as_float("percent", percent)
         if not 0 <= percent <= 100:
-            raise ShapeError(f"percent is {percent}; it must be between 0 and 100")
+            raise ShapeError(f"percent is {percent}; expected a number between 0 and 100")
         wanted = self.count * percent / 100
         seen = 0
         for key in sorted(self._buckets):
@@ -64,19 +66,19 @@ class Histogram:
 
 
 class Series:
-    """A value over time as at most `points` means of equally many steps each; the stride doubles as time goes on."""
+    """A value over time as at most `points` means over `stride` steps each; the stride doubles when they are full."""
 
     def __init__(self, points: int = 256) -> None:
         self.points = require_int("points", points, 2)
         if self.points % 2:
-            raise ShapeError(f"points is {points}; give an even number")
+            raise ShapeError(f"points is {points}; expected an even number")
         self.stride = 1
         self.means: list[float] = []
         self._sum = 0.0
         self._pending = 0
 
     def add(self, value: float) -> None:
-        """Take the value of one more step."""
+        """Add the value of one step."""
         self._sum += value
         self._pending += 1
         if self._pending < self.stride:
@@ -88,27 +90,33 @@ class Series:
             self.stride *= 2
 
     def values(self) -> list[float]:
-        """The means so far, the unfinished last one included."""
+        """Return the means so far, the unfinished last one included."""
         rest = [self._sum / self._pending] if self._pending else []
         return self.means + rest
 
 
 class Metrics:
-    """What a serving run was like: how full the pool was, how much of it was waste, how long the index took.
+    """Statistics of a serving run: use of the pool, fragmentation, queue, prefix reuse, and time in the index.
 
-    `observe` takes the cache's statistics once a step, after commit and before the finished are removed, when
-    everything that the step needed is held.
+    Call `observe` once a step, after the commit and before finished runs are removed, when the cache holds everything
+    that the step needed.
 
     Attributes
     ----------
+    steps : int
+        Steps observed.
     utilization, fragmentation : Series
-        Shares of the blocks in use, and of their slots without a token.
+        Share of the blocks in use, and share of their slots without a token.
     running, waiting : Series
-        Sequences.
+        Number of sequences.
     prefix_query, prefix_hit : Series
-        Tokens of the requests admitted first in a step, and of those the ones that the prefix cache had.
+        Prompt tokens of the requests first admitted in a step, and those of them that were cached.
     evicted : Series
-        Blocks that it gave up in a step; `evicted_blocks` so far.
+        Blocks evicted in a step.
+    evicted_blocks : int
+        Blocks evicted so far.
+    index_ns : Histogram
+        Time in the cache, `Step.index_ns`; the caller adds it.
     """
 
     def __init__(self) -> None:
@@ -128,7 +136,7 @@ class Metrics:
         self._query_tokens = self._hit_tokens = 0
 
     def observe(self, stats: CacheStats, running: int, waiting: int, reuse: Reuse) -> None:
-        """Take in one step; what is in `reuse` is counted from the beginning of the run."""
+        """Add one step; the counts of `reuse` are totals since the beginning of the run."""
         used, waste = stats.utilization, stats.fragmentation
         self.steps += 1
         self.utilization.add(used)
@@ -146,15 +154,15 @@ class Metrics:
 
     @property
     def utilization_mean(self) -> float:
-        """Mean over the steps of the share of blocks in use; 0 when there was no step."""
+        """Mean over the steps of the share of blocks in use; 0 before the first step."""
         return self._utilization_sum / self.steps if self.steps else 0.0
 
     @property
     def fragmentation_mean(self) -> float:
-        """Mean over the steps of the share of slots in held blocks that hold no token; 0 when there was no step."""
+        """Mean over the steps of the share of slots in held blocks without a token; 0 before the first step."""
         return self._fragmentation_sum / self.steps if self.steps else 0.0
 
     def prefix_hit_rates(self) -> list[float | None]:
-        """Share of the tokens that was reused, for each span of the series; None where nobody was admitted first."""
-        asked, found = self.prefix_query.values(), self.prefix_hit.values()
-        return [hit / query if query else None for query, hit in zip(asked, found, strict=True)]
+        """Return the share of prompt tokens reused at each point of the series; None without a first admission."""
+        queries, hits = self.prefix_query.values(), self.prefix_hit.values()
+        return [hit / query if query else None for query, hit in zip(queries, hits, strict=True)]

@@ -1,4 +1,4 @@
-"""Runs that take the sampled tokens of a step, and the tokens that end them."""
+"""Outputs of a step: the runs that take sampled tokens, and the runs that these tokens finish."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Sequence
-    from pagecore.serving.admission import Rows
+    from pagecore.serving.admission import StepRows
     from pagecore.serving.step import Step
 
 __all__ = ["list_outputs", "sort_outputs"]
 
 
-def list_outputs(rows: Rows, owner: object) -> tuple[list[Run], list[int]]:
-    """Return the runs that take a token, each decode and each sample of a prompt that ends, and the row of each.
+def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int]]:
+    """Return the runs that take a sampled token, and the row of each.
 
-    Samples that are listed for the first time are made here, with `owner`.
+    These are the decodes, and all samples of each prompt that the step completes. The runs of samples are made here,
+    with `owner`, when they are first listed.
     """
     outputs = rows.runs[: rows.num_decodes]
     output_rows = list(range(rows.num_decodes))
@@ -39,10 +40,10 @@ def list_outputs(rows: Rows, owner: object) -> tuple[list[Run], list[int]]:
 def sort_outputs(
     step: Step, tokens: NDArray[np.int32]
 ) -> tuple[list[Sequence], NDArray[np.int32], dict[Run, NDArray[np.int32]]]:
-    """Return the sequences that continue, the id of each, and all tokens of each run that finishes.
+    """Return the sequences that continue, their ids, and the complete tokens of each run that finishes.
 
-    `tokens` holds one id for each output; cancelled runs are passed over. The last token of a run never enters the
-    cache, where no step would compute it.
+    `tokens` holds one id for each output; those of cancelled runs are dropped. The last token of a run does not enter
+    the cache, because no step would compute it.
     """
     outputs = step.outputs
     held = [run.held for run in outputs]

@@ -1,4 +1,4 @@
-"""What fits: a model's layers and a memory as blocks, tokens and requests, before anything is allocated."""
+"""Memory planner: blocks, tokens and requests of a model that fit into a memory, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagecore.storage.spec import window_of
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "plan_memory", "plan_model"]
 
-# Tokens of the requests that a model is planned for where none are said, and then its longest.
+# Default lengths of requests to plan for; the longest that the model supports is added.
 CONTEXTS = (2048, 8192, 32768)
 
 
@@ -30,13 +30,13 @@ class GroupPlan:
     Attributes
     ----------
     spec : Spec
-        The rank's share of what each layer stores.
+        Spec of each layer, as sharded to one rank.
     num_layers : int
-        Layers that store; aliases are not among them.
+        Number of layers that store, without aliases.
     bytes_per_block : int
-        Of one block in all layers of the group.
+        Bytes of one block in all layers of the group.
     bytes_per_token : float
-        Of one token in all layers of the group.
+        Bytes of one token in all layers of the group.
     """
 
     spec: Spec
@@ -46,11 +46,11 @@ class GroupPlan:
 
     @property
     def window(self) -> int | None:
-        """How many keys a query sees; None for all."""
+        """Number of keys that a query attends to; None for all."""
         return window_of(self.spec)
 
     def as_json(self) -> dict[str, Any]:
-        """The group as plain values."""
+        """Return the group as a dict of plain values."""
         return {
             "num_layers": self.num_layers,
             "window": self.window,
@@ -62,22 +62,23 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPlan:
-    """How many requests fit at once, each `context` tokens long.
+    """Number of concurrent requests of `context` tokens that fit.
 
     Attributes
     ----------
     context : int
-        Tokens of each request, prompt and answer.
+        Tokens of each request, prompt and answer together.
     blocks_per_request : tuple of int
-        What a request holds of each group.
+        Blocks of each group that a request holds.
     requests : int
-        That fit where every group has the plan's `num_blocks`, as `PagedKVCache(memory=...)` shares memory out.
+        Requests that fit if every group has the plan's `num_blocks`, which is how `PagedKVCache(memory=...)` divides
+        the memory.
     best_num_blocks : tuple of int or None
-        For `PagedKVCache(num_blocks=[...])`: blocks of each group, the null block counted, in proportion to what a
-        request of this length holds of it. None where not even one request fits. Such a cache needs its
-        `max_tokens_per_sequence` said, which is what the smallest pool holds by default.
+        Blocks of each group, the null block counted, in proportion to the blocks that a request of this length holds;
+        None if not even one request fits. Pass them as `PagedKVCache(num_blocks=[...])`, together with
+        `max_tokens_per_sequence`, whose default is the size of the smallest pool.
     best_requests : int
-        That fit then.
+        Requests that fit with `best_num_blocks`.
     """
 
     context: int
@@ -87,23 +88,23 @@ class ContextPlan:
     best_requests: int
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain values."""
+        """Return the plan as a dict of plain values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What fits into a memory; of one rank, as every figure here.
+    """Blocks, tokens and requests that fit into the memory of one rank.
 
     Attributes
     ----------
     memory : int
-        Bytes for key and value.
+        Bytes for keys and values on one rank.
     ranks, block_size : int
     num_blocks : int
-        Of each group, the null block counted.
+        Blocks of each group on one rank, the null block counted.
     groups : tuple of GroupPlan
-        In the order of their first layers, which is that of `PagedKVCache`.
+        Groups in the order of their first layers, as in `PagedKVCache`.
     contexts : tuple of ContextPlan
     """
 
@@ -116,16 +117,16 @@ class MemoryPlan:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of one token in all layers of all groups."""
+        """Bytes of one token in all layers of all groups."""
         return sum(group.bytes_per_token for group in self.groups)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that fit, whoever they belong to; more of them where a window lets blocks go."""
+        """Number of tokens that fit, over all sequences; more fit in groups whose window frees blocks."""
         return (self.num_blocks - 1) * self.block_size
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain values."""
+        """Return the plan as a dict of plain values."""
         return {
             "memory": self.memory,
             "ranks": self.ranks,
@@ -140,13 +141,13 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A model and what of it fits."""
+    """A model, and the plan of its memory."""
 
     model: ModelConfig
     memory: MemoryPlan
 
     def as_json(self) -> dict[str, Any]:
-        """Both as plain values."""
+        """Return model and plan as one dict of plain values."""
         model = {
             "model_type": self.model.model_type,
             "num_layers": len(self.model.layers),
@@ -164,38 +165,43 @@ def plan_memory(
     context: SupportsIndex | Iterable[SupportsIndex] = (),
     device: str = "cpu",
 ) -> MemoryPlan:
-    """How many blocks, tokens and requests fit into the memory of one rank.
+    """Plan the blocks, tokens and requests that fit into the memory of one rank.
 
-    A request of n tokens holds ``ceil(n / block_size)`` blocks of a group that attends to everything. Of a group with
-    a window of W it holds at most ``ceil((W - 1) / block_size) + 1``: the W keys that its next query sees seldom begin
-    with a block, so one block more than they fill. While its prompt is computed in steps of c tokens it holds up to
-    ``ceil((W + c - 2) / block_size) + 1``; that is not counted, so leave room for one prompt.
+    A request of n tokens holds ``ceil(n / block_size)`` blocks of a group with full attention. Of a group with a window
+    of W tokens it holds at most ``ceil((W - 1) / block_size) + 1`` blocks, because the window rarely starts at a block
+    boundary. While the prompt is computed in steps of c tokens, the request holds up to
+    ``ceil((W + c - 2) / block_size) + 1`` blocks. The plan does not count these; leave room for one prompt.
 
     Parameters
     ----------
     specs : spec or list of specs
-        One a model layer, of the whole model; `Alias` entries store nothing.
+        Specs of the layers of the whole model; `Alias` entries store nothing.
     memory : int, str or float
-        For key and value on one rank, as `PagedKVCache` takes it: bytes, "8GiB", or a fraction of what is free here.
+        Memory for keys and values on one rank, as for `PagedKVCache`: bytes, a string such as "8GiB", or a fraction of
+        the free memory of `device`.
     ranks : int
-        Tensor parallel: each rank holds its share of the heads (see `TensorParallel`).
+        Number of tensor-parallel ranks; each holds its share of the heads (see `TensorParallel`).
     block_size : int
-        Tokens a block.
+        Tokens of a block.
     context : int or iterable of int
         Lengths of requests to plan for.
     device : str
-        Whose free memory a fraction is of.
+        Device whose free memory a fraction refers to.
+
+    Returns
+    -------
+    MemoryPlan
 
     Raises
     ------
     NotEnoughMemory
         The memory holds fewer than two blocks of every group.
     ShapeError
-        Numbers that are none, heads that `ranks` cannot share, a memory that makes more blocks than ids can count.
+        A number is out of range, `ranks` does not divide the heads, or the memory holds more blocks than there are ids.
     UnsupportedOption
-        Layers that are no specs, or that are not known to be shared.
+        The layers are not specs, or it is not known how to shard them.
     DeviceError
-        A fraction of a device that is not there.
+        `memory` is a fraction and the device does not exist.
     """
     ranks = require_int("ranks", ranks)
     block_size = require_int("block_size", block_size)
@@ -224,7 +230,7 @@ def plan_model(
     dtype: object = "auto",
     device: str = "cpu",
 ) -> ModelPlan:
-    """`plan_memory` of a config.json; without `context`, of a few lengths up to the longest that it was made for."""
+    """Plan a model from its config.json; `context` defaults to a few lengths up to the longest of the model."""
     model = read_model_config(config, dtype=dtype)
     if context is None:
         longest = model.max_length or INT32_MAX
@@ -235,14 +241,14 @@ def plan_model(
 
 
 def blocks_held(spec: Spec, context: SupportsIndex, block_size: SupportsIndex) -> int:
-    """Blocks that a request of `context` tokens holds of a group, at most; see `plan_memory`."""
+    """Return the number of blocks of a group that a request of `context` tokens holds at most; see `plan_memory`."""
     length, size, window = require_int("context", context), require_int("block_size", block_size), window_of(spec)
     blocks = -(-length // size)
     return blocks if window is None else min(blocks, -(-(window - 1) // size) + 1)
 
 
 def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
-    # An array has __index__ whatever its shape, so types tell too little.
+    # Arrays of any shape have __index__, so the type does not decide.
     given: Any = context
     try:
         return [operator.index(given)]
@@ -251,7 +257,7 @@ def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
     try:
         return list(given)
     except TypeError:
-        raise ShapeError(f"context is {shown(context)}; give a number of tokens, or a list of them") from None
+        raise ShapeError(f"context is {shown(context)}; expected a number of tokens or a list of them") from None
 
 
 def _group(group: Group, block_size: int) -> GroupPlan:
@@ -267,7 +273,7 @@ def _plan_context(
     held = [blocks_held(group.spec, context, block_size) for group in groups]
     null = sum(group.bytes_per_block for group in groups)
     one = sum(count * group.bytes_per_block for count, group in zip(held, groups, strict=True))
-    # A pool ends where ids do, however much memory there is.
+    # The number of block ids limits a pool too.
     best = min((memory - null) // one, (INT32_MAX - 1) // max(held))
     return ContextPlan(
         context=context,

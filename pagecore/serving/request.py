@@ -1,4 +1,4 @@
-"""What a scheduler is given, and the state it keeps for each sequence that comes of it."""
+"""Requests to a scheduler, and the state of each sequence that serves them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.cache.retention import validate_namespace
+from pagecore.cache.prefix.retention import validate_namespace
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
 from pagecore.storage.checks import INT32_MAX
 
@@ -22,11 +22,11 @@ __all__ = ["Request", "RequestError", "Run", "State"]
 
 
 class RequestError(ShapeError):
-    """A request that the cache cannot hold even when it is alone in it; it was not queued."""
+    """The cache cannot hold the request even when it holds nothing else; the request was not queued."""
 
 
 class State(Enum):
-    """waiting -> running -> finished; a preempted run goes back to waiting; both may become cancelled."""
+    """waiting -> running -> finished; preemption: running -> waiting; cancel: waiting or running -> cancelled."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -36,27 +36,29 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt and how much is wanted of it.
+    """A prompt, the number of tokens to generate, and the number of samples.
 
     Parameters
     ----------
     id : int
-        The caller's number for it; the scheduler only carries it.
+        The caller's number for the request; the scheduler does not interpret it.
     prompt : array_like of int
-        Token ids `[n]`, n >= 1; kept as int32, not copied when it is int32 already.
+        Token ids `[n]`, n >= 1; kept as int32, and aliased if it is an int32 array.
     max_new_tokens : int
         Tokens to generate for each sample; with 0 the prompt is computed and nothing is sampled.
     samples : int
-        Parallel samples that share the blocks of the prompt (the cache forks them when the prompt is computed).
+        Number of parallel samples. They share the blocks of the prompt: the cache forks them when the prompt is
+        computed.
     namespace : hashable, optional
-        Whose it is (an adapter, a tenant): requests of different namespaces reuse nothing of each other.
+        Adapter or tenant of the request; requests of different namespaces share no cached prefix.
 
     Raises
     ------
     ShapeError
-        A prompt that is empty, not 1-D, or with ids that int32 cannot hold; a negative count; no sample.
+        `prompt` is empty, not 1-D, or has ids that int32 cannot hold; `max_new_tokens` is negative; `samples` is
+        below 1.
     UnsupportedDtype
-        A prompt that is not of integers; a namespace that cannot be compared.
+        `prompt` is not of integers, or `namespace` cannot be compared.
     """
 
     id: int
@@ -68,40 +70,40 @@ class Request:
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", token_ids(self.prompt, "prompt"))
         if not len(self.prompt):
-            raise ShapeError("prompt is empty; at least one token id is needed")
+            raise ShapeError("prompt is empty; expected at least one token id")
         for name, least in (("max_new_tokens", 0), ("samples", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
-                raise ShapeError(f"{name} is {value!r}; an integer between {least} and {INT32_MAX} is needed")
+                raise ShapeError(f"{name} is {value!r}; expected an integer between {least} and {INT32_MAX}")
         validate_namespace(self.namespace)
 
     @property
     def num_slots(self) -> int:
-        """Slots that one sample needs when it ends: the last token that is generated is never computed."""
+        """Number of slots that one sample needs; its last token is generated but never computed."""
         return len(self.prompt) + max(self.max_new_tokens - 1, 0)
 
 
 def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
-    """Any 1-D array of integers that fit, as int32; not copied where it is int32 already."""
+    """Return a 1-D array of integers as int32; an int32 array is aliased."""
     try:
         ids = np.asarray(given)
     except ValueError as ragged:
-        raise ShapeError(f"{name} must be one list of token ids: {ragged}") from None
+        raise ShapeError(f"{name} is not a 1-D array of token ids: {ragged}") from None
     if ids.ndim != 1:
-        raise ShapeError(f"{name} has shape {ids.shape}; token ids [n] are needed")
+        raise ShapeError(f"{name} has shape {ids.shape}; expected token ids [n]")
     if ids.size and ids.dtype.kind not in "iu":
-        raise UnsupportedDtype(f"{name} has dtype {ids.dtype}; give integers that fit int32")
+        raise UnsupportedDtype(f"{name} has dtype {ids.dtype}; expected integers that fit int32")
     if ids.size and ids.dtype != np.int32:
         for end in (ids.min(), ids.max()):
             if not -(2**31) <= int(end) <= INT32_MAX:
-                raise ShapeError(f"{name} has token id {end}, which does not fit int32; ids end at {INT32_MAX}")
+                raise ShapeError(f"{name} has token id {end}; ids must fit int32, whose largest value is {INT32_MAX}")
     return ids.astype(np.int32, copy=False)
 
 
 class Run:
-    """One sequence of a request: all of its samples until the prompt is computed, one sample from then on.
+    """One sequence of a request. It represents all samples until the prompt is computed, and one sample after that.
 
-    A scheduler makes its runs and keeps their attributes; for everybody else they are read-only.
+    The scheduler makes the runs and updates their attributes; callers must not write to them.
 
     Attributes
     ----------
@@ -109,24 +111,25 @@ class Run:
     sample : int
         Number of the sample within the request, from 0.
     samples : int
-        Samples that this run represents: more than one only until it is forked.
+        Number of samples that this run represents; 1 once the samples are forked.
     parent : Run or None
-        The first sample, for the others.
+        The first sample of the request; None for the first sample itself.
     siblings : tuple of Run
-        The other samples, for the first one, from the step that ends the prompt until they are forked.
+        The other samples. Set on the first sample only, from the step that completes the prompt until they are forked.
     arrival : int
-        Requests that were added to the scheduler earlier.
+        Number of requests that were added to the scheduler earlier.
     tokens : int32 array
-        Tokens to compute at the next admission: the prompt and, after a preemption, what was generated so far. Once the
-        run has ended: the prompt and everything generated. A run that was swapped out has computed the first of them.
+        Tokens to compute at the next admission: the prompt and, after a preemption, the tokens generated so far. Once
+        the run has ended: the prompt and all generated tokens. If the run is swapped out, the first of them are already
+        computed.
     num_preemptions : int
-        How often it was preempted.
+        Number of times that the run was preempted.
     num_reused_tokens : int
-        Tokens of the prompt that the prefix cache had at the first admission.
+        Tokens of the prompt that were cached at the first admission.
     held : Sequence or None
-        Its sequence in the cache or, swapped out, in a swap space; None while it has neither.
+        The sequence of the run in the cache or, if it is swapped out, in a swap space; otherwise None.
     prefilling : bool
-        True while tokens that were known at admission are still to be computed.
+        True until all tokens that were known at admission are computed.
     state : State
     """
 
@@ -174,7 +177,7 @@ class Run:
 
     @property
     def sequence(self) -> Sequence:
-        """`held`, which must not be None; a waiting run has none unless it is the next one or swapped out.
+        """`held` if it is not None. A waiting run has no sequence unless it is the next one or swapped out.
 
         Raises
         ------
@@ -182,28 +185,28 @@ class Run:
             The run has no sequence.
         """
         if self.held is None:
-            raise InvalidSequence(f"{self!r} has no sequence in the cache; it has one while it is running")
+            raise InvalidSequence(f"{self!r} has no sequence in the cache; a run has one while it is running")
         return self.held
 
     @property
     def has_ended(self) -> bool:
-        """True once the run is finished or cancelled; it never changes again."""
+        """True once the run is finished or cancelled; both states are final."""
         return self.state is State.FINISHED or self.state is State.CANCELLED
 
     @property
     def num_tokens_left(self) -> int:
-        """Number of `tokens` that are not computed."""
+        """Number of `tokens` that are not computed yet."""
         return len(self.tokens) - (self.held.num_computed_tokens if self.held is not None else 0)
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         known = len(self.tokens) if self.held is None else self.held.num_tokens
         return known - len(self.request.prompt)
 
     @property
     def generated(self) -> NDArray[np.int32]:
-        """The generated tokens, int32: all of them once the run has ended; before, those of the last preemption."""
+        """Generated tokens, int32: all once the run has ended; before that, those known at the last preemption."""
         return self.tokens[len(self.request.prompt) :]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a run asks of the prefix cache, and how much of it the cache had."""
+"""Eviction policies for recorded traffic, and statistics of prefix reuse."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options", "check_policy"]
 
-# What recorded traffic can choose among: it knows of no priorities and no ranks. "none" is no prefix cache at all.
+# The policies that need no value for each prefix: recorded traffic has no priorities and no ranks. "none" turns the
+# prefix cache off.
 NO_REUSE = "none"
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
 
 
 def check_policy(evict: str) -> None:
-    """Refuse a policy that recorded traffic cannot have."""
+    """Raise UnsupportedOption unless `evict` is one of `POLICIES`."""
     if not isinstance(evict, str) or evict not in POLICIES:
-        raise UnsupportedOption(f"evict is {evict!r}; use one of {', '.join(POLICIES)}")
+        raise UnsupportedOption(f"evict is {evict!r}; expected one of {', '.join(POLICIES)}")
 
 
 def cache_options(evict: str) -> dict[str, Any]:
-    """What a `PagedKVCache` is told for a policy, or for "none".
+    """Return the arguments of `PagedKVCache` for a policy.
 
     Raises
     ------
     UnsupportedOption
-        An unknown policy.
+        `evict` is not one of `POLICIES`.
     """
     check_policy(evict)
     return {"prefix_cache": False} if evict == NO_REUSE else {"eviction_policy": evict}
@@ -37,19 +38,19 @@ def cache_options(evict: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Tokens that admissions found in the prefix cache, so far.
+    """Statistics of the prefix cache over all admissions so far.
 
-    Every request counts once, at its first admission. Tokens that a preempted run finds when it comes back are mostly
-    its own work, and are counted apart.
+    Every request counts once, at its first admission. Tokens that a preempted run finds cached when it returns were
+    mostly computed by itself, and are counted separately.
 
     Attributes
     ----------
     prefix_query_tokens, prefix_hit_tokens : int
-        Tokens of the prompts, and how many of them were reused.
+        Tokens of the prompts, and those of them that were reused.
     prefix_query_blocks, prefix_hit_blocks : int
-        Blocks that could be reused, the whole ones below the last token, and those that were.
+        Blocks that could be reused, which are the full blocks before the last token, and those that were.
     num_recovered_tokens : int
-        Tokens that preempted runs found again and did not compute twice; those of a swap space are not among them.
+        Cached tokens that preempted runs did not recompute; tokens restored from a swap space are not included.
     """
 
     prefix_query_tokens: int = 0
@@ -60,21 +61,21 @@ class Reuse:
 
     @property
     def saved_prefill_tokens(self) -> int:
-        """Tokens that were not computed because they were there."""
+        """Number of tokens that were not computed because they were cached."""
         return self.prefix_hit_tokens + self.num_recovered_tokens
 
     @property
     def token_hit_rate(self) -> float:
-        """Share of the prompts' tokens that was reused; 0 where nothing was asked for."""
+        """Share of the prompt tokens that was reused; 0 before the first admission."""
         return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else 0.0
 
     @property
     def block_hit_rate(self) -> float:
-        """Share of the blocks that could be reused that was; 0 where there was none."""
+        """Share of the reusable blocks that was reused; 0 if there were none."""
         return self.prefix_hit_blocks / self.prefix_query_blocks if self.prefix_query_blocks else 0.0
 
     def counted(self, run: Run, block_size: int) -> Reuse:
-        """Return the figures with an admission of `run`, not from a swap space, that has computed nothing yet."""
+        """Return the statistics with the admission of `run`, which was not swapped out and has computed nothing yet."""
         found = run.sequence.num_cached_tokens
         if run.num_preemptions:
             return replace(self, num_recovered_tokens=self.num_recovered_tokens + found)

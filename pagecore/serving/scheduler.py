@@ -1,30 +1,30 @@
 """Continuous batching over a paged cache, without a model or a framework.
 
-One step: every run that decodes gets one token; the rest of the budget goes to prompts, in chunks, oldest first; then
-the head of the queue is admitted while the pool can hold its whole prompt. When blocks run short the youngest run is
-preempted and goes to the front of the queue: swapped out, where there is a swap space with room for it, to continue
-where it was; otherwise its blocks are given up, and its tokens so far become its prompt (recomputation). Both as in
-vLLM. Blocks that the prefix cache keeps until the run comes back are not computed again.
+Each step gives one token to every decoding run. The remaining budget goes to prompts in chunks, oldest first. Requests
+are then admitted from the head of the queue while the pool can hold their whole prompts. When blocks run short, the
+youngest run is preempted and moves to the front of the queue. If a swap space has room, the run is swapped out and
+later continues where it was. Otherwise its blocks are freed and its tokens so far become its prompt (recomputation);
+blocks that the prefix cache still holds when the run returns are not recomputed. Both ways are as in vLLM.
 
 S1: runs are served in order of arrival, and the oldest run is never preempted. Every step computes at least one of its
-    tokens: there is no livelock.
-S2: rows promised to the runs (samples not yet forked included) never exceed `max_running`.
-S3: the swap space holds sequences of waiting runs, whose computed tokens are not computed again.
+    tokens, so there is no livelock.
+S2: the rows reserved for the runs, samples that are not forked yet included, never exceed `max_running`.
+S3: the swap space holds only sequences of waiting runs; their computed tokens are not recomputed.
 """
 
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from pagecore.errors import InvalidSequence, OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
-from pagecore.serving.admission import Admission, Rows, select
+from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.serving.limits import choose_limits
 from pagecore.serving.outputs import list_outputs, sort_outputs
-from pagecore.serving.request import Request, RequestError, Run, token_ids
+from pagecore.serving.request import Request, Run, token_ids
 from pagecore.serving.reuse import Reuse
 from pagecore.serving.roster import Roster
+from pagecore.serving.selection import prepare_step
 from pagecore.serving.step import Step, StepState
-from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -33,54 +33,50 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler"]
 
-# Calls of a cache that the scheduler makes.
-CACHE_CALLS = ("add_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon", "append_tokens")
-
 
 class Scheduler:
     """Continuous batching: `add`, then `schedule`, `commit`, `accept` until `schedule` returns None.
 
-    The protocol of a step: `schedule` returns it, the engine computes it, `commit` counts its tokens as computed, and
-    `accept` takes the sampled ids. Where the forward pass fails, `abandon` takes the place of `commit` and `accept`;
-    the next step then computes the same tokens. `schedule` refuses a second step before that. `add` and `cancel` are
-    allowed at any time.
+    `schedule` returns a step, the engine computes it, `commit` marks its tokens as computed, and `accept` takes the
+    sampled ids. If the forward pass fails, call `abandon` instead of `commit` and `accept`; the next step computes the
+    same tokens again. Only one step is open at a time. `add` and `cancel` are allowed at any time.
 
-    An operation that raises has either not happened or happened in full, also after Ctrl-C at any moment. The
-    properties show which: `step` is the step that is still open (its `state` says whether it is committed), and
-    `waiting` lists the queue.
+    An operation that raises has either not happened or happened completely, even if Ctrl-C interrupts it. The
+    properties show which: `step` is the open step (its `state` shows if it is committed), and `waiting` lists the
+    queue.
 
-    One thread at a time may use a scheduler.
+    A scheduler is not thread-safe: use it from one thread at a time.
 
     Parameters
     ----------
     cache : PagedKVCache
-        An empty cache; from now on the scheduler alone adds sequences to it. The id of a sequence is its `Run`.
+        An empty cache. Only the scheduler may add sequences to it from now on; the id of each is its `Run`.
     max_running : int
-        Sequences that run at once, at most, up to 2^31 - 1. No more run than the cache has rows, or than
-        `max_tokens_per_step`, so that each of them gets a token in each step.
+        Maximum number of sequences that run at once, up to 2^31 - 1. It is capped at the rows of the cache and at
+        `max_tokens_per_step`, so that each running sequence gets a token in each step.
     max_tokens_per_step : int
-        Tokens of one step, prompt and decode together, up to 2^31 - 1.
+        Maximum number of tokens of one step, prompt and decode together, up to 2^31 - 1.
     headroom : float
-        Share of the pool, 0 to 1, that an admission leaves free for the runs, so that the new run is not preempted a
-        few steps later. When nothing else runs it may take everything.
+        Share of the pool, 0 to 1, that an admission leaves free, so that the new run is not preempted a few steps
+        later. It does not apply when nothing else runs.
     swap_space : SwapSpace, optional
-        A swap space of this cache, for preempted runs. Without it, and while it is full, they are computed again.
+        A swap space of this cache for preempted runs. Without one, or while it is full, preempted runs are recomputed.
 
     Attributes
     ----------
     cache : PagedKVCache
     swap_space : SwapSpace or None
     max_running, max_tokens_per_step : int
-        Limits; `max_running` after the caps above.
+        Limits; `max_running` with the caps applied.
     max_length : int
-        Slots of the longest sequence that the cache can hold, alone.
+        Slots of the longest sequence that the cache can hold when it holds nothing else.
 
     Raises
     ------
     ShapeError
-        A limit that is not an integer in its range, or a headroom outside 0 to 1.
+        A limit is not an integer in its range, or `headroom` is outside 0 to 1.
     UnsupportedOption
-        A cache that is not a PagedKVCache, or a swap space of another cache.
+        `cache` is not a PagedKVCache, or `swap_space` belongs to another cache.
     NotEnoughMemory
         The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
@@ -94,35 +90,20 @@ class Scheduler:
         headroom: float = 0.01,
         swap_space: SwapSpace | None = None,
     ) -> None:
-        if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
-            raise UnsupportedOption(f"expected a PagedKVCache as cache, got {cache!r}")
-        max_running = require_int("max_running", max_running)
-        max_tokens_per_step = require_int("max_tokens_per_step", max_tokens_per_step)
-        headroom = as_float("headroom", headroom)
-        if not 0 <= headroom <= 1:
-            raise ShapeError(f"headroom is {headroom}; it must be a share of the pool, between 0 and 1")
-        if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
-            raise UnsupportedOption(
-                f"swap_space is {swap_space!r}, which is not of this cache; make it with SwapSpace(cache)"
-            )
+        self._limits = choose_limits(cache, max_running, max_tokens_per_step, headroom, swap_space)
         self.cache = cache
         self.swap_space = swap_space
-        self.max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
-        self.max_tokens_per_step = max_tokens_per_step
-        # The pool is empty now: all of its slots are available to a sequence that is alone.
-        num_slots = cache.num_available * cache.block_size
-        self.max_length = min(num_slots, cache.max_tokens_per_sequence)
-        self._headroom = int(self.max_length * headroom)
+        self.max_running = self._limits.max_running
+        self.max_tokens_per_step = self._limits.max_tokens_per_step
+        self.max_length = self._limits.max_length
         self._num_added = 0
-        # Every token of a step has a slot of its own: a step of more tokens than this could never be prepared.
-        self._budget = min(max_tokens_per_step, max(num_slots, self.max_running))
-        self._roster = Roster(cache, cache.make_batch(self.max_running, self._budget), swap_space)
+        self._roster = Roster(cache, cache.make_batch(self.max_running, self._limits.budget), swap_space)
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> Step | None:
-        """The step that is neither accepted nor abandoned, or None."""
+        """The open step, neither accepted nor abandoned; None if there is none."""
         return self._settled().step
 
     @property
@@ -137,13 +118,13 @@ class Scheduler:
 
     @property
     def holders(self) -> tuple[Run, ...]:
-        """The runs that have a row of the cache: the admitted ones, and the next one if it holds its prefix there."""
+        """The runs that hold a row of the cache: the admitted runs, and the next one if its prefix is pinned."""
         roster = self._settled()
         return (*roster.running, *roster.pinned)
 
     @property
     def num_running(self) -> int:
-        """Number of admitted runs; samples count once they are forked."""
+        """Number of admitted runs; a sample counts once it is forked."""
         return len(self._settled().running)
 
     @property
@@ -153,25 +134,25 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens that the queue has to compute; cached prefixes are subtracted once a run is the next one.
+        """Number of tokens that the queued runs have to compute; the cached prefix of the next run is subtracted.
 
-        A caller that streams requests adds more while this is less than a step's tokens.
+        A caller that streams requests adds more while this is less than `max_tokens_per_step`.
         """
         return self._settled().num_waiting_tokens
 
     @property
     def num_preemptions(self) -> int:
-        """Preemptions so far."""
+        """Number of preemptions so far."""
         return self._settled().num_preemptions
 
     @property
     def num_swaps(self) -> int:
-        """Preemptions so far that swapped the run out; the others are computed again."""
+        """Number of preemptions so far that swapped the run out; the other runs are recomputed."""
         return self._settled().num_swaps
 
     @property
     def num_forks(self) -> int:
-        """Samples so far that were forked from the first one of their request."""
+        """Number of samples so far that were forked from the first sample of their request."""
         return self._settled().num_forks
 
     @property
@@ -180,12 +161,12 @@ class Scheduler:
         return self._settled().reuse
 
     def check_invariants(self) -> None:
-        """Recount the runs and what they hold; raises `PagecoreError` where the scheduler contradicts itself."""
+        """Recount the runs and what they hold; raise `PagecoreError` if the state is inconsistent."""
         roster = self._settled()
         roster.check_invariants()
         rows = sum(run.samples for run in roster.running)
         if rows > self.max_running:
-            raise PagecoreError(f"{rows} rows are promised; max_running is {self.max_running}")
+            raise PagecoreError(f"{rows} rows are reserved for the runs; max_running is {self.max_running}")
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -195,14 +176,15 @@ class Scheduler:
         Returns
         -------
         Run
-            Its first sample; the others appear in `Step.outputs` when the prompt is computed.
+            The first sample of the request; the others appear in `Step.outputs` when the prompt is computed.
 
         Raises
         ------
         RequestError
-            The cache cannot hold the request even alone, or it has more samples than can run; nothing is queued.
+            The cache cannot hold the request even alone, or the request has more samples than can run at once; nothing
+            is queued.
         UnsupportedOption
-            An argument that is not a Request.
+            `request` is not a Request.
         """
         roster = self._settled()
         if not isinstance(request, Request):
@@ -215,34 +197,21 @@ class Scheduler:
         return run
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
-        """Raise `RequestError` for a request that `add` would refuse, of which only the lengths need be known.
+        """Check the lengths of a request before it is made.
 
         Raises
         ------
+        RequestError
+            `add` would refuse such a request.
         ShapeError
-            A length or number that is not an integer in its range.
+            A length or count is not an integer in its range.
         """
-        num_prompt_tokens = require_int("num_prompt_tokens", num_prompt_tokens, max=None)
-        max_new_tokens = require_int("max_new_tokens", max_new_tokens, 0, max=None)
-        samples = require_int("samples", samples, max=None)
-        # The last token that is generated is never computed.
-        num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
-        if num_slots > self.max_length:
-            raise RequestError(
-                f"request {id} needs {num_slots} slots ({num_prompt_tokens} of prompt, "
-                f"{max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
-                "give it more blocks or longer rows, or shorten the request"
-            )
-        if samples > self.max_running:
-            raise RequestError(
-                f"request {id} asks for {samples} samples; {self.max_running} sequences run at once; "
-                "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or ask for fewer"
-            )
+        self._limits.check_request(id, num_prompt_tokens, max_new_tokens, samples)
 
     def cancel(self, run: Run) -> bool:
-        """End a run in any state, and give up what it holds at once, also while its step is in flight.
+        """End a run in any state and free its blocks at once, also while its step is in flight.
 
-        That step then writes nothing for it, and `accept` drops its id. `Run.tokens` keeps what was generated.
+        That step then writes nothing for the run, and `accept` drops its id. `Run.tokens` keeps the generated tokens.
 
         Parameters
         ----------
@@ -253,12 +222,12 @@ class Scheduler:
         Returns
         -------
         bool
-            False if the run had finished or was cancelled before; nothing is changed then.
+            False if the run had already finished or was cancelled; nothing is changed then.
 
         Raises
         ------
         InvalidSequence
-            An argument that is not a run of this scheduler.
+            `run` is not a run of this scheduler.
         """
         roster = self._settled()
         if not isinstance(run, Run):
@@ -273,14 +242,20 @@ class Scheduler:
     # -- a step --------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
-        """Choose the next step and take its blocks; None when nothing is left to do.
+        """Choose the next step and allocate its blocks.
+
+        Returns
+        -------
+        Step or None
+            None if no run is running or waiting.
 
         Raises
         ------
         InvalidSequence
             The last step is neither accepted nor abandoned.
         OutOfBlocks
-            The oldest run does not fit although it is alone: blocks of the cache are held outside the scheduler.
+            The oldest run does not fit although it is alone, because blocks of the cache are held outside the
+            scheduler.
         OutOfRows
             Rows of the cache are held outside the scheduler.
         """
@@ -288,37 +263,24 @@ class Scheduler:
         if roster.step is not None:
             raise InvalidSequence(
                 f"the last step is {roster.step.state.value} and not accepted; "
-                "accept its ids (or abandon it before its commit), then schedule the next one"
+                "accept its ids, or abandon it before its commit, then schedule the next step"
             )
         if not roster.running and not roster.waiting:
             return None
         start = perf_counter_ns()
-        self._unpin_all_but_head()
-        rows = self._select()
-        self._admit(rows)
-        if not rows.runs:
-            self._refuse_to_stall()
-        while self.cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
-            if roster.pinned:
-                roster.unpin(roster.head)
-            elif len(roster.running) <= 1:
-                self.cache.prepare(rows.sequences, rows.counts, out=roster.batch)
-                break
-            else:
-                self._preempt(self.cache.shortage(rows.sequences, rows.counts))
-                rows = self._select()
+        rows = prepare_step(roster, self._limits)
         index_ns = perf_counter_ns() - start
         outputs, output_rows = list_outputs(rows, self)
         roster.step = Step(roster.batch, rows.runs, rows.counts, rows.num_decodes, outputs, output_rows, index_ns)
         return roster.step
 
     def commit(self, step: Step) -> None:
-        """Count the tokens of a step as computed, and fork the prompts that are complete into their samples.
+        """Mark the tokens of a step as computed, and fork complete prompts into their samples.
 
         Raises
         ------
         InvalidSequence
-            A step that is not the open one of this scheduler, or is committed already; nothing is changed.
+            `step` is not the open step of this scheduler, or is already committed; nothing is changed.
         """
         roster = self._settled()
         self._require(step, StepState.SCHEDULED, "commit")
@@ -327,12 +289,12 @@ class Scheduler:
         step.index_ns += perf_counter_ns() - start
 
     def abandon(self, step: Step) -> None:
-        """Undo a step whose forward pass failed: every run is where it was, and the next step tries again.
+        """Undo a step whose forward pass failed. No run advances; the next step computes the same tokens.
 
         Raises
         ------
         InvalidSequence
-            A step that is not the open one of this scheduler, or is committed; nothing is changed.
+            `step` is not the open step of this scheduler, or is committed; nothing is changed.
         """
         roster = self._settled()
         self._require(step, StepState.SCHEDULED, "abandon")
@@ -345,32 +307,32 @@ class Scheduler:
         ----------
         step : Step
         ids : array_like of int32
-            One id for each of `step.outputs`; the ids of runs that were cancelled since are dropped.
+            One id for each of `step.outputs`; the ids of runs that were cancelled meanwhile are dropped.
 
         Returns
         -------
         list of Run
-            The runs that are finished (also `Step.finished`); their `tokens` are complete. They hold nothing of the
-            cache any more, but the prefix cache may keep their blocks until others need them.
+            The runs that finished (also `Step.finished`). Their `tokens` are complete. They hold no blocks any more,
+            but the prefix cache may keep their blocks until others need them.
 
         Raises
         ------
         ShapeError
-            Not one id for each output, or ids that int32 cannot hold; nothing is changed.
+            `ids` does not have one id for each output, or int32 cannot hold an id; nothing is changed.
         UnsupportedDtype
-            Ids that are not integers; nothing is changed.
+            `ids` are not integers; nothing is changed.
         InvalidSequence
-            A step that is not the open one of this scheduler, is not committed, or was accepted before; nothing is
+            `step` is not the open step of this scheduler, is not committed, or was already accepted; nothing is
             changed.
         """
         roster = self._settled()
         self._require(step, StepState.COMMITTED, "accept")
         tokens = token_ids(ids, "ids")
         if tokens.shape != (len(step.outputs),):
-            raise ShapeError(f"ids have shape {tokens.shape}; one id for each of {len(step.outputs)} outputs is needed")
-        going, kept, finished = sort_outputs(step, tokens)
+            raise ShapeError(f"ids have shape {tokens.shape}; expected one id for each of {len(step.outputs)} outputs")
+        going, going_ids, finished = sort_outputs(step, tokens)
         start = perf_counter_ns()
-        roster.accept(step, going, kept, finished)
+        roster.accept(step, going, going_ids, finished)
         step.index_ns += perf_counter_ns() - start
         return list(step.finished)
 
@@ -381,58 +343,13 @@ class Scheduler:
         return self._roster
 
     def _require(self, step: Step, state: StepState, verb: str) -> None:
-        """Refuse to `verb` a step that is not the open one, or not in that state."""
+        """Raise InvalidSequence unless `step` is the open step and in `state`; `verb` names the refused call."""
         if not isinstance(step, Step):
             raise InvalidSequence(f"expected a Step (as returned by schedule), got {step!r}")
         if step is not self._roster.step:
             is_over = step.state in (StepState.ACCEPTED, StepState.ABANDONED)
-            reason = f"was {step.state.value} already" if is_over else "belongs to another scheduler"
-            raise InvalidSequence(f"cannot {verb} a step that {reason}; {verb} each step that schedule returns once")
+            reason = f"was already {step.state.value}" if is_over else "belongs to another scheduler"
+            raise InvalidSequence(f"cannot {verb} a step that {reason}; {verb} each step returned by schedule once")
         if step.state is not state:
             remedy = "commit it first" if state is StepState.COMMITTED else "accept the ids of its outputs"
             raise InvalidSequence(f"cannot {verb} a step that is {step.state.value}; {remedy}")
-
-    def _select(self) -> Rows:
-        return select(self._roster.running, self._budget)
-
-    def _admit(self, rows: Rows) -> None:
-        """Append rows for the requests that can be admitted."""
-        if self._roster.waiting:
-            budget = self._budget - sum(rows.counts)
-            places = self.max_running - sum(run.samples for run in self._roster.running)
-            Admission(self._roster, rows, budget, places, self._headroom, self.max_length).admit()
-
-    def _unpin_all_but_head(self) -> None:
-        """Release prefixes that an interrupted admission has left with runs further back in the queue."""
-        roster = self._roster
-        for run in list(roster.pinned):
-            if run is not roster.head:
-                roster.unpin(run)
-
-    def _preempt(self, missing: int) -> None:
-        """Preempt the youngest runs until `missing` blocks may be free, and at least one run.
-
-        A run that leaves relieves the step by the blocks of its known tokens at most, fewer where it shares them. So no
-        run is preempted that could stay; the caller prepares again, and returns if blocks are still short.
-        """
-        roster, block_size = self._roster, self.cache.block_size
-        relief = 0
-        for run in list(roster.running)[:0:-1]:
-            slots = max(run.sequence.num_tokens, run.sequence.capacity)
-            # Samples may have been about to copy the block that they share.
-            relief += -(-slots // block_size) + (run.request.samples > 1)
-            roster.preempt(run)
-            if relief >= missing:
-                return
-
-    def _refuse_to_stall(self) -> NoReturn:
-        """Nothing runs and the head of the queue does not fit, though `add` found that it fits an empty pool."""
-        run = self._roster.head
-        available = self.cache.num_available
-        needed = available + self.cache.shortage([run.sequence], [run.num_tokens_left])
-        raise OutOfBlocks(
-            f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
-            "although nothing runs: blocks are held outside the scheduler; remove what holds them",
-            needed,
-            available,
-        )

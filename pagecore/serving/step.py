@@ -31,7 +31,7 @@ class Step:
     batch : Batch
         Prepared for `runs`, row by row; valid until the next step is scheduled.
     runs : list of Run
-        First the runs that decode (one token each), then those with a chunk of their prompt.
+        First the decoding runs with one token each, then the runs with a chunk of their prompt.
     counts : list of int
         Tokens of each row.
     num_decodes : int
@@ -39,12 +39,12 @@ class Step:
     outputs : list of Run
         The runs that take one sampled token each; samples that are still to be forked are adjacent.
     output_rows : list of int
-        For each output the row of the batch whose last token it is sampled from.
+        Row of the batch whose last token each output is sampled from.
     index_ns : int
-        Time spent in the cache on prepare (with shortage and swapping, for admission), commit and append, so far.
+        Time spent in the cache so far: admission, swapping, prepare, commit and append.
     state : StepState
     finished : tuple of Run
-        The runs that finished with this step, once it is accepted.
+        The runs that this step finished; set when the step is accepted.
     """
 
     batch: Batch
@@ -59,5 +59,5 @@ class Step:
 
     @property
     def is_committed(self) -> bool:
-        """True while the step is computed and waits for the ids of its outputs."""
+        """True if the step is computed and waits for the ids of its outputs."""
         return self.state is StepState.COMMITTED

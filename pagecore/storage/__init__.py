@@ -1,4 +1,4 @@
-"""Where the bytes live: what a layer stores (specs, planes), how it lies in memory (layouts), and the pools."""
+"""Specs and planes of layers, memory layouts, and the pools that hold the bytes."""
 
 from pagecore.storage.attention_spec import AttentionSpec
 from pagecore.storage.layout import KVLayout

@@ -1,4 +1,4 @@
-"""Memory that the caller owns as the buffers of a pool: one array for each buffer of a layout, checked and viewed."""
+"""Adoption of the caller's memory: one array for each buffer of a layout, checked and viewed as bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagecore.storage.layout import KVLayout
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of an array that a pool adopted, all of them: also those past what the pool needs."""
+    """Address range of an adopted array, including bytes that the pool does not use."""
 
     name: str
     begin: int
@@ -23,20 +23,20 @@ class Span:
 
 
 def adopt(buffers: object, layout: KVLayout, device: str) -> tuple[tuple[Tensor, ...], tuple[Span, ...]]:
-    """Check the caller's arrays against a bound layout and view them as flat bytes; nothing is written or copied.
+    """Check the caller's arrays against a bound layout, and view them as flat bytes without writing or copying.
 
     Returns
     -------
     tensors : tuple of Tensor
         uint8 ``[layout.buffer_nbytes(i)]``, one for each buffer of the layout; they keep the arrays alive.
     spans : tuple of Span
-        For `refuse_overlap`.
+        Address range of each array.
 
     Raises
     ------
     ShapeError, UnsupportedDtype, DeviceError, UnsupportedOption
-        Arrays whose number, shape, strides, size, alignment, dtype or device does not fit, that are read-only or share
-        memory.
+        The wrong number of arrays, or arrays of invalid shape, strides, size, alignment, dtype or device; arrays that
+        are read-only or share memory.
     """
     arrays = tensors_of(buffers, layout, device)
     flat = tuple(_adopted(array, number, layout) for number, array in enumerate(arrays))
@@ -49,13 +49,13 @@ def adopt(buffers: object, layout: KVLayout, device: str) -> tuple[tuple[Tensor,
 
 
 def tensors_of(buffers: object, layout: KVLayout, device: str) -> list[Tensor]:
-    """The caller's arrays on `device` as tensors, in the order of the layout's buffers."""
+    """Return the caller's arrays as tensors on `device`, in the order of the layout's buffers."""
     given = _counted(buffers, layout)
     return [_tensor(buffer, layout.buffer_name(number), device) for number, buffer in enumerate(given)]
 
 
 def refuse_overlap(spans: Iterable[Span]) -> None:
-    """Refuse arrays that share memory: what is written to one plane would change another."""
+    """Raise UnsupportedOption if arrays share memory: a write to one plane would change another."""
     for one, other in pairwise(sorted(spans, key=lambda span: span.begin)):
         if other.begin < one.end:
             raise UnsupportedOption(
@@ -65,7 +65,7 @@ def refuse_overlap(spans: Iterable[Span]) -> None:
 
 
 def _counted(buffers: object, layout: KVLayout) -> list[object]:
-    """As `_listed`, one for each buffer of the layout."""
+    """Return the result of `_listed`; raise ShapeError unless it has one array for each buffer of the layout."""
     given = _listed(buffers, layout)
     if len(given) != layout.num_buffers:
         layers = "1 layer" if layout.num_layers == 1 else f"{layout.num_layers} layers"
@@ -77,7 +77,7 @@ def _counted(buffers: object, layout: KVLayout) -> list[object]:
 
 
 def _listed(buffers: object, layout: KVLayout) -> list[object]:
-    """The caller's arrays, layer by layer and within a layer plane by plane."""
+    """Return the caller's arrays, layer by layer and within a layer plane by plane."""
     if isinstance(buffers, Mapping):
         return _by_name(buffers, layout)
     if not isinstance(buffers, list | tuple):
@@ -129,7 +129,7 @@ def _tensor(buffer: object, name: str, device: str) -> Tensor:
 def _adopted(buffer: Tensor, number: int, layout: KVLayout) -> Tensor:
     name, planes, needed = layout.buffer_name(number), layout.planes_of(number), layout.buffer_nbytes(number)
     if buffer.readonly:
-        raise UnsupportedOption(f"the {name} is read-only; a pool is written to, pass a writable array")
+        raise UnsupportedOption(f"the {name} is read-only; a pool must be writable: pass a writable array")
     stored = {str(plane.dtype) for plane in planes}
     if str(buffer.dtype) not in ("uint8", "int8") and stored != {str(buffer.dtype)}:
         expected = f"{' and '.join(sorted(stored))}, or its bytes as uint8" if len(stored) == 1 else "bytes as uint8"
@@ -148,20 +148,20 @@ def _check_strides(buffer: Tensor, name: str) -> None:
     axes = [(extent, stride) for extent, stride in zip(buffer.shape, buffer.strides, strict=True) if extent > 1]
     if any(stride == 0 for _, stride in axes):
         raise UnsupportedOption(
-            f"the {name} has strides {buffer.strides}: its own elements share memory; pass one contiguous piece"
+            f"the {name} has strides {buffer.strides}: its elements share memory; pass a contiguous array"
         )
     step = buffer.itemsize
     for extent, stride in reversed(axes):
         if stride != step:
             raise ShapeError(
-                f"the {name} has shape {buffer.shape} and strides {buffer.strides}; expected one contiguous piece, "
-                "outermost axis first: pass the array in the order of its memory"
+                f"the {name} has shape {buffer.shape} and strides {buffer.strides}; expected a contiguous "
+                "array, outermost axis first: pass the axes in memory order"
             )
         step *= extent
 
 
 def _check_shape(buffer: Tensor, number: int, layout: KVLayout) -> None:
-    """An array with an axis for each of the layout's has the layout's extents; only the outermost may be longer."""
+    """Raise ShapeError if an array with the layout's axes differs from its extents; the outermost may be longer."""
     expected = layout.buffer_shape(number)
     is_typed = buffer.dtype == layout.planes_of(number)[0].dtype
     if expected is None or not is_typed or buffer.ndim != len(expected):

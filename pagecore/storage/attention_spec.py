@@ -1,4 +1,4 @@
-"""Key and value of one attention layer: the spec that every ordinary model is made of."""
+"""AttentionSpec: the spec of an ordinary attention layer."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ from pagecore.storage.spec import CACHE_DTYPES, Plane
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Key and value of one attention layer, and how it attends.
+    """The stored planes and the attention options of one layer.
+
+    Specs are values: compared by their fields, and hashable. A spec describes the whole layer, also for one rank of
+    several; `TensorParallel.shard` returns the part of a rank.
 
     Parameters
     ----------
     num_kv_heads, head_dim : int
+        Number of key-value heads, and their dimension.
     v_head_dim : int, optional
-        Where values are narrower or wider than keys; `head_dim` by default.
+        Dimension of values; `head_dim` by default.
     dtype : {"bfloat16", "float16", "float32"}
-        What key and value are stored as.
+        Dtype of stored keys and values.
     window : int, optional
-        Sliding window: a query sees this many keys, itself included.
+        Sliding window: number of keys that a query sees, including its own; by default all.
     num_query_heads : int, optional
-        A multiple of `num_kv_heads`; taken from the query where it is not given.
+        Number of query heads, a multiple of `num_kv_heads`; by default that of the query.
     scale : float, optional
-        What q.k is multiplied by; ``head_dim ** -0.5`` by default.
+        Factor of the scores q.k; ``head_dim ** -0.5`` by default.
     softcap : float
-        ``softcap * tanh(score / softcap)`` where it is not 0 (Gemma 2).
+        If not 0, scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
     sinks : sequence of float, optional
-        One more logit a query head in the softmax's denominator (GPT-OSS).
+        One additional logit per query head in the denominator of the softmax (GPT-OSS).
 
-    Specs are values: equal ones compare and hash equal. A model's specs say its whole heads, whatever number of ranks
-    shares them; `TensorParallel.shard` gives a rank's.
+    Raises
+    ------
+    ShapeError, UnsupportedDtype
+        Invalid sizes, numbers or dtype.
     """
 
     num_kv_heads: int
@@ -59,15 +65,15 @@ class AttentionSpec:
         put("v_head_dim", require_int("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
         put("dtype", as_dtype(self.dtype))
         if self.dtype not in CACHE_DTYPES:
-            raise UnsupportedDtype(f"a cache of {self.dtype} is not served; use one of {', '.join(CACHE_DTYPES)}")
+            raise UnsupportedDtype(f"dtype is {self.dtype}; a cache stores {', '.join(CACHE_DTYPES)}")
         if self.window is not None:
             put("window", require_int("window", self.window, max=None))
         if self.num_query_heads is not None:
             put("num_query_heads", require_int("num_query_heads", self.num_query_heads))
             if self.num_query_heads % self.num_kv_heads:
                 raise ShapeError(
-                    f"num_query_heads is {self.num_query_heads}, not a multiple of num_kv_heads {self.num_kv_heads}; "
-                    "each key-value head serves the same number of query heads"
+                    f"num_query_heads is {self.num_query_heads}; it must be a multiple of num_kv_heads, "
+                    f"{self.num_kv_heads}"
                 )
         if self.scale is not None:
             put("scale", as_float("scale", self.scale))
@@ -75,7 +81,7 @@ class AttentionSpec:
                 raise ShapeError(f"scale is {self.scale}; give a finite number, or None for head_dim ** -0.5")
         put("softcap", as_float("softcap", self.softcap))
         if not (math.isfinite(self.softcap) and self.softcap >= 0):
-            raise ShapeError(f"softcap is {self.softcap}; give a finite number, 0 for none")
+            raise ShapeError(f"softcap is {self.softcap}; give a finite number of at least 0; 0 disables it")
         if self.sinks is not None:
             listed = as_tuple("sinks", self.sinks, "one number for each query head")
             put("sinks", tuple(as_float("a sink", sink) for sink in listed))
@@ -83,12 +89,12 @@ class AttentionSpec:
 
     def _check_sinks(self) -> None:
         if any(math.isnan(float(sink)) for sink in self.sinks or ()):
-            raise ShapeError("a sink is nan; give numbers, -inf for a head without one")
+            raise ShapeError("a sink is nan; give numbers, and -inf for a head without a sink")
         count = len(tuple(self.sinks or ()))
         heads = self.num_query_heads
         if count == 0 or count % self.num_kv_heads or (heads is not None and count != heads):
             expected = heads if heads is not None else f"a multiple of num_kv_heads {self.num_kv_heads}"
-            raise ShapeError(f"sinks has {count} entries; it needs one a query head, {expected}")
+            raise ShapeError(f"sinks has {count} entries; expected one per query head, {expected}")
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -101,7 +107,7 @@ class AttentionSpec:
         )
 
     def shard(self, parallel: TensorParallel) -> AttentionSpec:
-        """What one rank has of this layer: its key-value heads, and the query heads and sinks that go with them."""
+        """Return one rank's part of the layer: its key-value heads, and their query heads and sinks."""
         heads = parallel.heads(self.num_kv_heads)
         sinks = None if self.sinks is None else tuple(self.sinks)
         num_query_heads = self.num_query_heads if sinks is None else len(sinks)
@@ -116,5 +122,5 @@ class AttentionSpec:
         )
 
     def with_dtype(self, dtype: DType | str) -> AttentionSpec:
-        """The same layer with key and value stored as `dtype`."""
+        """Return the same layer with keys and values stored as `dtype`."""
         return replace(self, dtype=dtype)

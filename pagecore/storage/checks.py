@@ -1,4 +1,4 @@
-"""Checks of the numbers that a caller passes: conversion to Python's own types, and limits."""
+"""Validation of the caller's numbers: conversion to Python types, and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 
 # Ids, lengths and counts of blocks are int32.
 INT32_MAX = 2**31 - 1
-# More than any model has; a count beyond it is a mistake, and would fill the memory with specs.
+# More layers than any model has; a larger count is a mistake and would fill the memory with specs.
 LAYERS_MAX = 1 << 16
 
 
@@ -38,8 +38,13 @@ def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None =
     return number
 
 
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient rounded up."""
+    return -(-dividend // divisor)
+
+
 def member(name: str, value: SupportsIndex, count: int, owner: str, error: type[PagecoreError] = ShapeError) -> int:
-    """Return `value` as an int from 0 to ``count - 1``; raise `error`, which says what `owner` has, for all else."""
+    """Return `value` as an int from 0 to ``count - 1``; otherwise raise `error` with the range that `owner` has."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -50,14 +55,14 @@ def member(name: str, value: SupportsIndex, count: int, owner: str, error: type[
 
 
 def flag(name: str, value: object) -> bool:
-    """Return `value` as a bool; raise UnsupportedOption for what is neither True nor False."""
+    """Return `value` as a bool; raise UnsupportedOption for anything but True and False."""
     if not isinstance(value, bool | np.bool_):
         raise UnsupportedOption(f"{name} is {shown(value)}; use True or False")
     return bool(value)
 
 
 def as_tuple(name: str, values: Iterable[Any], entries: str) -> tuple[Any, ...]:
-    """Return `values` as a tuple; raise ShapeError, which says what `entries` are expected, for what has none."""
+    """Return an iterable as a tuple; raise ShapeError, naming the expected `entries`, for anything else."""
     given: object = values
     try:
         if not isinstance(given, str | bytes):

@@ -1,4 +1,4 @@
-"""How a pool lies in memory: the order of its axes, and the strides that follow from it."""
+"""Memory layout of a pool: the order of its axes, and the strides that follow from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_tuple, member, require_int, shown
 from pagecore.storage.spec import Plane, Spec
 
-# L(ayer) B(lock) C(plane) and, below them, N(token) H(ead) D(im). What is left of the heads' axes:
+# Axes: L(ayer) B(lock) C(plane) N(token) H(ead) D(im). A named order fixes the outer three, and `heads` the others.
 NAMED = {"layerwise": "LCB", "blockwise": "BLC"}
 HEADS = ("NHD", "HND")
 
@@ -35,24 +35,29 @@ class PlaneLayout:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """The order of a pool's axes; with sizes bound to it, its shape and strides.
+    """The order of a pool's axes, and with bound sizes its shape, strides and offsets.
+
+    A layout is a value and owns no memory. Strides and offsets are in bytes. Buffers are numbered layer by layer, and
+    within a layer plane by plane.
 
     Parameters
     ----------
     order : str
-        "layerwise" (layers outermost, the default), "blockwise" (blocks outermost: one block of all layers and planes
-        in one piece), or the axes spelled out, outermost first, from L(ayer) B(lock) C(plane) N(token) H(ead) D(im).
-        Without L every layer has a buffer of its own, and without C every plane: "BNHD" is one buffer for each plane
-        of each layer, "CBNHD" one for each layer, "LBNHD" one for each plane.
+        "layerwise" (layers outermost, the default), "blockwise" (blocks outermost, so that a block of all layers and
+        planes is contiguous), or the axes, outermost first: L(ayer) B(lock) C(plane) N(token) H(ead) D(im). Without L
+        every layer has a buffer of its own, and without C every plane: "BNHD" has one buffer for each plane of each
+        layer, "CBNHD" one for each layer, "LBNHD" one for each plane.
     heads : {"HND", "NHD"}, optional
         The inner axes of a named order; "HND" by default, which suits host kernels.
     planes : tuple of Plane, or a spec
-        What is stored. Planes share one buffer along C even where their last axes differ.
+        The stored planes. With C they share one buffer, even if their last extents differ.
     num_layers, num_blocks, block_size : int, optional
-        The sizes; `bind` gives them later.
+        The sizes; `bind` can set them later.
 
-    Strides and offsets are in bytes. A layout is a value and owns no memory. Buffers are numbered layer by layer, and
-    within a layer plane by plane.
+    Raises
+    ------
+    UnsupportedOption, ShapeError
+        An invalid order, heads or size.
 
     Examples
     --------
@@ -81,7 +86,7 @@ class KVLayout:
                 raise UnsupportedOption(f"heads is {shown(self.heads)}; use 'NHD' or 'HND'")
         elif self.heads is not None:
             raise UnsupportedOption(
-                f"heads is {shown(self.heads)}, but the axes {self.order!r} say it already; leave it out"
+                f"heads is {shown(self.heads)}, but the axes {self.order!r} already include them; leave heads out"
             )
         else:
             self._check_spelled()
@@ -90,25 +95,27 @@ class KVLayout:
         axes = self.order
         if len(set(axes)) != len(axes) or not set("BNHD") <= set(axes) <= set("LBCNHD"):
             raise UnsupportedOption(
-                f"layout is {axes!r}; use 'layerwise', 'blockwise', or B, N, H, D once each, with L and C where wanted"
+                f"layout is {axes!r}; use 'layerwise', 'blockwise', or B, N, H and D once each, optionally with L and C"
             )
         if axes[-1] != "D":
-            raise UnsupportedOption(f"layout {axes!r} ends in {axes[-1]}; D must be last, kernels read it contiguously")
+            raise UnsupportedOption(
+                f"layout {axes!r} ends in {axes[-1]}; D must be last, because kernels read it contiguously"
+            )
 
     def bind(self, planes: tuple[Plane, ...] | Spec, num_layers: int, num_blocks: int, block_size: int) -> KVLayout:
-        """This order with sizes."""
+        """Return this order with bound sizes."""
         bound: Any = planes
         return replace(self, planes=bound, num_layers=num_layers, num_blocks=num_blocks, block_size=block_size)
 
     @property
     def axes(self) -> str:
-        """The axes of one buffer, outermost first: L where layers share a buffer, C where planes do."""
+        """The axes of one buffer, outermost first; with L if layers share a buffer, and C if planes do."""
         axes = NAMED[self.order] + (self.heads or "HND") if self.order in NAMED else self.order
         return axes if len(self.planes) > 1 else axes.replace("C", "")
 
     @property
     def num_buffers(self) -> int:
-        """Number of buffers: one, times the layers where each has its own, times the planes where each has its own."""
+        """Number of buffers: 1, times the layers without L, times the planes without C."""
         return self._buffers_per_layer * (1 if "L" in self.axes else self._sizes()[0])
 
     @property
@@ -117,12 +124,12 @@ class KVLayout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents in the order of `axes`; defined where all planes are equal."""
+        """Extents in the order of `axes`; ShapeError unless all planes are equal."""
         return tuple(self._extents(self._equal_plane())[axis] for axis in self.axes)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from one entry of an axis to the next, in the order of `axes`; defined where all planes are equal."""
+        """Strides in bytes, in the order of `axes`; ShapeError unless all planes are equal."""
         self._equal_plane()
         strides = self.plane_layout(0).strides
         return tuple(strides[axis] for axis in self.axes)
@@ -134,16 +141,16 @@ class KVLayout:
 
     @property
     def layer_stride(self) -> int:
-        """Bytes from one layer to the next; ShapeError where each layer has a buffer of its own."""
+        """Bytes from one layer to the next; ShapeError if each layer has a buffer of its own."""
         if "L" not in self.axes:
             raise ShapeError(
-                f"layout {self.order!r} has no stride between layers, each is a buffer of its own; see "
+                f"layout {self.order!r} has no stride between layers, because each has a buffer of its own; use "
                 "plane_layout(plane, layer).buffer"
             )
         return self.plane_layout(0).strides["L"]
 
     def block_offset(self, block: SupportsIndex, layer: SupportsIndex = 0) -> int:
-        """Bytes from the start of its buffer to `block` of `layer`, in the first plane.
+        """Return the offset in bytes of `block` of `layer` within its buffer, in the first plane.
 
         Raises
         ------
@@ -157,38 +164,38 @@ class KVLayout:
         return block * strides["B"] + layer * strides.get("L", 0)
 
     def buffer_nbytes(self, buffer: SupportsIndex = 0) -> int:
-        """Bytes of one buffer; ShapeError where the layout has no such buffer."""
+        """Return the bytes of one buffer; raise ShapeError if the layout does not have it."""
         number = member("buffer", buffer, self.num_buffers, "the layout")
         return self._walk()[1][number % self._buffers_per_layer]
 
     def buffer_name(self, buffer: SupportsIndex) -> str:
-        """Name of a buffer for messages, by the planes and the layer that it holds."""
+        """Return the name of a buffer for messages: its planes and its layer."""
         number = member("buffer", buffer, self.num_buffers, "the layout")
         what = ", ".join(repr(plane.name) for plane in self.planes_of(number))
         layer = number // self._buffers_per_layer
         return f"buffer of {what}" if "L" in self.axes else f"buffer of {what} of layer {layer}"
 
     def planes_of(self, buffer: SupportsIndex) -> tuple[Plane, ...]:
-        """The planes that a buffer holds."""
+        """Return the planes of a buffer."""
         number = member("buffer", buffer, self.num_buffers, "the layout")
         return self.planes if "C" in self.axes else (self.planes[number % self._buffers_per_layer],)
 
     def buffer_shape(self, buffer: SupportsIndex) -> tuple[int, ...] | None:
-        """Extents of a buffer in the order of `axes`; None where planes of unequal shape or dtype share it."""
+        """Return the extents of a buffer in the order of `axes`; None if planes of unequal shape or dtype share it."""
         planes = self.planes_of(buffer)
         return tuple(self._extents(planes[0])[axis] for axis in self.axes) if _are_alike(planes) else None
 
     def plane_layout(self, index: SupportsIndex, layer: SupportsIndex = 0) -> PlaneLayout:
-        """Position of plane `index` of `layer`; ShapeError where the layout has no such plane or layer."""
+        """Return the position of plane `index` of `layer`; raise ShapeError if the layout does not have them."""
         layouts = self._walk()[0]
         where = layouts[member("plane", index, len(layouts), "the layout")]
         number = member("layer", layer, self._sizes()[0], "the layout")
         return where if "L" in self.axes else replace(where, buffer=where.buffer + number * self._buffers_per_layer)
 
     def _walk(self) -> tuple[list[PlaneLayout], list[int]]:
-        """Each plane in layer 0, and the bytes of each buffer of a layer.
+        """Return the position of each plane in layer 0, and the bytes of each buffer of a layer.
 
-        From the innermost axis outwards: the stride of an axis is the bytes of all that lies below it.
+        Axes are visited from the innermost outwards; the stride of an axis is the size of everything inside it.
         """
         self._sizes()
         extents = [self._extents(plane) for plane in self.planes]
@@ -207,7 +214,7 @@ class KVLayout:
             if shared and len({extent[axis] for extent in extents}) > 1:
                 raise UnsupportedOption(
                     f"layout {self.order!r} puts {axis} outside C, but the planes differ in {axis}: "
-                    f"{[extent[axis] for extent in extents]}; move C further out or leave it away"
+                    f"{[extent[axis] for extent in extents]}; move C further out or leave it out"
                 )
             for i, extent in enumerate(extents):
                 strides[i][axis] = below[i]
@@ -222,15 +229,17 @@ class KVLayout:
             steps = [offset, *(step for axis, step in stride.items() if axis != "C")]
             if any(step % plane.dtype.itemsize for step in steps):
                 raise UnsupportedOption(
-                    f"layout {self.order!r} misaligns plane {plane.name!r} of {plane.dtype} beside the others; "
+                    f"layout {self.order!r} misaligns plane {plane.name!r} of {plane.dtype} next to the other planes; "
                     "use a layout without C"
                 )
 
     def _extents(self, plane: Plane) -> dict[str, int]:
-        """Extent of each axis for one plane; a plane of rank 1 has one head."""
+        """Return the extent of each axis for one plane; a plane of rank 1 has one head."""
         num_layers, num_blocks, block_size = self._sizes()
         if plane.per == "sequence":
-            raise UnsupportedOption(f"plane {plane.name!r} is per sequence; block pools hold planes per token or block")
+            raise UnsupportedOption(
+                f"plane {plane.name!r} is per sequence; a block pool stores planes per token or per block"
+            )
         if not 1 <= len(plane.shape) <= 2:
             raise ShapeError(f"plane {plane.name!r} has shape {plane.shape}; a layout places (dim,) or (heads, dim)")
         heads, dim = (1, *plane.shape)[-2:]
@@ -240,22 +249,24 @@ class KVLayout:
     def _equal_plane(self) -> Plane:
         self._sizes()
         if not _are_alike(self.planes):
-            raise ShapeError("the planes differ, so that no single shape describes them; ask plane_layout of each")
+            raise ShapeError(
+                "the planes differ, so that a single shape does not describe them; use plane_layout for each plane"
+            )
         return self.planes[0]
 
     def _sizes(self) -> tuple[int, int, int]:
-        """Layers, blocks and tokens a block; ShapeError where they are not bound yet."""
+        """Return layers, blocks and tokens per block; raise ShapeError if they are not bound."""
         sizes = (self.num_layers, self.num_blocks, self.block_size)
         if None in sizes or not self.planes:
             names = ("num_layers", "num_blocks", "block_size")
             missing = [name for name, size in zip(names, sizes, strict=True) if size is None]
             missing += [] if self.planes else ["planes"]
-            raise ShapeError(f"the layout has no {', '.join(missing)} yet; call bind first")
+            raise ShapeError(f"the layout has no {', '.join(missing)}; call bind first")
         return sizes  # type: ignore[return-value]
 
 
 def as_layout(layout: str | KVLayout) -> KVLayout:
-    """A layout as it is given, or by its order."""
+    """Return a KVLayout, made from its order if a str is given."""
     return layout if isinstance(layout, KVLayout) else KVLayout(layout)
 
 
@@ -264,7 +275,7 @@ def _are_alike(planes: tuple[Plane, ...]) -> bool:
 
 
 def _planes_of(planes: Any) -> tuple[Plane, ...]:
-    """The planes of a spec, or as they are listed."""
+    """Return the planes of a spec or of an iterable as a tuple."""
     if isinstance(planes, Spec):
         planes = planes.planes
     listed = as_tuple("planes", planes, "a spec, or a tuple of Plane")

@@ -1,4 +1,4 @@
-"""Memory budgets: how many bytes "8GiB" or half of what is free comes to."""
+"""Memory budgets in bytes: conversion of "8GiB" or of a fraction of the free memory."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Memory = int | float | str
 
 
 def parse_memory(memory: Memory, device: str = "cpu") -> int:
-    """Bytes that a budget comes to.
+    """Return a memory budget in bytes.
 
     Parameters
     ----------
     memory : int, str or float
-        An int is bytes; a str is a number and a unit ("8GiB", "512MB", "1.5TiB"); a float is the fraction, above 0
-        and up to 1, of what the device has free.
+        An int is bytes; a str is a number and a unit ("8GiB", "512MB", "1.5TiB"); a float is a fraction of the device's
+        free memory, above 0 and up to 1.
     device : str
-        Whose free memory a fraction is of.
+        Device to whose free memory a fraction refers.
 
     Raises
     ------
@@ -46,7 +46,9 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
             units = ", ".join(unit for unit in UNITS if unit)
             raise ShapeError(f"memory is {memory[:80]!r}; give a number and one of {units}, such as '8GiB'")
         if "." in match[1] and not match[2]:
-            raise ShapeError(f"memory is {memory!r}; bytes are whole: give a unit, such as '{match[1]}GiB'")
+            raise ShapeError(
+                f"memory is {memory!r}; a number of bytes must be whole: give a unit, such as '{match[1]}GiB'"
+            )
         return math.floor(Fraction(match[1]) * UNITS[match[2]])
     number: object = memory
     if isinstance(number, int | np.integer) and not isinstance(number, bool):
@@ -55,20 +57,21 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
         return int(number)
     if isinstance(number, float | np.floating):
         if not 0 < number <= 1:
-            raise ShapeError(f"memory is {memory}; a float is the fraction of what is free, above 0 and up to 1")
+            raise ShapeError(f"memory is {memory}; a float is a fraction of the free memory, above 0 and up to 1")
         return math.floor(float(number) * free_memory(device))
-    raise ShapeError(f"memory is {shown(memory)}; give bytes, a str such as '8GiB', or a fraction of what is free")
+    raise ShapeError(f"memory is {shown(memory)}; give bytes, a str such as '8GiB', or a fraction of the free memory")
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes that `device` has free: for the host what the kernel calls available, within the limit of the cgroup.
+    """Return the free memory of a device in bytes.
 
-    For a CUDA device what its driver calls free: memory that a framework's pool keeps for later counts as taken.
+    On the host this is the memory that the kernel reports as available, limited by the cgroup. On a CUDA device it is
+    the memory that the driver reports as free; memory that a framework's allocator caches counts as used.
 
     Raises
     ------
     DeviceError
-        What is no device, or not there.
+        An invalid device, or one that does not exist.
     """
     index = device_index(device)
     if index is not None:
@@ -83,7 +86,7 @@ def _host_available() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise NotEnoughMemory("/proc/meminfo does not say what is available; give the budget in bytes")
+    raise NotEnoughMemory("/proc/meminfo does not report MemAvailable; give the budget in bytes")
 
 
 def _cgroup(name: str) -> int | None:

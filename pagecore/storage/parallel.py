@@ -1,4 +1,4 @@
-"""Tensor parallelism: which heads of a model a rank holds."""
+"""Tensor parallelism: the heads of a model that each rank holds."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from pagecore.storage.spec import Spec, is_spec
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """One rank of a model whose heads are shared out over `size` ranks, in order.
+    """One of `size` ranks, over which the heads of a model are split in order.
 
     Parameters
     ----------
     rank : int
-        Which rank this is, 0 to ``size - 1``.
+        This rank, 0 to ``size - 1``.
     size : int
-        How many ranks share the model; 1 holds it whole.
+        Number of ranks; 1 for the whole model.
 
-    Query heads stand with the key-value head that they read: with 8 query heads, 2 key-value heads and 4 ranks, ranks 0
-    and 1 both hold key-value head 0, rank 0 query heads 0 and 1, rank 1 query heads 2 and 3.
+    Raises
+    ------
+    ShapeError
+        A size below 1, or a rank outside ``range(size)``.
 
     Notes
     -----
-    Heads are shared out as in Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using
-    Model Parallelism", 2019; key-value heads that are fewer than the ranks are copied, as serving engines do.
+    A rank holds query heads together with the key-value heads that they read. With 8 query heads, 2 key-value heads and
+    4 ranks, ranks 0 and 1 both hold key-value head 0; rank 0 holds query heads 0 and 1, rank 1 query heads 2 and 3.
+
+    Heads are split as in Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+    Parallelism", 2019. If there are fewer key-value heads than ranks, they are replicated, as serving engines do.
 
     Examples
     --------
@@ -47,7 +52,7 @@ class TensorParallel:
             raise ShapeError(f"rank is {shown(self.rank)}; expected 0 to size - 1, which is {shown(self.size - 1)}")
 
     def heads(self, num_kv_heads: int) -> range:
-        """The model's key-value heads that this rank holds: its share, or one head where ranks hold copies.
+        """Return the model's key-value heads that this rank holds: its share, or one replicated head.
 
         Raises
         ------
@@ -61,12 +66,12 @@ class TensorParallel:
             head = self.rank // (self.size // heads)
             return range(head, head + 1)
         raise ShapeError(
-            f"num_kv_heads is {shown(heads)}, which {self.size} ranks can neither share out nor hold one copy each of; "
-            "the number of ranks must divide it or be a multiple of it"
+            f"num_kv_heads is {shown(heads)}, which {self.size} ranks can neither split nor replicate; the number of "
+            "ranks must divide it or be a multiple of it"
         )
 
     def query_heads(self, num_query_heads: int) -> range:
-        """The model's query heads that this rank holds.
+        """Return the model's query heads that this rank holds.
 
         Raises
         ------
@@ -76,22 +81,22 @@ class TensorParallel:
         heads = require_int("num_query_heads", num_query_heads, max=None)
         if heads % self.size:
             raise ShapeError(
-                f"num_query_heads is {shown(heads)}, which {self.size} ranks cannot share out; their number must "
+                f"num_query_heads is {shown(heads)}, which {self.size} ranks cannot split; the number of ranks must "
                 "divide it"
             )
         return self._share(heads)
 
     def shard(self, spec: Spec) -> Spec:
-        """What this rank stores and attends of a layer; `spec` is the whole model's.
+        """Return this rank's part of a layer; `spec` describes the whole layer.
 
-        A spec says by its method ``shard(parallel)`` what a rank has of it. One rank alone takes any spec as it is.
+        The method ``shard(parallel)`` of the spec computes the part. With a single rank it is not called.
 
         Raises
         ------
         ShapeError
-            Heads that the ranks cannot share out.
+            Heads that the ranks cannot split.
         UnsupportedOption
-            `spec` is none, or has no such method, or its method gives no spec.
+            An object that is not a spec, a spec without the method, or a method that does not return a spec.
         """
         if not is_spec(spec):
             raise UnsupportedOption(f"spec is {shown(spec)}; expected a spec such as AttentionSpec")
@@ -101,11 +106,11 @@ class TensorParallel:
         shard = getattr(spec, "shard", None)
         if not callable(shard):
             raise UnsupportedOption(
-                f"a {kind} cannot be shared out over {self.size} ranks: give it a method shard(parallel), or use one"
+                f"a {kind} cannot be split over {self.size} ranks: give it a method shard(parallel), or use one rank"
             )
         part: object = shard(self)
         if not is_spec(part):
-            raise UnsupportedOption(f"shard of {kind} gave {shown(part)}; it must give a spec, the rank's part")
+            raise UnsupportedOption(f"shard of {kind} returned {shown(part)}; it must return a spec, the rank's part")
         return part
 
     def _share(self, heads: int) -> range:
@@ -114,9 +119,11 @@ class TensorParallel:
 
 
 def as_parallel(parallel: object) -> TensorParallel:
-    """`parallel` where it is a TensorParallel, the only rank there is where it is None."""
+    """Return `parallel`, or a single rank for None; raise UnsupportedOption for any other object."""
     if parallel is None:
         return TensorParallel()
     if not isinstance(parallel, TensorParallel):
-        raise UnsupportedOption(f"parallel is {shown(parallel)}; give TensorParallel(rank, size), or None for one rank")
+        raise UnsupportedOption(
+            f"parallel is {shown(parallel)}; use TensorParallel(rank, size), or None for a single rank"
+        )
     return parallel

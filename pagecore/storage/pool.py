@@ -1,4 +1,4 @@
-"""The bytes of one group of layers."""
+"""KVPool: the bytes of one group of layers."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from pagecore.storage.spec import Plane, Spec, check_spec
 
 
 class KVPool:
-    """The arrays of all layers that share a spec, cut into blocks.
+    """The planes of all layers that share a spec, divided into blocks.
 
     Parameters
     ----------
     spec : Spec
-        What each layer stores.
+        Spec of each layer.
     num_layers, num_blocks, block_size : int
-        `num_blocks` counts the null block 0.
+        `num_blocks` includes the null block 0.
     layout : str or KVLayout
-        How the planes lie in memory; see `KVLayout`.
+        Memory layout of the planes; see `KVLayout`.
     device : str
-        "cpu", "cuda" (the first CUDA device) or another one, such as "cuda:1".
+        "cpu", "cuda" (short for "cuda:0") or another CUDA device, such as "cuda:1".
     buffers : optional
-        Memory of the caller, adopted instead of allocated: an array for each buffer of the layout (see `KVLayout`),
-        from any producer that `as_tensor` takes. One array; a list, layer by layer and within a layer plane by plane;
-        a list with one list or mapping for each layer; or a mapping of plane names to arrays, or to lists with one
-        array for each layer. Arrays are writable, contiguous, aligned, do not overlap, and hold raw bytes (uint8) or
-        the planes' dtype. The views alias them and keep them alive. Nothing is written to them here unless `scrub` is
-        True. Without `buffers` the pool allocates, and zeroes the null block; on CUDA all of it, which is one fill.
+        Memory of the caller, adopted instead of allocated: one array for each buffer of the layout (see `KVLayout`),
+        of any type that `as_tensor` accepts. Pass one array; a list, layer by layer and within a layer plane by plane;
+        a list with one list or mapping per layer; or a mapping of plane names to arrays, or to lists with one array
+        per layer. The arrays must be writable, contiguous and aligned, must not overlap, and must have dtype uint8 (raw
+        bytes) or the planes' dtype. The views alias them and keep them alive. They are not written to unless `scrub` is
+        True. Without `buffers` the pool allocates its memory and zeroes the null block (on CUDA all blocks, by one
+        fill).
     scrub : bool
-        Zero all bytes that the layout needs, of `buffers` too; see `zero`. False by default: blocks of host memory then
-        begin with whatever the heap held, and `buffers` stay as they are.
+        Zero all bytes that the layout needs, also in `buffers`; see `zero`. By default host memory initially contains
+        whatever the heap held, and `buffers` are unchanged.
 
     Raises
     ------
     ShapeError, DeviceError, UnsupportedOption, UnsupportedDtype
-        Sizes, device or buffers that do not fit.
+        Invalid sizes, device or buffers.
     NotEnoughMemory
-        The system has not that much.
+        The allocation failed.
 
     Examples
     --------
@@ -76,7 +77,7 @@ class KVPool:
         self.num_blocks = require_int("num_blocks", num_blocks, min=2)
         self.block_size = require_int("block_size", block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
-        # Memory of the caller that the pool lies in.
+        # Spans of the adopted memory; empty without `buffers`.
         self.spans: tuple[Span, ...] = ()
         if buffers is None:
             self._buffers = self._allocate(is_scrubbed)
@@ -104,40 +105,47 @@ class KVPool:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of one token in all layers; what is stored once a block is shared out among its tokens."""
+        """Bytes of one token in all layers, including an equal share of the planes per block."""
         return self.bytes_per_block / self.block_size
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
-        """The memory itself, as flat arrays of bytes; zero-copy."""
+        """The memory as flat uint8 tensors, one for each buffer of the layout; no copies."""
         return self._buffers
 
     def plane(self, name: str, layer: SupportsIndex = 0) -> Tensor:
-        """View of one plane of one layer, ``[num_blocks, block_size, *plane.shape]``; it aliases the pool.
+        """Return one plane of one layer, ``[num_blocks, block_size, *plane.shape]``; it aliases the pool.
 
-        A plane that is per block has no token axis. The view keeps the memory alive, also after the pool is gone.
+        A plane per block has no token axis. The view keeps the memory alive, even after the pool is collected.
+
+        Raises
+        ------
+        UnsupportedOption
+            The spec has no plane of that name.
+        ShapeError
+            The pool does not have that layer.
         """
         if not isinstance(name, str) or name not in self._views:
             raise UnsupportedOption(f"plane {shown(name)} is not stored; this pool has {', '.join(self._views)}")
         return self._views[name][member("layer", layer, self.num_layers, "the pool")]
 
     def key(self, layer: SupportsIndex = 0) -> Tensor:
-        """View ``[num_blocks, block_size, num_kv_heads, head_dim]`` of a layer's keys; it aliases the pool."""
+        """Return ``plane("key", layer)``: ``[num_blocks, block_size, num_kv_heads, head_dim]``."""
         return self.plane("key", layer)
 
     def value(self, layer: SupportsIndex = 0) -> Tensor:
-        """View ``[num_blocks, block_size, num_kv_heads, v_head_dim]`` of a layer's values; it aliases the pool."""
+        """Return ``plane("value", layer)``: ``[num_blocks, block_size, num_kv_heads, v_head_dim]``."""
         return self.plane("value", layer)
 
     def planes(self) -> list[Tensor]:
-        """Every plane of every layer: what a copy of whole blocks has to move."""
+        """Return every plane of every layer, which a copy of whole blocks must move."""
         return [view for views in self._views.values() for view in views]
 
     def zero(self) -> None:
-        """Zero every block of every plane and layer; bytes of adopted memory past what the layout needs stay.
+        """Zero every block of every plane and layer; adopted bytes that the layout does not use are unchanged.
 
-        On CUDA the fill goes to the current stream of CuPy, which is waited for; work of other streams on the memory
-        must be done.
+        On CUDA the fill is submitted to CuPy's current stream, and the host waits for it. Work of other streams on the
+        memory must have finished.
 
         Raises
         ------
@@ -152,23 +160,21 @@ class KVPool:
         runtime = cuda.runtime()
         stream = runtime.current_stream(index)
         if runtime.is_capturing(stream):
-            raise DeviceError(
-                f"stream {stream:#x} is being captured, and a pool is not zeroed in a graph; do it before the capture"
-            )
+            raise DeviceError(f"stream {stream:#x} is being captured; zero the pool before the capture")
         for buffer in self._buffers:
             runtime.fill(buffer.pointer, 0, buffer.nbytes, stream)
         runtime.synchronize(stream, index)
 
     @classmethod
     def blocks_for(cls, memory: Memory, spec: Spec, num_layers: int, block_size: int = 16, device: str = "cpu") -> int:
-        """How many whole blocks of all layers fit into `memory`, the null block among them.
+        """Return the number of blocks of all layers that fit into `memory`, including the null block.
 
         Raises
         ------
         NotEnoughMemory
-            Fewer than two fit.
+            Fewer than two blocks fit.
         ShapeError, UnsupportedOption
-            Numbers that are out of range, or a spec that a pool cannot store, such as one with planes per sequence.
+            Numbers out of range, or a spec that a pool cannot store, such as one with planes per sequence.
         """
         check_spec(spec)
         one = bytes_per_block(
@@ -178,7 +184,7 @@ class KVPool:
 
     def _allocate(self, scrub: bool) -> tuple[Tensor, ...]:
         sizes = [self.layout.buffer_nbytes(i) for i in range(self.layout.num_buffers)]
-        # Untouched, memory of the host costs nothing yet; a device has all of its own at once.
+        # Host memory is only committed when it is touched; device memory is committed at once.
         make = empty if self.device == "cpu" and not scrub else zeros
         return tuple(make((size,), "uint8", self.device) for size in sizes)
 
@@ -201,18 +207,18 @@ class KVPool:
 
 
 def bytes_per_block(spec: Spec, num_layers: int, block_size: int) -> int:
-    """Bytes that one block of `num_layers` layers takes."""
+    """Return the bytes of one block in `num_layers` layers."""
     counts = {"token": block_size, "block": 1}
     return num_layers * sum(plane.nbytes * counts[plane.per] for plane in spec.planes)
 
 
 def blocks_within(budget: int, one_block: int) -> int:
-    """Whole blocks of `one_block` bytes in `budget` bytes; at least two, or `NotEnoughMemory`."""
+    """Return the number of blocks of `one_block` bytes in `budget` bytes; raise NotEnoughMemory below two."""
     blocks = budget // one_block
     if blocks < 2:
         raise NotEnoughMemory(
-            f"memory is {shown(budget)} bytes; two blocks of {shown(one_block)} bytes are needed, the null block and "
-            f"one to give: give at least {shown(2 * one_block)}, or make block_size smaller"
+            f"memory is {shown(budget)} bytes; at least two blocks of {shown(one_block)} bytes are needed, including "
+            f"the null block: give at least {shown(2 * one_block)} bytes, or make block_size smaller"
         )
     return blocks
 
@@ -220,7 +226,7 @@ def blocks_within(budget: int, one_block: int) -> int:
 def _logical(
     plane: Plane, num_blocks: int, block_size: int, strides: dict[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of ``[block, token, head, dim]``, less the axes that the plane has not."""
+    """Return shape and strides of ``[block, token, head, dim]``, without the axes that the plane lacks."""
     axes: list[tuple[int, int]] = [(num_blocks, strides["B"])]
     if plane.per == "token":
         axes.append((block_size, strides["N"]))

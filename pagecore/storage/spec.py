@@ -1,4 +1,4 @@
-"""What a layer stores: its planes, and what a spec is."""
+"""Specs: the planes that a layer stores, and the checks of a user's own spec."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ class Plane:
     Parameters
     ----------
     name : str
-        "key", "value", "latent", "scale" ...
+        Unique within the spec: "key", "value", "latent", "scale" ...
     shape : tuple of int
-        What one token (or block, or sequence) holds; ``(heads, dim)`` for a key.
+        Shape of one entry, the part of one token, block or sequence; ``(heads, dim)`` for keys.
     dtype : str or anything that names a dtype
     per : {"token", "block", "sequence"}
-        What there is one of.
+        Whether there is one entry for each token, block or sequence.
+
+    Raises
+    ------
+    UnsupportedOption, UnsupportedDtype, ShapeError
+        An invalid name, `per`, dtype or shape.
     """
 
     name: str
@@ -45,17 +50,17 @@ class Plane:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one entry: of one token for a plane that is per token."""
+        """Bytes of one entry: of one token, block or sequence."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @runtime_checkable
 class Spec(Protocol):
-    """What pools, layouts and the cache need to know of a layer.
+    """Description of a layer for pools, layouts and caches; `AttentionSpec` is one, and users may define others.
 
-    Two methods more serve what not every cache asks for: ``shard(parallel) -> Spec``, a rank's part of the layer, and
-    ``with_dtype(dtype) -> Spec``, the same layer stored as another dtype. A spec that lacks one is refused by name
-    where it is needed.
+    Two optional methods serve particular caches: ``shard(parallel) -> Spec`` returns a rank's part of the layer, and
+    ``with_dtype(dtype) -> Spec`` the same layer stored as another dtype. A cache that needs a missing method raises
+    UnsupportedOption.
     """
 
     @property
@@ -64,42 +69,47 @@ class Spec(Protocol):
 
     @property
     def window(self) -> int | None:
-        """How many keys a query sees, itself included; None for all."""
+        """Number of keys that a query sees, including its own; None for all."""
 
 
 def is_spec(value: object) -> TypeGuard[Spec]:
-    """Return True for a spec; a class of specs has the names of its attributes, but is not a spec."""
+    """Return True for a spec; False for a class of specs, although it has the same attributes."""
     return isinstance(value, Spec) and not isinstance(value, type)
 
 
+def stores_key_and_value(spec: Spec) -> bool:
+    """Return True if the spec has the planes key and value, which `write` and `attend` serve."""
+    return {"key", "value"} <= {plane.name for plane in spec.planes}
+
+
 def window_of(spec: Spec) -> int | None:
-    """Return the window of a spec as an int, None for all keys; ShapeError for anything but an integer from 1 on."""
+    """Return the window of a spec as an int, or None for all keys; raise ShapeError for anything below 1."""
     window: Any = spec.window
     return None if window is None else require_int(f"window of a {type(spec).__name__}", window, max=None)
 
 
 def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> None:
-    """Refuse a spec that a pool or a cache could not serve, before anything is made.
+    """Raise an error for a spec that a pool or a cache cannot serve, before anything is allocated.
 
     Parameters
     ----------
     spec : Spec
-        An AttentionSpec, or a spec of the user's own.
+        An AttentionSpec, or a user-defined spec.
     who : str
         Name of the spec in messages, such as "layer 3".
     attends : bool
-        Whether `write` and `attend` are to serve it: then it stores the planes key and value, ``(heads, dim)`` per
-        token and of a float dtype. Other planes are copied, swapped and counted with them. Without it the
-        planes are only stored and counted.
+        Require that `write` and `attend` can serve a plane named "key" or "value": both must be present, with equal
+        numbers of heads, ``(heads, dim)`` per token and of a float dtype. Planes of other names are only stored.
 
     Raises
     ------
     UnsupportedOption
-        An object that is not a spec, no planes, equal names, planes per sequence, planes that cannot be attended to.
+        An object that is not a spec, no planes, duplicate names, planes per sequence, or a key or value that cannot be
+        attended to.
     UnsupportedDtype
-        A key or value of another dtype than `CACHE_DTYPES`.
+        A key or value with a dtype other than `CACHE_DTYPES`.
     ShapeError
-        A window or a number of query heads below 1, heads that do not fit each other.
+        A window or a number of query heads that is not an integer of at least 1, or numbers of heads that do not match.
     """
     if not is_spec(spec):
         raise UnsupportedOption(f"{who} is {shown(spec)}; expected a spec such as AttentionSpec(...)")
@@ -108,26 +118,26 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
     window_of(spec)
     heads: Any = getattr(spec, "num_query_heads", None)
     heads = None if heads is None else require_int(f"num_query_heads of a {type(spec).__name__}", heads)
-    if attends:
+    if attends and not planes.keys().isdisjoint(("key", "value")):
         _check_attended(planes, heads, who)
 
 
 def _checked_planes(spec: Spec, who: str) -> dict[str, Plane]:
-    """The planes by name."""
+    """Return the planes by name."""
     planes: dict[str, Plane] = {}
     for plane in as_tuple(f"planes of a {type(spec).__name__}", spec.planes, "a tuple of Plane"):
         if not isinstance(plane, Plane):
             raise UnsupportedOption(f"{who} has {shown(plane)} among its planes; expected a Plane")
         if plane.per == "sequence":
             raise UnsupportedOption(
-                f"{who} stores plane {plane.name!r} per sequence, as recurrent states are, which is not served; "
+                f"{who} stores plane {plane.name!r} per sequence, as recurrent states are, which is not supported; "
                 "store planes per token or per block"
             )
         if plane.name in planes:
-            raise UnsupportedOption(f"{who} has two planes named {plane.name!r}; give each a name of its own")
+            raise UnsupportedOption(f"{who} has two planes named {plane.name!r}; give each plane a unique name")
         planes[plane.name] = plane
     if not planes:
-        raise UnsupportedOption(f"{who} has no planes; a layer that stores nothing of its own is an Alias")
+        raise UnsupportedOption(f"{who} has no planes; use an Alias for a layer that stores nothing of its own")
     return planes
 
 
@@ -135,8 +145,8 @@ def _check_attended(planes: dict[str, Plane], query_heads: int | None, who: str)
     for name in ("key", "value"):
         if name not in planes:
             raise UnsupportedOption(
-                f"{who} stores {', '.join(planes)} and no plane {name!r}; write and attend serve key and value: use "
-                "device='none' to count its blocks only, or KVPool to store them"
+                f"{who} stores {', '.join(planes)} and no plane {name!r}; write and attend need both key and value: "
+                "add the plane, or rename the other if it is only to be stored"
             )
         plane = planes[name]
         if plane.per != "token" or len(plane.shape) != 2:

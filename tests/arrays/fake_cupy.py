@@ -1,4 +1,4 @@
-"""A `cupy` without a device: the names that pagecore uses, with the arguments that CuPy 13.6 and 14 take for them.
+"""A fake `cupy` without a device: the names that pagecore uses, with the parameters of CuPy 13.6 and 14.
 
 Memory is the host's. `calls` is what the CUDA runtime and driver were asked for, each with the device that was current.
 """
@@ -27,7 +27,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class FakeCuda:
-    """Everything behind `cupy.cuda`, for two devices with one stream of CuPy's own each."""
+    """State of the fake `cupy.cuda`: two devices, each with one current stream."""
 
     def __init__(self, num_devices: int = 2, driver: int = 13020, built: int = 13020, capability: str = "9.0") -> None:
         self.num_devices, self.driver_version, self.built = num_devices, driver, built
@@ -35,11 +35,11 @@ class FakeCuda:
         self.calls: list[tuple[Any, ...]] = []
         self.failures: dict[str, Exception] = {}
         self.thread = threading.local()
-        self.streams: list[Any] = []  # entered and not yet left
+        self.streams: list[Any] = []  # streams entered and not yet left
         self.homes: dict[int, tuple[int, int]] = {}  # address: (device, kind of memory)
         self.launched: list[int] = []
 
-    # ---- what each function does
+    # ---- effects of the functions
 
     def call(self, name: str, *arguments: Any) -> None:
         self.calls.append((name, self.getDevice(), *arguments))
@@ -103,7 +103,7 @@ class FakeCuda:
 
 
 def make_cupy(cuda: FakeCuda) -> types.ModuleType:
-    """The module, with what its functions are asked for written to `cuda.calls`."""
+    """Return the module; its functions append their arguments to `cuda.calls`."""
 
     def forwarded(name: str, result: Any = None) -> Any:
         def function(*arguments: Any) -> Any:

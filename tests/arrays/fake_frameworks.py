@@ -1,4 +1,4 @@
-"""Stand-ins for what torch, CuPy and JAX show of a CUDA device, over memory of the runtime in use."""
+"""Fakes of torch, CuPy and JAX arrays on a CUDA device, over memory of the runtime in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Streams:
 
 
 class Array:
-    """An array of a framework: a tensor of pagecore's that it exports as its own."""
+    """An array of a framework, which exports a tensor of pagecore as its own memory."""
 
     def __init__(self, tensor: pagecore.Tensor, stream: int) -> None:
         self.tensor, self.stream = tensor, stream

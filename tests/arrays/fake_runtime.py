@@ -1,4 +1,4 @@
-"""A runtime whose devices are host memory: it does what it is told at once and writes down what that was."""
+"""A runtime whose devices are host memory; it runs every call at once and records it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pagecore.arrays.cuda import DeviceProperties
+from pagecore.arrays.runtime import DeviceProperties
 
 
 class FakeEvent:

@@ -1,4 +1,4 @@
-"""A DLPack producer made of ctypes that counts how often its deleter runs, and can be wrong in every way."""
+"""A DLPack producer made with ctypes; it counts the calls of its deleter, and every field can be made invalid."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Versioned(ctypes.Structure):
 
 
 def read_capsule(capsule: Any) -> Versioned | Unversioned:
-    """Look into a capsule that somebody made, consuming nothing; valid while the capsule is."""
+    """Return the DLTensor in a capsule without consuming it; valid while the capsule lives."""
     name = api.PyCapsule_GetName(capsule)
     form = Versioned if name == VERSIONED else Unversioned
     return form.from_address(api.PyCapsule_GetPointer(capsule, name))
@@ -60,25 +60,25 @@ def capsule_name(capsule: Any) -> bytes:
     return api.PyCapsule_GetName(capsule)
 
 
-# By address: a capsule in its destructor must not be made an object again.
+# A capsule in its destructor must not become a Python object again, so the argument is an address.
 pointer_of_dying = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", api))
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def destroy(capsule: int) -> None:
-    """What a capsule does that nobody consumed."""
+    """Destructor of a capsule: release a tensor that no consumer took."""
     for name, form in ((VERSIONED, Versioned), (UNVERSIONED, Unversioned)):
         if api.PyCapsule_IsValid(capsule, name):
             address = pointer_of_dying(capsule, name)
             form.from_address(address).deleter(address)
 
 
-# A managed tensor can outlive the test that made it, so no producer ever dies.
+# A managed tensor can outlive the test that created it, so producers are never freed.
 EVERY: list[Producer] = []
 
 
 class Producer:
-    """24 float32 by default, 0 to 23, in the shape asked for; each attribute of the DLTensor can be overridden."""
+    """A producer of float32 0 to 23 by default; each attribute of the DLTensor can be overridden."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def test_any_strides_of_numpy_are_kept(view):
     np.testing.assert_array_equal(tensor.numpy(), source)
 
 
-def test_strides_that_are_no_whole_elements_are_viewed():
+def test_strides_that_are_not_multiples_of_the_item_size_are_viewed():
     packed = np.zeros(3, dtype=[("tag", "u1"), ("value", "f4")])
     packed["value"] = [1, 2, 3]
     assert as_tensor(packed["value"]).tolist() == [1, 2, 3]
@@ -230,7 +230,7 @@ def test_cupy_views_need_cuda_memory_and_cupy(monkeypatch):
 
 
 class Liar:
-    """Claims to be an ndarray, as a mock with a spec does."""
+    """A class that claims to be ndarray, as a mock with a spec does."""
 
     @property
     def __class__(self):
@@ -253,8 +253,8 @@ class Raising:
     ],
     ids=lambda wrong: type(wrong).__name__,
 )
-def test_what_has_no_memory_to_view_is_refused(wrong):
-    with pytest.raises(UnsupportedDtype, match="no array"):
+def test_objects_without_memory_are_refused(wrong):
+    with pytest.raises(UnsupportedDtype, match="not an array"):
         as_tensor(wrong)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of CUDA memory, over a runtime that keeps it on the host and writes down what it is told."""
+"""Tensors of CUDA memory, over a fake runtime that keeps it on the host and records its calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bytes_of(tensor):
 
 
 @pytest.mark.parametrize(("device", "name"), [("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_empty_allocates_on_the_device_that_is_named(runtime, device, name):
+def test_empty_allocates_on_the_named_device(runtime, device, name):
     tensor = pagecore.empty((2, 3), "bfloat16", device)
     assert (tensor.device, tensor.shape, tensor.strides) == (name, (2, 3), (6, 2))
     assert tensor.__dlpack_device__() == (2, int(name[-1]))
@@ -58,7 +58,7 @@ def test_an_empty_tensor_has_memory_of_its_own_and_is_not_filled(runtime):
     assert [call[0] for call in runtime.calls] == ["allocate", "synchronize"]
 
 
-def test_a_device_that_is_not_there_is_refused(runtime):
+def test_a_missing_device_is_refused(runtime):
     with pytest.raises(pagecore.DeviceError, match=r"'cuda:2', but this process sees 2 CUDA devices"):
         pagecore.empty(3, device="cuda:2")
     with use_runtime(FakeRuntime(0)), pytest.raises(pagecore.DeviceError, match="no CUDA device"):
@@ -66,7 +66,7 @@ def test_a_device_that_is_not_there_is_refused(runtime):
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "", None, "cpu:1", "mps", "cuda:0 "])
-def test_what_is_no_device_is_refused(device):
+def test_invalid_device_names_are_refused(device):
     with pytest.raises(pagecore.DeviceError, match="it must be 'cpu', 'cuda'"):
         pagecore.empty(3, device=device)
 
@@ -89,7 +89,7 @@ def test_views_share_the_allocation_and_keep_it(runtime):
         strided(base, (25,))
 
 
-def test_numpy_cannot_reach_it_and_says_so(runtime):
+def test_access_by_numpy_raises(runtime):
     tensor = pagecore.zeros((4,), "float32", "cuda")
     for reach in (tensor.numpy, tensor.tolist, tensor.__array__, tensor[:1].item, lambda: tensor.__setitem__(0, 1.0)):
         with pytest.raises(pagecore.DeviceError, match="which NumPy cannot read"):
@@ -116,17 +116,17 @@ def test_a_consumer_on_another_stream_waits_for_the_memory_s_own(runtime):
 
 
 @pytest.mark.parametrize("stream", [{}, {"stream": None}, {"stream": 1}, {"stream": 0}])
-def test_no_stream_and_one_are_the_default_stream(runtime, stream):
+def test_streams_none_and_one_are_the_default_stream(runtime, stream):
     tensor = pagecore.zeros((4,), "float32", "cuda", stream=9)
     assert exported(tensor, runtime, **stream) == [("record", 1, 9), ("wait", 0, 1)]
 
 
-def test_the_stream_of_each_thread_is_a_stream_like_others(runtime):
+def test_the_per_thread_stream_is_not_the_default_stream(runtime):
     tensor = pagecore.zeros((4,), "float32", "cuda", stream=9)
     assert exported(tensor, runtime, stream=2) == [("record", 1, 9), ("wait", 2, 1)]
 
 
-def test_nobody_waits_who_does_not_ask_or_works_on_the_same_stream(runtime):
+def test_a_consumer_that_orders_streams_itself_or_shares_the_stream_does_not_wait(runtime):
     tensor = pagecore.zeros((4,), "float32", "cuda", stream=9)
     assert exported(tensor, runtime, stream=-1) == []
     assert exported(tensor, runtime, stream=9) == []
@@ -136,7 +136,7 @@ def test_nobody_waits_who_does_not_ask_or_works_on_the_same_stream(runtime):
     assert exported(waited_for, runtime, stream=11) == []
 
 
-def test_work_that_an_op_gave_to_a_stream_is_waited_for(runtime):
+def test_a_consumer_waits_for_the_work_of_an_operation(runtime):
     tensor = pagecore.zeros((4,), "float32", "cuda")
     note_work(tensor[1:3], 5)
     assert exported(tensor, runtime, stream=11) == [("record", 1, 5), ("wait", 11, 1)]
@@ -151,7 +151,7 @@ def test_an_export_to_a_stream_that_is_being_captured_is_refused(runtime):
 
 
 @pytest.mark.parametrize("stream", [-2, 1 << 64, "0", 1.0, True])
-def test_what_is_no_stream_is_refused(runtime, stream):
+def test_invalid_streams_are_refused(runtime, stream):
     tensor = pagecore.zeros((4,), "float32", "cuda")
     with pytest.raises(BufferError, match="it must be None, -1 or the handle of a stream"):
         tensor.__dlpack__(stream=stream)
@@ -161,7 +161,7 @@ def test_other_devices_and_copies_are_refused(runtime):
     tensor = pagecore.zeros((4,), "float32", "cuda")
     with pytest.raises(BufferError, match="not on DLPack device"):
         tensor.__dlpack__(dl_device=(1, 0))
-    with pytest.raises(BufferError, match="copies host memory only"):
+    with pytest.raises(BufferError, match="only host memory can be copied"):
         tensor.__dlpack__(copy=True)
 
 

@@ -1,4 +1,4 @@
-"""The names of CuPy that pagecore, its benches, tests and fakes use: each exists in the CuPy that is installed."""
+"""Every name of CuPy that pagecore, its benches, tests and fakes use exists in the installed CuPy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cupy():
 
 
 def held_by(node, held):
-    """The dotted name below CuPy that an expression means, "" for CuPy itself; None for anything else."""
+    """Return the dotted name below CuPy of an expression, "" for CuPy itself, None for another expression."""
     text = ast.unparse(node)
     if text in ("cupy", "import_cupy()", "sys.modules['cupy']") or text.endswith("._cupy"):
         return ""
@@ -54,17 +54,17 @@ def held_by(node, held):
 
 
 def names_in(text, held):
-    """All dotted names below CuPy in a Python source."""
+    """Return all dotted names below CuPy in a Python source."""
     found = (held_by(node, held) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
     return {name for name in found if name}
 
 
 def uses():
-    """The dotted names below CuPy, each with the files that use it."""
+    """Return the dotted names below CuPy, each with the files that use it."""
     found = {}
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py*")):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text() if path.suffix in (".py", ".pyx") else ""
-        if path.suffix == ".pyx":  # not a Python that `ast` reads
+        if path.suffix == ".pyx":  # Cython, which `ast` cannot parse
             names = set(re.findall(r"(?<![\w.`\"])cupy\.([a-z]\w*(?:\.\w+)*)", re.sub(r'"""[^"]*"""', "", text)))
         else:
             names = names_in(text, HELD.get(name, {}))
@@ -74,7 +74,7 @@ def uses():
 
 
 def missing_from(cupy, name):
-    """The first part of a dotted name that a module lacks; None if there is none. Attributes of objects pass."""
+    """Return the first part of a dotted name that a module lacks, or None. Attributes of objects are not checked."""
     here, seen = cupy, []
     for part in name.split("."):
         if not isinstance(here, types.ModuleType):
@@ -91,7 +91,7 @@ def test_every_name_that_is_used_exists(cupy):
     assert absent == {}
 
 
-def test_the_names_that_are_known_to_be_used_are_found():
+def test_names_in_use_are_found():
     found = uses()
     expected = {
         "cuda.runtime.memcpyAsync": "pagecore/arrays/cupy_runtime.py",
@@ -110,14 +110,14 @@ def test_the_names_that_are_known_to_be_used_are_found():
     assert {name: file for name, file in expected.items() if file not in found.get(name, [])} == {}
 
 
-def test_a_name_that_cupy_lacks_is_noticed(cupy):
+def test_a_name_that_cupy_lacks_is_found(cupy):
     held = HELD["pagecore/arrays/cupy_runtime.py"]
     (name,) = names_in("self._runtime.errorMemoryAllocation", held) - {"cuda.runtime"}
     assert missing_from(cupy, name) == "cuda.runtime.errorMemoryAllocation"
 
 
 def offered(fake, prefix=""):
-    """The dotted names of a fake's modules and namespaces."""
+    """Return the dotted names of a fake's modules and namespaces."""
     for name, value in vars(fake).items():
         if not name.startswith("__"):
             yield prefix + name
@@ -125,14 +125,14 @@ def offered(fake, prefix=""):
                 yield from offered(value, f"{prefix}{name}.")
 
 
-def test_every_name_that_the_fake_offers_exists(cupy):
+def test_every_name_of_the_fake_exists(cupy):
     names = list(offered(make_cupy(FakeCuda())))
     assert "cuda.runtime.memcpyAsync" in names
     assert [name for name in names if missing_from(cupy, name)] == []
 
 
 def lacking(cupy, name, attributes):
-    """The attributes that a class of CuPy neither has nor documents; some are assigned as an object is made."""
+    """Return the attributes that a class of CuPy neither has nor documents; some are assigned in its constructor."""
     found = cupy
     for part in name.split("."):
         found = getattr(found, part)
@@ -144,7 +144,7 @@ def lacking(cupy, name, attributes):
     ]
 
 
-def test_the_objects_that_the_fake_returns_have_attributes_of_cupy_s(cupy):
+def test_objects_of_the_fake_have_only_attributes_of_cupy(cupy):
     fake = make_cupy(FakeCuda()).cuda
     with pytest.warns(DeprecationWarning, match="ExternalStream"), fake.ExternalStream(7):
         memory = fake.alloc(8)
@@ -165,7 +165,7 @@ def test_every_attribute_that_is_read_of_an_object_exists(cupy, name):
     assert lacking(cupy, name, ["no_such"]) == ["no_such"]
 
 
-def test_an_error_of_the_runtime_has_the_status_by_which_memory_that_ran_out_is_known(cupy):
+def test_an_error_of_the_runtime_has_a_status(cupy):
     error = cupy.cuda.runtime.CUDARuntimeError(2)
     assert error.status == 2
     assert "cudaErrorMemoryAllocation" in str(error)

@@ -1,4 +1,4 @@
-"""CupyRuntime asks CuPy for the right things on the right device, and says what to install where it cannot."""
+"""CupyRuntime calls CuPy on the right device, and its errors name what to install."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 import pagecore
 from pagecore.arrays import cuda
-from pagecore.arrays.cuda import DeviceProperties, use_runtime
+from pagecore.arrays.cuda import use_runtime
 from pagecore.arrays.cupy_runtime import CupyRuntime, external_stream
+from pagecore.arrays.runtime import DeviceProperties
 from pagecore.errors import DeviceError, NotEnoughMemory
 from tests.arrays.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCuda, OutOfMemoryError, make_cupy
 from tests.capabilities import require
@@ -29,12 +30,12 @@ def fake(monkeypatch):
 @pytest.fixture
 def runtime(fake):
     made = CupyRuntime()
-    made.current_stream(0)  # this thread has its context
+    made.current_stream(0)  # gives this thread its context
     del fake.calls[:]
     return made
 
 
-def test_properties_are_asked_once_and_name_the_architecture(fake, runtime):
+def test_properties_are_queried_once_and_name_the_architecture(fake, runtime):
     assert runtime.num_devices() == 2
     expected = DeviceProperties("NVIDIA H200", "sm_90a", 132, 232448, 233472)
     assert runtime.properties(1) == runtime.properties(1) == expected
@@ -45,18 +46,18 @@ def test_properties_are_asked_once_and_name_the_architecture(fake, runtime):
     ("capability", "architecture"),
     [("8.0", "sm_80"), ("8.9", "sm_89"), ("9.0", "sm_90a"), ("10.0", "sm_100a"), ("12.0", "sm_120"), ("7.5", "sm_75")],
 )
-def test_architectures_with_instructions_of_their_own_end_in_a(monkeypatch, capability, architecture):
+def test_architectures_with_specific_instructions_end_in_a(monkeypatch, capability, architecture):
     monkeypatch.setitem(sys.modules, "cupy", make_cupy(FakeCuda(capability=capability)))
     assert CupyRuntime().properties(0).architecture == architecture
 
 
-def test_the_device_is_current_for_the_call_and_the_former_one_after_it(fake, runtime):
+def test_a_call_restores_the_current_device(fake, runtime):
     assert runtime.memory_info(1) == (5, 9)
     assert fake.calls == [("setDevice", 1), ("memGetInfo", 1), ("setDevice", 0)]
     assert fake.getDevice() == 0
 
 
-def test_the_former_device_is_current_after_a_failure_too(fake, runtime):
+def test_a_failing_call_restores_the_current_device(fake, runtime):
     fake.failures["memGetInfo"] = CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access")
     with pytest.raises(DeviceError, match="CUDA failed on cuda:1: cudaErrorIllegalAddress"):
         runtime.memory_info(1)
@@ -75,14 +76,14 @@ BROKEN = "cudaErrorIllegalAddress: an illegal memory access"
         ("pointerGetAttributes", lambda runtime: runtime.fill(11, 0, 13, 77)),
     ],
 )
-def test_what_cuda_says_around_a_call_is_a_device_error_too(fake, runtime, name, call):
+def test_errors_of_switching_devices_are_device_errors(fake, runtime, name, call):
     fake.failures[name] = CUDARuntimeError(BROKEN)
     with pytest.raises(DeviceError, match=f"CUDA failed on .*: {BROKEN}"):
         call(runtime)
 
 
 @pytest.mark.parametrize("error", [CUDARuntimeError("cudaErrorAssert: first"), ValueError("first")])
-def test_an_error_of_the_call_is_told_and_not_the_one_that_follows_from_it(fake, runtime, error):
+def test_an_error_of_the_call_hides_the_error_of_restoring_the_device(fake, runtime, error):
     fake.failures = {"memGetInfo": error, "setDevice 0": CUDARuntimeError("cudaErrorAssert: second")}
     with pytest.raises((DeviceError, ValueError), match="first"):
         runtime.memory_info(1)
@@ -95,7 +96,7 @@ def test_a_new_thread_gets_a_context_before_its_first_call(fake, runtime):
     assert fake.calls == [("setDevice", 0), ("memGetInfo", 0)]
 
 
-def test_memory_comes_from_cupy_on_the_stream_that_it_is_for(fake, runtime):
+def test_memory_is_allocated_by_cupy_on_its_stream(fake, runtime):
     address, kept = runtime.allocate(1000, 1, 77)
     assert address == kept.ptr
     assert ("alloc", 1, 1000, 77) in fake.calls
@@ -104,18 +105,18 @@ def test_memory_comes_from_cupy_on_the_stream_that_it_is_for(fake, runtime):
     assert fake.calls[-2:] == [("alloc", 1, 8, 0), ("setDevice", 0)]
 
 
-def test_a_device_without_memory_says_how_much_was_wanted(fake, runtime):
+def test_failed_allocations_name_the_size(fake, runtime):
     fake.failures["alloc"] = OutOfMemoryError("Out of memory allocating 1,000 bytes")
-    with pytest.raises(NotEnoughMemory, match="cuda:1 has no 1,000 bytes to give: Out of memory"):
+    with pytest.raises(NotEnoughMemory, match="cuda:1 cannot allocate 1,000 bytes: Out of memory"):
         runtime.allocate(1000, 1, 77)
     fake.failures["alloc_pinned_memory"] = OutOfMemoryError("no")
-    with pytest.raises(NotEnoughMemory, match="no 5 bytes to lock"):
+    with pytest.raises(NotEnoughMemory, match="cannot allocate 5 bytes of pinned memory"):
         runtime.allocate_pinned(5)
 
 
-def test_a_host_without_memory_to_lock_is_told_from_other_failures(fake, runtime):
+def test_a_lack_of_pinned_memory_differs_from_other_failures(fake, runtime):
     fake.failures["alloc_pinned_memory"] = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory", 2)
-    with pytest.raises(NotEnoughMemory, match="no 5 bytes to lock: cudaErrorMemoryAllocation"):
+    with pytest.raises(NotEnoughMemory, match="cannot allocate 5 bytes of pinned memory: cudaErrorMemoryAllocation"):
         runtime.allocate_pinned(5)
     fake.failures["alloc_pinned_memory"] = CUDARuntimeError(BROKEN, 700)
     with pytest.raises(DeviceError, match="CUDA failed"):
@@ -123,7 +124,7 @@ def test_a_host_without_memory_to_lock_is_told_from_other_failures(fake, runtime
 
 
 @pytest.mark.parametrize("size", [0, 5])
-def test_pinned_memory_is_an_array_that_keeps_it(fake, runtime, size):
+def test_pinned_memory_is_an_array_that_owns_it(fake, runtime, size):
     array = runtime.allocate_pinned(size)
     array[...] = 3
     assert array.dtype == np.uint8
@@ -131,7 +132,7 @@ def test_pinned_memory_is_an_array_that_keeps_it(fake, runtime, size):
     assert fake.calls == [("alloc_pinned_memory", 0, max(size, 1))]
 
 
-def test_copies_and_fills_are_given_to_the_stream(fake, runtime):
+def test_copies_and_fills_use_the_stream(fake, runtime):
     fake.homes = {11: (1, 2)}
     runtime.copy(11, 12, 13, 77)
     runtime.fill(11, 255, 13, 77)
@@ -139,7 +140,7 @@ def test_copies_and_fills_are_given_to_the_stream(fake, runtime):
     assert calls == [("memcpyAsync", 0, 11, 12, 13, 4, 77), ("memsetAsync", 1, 11, 255, 13, 77)]
 
 
-def test_on_a_machine_of_one_device_nobody_asks_where_memory_lies(monkeypatch):
+def test_with_one_device_the_device_of_an_address_is_not_queried(monkeypatch):
     fake = FakeCuda(num_devices=1)
     monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))
     monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "pointerGetAttributes", None)
@@ -148,7 +149,7 @@ def test_on_a_machine_of_one_device_nobody_asks_where_memory_lies(monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2])
-def test_the_default_stream_is_that_of_the_memory_s_device(fake, runtime, stream):
+def test_the_default_stream_is_that_of_the_device_of_the_memory(fake, runtime, stream):
     fake.homes = {11: (1, 2), 12: (0, 1)}  # device memory of cuda:1, pinned memory
     runtime.copy(11, 12, 13, stream)
     runtime.copy(12, 11, 13, stream)
@@ -176,7 +177,7 @@ def test_events_are_recorded_and_waited_for_on_their_device(fake, runtime):
     ]
 
 
-def test_a_stream_is_waited_for_and_a_default_one_on_every_device(fake, runtime):
+def test_synchronize_waits_for_a_stream_and_for_the_default_stream_of_every_device(fake, runtime):
     runtime.synchronize(77)
     assert fake.calls == [("streamSynchronize", 0, 77)]
     del fake.calls[:]
@@ -187,7 +188,7 @@ def test_a_stream_is_waited_for_and_a_default_one_on_every_device(fake, runtime)
     ]
 
 
-def test_a_default_stream_of_one_device_leaves_the_others_alone(fake, runtime):
+def test_synchronize_with_a_device_waits_for_its_default_stream_only(fake, runtime):
     runtime.synchronize(0, 1)
     assert [call for call in fake.calls if call[0] != "setDevice"] == [("streamSynchronize", 1, 0)]
 
@@ -198,12 +199,12 @@ def test_the_default_stream_is_never_captured(fake, runtime):
     assert fake.calls == [("streamIsCapturing", 0, 77)]
 
 
-def test_the_current_stream_is_cupy_s(fake, runtime):
+def test_the_current_stream_is_that_of_cupy(fake, runtime):
     assert runtime.current_stream(1) == 101
 
 
 @pytest.mark.parametrize(("shared", "attributes"), [(48 * 1024, 0), (48 * 1024 + 1, 1)])
-def test_a_kernel_is_loaded_on_its_device_with_the_shared_memory_it_may_ask_for(fake, runtime, shared, attributes):
+def test_a_kernel_is_loaded_on_its_device_with_its_limit_of_shared_memory(fake, runtime, shared, attributes):
     kernel = runtime.load("write_kv<float>", 1, lambda: (b"code", "_Z5write"), shared)
     assert (kernel.name, kernel.device, kernel.module, kernel.function) == ("write_kv<float>", 1, 900, 901)
     calls = [call for call in fake.calls if call[0] != "setDevice"]
@@ -211,13 +212,13 @@ def test_a_kernel_is_loaded_on_its_device_with_the_shared_memory_it_may_ask_for(
     assert calls[2:] == [("funcSetAttribute", 1, 901, 8, shared)] * attributes
 
 
-def test_code_that_the_driver_does_not_take_is_told_with_device_and_remedy(fake, runtime):
+def test_a_failed_load_names_the_device_and_the_remedy(fake, runtime):
     fake.failures["moduleLoadData"] = CUDADriverError("CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available")
     with pytest.raises(DeviceError, match=r"cuda:1 \(NVIDIA H200, sm_90a\) cannot load .* of write_kv: .*newer driver"):
         runtime.load("write_kv", 1, lambda: (b"code", "_Z5write"), 0)
 
 
-def test_a_launch_hands_over_the_address_of_the_struct_s_address(fake, runtime):
+def test_a_launch_passes_a_pointer_to_the_address_of_the_struct(fake, runtime):
     kernel = runtime.load("write_kv", 1, lambda: (b"code", "_Z5write"), 0)
     del fake.calls[:]
     for number in (41, 42):
@@ -228,7 +229,7 @@ def test_a_launch_hands_over_the_address_of_the_struct_s_address(fake, runtime):
     assert launches == [("launchKernel", 1, 901, 3, 4, 5, 128, 1, 1, 1024, 77, 0)] * 2
 
 
-def test_a_launch_that_cuda_refuses_is_a_device_error(fake, runtime):
+def test_a_failed_launch_is_a_device_error(fake, runtime):
     kernel = runtime.load("write_kv", 0, lambda: (b"code", "_Z5write"), 0)
     fake.failures["launchKernel"] = CUDADriverError("CUDA_ERROR_INVALID_VALUE: invalid argument")
     parameter = ctypes.c_int(1)
@@ -254,7 +255,7 @@ def test_a_borrowed_stream_of_cupy_neither_warns_nor_is_destroyed():
     assert not hasattr(type(stream), "__del__")
 
 
-# ---- no way to a device: one clear error each
+# ---- no usable device: one error for each reason
 
 
 def refusal():
@@ -288,7 +289,7 @@ def test_without_cupy_the_extras_are_named(monkeypatch):
         AttributeError("module has no attribute"),
     ],
 )
-def test_a_broken_cupy_is_told_with_its_first_line(monkeypatch, error):
+def test_a_broken_cupy_is_named_with_the_first_line_of_its_error(monkeypatch, error):
     import_fails(monkeypatch, error)
     message = refusal()
     assert "CuPy is installed and does not work" in message
@@ -296,35 +297,35 @@ def test_a_broken_cupy_is_told_with_its_first_line(monkeypatch, error):
     assert "install pagecore[cuda12]" in message
 
 
-def test_cupy_for_another_maker_s_devices_is_refused(fake):
+def test_cupy_for_rocm_is_refused(fake):
     sys.modules["cupy"].cuda.runtime.is_hip = True
     assert "built for ROCm" in refusal()
 
 
 @pytest.mark.parametrize(
-    ("driver", "error", "told"),
+    ("driver", "error", "message"),
     [
-        (0, "cudaErrorInsufficientDriver: CUDA driver version is insufficient", "there is no CUDA driver"),
+        (0, "cudaErrorInsufficientDriver: CUDA driver version is insufficient", "no CUDA driver found"),
         (
             12080,
             "cudaErrorInsufficientDriver: CUDA driver version is insufficient",
-            r"serves CUDA 12.8 and CuPy is built for CUDA 13.2: install pagecore[cuda12]",
+            r"supports CUDA 12.8 and CuPy is built for CUDA 13.2: install pagecore[cuda12]",
         ),
         (13020, "cudaErrorNoDevice: no CUDA-capable device is detected", "sees no device (cudaErrorNoDevice"),
         (13020, "cudaErrorSystemDriverMismatch: mismatch", "sees no device (cudaErrorSystemDriverMismatch"),
     ],
 )
-def test_no_driver_an_old_one_and_no_device_are_told_apart(fake, driver, error, told):
+def test_a_missing_driver_an_old_one_and_a_missing_device_are_distinct_errors(fake, driver, error, message):
     fake.driver_version = driver
     fake.failures["getDeviceCount"] = CUDARuntimeError(error)
-    assert told in refusal()
+    assert message in refusal()
 
 
-def test_a_driver_that_counts_no_device_is_no_way_to_one(fake):
+def test_a_driver_without_devices_is_refused(fake):
     fake.num_devices = 0
-    assert "sees no device (it counts 0): look at nvidia-smi and CUDA_VISIBLE_DEVICES" in refusal()
+    assert "sees no device (it counts 0): check nvidia-smi and CUDA_VISIBLE_DEVICES" in refusal()
 
 
-def test_a_device_that_is_not_there_is_named(fake):
+def test_a_missing_device_is_named(fake):
     with use_runtime(None), pytest.raises(DeviceError, match="'cuda:2', but this process sees 2 CUDA devices"):
         pagecore.empty(3, device="cuda:2")

@@ -15,7 +15,7 @@ READ_ONLY = 1
 
 
 class Answering:
-    """A producer that answers with whatever it was given."""
+    """A producer whose `__dlpack__` returns a given object."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -30,7 +30,7 @@ class Answering:
 
 
 @FORMS
-def test_an_imported_array_lies_where_its_producer_put_it(versioned):
+def test_an_imported_array_is_viewed_in_place(versioned):
     producer = Producer(versioned=versioned)
     tensor = as_tensor(producer)
     assert tensor.pointer == producer.pointer
@@ -66,7 +66,7 @@ def test_the_deleter_runs_once_when_the_parent_outlives_its_views(versioned):
 
 
 @FORMS
-def test_a_capsule_that_nobody_consumes_is_released_once(versioned):
+def test_an_unconsumed_capsule_is_released_once(versioned):
     producer = Producer(versioned=versioned)
     capsule = producer.capsule()
     del capsule
@@ -87,7 +87,7 @@ def test_a_capsule_is_renamed_and_cannot_be_consumed_twice(versioned):
     assert producer.deleted == 1
 
 
-def test_a_producer_that_gives_one_capsule_twice_is_refused():
+def test_a_producer_that_returns_one_capsule_twice_is_refused():
     producer = Producer()
     answering = Answering(producer.capsule())
     tensor = as_tensor(answering)
@@ -118,7 +118,7 @@ WRONG = [
 
 @FORMS
 @pytest.mark.parametrize(("fields", "error", "message"), WRONG)
-def test_what_cannot_be_viewed_is_refused_and_released_once(versioned, fields, error, message):
+def test_invalid_tensors_are_refused_and_released_once(versioned, fields, error, message):
     producer = Producer(versioned=versioned, **fields)
     with pytest.raises(error, match=message):
         as_tensor(producer)
@@ -183,7 +183,7 @@ def test_a_zero_dimensional_array_needs_neither_shape_nor_strides():
     assert as_tensor(Producer((), None, shape=None)).item() == 0.0
 
 
-def test_a_managed_tensor_without_a_deleter_is_nobodys_to_release():
+def test_a_managed_tensor_without_a_deleter_is_not_released():
     producer = Producer()
     producer.managed.deleter = type(producer.deleter)()
     tensor = as_tensor(producer)
@@ -192,20 +192,20 @@ def test_a_managed_tensor_without_a_deleter_is_nobodys_to_release():
     assert producer.deleted == 0
 
 
-def test_read_only_is_carried_from_the_flag():
+def test_the_read_only_flag_is_imported():
     tensor = as_tensor(Producer(flags=READ_ONLY))
     assert tensor.readonly
     assert not tensor.numpy().flags.writeable
     assert not as_tensor(Producer()).readonly
 
 
-def test_a_producer_from_before_max_version_is_asked_again_without_it():
+def test_a_producer_without_max_version_is_called_again_without_it():
     producer = Producer(versioned=False, knows_max_version=False)
     assert as_tensor(producer).pointer == producer.pointer
     assert [sorted(arguments) for arguments in producer.asked] == [["max_version"], []]
 
 
-def test_host_producers_are_asked_for_no_stream():
+def test_host_producers_are_called_without_a_stream():
     producer = Producer()
     as_tensor(producer)
     assert producer.asked == [{"max_version": (1, 3)}]
@@ -245,13 +245,13 @@ def test_the_streams_of_exported_cuda_memory_are_ordered_by_its_producer():
 @pytest.mark.parametrize(
     "answer", [None, 7, "dltensor", object(), ValueError("no"), RuntimeError("gone"), TypeError("?")]
 )
-def test_a_producer_that_gives_no_capsule_is_refused(answer):
+def test_a_producer_that_does_not_return_a_capsule_is_refused(answer):
     with pytest.raises(PagecoreError):
         as_tensor(Answering(answer))
 
 
 @pytest.mark.parametrize("device", [None, (), (None, 0), ("cpu", 0), 3])
-def test_a_producer_without_a_sensible_device_is_refused(device):
+def test_a_producer_with_an_invalid_device_is_refused(device):
     producer = Producer()
     producer.device = device
     with pytest.raises(PagecoreError):
@@ -285,7 +285,7 @@ def test_a_view_over_an_import_survives_export_and_re_import():
     assert producer.deleted == 1
 
 
-def test_importing_and_exporting_many_times_holds_no_memory():
+def test_importing_and_exporting_many_times_leaks_no_memory():
     tracemalloc = pytest.importorskip("tracemalloc")
     source = empty((4, 4))
 

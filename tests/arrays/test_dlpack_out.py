@@ -50,7 +50,7 @@ def test_the_capsule_is_the_newest_that_its_consumer_reads(max_version, name, st
 
 @VERSIONS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_capsule_says_address_shape_strides_and_dtype(max_version, dtype):
+def test_the_capsule_has_address_shape_strides_and_dtype(max_version, dtype):
     whole = empty((4, 6), dtype)
     part = whole[1:3, ::2]
     capsule = part.__dlpack__(max_version=max_version)
@@ -80,7 +80,7 @@ def test_negative_and_zero_strides_are_exported():
     np.testing.assert_array_equal(np.from_dlpack(as_tensor(array)[::-1]), array[::-1])
 
 
-def test_strides_that_are_no_whole_elements_are_refused():
+def test_strides_that_are_not_multiples_of_the_item_size_are_refused():
     packed = np.zeros(5, dtype=[("tag", "u1"), ("value", "f4")])
     tensor = as_tensor(packed["value"])
     assert tensor.strides == (5,)
@@ -88,11 +88,11 @@ def test_strides_that_are_no_whole_elements_are_refused():
         tensor.__dlpack__(max_version=(1, 0))
     with pytest.raises(PagecoreError):
         tensor.__dlpack__()
-    # One element has no stride to speak of.
+    # The stride of a single element is not used.
     assert read_capsule(tensor[:1].__dlpack__()).tensor.data == packed["value"].ctypes.data
 
 
-def test_read_only_is_a_flag_and_refused_where_there_is_none():
+def test_read_only_memory_is_flagged_or_refused_without_a_flag():
     tensor = frozen(np.zeros(3, dtype="f4"))
     assert read_capsule(tensor.__dlpack__(max_version=(1, 0))).flags == READ_ONLY
     assert read_capsule(empty(3).__dlpack__(max_version=(1, 0))).flags == 0
@@ -101,13 +101,13 @@ def test_read_only_is_a_flag_and_refused_where_there_is_none():
             tensor.__dlpack__(max_version=max_version)
 
 
-def test_read_only_crosses_two_borders():
+def test_read_only_survives_export_and_import():
     again = np.from_dlpack(as_tensor(np.from_dlpack(frozen(np.zeros(3, dtype="f4")))))
     assert not again.flags.writeable
 
 
 @VERSIONS
-def test_copy_true_gives_memory_of_its_own(max_version):
+def test_copy_true_returns_new_memory(max_version):
     array = np.arange(12, dtype="f4").reshape(3, 4)
     source = as_tensor(array)[::2, ::-1]
     capsule = source.__dlpack__(copy=True, max_version=max_version)
@@ -152,20 +152,20 @@ def test_without_copy_the_memory_is_shared(copy):
         {"max_version": (float("nan"), 0)},
     ],
 )
-def test_what_host_memory_cannot_serve_is_a_buffer_error(arguments):
+def test_unsupported_requests_for_host_memory_are_buffer_errors(arguments):
     with pytest.raises(BufferError) as raised:
         empty(3).__dlpack__(**arguments)
     assert isinstance(raised.value, PagecoreError)
 
 
-def test_the_host_device_may_be_asked_for():
+def test_the_host_device_may_be_requested():
     tensor = empty(3)
     assert tensor.__dlpack_device__() == (1, 0)
     assert capsule_name(tensor.__dlpack__(dl_device=(1, 0))) == b"dltensor"
 
 
 @VERSIONS
-def test_a_capsule_keeps_the_allocation_alive_and_lets_it_go_unconsumed(max_version):
+def test_a_capsule_keeps_the_allocation_alive_and_releases_it_unconsumed(max_version):
     array = np.zeros(8, dtype="f4")
     held = weakref.ref(array)
     tensor = as_tensor(array)
@@ -210,7 +210,7 @@ def test_the_deleter_may_run_without_the_gil():
     before = sys.getrefcount(array)
     capsule = tensor.__dlpack__(max_version=(1, 0))
     managed = read_capsule(capsule)
-    # A CFUNCTYPE call gives the GIL up, as a consumer's own thread would not have it.
+    # A CFUNCTYPE call releases the GIL, as in a thread of a consumer.
     release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ctypes.cast(managed.deleter, ctypes.c_void_p).value)
     rename = ctypes.pythonapi.PyCapsule_SetName
     rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -220,7 +220,7 @@ def test_the_deleter_may_run_without_the_gil():
 
 
 def test_a_deleter_that_runs_after_the_interpreter_does_not_crash():
-    # The capsule is consumed by hand; atexit of C runs when Python is gone.
+    # The capsule is consumed by hand. atexit handlers of C run after the interpreter is finalised.
     program = """
 import ctypes
 from pagecore.arrays import empty

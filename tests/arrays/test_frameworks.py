@@ -17,7 +17,7 @@ EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def random(shape, dtype):
-    """A tensor whose every element differs from zero with good odds, and its elements."""
+    """Return a tensor of random elements, and the elements."""
     tensor = empty(shape, dtype)
     tensor[...] = rng.integers(0, 5, shape)
     return tensor, tensor.tolist()
@@ -153,16 +153,16 @@ class TestTorch:
         ],
         ids=["sparse", "meta", "complex", "conjugate", "float64", "9 axes", "zero tensor", "mkldnn"],
     )
-    def test_what_is_no_plain_memory_is_refused(self, torch, make):
+    def test_tensors_without_strided_memory_are_refused(self, torch, make):
         with pytest.raises(PagecoreError):
             as_tensor(make(torch))
 
     @pytest.mark.parametrize("dtype", ["float64", "int16", "uint16", "complex64"])
-    def test_a_dtype_that_is_not_served_is_named_with_what_to_convert_it_to(self, torch, dtype):
+    def test_an_unsupported_dtype_is_named_with_the_dtypes_to_convert_to(self, torch, dtype):
         with pytest.raises(UnsupportedDtype, match=rf"{dtype}, .*convert to one of float32"):
             as_tensor(torch.zeros(2, dtype=getattr(torch, dtype)))
 
-    def test_read_only_memory_and_negative_strides_are_not_given_to_torch(self, torch):
+    def test_torch_gets_neither_read_only_memory_nor_negative_strides(self, torch):
         array = np.arange(4, dtype="f4")
         for example in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
             with pytest.raises(UnsupportedOption, match="negative"):
@@ -239,7 +239,7 @@ class TestJax:
         assert sys.getrefcount(array) == before
 
 
-def test_host_memory_is_not_given_to_cupy(monkeypatch):
+def test_cupy_gets_no_host_memory(monkeypatch):
     import types
 
     cupy = types.SimpleNamespace(ndarray=type("ndarray", (), {}))

@@ -56,7 +56,7 @@ def test_zeros_are_zero_also_in_memory_that_was_used_before(size):
         del dirty
 
 
-def test_large_zeros_cost_nothing_until_they_are_touched():
+def test_large_zeros_take_no_memory_until_touched():
     before = resident()
     tensor = zeros(1 << 30, "uint8")
     assert resident() - before < 64 * MIB
@@ -64,7 +64,7 @@ def test_large_zeros_cost_nothing_until_they_are_touched():
     assert resident() - before < 64 * MIB
 
 
-def test_the_memory_is_given_back_with_the_last_view():
+def test_memory_is_freed_with_the_last_view():
     before = resident()
     for _ in range(20):
         tensor = empty(64 * MIB, "uint8")
@@ -104,14 +104,14 @@ def test_a_shape_is_an_integer_or_any_sequence_of_them(make, shape):
         (np.zeros((2, 2), int), "integer"),
     ],
 )
-def test_shapes_that_cannot_be_are_refused(make, shape, message):
+def test_invalid_shapes_are_refused(make, shape, message):
     with pytest.raises(ShapeError, match=message):
         make(shape)
 
 
 @MAKERS
 @pytest.mark.parametrize("shape", [2**50, (2**60,), (2**30, 2**30)])
-def test_more_memory_than_there_is_is_refused(make, shape):
+def test_more_memory_than_available_is_refused(make, shape):
     with pytest.raises(NotEnoughMemory, match="bytes"):
         make(shape)
 

@@ -1,7 +1,7 @@
-"""Every kind of array, in every dtype and form, seen by every consumer: one memory, or the documented refusal.
+"""Every kind of array, in every dtype and form, given to every consumer: shared memory, or the documented error.
 
-A cell is a producer, a form, a dtype and a consumer. What a producer cannot make (JAX arrays with strides) is no cell.
-What each consumer refuses is the table REFUSED; in every other cell it sees the producer's memory, to the byte.
+A cell is a producer, a form, a dtype and a consumer. Arrays that a producer cannot make (JAX arrays with strides) have
+no cell. The table REFUSED lists the cells that a consumer refuses; in every other cell it views the producer's memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NOT_OF_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 TYPECODES = {"float32": "f", "int8": "b", "uint8": "B", "int32": "i", "int64": "q"}
 
 
-# ---- forms: arrays of NumPy, which the producers' are made of
+# ---- forms: NumPy arrays from which the producers make theirs
 
 
 def memory(dtype: Any, *shape: int) -> np.ndarray:
-    """64-byte aligned, with numbers that every dtype holds and that tell neighbours apart."""
+    """Return a 64-byte aligned array whose neighbours differ, with numbers that every dtype represents."""
     block = empty(shape, dtype).numpy()
     block[...] = (np.arange(block.size) * 3 % 7).reshape(shape)
     return block
@@ -61,7 +61,7 @@ FORMS: dict[str, Callable[[Any], np.ndarray]] = {
 }
 
 
-# ---- producers: what is made of it, and where its memory is; None where there is no such thing
+# ---- producers: an array of a framework over the form, and the address of its memory; None if it cannot be made
 
 
 @dataclass
@@ -93,7 +93,7 @@ def make_jax(block: np.ndarray, dtype: str, form: str) -> Made | None:
 
 
 class Exporter:
-    """Nothing but the two methods of DLPack."""
+    """An object with only the two methods of DLPack."""
 
     def __init__(self, block: np.ndarray) -> None:
         tensor = as_tensor(block)
@@ -101,7 +101,7 @@ class Exporter:
 
 
 class Interface:
-    """Nothing but the array interface."""
+    """An object with only the array interface."""
 
     def __init__(self, block: np.ndarray) -> None:
         self.__array_interface__ = block.__array_interface__
@@ -145,7 +145,7 @@ PRODUCERS: dict[str, Callable[[np.ndarray, str, str], Made | None]] = {
 }
 
 
-# ---- consumers: what they see, as (pointer, shape, dtype, elements)
+# ---- consumers: their view of the array, as (pointer, shape, dtype, elements)
 
 Seen = tuple[int, tuple[int, ...], str, Any]
 
@@ -170,7 +170,7 @@ def see_jax(tensor: Tensor) -> Seen:
 
 
 def see_reader(tensor: Tensor) -> Seen:
-    """An operation that copies every block but the null block to memory of its own."""
+    """Run an operation that copies every block but the null block to new memory."""
     target = empty(tensor.shape, tensor.dtype)
     target[...] = tensor
     blocks = range(1, len(tensor)) if tensor.ndim else []
@@ -181,7 +181,7 @@ def see_reader(tensor: Tensor) -> Seen:
 
 
 def see_writer(tensor: Tensor) -> Seen:
-    """An operation that copies a block onto another, and back what was there."""
+    """Run an operation that copies one block to another, then restore the target."""
     before = tensor.tolist()
     if tensor.ndim == 0 or len(tensor) == 0:
         ops.copy_blocks(tensor, [])
@@ -207,25 +207,25 @@ CONSUMERS: dict[str, Callable[[Tensor], Seen]] = {
 }
 
 
-# ---- what a consumer refuses: a form, a dtype, "read-only" (as what JAX made always is), "1-d" (as bytes are)
-# The first line that names a cell counts.
+# ---- refusals by consumer: a form, a dtype, "read-only" (arrays of JAX always are), "1-d" (bytes are)
+# The first entry that names a cell applies.
 
-NO_WORD = dict.fromkeys(NOT_OF_NUMPY, (BufferError, "no word for"))
-MISPLACED = (UnsupportedOption, "no multiple of 64, where JAX would copy")
+NO_FORMAT = dict.fromkeys(NOT_OF_NUMPY, (BufferError, "cannot describe"))
+MISPLACED = (UnsupportedOption, "only at a multiple of 64")
 WOULD_COPY = (UnsupportedOption, "without a copy")
 REFUSED: dict[str, dict[str, tuple[type[Exception], str]]] = {
-    "NumPy by DLPack": dict.fromkeys(NOT_OF_NUMPY, (RuntimeError, "Unsupported dtype")),  # NumPy's own
-    "buffer": NO_WORD,
+    "NumPy by DLPack": dict.fromkeys(NOT_OF_NUMPY, (RuntimeError, "Unsupported dtype")),  # the error of NumPy
+    "buffer": NO_FORMAT,
     "old capsule": {"read-only": (BufferError, "read-only")},
     "torch": {
-        "read-only": (UnsupportedOption, "read-only, which torch cannot say"),
-        "backwards": (UnsupportedOption, "torch knows no negative ones"),
+        "read-only": (UnsupportedOption, "read-only and torch has no read-only arrays"),
+        "backwards": (UnsupportedOption, "torch has no negative strides"),
     },
     "JAX": {
-        "read-only": (UnsupportedOption, "read-only, which JAX cannot say"),
+        "read-only": (UnsupportedOption, "read-only and JAX has no read-only arrays"),
         "every second row": WOULD_COPY,
         "every second column": WOULD_COPY,
-        "backwards": (UnsupportedOption, "JAX"),  # the last row may lie on a multiple of 64 bytes, or not
+        "backwards": (UnsupportedOption, "JAX"),  # the last row may start at a multiple of 64 bytes or not
         "off by an element": MISPLACED,
         "off by a byte": MISPLACED,
         "int64": (UnsupportedDtype, "set jax_enable_x64"),
@@ -239,12 +239,12 @@ REFUSED: dict[str, dict[str, tuple[type[Exception], str]]] = {
         "read-only": (UnsupportedOption, "read-only"),
     },
 }
-# Memory of array.array lies where malloc puts it: on a multiple of 64, which JAX takes, or not.
+# malloc may place the memory of array.array at a multiple of 64, which JAX accepts, or not.
 PAIRS = [pair for pair in itertools.product(PRODUCERS, CONSUMERS) if pair != ("array.array", "JAX")]
 
 
 def cells(producer: str) -> Iterator[tuple[Made, np.ndarray, list[str]]]:
-    """What a producer makes in every form and dtype, the array that it is made of, and what REFUSED names it by."""
+    """Yield what a producer makes in every form and dtype, its source array, and its keys in REFUSED."""
     for form, dtype in itertools.product(FORMS, DTYPES):
         block = FORMS[form](dtype)
         made = PRODUCERS[producer](block, str(dtype), form)
@@ -254,7 +254,7 @@ def cells(producer: str) -> Iterator[tuple[Made, np.ndarray, list[str]]]:
 
 
 @pytest.mark.parametrize(("producer", "consumer"), PAIRS)
-def test_every_array_is_seen_where_it_lies_or_refused_as_documented(producer, consumer):
+def test_every_array_is_viewed_in_place_or_refused_as_documented(producer, consumer):
     refused = REFUSED.get(consumer, {})
     for made, block, names in cells(producer):
         tensor = as_tensor(made.thing)
@@ -269,5 +269,5 @@ def test_every_array_is_seen_where_it_lies_or_refused_as_documented(producer, co
         expected = block.ravel() if "1-d" in names else block
         assert (shape, dtype) == (expected.shape, str(block.dtype)), names
         assert elements == expected.astype(np.float32).tolist(), names
-        # Nothing lies nowhere: DLPack says so of what is empty.
+        # DLPack exports an empty array with a null pointer.
         assert pointer == made.pointer or block.size == 0, names

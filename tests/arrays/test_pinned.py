@@ -1,4 +1,4 @@
-"""Pinned memory that copies go by: how often it is taken, and how it goes."""
+"""Pinned memory of uploads: when it grows, and how it is freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.arrays.fake_runtime import FakeRuntime
 
 
 @pytest.mark.parametrize(("num_bytes", "room"), [(1, 4096), (4096, 4096), (4097, 8192), (1 << 20, 1 << 20)])
-def test_an_upload_takes_room_for_more_than_itself(monkeypatch, num_bytes, room):
+def test_an_upload_reserves_more_than_its_size(monkeypatch, num_bytes, room):
     runtime, asked = FakeRuntime(), []
     plain = runtime.allocate_pinned
     monkeypatch.setattr(runtime, "allocate_pinned", lambda size: asked.append(size) or plain(size))
@@ -24,7 +24,7 @@ def test_an_upload_takes_room_for_more_than_itself(monkeypatch, num_bytes, room)
     assert target.all()
 
 
-def test_uploads_of_many_sizes_seldom_take_memory(monkeypatch):
+def test_uploads_of_many_sizes_allocate_seldom(monkeypatch):
     runtime, asked = FakeRuntime(), []
     plain = runtime.allocate_pinned
     monkeypatch.setattr(runtime, "allocate_pinned", lambda size: asked.append(size) or plain(size))
@@ -35,8 +35,8 @@ def test_uploads_of_many_sizes_seldom_take_memory(monkeypatch):
     assert len(asked) <= 3 * uploads.NUM_SLOTS
 
 
-def test_a_ring_that_goes_waits_for_every_slot_and_warns_of_what_fails(monkeypatch):
-    """A destructor that raised would be told of as an error in nobody's code."""
+def test_the_destructor_of_a_ring_waits_for_every_slot_and_warns_of_failures(monkeypatch):
+    """An error raised in a destructor cannot be caught, so the ring warns instead."""
     runtime = FakeRuntime()
     ring = PinnedRing(runtime, 0)
     target = np.zeros(8, np.uint8)

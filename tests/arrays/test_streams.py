@@ -1,4 +1,4 @@
-"""Which stream work is given to, and who waits for whom."""
+"""The stream of an operation, and its waits for other streams."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def stream_with(**attributes):
     ],
     ids=["method", "attribute", "protocol first", "torch", "cupy", "cupy default"],
 )
-def test_streams_of_frameworks_tell_their_handle(stream):
+def test_the_handle_is_read_from_streams_of_frameworks(stream):
     assert stream_handle(stream, None, 1) == 77
 
 
 @pytest.mark.parametrize("stream", [-1, 1 << 64, True, "77", 7.0, [], object(), stream_with(ptr="77"), np.int64(7)])
-def test_what_is_no_stream_is_refused(stream):
+def test_invalid_streams_are_refused(stream):
     with pytest.raises(UnsupportedOption, match="it must be None, a handle"):
         stream_handle(stream, None, 0)
 
@@ -81,7 +81,7 @@ def broken():
 
 
 @pytest.mark.parametrize(
-    ("protocol", "told"),
+    ("protocol", "message"),
     [
         (lambda: (1, 77), "version 1"),
         (lambda: 77, "__cuda_stream__ of SimpleNamespace is broken"),
@@ -90,8 +90,8 @@ def broken():
         (lambda: (0, True), "it must be None, a handle"),
     ],
 )
-def test_a_protocol_that_does_not_keep_its_word_is_refused(protocol, told):
-    with pytest.raises(UnsupportedOption, match=told):
+def test_a_broken_protocol_is_refused(protocol, message):
+    with pytest.raises(UnsupportedOption, match=message):
         stream_handle(stream_with(__cuda_stream__=protocol), None, 0)
 
 
@@ -103,7 +103,7 @@ def test_a_stream_of_another_device_is_refused(name):
 
 def test_without_a_stream_the_framework_of_the_example_decides(runtime, streams, monkeypatch):
     tensor = pagecore.empty(4, device="cuda")
-    assert stream_handle(None, tensor, 0) == 7  # the runtime's
+    assert stream_handle(None, tensor, 0) == 7  # that of the runtime
     assert stream_handle(None, [1, 2], 0) == 7
     example = torch_tensor()
     assert stream_handle(None, example, 0) == 40
@@ -118,8 +118,8 @@ def test_without_a_stream_the_framework_of_the_example_decides(runtime, streams,
     assert stream_handle(None, Array(tensor, 3), 1) == 101
 
 
-def test_torch_without_cuda_says_so_through_its_own_functions(torch):
-    """The exchange functions of a build without CUDA know no stream; what torch itself answers is then asked."""
+def test_torch_without_cuda_raises_its_own_error(torch):
+    """The exchange functions of a build without CUDA fail, so the stream is taken from torch itself."""
     stream = work_stream(torch.zeros(3), 0)
     assert stream is None or isinstance(stream, int)
     assert work_stream(np.zeros(3), 0) is None
@@ -128,7 +128,7 @@ def test_torch_without_cuda_says_so_through_its_own_functions(torch):
 # ---- results
 
 
-def test_results_for_torch_are_torch_s_own_on_its_current_stream(runtime, streams):
+def test_results_for_torch_are_allocated_by_torch_on_its_current_stream(runtime, streams):
     example = torch_tensor()
     result = new_result((2, 3), BFLOAT16, example, 0, 40)
     assert (result.shape, result.dtype, result.device) == ((2, 3), "bfloat16", "cuda:0")
@@ -139,13 +139,13 @@ def test_results_for_torch_are_torch_s_own_on_its_current_stream(runtime, stream
 
 
 @pytest.mark.parametrize("stream", [0, 1, 66])
-def test_results_for_torch_on_another_stream_are_allocated_for_that_one(runtime, streams, stream):
+def test_results_for_torch_on_another_stream_are_allocated_on_that_stream(runtime, streams, stream):
     result = new_result((2, 3), FLOAT32, torch_tensor(device=1), 1, stream)
     assert result.allocation.producer.stream == (stream if stream == 66 else 0)
     assert streams.current == {0: 40, 1: 41}
 
 
-def test_results_for_tensors_are_tensors_that_remember_the_stream(runtime):
+def test_results_for_tensors_record_the_stream(runtime):
     example = pagecore.empty(4, device="cuda:1")
     del runtime.calls[:]
     result = new_result((2, 3), FLOAT32, example, 1, 66)
@@ -155,7 +155,7 @@ def test_results_for_tensors_are_tensors_that_remember_the_stream(runtime):
     assert runtime.calls[1:] == [("record", 1, 66), ("wait", 5, 1)]
 
 
-def test_a_result_remembers_the_stream_that_was_given_the_work(runtime):
+def test_a_result_records_the_stream_of_the_work(runtime):
     example = pagecore.empty(4, device="cuda")
     result = new_result((2, 3), FLOAT32, example, 0, 66)
     finished_result(result, example, 67)
@@ -164,7 +164,7 @@ def test_a_result_remembers_the_stream_that_was_given_the_work(runtime):
     assert runtime.calls == [("record", 1, 67), ("wait", 5, 1)]
 
 
-def test_results_for_jax_are_handed_over_behind_the_work(runtime, streams):
+def test_results_for_jax_are_exported_after_the_work(runtime, streams):
     example = sys.modules["jax"].Array(pagecore.empty(4, device="cuda"), 3)
     result = new_result((2, 3), FLOAT32, example, 0, 66)
     runtime.calls.append("launched")
@@ -174,7 +174,7 @@ def test_results_for_jax_are_handed_over_behind_the_work(runtime, streams):
     assert runtime.calls[-3:] == ["launched", ("record", 1, 66), ("wait", 90, 1)]
 
 
-def test_results_for_cupy_are_allocated_by_it_on_the_stream(runtime, monkeypatch):
+def test_results_for_cupy_are_allocated_by_cupy_on_the_stream(runtime, monkeypatch):
     cuda = FakeCuda()
     cupy = make_cupy(cuda)
     made = []
@@ -204,7 +204,7 @@ def test_results_for_cupy_are_allocated_by_it_on_the_stream(runtime, monkeypatch
 # ---- waiting
 
 
-def test_only_jax_is_asked_to_order_its_work_before_a_stream(runtime, streams):
+def test_only_arrays_of_jax_are_awaited(runtime, streams):
     tensor = pagecore.empty(4, device="cuda")
     array = sys.modules["jax"].Array(tensor, 3)
     await_producer(array, 66)
@@ -216,22 +216,22 @@ def test_only_jax_is_asked_to_order_its_work_before_a_stream(runtime, streams):
     assert given.asked == []
 
 
-def test_a_view_waits_for_nobody_and_jax_is_not_told_minus_one(runtime, streams):
-    """JAX would take -1 for the address of a stream; its default stream waits on the device."""
+def test_a_view_does_not_wait_and_jax_gets_stream_one(runtime, streams):
+    """JAX would use -1 as the address of a stream; stream 1, its default stream, waits on the device."""
     array, other = sys.modules["jax"].Array(pagecore.empty(4, device="cuda"), 3), torch_tensor()
     assert pagecore.as_tensor(array).readonly
     pagecore.as_tensor(other)
     assert (array.asked, other.asked) == ([1], [-1])
 
 
-def test_jax_that_cannot_order_its_work_is_told(runtime, streams):
+def test_a_failure_of_jax_to_order_its_work_is_a_device_error(runtime, streams):
     array = sys.modules["jax"].Array(pagecore.empty(4, device="cuda"), 3)
     array.__class__.__dlpack__ = lambda self, stream: broken()
     with pytest.raises(DeviceError, match="JAX cannot order its work before stream 0x42: gone"):
         await_producer(array, 66)
 
 
-def test_work_on_memory_of_others_is_not_pagecore_s_to_note(runtime, streams):
+def test_work_on_memory_of_other_libraries_is_not_recorded(runtime, streams):
     viewed = pagecore.as_tensor(torch_tensor())
     note_work(viewed, 66)
     note_work(pagecore.zeros(3), 66)
@@ -239,10 +239,10 @@ def test_work_on_memory_of_others_is_not_pagecore_s_to_note(runtime, streams):
     assert viewed.allocation.producer.asked[-1] == 5
 
 
-# ---- frameworks that have just begun to be imported, and devices without memory
+# ---- frameworks that are being imported, and devices without memory
 
 
-def test_a_framework_that_is_still_being_imported_is_nobody_s(runtime, monkeypatch):
+def test_a_framework_that_is_being_imported_has_no_instances(runtime, monkeypatch):
     for name in ("torch", "jax", "cupy"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     array = np.zeros(3, np.float32)
@@ -254,21 +254,21 @@ def test_a_framework_that_is_still_being_imported_is_nobody_s(runtime, monkeypat
 
 
 class OutOfMemoryError(RuntimeError):
-    """As torch's is: no MemoryError."""
+    """An error that, like that of torch, is not a MemoryError."""
 
 
-def test_a_framework_without_memory_for_a_result_is_told_as_ours_is(streams, monkeypatch):
+def test_out_of_memory_of_a_framework_is_not_enough_memory(streams, monkeypatch):
     example = torch_tensor()
 
     def empty(*arguments, **options):
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 4 KiB")
 
     monkeypatch.setattr(sys.modules["torch"], "empty", empty)
-    with pytest.raises(NotEnoughMemory, match="cuda:1 has no 4,000 bytes to give: CUDA out of memory"):
+    with pytest.raises(NotEnoughMemory, match="cuda:1 cannot allocate 4,000 bytes: CUDA out of memory"):
         new_result((10, 100), FLOAT32, example, 1, 41)
 
 
-def test_other_failures_of_a_framework_are_its_own(streams, monkeypatch):
+def test_other_errors_of_a_framework_are_not_converted(streams, monkeypatch):
     example = torch_tensor()
     monkeypatch.setattr(sys.modules["torch"], "empty", lambda *arguments, **options: 1 // 0)
     with pytest.raises(ZeroDivisionError):

@@ -98,7 +98,7 @@ def test_other_indices_are_refused(index):
     np.testing.assert_array_equal(tensor.numpy(), before)
 
 
-def test_an_index_that_is_out_of_range_is_an_index_error():
+def test_an_index_out_of_range_is_an_index_error():
     with pytest.raises(IndexError, match="axis 1 of length 4"):
         counted((3, 4))[1][0, 4]
 
@@ -149,7 +149,7 @@ def test_transposing_permutes_the_axes_as_numpy_does(axes):
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 1), (0, 0, 1), (0, 1, 3), (0, 1, -4), (0, 1, 2, 3), ("abc",), (0.0, 1, 2)])
-def test_axes_that_are_no_permutation_are_refused(axes):
+def test_axes_that_are_not_a_permutation_are_refused(axes):
     with pytest.raises(ShapeError):
         counted((2, 3, 4))[1].transpose(*axes)
 
@@ -191,7 +191,7 @@ def test_array_honours_dtype_and_copy():
 
 
 @pytest.mark.parametrize("dtype", KNOWN_TO_NUMPY)
-def test_the_array_interface_says_what_numpy_knows(dtype):
+def test_the_array_interface_matches_numpy(dtype):
     array = np.ones((3, 4), dtype.numpy)[:, ::-2]
     array.flags.writeable = False
     interface = as_tensor(array).__array_interface__
@@ -314,7 +314,7 @@ def test_the_repr_is_short_and_touches_no_data():
     assert repr(as_tensor(b"ab")) == "Tensor(shape=(2,), dtype=uint8, device=cpu, readonly)"
 
 
-def test_tensors_are_not_copied_behind_ones_back():
+def test_tensors_are_never_copied_implicitly():
     for refused in (copy.copy, copy.deepcopy):
         with pytest.raises(TypeError):
             refused(zeros(3))
@@ -358,7 +358,7 @@ def test_a_tensor_in_a_cycle_keeps_its_memory_to_the_end():
 
 
 @pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_the_memory_under_an_array_refuses_to_be_pickled_or_copied_by_itself(take):
+def test_the_buffer_of_an_array_cannot_be_pickled_or_copied(take):
     span = zeros((4, 8)).numpy().base
     while isinstance(span, np.ndarray | memoryview):
         span = span.base if isinstance(span, np.ndarray) else span.obj

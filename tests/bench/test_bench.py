@@ -1,4 +1,4 @@
-"""``python -m bench``: the names, a smoke run of each, the JSON, and what it says where something is missing."""
+"""``python -m bench``: the list of names, a smoke run of each bench, the JSON, and messages about what is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_bench(*arguments, **environment):
 
 @pytest.fixture(scope="module")
 def without_torch(tmp_path_factory):
-    """A folder that hides torch."""
+    """Folder on the path that hides torch."""
     folder = tmp_path_factory.mktemp("hidden")
     (folder / "torch.py").write_text("raise ImportError('torch is hidden')\n")
     return str(folder)
@@ -40,7 +40,7 @@ def without_torch(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory, without_torch):
-    """Lines and the JSON by bench of a smoke run of every bench, on a machine that might have no torch."""
+    """Output and JSON by bench of a smoke run of every bench, without torch."""
     folder = tmp_path_factory.mktemp("bench") / "new"
     ran = run_bench(*NAMES, "--smoke", "--json", folder, PYTHONPATH=without_torch)
     assert ran.returncode == 0, ran.stderr
@@ -48,7 +48,7 @@ def smoke(tmp_path_factory, without_torch):
     return ran.stdout, {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}
 
 
-def test_without_a_name_the_names_are_listed_with_a_line_each():
+def test_without_a_name_every_bench_is_listed_on_a_line():
     ran = run_bench()
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
@@ -57,7 +57,7 @@ def test_without_a_name_the_names_are_listed_with_a_line_each():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_bench_runs_and_holds_every_figure_against_a_control(smoke, name):
+def test_every_bench_runs_and_every_figure_has_a_control(smoke, name):
     text, reports = smoke
     assert list(reports[name]["results"]) == [name]
     result = reports[name]["results"][name]
@@ -74,7 +74,7 @@ def test_every_bench_runs_and_holds_every_figure_against_a_control(smoke, name):
             assert 0 < spread["min"] <= spread["median"] <= spread["max"]
 
 
-def test_the_json_says_where_and_with_what(smoke):
+def test_the_json_holds_machine_versions_and_commit(smoke):
     _, reports = smoke
     report = reports["prepare"]
     assert set(report) == {"machine", "versions", "commit", "started", "kind", "results"}
@@ -91,7 +91,7 @@ def test_without_torch_its_controls_are_left_out_and_a_line_says_so(smoke):
         assert not any("torch" in control for control in controls)
 
 
-def test_torch_stands_beside_where_it_is_installed(torch, tmp_path):
+def test_torch_is_a_control_if_it_is_installed(torch, tmp_path):
     ran = run_bench("cpu_write", "cpu_attention", "--smoke", "--json", tmp_path)
     assert ran.returncode == 0, ran.stderr
     for name in ("cpu_write", "cpu_attention"):
@@ -107,13 +107,13 @@ def test_torch_stands_beside_where_it_is_installed(torch, tmp_path):
 
 def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
     text, reports = smoke
-    assert "torch is not installed and left out" in text
+    assert "torch is left out, because it is not installed" in text
     names = [figure["name"] for figure in reports["dispatch"]["results"]["dispatch"]["figures"]]
     assert names[:2] == ["write_kv, NumPy", "paged_attention, NumPy"]
     assert not any("torch" in name for name in names)
 
 
-def test_dispatch_holds_torch_against_the_plain_call_and_its_own_arrays(torch, tmp_path):
+def test_dispatch_compares_torch_with_the_plain_call_and_with_its_own_arrays(torch, tmp_path):
     path = tmp_path / "out.json"
     ran = run_bench("dispatch", "--smoke", "--json", path)
     assert ran.returncode == 0, ran.stderr
@@ -134,7 +134,7 @@ def test_replay_takes_a_trace_and_a_number_of_requests(tmp_path):
     assert facts["requests"] == 4
 
 
-def test_a_picture_is_drawn_where_it_is_wanted(without_torch, tmp_path):
+def test_a_picture_is_drawn_on_request(without_torch, tmp_path):
     require("matplotlib")
     ran = run_bench("cpu_attention", "--smoke", "--plot", tmp_path / "out.png", PYTHONPATH=without_torch)
     assert ran.returncode == 0, ran.stderr
@@ -153,15 +153,15 @@ def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["prepair"], "no bench 'prepair'"),
-        (["replay", "--requests", "0"], "not a number of requests"),
+        (["prepar"], "unknown bench 'prepar'"),
+        (["replay", "--requests", "0"], "expected a number of requests"),
         (["replay", "--trace", "/nowhere/trace.jsonl"], "/nowhere/trace.jsonl is not a file"),
         (["prepare", "--json", "/nowhere/out.json"], "/nowhere/out.json cannot be written"),
         (["prepare", "--json", "/"], "cannot be written"),
         (["prepare", "index", "--json", "/nowhere/out"], "/nowhere/out cannot be written; name a folder"),
         (["prepare", "index", "--json", "pyproject.toml"], "pyproject.toml is a file, and several benches"),
         (["cpu_attention", "--plot", "/nowhere/out.png"], "/nowhere/out.png cannot be written"),
-        (["prepare", "--plot", "out.png"], "draws what cpu_attention reaches"),
+        (["prepare", "--plot", "out.png"], "draws the figures of cpu_attention"),
         (["prepare", "--quick", "--smoke"], "not allowed with"),
     ],
 )
@@ -176,7 +176,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(arguments, reason):
 
 
 class Clockless:
-    """A bench as `bench.cli` runs it: a docstring and `run`."""
+    """Fake bench module: a docstring and `run`."""
 
     def __init__(self, run):
         self.__doc__, self.run = "A bench of the tests.", run
@@ -188,7 +188,7 @@ def one_figure(bench, name="good"):
 
 @pytest.fixture
 def bench_named(monkeypatch):
-    """Put a module in the place of a bench."""
+    """Replace a bench by a fake."""
 
     def put(name, run):
         monkeypatch.setitem(sys.modules, f"bench.{name}", Clockless(run))
@@ -213,7 +213,7 @@ def test_a_bench_that_fails_keeps_its_figures_and_the_exit_status_says_so(bench_
     assert shown.err.endswith("bench: prepare: 1 failed\n")
 
 
-def test_a_bench_that_is_ended_keeps_its_figures(tmp_path):
+def test_a_bench_that_is_killed_keeps_its_figures(tmp_path):
     path = tmp_path / "out.json"
     code = (
         "import os, sys, types\n"
@@ -232,7 +232,7 @@ def test_a_bench_that_is_ended_keeps_its_figures(tmp_path):
 
 
 def commands_of(monkeypatch, codes):
-    """Let each process end with the next code; return the commands."""
+    """Stub subprocess.run: each process ends with the next code; return the commands."""
     commands, left = [], list(codes)
 
     def run(command, **options):
@@ -243,7 +243,7 @@ def commands_of(monkeypatch, codes):
     return commands
 
 
-def test_of_several_benches_each_has_a_process_and_a_file_whatever_became_of_the_others(monkeypatch, tmp_path, capsys):
+def test_each_of_several_benches_has_a_process_and_a_file_even_if_others_fail(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cli, "require_gpu", lambda: None)
     commands = commands_of(monkeypatch, [1, -11, 0])
     assert cli.main([*GPU_NAMES, "--quick", "--json", str(tmp_path / "new")]) == 1
@@ -253,7 +253,7 @@ def test_of_several_benches_each_has_a_process_and_a_file_whatever_became_of_the
     assert err.endswith("bench: 2 of 3 failed\n")
 
 
-def test_the_options_of_a_bench_go_to_its_process(monkeypatch, tmp_path):
+def test_options_are_passed_to_the_process_of_each_bench(monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "_load_peers", lambda options: {})
     monkeypatch.chdir(tmp_path)
     Path("trace.jsonl").touch()
@@ -268,7 +268,7 @@ def test_the_options_of_a_bench_go_to_its_process(monkeypatch, tmp_path):
     ]
 
 
-def test_the_picture_is_asked_of_the_bench_that_has_one(monkeypatch, tmp_path):
+def test_only_the_bench_with_a_picture_gets_the_plot_option(monkeypatch, tmp_path):
     require("matplotlib")
     commands = commands_of(monkeypatch, [0, 0])
     assert cli.main(["prepare", "cpu_attention", "--plot", str(tmp_path / "a.png"), "--smoke"]) == 0

@@ -1,4 +1,4 @@
-"""The controls do what they are timed for: tables and slots in NumPy give the ids that the index gives."""
+"""Controls of the benches: plain pools, tables and slots return the ids that the index returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POOLS = [(ListPool, "lifo"), (NumpyPool, "lifo"), (DequePool, "fifo"), (HeapPool
 
 
 @pytest.mark.parametrize(("control", "order"), POOLS)
-def test_plain_pools_hand_out_the_blocks_that_ours_does(control, order):
+def test_plain_pools_allocate_the_blocks_of_block_pool(control, order):
     random = np.random.default_rng(0)
     ours, theirs = BlockPool(64, order=order), control(64)
     held = []
@@ -33,7 +33,7 @@ def test_plain_pools_hand_out_the_blocks_that_ours_does(control, order):
             held.append((blocks, other))
 
 
-def test_numpy_tables_give_the_slots_that_ours_do():
+def test_numpy_tables_return_the_slots_of_block_tables():
     random = np.random.default_rng(1)
     ours = BlockTables(BlockPool(400), block_sizes=4, max_sequences=5, max_blocks_per_sequence=60)
     theirs = NumpyTables(NumpyPool(400), 4, 6, 60)
@@ -50,7 +50,7 @@ def test_numpy_tables_give_the_slots_that_ours_do():
                 rows = np.append(rows[1:], np.int32(ours.add()))
 
 
-def test_numpy_slots_give_the_slots_that_ours_do():
+def test_numpy_slots_return_the_slots_of_slot_allocator():
     random = np.random.default_rng(2)
     ours, theirs = SlotAllocator(BlockPool(500), 4), NumpySlots(NumpyPool(500), 4)
     lengths, last = np.zeros(6, np.int64), np.full(6, -1, np.int64)

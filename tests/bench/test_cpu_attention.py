@@ -1,4 +1,4 @@
-"""What bench/cpu_attention.py times is what its figures say: the read, the paged copies, the targets, the picture."""
+"""bench/cpu_attention.py: the read, the paged copies, the targets, the picture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_read_reaches_every_byte_of_every_array(threads):
                 array[i] = 0
 
 
-def test_a_read_takes_arrays_of_any_dtype_and_its_threads_end():
+def test_a_read_takes_arrays_of_any_dtype_and_close_ends_its_threads():
     read = Reader([np.ones((2, 8), np.float32).astype(DTYPES["bfloat16"])], 2)
     assert read() == 0x3F803F803F803F80
     read.close()
@@ -39,7 +39,7 @@ def test_a_read_takes_arrays_of_any_dtype_and_its_threads_end():
 @pytest.mark.parametrize("heads", ["HND", "NHD"])
 @pytest.mark.parametrize("block_size", [1, 16, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_blocks_hold_what_the_controls_have_in_one_piece(dtype, block_size, heads):
+def test_the_blocks_hold_the_contiguous_numbers_of_the_controls(dtype, block_size, heads):
     load = Load(SMALL, dtype)
     paged = Paged(load, block_size, heads)
     assert load.key.nbytes + load.value.nbytes == SMALL.nbytes(dtype)
@@ -56,7 +56,7 @@ def test_no_two_tokens_have_the_same_key():
     assert len(np.unique(key, axis=0)) == len(key)
 
 
-def test_a_figure_is_refused_where_the_attention_is_not_that_of_its_controls():
+def test_a_figure_is_refused_if_attention_differs_from_its_controls():
     load = Load(SMALL, "float32")
     paged = Paged(load)
     query = SMALL.query("float32", SMALL.sequences)
@@ -89,7 +89,7 @@ def test_shapes_that_are_too_large_are_left_out_and_named(monkeypatch):
     assert bench.notes[0].endswith("2 x 128, 8/1 x 64 float32")
 
 
-def test_threads_are_given_back(torch):
+def test_thread_counts_are_restored(torch):
     with on_threads(2, torch):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 1
@@ -109,6 +109,6 @@ def test_the_picture_has_a_panel_for_each_dtype_and_number_of_threads():
     assert [text.get_text() for text in legend.get_texts()] == ["pagecore", READ, "NumPy matmul"]
 
 
-def test_a_picture_of_nothing_is_drawn_too():
+def test_a_picture_without_figures_is_drawn():
     require("matplotlib")
     assert picture.draw([], "a machine").axes == []

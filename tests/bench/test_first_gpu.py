@@ -1,4 +1,4 @@
-"""bench/first_gpu.sh: its steps, their limits and files, and its end at the first step where there is no GPU."""
+"""bench/first_gpu.sh: its steps, their limits and files, and its stop after the facts without a GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(tmp_path):
 # ---- steps
 
 
-def test_a_step_has_all_that_it_prints_in_a_file_and_keeps_the_last_line(run):
+def test_a_step_writes_its_output_to_a_file_and_keeps_the_last_line(run):
     outcome, output = run("print('first', flush=True); import sys; print('last', file=sys.stderr); print()")
     assert (outcome.code, outcome.verdict, outcome.last) == (0, "passed", "last")
     assert sorted(output.split()) == ["first", "last"]
@@ -66,13 +66,13 @@ def test_a_step_without_time_is_not_started(run):
     assert output == "no time left for this step\n"
 
 
-def test_a_step_that_takes_too_long_is_interrupted_and_may_say_what_it_has(run, monkeypatch):
+def test_a_step_that_takes_too_long_is_interrupted_and_can_still_print(run, monkeypatch):
     code = "import time\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('2 failed so far')"
     outcome, _ = run(code, limit_s=2.0)
     assert (outcome.code, outcome.verdict, outcome.last) == (LATE, "took too long", "2 failed so far")
 
 
-def test_a_step_that_ignores_the_interrupt_is_killed_with_all_that_it_started(run, monkeypatch, tmp_path):
+def test_a_step_that_ignores_the_interrupt_is_killed_with_its_children(run, monkeypatch, tmp_path):
     monkeypatch.setattr("bench.steps.GRACE_S", 0.5)
     child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
     code = (
@@ -144,7 +144,7 @@ def test_the_build_is_a_command_that_setup_knows(tmp_path):
     assert b"--parallel" in ran.stdout
 
 
-def test_a_step_is_given_what_the_tests_must_not_skip_and_where_kernels_are_kept():
+def test_the_environment_of_a_step_names_required_capabilities_and_the_kernel_cache():
     found = environment("0123456789ab")
     assert found["PAGECORE_REQUIRE"] == "gpu,torch,nvrtc"
     assert found["PAGECORE_COMMIT"] == "0123456789ab"
@@ -156,7 +156,7 @@ def test_a_step_is_given_what_the_tests_must_not_skip_and_where_kernels_are_kept
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A GPU, a tree and steps of the test's own; returns what runs them."""
+    """Fake a GPU, a tree and steps; return the function that runs them."""
     (tmp_path / "tree" / "pagecore").mkdir(parents=True)
     cubins = tmp_path / "tree" / "build" / "cubins"
     monkeypatch.setattr(first_gpu, "ROOT", tmp_path / "tree")
@@ -175,11 +175,11 @@ def machine(monkeypatch, tmp_path):
 
 
 def without_facts(take):
-    """The facts are of `python -m bench.first_gpu`, which is not in the tree of the test."""
+    """Replace the facts step, whose module is not in the fake tree."""
     return lambda self, each: take(self, step("print('facts')", "facts") if each.name == "facts" else each)
 
 
-def test_steps_follow_each_other_whatever_became_of_the_last_and_none_passes_the_deadline(machine):
+def test_a_failed_step_does_not_stop_the_next_and_none_passes_the_deadline(machine):
     planned = [step("raise SystemExit(3)", "a"), step("import time; time.sleep(600)", "b"), step("print(1)", "c")]
     code, summary, _ = machine(*planned, total_s=4.0)
     assert code == 1
@@ -224,7 +224,7 @@ def test_the_files_are_complete_before_every_step(machine, monkeypatch):
     assert seen == [[], ["log.txt", "summary.json"], ["built.tar.gz", "log.txt", "summary.json"]]
 
 
-def test_the_archive_has_the_extensions_of_this_interpreter_alone(tmp_path, monkeypatch):
+def test_the_archive_holds_only_extensions_of_this_interpreter(tmp_path, monkeypatch):
     monkeypatch.setattr(first_gpu, "ROOT", tmp_path)
     monkeypatch.setattr(first_gpu, "CUBINS", tmp_path / "none")
     folder = tmp_path / "pagecore" / "index"
@@ -236,7 +236,7 @@ def test_the_archive_has_the_extensions_of_this_interpreter_alone(tmp_path, monk
         assert packed.getnames() == [f"pagecore/index/_a{first_gpu.EXTENSION_SUFFIXES[0]}"]
 
 
-def test_the_table_has_a_line_a_step():
+def test_the_table_has_a_line_for_each_step():
     lines = table(
         {"build": Outcome(0, 12.3, "done"), "tests": Outcome(1, 4.0, "2 failed"), "bench": Outcome(LATE, 9, "")}
     )
@@ -250,7 +250,7 @@ def test_the_table_has_a_line_a_step():
 # ---- without a GPU
 
 
-def test_without_a_gpu_the_script_stops_after_the_facts_says_why_and_exits_with_2(tmp_path):
+def test_without_a_gpu_the_script_stops_after_the_facts_with_a_reason_and_exits_with_2(tmp_path):
     out = tmp_path / "out"
     variables = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "OUT": str(out), "PAGECORE_COMMIT": "0123456789ab"}
     ran = subprocess.run(
@@ -275,7 +275,7 @@ def test_without_a_gpu_the_script_stops_after_the_facts_says_why_and_exits_with_
         assert f"\n{fact}" in log
 
 
-def test_the_files_go_to_an_ignored_folder_unless_another_is_named(monkeypatch):
+def test_the_files_go_to_an_ignored_folder_by_default(monkeypatch):
     monkeypatch.delenv("OUT", raising=False)
     out = first_gpu._parser().parse_args([]).out
     ran = subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", str(out / "log.txt")], check=False)
@@ -286,7 +286,7 @@ def test_the_files_go_to_an_ignored_folder_unless_another_is_named(monkeypatch):
 
 
 class Driver:
-    """libcuda.so.1 that starts and sees so many devices."""
+    """Fake libcuda.so.1 with `count` devices."""
 
     def __init__(self, count, code=0):
         self.count, self.code = count, code
@@ -314,12 +314,12 @@ def test_the_gpu_and_its_driver_are_found(monkeypatch):
 
 
 @pytest.mark.parametrize("driver", [Driver(0), Driver(1, code=100)])
-def test_a_driver_without_a_device_is_no_gpu(monkeypatch, driver):
+def test_a_driver_without_a_device_is_reported(monkeypatch, driver):
     monkeypatch.setattr(gpu_facts.ctypes, "CDLL", lambda name: driver)
     assert find_gpu() == "needs a GPU: the NVIDIA driver sees no device"
 
 
-def test_a_machine_without_a_driver_has_no_gpu(monkeypatch):
+def test_a_missing_driver_is_reported(monkeypatch):
     def missing(name):
         raise OSError(name)
 
@@ -327,7 +327,7 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch):
     assert find_gpu() == "needs a GPU: the NVIDIA driver (libcuda.so.1) is not on this machine"
 
 
-def test_the_commit_is_the_environment_s_else_the_repository_s_else_unknown(monkeypatch, tmp_path):
+def test_the_commit_comes_from_the_environment_or_the_repository_or_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setenv("PAGECORE_COMMIT", "0123456789ab")
     assert gpu_facts.commit(tmp_path) == "0123456789ab"
     monkeypatch.delenv("PAGECORE_COMMIT")

@@ -1,4 +1,4 @@
-"""The gpu benches: what they time and check, run on the host, and what they say where there is no GPU."""
+"""The GPU benches, run on the host: figures, checks, jobs, and messages without a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class HostEvent:
-    """An event that is recorded at once and read only after it was synchronised, as CUDA's are."""
+    """CUDA event on the host: recorded at once, readable only after it was synchronised."""
 
     def __init__(self, enable_timing=False):
         self.enable_timing, self.seconds, self.is_done = enable_timing, None, False
@@ -57,7 +57,7 @@ class HostStream:
 
 
 class HostGraph:
-    """A graph, which holds no more of its calls than a CUDA graph does of the arrays whose addresses it captured."""
+    """CUDA graph on the host; like CUDA's, it does not keep its calls' arrays alive."""
 
     def __init__(self):
         self.captured = []
@@ -100,7 +100,7 @@ class HostTorch:
 
 
 class HostCall:
-    """A call that runs, or becomes part of the graph that is captured."""
+    """A call that runs, or is captured."""
 
     def __init__(self, call, cuda):
         self.call, self.cuda = call, cuda
@@ -113,7 +113,7 @@ class HostCall:
 
 
 class HostStandIn(Gpu):
-    """The host in the GPU's place, with the GPU's own way to jobs and times."""
+    """The host in place of a GPU, with the GPU's jobs and timing."""
 
     def __init__(self, torch):
         super().__init__(HostTorch(torch))
@@ -155,7 +155,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", ["nothing", "other numbers"])
 @pytest.mark.parametrize("name", GPU_NAMES)
-def test_a_kernel_that_is_wrong_has_no_figure(bench, host, monkeypatch, name, fault):
+def test_a_wrong_kernel_has_no_figure(bench, host, monkeypatch, name, fault):
     op, message = WRONG[name]
 
     def wrong(*arguments, out=None, **options):
@@ -180,7 +180,7 @@ MOVES = ("copy_blocks", "gather_blocks", "scatter_blocks")
         ("scatter_blocks", "does not hold its tokens"),
     ],
 )
-def test_a_move_that_is_wrong_has_no_figure_and_the_other_moves_have(bench, host, monkeypatch, op, message):
+def test_a_wrong_move_has_no_figure_and_the_other_moves_do(bench, host, monkeypatch, op, message):
     monkeypatch.setattr(pagecore, op, lambda *arguments, **options: None)
     gpu_write.run_moves(bench, host)
     (failure,) = bench.failures
@@ -244,7 +244,7 @@ def test_a_job_keeps_the_arrays_of_its_graph(host, torch):
     assert freed() is None
 
 
-def test_the_stand_in_notices_arrays_that_were_freed(host, torch):
+def test_the_stand_in_detects_freed_arrays(host, torch):
     graph = host.torch.cuda.CUDAGraph()
     with host.torch.cuda.graph(graph, None, "thread_local"):
         HostCall(lambda: None, host.torch.cuda)()
@@ -252,7 +252,7 @@ def test_the_stand_in_notices_arrays_that_were_freed(host, torch):
         graph.replay()
 
 
-def test_what_the_stand_in_offers_torch_has_with_the_same_parameters(torch):
+def test_the_stand_in_has_the_interface_of_torch(torch):
     for name in ("Event", "Stream", "CUDAGraph", "current_stream", "stream", "graph"):
         assert hasattr(HostCuda, name)
         assert hasattr(torch.cuda, name)
@@ -263,7 +263,7 @@ def test_what_the_stand_in_offers_torch_has_with_the_same_parameters(torch):
         assert [name for name in vars(ours) if not name.startswith("_") and not hasattr(theirs, name)] == []
 
 
-def test_a_job_is_timed_by_the_device_s_events_behind_other_work(host, torch, monkeypatch):
+def test_a_job_is_timed_by_the_device_s_events_after_other_work(host, torch, monkeypatch):
     order = []
 
     class Event(HostEvent):
@@ -285,7 +285,7 @@ def test_a_job_is_timed_by_the_device_s_events_behind_other_work(host, torch, mo
     assert figure.subject.median == 2e-3
 
 
-def test_batches_have_blocks_of_their_own_and_the_controls_the_same_tokens(host, torch):
+def test_batches_have_disjoint_blocks_and_the_controls_the_same_tokens(host, torch):
     load = GpuLoad(host, Shape(4, 2, 8, 3, 21), "float32", batches=2, block_size=4)
     ids = torch.cat([table.flatten() for table in load.tables])
     assert sorted(ids.tolist()) == list(range(1, 2 * 3 * 6 + 1))
@@ -311,7 +311,7 @@ def test_calls_go_through_more_memory_than_caches_hold():
 # ---- without a GPU
 
 
-def test_without_a_device_the_reason_is_told(monkeypatch):
+def test_without_a_device_the_reason_is_reported(monkeypatch):
     def no_device():
         raise pagecore.DeviceError("there is no CUDA driver: install it")
 
@@ -320,7 +320,7 @@ def test_without_a_device_the_reason_is_told(monkeypatch):
         require_gpu()
 
 
-def test_without_torch_or_with_one_that_sees_no_device_it_is_named(monkeypatch):
+def test_without_torch_or_with_a_torch_without_devices_torch_is_named(monkeypatch):
     plain = builtins.__import__
 
     def no_torch(name, *arguments, **options):
@@ -339,7 +339,7 @@ def test_without_torch_or_with_one_that_sees_no_device_it_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("name", GPU_NAMES)
-def test_the_command_refuses_in_one_line_before_anything_runs(monkeypatch, capsys, name):
+def test_the_command_refuses_with_one_line_before_anything_runs(monkeypatch, capsys, name):
     def missing():
         raise GpuMissing("the gpu benches need a CUDA device: none")
 
@@ -347,6 +347,6 @@ def test_the_command_refuses_in_one_line_before_anything_runs(monkeypatch, capsy
     with pytest.raises(SystemExit) as stopped:
         cli.main([name, "prepare", "--smoke"])
     assert stopped.value.code == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "bench: the gpu benches need a CUDA device: none\n"
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "bench: the gpu benches need a CUDA device: none\n"

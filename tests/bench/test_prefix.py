@@ -1,4 +1,4 @@
-"""What bench/prefix.py times does what its figures say: the load, the ring, the plain dictionary, the peers."""
+"""bench/prefix.py: the load, the ring, the plain dictionary, the peers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_two_groups_begin_alike_by_chance():
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("block_size", prefix.BLOCK_SIZES)
-def test_keys_are_found_as_far_as_their_kind_says(side, block_size):
+def test_keys_are_found_to_the_length_of_their_kind(side, block_size):
     cache = side(small_load(block_size))
     for kind in ("hit", "half", "miss"):
         check_found(cache, kind, cache.keys[kind])
@@ -59,7 +59,7 @@ def test_keys_are_found_as_far_as_their_kind_says(side, block_size):
 
 
 @pytest.mark.parametrize("block_size", prefix.BLOCK_SIZES)
-def test_the_dictionary_gives_up_the_same_blocks_in_the_same_order_as_the_tree(block_size):
+def test_the_dictionary_evicts_the_same_blocks_in_the_same_order_as_the_tree(block_size):
     ours, theirs = (side(small_load(block_size)) for side in SIDES)
     for turn in range(12):
         gone = [side.evict_leaves(3) if turn % 2 else [side.evict_at_once(3)] for side in (ours, theirs)]
@@ -95,7 +95,7 @@ def test_a_drained_cache_finds_nothing_and_can_be_filled_again(side):
     assert cache.oldest == 0
 
 
-def test_what_is_locked_again_and_let_go_is_held_as_before():
+def test_a_second_lock_and_unlock_leaves_a_path_locked():
     cache = Ours(small_load())
     held = cache.hold(cache.keys["hit"][:2])
     pinned = cache.tree.protected("full")
@@ -117,7 +117,7 @@ def test_the_dictionarys_pins_are_undone():
     assert set(cache.pins) == {0}
 
 
-def test_one_call_for_all_missing_does_what_single_ones_do():
+def test_insert_all_equals_single_inserts():
     cache = Ours(small_load())
     cache.make_room(7)
     cache.insert_all()
@@ -125,7 +125,7 @@ def test_one_call_for_all_missing_does_what_single_ones_do():
     assert cache.tree.evictable("full") == cache.load.num_blocks
 
 
-def test_warm_keys_come_again_and_cold_ones_only_after_all_others():
+def test_warm_keys_repeat_and_cold_keys_repeat_only_after_all_others():
     warm, cold = (prefix._Keys(list(range(100)), 40, warm) for warm in (True, False))
     seen = []
     for _ in range(5):
@@ -143,7 +143,7 @@ def test_the_flush_reads_more_than_the_caches_hold():
     CacheFlush(smoke=True)()
 
 
-def test_the_last_level_cache_is_the_largest_one_that_holds_data(monkeypatch, tmp_path):
+def test_the_last_level_cache_is_the_largest_data_cache(monkeypatch, tmp_path):
     for index, (kind, size) in enumerate([("Data", "32K"), ("Unified", "2048K"), ("Instruction", "4096K")]):
         folder = tmp_path / "cache" / f"index{index}"
         folder.mkdir(parents=True)
@@ -160,7 +160,7 @@ def figures_of(*sides):
     return prefix._Figures(bench, sides[0].load, list(sides), CacheFlush(smoke=True))
 
 
-def test_a_figure_is_refused_where_an_eviction_takes_the_wrong_leaves():
+def test_a_figure_is_refused_if_an_eviction_takes_the_wrong_leaves():
     load = small_load()
     ours, theirs = Ours(load), ChainedDict(load)
     figures_of(ours, theirs).changes()
@@ -170,7 +170,7 @@ def test_a_figure_is_refused_where_an_eviction_takes_the_wrong_leaves():
 
 
 @pytest.mark.parametrize("kind", ["hit", "half", "miss"])
-def test_a_figure_is_refused_where_a_lookup_finds_something_else(kind):
+def test_a_figure_is_refused_if_a_lookup_finds_something_else(kind):
     load = small_load()
     ours, theirs = Ours(load), ChainedDict(load)
     theirs.keys[kind] = theirs.keys["miss" if kind == "half" else "half"]
@@ -194,7 +194,7 @@ def test_each_load_has_every_figure_warm_and_cold(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("peer", "folder"), [("sglang", "sglang-0.5.23"), ("vllm", "vllm-0.33.0")])
-def test_a_peers_prefix_cache_stands_beside_where_it_is_installed(peer, folder, tmp_path):
+def test_a_peers_prefix_cache_is_a_control_if_it_is_installed(peer, folder, tmp_path):
     if not (HOME / folder).is_dir():
         pytest.skip(f"{peer} is not in {HOME}")
     path = tmp_path / "out.json"

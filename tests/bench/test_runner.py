@@ -1,4 +1,4 @@
-"""The runner's statistics on a clock that only the works turn."""
+"""Statistics of the runner, on a clock that only the works advance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.runner import Bench, Effort, Job
 
 
 class Clock:
-    """Stands still but for `work`, which costs the next of its seconds (the last for ever)."""
+    """Clock that only `work` advances, by its next number of seconds (the last one repeatedly)."""
 
     def __init__(self):
         self.now = 0.0
@@ -41,7 +41,7 @@ def nothing():
     pass
 
 
-def test_times_are_medians_with_least_and_greatest():
+def test_times_are_medians_with_minimum_and_maximum():
     clock = Clock()
     bench, _ = bench_on(clock)
     # The first call warms up and is not counted.
@@ -54,12 +54,12 @@ def test_times_are_medians_with_least_and_greatest():
 def test_the_ratio_is_taken_within_each_round():
     clock = Clock()
     bench, _ = bench_on(clock)
-    # A moment in which the machine is three times slower leaves the ratio alone.
+    # A slow moment, three times slower, does not change the ratio.
     figure = bench.compare("x", clock.work("s", 1, 1, 3, 1), {"c": clock.work("c", 1, 4, 12, 5)}, check=nothing)
     assert figure.controls["c"].ratio == Spread(4, 4, 5)
 
 
-def test_rounds_interleave_and_turn_around():
+def test_rounds_interleave_and_reverse_their_order():
     clock = Clock()
     bench, _ = bench_on(clock)
     bench.compare("x", clock.work("s", 1), {"a": clock.work("a", 1), "b": clock.work("b", 1)}, check=nothing)
@@ -84,7 +84,7 @@ def test_a_short_call_is_timed_as_a_loop_and_a_long_one_alone():
     assert figure.subject == Spread(1, 1, 1)
 
 
-def test_what_stands_around_a_job_is_not_timed_and_a_job_is_never_looped():
+def test_before_and_after_of_a_job_are_not_timed_and_a_job_is_never_looped():
     clock = Clock()
     bench, _ = bench_on(clock, sample_s=100.0)
     job = Job(clock.work("s", 2), before=clock.work("<", 50), after=clock.work(">", 70))
@@ -94,7 +94,7 @@ def test_what_stands_around_a_job_is_not_timed_and_a_job_is_never_looped():
     assert "".join(clock.order).count("<s>") == clock.order.count("s") == 4
 
 
-def test_a_job_of_many_calls_is_told_by_the_call():
+def test_the_time_of_a_job_of_many_calls_is_that_of_one_call():
     clock = Clock()
     bench, _ = bench_on(clock)
     figure = bench.compare(
@@ -104,7 +104,7 @@ def test_a_job_of_many_calls_is_told_by_the_call():
     assert figure.controls["c"].ratio == Spread(2, 2, 2)
 
 
-def test_a_figure_can_ask_for_exactly_so_many_rounds_but_not_of_a_smoke_run():
+def test_a_figure_can_fix_its_rounds_except_in_a_smoke_run():
     clock = Clock()
     bench, _ = bench_on(clock, figure_s=1000.0, rounds_min=9)
     assert bench.compare("x", clock.work("s", 1), {"c": clock.work("c", 1)}, check=nothing, rounds=2).rounds == 2
@@ -131,7 +131,7 @@ def test_a_figure_without_a_control_is_refused():
         Bench().compare("x", nothing, {}, check=nothing)
 
 
-def test_targets_stand_beside_their_figures_and_fail_nothing():
+def test_targets_are_shown_with_their_figures_and_fail_nothing():
     clock = Clock()
     bench, lines = bench_on(clock)
     work, control = clock.work("s", 8e-6), {"a": clock.work("a", 16e-6), "b": clock.work("b", 4e-6)}
@@ -173,7 +173,7 @@ def test_the_json_holds_units_sizes_rates_ratios_and_targets():
     assert bench.as_json()["facts"] == {"counted, steps": 3, "taken": {"min": 1, "median": 2, "max": 4}}
 
 
-def test_a_rate_has_a_target_of_its_own():
+def test_a_rate_can_have_a_target():
     clock = Clock()
     bench, lines = bench_on(clock)
     work, control = clock.work("s", 0.5), {"c": clock.work("c", 1)}
@@ -186,7 +186,7 @@ def test_a_rate_has_a_target_of_its_own():
         bench.compare("x", work, control, check=nothing, nbytes=1, gb_per_s_at_least=2, at_most=1)
 
 
-def test_the_targets_come_once_more_in_a_table():
+def test_the_targets_are_repeated_in_a_table():
     clock = Clock()
     bench, lines = bench_on(clock)
     work, control = clock.work("s", 8e-6), {"a": clock.work("a", 16e-6), "b": clock.work("b", 4e-6)}
@@ -231,7 +231,7 @@ def test_a_smoke_run_has_no_targets():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_garbage_collector_rests_and_is_left_as_it_was(enabled):
+def test_the_garbage_collector_is_disabled_and_restored(enabled):
     seen = []
     before = gc.isenabled()
     try:
@@ -245,7 +245,7 @@ def test_the_garbage_collector_rests_and_is_left_as_it_was(enabled):
     assert not any(seen)
 
 
-def test_a_case_that_fails_is_kept_and_the_next_one_is_run(capsys):
+def test_a_failed_case_is_recorded_and_the_next_one_runs(capsys):
     changes = []
     bench = Bench(kind="smoke", write=nothing_of, on_change=lambda: changes.append(bench.as_json()))
     with bench.case("first"):
@@ -260,7 +260,7 @@ def test_a_case_that_fails_is_kept_and_the_next_one_is_run(capsys):
     assert len(bench.failures) == 1
 
 
-def test_a_job_with_a_timer_of_its_own_is_timed_by_it():
+def test_a_job_with_a_timer_is_timed_by_it():
     clock = Clock()
     bench, _ = bench_on(clock)
 

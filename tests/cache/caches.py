@@ -1,4 +1,4 @@
-"""Small caches, and what the tests do with them over and over."""
+"""Small caches, and helpers that many tests use."""
 
 import numpy as np
 
@@ -17,12 +17,12 @@ def make_static(spec=SPEC, **options):
 
 
 def stored(cache):
-    """Copies of all that a static cache holds."""
+    """Return copies of the arrays of a static cache."""
     return cache.key_array.numpy().copy(), cache.value_array.numpy().copy()
 
 
 class Planes:
-    """A spec of the user's own, with whatever planes."""
+    """A user-defined spec with any planes."""
 
     window = None
 
@@ -41,12 +41,12 @@ def normal(*shape, seed=0):
 
 
 def owned_memory(layers, layout, put=np.asarray, **options):
-    """Memory of the caller for a cache with these options: bytes of 0xFF, which are NaNs, in a list for each group."""
+    """Return buffers for a cache with these options: a list for each group, filled with 0xFF bytes (NaNs)."""
     plain = PagedKVCache(layers, **options, device="none")
     order = layout if isinstance(layout, KVLayout) else KVLayout(layout)
     places = [
         order.bind(group.spec, group.num_layers, num_blocks, plain.block_size)
-        for group, num_blocks in zip(plain._groups, plain.num_blocks, strict=True)
+        for group, num_blocks in zip(plain._parts.groups, plain.num_blocks, strict=True)
     ]
     return [
         [put(np.full(place.buffer_nbytes(i), 0xFF, np.uint8)) for i in range(place.num_buffers)] for place in places

@@ -7,7 +7,7 @@ from tests.cache.caches import make
 
 
 class Twin:
-    """Ids and lengths of a sequence, in lists."""
+    """Model of a sequence: its ids and lengths."""
 
     def __init__(self, tokens, computed):
         self.tokens = list(tokens)
@@ -20,7 +20,7 @@ class Twin:
 
 
 def key_at(text, position):
-    """A number for a token and everything before it; float32 holds it exactly."""
+    """Return a number for a token and all tokens before it, which float32 represents exactly."""
     number = 0
     for token in text[: position + 1]:
         number = (number * 31 + token + 1) % 1_000_003
@@ -28,7 +28,7 @@ def key_at(text, position):
 
 
 class Walk:
-    """A cache whose keys are numbers of the text before them, and twins of its sequences."""
+    """A cache whose keys are the numbers of their prefixes, and a model of each sequence."""
 
     def __init__(self, layers, seed):
         self.random = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ class Walk:
         return [sequences[i] for i in self.random.permutation(len(sequences))[:count]]
 
     def new_ids(self, count):
-        return self.random.integers(0, 2, count).tolist()  # few ids, so that texts begin alike
+        return self.random.integers(0, 2, count).tolist()  # few ids, so that sequences share prefixes
 
     def add(self):
         if len(self.twins) == 5:
@@ -75,7 +75,7 @@ class Walk:
                 twin.tokens += ids
 
     def step(self):
-        """A step of known and unknown ids, of which some are rejected; sometimes abandoned, or one sequence goes."""
+        """Run a step of known and unknown ids and reject some; sometimes abandon it, or remove a sequence."""
         sequences = [each for each in (self.pick() if self.twins else ()) if self.twins[each].computed < 50]
         counts = [int(self.random.integers(0, 6)) for _ in sequences]
         try:
@@ -108,7 +108,7 @@ class Walk:
         return None
 
     def step_ids(self, batch, sequences, counts):
-        """The ids of each sequence in the step, those that are not known yet made up; checks batch.token_ids."""
+        """Check batch.token_ids; return the ids of each sequence in the step, with random ids for unknown ones."""
         shown = np.split(np.asarray(batch.token_ids)[: batch.num_tokens], np.cumsum(counts)[:-1])
         ids = []
         for sequence, count, some in zip(sequences, counts, shown, strict=bool(sequences)):
@@ -119,7 +119,7 @@ class Walk:
         return ids
 
     def learn(self, sequences, ids, starts, counts):
-        """Append the first `counts` ids of the step, as far as they are not known."""
+        """Append those of the first `counts` ids of the step that the cache does not know."""
         for sequence, some, start, count in zip(sequences, ids, starts, counts, strict=True):
             if sequence in self.twins:
                 twin = self.twins[sequence]
@@ -146,7 +146,7 @@ class Walk:
                 self.check_keys(layer, sequence, twin)
 
     def check_keys(self, layer, sequence, twin):
-        """Every position that the next token sees holds the key of its own text."""
+        """Assert that every position that the next token sees holds the key of its own prefix."""
         table = self.cache.block_table(self.cache.group_of(layer)).numpy()[sequence.row]
         window = self.cache.spec(layer).window or 10**6
         keys = self.cache.key(layer).numpy()

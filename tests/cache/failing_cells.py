@@ -1,8 +1,8 @@
-"""Fail allocations of operations, in a process of its own that they may end: python -m tests.cache.failing_cells MOST.
+"""Fail allocations of operations in a separate process, which they may crash: python -m tests.cache.failing_cells MOST.
 
-Cells come by standard input, a line of JSON each: kind of allocations, operation, configuration, situation, and the
-point to start from. Each verdict is a line of JSON on standard output; the line before it says which point is tried,
-for the case that the process ends there.
+Standard input has one cell per line, as JSON: kind of allocations, operation, configuration, situation, and the first
+point. Standard output has one verdict per line, as JSON. The line before each verdict names its point, in case the
+process crashes there.
 """
 
 import json
@@ -12,7 +12,7 @@ from pagecore import set_num_threads
 from tests.cache.verdicts import Cell, judge, outcome, spread
 from tests.faults import NativeAllocations, PythonAllocations, fail_allocation
 
-# Whose allocations fail, and how many one after the other.
+# Source of the failing allocations, and the number of consecutive failures.
 KINDS = {"native": 1, "python": 1, "python burst": 30}
 
 
@@ -23,7 +23,7 @@ def main(most: int) -> None:
         kind, *parts, first = json.loads(line)
         cell = Cell(*parts)
         states = outcome(cell)
-        # Each of Python's allocations is a native one in this process.
+        # Every Python allocation of this process is a native one.
         total = native.count(cell.ready()[1])
         for n in spread(total, most):
             if n < first:

@@ -1,4 +1,4 @@
-"""Values that no argument expects, objects that call back in the middle of a call among them."""
+"""Values that are invalid for every argument, including objects that call back during a call."""
 
 import inspect
 import math
@@ -9,7 +9,7 @@ from pagecore import AttentionSpec, PagedKVCache
 
 
 class Caller:
-    """An integer, a float, a list, an array, all at once; each look at it calls back."""
+    """An integer, a float, a list and an array at once; each access calls back."""
 
     def __init__(self, value, call):
         self._value, self._call = value, call
@@ -55,7 +55,7 @@ class Caller:
 
 
 class HashCaller:
-    """A name that calls back where it is looked up, and can be nothing else."""
+    """A hashable object that calls back when it is hashed or compared."""
 
     def __init__(self, call):
         self._call = call
@@ -73,7 +73,7 @@ class HashCaller:
 
 
 class TextCaller(str):
-    """A text that calls back where it is looked up."""
+    """A str that calls back when it is hashed or compared."""
 
     def __new__(cls, text, call):
         made = super().__new__(cls, text)
@@ -90,7 +90,7 @@ class TextCaller(str):
 
 
 class FloatCaller(float):
-    """A number that calls back where it is converted or compared."""
+    """A number that calls back when it is converted or compared."""
 
     def __new__(cls, value, call):
         made = super().__new__(cls, value)
@@ -113,7 +113,7 @@ class FloatCaller(float):
 
 
 class ListCaller(list):
-    """A list of a subclass, which calls back where it is gone through."""
+    """A list subclass that calls back when it is iterated."""
 
     def __init__(self, values, call):
         super().__init__(values)
@@ -212,7 +212,7 @@ def calls_back(value):
 
 
 def foreign_value(good, random, callback):
-    """One value in the place of a good one, made anew."""
+    """Return a new value to pass instead of a valid one."""
     if random.integers(3) == 0:
         return disguised(good, random, callback)
     choice = random.integers(len(PLAIN) + 14)
@@ -233,7 +233,7 @@ def foreign_value(good, random, callback):
 
 
 def disguised(value, random, callback):
-    """A good value in a form that calls back when it is looked at."""
+    """Return a valid value in a form that calls back when it is accessed."""
     if isinstance(value, bool) or not isinstance(value, int | float | list | tuple | str):
         return HashCaller(callback)
     if isinstance(value, int):
@@ -258,7 +258,7 @@ def called(value, callback):
 
 
 def strangers(made=[]):  # noqa: B006
-    """A sequence and a batch of another cache, that cache, and a sequence that was removed."""
+    """Return a sequence and a batch of another cache, that cache, and a removed sequence."""
     if not made:
         cache = PagedKVCache(AttentionSpec(2, 8, dtype="float32"), num_blocks=9)
         gone = cache.add_sequence([1, 2])

@@ -1,7 +1,7 @@
 """Random calls with foreign arguments: python -m tests.cache.fuzz TARGET SEED COUNT.
 
-What was raised that is not a PagecoreError, and what broke an invariant, is a line of JSON each: method, foreign
-arguments, exception, message. The line before each call names it, for the case that the process ends there.
+Each exception that is not a PagecoreError and each broken invariant is a line of JSON: method, foreign arguments,
+exception, message. The line before each call names it, in case the process crashes there.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from pagecore import PagecoreError, set_num_threads
 from tests.cache.foreign import calls_back, foreign_value
 from tests.cache.fuzz_targets import TARGETS
 
-MEMORY = 6 << 30  # bytes of address space, so that a size of the caller's cannot take the machine's
-SECONDS = 20  # of one call
-RENEWED = 25  # calls after which a target is made anew
+MEMORY = 6 << 30  # bytes of address space: limits allocations of sizes that the fuzzer chooses
+SECONDS = 20  # limit of one call
+RENEWED = 25  # calls after which a new target is made
 
 
 def main(name: str, seed: int, count: int) -> None:
@@ -46,7 +46,7 @@ def finish(target) -> None:
 
 
 def call_once(target, random) -> bool:
-    """One call; returns whether the target is still good."""
+    """Make one call; return True if the target is still usable."""
     words = target.methods[random.integers(len(target.methods))].split()
     arguments, options, foreign = chosen(target, words[1:], random)
     os.write(1, f"call {words[0]} {foreign}\n".encode(errors="backslashreplace"))
@@ -76,7 +76,7 @@ def call_once(target, random) -> bool:
 
 
 def chosen(target, words, random):
-    """Arguments of a call, options, and the foreign among them by name."""
+    """Return the arguments and options of a call, and the foreign ones by name."""
     foreign_count = random.choice([0, 1, 1, 1, 1, 2])
     picked = [word for word in words if "=" not in word or random.integers(3) == 0]
     strange = set(random.permutation(len(picked))[:foreign_count].tolist())

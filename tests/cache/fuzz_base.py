@@ -1,4 +1,4 @@
-"""Base of the fuzz targets: good values of arguments, and the checks after each call."""
+"""Base of the fuzz targets: valid arguments, and the checks after each call."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=2, window=6)
 
 
 class Target:
-    """Something whose methods are called.
+    """An object whose methods are called.
 
-    `named` maps what precedes a method's dot to the object that has it; a class is called to make one of it.
+    `named` maps the name before a method's dot to its object; a class is instantiated.
     """
 
     methods = ()
@@ -25,7 +25,7 @@ class Target:
         self.depth = 0
 
     def callback(self):
-        """Call back into the object that is being called, as a value of the caller's may."""
+        """Call back into the object that is being called, as a value of the caller may."""
         if self.depth > 1:
             return
         self.depth += 1
@@ -43,7 +43,7 @@ class Target:
         pass
 
     def finish(self):
-        """Give everything back, at the end of a target's life."""
+        """Release everything at the end of a target's life."""
 
     # -- good values ---------------------------------------------------------------------------------------------------
 

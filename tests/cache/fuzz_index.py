@@ -1,4 +1,4 @@
-"""The structures of the index, to be called with foreign arguments."""
+"""Fuzz targets of the index."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The paged cache, its sequences, batches and swap spaces, to be called with foreign arguments."""
+"""Fuzz targets of the paged cache, its sequences, batches and swap spaces."""
 
 import contextlib
 
@@ -108,9 +108,9 @@ class Paged(Target):
         for batch in (self.flying, self.ready):
             if batch.in_flight:
                 cache.abandon(batch)
-        self.depth = 99  # from here on nothing calls back
+        self.depth = 99  # after this line nothing calls back
         for sequence in reachable(cache, Sequence):
-            with contextlib.suppress(InvalidSequence):  # another cache's, by way of an id
+            with contextlib.suppress(InvalidSequence):  # a sequence of another cache, found by its id
                 cache.remove(sequence)
         cache.clear_prefix_cache()
         self.check()
@@ -119,7 +119,7 @@ class Paged(Target):
         assert left == (0, 0, 0, 0), f"sequences, used, cached and swapped blocks at the end: {left}"
 
     def state(self):
-        """The part of the state that an error must leave unchanged."""
+        """Return the part of the state that an error must leave unchanged."""
         cache = self.named["cache"]
         maps = [cache.block_map(group) for group in range(2)]
         counts = [array.tolist() for one in maps for array in (one.owner, one.holders, one.cached, one.num_tokens)]

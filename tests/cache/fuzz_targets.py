@@ -1,8 +1,7 @@
-"""Public classes, their methods, and good arguments of each; foreign ones come from `foreign`.
+"""Public classes, their methods, and valid arguments of each; foreign arguments come from `foreign`.
 
-A method is "name argument:kind ... option!kind ... option=kind": arguments are given by position, options by name, and
-those with "=" not always.
-A kind names the method of the target that makes a good value.
+A method is "name argument:kind ... option!kind ... option=kind": arguments are passed by position and options by name;
+those with "=" are sometimes left out. A kind names the method of the target that makes a valid value.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Texts with a key and a value for each token, and caches that hand sequences of them over."""
+"""Texts with a key and a value for each token, and caches that hand over sequences of them."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MOST = 200  # tokens of a text
 
 
 class Text:
-    """Token ids, and what a model with these layers computes of them."""
+    """Token ids, and the queries, keys and values that a model with these layers computes from them."""
 
     def __init__(self, windows=(None, 32), seed=0):
         self.windows = windows
@@ -49,7 +49,7 @@ def computed(cache, text, length, known=None):
 
 
 def gathered(cache, sequence):
-    """Key and value of each layer; NaN where the cache has them no more."""
+    """Return key and value of each layer; NaN for tokens that the cache no longer has."""
     packed = []
     for layer in range(cache.num_layers):
         group = cache.group_of(layer)
@@ -64,7 +64,7 @@ def gathered(cache, sequence):
 
 
 def receive(cache, sequence, packed, length=None, *, by_table=False, **options):
-    """Hand over: the tokens after those that the sequence has, up to `length`."""
+    """Hand over the tokens after those that the sequence has, up to `length`."""
     start = sequence.num_computed_tokens
     end = len(packed[0][0]) if length is None else length
     batch = cache.prepare_arrival(sequence, end - start, **options)
@@ -84,14 +84,14 @@ def write_arrived(cache, sequence, packed, batch, start, end, *, by_table=False)
 
 
 def check_content(cache, sequence, text):
-    """Every token that a group still has, and the next token sees, is that of the text."""
+    """Assert that every token that a group has and the next token sees is that of the text."""
     length = sequence.num_computed_tokens
     for layer, window in enumerate(text.windows):
         first = cache.held_from(sequence, cache.group_of(layer))
         seen = 0 if window is None else max(0, length - window + 1)
         assert first % cache.block_size == 0
         assert first <= seen
-        # The prefix cache gives a window of 1 a token, too.
+        # The prefix cache also keeps one token for a window of 1.
         assert window is None or first > length - max(window, 2) + 1 - cache.block_size
         planes = [cache.key(layer), cache.value(layer)]
         table = cache.block_table(cache.group_of(layer))
@@ -101,12 +101,12 @@ def check_content(cache, sequence, text):
 
 
 def taken_first(cache, length, window):
-    """The first block that the token at position `length` sees."""
+    """Return the first block that the token at position `length` sees."""
     return 0 if window is None else max(0, length - window + 1) // cache.block_size
 
 
 def reusable(cache, text, length, present):
-    """Tokens of a prompt of `length` that a cache reuses which has the blocks `present` of each layer."""
+    """Return the tokens of a prompt of `length` that a cache with the blocks `present` of each layer reuses."""
     size = cache.block_size
     for count in range((length - 1) // size, 0, -1):
         firsts = [0 if window is None else max(0, count * size - max(window - 1, 1)) // size for window in text.windows]

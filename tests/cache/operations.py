@@ -1,4 +1,4 @@
-"""Every operation of the paged cache, each as a call that is ready to run in a world."""
+"""Every operation of the paged cache, as a call that is ready to run in a world."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,20 @@ OPERATIONS = {}
 
 @dataclass(frozen=True)
 class Operation:
-    """A call by its name.
+    """A named call.
 
     Attributes
     ----------
     ready : callable
-        Takes a world, does what comes before, and returns the call. A call that failed can be repeated.
+        Prepares a world and returns the call. A call that failed can be repeated.
     situations : tuple of str
-        Those in which the call does something that it does not do in others.
+        Situations in which the call takes a path of its own.
     reads : bool
         The call changes nothing.
     windows : bool
-        Caches with windows allow the call.
+        The call is allowed in caches with windows.
     bytes : bool
-        The call takes a cache that holds bytes.
+        The call needs a cache with bytes.
     """
 
     ready: object
@@ -45,7 +45,7 @@ def operation(**options):
 
 
 def kept(world, call):
-    """The call, its result kept where a user would keep it."""
+    """Return the call with its result stored in the world, as a user would store it."""
 
     def run():
         world.sequences["new"] = call()
@@ -189,7 +189,7 @@ def prepare_arrival_into_a_batch(world):
 
 
 def arrival(world, count):
-    """An arrival of x in flight, written."""
+    """Prepare and write an arrival of x."""
     batch = world.batches["step"] = world.cache.prepare_arrival(world.x, count)
     world.future["x"] = list(range(31, 31 + count))
     fill(world, batch, [world.x], [count])
@@ -222,7 +222,7 @@ def held_from(world):
 
 
 def step(world, counts):
-    """A step of x and y in flight, written."""
+    """Prepare and write a step of x and y."""
     sequences = [world.x, world.y]
     batch = world.batches["step"] = world.cache.prepare(sequences, counts)
     for name in "xy":

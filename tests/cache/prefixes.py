@@ -1,4 +1,4 @@
-"""What the tests of the prefix cache do over and over."""
+"""Helpers of the prefix cache's tests."""
 
 from tests.cache.caches import advance
 from tests.cache.swaps import fill
@@ -7,7 +7,7 @@ ALIKE = list(range(40))
 
 
 def computed(cache, tokens, **options):
-    """A sequence whose every token is computed, by blocks of random content."""
+    """Return a sequence whose every token is computed, with random keys and values."""
     sequence = cache.add_sequence(tokens, **options)
     left = sequence.num_tokens - sequence.num_computed_tokens
     if cache.device == "cpu":

@@ -1,4 +1,4 @@
-"""Caches in many situations: what each operation must survive in the tests of faults."""
+"""Caches in many situations, for the fault tests of each operation."""
 
 from pagecore import PagedKVCache, SwapSpace
 from tests.cache.caches import SPEC, WINDOWED
@@ -9,7 +9,7 @@ OTHER = list(range(200, 240))
 SHARED = [*PROMPT[:8], *range(50, 58)]
 NAMED = {"namespace": ("adapter", 1), "spans": [(4, 8, b"image")]}
 
-# Layers, the blocks of each group, and options of the cache.
+# Layers, blocks of each group, and options of the cache.
 CONFIGURATIONS = {
     "one group": (SPEC, 60, {}),
     "with a window": ([SPEC, WINDOWED], [60, 60], {}),
@@ -24,9 +24,9 @@ SITUATIONS = ("shared", "forked", "cut", "doubled", "named", "short")
 def make_world(configuration, situation):
     """A cache with sequences in many states.
 
-    ``x`` and ``y`` are idle, with 14 computed tokens of 16 known; the situation says what they share. ``w`` has
-    computed 5 tokens and knows 3 ids of them. ``s`` and ``t`` share blocks in the first swap space, ``u`` is in the
-    second. ``z`` is in flight with the batch ``flying``. One more prompt is known to the prefix cache alone.
+    ``x`` and ``y`` are idle, with 14 computed tokens of 16 known; the situation decides which blocks they share. ``w``
+    has 5 computed tokens, of which 3 ids are known. ``s`` and ``t`` share blocks in the first swap space, and ``u`` is
+    in the second. ``z`` is in flight with the batch ``flying``. Another prompt is only in the prefix cache.
     """
     layers, blocks, options = CONFIGURATIONS[configuration]
     cache = PagedKVCache(layers, block_size=4, num_blocks=blocks, max_sequences=10, clock=lambda: 0.0, **options)
@@ -104,7 +104,7 @@ def add_pair(world, situation):
 
 
 def add_filler(world):
-    """Have all free blocks hold what the prefix cache alone knows, so that the next blocks come from eviction."""
+    """Fill all free blocks with cached prefixes, so that the next blocks come from eviction."""
     cache = world.cache
     maps = [cache.block_map(group) for group in range(cache.num_groups)]
     free = min(int((one.holders[1:] + one.cached[1:] == 0).sum()) for one in maps)

@@ -1,4 +1,4 @@
-"""Everything that a user can observe of a cache, as values that compare; through the public interface alone."""
+"""Everything that a user can observe of a cache, as comparable values, through the public interface only."""
 
 import gc
 import zlib
@@ -9,22 +9,22 @@ import numpy as np
 
 from pagecore import Batch, InvalidSequence, PagedKVCache, Sequence, SwapSpace
 
-# Content is whole numbers below this, which every float that the tests store holds exactly.
+# Stored values are integers below this, which every stored float dtype represents exactly.
 RANGE = 1 << 10
 
 
 @dataclass
 class World:
-    """A cache and all that a user holds of it.
+    """A cache and every object of it that a user holds.
 
     Attributes
     ----------
     kinds : dict
-        Namespace and spans of each sequence, by id; left out where there are none.
+        Namespace and spans by sequence id; sequences without either are left out.
     future : dict
-        Ids of each sequence past those that the cache knows, by id.
+        Ids of tokens that the cache does not know yet, by sequence id.
     probes : list of (list of int, dict)
-        Prompts, and options of `match_length`, that ask what the prefix cache knows.
+        Prompts and options for `match_length`.
     """
 
     cache: PagedKVCache
@@ -36,14 +36,14 @@ class World:
     probes: list[tuple[list[int], dict]] = field(default_factory=list)
 
     def __getattr__(self, name):
-        """A sequence by its name."""
+        """Return a sequence by its name."""
         try:
             return self.__dict__["sequences"][name]
         except KeyError:
             raise AttributeError(name) from None
 
     def everyone(self):
-        """The sequences of the cache in order of arrival, those included that an interrupted call never returned."""
+        """Return the sequences of the cache in order, including those that an interrupted call did not return."""
         ids = self.cache.block_map().sequences
         known = {sequence.id: sequence for sequence in self.sequences.values() if not is_removed(sequence)}
         if set(ids) - set(known):
@@ -56,7 +56,7 @@ def is_removed(sequence):
 
 
 def reachable(root, kind):
-    """The objects of a class that other objects of pagecore and containers hold for `root`."""
+    """Return the objects of a class that are reachable from `root` through pagecore objects and containers."""
     seen, waiting, found = {id(root)}, [root], []
     while waiting:
         for one in gc.get_referents(waiting.pop()):
@@ -74,7 +74,7 @@ def reachable(root, kind):
 
 
 def hashes(ids, namespace=None, spans=None):
-    """A number for each token, made of all that its key and value depend on."""
+    """Return a hash for each token of everything that its key and value depend on."""
     starts = {start: digest for start, _, digest in spans or ()}
     now, made = zlib.crc32(repr(namespace).encode()), []
     for position, token in enumerate(ids):
@@ -84,7 +84,7 @@ def hashes(ids, namespace=None, spans=None):
 
 
 def content(codes, layer, part, heads, dim):
-    """Key or value ``[len(codes), heads, dim]`` of tokens with these hashes in one layer."""
+    """Return key or value ``[len(codes), heads, dim]`` of tokens with these hashes in one layer."""
     places = np.arange(heads * dim).reshape(heads, dim)
     return ((codes[:, None, None] * (2 * layer + part + 3) + places) % RANGE).astype(np.float32)
 
@@ -96,7 +96,7 @@ def codes_of(world, sequence, length):
 
 
 def fill(world, batch, sequences, counts):
-    """Write what the tokens of a step are to have, in every layer."""
+    """Write the keys and values of a step's tokens in every layer."""
     cache = world.cache
     if cache.device == "none" or not sum(counts):
         return
@@ -133,7 +133,7 @@ def check_content(world, sequence):
 
 
 def slots_of(cache, sequence, group):
-    """Slots of the computed tokens that a block of the group holds, and their positions."""
+    """Return the slots of the computed tokens that a block of the group holds, and their positions."""
     positions = np.arange(sequence.num_computed_tokens)
     blocks = cache.block_table(group).numpy()[sequence.row][positions // cache.block_size]
     held = positions[blocks != 0]
@@ -145,20 +145,20 @@ def slots_of(cache, sequence, group):
 
 @dataclass(frozen=True)
 class State:
-    """A moment of a world.
+    """A snapshot of a world.
 
     Attributes
     ----------
     exact : tuple
-        With ids of blocks and rows as they are: nothing at all was changed where it is equal.
+        Everything, with the ids of blocks and rows: equal if nothing was changed.
     canonical : tuple
-        With blocks named in the order in which sequences list them, and without rows: what a call does, whatever
-        blocks it takes.
+        Everything without rows, with blocks renamed in the order in which sequences list them: equal if two calls did
+        the same with different blocks.
     own : tuple
-        `canonical` without the prefix cache, which may know less where memory was short.
+        `canonical` without the prefix cache, which may contain less if memory was short.
     batches : tuple
     hits : tuple of int
-        What the prefix cache knows of each probe.
+        Cached tokens of each probe.
     """
 
     exact: tuple
@@ -169,7 +169,7 @@ class State:
 
 
 def snapshot(world):
-    """The state of a world."""
+    """Return the state of a world."""
     cache, everyone = world.cache, world.everyone()
     maps = [cache.block_map(group) for group in range(cache.num_groups)]
     tables = [cache.block_table(group).numpy() for group in range(cache.num_groups)]
@@ -203,7 +203,7 @@ def snapshot(world):
 
 
 def line(world, sequence):
-    """The part of a state that is one sequence, blocks and bytes left out."""
+    """Return the state of one sequence without blocks and bytes."""
     place = None if sequence.swap_space is None else world.spaces.index(sequence.swap_space)
     lengths = (sequence.num_computed_tokens, sequence.num_cached_tokens, sequence.capacity)
     return sequence.id, bytes(sequence.tokens), *lengths, place, sequence.row >= 0, is_idle(world.cache, sequence)
@@ -231,7 +231,7 @@ def stored_bytes(cache, sequence):
 
 
 def renaming(lists):
-    """New ids of blocks in the order of their first mention; the null block keeps its own."""
+    """Return new ids of blocks in the order of their first mention; the null block keeps its id."""
     names = {0: 0}
     for blocks in lists:
         for block in blocks:
@@ -240,14 +240,14 @@ def renaming(lists):
 
 
 def blocks_by_name(each, names):
-    """A block map with the blocks of sequences in the order of their new names, the others counted."""
+    """Return a block map: the blocks of sequences in the order of their new ids, and the others counted."""
     parts = list(zip(*(a.tolist() for a in (each.owner, each.holders, each.cached, each.num_tokens)), strict=True))
     others = Counter(part for block, part in enumerate(parts) if block not in names)
     return tuple(parts[block] for block in names), tuple(sorted(others.items()))
 
 
 def in_flight(batch, everyone, names, cache):
-    """Rows, lengths and slots of a batch in flight, blocks renamed if `names` are given; None for an idle batch."""
+    """Return rows, lengths and slots of a batch in flight, with renamed blocks if `names` are given; else None."""
     if not batch.in_flight:
         return None
     host = batch.host
@@ -270,7 +270,7 @@ def in_flight(batch, everyone, names, cache):
 
 
 def audit(world):
-    """Bytes are those of their tokens, also of what the prefix cache gives out; then everything can be given back."""
+    """Assert that all bytes are those of their tokens, also in reused prefixes, and that everything can be released."""
     cache = world.cache
     everyone = world.everyone()
     for sequence in everyone:

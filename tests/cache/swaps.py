@@ -1,4 +1,4 @@
-"""What the tests of swapping do with caches over and over."""
+"""Helpers of the swapping tests."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from tests.cache.caches import advance, normal
 
 
 def fill(cache, sequences, counts, seed=0):
-    """A step that writes random key and value in every layer."""
+    """Run a step that writes random keys and values in every layer."""
     batch = cache.prepare(sequences, counts)
     for layer in range(cache.num_layers):
         key, value = (
@@ -19,7 +19,7 @@ def fill(cache, sequences, counts, seed=0):
 
 
 def content(cache, sequence):
-    """The bytes of each block of a sequence, in each plane of each layer; None for a hole."""
+    """Return the bytes of each block of a sequence in each plane of each layer; None for a hole."""
     tables = [cache.make_batch().group(layer).block_table.numpy() for layer in range(cache.num_layers)]
     count = -(-sequence.num_computed_tokens // cache.block_size)
     return [
@@ -30,9 +30,9 @@ def content(cache, sequence):
 
 
 def poison(cache, number=777.0):
-    """Overwrite every block of the cache and of its swap spaces that nobody holds: none may be seen again."""
-    stores = [(space.block_pools, space.kv_pools) for space in cache._swap_spaces]
-    for pools, kv_pools in ((cache._block_pools, cache._store.pools), *stores):
+    """Overwrite every free block of the cache and of its swap spaces, whose content must not be seen again."""
+    stores = [(space.block_pools, space.kv_pools) for space in cache._parts.swap_spaces]
+    for pools, kv_pools in ((cache._parts.tables.pools, cache._parts.store.pools), *stores):
         for pool, kv_pool in zip(pools, kv_pools, strict=True):
             free = pool.ref_counts() == 0
             free[0] = False
@@ -41,14 +41,14 @@ def poison(cache, number=777.0):
 
 
 def occupied(cache):
-    """As make, with some blocks taken, so that ids are not those of a fresh pool."""
+    """Call `make`, and take some blocks, so that ids differ from those of a new pool."""
     sequence = cache.add_sequence(range(9))
     advance(cache, [sequence], 9)
     return sequence
 
 
 class Labelled:
-    """A spec of the user's own: key and value, an int8 plane per token and a plane per block."""
+    """A user-defined spec: key and value, an int8 plane per token and a plane per block."""
 
     planes = (
         Plane("key", (2, 8), "float32"),

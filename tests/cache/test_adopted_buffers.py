@@ -1,4 +1,4 @@
-"""A paged cache in memory of the caller: what it computes there, and what it refuses."""
+"""A paged cache in memory of the caller: its results, and the buffers that it refuses."""
 
 import gc
 import weakref
@@ -36,7 +36,7 @@ def adopting(layers=MIXED, layout="CBNHD", **options):
 
 @pytest.mark.parametrize("machine", [CacheMachine, PrefixMachine])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_cache_in_memory_of_the_caller_lives_as_its_model_does(machine, layout):
+def test_a_cache_in_memory_of_the_caller_agrees_with_the_model(machine, layout):
     class InOwnedMemory(machine):
         def make_cache(self, layers, **options):
             buffers = owned_memory(layers, layout, **options)
@@ -47,7 +47,7 @@ def test_a_cache_in_memory_of_the_caller_lives_as_its_model_does(machine, layout
 
 
 def computed(cache, sequence):
-    """Key and value of every token of a sequence that its blocks hold, in each layer, as bytes."""
+    """Return the bytes of key and value of every token in a sequence's blocks, for each layer."""
     places = range(sequence.num_computed_tokens)
     tables = [cache.block_table(cache.group_of(layer)).numpy()[sequence.row] for layer in range(cache.num_layers)]
     return [
@@ -58,7 +58,7 @@ def computed(cache, sequence):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_steps_copies_swaps_and_prefixes_are_bit_for_bit_those_of_a_cache_that_allocates(layout):
+def test_steps_copies_swaps_and_prefixes_equal_those_of_an_allocating_cache_bit_for_bit(layout):
     def run(cache):
         space = SwapSpace(cache, num_blocks=9)
         parent = cache.add_sequence(range(10))
@@ -85,7 +85,7 @@ def test_steps_copies_swaps_and_prefixes_are_bit_for_bit_those_of_a_cache_that_a
     assert blocks == expected_blocks
 
 
-def test_the_callers_arrays_hold_what_was_written_and_nothing_else_changes():
+def test_the_callers_arrays_hold_the_written_values_and_nothing_else_changes():
     owned = [np.full((2, 9, 16, 2, 8), np.nan, np.float32) for _ in range(3)]
     cache = PagedKVCache(SPEC, num_layers=3, layout="CBNHD", buffers=owned)
     assert cache.num_blocks == (9,)
@@ -102,7 +102,7 @@ def test_the_callers_arrays_hold_what_was_written_and_nothing_else_changes():
     assert sum(int((~np.isnan(array)).sum()) for array in owned) == 2 * 20 * 2 * 8
 
 
-def test_blocks_are_as_many_as_the_scarcest_buffer_of_a_group_holds():
+def test_the_smallest_buffer_of_a_group_limits_its_blocks():
     keys, values = np.zeros((12, 4, 2, 8), np.float32), np.zeros((9, 4, 2, 8), np.float32)
     more = [np.zeros(20 * 4 * 16 * 4, np.uint8) for _ in range(2)]
     cache = PagedKVCache([SPEC, WINDOWED], block_size=4, layout="BNHD", buffers=[{"key": keys, "value": values}, more])
@@ -132,7 +132,7 @@ def test_the_buffers_of_one_group_may_be_in_a_list_of_groups():
         assert PagedKVCache(SPEC, num_layers=2, block_size=4, buffers=form).num_blocks == (9,)
 
 
-def test_a_capsule_is_read_once():
+def test_a_dlpack_capsule_is_read_once():
     memory = np.zeros(2 * 9 * 16 * 16 * 4, np.uint8)
     cache = PagedKVCache(SPEC, buffers=as_tensor(memory).__dlpack__(max_version=(1, 0)))
     assert cache.num_blocks == (9,)
@@ -152,7 +152,7 @@ def test_the_cache_keeps_the_memory_alive():
     assert alive() is None
 
 
-def test_tensors_of_torch_one_a_layer_serve_a_cache():
+def test_one_torch_tensor_per_layer_serves_a_cache():
     torch = require("torch")
     owned = [torch.full((9, 2, 4, 2, 8), torch.nan) for _ in range(2)]
     cache = PagedKVCache(SPEC, num_layers=2, block_size=4, layout="BCNHD", buffers=owned)
@@ -178,7 +178,7 @@ def room(count=1, dtype=np.uint8):
     ("options", "error", "says"),
     [
         ({"buffers": room(), "device": "none"}, UnsupportedOption, "device is 'none'"),
-        ({"buffers": room(), "memory": "1GiB"}, ShapeError, "memory is '1GiB'; buffers have a size of their own"),
+        ({"buffers": room(), "memory": "1GiB"}, ShapeError, "memory is '1GiB', but buffers have a fixed size"),
         ({"buffers": room(), "device": "cuda", "num_blocks": 9}, DeviceError, "on cpu; the pool is on cuda:0"),
         ({"buffers": room(), "num_blocks": 10}, ShapeError, "needed"),
         ({"buffers": room(), "num_blocks": 1}, ShapeError, "num_blocks is 1"),
@@ -200,7 +200,7 @@ def room(count=1, dtype=np.uint8):
         ({"layers": MIXED, "buffers": room() * 2}, UnsupportedOption, "of group 0 and the .* of group 1 share"),
     ],
 )
-def test_memory_that_a_cache_cannot_live_in_is_refused(options, error, says):
+def test_invalid_buffers_are_refused(options, error, says):
     with pytest.raises(error, match=says):
         PagedKVCache(**{"layers": SPEC, "block_size": 4} | options)
 
@@ -221,7 +221,7 @@ def test_memory_of_a_rank_holds_the_heads_of_the_rank():
         PagedKVCache(SPEC, num_layers=2, block_size=4, num_blocks=9, layout="CBNHD", buffers=owned)
 
 
-def test_a_swap_space_lies_as_a_cache_of_one_buffer_a_layer_does():
+def test_a_swap_space_has_the_layout_of_a_cache_with_one_buffer_per_layer():
     cache = adopting(AttentionSpec(2, 8, 12, dtype="float32"), layout="BNHD")
     space = SwapSpace(cache, num_blocks=5)
     assert [pool.layout.num_buffers for pool in space.kv_pools] == [2]

@@ -1,4 +1,4 @@
-"""Sequences that another cache has computed, windows and all."""
+"""Arrivals: sequences whose tokens another cache has computed, with and without windows."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ WINDOWS = [1, 2, 4, 5, 6, 16, 31, 32, 33, 64, 96, 97, 500]
 @pytest.mark.parametrize("by_table", [False, True], ids=["write", "scatter"])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_sequence_handed_over_goes_on_as_if_it_had_been_computed_here(window, block_size, by_table):
+def test_a_received_sequence_continues_as_if_it_had_been_computed_here(window, block_size, by_table):
     text = Text((None, window))
     sender, receiver = (make(text.windows, block_size=block_size, num_blocks=[220, 220]) for _ in range(2))
     sent = computed(sender, text, 96)
@@ -41,7 +41,7 @@ def test_a_sequence_handed_over_goes_on_as_if_it_had_been_computed_here(window, 
 
 
 @pytest.mark.parametrize("length", [97, 100, 96, 81, 80, 50])
-def test_others_reuse_of_a_sequence_handed_over_what_its_windows_allow(length):
+def test_other_sequences_reuse_the_prefix_of_a_received_one_that_its_windows_allow(length):
     text = Text((None, 32))
     sender, receiver = make(), make()
     sent = computed(sender, text, 96)
@@ -59,7 +59,7 @@ def test_others_reuse_of_a_sequence_handed_over_what_its_windows_allow(length):
     receiver.check_invariants()
 
 
-def test_others_reuse_a_sequence_handed_over_in_parts_up_to_the_end_of_each_part():
+def test_other_sequences_reuse_one_received_in_parts_up_to_the_end_of_each_part():
     text = Text((None, 32))
     sender, receiver = make(), make()
     received = receiver.add_sequence(text.ids[:96])
@@ -73,7 +73,7 @@ def test_others_reuse_a_sequence_handed_over_in_parts_up_to_the_end_of_each_part
     compute(receiver, third, text, 70 - third.num_computed_tokens)
 
 
-def test_blocks_that_the_window_has_left_are_holes_and_their_slots_padding_when_handed_over():
+def test_blocks_outside_the_window_of_an_arrival_are_holes_with_padding_slots():
     receiver = make(num_blocks=[40, 4])
     received = receiver.add_sequence(range(96))
     batch = receiver.prepare_arrival(received, 96)
@@ -93,7 +93,7 @@ def test_blocks_that_the_window_has_left_are_holes_and_their_slots_padding_when_
     receiver.check_invariants()
 
 
-def test_a_window_pool_smaller_than_the_sequence_handed_over_suffices():
+def test_a_window_pool_smaller_than_the_arrival_suffices():
     text = Text((None, 32))
     sender, receiver = make(), make(num_blocks=[8, 3])
     sent = computed(sender, text, 96)
@@ -106,7 +106,7 @@ def test_a_window_pool_smaller_than_the_sequence_handed_over_suffices():
 @pytest.mark.parametrize("num_blocks", [[6, 40], [40, 2]], ids=["full", "window"])
 @pytest.mark.parametrize("has_batch", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_nothing_changes_where_blocks_are_short_for_what_is_handed_over(num_blocks, has_batch, prefix_cache):
+def test_an_arrival_for_which_blocks_are_short_changes_nothing(num_blocks, has_batch, prefix_cache):
     receiver = make(num_blocks=num_blocks, prefix_cache=prefix_cache)
     received = receiver.add_sequence(range(96))
     out = receiver.make_batch(1, 96) if has_batch else None
@@ -115,11 +115,11 @@ def test_nothing_changes_where_blocks_are_short_for_what_is_handed_over(num_bloc
     assert refused.value.requested == (6, 2)
     assert receiver.try_prepare_arrival(received, 96, out) is None
     assert received.num_computed_tokens == received.capacity == 0
-    assert [pool.num_free for pool in receiver._block_pools] == [count - 1 for count in num_blocks]
+    assert [pool.num_free for pool in receiver._parts.tables.pools] == [count - 1 for count in num_blocks]
     receiver.check_invariants()
 
 
-def test_cached_blocks_are_evicted_for_a_sequence_handed_over():
+def test_cached_blocks_are_evicted_for_an_arrival():
     text, other = Text((None, 32)), Text((None, 32), seed=1)
     sender, receiver = make(), make(num_blocks=[8, 5])
     sent = computed(sender, text, 96)
@@ -133,7 +133,7 @@ def test_cached_blocks_are_evicted_for_a_sequence_handed_over():
     receiver.check_invariants()
 
 
-def test_a_pool_full_of_pinned_blocks_takes_nothing_that_is_handed_over():
+def test_a_pool_full_of_pinned_blocks_refuses_an_arrival():
     text, other = Text((None, 32)), Text((None, 32), seed=1)
     receiver = make(num_blocks=[8, 5])
     pinned = computed(receiver, other, 40)
@@ -145,12 +145,12 @@ def test_a_pool_full_of_pinned_blocks_takes_nothing_that_is_handed_over():
 
 @pytest.mark.parametrize("end", ["abandon", "lost", "exception", "remove"])
 @pytest.mark.parametrize("cached", [0, 32, 50])
-def test_a_sequence_is_as_it_was_where_what_is_handed_over_is_given_up(cached, end):
+def test_an_abandoned_arrival_leaves_the_sequence_unchanged(cached, end):
     text = Text((None, 32))
     sender, receiver = make(), make()
     sent = computed(sender, text, 96)
     received = computed(receiver, text, cached, known=96) if cached else receiver.add_sequence(text.ids[:96])
-    free = [pool.num_free for pool in receiver._block_pools]
+    free = [pool.num_free for pool in receiver._parts.tables.pools]
     packed = gathered(sender, sent)
     batch = receiver.prepare_arrival(received, 96 - cached)
     write_arrived(receiver, received, packed, batch, cached, 96)
@@ -170,7 +170,7 @@ def test_a_sequence_is_as_it_was_where_what_is_handed_over_is_given_up(cached, e
     del batch
     receiver.check_invariants()
     assert received.num_computed_tokens == cached
-    assert [pool.num_free for pool in receiver._block_pools] == free
+    assert [pool.num_free for pool in receiver._parts.tables.pools] == free
     poison(receiver)
     check_content(receiver, received, text)
     receive(receiver, received, packed)
@@ -178,7 +178,7 @@ def test_a_sequence_is_as_it_was_where_what_is_handed_over_is_given_up(cached, e
     receiver.check_invariants()
 
 
-def test_what_is_handed_over_is_committed_whole():
+def test_an_arrival_is_committed_whole():
     receiver = make()
     received = receiver.add_sequence(range(96))
     batch = receiver.prepare_arrival(received, 96)
@@ -189,7 +189,7 @@ def test_what_is_handed_over_is_committed_whole():
     assert received.num_computed_tokens == 96
 
 
-def test_the_step_of_what_is_handed_over_does_not_attend():
+def test_the_step_of_an_arrival_does_not_attend():
     text = Text((None, 32))
     receiver = make()
     received = receiver.add_sequence(text.ids[:96])
@@ -204,11 +204,11 @@ def test_the_step_of_what_is_handed_over_does_not_attend():
         receiver.abandon(out)
 
 
-def test_the_last_tokens_of_a_block_that_nobody_handed_over_are_not_published():
+def test_a_block_whose_last_tokens_never_arrived_is_not_published():
     text = Text((None, 4))
     sender, receiver = make(text.windows, block_size=4), make(text.windows, block_size=4)
     sent = computed(sender, text, 40)
-    received = computed(receiver, text, 6, known=40)  # tokens 6 and 7 of its second block never come
+    received = computed(receiver, text, 6, known=40)  # tokens 6 and 7 of its second block never arrive
     poison(receiver)
     receive(receiver, received, gathered(sender, sent))
     check_content(receiver, received, text)
@@ -220,7 +220,7 @@ def test_the_last_tokens_of_a_block_that_nobody_handed_over_are_not_published():
 
 
 @pytest.mark.parametrize("cut", [30, 14])
-def test_a_sequence_truncated_inside_a_shared_block_takes_what_is_handed_over(cut):
+def test_a_sequence_truncated_inside_a_shared_block_takes_an_arrival(cut):
     text = Text((None, 40))
     sender, receiver = make(text.windows), make(text.windows)
     sent = computed(sender, text, 90)
@@ -233,7 +233,7 @@ def test_a_sequence_truncated_inside_a_shared_block_takes_what_is_handed_over(cu
     receiver.check_invariants()
 
 
-def test_a_truncated_block_that_the_window_leaves_is_not_counted_as_saved_where_blocks_are_short():
+def test_a_truncated_block_that_the_window_leaves_is_not_counted_as_saved():
     text = Text((None, 6))
     cache = make(text.windows, block_size=4, num_blocks=[60, 20])
     sequence = computed(cache, text, 16, known=40)
@@ -241,7 +241,7 @@ def test_a_truncated_block_that_the_window_leaves_is_not_counted_as_saved_where_
     cache.append_tokens([sequence], [text.ids[14:40]])
     cache.clear_prefix_cache()
     fillers = []
-    while cache._block_pools[1].num_free > 1:
+    while cache._parts.tables.pools[1].num_free > 1:
         fillers.append(computed(cache, Text((None, 6), seed=1), 1))
     before = cache.match_length(text.ids[:17]), cache.stats()
     assert before[0] == 16
@@ -253,7 +253,7 @@ def test_a_truncated_block_that_the_window_leaves_is_not_counted_as_saved_where_
     cache.check_invariants()
 
 
-def test_the_child_of_a_fork_keeps_its_tokens_where_its_parent_goes_on_with_what_is_handed_over():
+def test_a_fork_keeps_its_tokens_when_its_parent_takes_an_arrival():
     text = Text((None, 40))
     sender, receiver = make(text.windows), make(text.windows)
     sent = computed(sender, text, 90)
@@ -266,7 +266,7 @@ def test_the_child_of_a_fork_keeps_its_tokens_where_its_parent_goes_on_with_what
     receiver.check_invariants()
 
 
-def test_what_was_handed_over_can_be_swapped_forked_and_handed_over_again():
+def test_a_received_sequence_can_be_swapped_forked_and_handed_over_again():
     text = Text((None, 32))
     sender, middle, receiver = make(), make(), make(block_size=4, num_blocks=[60, 60])
     first = middle.add_sequence(text.ids[:96])
@@ -285,7 +285,7 @@ def test_what_was_handed_over_can_be_swapped_forked_and_handed_over_again():
         cache.check_invariants()
 
 
-def test_the_tokens_still_held_are_those_that_can_be_handed_over():
+def test_held_from_lists_the_tokens_that_can_be_handed_over():
     text = Text((None, 32))
     cache = make()
     sequence = cache.add_sequence(text.ids[:160])
@@ -313,7 +313,7 @@ def test_the_tokens_still_held_are_those_that_can_be_handed_over():
         (lambda cache, one: cache.prepare_arrival(one, 5, stream=0), UnsupportedOption),
     ],
 )
-def test_what_cannot_be_handed_over_is_refused_and_nothing_changes(call, error):
+def test_an_invalid_arrival_is_refused_and_changes_nothing(call, error):
     cache = make(max_tokens_per_sequence=192)
     one = cache.add_sequence(range(96))
     with pytest.raises(error):
@@ -322,7 +322,7 @@ def test_what_cannot_be_handed_over_is_refused_and_nothing_changes(call, error):
     cache.check_invariants()
 
 
-def test_a_sequence_with_a_step_in_flight_cannot_be_handed_over():
+def test_a_sequence_with_a_step_in_flight_cannot_take_an_arrival():
     cache = make()
     one = cache.add_sequence(range(96))
     batch = cache.prepare_arrival(one, 5)
@@ -352,7 +352,7 @@ def test_sequences_of_any_length_are_handed_over_with_exactly_their_windows(seed
     length, known = int(random.integers(1, 150)), int(random.integers(0, 60))
     packed = gathered(sender, computed(sender, text, length))
     present = [set() for _ in text.windows]
-    if known:  # of the prompt of another
+    if known:  # tokens shared with another prompt
         receiver.remove(computed(receiver, text, known))
         present = [set(range(known // size)) for _ in text.windows]
     poison(receiver)
@@ -366,7 +366,7 @@ def test_sequences_of_any_length_are_handed_over_with_exactly_their_windows(seed
     check_content(receiver, received, text)
     receiver.check_invariants()
     for blocks, window in zip(present, text.windows, strict=True):
-        blocks |= set(range(start // size))  # each was published before its window moved on
+        blocks |= set(range(start // size))  # each block was published before its window moved on
         blocks |= set(range(max(start // size, taken_first(receiver, length, window)), length // size))
     for prompt in (length + 1, length, max(1, length - size), known + 1):
         expected = reusable(receiver, text, prompt, present) if receiver.has_prefix_cache else 0
@@ -382,4 +382,4 @@ def test_sequences_of_any_length_are_handed_over_with_exactly_their_windows(seed
     receiver.remove(received)
     receiver.check_invariants()
     receiver.clear_prefix_cache()
-    assert all(pool.num_free == pool.num_blocks - 1 for pool in receiver._block_pools)
+    assert all(pool.num_free == pool.num_blocks - 1 for pool in receiver._parts.tables.pools)

@@ -12,7 +12,7 @@ from tests.cache.caches import SPEC, WINDOWED, advance, make
 
 
 def plain_map(cache, group, sequences):
-    """Owner, holders and tokens of each block by going through every row; `sequences` in order of arrival."""
+    """Return owner, holders and tokens of each block by a loop over the rows of `sequences`, in their order."""
     table = np.asarray(cache.block_table(group)).tolist()
     owner, holders, tokens = ([start] * cache.num_blocks[group] for start in (-1, 0, 0))
     for place, sequence in enumerate(sequences):
@@ -41,7 +41,7 @@ def check(cache, sequences):
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), device=st.sampled_from(["none", "cpu"]))
-def test_a_block_map_is_what_the_rows_say_through_everything_that_happens(seed, device):
+def test_a_block_map_agrees_with_the_rows_after_every_operation(seed, device):
     random = np.random.default_rng(seed)
     cache = make([SPEC, WINDOWED], num_blocks=[19, 15], max_sequences=6, device=device)
     sequences = []
@@ -65,7 +65,7 @@ def test_a_block_map_is_what_the_rows_say_through_everything_that_happens(seed, 
 
 
 def step(cache, random, sequences):
-    """One step of some sequences, of which some tokens may be rejected, with a look while it is in flight."""
+    """Run a step of some sequences, checking the map while it is in flight; reject some tokens."""
     chosen = [sequence for sequence in sequences if random.random() < 0.6]
     counts = random.integers(0, 9, len(chosen))
     try:
@@ -79,7 +79,7 @@ def step(cache, random, sequences):
         cache.commit(batch, random.integers(0, counts + 1) if random.random() < 0.3 else None)
 
 
-def test_a_block_map_tells_owners_holders_and_tokens():
+def test_a_block_map_lists_owners_holders_and_tokens():
     cache = make(num_blocks=8)
     first = cache.add_sequence(range(6), id="first")
     advance(cache, [first], 6)
@@ -116,7 +116,7 @@ def test_a_block_map_shows_what_a_window_has_released_as_free():
     assert found.num_tokens.sum() == 18 - 12
 
 
-def test_a_block_map_does_not_follow_the_cache():
+def test_a_block_map_does_not_change_with_the_cache():
     cache = make()
     sequence = cache.add_sequence(range(9))
     advance(cache, [sequence], 9)
@@ -129,7 +129,7 @@ def test_a_block_map_does_not_follow_the_cache():
     assert not cache.block_map().holders.any()
 
 
-def test_a_block_map_tells_what_the_prefix_cache_holds_too_and_what_it_alone_holds():
+def test_a_block_map_marks_the_blocks_of_the_prefix_cache():
     cache = make(num_blocks=8)
     first = cache.add_sequence(range(10), id="first")
     advance(cache, [first], 10)
@@ -147,7 +147,7 @@ def test_a_block_map_tells_what_the_prefix_cache_holds_too_and_what_it_alone_hol
 
 
 @pytest.mark.parametrize("group", [-1, 2, 10**30, "0", None, 0.0, np.float32(0)])
-def test_a_group_that_is_not_there_is_refused_by_name(group):
+def test_an_unknown_group_is_refused_by_name(group):
     cache = make([SPEC, WINDOWED])
     for call in (cache.block_map, cache.block_table):
         with pytest.raises(ShapeError, match=r"group is .*; the cache has groups 0 to 1"):

@@ -1,4 +1,4 @@
-"""Configs as values, the caches that they make, and what both caches share."""
+"""Configs as values, the caches that they make, and the interface that both caches share."""
 
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -17,6 +17,7 @@ from pagecore.cache import (
 )
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import TensorParallel
+from tests.cache.caches import owned_memory
 
 SPEC = AttentionSpec(4, 8, dtype="bfloat16", num_query_heads=8)
 
@@ -28,7 +29,7 @@ def test_worked_example_8_effective_length(configured, maximum, expected):
     assert effective_length(configured, maximum) == expected
 
 
-def test_the_configured_length_decides_alone_where_the_models_is_not_known():
+def test_the_configured_length_decides_alone_if_the_models_is_unknown():
     assert effective_length(512, None) == 512
     assert effective_length(np.int32(512), np.int64(64)) == 64
 
@@ -36,7 +37,7 @@ def test_the_configured_length_decides_alone_where_the_models_is_not_known():
 @pytest.mark.parametrize(
     ("configured", "maximum"), [(-1, 1024), (1.5, 1024), ("8", 8), (8, 0), (8, -1), (None, None), (0, None), (8, "8")]
 )
-def test_lengths_that_cannot_be_are_refused(configured, maximum):
+def test_invalid_lengths_are_refused(configured, maximum):
     with pytest.raises(ShapeError, match="is"):
         effective_length(configured, maximum)
 
@@ -79,7 +80,7 @@ def test_configs_are_values():
         ({"dtype": None}, UnsupportedDtype),
     ],
 )
-def test_a_paged_config_that_cannot_be_is_refused(options, error):
+def test_an_invalid_paged_config_is_refused(options, error):
     with pytest.raises(error):
         PagedCacheConfig(**options)
 
@@ -95,7 +96,7 @@ def test_a_paged_config_that_cannot_be_is_refused(options, error):
         ({"dtype": 16}, UnsupportedDtype),
     ],
 )
-def test_a_static_config_that_cannot_be_is_refused(options, error):
+def test_an_invalid_static_config_is_refused(options, error):
     with pytest.raises(error):
         StaticCacheConfig(**options)
 
@@ -115,7 +116,29 @@ def test_a_paged_config_makes_the_cache_with_every_field():
     assert make_cache(PagedCacheConfig(num_blocks=9, device="none"), SPEC).device == "none"
 
 
-def test_memory_is_the_budget_and_half_of_what_is_free_without_one(monkeypatch):
+def test_buffers_are_adopted_and_set_the_number_of_blocks_unless_the_config_does():
+    options = {"block_size": 4, "num_blocks": [9]}
+    for config, expected in ((PagedCacheConfig(block_size=4), 9), (PagedCacheConfig(block_size=4, num_blocks=5), 5)):
+        (owned,) = owned_memory(SPEC, "layerwise", **options)
+        cache = make_cache(config, SPEC, buffers=owned)
+        assert cache.num_blocks == (expected,)
+        cache.key(0).numpy()[1] = 2
+        assert np.shares_memory(cache.key(0).numpy(), owned[0])
+    with pytest.raises(UnsupportedOption, match="buffers is given for a static cache"):
+        make_cache(StaticCacheConfig(max_length=8), SPEC, buffers=owned)
+
+
+def test_the_clock_is_that_of_the_paged_cache():
+    asked = []
+    config = PagedCacheConfig(num_blocks=9, eviction_policy="priority")
+    cache = make_cache(config, SPEC, clock=lambda: asked.append(1) or 0.0)
+    cache.add_sequence(range(4))
+    assert asked
+    with pytest.raises(UnsupportedOption, match="clock is given for a static cache"):
+        make_cache(StaticCacheConfig(max_length=8), SPEC, clock=lambda: 0.0)
+
+
+def test_memory_is_the_budget_and_half_of_the_free_memory_by_default(monkeypatch):
     assert make_cache(PagedCacheConfig(memory=2**20), SPEC, num_layers=2).num_blocks == (2**20 // (2 * 16 * 128),)
     monkeypatch.setattr("pagecore.storage.memory.free_memory", lambda device: 2**20)
     assert make_cache(PagedCacheConfig(), SPEC).num_blocks == (2**19 // (16 * 128),)
@@ -123,13 +146,13 @@ def test_memory_is_the_budget_and_half_of_what_is_free_without_one(monkeypatch):
         make_cache(PagedCacheConfig(memory=100), SPEC)
 
 
-def test_the_models_longest_bounds_what_the_config_says():
+def test_the_models_maximum_length_limits_that_of_the_config():
     for configured, expected in ((None, 64), (0, 64), (32, 32), (100, 64)):
         config = PagedCacheConfig(num_blocks=17, max_tokens_per_sequence=configured)
         assert make_cache(config, SPEC, model_max_length=64).max_tokens_per_sequence == expected
         assert make_cache(StaticCacheConfig(1, configured), SPEC, model_max_length=64).max_length == expected
     assert make_cache(PagedCacheConfig(num_blocks=17), SPEC).max_tokens_per_sequence == 256
-    with pytest.raises(ShapeError, match="give one of the two"):
+    with pytest.raises(ShapeError, match="give one of them"):
         make_cache(StaticCacheConfig(), SPEC)
 
 
@@ -141,7 +164,7 @@ def test_a_static_config_makes_the_cache_with_every_field():
 
 
 class Bytes:
-    """A spec of the user's own, which can be stored as any dtype."""
+    """A user-defined spec that can be stored as any dtype."""
 
     window = None
 
@@ -186,7 +209,7 @@ def test_dtype_auto_takes_the_models_and_any_other_replaces_it(kind):
     assert make_cache(kind(), Fixed()).key(0).dtype == "float32"
     with pytest.raises(UnsupportedOption, match="Fixed has no method with_dtype"):
         make_cache(kind(dtype="float16"), Fixed())
-    with pytest.raises(UnsupportedOption, match="with_dtype of Wrong gave None"):
+    with pytest.raises(UnsupportedOption, match="with_dtype of Wrong returned None"):
         make_cache(kind(dtype="float16"), [Wrong()])
     with pytest.raises(UnsupportedDtype, match="int8"):
         make_cache(kind(dtype="int8"), SPEC)
@@ -194,7 +217,7 @@ def test_dtype_auto_takes_the_models_and_any_other_replaces_it(kind):
 
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
 @pytest.mark.parametrize("layers", [None, 5, "llama", [None], [Alias(0)], Alias(0)])
-def test_layers_that_cannot_be_are_refused_whatever_the_dtype(layers, dtype):
+def test_invalid_layers_are_refused_with_every_dtype(layers, dtype):
     for config in (paged(dtype=dtype), static(dtype=dtype)):
         with pytest.raises((UnsupportedOption, ShapeError)):
             make_cache(config, layers)

@@ -1,4 +1,4 @@
-"""A failed allocation at any point of any operation: MemoryError, and it was done, or nothing was."""
+"""A failed allocation at any point of any operation: MemoryError, and the operation is done or undone."""
 
 import json
 from functools import cache
@@ -13,13 +13,13 @@ from tests.faults import HUNG, PythonAllocations, Run, is_full, with_failing_mal
 pytestmark = pytest.mark.slow
 
 POINTS = 1_000_000 if is_full() else 14
-# A process that ends within a call is started anew after that point; from some number on, with the next operation.
+# If the process crashes within a call, a new one starts after that point; after several crashes, at the next operation.
 MOST_CRASHES = 20 if is_full() else 1
 
 
 @cache
 def tallies(kind, folder):
-    """The tally of each operation; a point at which the process ends counts as half done."""
+    """Return the tally of each operation; a point at which the process crashes counts as half done."""
     found = {name: Tally() for name in OPERATIONS}
     waiting = [(cell, 1) for name in OPERATIONS for cell in cells_of(name, few=1)]
     crashes = dict.fromkeys(OPERATIONS, 0)
@@ -38,7 +38,7 @@ def tallies(kind, folder):
 
 
 def run_cells(kind, folder, waiting, found):
-    """Run cells in one process, as far as it goes; returns how many it ended, the last point, and the process."""
+    """Run cells in one process until it ends; return the number of finished cells, the last point and the process."""
     lines = [[kind, cell.operation, cell.configuration, cell.situation, first] for cell, first in waiting]
     ran = with_failing_malloc(
         folder,
@@ -61,15 +61,15 @@ def run_cells(kind, folder, waiting, found):
     return done, point, ran
 
 
-# Operations that may run without a single allocation.
+# Operations that may run without any allocation.
 ALLOCATE_NOTHING = {"abandon", "clear_prefix_cache", "commit_after_a_removal"}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failed_allocation_leaves_an_operation_done_or_not_done(kind, name, tmp_path_factory):
+def test_a_failed_allocation_leaves_an_operation_done_or_undone(kind, name, tmp_path_factory):
     if kind != "native":
-        PythonAllocations()  # a machine without them skips
+        PythonAllocations()  # skipped on a machine without them
     tally = tallies(kind, tmp_path_factory.getbasetemp())[name]
     print(f"\n{tally.report(name)}")
     assert tally.points or name in ALLOCATE_NOTHING

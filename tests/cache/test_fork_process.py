@@ -1,4 +1,4 @@
-"""os.fork() while another thread is in a call of a cache: the child finds the lock free and the cache whole."""
+"""os.fork() while another thread is in a call of a cache: the lock is free in the child, and the cache intact."""
 
 import os
 import threading
@@ -13,12 +13,12 @@ pytestmark = [
     pytest.mark.serial,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # of JAX, where another test has imported it
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # a warning of JAX, if another test has imported it
 ]
 
 
 def child_ends_well(cache):
-    """Fork; the child counts, adds and removes. Return False where it fails, or hangs for 20 seconds."""
+    """Fork; the child counts, adds and removes. Return False if it fails, or hangs for 20 seconds."""
     pid = os.fork()
     if pid == 0:
         status = 1

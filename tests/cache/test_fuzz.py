@@ -1,4 +1,4 @@
-"""Foreign arguments of every public method: each is a typed error or served, and nothing breaks."""
+"""Foreign arguments of every public method: each call succeeds or raises a typed error, and breaks nothing."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ CALLS = 40_000 if is_full() else 1_500
 
 
 def fuzz(target, seed, count, timeout):
-    """Findings of a process of its own: [method, foreign arguments, exception, message]."""
+    """Return the findings of a separate process: [method, foreign arguments, exception, message]."""
     command = [sys.executable, "-m", "tests.cache.fuzz", target, str(seed), str(count)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, check=False)
     lines = ran.stdout.decode(errors="backslashreplace").splitlines()

@@ -1,8 +1,8 @@
-"""Threads in calls of one cache at once: what is stored and attended is each sequence's own, under any interleaving.
+"""Concurrent calls of one cache: under any interleaving each sequence stores and attends to its own values.
 
-Long calls run in one thread while another changes the cache; the other waits for bytes that the long call has written,
-so that it comes in the middle of it. `remove`, `commit` and `abandon` wait for the calls of `write` and `attend` with
-the batch that other threads are in; called by the thread that is in such a call, they do not.
+A long call runs in one thread while another thread changes the cache. The other thread waits for bytes that the long
+call has written, and so runs in the middle of it. `remove`, `commit` and `abandon` wait until other threads have left
+`write` and `attend` with the batch; a thread that is itself in such a call gets an error.
 """
 
 import threading
@@ -21,12 +21,12 @@ SPEC = AttentionSpec(HEADS, DIM, dtype="float32", num_query_heads=HEADS)
 SMALL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 SMALL_WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=7)
 ROUNDS = 5
-LIMIT = 60.0  # seconds after which threads that have not ended wait for each other
+LIMIT = 60.0  # seconds after which threads count as deadlocked
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """A call that runs in its own thread alone, with the others left to the calls of other threads."""
+    """Let calls run single-threaded in their own thread, so that threads of the pool are free for other calls."""
     before = num_threads()
     set_num_threads(1)
     yield
@@ -34,7 +34,7 @@ def one_thread():
 
 
 def start(call):
-    """Run a call in a thread; returns a function that waits for its end and returns its result."""
+    """Run a call in a thread; return a function that waits for its end and returns its result."""
     results, errors = [], []
 
     def run():
@@ -57,7 +57,7 @@ def start(call):
 
 
 def together(*calls):
-    """Run calls at once, each in a thread, from a common start on; returns their results."""
+    """Run calls concurrently, each in a thread, from a common start; return their results."""
     barrier = threading.Barrier(len(calls))
 
     def after_start(call):
@@ -94,7 +94,7 @@ def make_long(tokens=LONG, **options):
 
 
 def wrong_tokens(cache, sequence, tokens, number):
-    """Tokens of a sequence with a key or value that is not this number."""
+    """Return the tokens of a sequence with a key or value other than this number."""
     blocks = blocks_of(cache, sequence, tokens)
     sides = [side.numpy()[blocks].reshape(-1, HEADS * DIM)[:tokens] for side in (cache.key(0), cache.value(0))]
     return int(sum((side != number).any(axis=1).sum() for side in sides))
@@ -171,7 +171,7 @@ def test_an_interleaved_removal_leaves_the_rest_of_the_step_written():
 
 @pytest.mark.parametrize("end", ENDS)
 def test_attention_reads_what_its_step_holds_under_an_interleaved_end(end):
-    """Values of a sequence are one number each, and so is every average of them."""
+    """All values of a sequence are one number, so that every weighted average equals it."""
     tokens, rounds = 1024, 6
     found = []
     for _ in range(rounds):
@@ -196,7 +196,7 @@ def test_attention_reads_what_its_step_holds_under_an_interleaved_end(end):
         other, step = prepared(cache, tokens)
         cache.write(0, full(9, tokens), full(9, tokens), step)
         result = join()
-        # After a removal alone what its rows attend to is of no use; the rest of the step is in flight.
+        # After a removal only the output of its rows is meaningless; the rest of the step is in flight.
         rows, numbers = (result[tokens:], {3.0}) if end == "remove" else (result, {1.0, 3.0})
         found.append(sorted(set(np.unique(np.round(rows, 4)).tolist()) - numbers)[:3])
         assert wrong_tokens(cache, other, tokens, 9) == 0
@@ -207,7 +207,7 @@ def test_attention_reads_what_its_step_holds_under_an_interleaved_end(end):
 
 
 class Reentrant:
-    """An array that calls back when it is looked at."""
+    """An array that calls back when it is read."""
 
     def __init__(self, array, call):
         self._array, self._call = array, call
@@ -233,7 +233,7 @@ def test_the_end_of_a_step_within_its_own_calls_is_refused_and_not_interleaved_w
     refused = []
 
     def end_it():
-        with pytest.raises(InvalidSequence, match="not within them"):
+        with pytest.raises(InvalidSequence, match="within write or attend"):
             ENDS[end](cache, sequence, batch)
         refused.append(end)
 
@@ -257,7 +257,7 @@ def test_the_end_of_a_step_within_its_own_calls_is_refused_and_not_interleaved_w
 
 
 def tokens_of(seed, length):
-    """Ids, and the key, value and query of each token in each of two layers."""
+    """Return ids, and the key, value and query of each token in each of two layers."""
     random = np.random.default_rng(seed)
     arrays = {
         name: random.normal(size=(2, length, heads, 8)).astype(np.float32)
@@ -272,12 +272,12 @@ def expected(arrays, layer, start_at, end, window):
 
 
 def engine(cache, seed, steps=30):
-    """Steps of sequences of one thread's own, each checked against float64; returns how many were checked."""
+    """Run steps of sequences of one thread, each checked against float64; return the number of checks."""
     random, mine, checked = np.random.default_rng(seed), [], 0
     batch = cache.make_batch(3, 48)
     for turn in range(steps):
         if len(mine) < 3:
-            ids, arrays = tokens_of(turn % 4, 40)  # the same of every engine: they reuse each other's prefixes
+            ids, arrays = tokens_of(turn % 4, 40)  # equal in every engine: they reuse each other's prefixes
             mine.append((cache.add_sequence(ids[:17], f"{seed} {turn}"), ids, arrays))
         counts = [int(random.integers(1, 10)) for _ in mine]
         ends = [one.num_computed_tokens + n for (one, _, _), n in zip(mine, counts, strict=True)]
@@ -335,7 +335,7 @@ def test_engines_of_one_cache_interleave_and_compute_what_float64_does(prefix_ca
     stop = threading.Event()
 
     def watch():
-        """Every count is of one moment."""
+        """Assert that all counts belong to one moment."""
         seen = 0
         while not stop.is_set():
             stats, group = cache.stats(), cache.block_map(1)

@@ -1,4 +1,4 @@
-"""An interrupt at any point of any operation: it was done, or nothing was."""
+"""An interrupt at any point of any operation: the operation is done or undone."""
 
 import time
 
@@ -17,7 +17,7 @@ POINTS = 30
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small arrays need no more, and a pool of threads makes short calls slow on a busy machine."""
+    """Use one thread: the arrays are small, and a thread pool makes short calls slow on a busy machine."""
     before = num_threads()
     set_num_threads(1)
     yield
@@ -25,7 +25,7 @@ def one_thread():
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_interrupted_at_any_line_is_done_or_not_done(name):
+def test_an_operation_interrupted_at_any_line_is_done_or_undone(name):
     tally = Tally()
     for cell in cells_of(name):
         states = outcome(cell)
@@ -38,7 +38,7 @@ def test_an_operation_interrupted_at_any_line_is_done_or_not_done(name):
 
 @pytest.mark.skipif(not is_full(), reason="needs PAGECORE_FAULTS=full")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_interrupted_at_any_bytecode_is_done_or_not_done(name):
+def test_an_operation_interrupted_at_any_bytecode_is_done_or_undone(name):
     tally = Tally()
     for cell in cells_of(name)[::20]:
         states = outcome(cell)
@@ -49,7 +49,7 @@ def test_an_operation_interrupted_at_any_bytecode_is_done_or_not_done(name):
 
 
 @pytest.mark.serial
-def test_an_interrupt_by_a_signal_at_a_random_moment_leaves_an_operation_done_or_not_done():
+def test_a_signal_at_a_random_moment_leaves_an_operation_done_or_undone():
     tally, random = Tally(), np.random.default_rng(0)
     cells = [cell for name in OPERATIONS for cell in cells_of(name, few=1)]
     end = time.monotonic() + (600 if is_full() else 6)

@@ -17,7 +17,7 @@ ZEROS = np.zeros((8, 2, 8), np.float32)
 
 
 class Failure(Exception):
-    """What a forward pass raises in these tests."""
+    """The error of a forward pass in these tests."""
 
 
 def end_and_fail(end, batch):
@@ -63,7 +63,7 @@ NEXT_CALLS = {
 
 
 @pytest.mark.parametrize("call", NEXT_CALLS)
-def test_a_lost_batch_is_in_the_way_of_no_call(call):
+def test_a_lost_batch_blocks_no_call(call):
     cache = make(num_blocks=4, max_tokens_per_sequence=12)
     sequence = cache.add_sequence(ALIKE[:9])
     cache.prepare([sequence], 9)  # takes every block of the cache
@@ -160,7 +160,7 @@ def test_views_of_a_lost_batch_stay_readable():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("error", [Failure, KeyboardInterrupt, SystemExit])
-def test_no_batch_is_lost_when_an_exception_ends_its_context(error, device):
+def test_an_exception_in_the_context_of_a_batch_abandons_it(error, device):
     cache = make(device=device)
     sequence = cache.add_sequence(ALIKE[:9])
     batch = cache.prepare([sequence], 9)
@@ -184,7 +184,7 @@ def test_the_normal_end_of_a_context_leaves_the_step_in_flight_and_no_lost_batch
 
 
 @pytest.mark.parametrize("end", ["commit", "abandon"])
-def test_an_exception_after_the_end_of_a_step_is_no_lost_batch(end):
+def test_an_exception_after_the_end_of_a_step_abandons_nothing(end):
     cache = make()
     sequence = cache.add_sequence(ALIKE[:9])
     batch = cache.prepare([sequence], 9)
@@ -194,7 +194,7 @@ def test_an_exception_after_the_end_of_a_step_is_no_lost_batch(end):
     cache.check_invariants()
 
 
-def test_a_context_gives_the_batch_whose_step_a_lost_batch_would_leave():
+def test_a_context_returns_its_batch():
     cache = make()
     batch = cache.make_batch(2, 16)
     for count in (9, 1):
@@ -250,7 +250,7 @@ def test_an_abandon_within_a_write_ends_no_step_and_leaves_no_lost_batch():
     refused = []
 
     def store(*_):
-        with pytest.raises(InvalidSequence, match="after write and attend, not within them"):
+        with pytest.raises(InvalidSequence, match="within write or attend"):
             cache.abandon([first, second])
         refused.append((other.in_flight, batch.in_flight))
 
@@ -314,7 +314,7 @@ def test_a_stale_batch_serves_again_after_its_next_prepare():
     assert sequence.num_computed_tokens == 8
 
 
-def test_a_cache_without_bytes_says_so_while_a_batch_is_not_stale():
+def test_a_cache_without_bytes_is_named_while_a_batch_is_in_flight():
     cache = make(device="none")
     batch = cache.prepare([cache.add_sequence(range(8))], 8)
     with pytest.raises(DeviceError):

@@ -1,4 +1,4 @@
-"""PagedKVCache: what a step fills, what attention gives, what the cache counts."""
+"""PagedKVCache: the arrays of a step, the results of attention, and the statistics."""
 
 import threading
 
@@ -111,7 +111,7 @@ def test_a_window_beyond_every_length_keeps_every_block(window):
     assert cache.stats().num_used_blocks == 3
 
 
-def test_a_cache_without_bytes_does_all_but_hold_key_and_value():
+def test_a_cache_without_bytes_does_everything_except_hold_key_and_value():
     cache = make(device="none")
     sequence = cache.add_sequence(range(9))
     batch = advance(cache, [sequence], 9)
@@ -140,7 +140,7 @@ def test_fragmentation_counts_slots_without_a_token():
     assert cache.stats().utilization == 3 / 16
 
 
-def test_memory_is_shared_out_over_groups():
+def test_memory_is_divided_over_groups():
     cache = PagedKVCache([SPEC, SPEC, WINDOWED], block_size=4, memory=3 * 512 * 10)
     assert cache.num_blocks == (10, 10)
     assert cache.nbytes == 3 * 512 * 10
@@ -156,7 +156,7 @@ def test_layers_of_one_group_may_differ_in_what_only_attention_sees():
 
 
 @pytest.mark.parametrize("device", ["cpu", "none"])
-def test_a_spec_of_the_users_own_needs_planes_and_a_window_only(device):
+def test_a_user_defined_spec_needs_only_planes_and_a_window(device):
     class Scaled:
         window = 6
         planes = (Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32"), Plane("scale", (2,), "float32"))
@@ -172,7 +172,7 @@ def test_a_spec_of_the_users_own_needs_planes_and_a_window_only(device):
     assert cache.stats().num_used_blocks == 3 + 2
 
 
-def test_int32_slots_where_asked_for():
+def test_int32_slots_on_request():
     cache = make(index_dtype="int32")
     sequence = cache.add_sequence(range(5))
     batch = advance(cache, [sequence], 5)

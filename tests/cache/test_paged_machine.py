@@ -1,4 +1,4 @@
-"""A cache driven at random beside a plain model that keeps every key and value of every sequence in a list."""
+"""Random operations on a cache, compared with a plain model that keeps all keys and values in lists."""
 
 import numpy as np
 from hypothesis import settings
@@ -17,7 +17,7 @@ BLOCK = 4
 
 
 class Twin:
-    """What the model knows of one sequence: ids, and key and value of each computed token in each layer."""
+    """Model of one sequence: ids, and key and value of each computed token in each layer."""
 
     def __init__(self, ids):
         self.ids = list(ids)
@@ -69,8 +69,8 @@ class CacheMachine(SequenceMachine):
         assert all(sequence.is_swapped == suffices for sequence in sequences)
 
     def num_blocks(self, sequences, group):
-        """Distinct blocks with computed tokens."""
-        table = self.cache._tables.table(group)
+        """Return the distinct blocks with computed tokens."""
+        table = self.cache._parts.tables.table(group)
         return len(
             {
                 block

@@ -1,4 +1,4 @@
-"""Caches of one rank among several: together they are the cache of the whole model."""
+"""Caches of one rank among several: together they equal the cache of the whole model."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ def ranks_of(size):
     return [TensorParallel(rank, size) for rank in range(size)]
 
 
-# Query heads, key heads, ranks: shared out, one a rank, copied to two, three and four ranks, one head for all.
+# Query heads, key heads, ranks: several per rank, one per rank, replicated on two, three, four ranks and on all.
 SPLITS = [(8, 4, 2), (8, 4, 4), (4, 4, 2), (8, 4, 8), (12, 2, 6), (8, 2, 8), (6, 1, 3)]
 
 
 def model(query_heads, kv_heads):
-    """Full, windowed with another scale, sinks and softcap, and a layer that shares the first one's storage."""
+    """Return specs: full, windowed with another scale, with sinks and softcap, and an alias of the first."""
     common = {"num_kv_heads": kv_heads, "head_dim": 8, "dtype": "float32", "num_query_heads": query_heads}
     sinks = np.linspace(-1.0, 2.0, query_heads)
     return [
@@ -31,7 +31,7 @@ def model(query_heads, kv_heads):
 
 
 def run(specs, parallel, keys, values, queries, counts):
-    """Prefill in chunks with one rank's slices of the model's heads; the attention of every step and layer."""
+    """Prefill in chunks with a rank's slices of the model's heads; return the attention of every step and layer."""
     cache = PagedKVCache(specs, block_size=4, num_blocks=40, max_sequences=2, parallel=parallel)
     sequences = [cache.add_sequence(range(11)), cache.add_sequence(range(11))]
     heads = parallel.heads(keys[0].shape[1])
@@ -51,7 +51,7 @@ def run(specs, parallel, keys, values, queries, counts):
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "size"), SPLITS)
-def test_attention_of_all_ranks_side_by_side_is_that_of_the_whole_model(query_heads, kv_heads, size):
+def test_attention_of_all_ranks_concatenated_is_that_of_the_whole_model(query_heads, kv_heads, size):
     specs = model(query_heads, kv_heads)
     keys = [normal(22, kv_heads, 8, seed=layer) for layer in range(3)]
     values = [normal(22, kv_heads, dim, seed=9 + layer) for layer, dim in enumerate((8, 8, 16))]
@@ -126,7 +126,7 @@ def test_pools_hold_and_count_the_ranks_heads_only(size, held):
     assert cache.key(3).pointer == cache.key(1).pointer
 
 
-def test_layers_that_one_rank_holds_alike_form_one_group():
+def test_layers_with_equal_parts_on_a_rank_form_one_group():
     specs = [AttentionSpec(heads, 8, dtype="float32") for heads in (1, 2)]
     assert PagedKVCache(specs, num_blocks=9).num_groups == 2
     assert PagedKVCache(specs, num_blocks=9, parallel=TensorParallel(1, 2)).num_groups == 1
@@ -157,7 +157,7 @@ def test_copy_on_write_and_forks_work_on_a_rank():
 
 
 class Unshared:
-    """A spec of the user's own without a method shard."""
+    """A user-defined spec without a method shard."""
 
     window = None
     planes = (Plane("key", (1, 16), "float32"), Plane("value", (1, 16), "float32"))
@@ -172,7 +172,7 @@ def static(layers, parallel):
 
 
 @pytest.mark.parametrize("make", [paged, static])
-def test_what_ranks_cannot_share_is_refused_before_anything_is_made(make):
+def test_heads_that_ranks_cannot_split_are_refused_before_anything_is_made(make):
     two = TensorParallel(0, 2)
     assert make(Unshared(), TensorParallel()).num_layers == 1
     for layers, parallel, error, says in (

@@ -1,4 +1,4 @@
-"""What a cache keeps of its sequences, what others reuse of it, and what it gives up when blocks are short."""
+"""The prefix cache: the blocks that it keeps, the prefixes that sequences reuse, and eviction."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_a_reused_block_is_the_same_block_and_is_not_written_again():
     cache.check_invariants()
 
 
-def test_what_is_kept_outlives_its_sequence_and_comes_before_a_refusal():
+def test_cached_blocks_outlive_their_sequence_and_are_evicted_before_a_refusal():
     cache = make(num_blocks=6, max_tokens_per_sequence=64)
     kept(cache, ALIKE[:12])
     stats = cache.stats()
@@ -49,8 +49,8 @@ def test_what_is_kept_outlives_its_sequence_and_comes_before_a_refusal():
     other = computed(cache, range(50, 66))
     assert cache.stats().num_evicted_blocks == 2
     assert cache.num_available == 1
-    assert cache.match_length(ALIKE) == 4  # the tail went first
-    with pytest.raises(OutOfBlocks, match="2 blocks are needed and 1 can be had") as short:
+    assert cache.match_length(ALIKE) == 4  # the tail was evicted first
+    with pytest.raises(OutOfBlocks, match="2 blocks are needed and 1 are available") as short:
         cache.prepare([other], 5)
     assert (short.value.requested, short.value.available) == (2, 1)
     assert cache.match_length(ALIKE) == 4
@@ -150,25 +150,25 @@ def test_spans_key_only_the_blocks_that_they_overlap():
     cache.check_invariants()
 
 
-def test_a_window_is_reused_where_its_last_blocks_are_there():
+def test_a_window_is_reused_where_its_last_blocks_are_cached():
     cache = make([SPEC, WINDOWED], num_blocks=[17, 9], device="none", max_tokens_per_sequence=64)
     kept(cache, ALIKE[:24])
     assert cache.match_length(ALIKE) == 24
     sequence = cache.add_sequence(ALIKE)
     assert sequence.num_cached_tokens == 24
-    # A window of 6 sees 5 tokens before the next: the last two blocks of the 6.
+    # A window of 6 sees the 5 tokens before the next: the last two of the 6 blocks.
     assert np.count_nonzero(cache.block_table(1).numpy()[sequence.row]) == 2
     assert np.count_nonzero(cache.block_table(0).numpy()[sequence.row]) == 6
     cache.check_invariants()
 
 
-def test_a_window_that_went_makes_the_prefix_shorter_and_its_return_longer():
+def test_an_evicted_window_shortens_the_prefix_and_a_recomputed_one_extends_it():
     cache = make([SPEC, WINDOWED], num_blocks=[40, 9], device="none", max_tokens_per_sequence=64)
     kept(cache, ALIKE[:24])
     kept(cache, range(100, 132))
-    # All eight blocks of the window's group went, while the full ones stay.
+    # All eight blocks of the window's group were evicted; those of the full group stay.
     assert cache.match_length(ALIKE) < 24
-    assert cache._prefix.tree.match(ALIKE).num_full_tokens == 24
+    assert cache._parts.prefix.tree.match(ALIKE).num_full_tokens == 24
     kept(cache, ALIKE[:24])
     assert cache.match_length(ALIKE) == 24
     cache.check_invariants()
@@ -187,7 +187,7 @@ def test_layers_that_all_have_windows_reuse_prefixes_too():
     cache.check_invariants()
     cache.clear_prefix_cache()
     assert cache.stats().num_free_blocks == 16
-    assert cache._prefix.tree.num_nodes == 0
+    assert cache._parts.prefix.tree.num_nodes == 0
 
 
 def test_a_config_makes_a_cache_with_its_policy():
@@ -199,8 +199,8 @@ def test_a_config_makes_a_cache_with_its_policy():
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_every_prefix_that_was_computed_and_not_given_up_is_found(block_size, seed):
-    """Against a dictionary of block prefixes: chats that grow and branch, in a pool that holds them all."""
+def test_every_computed_and_unevicted_prefix_is_found(block_size, seed):
+    """Compare with a dictionary of block prefixes: chats that grow and branch, in a pool that holds them all."""
     random = np.random.default_rng(seed)
     cache = PagedKVCache(
         AttentionSpec(1, 8), block_size=block_size, num_blocks=20_000 // block_size, device="none", max_sequences=4
@@ -222,7 +222,7 @@ def test_every_prefix_that_was_computed_and_not_given_up_is_found(block_size, se
     cache.check_invariants()
 
 
-def test_a_window_needs_no_more_than_the_next_token_sees():
+def test_a_window_needs_only_the_blocks_that_the_next_token_sees():
     cache = make([SPEC, AttentionSpec(2, 8, dtype="float32", window=5)], num_blocks=[40, 9], device="none")
     kept(cache, ALIKE[:16])
     kept(cache, range(100, 128))  # takes all but the last of four blocks of the window's group
@@ -232,7 +232,7 @@ def test_a_window_needs_no_more_than_the_next_token_sees():
     assert cache.match_length(ALIKE[:17]) == 0
 
 
-def test_spans_do_not_change_with_what_the_caller_gave():
+def test_spans_do_not_change_with_the_callers_list():
     digest = bytearray(b"cat")
     span = [0, 4, digest]
     cache = make()

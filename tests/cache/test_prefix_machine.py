@@ -1,6 +1,6 @@
-"""A cache that reuses prefixes, driven at random: what every sequence attends to is what its own tokens say.
+"""Random operations on a cache with prefix reuse: every sequence attends to the values of its own tokens.
 
-Key and value of a token are made from all ids before it, so that a block reused for another prefix shows at once.
+Key and value of a token are computed from all ids before it, so that reusing a block for another prefix is detected.
 """
 
 import zlib
@@ -35,7 +35,7 @@ def made(what, size):
 
 
 class Twin:
-    """One sequence: the ids that it will have, how many the cache knows, and how many are computed."""
+    """Model of one sequence: its future ids, and the numbers of known and computed tokens."""
 
     def __init__(self, namespace, ids):
         self.namespace, self.ids = namespace, list(ids)
@@ -54,19 +54,19 @@ class Twin:
         return twin
 
     def accept(self, count, kept):
-        """A step of `count` tokens ended; rejected tokens and all after them are forgotten."""
+        """Record the end of a step of `count` tokens; rejected tokens and all after them are forgotten."""
         self.computed += kept
         if kept < count:
             self.known = min(self.known, self.computed)
 
     def planned(self, length):
-        """Its first ids, as many as that; those past what was given follow from those before."""
+        """Return the first `count` ids; ids past the given ones follow from those before."""
         while len(self.ids) < length:
             self.ids.append(zlib.crc32(repr(self.ids).encode()) % 2)
         return self.ids[:length]
 
     def stored(self, layer, spec, start, end):
-        """Key and value [tokens, heads, dim] of the tokens from start to end."""
+        """Return key and value [tokens, heads, dim] of the tokens [start, end)."""
         ids = self.planned(end)
         rows = [(self.namespace, layer, tuple(ids[: i + 1])) for i in range(start, end)]
         return tuple(
@@ -151,7 +151,7 @@ class PrefixMachine(SequenceMachine):
                 first += n
 
     def learn(self, sequences, counts):
-        """Ids of tokens that are computed, or about to be."""
+        """Return the ids of tokens that are computed or in flight."""
         missing = []
         for sequence, count in zip(sequences, counts, strict=True):
             twin = self.twins[sequence]
@@ -185,7 +185,7 @@ class PrefixMachine(SequenceMachine):
     @precondition(lambda self: not self.is_full())
     @rule()
     def fill(self):
-        """All that is said to be available can be had."""
+        """Assert that every block counted as available can be taken."""
         available = self.cache.num_available
         taker = self.cache.add_sequence([], id="taker")
         assert self.cache.try_prepare([taker], BLOCK * (available + 1)) is None
@@ -204,9 +204,9 @@ class PrefixMachine(SequenceMachine):
         stats = self.cache.stats()
         assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
         rows = [sequence.row for sequence in self.resident()]
-        used = [len(np.unique(self.cache._tables.table(g)[rows])) for g in range(self.cache.num_groups)]
-        holes = [(self.cache._tables.table(g)[rows] == 0).any() for g in range(self.cache.num_groups)]
-        # Whatever no row uses can be had, as in a cache that keeps nothing.
+        used = [len(np.unique(self.cache._parts.tables.table(g)[rows])) for g in range(self.cache.num_groups)]
+        holes = [(self.cache._parts.tables.table(g)[rows] == 0).any() for g in range(self.cache.num_groups)]
+        # Every block that no row uses is available, as in a cache without a prefix cache.
         left = [n - 1 - (u - hole) for n, u, hole in zip(self.cache.num_blocks, used, holes, strict=True)]
         assert self.cache.num_available == min(left)
         for sequence, twin in self.twins.items():

@@ -1,4 +1,4 @@
-"""Which cached blocks go first, and what a sequence says about its own."""
+"""Eviction policies: the order of eviction, and the priorities and ranks of sequences."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_a_priority_is_a_number_from_0_to_100(priority):
 
 
 @pytest.mark.parametrize(("policy", "left"), [("lru", [1, 3]), ("mru", [2, 3]), ("fifo", [2, 3]), ("lfu", [1, 3])])
-def test_the_policy_says_what_goes_first(policy, left):
+def test_the_policy_decides_the_order_of_eviction(policy, left):
     cache = make(num_blocks=7, eviction_policy=policy, device="none")
     for first in (100, 200, 300):
         kept(cache, range(first, first + 8))
@@ -32,7 +32,7 @@ def test_the_policy_says_what_goes_first(policy, left):
     assert found == left
 
 
-def test_a_priority_keeps_until_its_time_is_over():
+def test_a_priority_holds_until_its_time_is_over():
     now = [0.0]
     cache = make(num_blocks=5, eviction_policy="priority", clock=lambda: now[0], device="none")
     kept(cache, range(100, 108), priority=90, time_to_live=10)
@@ -78,7 +78,7 @@ def test_a_rank_or_time_that_is_not_finite_is_refused_before_anything_changes(nu
 
 
 @pytest.mark.parametrize("time", [float("nan"), "late", 10**400, RuntimeError("stopped")])
-def test_a_clock_that_fails_leaves_everything_as_it_was(time):
+def test_a_clock_that_fails_changes_nothing(time):
     answers = [0.0]
 
     def clock():
@@ -117,7 +117,7 @@ def test_a_clock_is_a_function():
         make(clock=5)
 
 
-def test_what_goes_on_from_a_worthy_prefix_is_worth_what_its_own_sequence_says():
+def test_blocks_after_a_high_priority_prefix_have_the_priority_of_their_own_sequence():
     cache = make(num_blocks=7, block_size=4, eviction_policy="priority", device="none")
     kept(cache, ALIKE[:8], priority=90)
     kept(cache, ALIKE[:12])

@@ -1,4 +1,4 @@
-"""What a cache that reuses prefixes refuses, and that nothing has changed then."""
+"""Invalid options of the prefix cache are refused and change nothing."""
 
 import pytest
 
@@ -26,7 +26,7 @@ from tests.cache.prefixes import ALIKE, computed, kept
         ({"time_to_live": 5}, UnsupportedOption, "time_to_live"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_changes(options, error, match):
+def test_invalid_options_are_refused_and_change_nothing(options, error, match):
     cache = make()
     kept(cache, ALIKE[:12])
     before = cache.stats()
@@ -37,7 +37,7 @@ def test_what_cannot_be_is_refused_and_nothing_changes(options, error, match):
     cache.add_sequence(ALIKE, id="new")
 
 
-def test_a_row_that_is_not_there_is_refused_before_anything_counts_as_used():
+def test_missing_rows_are_refused_before_anything_counts_as_used():
     cache = make(max_sequences=1)
     computed(cache, ALIKE[:9])
     before = cache.stats()
@@ -49,7 +49,7 @@ def test_a_row_that_is_not_there_is_refused_before_anything_counts_as_used():
 
 @pytest.mark.parametrize("spans", [5, [5], [(0, 4)], [(0, 4, None)], [(4, 0, 1)]])
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_spans_that_are_none_are_refused_with_and_without_a_prefix_cache(spans, prefix_cache):
+def test_invalid_spans_are_refused_with_and_without_a_prefix_cache(spans, prefix_cache):
     cache = make(prefix_cache=prefix_cache)
     for call in (cache.add_sequence, cache.match_length):
         with pytest.raises((ShapeError, UnsupportedDtype), match="span"):

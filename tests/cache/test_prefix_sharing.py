@@ -1,4 +1,4 @@
-"""Blocks that rows and the prefix cache share: duplicates, cuts, forks and what comes back from a swap space."""
+"""Blocks that rows and the prefix cache share: duplicates, truncated blocks, forks and swapped blocks."""
 
 import pytest
 
@@ -22,18 +22,18 @@ def test_a_duplicate_stays_with_its_sequence_and_costs_no_more_than_without():
     assert not set(rows[0]) & set(rows[1])
     cache.append_tokens([twins[1]], [ALIKE[12:20]])
     fill(cache, [twins[1]], 8)
-    assert cache.match_length(ALIKE) == 20  # its own continuation is found all the same
+    assert cache.match_length(ALIKE) == 20  # its own continuation is still found
     assert cache.num_available == 16 - 8
     cache.remove(twins[0])
     assert cache.num_available == 16 - 5
     taker = cache.add_sequence([])
     assert cache.try_prepare([taker], 4 * 11) is not None
     assert cache.block_table().numpy()[twins[1].row, :3].tolist() == rows[1]
-    assert cache.match_length(ALIKE) == 20  # by the blocks of the one that goes on
+    assert cache.match_length(ALIKE) == 20  # replaced by the blocks of the sequence that continues
     cache.check_invariants()
 
 
-def test_a_sequence_cut_inside_a_kept_block_writes_into_a_copy():
+def test_a_sequence_truncated_inside_a_cached_block_writes_to_a_copy():
     cache = make()
     sequence = computed(cache, ALIKE[:12])
     before = content(cache, sequence)
@@ -47,7 +47,7 @@ def test_a_sequence_cut_inside_a_kept_block_writes_into_a_copy():
     assert cache.match_length([*ALIKE[:6], 98, 99, 0]) == 8
 
 
-def test_a_sequence_that_fills_the_cache_can_be_cut_and_go_on():
+def test_a_sequence_that_fills_the_cache_can_be_truncated_and_continue():
     cache = make(num_blocks=4, max_tokens_per_sequence=64)
     sequence = computed(cache, ALIKE[:12])
     cache.truncate(sequence, 10)
@@ -62,7 +62,7 @@ def test_a_sequence_that_fills_the_cache_can_be_cut_and_go_on():
     cache.check_invariants()
 
 
-def test_a_block_that_is_written_into_is_replaced_in_the_tree_by_a_copy_of_the_same():
+def test_a_truncated_block_is_replaced_in_the_tree_by_a_duplicate_before_it_is_written():
     cache = make(num_blocks=9, max_sequences=5)
     first, double = (cache.add_sequence(ALIKE[:8]) for _ in range(2))
     fill(cache, [first, double], 8)
@@ -75,7 +75,7 @@ def test_a_block_that_is_written_into_is_replaced_in_the_tree_by_a_copy_of_the_s
     assert cache.num_available == 0
     assert cache.shortage([child], 2) == 0
     cache.append_tokens([child], [[98, 99]])
-    fill(cache, [child], 2)  # in place: the tree goes on with the block that `double` has
+    fill(cache, [child], 2)  # in place: the tree now holds the block of `double`
     assert cache.match_length(ALIKE) == 8
     again = cache.add_sequence(ALIKE[:9])
     assert [plane[1] for plane in content(cache, again)] == [plane[1] for plane in content(cache, double)]
@@ -94,21 +94,21 @@ def test_a_fork_holds_what_its_parent_published():
     assert cache.stats().num_evictable_blocks == 3
 
 
-def test_what_two_rows_share_and_only_one_can_name_is_not_published():
+def test_blocks_of_two_rows_with_ids_known_to_one_are_not_published():
     cache = make()
     parent = cache.add_sequence(ALIKE[:4])
     advance(cache, [parent], 8)
     child = cache.fork(parent)
     cache.append_tokens([parent], [ALIKE[4:9]])
     advance(cache, [parent], 1)
-    assert cache.match_length(ALIKE) == 4  # the child may yet say otherwise of the second block
+    assert cache.match_length(ALIKE) == 4  # the child may still fill the second block with other ids
     cache.remove(child)
     cache.remove(parent)
     assert cache.match_length(ALIKE) == 8
     assert cache.num_available == 16
 
 
-def test_what_comes_back_from_a_swap_space_is_kept_once():
+def test_blocks_that_are_swapped_in_are_cached_once():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     sequence = computed(cache, ALIKE[:12])
@@ -136,7 +136,7 @@ def test_swapping_in_evicts_before_it_refuses():
     cache.check_invariants()
 
 
-def test_what_a_cut_sequence_has_copied_is_not_held_any_longer():
+def test_a_truncated_block_that_was_copied_is_no_longer_held():
     cache = make()
     sequence = computed(cache, ALIKE[:12])
     cache.truncate(sequence, 6)
@@ -161,7 +161,7 @@ def test_the_fork_of_a_duplicate_is_a_duplicate():
     cache.check_invariants()
 
 
-def test_beams_share_what_they_learned_late():
+def test_beams_share_blocks_whose_ids_came_late():
     cache = make()
     beams = [cache.add_sequence(ALIKE[:4]) for _ in range(2)]
     advance(cache, beams, [8, 4])
@@ -176,7 +176,7 @@ def test_beams_share_what_they_learned_late():
     assert cache.num_available == 16 - used_by_rows(cache, [beams[1]])
 
 
-def test_those_that_share_blocks_and_come_back_together_publish_them_again():
+def test_sequences_that_share_blocks_and_are_swapped_in_together_publish_them_again():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     parent = computed(cache, ALIKE[:12])
@@ -191,7 +191,7 @@ def test_those_that_share_blocks_and_come_back_together_publish_them_again():
     cache.check_invariants()
 
 
-def test_those_that_come_back_do_not_publish_what_one_of_them_cannot_name():
+def test_swapped_in_sequences_do_not_publish_shared_blocks_with_ids_unknown_to_one():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     parent = cache.add_sequence(ALIKE[:4])
@@ -206,7 +206,7 @@ def test_those_that_come_back_do_not_publish_what_one_of_them_cannot_name():
     cache.check_invariants()
 
 
-def test_what_a_swap_space_has_rounded_serves_nobody_else():
+def test_blocks_that_a_swap_space_has_rounded_are_not_shared():
     cache = make()
     space = SwapSpace(cache, num_blocks=9, dtype="bfloat16")
     sequence = computed(cache, ALIKE[:12])
@@ -228,7 +228,7 @@ def test_what_a_swap_space_has_rounded_serves_nobody_else():
     cache.check_invariants()
 
 
-def test_a_fork_for_which_there_is_no_row_publishes_nothing():
+def test_a_fork_without_a_free_row_publishes_nothing():
     cache = make(max_sequences=1)
     sequence = cache.add_sequence([])
     advance(cache, [sequence], 8)
@@ -238,7 +238,7 @@ def test_a_fork_for_which_there_is_no_row_publishes_nothing():
     assert cache.match_length(ALIKE) == 0
 
 
-def test_copies_that_are_taken_back_count_as_evicted():
+def test_substituted_blocks_count_as_evicted():
     cache = make()
     twins = [cache.add_sequence(ALIKE[:8]) for _ in range(2)]
     fill(cache, twins, 8)
@@ -249,8 +249,8 @@ def test_copies_that_are_taken_back_count_as_evicted():
 
 
 @pytest.mark.parametrize("num_blocks", [[20, 4], [20, 3], [20, 5]])
-def test_shortage_agrees_with_prepare_for_a_cut_block_that_a_windows_receipt_pins(num_blocks):
-    """The receipt of the first sequence holds a block that its window has left and the second one was cut inside."""
+def test_shortage_agrees_with_prepare_for_a_truncated_block_that_a_windows_receipt_pins(num_blocks):
+    """The first sequence's receipt holds a block that its window has left; the second was truncated inside it."""
     spec = AttentionSpec(1, 8, dtype="float32", num_query_heads=1)
     window = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=20)
     cache = PagedKVCache([spec, window], num_blocks=num_blocks, device="none", max_tokens_per_sequence=100)

@@ -1,4 +1,4 @@
-"""What a cache refuses, by name and before anything is changed."""
+"""Invalid arguments of a cache are refused by name before anything is changed."""
 
 from dataclasses import replace
 
@@ -10,11 +10,14 @@ from pagecore import (
     DeviceError,
     InvalidSequence,
     NotEnoughMemory,
+    OutOfBlocks,
     OutOfRows,
     ShapeError,
     UnsupportedDtype,
     UnsupportedOption,
 )
+from pagecore.cache.step import prepare
+from pagecore.index import StepBuffers
 from tests.cache.caches import SPEC, advance, make, normal
 
 
@@ -57,7 +60,7 @@ from tests.cache.caches import SPEC, advance, make, normal
         ({"max_tokens_per_sequence": -(10**5000)}, ShapeError),
     ],
 )
-def test_a_cache_that_cannot_be_is_refused(options, error):
+def test_invalid_options_of_a_cache_are_refused(options, error):
     with pytest.raises(error):
         make(**options)
 
@@ -72,7 +75,7 @@ def test_a_cache_that_cannot_be_is_refused(options, error):
         (5, ShapeError),
     ],
 )
-def test_tokens_that_cannot_be_are_refused(tokens, error):
+def test_invalid_tokens_are_refused(tokens, error):
     cache = make()
     with pytest.raises(error):
         cache.add_sequence(tokens)
@@ -80,7 +83,7 @@ def test_tokens_that_cannot_be_are_refused(tokens, error):
     cache.check_invariants()
 
 
-def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
+def test_an_invalid_step_is_refused_and_changes_nothing():
     cache, other = make(), make()
     first, second, foreign = cache.add_sequence(range(20)), cache.add_sequence(range(20)), other.add_sequence([1])
     gone = cache.add_sequence([1])
@@ -129,9 +132,9 @@ def test_a_step_that_cannot_be_is_refused_and_changes_nothing():
         ([2**70, 1], ShapeError),
         (np.array(["2020"], "M8[D]"), UnsupportedDtype),
     ],
-    ids=lambda value: repr(value).split(" at 0x")[0],
+    ids=lambda value: "object" if type(value) is object else repr(value),
 )
-def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(counts, error):
+def test_invalid_counts_are_refused_before_a_batch_is_made(counts, error):
     cache = make()
     sequences = [cache.add_sequence(range(5)) for _ in range(2)]
     before = cache.stats()
@@ -141,8 +144,48 @@ def test_counts_that_cannot_be_are_refused_before_a_batch_is_made_for_them(count
     assert cache.stats() == before
 
 
+def test_a_wrong_count_allocates_no_arrays(monkeypatch):
+    cache = make(num_blocks=9)
+    sequences = [cache.add_sequence(range(5)) for _ in range(2)]
+    made = []
+    monkeypatch.setattr(prepare, "StepBuffers", lambda *sizes: made.append(sizes) or StepBuffers(*sizes))
+    with pytest.raises(OutOfBlocks):
+        cache.prepare(sequences, [30, 3])
+    with pytest.raises(ShapeError):
+        cache.prepare(sequences, [2**30, 2])
+    with pytest.raises(ShapeError):
+        cache.prepare(sequences, 2**31 - 1)
+    assert cache.try_prepare(sequences, 32) is None
+    assert made == []
+    batch = cache.prepare(sequences, [26, 2])
+    assert (made, batch.max_sequences, batch.max_tokens) == ([(2, 28, 1, "int64")], 2, 28)
+
+
+class Preparing:
+    """A count that prepares the batch into which it is being loaded."""
+
+    def __init__(self, cache, sequence, batch, count):
+        self.prepare = lambda: cache.prepare([sequence, cache.add_sequence(range(9))], [count, 2], out=batch)
+
+    def __index__(self):
+        self.prepare()
+        return 1
+
+
+def test_a_count_that_prepares_the_same_batch_is_refused_and_leaves_that_step_unchanged():
+    cache = make()
+    first, second, third = (cache.add_sequence(range(20)) for _ in range(3))
+    batch = cache.make_batch(2, 12)
+    with pytest.raises(InvalidSequence, match="prepared the same batch"):
+        cache.prepare([first, second], [5, Preparing(cache, third, batch, 7)], out=batch)
+    assert np.asarray(batch.query_lens).tolist() == [7, 2]
+    cache.commit(batch)
+    assert [one.num_computed_tokens for one in (first, second, third)] == [0, 0, 7]
+    cache.check_invariants()
+
+
 @pytest.mark.parametrize("layer", [-1, 2, 2**70, "0", None, 0.0])
-def test_a_layer_that_is_not_there_is_refused_by_cache_and_batch_alike(layer):
+def test_an_unknown_layer_is_refused_by_cache_and_batch(layer):
     cache = make(num_layers=2)
     batch = cache.make_batch()
     for use in (cache.key, cache.group_of, batch.group):
@@ -153,12 +196,12 @@ def test_a_layer_that_is_not_there_is_refused_by_cache_and_batch_alike(layer):
 
 @pytest.mark.parametrize("device", ["cpu", "none"])
 @pytest.mark.parametrize("layout", ["rowwise", "", 5, []])
-def test_a_layout_that_is_none_is_refused_with_and_without_bytes(device, layout):
+def test_an_invalid_layout_is_refused_with_and_without_bytes(device, layout):
     with pytest.raises(UnsupportedOption, match="layout is"):
         make(device=device, layout=layout)
 
 
-def test_a_prepare_that_cannot_be_planned_takes_nothing():
+def test_a_prepare_whose_plan_fails_takes_nothing():
     cache = make()
     sequence = cache.add_sequence(range(6))
     batch = cache.make_batch()

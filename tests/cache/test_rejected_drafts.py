@@ -15,14 +15,14 @@ LAYERS = {"full": SPEC, "window": [WINDOWED], "both": [SPEC, WINDOWED]}
 
 
 def prompted(cache, tokens=PROMPT, **options):
-    """A sequence whose every token is computed."""
+    """Return a sequence whose every token is computed."""
     sequence = cache.add_sequence(tokens, **options)
     advance(cache, [sequence], sequence.num_tokens - sequence.num_computed_tokens)
     return sequence
 
 
 def speculate(cache, sequences, drafts, accepted):
-    """A step over appended drafts of which some are accepted."""
+    """Run a step over appended drafts and accept some of them."""
     cache.append_tokens(sequences, drafts)
     counts = [each.num_tokens - each.num_computed_tokens for each in sequences]
     cache.commit(cache.prepare(sequences, counts), accepted=accepted)
@@ -89,7 +89,7 @@ def test_ids_after_a_step_without_rejected_ids_stay():
 
 
 @pytest.mark.parametrize("accepted", [1, np.int64(1), np.array(1), [1, 1], (1, 1), np.array([1, 1], np.int16)])
-def test_one_number_says_what_is_not_rejected_of_every_sequence(accepted):
+def test_one_accepted_count_applies_to_every_sequence(accepted):
     cache = make()
     first, second = prompted(cache), prompted(cache, [90, 91, 92])
     speculate(cache, [first, second], [DRAFTS, DRAFTS[:2]], accepted)
@@ -174,7 +174,7 @@ def test_rejected_drafts_leave_their_blocks_to_the_next_step(layers):
     cache.check_invariants()
 
 
-def test_rejected_drafts_of_a_parent_are_not_those_of_its_fork():
+def test_rejected_drafts_of_a_parent_stay_with_its_fork():
     cache = make()
     parent = prompted(cache)
     cache.append_tokens([parent], [DRAFTS])
@@ -191,14 +191,14 @@ def test_rejected_drafts_of_a_parent_are_not_those_of_its_fork():
     cache.check_invariants()
 
 
-def test_a_sequence_that_is_removed_in_flight_has_no_part_in_rejected_counts():
+def test_a_sequence_removed_in_flight_is_ignored_in_accepted_counts():
     cache = make()
     first, second, third = (prompted(cache, [100 * k + i for i in range(6)]) for k in range(3))
     sequences = [first, second, third]
     cache.append_tokens(sequences, [DRAFTS[:3]] * 3)
     batch = cache.prepare(sequences, 3)
     cache.remove(second)
-    cache.commit(batch, accepted=[1, 2, 0])  # a count for each sequence of the step, those that have gone included
+    cache.commit(batch, accepted=[1, 2, 0])  # one count per sequence of the step, including removed ones
     assert first.tokens.tolist() == [0, 1, 2, 3, 4, 5, 50]
     assert third.tokens.tolist() == [200, 201, 202, 203, 204, 205]
     assert (first.num_computed_tokens, third.num_computed_tokens) == (7, 6)

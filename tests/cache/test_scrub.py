@@ -1,4 +1,4 @@
-"""Blocks that change hands between namespaces with scrub=True: no number of one is left for another to read."""
+"""Blocks that pass between namespaces with scrub=True: no value of one namespace is left for another to read."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ from hypothesis import settings
 
 from pagecore import AttentionSpec, KVLayout, PagedKVCache, SwapSpace
 from pagecore.cache import PagedCacheConfig, make_cache
-from pagecore.cache._swap import stored_blocks
 from pagecore.cache.store import Store
+from pagecore.cache.swap._swap import stored_blocks
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from tests.cache import test_prefix_machine
 from tests.cache.caches import SPEC, WINDOWED, advance, make, owned_memory
@@ -19,7 +19,7 @@ MARKERS = {"a": 3.0, "b": 5.0}
 
 
 def marked_step(cache, sequences, counts, marker, **options):
-    """A step that writes a marker to every plane of its slots, and stays in flight."""
+    """Prepare a step and write a marker to every plane of its slots."""
     batch = cache.prepare(sequences, counts, **options)
     mark(cache, batch, marker)
     return batch
@@ -27,7 +27,7 @@ def marked_step(cache, sequences, counts, marker, **options):
 
 def mark(cache, batch, marker, tokens=slice(None)):
     """Write a marker to the slots of some tokens of a step, in every plane of every layer."""
-    for group, pool in enumerate(cache._store.pools):
+    for group, pool in enumerate(cache._parts.store.pools):
         slots = np.asarray(batch.host.slot_mappings[group])[: batch.num_tokens][tokens]
         slots = slots[slots >= 0]
         for plane in pool.planes():
@@ -43,12 +43,12 @@ def compute(cache, sequences, counts, marker, **options):
 
 
 def numbers_of(cache, sequence):
-    """Every number in every slot of a sequence's blocks, spare ones too, in every plane and layer."""
+    """Return all values in all slots of a sequence's blocks, including spare ones, in every plane and layer."""
     if sequence.is_swapped:
         pools, rows = sequence.swap_space.kv_pools, stored_blocks(sequence)
     else:
-        tables = [cache._tables.blocks(sequence.row, group) for group in range(cache.num_groups)]
-        pools, rows = cache._store.pools, tables
+        tables = [cache._parts.tables.blocks(sequence.row, group) for group in range(cache.num_groups)]
+        pools, rows = cache._parts.store.pools, tables
     found = set()
     for pool, row in zip(pools, rows, strict=True):
         for plane in pool.planes():
@@ -57,7 +57,7 @@ def numbers_of(cache, sequence):
 
 
 def numbers_in_flight(cache, sequence, count):
-    """The numbers in a sequence's blocks once a step has taken more, and before it writes."""
+    """Return the values in a sequence's blocks after a step has taken blocks and before it writes."""
     batch = cache.prepare([sequence], count)
     found = numbers_of(cache, sequence)
     assert batch.in_flight
@@ -65,7 +65,7 @@ def numbers_in_flight(cache, sequence, count):
 
 
 def dirty(layers=SPEC, *, tokens=16, **options):
-    """A cache whose first blocks another namespace has filled with its marker, and left."""
+    """Return a cache whose free blocks a removed sequence of another namespace has filled with a marker."""
     cache = make(layers, **{"scrub": True, "num_blocks": 9} | options)
     sequence = cache.add_sequence(range(tokens), namespace="a")
     compute(cache, [sequence], tokens, MARKERS["a"])
@@ -77,7 +77,7 @@ def dirty(layers=SPEC, *, tokens=16, **options):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_a_step_finds_no_number_of_another_namespace_in_any_slot(layout, prefix_cache):
+def test_a_step_finds_no_value_of_another_namespace_in_any_slot(layout, prefix_cache):
     cache = dirty([SPEC, WINDOWED, SPEC], layout=layout, prefix_cache=prefix_cache)
     sequence = cache.add_sequence(range(13), namespace="b")
     batch = cache.prepare([sequence], 13)
@@ -90,11 +90,11 @@ def test_a_step_finds_no_number_of_another_namespace_in_any_slot(layout, prefix_
     assert cache.stats().num_scrubbed_blocks == 8
 
 
-def test_without_scrub_nothing_is_zeroed_and_numbers_stay():
+def test_without_scrub_nothing_is_zeroed_and_values_stay():
     cache = dirty(scrub=False)
     sequence = cache.add_sequence(range(13), namespace="b")
     assert numbers_in_flight(cache, sequence, 13) == {MARKERS["a"]}
-    assert (cache.scrub, cache._store._zeros, cache.stats().num_scrubbed_blocks) == (False, [], 0)
+    assert (cache.scrub, cache._parts.store._zeros, cache.stats().num_scrubbed_blocks) == (False, [], 0)
 
 
 def test_planes_of_every_kind_are_zeroed():
@@ -110,7 +110,7 @@ def test_planes_of_every_kind_are_zeroed():
 
 @pytest.mark.parametrize(("one", "other"), [("a", "b"), (None, "a"), ("a", None), (1, True), ((1,), (True,))])
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_namespaces_are_equal_only_where_they_are_equal_in_type_too(one, other, prefix_cache):
+def test_namespaces_are_equal_only_if_their_types_are_equal_too(one, other, prefix_cache):
     def blocks_zeroed(first, second):
         cache = make(scrub=True, num_blocks=5, prefix_cache=prefix_cache)
         with cache.add_sequence(range(16), namespace=first) as sequence:
@@ -184,7 +184,7 @@ def test_blocks_that_are_evicted_for_another_namespace_are_zeroed():
     assert numbers_of(cache, again) == {MARKERS["a"]}, "what is still cached is not touched"
 
 
-def test_a_sequence_that_becomes_another_in_a_reorder_takes_its_namespace_on():
+def test_a_reordered_sequence_takes_the_namespace_of_its_parent():
     cache = dirty(tokens=8)
     one = cache.add_sequence(range(2), namespace="a")
     two = cache.add_sequence(range(2), namespace="b")
@@ -206,7 +206,7 @@ def test_a_sequence_that_becomes_another_in_a_reorder_takes_its_namespace_on():
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_swapped_blocks_carry_no_number_of_another_namespace_either_way(dtype):
+def test_swapped_blocks_carry_no_value_of_another_namespace_in_either_direction(dtype):
     cache = dirty([SPEC, WINDOWED], tokens=28)
     space = SwapSpace(cache, num_blocks=5, dtype=dtype)
     assert all(not plane.numpy().any() for pool in space.kv_pools for plane in pool.planes())
@@ -250,7 +250,7 @@ def test_blocks_that_a_failed_swap_in_half_filled_are_zeroed_for_every_namespace
 
     cache.clear_prefix_cache()
     with monkeypatch.context() as broken:
-        broken.setattr("pagecore.cache._swap.transfer_blocks", half_moved)
+        broken.setattr("pagecore.cache.swap._transfer.transfer_blocks", half_moved)
         with pytest.raises(NotEnoughMemory, match="half-way"):
             cache.swap_in(second)
     assert second.is_swapped
@@ -300,7 +300,7 @@ def test_the_target_of_a_copy_that_failed_is_zeroed_for_its_last_tenant_too(monk
     assert numbers_in_flight(cache, again, 32) == {0.0, MARKERS["a"]}
 
 
-def test_an_interrupt_at_any_line_of_a_step_leaves_no_number_of_another_namespace():
+def test_an_interrupt_at_any_line_of_a_step_leaves_no_value_of_another_namespace():
     def ready():
         cache = dirty([SPEC, WINDOWED], tokens=28)
         parent = cache.add_sequence(range(6), namespace="b")
@@ -340,7 +340,7 @@ def test_memory_of_the_caller_is_zeroed_at_adoption_with_scrub_only(layout):
 
 
 @pytest.mark.parametrize(("wrong", "error"), [({"clock": 5}, UnsupportedOption), ({"max_sequences": 0}, ShapeError)])
-def test_a_cache_that_cannot_be_made_leaves_the_callers_memory_as_it_was(wrong, error):
+def test_a_cache_that_cannot_be_made_leaves_the_callers_memory_unchanged(wrong, error):
     sizes = {"block_size": 4, "num_blocks": 9, "max_sequences": 4}
     buffers = owned_memory([SPEC, WINDOWED], "CBNHD", **sizes)
     with pytest.raises(error):
@@ -350,7 +350,7 @@ def test_a_cache_that_cannot_be_made_leaves_the_callers_memory_as_it_was(wrong, 
     assert all((array == 0xFF).all() for group in buffers for array in group)
 
 
-def test_scrub_is_refused_where_there_are_no_bytes_or_blocks_come_from_a_cache_without_it():
+def test_scrub_is_refused_without_bytes_and_for_spaces_of_caches_without_it():
     with pytest.raises(UnsupportedOption, match="device is 'none'"):
         make(device="none", scrub=True)
     with pytest.raises(UnsupportedOption, match="scrub is 'yes'"):
@@ -363,20 +363,20 @@ def test_scrub_is_refused_where_there_are_no_bytes_or_blocks_come_from_a_cache_w
     assert SwapSpace(make(scrub=True), num_blocks=5, scrub=False).num_available == 4
 
 
-def test_a_config_says_scrub_too():
+def test_scrub_is_an_option_of_configs():
     assert make_cache(PagedCacheConfig(num_blocks=5, scrub=np.True_), SPEC).scrub is True
     assert PagedCacheConfig(num_blocks=5) != PagedCacheConfig(num_blocks=5, scrub=True)
     with pytest.raises(UnsupportedOption, match="device is 'none'"):
         PagedCacheConfig(device="none", scrub=True)
 
 
-def test_names_of_tenants_without_a_block_are_forgotten():
+def test_tenants_without_a_block_are_forgotten():
     cache = make(scrub=True, num_blocks=5)
     held = cache.add_sequence(range(4), namespace="held")
     compute(cache, [held], 4, 3.0)
     for number in range(10_000):
         cache.remove(cache.add_sequence([1], namespace=("tenant", number)))
-    assert len(cache._state.tenants.numbers) <= 5000
+    assert len(cache._parts.state.tenants.numbers) <= 5000
     batch = cache.prepare([held], 12)
     cache.commit(batch)
     assert cache.stats().num_scrubbed_blocks == 0
@@ -393,7 +393,7 @@ def shown_marker(namespace):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_at_no_moment_of_a_random_walk_does_a_row_hold_a_number_of_another_namespace(seed):
+def test_rows_hold_no_value_of_another_namespace_throughout_a_random_walk(seed):
     random = np.random.default_rng(seed)
     layers = [[SPEC], [SPEC, WINDOWED], [WINDOWED, AttentionSpec(1, 4, 8, dtype="float16", num_query_heads=1)]][
         seed % 3
@@ -476,7 +476,7 @@ def test_at_no_moment_of_a_random_walk_does_a_row_hold_a_number_of_another_names
 
 
 class ScrubbedMachine(test_prefix_machine.PrefixMachine):
-    """What is zeroed is never what a sequence, or the prefix cache, still holds."""
+    """Assert that a zeroed block is never one that a sequence or the prefix cache still holds."""
 
     def make_cache(self, layers, **options):
         return PagedKVCache(layers, **options, scrub=True)

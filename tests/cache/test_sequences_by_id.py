@@ -1,4 +1,4 @@
-"""Sequences found by their id."""
+"""Lookup of sequences by id."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def cache():
     return PagedKVCache(AttentionSpec(1, 8), num_blocks=9, device="none")
 
 
-def test_a_sequence_is_found_by_the_id_that_it_was_given_or_got(cache):
+def test_a_sequence_is_found_by_its_given_or_default_id(cache):
     name = object()
     named, numbered = cache.add_sequence([1, 2], name), cache.add_sequence([1, 2])
     assert cache.sequences.get(name) is named

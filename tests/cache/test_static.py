@@ -1,4 +1,4 @@
-"""StaticKVCache: what an update writes, and what its views show."""
+"""StaticKVCache: the effect of updates, and their views."""
 
 import gc
 
@@ -36,7 +36,7 @@ def test_worked_example_8_static():
             np.testing.assert_array_equal(array, was)
 
 
-def test_views_share_memory_and_see_what_is_written_later():
+def test_views_share_memory_and_show_later_writes():
     cache = make_static()
     key, _ = cache.update(1, np.ones((4, 2, 6, 8), np.float32), np.ones((4, 2, 6, 8), np.float32), 0)
     assert np.shares_memory(key.numpy(), cache.key_array.numpy())
@@ -187,7 +187,7 @@ def test_a_position_is_an_int_or_one_integer_on_the_host(position):
     assert cache.length(0) == 5
 
 
-def test_a_position_may_be_anything_that_says_it_is_an_index():
+def test_a_position_may_be_any_object_with_an_index_method():
     class Place:
         def __index__(self):
             return 3
@@ -195,7 +195,7 @@ def test_a_position_may_be_anything_that_says_it_is_an_index():
     assert make_static().update(0, normal(1, 2, 2, 8), normal(1, 2, 2, 8), Place())[0].shape[2] == 5
 
 
-def test_nothing_to_write_is_no_error():
+def test_an_empty_update_is_accepted():
     cache = make_static()
     key, value = cache.update(0, normal(4, 2, 5, 8), normal(4, 2, 5, 8), 0)
     key, value = cache.update(0, np.zeros((4, 2, 0, 8), np.float32), np.zeros((4, 2, 0, 8), np.float32), 5)
@@ -214,7 +214,7 @@ def test_nothing_to_write_is_no_error():
     )
 
 
-def test_a_spec_of_the_users_own_may_mix_dtypes_and_order():
+def test_a_user_defined_spec_may_mix_dtypes_and_order():
     cache = make_static(Planes(Plane("value", (2, 4), "bfloat16"), Plane("key", (2, 8), "float32")))
     assert (cache.key(0).dtype, cache.value(0).dtype) == ("float32", "bfloat16")
     key, value = cache.update(0, normal(1, 2, 3, 8), normal(1, 2, 3, 4), 0)

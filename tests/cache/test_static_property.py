@@ -1,4 +1,4 @@
-"""StaticKVCache beside its twin in plain NumPy: any order of updates, any strides, any floats."""
+"""StaticKVCache compared with its twin in plain NumPy: any order of updates, any strides, any floats."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ ORDERS = st.permutations(range(4))
 
 
 def laid_out(random, shape, order, dtype, gaps):
-    """Random numbers of a shape whose axes lie in memory in some order, with gaps between, backwards or not."""
+    """Return random numbers in an array with any axis order, gaps and negative strides."""
     sizes = [shape[axis] + gaps[axis] for axis in order]
     memory = random.normal(size=sizes).astype(np.float32).astype(as_dtype(dtype).numpy)
     array = memory.transpose(np.argsort(order))

@@ -1,4 +1,4 @@
-"""What a static cache refuses: positions, arrays, layers, sizes and specs."""
+"""Invalid positions, arrays, layers, sizes and specs of a static cache are refused."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ BAD_POSITIONS = [
 
 
 @pytest.mark.parametrize("position", BAD_POSITIONS, ids=lambda p: type(p).__name__)
-def test_a_position_that_cannot_be_is_refused_and_nothing_is_written(position):
+def test_an_invalid_position_is_refused_and_nothing_is_written(position):
     cache = make_static()
     with pytest.raises(ShapeError, match="position is"):
         cache.update(0, normal(1, 2, 2, 8), normal(1, 2, 2, 8), position)
@@ -83,7 +83,7 @@ def test_key_and_value_that_do_not_fit_are_refused_and_nothing_is_written(key, v
 
 
 @pytest.mark.parametrize("layer", [-1, 3, 2**70, "0", None, 0.0])
-def test_a_layer_that_is_not_there_is_refused(layer):
+def test_an_unknown_layer_is_refused(layer):
     cache = make_static()
     new = normal(1, 2, 1, 8)
     for use in (cache.key, cache.value, cache.length, cache.spec, lambda n: cache.update(n, new, new, 0)):
@@ -123,6 +123,6 @@ KEY, VALUE = Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32")
         ({"spec": Planes(KEY, Plane("value", (2, 8), "float32", per="block"))}, UnsupportedOption),
     ],
 )
-def test_a_static_cache_that_cannot_be_is_refused(options, error):
+def test_invalid_options_of_a_static_cache_are_refused(options, error):
     with pytest.raises(error):
         make_static(**options)

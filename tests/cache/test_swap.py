@@ -1,4 +1,4 @@
-"""Sequences that leave for a swap space: what comes back, and what is given up meanwhile."""
+"""Swapping: the values that return, and the blocks and rows that are released meanwhile."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ LAYOUTS = ["layerwise", "blockwise", KVLayout("layerwise", heads="NHD"), "BNCHD"
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_what_comes_back_is_the_same_to_the_bit(layout, dtype):
+def test_swapped_values_return_bit_for_bit(layout, dtype):
     spec = AttentionSpec(2, 8, dtype=dtype)
     cache = make([spec, AttentionSpec(2, 8, dtype=dtype, window=6), spec], num_blocks=[30, 17])
     space = SwapSpace(cache, num_blocks=20, layout=layout)
@@ -40,7 +40,7 @@ def test_what_comes_back_is_the_same_to_the_bit(layout, dtype):
     cache.check_invariants()
 
 
-def test_nans_with_a_payload_and_negative_zeros_come_back():
+def test_nans_with_a_payload_and_negative_zeros_return():
     cache = make(AttentionSpec(1, 4, dtype="float32"))
     space = SwapSpace(cache, num_blocks=17)
     sequence = cache.add_sequence(range(8))
@@ -55,7 +55,7 @@ def test_nans_with_a_payload_and_negative_zeros_come_back():
     assert content(cache, sequence) == before
 
 
-def test_attention_goes_on_as_if_nothing_had_been():
+def test_attention_continues_as_if_nothing_had_been_swapped():
     cache = make([SPEC, WINDOWED])
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(64))
@@ -76,7 +76,7 @@ def test_attention_goes_on_as_if_nothing_had_been():
         poison(cache)
 
 
-def test_a_swapped_sequence_keeps_what_it_knows_and_gives_up_what_it_holds():
+def test_a_swapped_sequence_keeps_its_tokens_and_releases_its_blocks():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(20), id="long")
@@ -98,7 +98,7 @@ def test_a_swapped_sequence_keeps_what_it_knows_and_gives_up_what_it_holds():
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 8])
-def test_any_length_goes_and_comes(length):
+def test_sequences_of_any_length_are_swapped(length):
     cache = make([SPEC, WINDOWED])
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(12))
@@ -114,7 +114,7 @@ def test_any_length_goes_and_comes(length):
     cache.check_invariants()
 
 
-def test_holes_of_a_window_stay_holes_and_take_no_block():
+def test_holes_of_a_window_take_no_block_of_the_space():
     cache = make([SPEC, WINDOWED], num_blocks=[17, 5], max_tokens_per_sequence=64)
     space = SwapSpace(cache, num_blocks=[17, 3])
     sequence = cache.add_sequence(range(40))
@@ -152,7 +152,7 @@ def test_blocks_shared_among_the_listed_are_stored_once_and_shared_again():
     cache.check_invariants()
 
 
-def test_a_fork_leaves_alone_and_its_siblings_keep_what_they_shared():
+def test_a_fork_is_swapped_out_alone_and_its_siblings_keep_their_blocks():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     parent = cache.add_sequence(range(10))
@@ -170,7 +170,7 @@ def test_a_fork_leaves_alone_and_its_siblings_keep_what_they_shared():
     assert cache.num_available == 10
 
 
-def test_those_that_left_together_may_come_back_one_by_one():
+def test_sequences_swapped_out_together_may_be_swapped_in_one_by_one():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     parent = cache.add_sequence(range(10))
@@ -186,7 +186,7 @@ def test_those_that_left_together_may_come_back_one_by_one():
         cache.check_invariants()
 
 
-def test_two_spaces_serve_one_cache_and_one_call_empties_both():
+def test_one_swap_in_empties_two_spaces():
     cache = make()
     small, large = SwapSpace(cache, num_blocks=3), SwapSpace(cache, num_blocks=9)
     sequences = [cache.add_sequence(range(10)) for _ in range(3)]
@@ -204,7 +204,7 @@ def test_two_spaces_serve_one_cache_and_one_call_empties_both():
     assert small.num_used_blocks == large.num_used_blocks == 0
 
 
-def test_removing_a_swapped_sequence_gives_its_stored_blocks_back():
+def test_removing_a_swapped_sequence_releases_its_stored_blocks():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     parent = cache.add_sequence(range(10))
@@ -225,7 +225,7 @@ def test_removing_a_swapped_sequence_gives_its_stored_blocks_back():
     cache.check_invariants()
 
 
-def test_nobody_is_swapped_by_an_empty_list():
+def test_an_empty_list_swaps_nothing():
     cache = make()
     space = SwapSpace(cache, num_blocks=2)
     cache.swap_out([], space)
@@ -247,11 +247,11 @@ def test_a_cache_without_bytes_swaps_ids_only():
     cache.check_invariants()
 
 
-def test_planes_of_any_kind_go_and_come():
+def test_planes_of_any_kind_are_swapped():
     cache = PagedKVCache(Labelled(), num_layers=2, block_size=4, num_blocks=9)
     space = SwapSpace(cache, num_blocks=5, layout="LBNHD")
     random = np.random.default_rng(0)
-    for plane in cache._store.pools[0].planes():
+    for plane in cache._parts.store.pools[0].planes():
         array = plane.numpy()
         array.view(np.uint8)[:] = random.integers(0, 256, array.view(np.uint8).shape)
     occupied(cache)
@@ -260,11 +260,11 @@ def test_planes_of_any_kind_go_and_come():
 
     def stored():
         blocks = cache.make_batch().group(0).block_table.numpy()[sequence.row, :2]
-        return [plane.numpy()[blocks].tobytes() for plane in cache._store.pools[0].planes()]
+        return [plane.numpy()[blocks].tobytes() for plane in cache._parts.store.pools[0].planes()]
 
     before = stored()
     cache.swap_out([sequence], space)
-    for plane in cache._store.pools[0].planes():
+    for plane in cache._parts.store.pools[0].planes():
         plane.numpy()[4:] = 3
     cache.swap_in([sequence])
     assert stored() == before

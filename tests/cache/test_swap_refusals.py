@@ -1,4 +1,4 @@
-"""Swaps that cannot be: each is refused, or fails, and leaves everything as it was."""
+"""Invalid and failing swaps are refused and change nothing."""
 
 import itertools
 
@@ -9,7 +9,8 @@ from pagecore import (
     OutOfBlocks,
     OutOfRows,
 )
-from pagecore.cache import SwapSpace, _swap
+from pagecore.cache import SwapSpace
+from pagecore.cache.swap import _transfer
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
 from tests.cache.swaps import content, fill
 
@@ -39,7 +40,7 @@ def test_a_full_cache_refuses_and_nothing_is_changed():
     advance(cache, sequences[1:], 12)
     before = (cache.stats(), space.num_used_blocks)
     with pytest.raises(
-        OutOfBlocks, match="3 blocks are needed and 2 can be had, cached ones included; remove"
+        OutOfBlocks, match="3 blocks are needed and 2 are available, including cached ones; remove"
     ) as short:
         cache.swap_in(sequences[:1])
     assert (short.value.requested, short.value.available) == (3, 2)
@@ -50,7 +51,7 @@ def test_a_full_cache_refuses_and_nothing_is_changed():
     assert cache.try_swap_in(sequences[:1]) is True
 
 
-def test_a_sequence_without_a_row_to_come_back_to_waits():
+def test_swap_in_without_a_free_row_is_refused():
     cache = make(max_sequences=2)
     space = SwapSpace(cache, num_blocks=9)
     first, second = (cache.add_sequence(range(5)) for _ in range(2))
@@ -68,12 +69,12 @@ def test_a_sequence_without_a_row_to_come_back_to_waits():
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
+def test_a_copy_that_fails_changes_nothing(monkeypatch, failing):
     cache = make([SPEC, WINDOWED])
     space = SwapSpace(cache, num_blocks=9)
     sequences = [cache.add_sequence(range(8)) for _ in range(2)]
     fill(cache, sequences, 8)
-    transfer, calls = _swap.transfer_blocks, itertools.count(1)
+    transfer, calls = _transfer.transfer_blocks, itertools.count(1)
 
     def fail(*arguments, **options):
         if next(calls) == failing:
@@ -85,7 +86,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
         calls = itertools.count(1)
         before = (cache.stats(), space.num_used_blocks)
         with monkeypatch.context() as patched:
-            patched.setattr(_swap, "transfer_blocks", fail)
+            patched.setattr(_transfer, "transfer_blocks", fail)
             with pytest.raises(MemoryError, match="planted"):
                 call()
         assert (cache.stats(), space.num_used_blocks) == before
@@ -99,7 +100,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(monkeypatch, failing):
     assert [content(cache, sequence) for sequence in sequences] == before
 
 
-def test_what_a_swapped_sequence_cannot_do_is_refused_by_name():
+def test_operations_on_a_swapped_sequence_are_refused_by_name():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     out, here = (cache.add_sequence(range(8), id=name) for name in ("out", "here"))
@@ -128,7 +129,7 @@ def test_what_a_swapped_sequence_cannot_do_is_refused_by_name():
     assert out.is_swapped
 
 
-def test_what_is_in_flight_is_not_swapped_and_its_neighbours_are():
+def test_a_sequence_in_flight_is_not_swapped_but_others_are():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     parent = cache.add_sequence(range(10))
@@ -149,7 +150,7 @@ def test_what_is_in_flight_is_not_swapped_and_its_neighbours_are():
 
 
 @pytest.mark.parametrize("junk", [None, 5, [None], ["x"], [[1]], 2.5])
-def test_what_is_no_sequence_is_refused(junk):
+def test_objects_that_are_not_sequences_are_refused(junk):
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     for call in (cache.swap_out, cache.try_swap_out):

@@ -1,4 +1,4 @@
-"""What coming back from a swap space, and then a step, would lack."""
+"""Blocks that a swap_in, and then a step, would lack."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from pagecore.cache import SwapSpace
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 
 
-def test_shortage_counts_what_coming_back_and_the_step_take():
+def test_shortage_counts_the_blocks_of_swap_in_and_step():
     cache = make([SPEC, WINDOWED], num_blocks=[17, 9], max_tokens_per_sequence=64)
     space = SwapSpace(cache, num_blocks=17)
     out, here = (cache.add_sequence(range(40)) for _ in range(2))
@@ -24,14 +24,14 @@ def test_shortage_counts_what_coming_back_and_the_step_take():
     before = cache.stats()
     assert cache.shortage([out], 0) == 0
     assert cache.shortage([out, here], [1, 2]) == 0  # two blocks come back; no more are needed
-    assert cache.shortage([out, here], [9, 10]) == 0  # two come back; two more each
+    assert cache.shortage([out, here], [9, 10]) == 0  # two blocks come back; two more each
     assert cache.shortage([out, here], [10, 11]) == 2  # three more each
     assert cache.shortage([here, out], [19, 30]) == 9
     assert cache.stats() == before
     cache.check_invariants()
 
 
-def test_shortage_of_nothing_that_can_be_is_refused():
+def test_invalid_arguments_of_shortage_are_refused():
     cache = make()
     space = SwapSpace(cache, num_blocks=17)
     out, here = (cache.add_sequence(range(8)) for _ in range(2))
@@ -54,8 +54,8 @@ def test_shortage_of_nothing_that_can_be_is_refused():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_shortage_is_exactly_what_coming_back_together_lacks(seed):
-    """Forks, truncated at random, so that blocks are shared in every way; then all come back and write."""
+def test_shortage_is_exactly_the_number_of_blocks_that_swap_in_and_step_lack(seed):
+    """Forks are truncated at random, so that blocks are shared in every way; then all are swapped in and write."""
     random = np.random.default_rng(seed)
     cache = make([SPEC, AttentionSpec(2, 8, dtype="float32", window=500)], num_blocks=40, max_sequences=12)
     spaces = [SwapSpace(cache, num_blocks=60) for _ in range(2)]

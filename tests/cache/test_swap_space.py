@@ -1,4 +1,4 @@
-"""The swap space itself: its size, memory, dtype and life, and what it counts."""
+"""SwapSpace: its size, memory, dtype, lifetime and counts."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.swaps import Labelled, content, fill, poison
 
 
-def test_a_space_lies_in_memory_as_the_cache_does_or_as_it_is_told():
+def test_a_space_has_the_layout_of_the_cache_by_default():
     cache = make(layout="blockwise")
     orders = [SwapSpace(cache, num_blocks=9, layout=layout).kv_pools[0].layout.order for layout in (None, "layerwise")]
     assert orders == ["blockwise", "layerwise"]
@@ -65,7 +65,7 @@ def test_a_space_may_store_a_narrower_dtype():
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "none"])
-def test_a_space_that_cannot_be_is_refused(options, error, device):
+def test_invalid_options_of_a_space_are_refused(options, error, device):
     with pytest.raises(error):
         SwapSpace(make(device=device), **options)
 
@@ -78,7 +78,7 @@ def test_a_space_serves_a_cache_and_converts_floats_only():
         SwapSpace(PagedKVCache(Labelled(), block_size=4, num_blocks=9), num_blocks=5, dtype="float16")
 
 
-def test_a_space_lives_as_long_as_somebody_holds_it_or_is_in_it():
+def test_a_space_lives_while_a_caller_or_a_swapped_sequence_holds_it():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(8))
@@ -97,7 +97,7 @@ def test_a_space_lives_as_long_as_somebody_holds_it_or_is_in_it():
     assert cache.stats().num_swapped_blocks == 0
 
 
-def test_a_stored_block_that_is_counted_wrongly_is_found():
+def test_a_wrong_count_of_a_stored_block_is_found():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     sequence = cache.add_sequence(range(8))
@@ -108,7 +108,7 @@ def test_a_stored_block_that_is_counted_wrongly_is_found():
         cache.check_invariants()
 
 
-def test_statistics_tell_those_that_are_out_from_those_that_are_in():
+def test_statistics_count_swapped_and_resident_sequences_separately():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)
     first, second = (cache.add_sequence(range(10)) for _ in range(2))

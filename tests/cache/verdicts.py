@@ -1,4 +1,4 @@
-"""Verdicts on faults: whether a call that failed at a point was done, or not done, and no third thing."""
+"""Verdicts on faults: a call that failed at any point must be completely done or completely undone."""
 
 import threading
 from collections import Counter
@@ -25,7 +25,7 @@ class Cell:
     situation: str
 
     def ready(self):
-        """A fresh world, and the call."""
+        """Return a new world, and the call."""
         world = make_world(self.configuration, self.situation)
         return world, OPERATIONS[self.operation].ready(world)
 
@@ -35,7 +35,7 @@ class Cell:
 
 @dataclass
 class Tally:
-    """Points tried, and the verdicts on those that left something half done."""
+    """Count of points tried, and the verdicts on those that left an operation half done."""
 
     points: int = 0
     faults: Counter = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Tally:
 
 
 def cells_of(name, few=2) -> list[Cell]:
-    """The worlds in which an operation is tried: all of them, or a few that differ from one operation to the next."""
+    """Return the worlds in which an operation is tried: all, or a few that differ between operations."""
     operation = OPERATIONS[name]
     configurations = [
         key
@@ -76,7 +76,7 @@ def has_window(layers):
 
 
 def spread(total: int, most: int) -> Iterator[int]:
-    """Points 1 to `total`: all of them, or `most` that lie evenly."""
+    """Return the points 1 to `total`: all, or `most` evenly spaced ones."""
     if is_full() or total <= most:
         yield from range(1, total + 1)
     else:
@@ -84,7 +84,7 @@ def spread(total: int, most: int) -> Iterator[int]:
 
 
 def outcome(cell: Cell) -> tuple[State, State]:
-    """The states before and after an undisturbed call."""
+    """Return the states before and after an undisturbed call."""
     world, call = cell.ready()
     before = snapshot(world)
     call()
@@ -101,10 +101,10 @@ def judge(
     *,
     may_lack_memory: bool = False,
 ) -> tuple[Run, str]:
-    """Run the call of a fresh world with a fault; returns the run, and what is wrong after it, if anything.
+    """Run the call of a new world with a fault; return the run, and a description of the problem or None.
 
-    With `may_lack_memory` the prefix cache may know less than after an undisturbed call, which is what a failed
-    allocation may cost; and the error must say that memory was short.
+    With `may_lack_memory` the prefix cache may contain less than after an undisturbed call, because an allocation
+    failed; the error must then be one of memory.
     """
     world, call = cell.ready()
     run = inject(call)
@@ -125,7 +125,7 @@ def wrong_error(run, may_lack_memory):
         return "" if issubclass(kind, Interrupt | KeyboardInterrupt) else f"wrong error: {kind.__name__}: {message}"
     if issubclass(kind, MemoryError) and not issubclass(kind, OutOfBlocks | OutOfRows):
         return ""
-    # How functions of NumPy fail where they find no memory.
+    # Errors of NumPy functions whose allocation failed.
     if kind is SystemError and ("without exception set" in message or "without setting an exception" in message):
         return ""
     return f"wrong error: {kind.__name__}: {message}"
@@ -153,13 +153,13 @@ def _verdict(world, call, run, states, may_lack_memory):
 
 
 def is_locked(cache):
-    """Return True if a call has left the lock of a cache taken."""
+    """Return True if a call did not release the lock of a cache."""
     done = threading.Event()
 
     def use():
         try:
             cache.stats()
-        except Exception:  # what is wrong is found out elsewhere
+        except Exception:  # other checks report the problem
             return
         finally:
             done.set()
@@ -169,7 +169,7 @@ def is_locked(cache):
 
 
 def same_end(now, after, may_lack_memory):
-    """Return True if the call was done. The batch that it made may be lost with the value that it was to return."""
+    """Return True if the call was done; its new batch may be lost with the return value."""
     batches_fit = now.batches in (after.batches, after.batches[: len(now.batches)])
     if not batches_fit:
         return False
@@ -180,12 +180,12 @@ def same_end(now, after, may_lack_memory):
 
 
 def has_evicted(now, before):
-    """Return True if cached blocks were evicted, to make room for a call that then failed, and nothing else changed."""
+    """Return True if the failed call changed nothing but evicting cached blocks."""
     return now.own == before.own and all(one <= other for one, other in zip(now.hits, before.hits, strict=True))
 
 
 def differences(one, other):
-    """The first parts in which two states differ."""
+    """Return the first parts in which two states differ."""
     found = []
     for part in ("canonical", "batches", "exact"):
         if found:
@@ -197,7 +197,7 @@ def differences(one, other):
 
 
 def flat(value):
-    """The leaves of nested tuples and lists."""
+    """Yield the leaves of nested tuples and lists."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from flat(part)

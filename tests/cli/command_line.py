@@ -1,4 +1,4 @@
-"""The command as the tests of it call it."""
+"""Helpers that call the command in the test process."""
 
 import json
 
@@ -6,7 +6,7 @@ from pagecore import cli
 
 
 def call(capsys, *argv):
-    """Exit code, stdout and stderr of a command."""
+    """Run a command; return its exit code, stdout and stderr."""
     try:
         code = cli.main([str(part) for part in argv])
     except SystemExit as ended:
@@ -16,7 +16,7 @@ def call(capsys, *argv):
 
 
 def refused(capsys, *argv):
-    """The one line that a command is refused with."""
+    """Run a command that must be refused; return its one line on stderr."""
     code, out, err = call(capsys, *argv)
     assert (code, out) == (2, "")
     assert err.startswith("pagecore")

@@ -1,4 +1,4 @@
-"""What the tests of several commands need."""
+"""Fixtures of the tests of several commands."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.cli.command_line import write_trace
 
 @pytest.fixture
 def trace(tmp_path):
-    """Eight requests that arrive at once."""
+    """Write a trace of eight requests that arrive at once."""
     lines = [
         {"timestamp": 0, "input_length": 100 + number, "output_length": 9, "hash_ids": [number]} for number in range(8)
     ]

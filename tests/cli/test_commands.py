@@ -1,4 +1,4 @@
-"""The commands: what they print, what they write, and how they end."""
+"""Commands: printed output, written files and exit codes."""
 
 import functools
 import importlib.util
@@ -72,7 +72,7 @@ def test_every_option_reaches_the_replay(capsys, tmp_path, trace):
     assert report["steps"] >= report["computed_tokens"] / 32
 
 
-def test_prefixes_without_bound_evictions_and_prefills_reach_the_replay(capsys, tmp_path):
+def test_unbounded_blocks_eviction_policy_and_prefill_only_reach_the_replay(capsys, tmp_path):
     lines = [{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, n]} for n in range(2, 6)]
     trace = write_trace(tmp_path / "shared.jsonl", lines)
     options = "--blocks unbounded --block-size 512 --max-running 1 --prefill-only"
@@ -83,25 +83,25 @@ def test_prefixes_without_bound_evictions_and_prefills_reach_the_replay(capsys, 
     assert (report["prefix_query_tokens"], report["prefix_hit_tokens"]) == (4400, 3072)
     assert (report["num_blocks"], report["generated_tokens"], report["evicted_blocks"]) == (13, 0, 0)
     assert "6 of 8 (75.0%)" in out
-    assert "3,072 of 4,400 tokens of prompt (69.8%)" in out
-    assert "0 blocks, by lru" in out
+    assert "3,072 of 4,400 prompt tokens (69.8%)" in out
+    assert "0 blocks (policy lru)" in out
     code, out, _ = call(
         capsys, "replay", trace, "--blocks", 75, "--evict", "fifo", "--max-running", 1, "--json", tmp_path / "out.json"
     )
     report = json.loads((tmp_path / "out.json").read_text())
     assert (code, report["evict"]) == (0, "fifo")
     assert report["evicted_blocks"] > 0
-    assert f"{report['evicted_blocks']} blocks, by fifo" in out
+    assert f"{report['evicted_blocks']} blocks (policy fifo)" in out
     code, out, _ = call(capsys, "replay", trace, "--evict", "none")
     assert code == 0
     assert "prefix hits" not in out
 
 
-def test_the_standard_input_cannot_be_replayed_without_bound(capsys):
-    assert "standard input, whose end is not known" in refused(capsys, "replay", "-", "--blocks", "unbounded")
+def test_unbounded_blocks_are_refused_for_the_standard_input(capsys):
+    assert "standard input, which cannot be scanned" in refused(capsys, "replay", "-", "--blocks", "unbounded")
 
 
-def test_a_fifo_is_refused_and_not_waited_for(capsys, tmp_path, trace):
+def test_a_fifo_without_a_reader_is_refused_without_waiting(capsys, tmp_path, trace):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert "it is a FIFO" in refused(capsys, "replay", fifo)
@@ -110,17 +110,17 @@ def test_a_fifo_is_refused_and_not_waited_for(capsys, tmp_path, trace):
     (tmp_path / "config.json").mkdir()
     assert "Is a directory" in refused(capsys, "plan", tmp_path, "--memory", "1GiB")
     for option in ("--json", "--plot"):
-        assert f"{option} {fifo} is a FIFO that no process reads" in refused(capsys, "replay", trace, option, fifo)
+        assert f"{option} {fifo} is a FIFO without a reader" in refused(capsys, "replay", trace, option, fifo)
 
 
-def test_a_trace_comes_from_the_standard_input(trace):
+def test_a_trace_is_read_from_the_standard_input(trace):
     command = f'"{sys.executable}" -m pagecore replay - --blocks 100 < "{trace}"'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "8 of 8" in done.stdout
 
 
-def test_a_report_goes_to_a_fifo_that_is_read(tmp_path, trace):
+def test_a_report_is_written_to_a_fifo_with_a_reader(tmp_path, trace):
     fifo = tmp_path / "report.json"
     os.mkfifo(fifo)
     command = [sys.executable, "-m", "pagecore", "replay", str(trace), "--blocks", "100", "--json", str(fifo)]
@@ -133,7 +133,7 @@ def test_a_report_goes_to_a_fifo_that_is_read(tmp_path, trace):
         os.close(reading)
 
 
-def test_memory_to_swap_to_is_reported(capsys, tmp_path, trace):
+def test_the_swap_space_is_reported(capsys, tmp_path, trace):
     options = "--blocks 16 --block-size 8 --bytes-per-token 100 --swap-memory 64KiB --max-tokens-per-step 64"
     code, out, _ = call(capsys, "replay", trace, *options.split(), "--json", tmp_path / "out.json")
     assert code == 0
@@ -147,18 +147,18 @@ def test_memory_to_swap_to_is_reported(capsys, tmp_path, trace):
     assert not {"num_swap_blocks", "swapped_blocks_peak"} & report.keys()
 
 
-def test_refused_requests_are_told_and_not_counted(capsys, trace):
+def test_refused_requests_are_reported_and_not_counted_as_finished(capsys, trace):
     code, out, err = call(capsys, "replay", trace, "--blocks", 8)
     assert code == 0
     assert "5 of 8" in out
-    assert "3 requests refused; line 6: request 5 needs 113 slots" in err
+    assert "3 requests were refused; the first: line 6: request 5 needs 113 slots" in err
 
 
-def test_a_replay_that_serves_nobody_is_refused(capsys, trace):
+def test_a_replay_that_serves_no_request_exits_with_2(capsys, trace):
     code, out, err = call(capsys, "replay", trace, "--blocks", 2)
     assert code == 2
     assert "0 of 8" in out
-    assert "8 requests refused" in err
+    assert "8 requests were refused" in err
 
 
 def test_a_negative_seed_is_refused(capsys, trace):
@@ -209,10 +209,10 @@ def test_a_bad_trace_is_refused_in_one_line(capsys, tmp_path):
 def test_a_report_that_cannot_be_written_is_refused_before_the_replay(capsys, tmp_path, trace, monkeypatch):
     monkeypatch.setattr("pagecore.serving.replay.replay", lambda *arguments: pytest.fail("it was replayed"))
     assert "is a folder" in refused(capsys, "replay", trace, "--json", tmp_path)
-    assert "there is no folder" in refused(capsys, "replay", trace, "--json", tmp_path / "no" / "out.json")
+    assert "does not exist; create it first" in refused(capsys, "replay", trace, "--json", tmp_path / "no" / "out.json")
     for option in ("--json", "--plot"):
         for name in ("\0", "\ud800"):
-            assert f"{option} {name!r} is not a path" in refused(capsys, "replay", trace, option, name)
+            assert f"{option} {name!r} is not a valid path" in refused(capsys, "replay", trace, option, name)
 
 
 def test_an_interrupted_command_ends_in_one_line(capsys, trace, monkeypatch):
@@ -230,8 +230,8 @@ def test_without_rich_the_extra_is_named(capsys, trace, monkeypatch, command):
     assert "pip install 'pagecore[cli]'" in refused(capsys, command, *arguments)
 
 
-def test_info_tells_versions_instruction_set_threads_and_cuda(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich", None)  # which it does without
+def test_info_lists_versions_instruction_set_threads_and_cuda(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)  # info does not need it
     code, out, _ = call(capsys, "info")
     assert code == 0
     names = [line.split("  ")[0] for line in out.splitlines()]
@@ -249,7 +249,7 @@ def test_info_tells_versions_instruction_set_threads_and_cuda(capsys, monkeypatc
     ]
 
 
-def test_info_tells_the_devices_and_the_compiler(monkeypatch):
+def test_info_lists_the_devices_and_the_compiler(monkeypatch):
     monkeypatch.setattr(info, "compiler_version", lambda: "13.5")
     with use_runtime(FakeRuntime(num_devices=2)):
         assert info.cuda_status() == (
@@ -261,11 +261,11 @@ def test_info_tells_the_devices_and_the_compiler(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "compiler", "shown"),
     [
-        ("CuPy is missing", "CuPy is missing", "no, and kernels cannot be compiled: CuPy is missing"),
-        ("no driver", "no NVRTC", "no: no driver; kernels cannot be compiled: no NVRTC"),
+        ("CuPy is missing", "CuPy is missing", "unavailable, and kernels cannot be compiled: CuPy is missing"),
+        ("no driver", "no NVRTC", "unavailable: no driver; kernels cannot be compiled: no NVRTC"),
     ],
 )
-def test_info_gives_each_reason_once(monkeypatch, device, compiler, shown):
+def test_info_prints_each_reason_once(monkeypatch, device, compiler, shown):
     def refuse(reason):
         raise DeviceError(reason)
 
@@ -274,13 +274,13 @@ def test_info_gives_each_reason_once(monkeypatch, device, compiler, shown):
     assert info.cuda_status() == shown
 
 
-def test_info_names_the_compiler_where_there_is_no_device(monkeypatch):
+def test_info_names_the_compiler_without_a_device(monkeypatch):
     def refuse():
         raise DeviceError("no driver")
 
     monkeypatch.setattr(info, "runtime", refuse)
     monkeypatch.setattr(info, "compiler_version", lambda: "13.5")
-    assert info.cuda_status() == "no: no driver; NVRTC 13.5 compiles kernels"
+    assert info.cuda_status() == "unavailable: no driver; NVRTC 13.5 compiles kernels"
 
 
 @pytest.mark.parametrize("command", [["-m", "pagecore"], ["-m", "pagecore.cli"]])
@@ -304,15 +304,15 @@ def test_the_demo_prints_its_table_and_verdict(capsys):
 
 
 @pytest.mark.parametrize("policy", ["lfu", "none"])
-def test_the_demo_gives_up_blocks_by_the_policy_that_it_is_told(capsys, policy):
+def test_the_demo_evicts_by_the_given_policy(capsys, policy):
     code, out, _ = call(capsys, "demo", "--evict", policy)
     assert code == 0
-    assert ("by lfu" in out, "chats that go on" in out) == ((policy == "lfu"),) * 2
+    assert ("policy lfu" in out, "follow-up turns" in out) == ((policy == "lfu"),) * 2
     assert out.endswith("all tokens verified\n")
     assert "invalid choice: 'random'" in refused(capsys, "demo", "--evict", "random")
 
 
-def test_the_demo_swaps_when_told_to(capsys):
+def test_the_demo_swaps_with_the_option_swap(capsys):
     code, out, _ = call(capsys, "demo", "--swap")
     assert code == 0
     assert "swapped out, 0 recomputed" in out
@@ -321,7 +321,7 @@ def test_the_demo_swaps_when_told_to(capsys):
 
 
 @pytest.mark.usefixtures("_few_requests")
-def test_a_demo_that_is_wrong_says_so(capsys, monkeypatch):
+def test_a_demo_with_wrong_attention_fails(capsys, monkeypatch):
     monkeypatch.setattr(PagedKVCache, "attend", lambda self, layer, query, batch: query)
     code, out, err = call(capsys, "demo")
     assert code == 1
@@ -355,7 +355,7 @@ def test_random_arguments_end_in_an_exit_code_and_one_line(capsys, tmp_path, tra
             argv += [f"--{name}", choice.choice(WORDS)]
         code, out, err = call(capsys, *argv)
         assert code in (0, 2), argv
-        assert code == 0 or "requests refused" in err or (out, err.count("\n")) == ("", 1), argv
+        assert code == 0 or "requests were refused" in err or (out, err.count("\n")) == ("", 1), argv
 
 
 @pytest.mark.parametrize("argv", [[], ["fly"]])
@@ -377,20 +377,20 @@ def test_the_module_runs_and_imports_no_framework():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
-def test_a_full_disk_is_no_traceback(trace):
+def test_a_full_disk_prints_one_line_without_a_traceback(trace):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "pagecore.cli", "replay", str(trace)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "pagecore: output cannot be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "pagecore: cannot write output: No space left on device\n")
 
 
-def test_a_closed_output_is_no_traceback(trace):
+def test_a_closed_output_prints_no_traceback(trace):
     command = f'"{sys.executable}" -m pagecore.cli replay "{trace}" >&-'
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(trace):
+def test_a_reader_that_exits_early_causes_no_traceback(trace):
     command = f"{sys.executable} -m pagecore.cli replay {trace} | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""`--plot` and `--live`, of the demo and of a replay."""
+"""Options `--plot` and `--live` of the demo and the replay."""
 
 import functools
 import importlib.util
@@ -21,38 +21,38 @@ def command(request, trace, monkeypatch):
 
 
 def refused_before_the_run(capsys, monkeypatch, *argv):
-    """The one line that a command is refused with, before anything is run."""
+    """Return the one line with which a command is refused before anything runs."""
     for run in ("pagecore.serving.replay.replay", "pagecore.serving.demo.demo"):
-        monkeypatch.setattr(run, lambda *arguments: pytest.fail("it was run"))
+        monkeypatch.setattr(run, lambda *arguments: pytest.fail("the command ran"))
     return refused(capsys, *argv)
 
 
 @pytest.mark.parametrize("name", ["run.png", "run"])
-def test_a_picture_is_written_where_it_is_wanted(capsys, tmp_path, command, name):
+def test_a_picture_is_written_to_the_given_path(capsys, tmp_path, command, name):
     code, _, err = call(capsys, *command, "--plot", tmp_path / name)
     assert (code, err) == (0, "")
     assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
-def test_a_replay_that_serves_nobody_still_has_its_picture(capsys, tmp_path, trace):
+def test_a_replay_that_serves_no_request_still_has_its_picture(capsys, tmp_path, trace):
     code, _, err = call(capsys, "replay", trace, "--blocks", 2, "--plot", tmp_path / "run.png")
     assert code == 2
-    assert "8 requests refused" in err
+    assert "8 requests were refused" in err
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_run(capsys, monkeypatch, tmp_path, command):
     assert "--plot" in refused_before_the_run(capsys, monkeypatch, *command, "--plot", tmp_path)
     assert "is a folder" in refused_before_the_run(capsys, monkeypatch, *command, "--plot", tmp_path)
-    assert "there is no folder" in refused_before_the_run(
+    assert "does not exist; create it first" in refused_before_the_run(
         capsys, monkeypatch, *command, "--plot", tmp_path / "no" / "run.png"
     )
-    assert "let the name end in .png" in refused_before_the_run(
+    assert "use a name that ends in .png" in refused_before_the_run(
         capsys, monkeypatch, *command, "--plot", tmp_path / "run.svg"
     )
 
 
-def test_a_disk_that_fills_up_is_no_traceback(capsys, monkeypatch, tmp_path, command):
+def test_a_disk_that_fills_up_prints_one_line_without_a_traceback(capsys, monkeypatch, tmp_path, command):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
@@ -66,21 +66,21 @@ def test_without_matplotlib_the_extra_is_named(capsys, monkeypatch, tmp_path, co
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     message = refused_before_the_run(capsys, monkeypatch, *command, "--plot", tmp_path / "run.png")
-    assert "--plot needs matplotlib, which is not installed: pip install 'pagecore[cli]'" in message
+    assert "--plot needs matplotlib, which is not installed; run pip install 'pagecore[cli]'" in message
     assert not (tmp_path / "run.png").exists()
 
 
-def test_nothing_is_recorded_and_nothing_imported_where_no_picture_is_wanted(capsys, monkeypatch, command):
+def test_without_plot_nothing_is_recorded_and_matplotlib_is_not_imported(capsys, monkeypatch, command):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(
-        "pagecore.serving.pictures.timeline.Timeline.__call__", lambda *_: pytest.fail("it was recorded")
+        "pagecore.serving.pictures.timeline.Timeline.__call__", lambda *_: pytest.fail("a step was recorded")
     )
     assert call(capsys, *command)[0] == 0
     assert "matplotlib" not in sys.modules
 
 
-def test_live_shows_nothing_where_there_is_no_terminal(capsys, command):
+def test_live_shows_nothing_without_a_terminal(capsys, command):
     code, out, err = call(capsys, *command, "--live")
     assert (code, err) == (0, "")
     assert "group 0" not in out

@@ -1,4 +1,4 @@
-"""`pagecore plan`, and a replay of a model's own groups."""
+"""`pagecore plan`, and a replay with the groups of a model."""
 
 import json
 
@@ -23,7 +23,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def trace(tmp_path):
-    """Four requests that are longer than the model's window."""
+    """Write a trace of four requests that are longer than the window of the model."""
     lines = [{"timestamp": n, "input_length": 6000, "output_length": 9, "hash_ids": [n] * 12} for n in range(4)]
     return write_trace(tmp_path / "trace.jsonl", lines)
 
@@ -33,7 +33,7 @@ def test_plan_prints_its_tables_and_writes_json(capsys, tmp_path, config):
     options = ["--memory", "40GiB", "--ranks", 4, "--context", 8192, 4000, "--json", out_file]
     code, out, err = call(capsys, "plan", config, *options)
     assert (code, err) == (0, "")
-    for part in ("gemma2, 42 layers, made for 8,192 tokens", "4,096", "257 + 512", "[20818, 41473]"):
+    for part in ("gemma2, 42 layers, up to 8,192 tokens", "4,096", "257 + 512", "[20818, 41473]"):
         assert part in out
     plan = json.loads(out_file.read_text())
     assert (plan["ranks"], plan["num_blocks"]) == (4, 31207)
@@ -58,7 +58,7 @@ def test_every_option_reaches_the_plan(capsys, tmp_path, config):
         (["--memory", "1GiB", "--block-size", "0"], "block_size is 0"),
         (["--memory", "1GiB", "--context", "0"], "context is 0"),
         (["--memory", "1GiB", "--dtype", "int4"], "dtype 'int4'"),
-        (["--memory", "1GiB", "--json", "/no/such/folder/x"], "there is no folder"),
+        (["--memory", "1GiB", "--json", "/no/such/folder/x"], "does not exist; create it first"),
     ],
 )
 def test_a_plan_that_cannot_be_made_is_refused_in_one_line(capsys, config, options, reason):
@@ -69,10 +69,10 @@ def test_a_bad_config_is_refused_in_one_line(capsys, tmp_path, config, trace):
     assert "No such file" in refused(capsys, "plan", tmp_path / "none", "--memory", "1GiB")
     config.write_text(json.dumps(GEMMA | {"model_type": "gemma9"}))
     for command in (["plan", config, "--memory", "1GiB"], ["replay", trace, "--model", config]):
-        assert f'{config}: model_type is "gemma9", which is not known' in refused(capsys, *command)
+        assert f'{config}: model_type is "gemma9", which is unknown' in refused(capsys, *command)
 
 
-def test_a_replay_of_a_model_has_its_groups_and_its_bytes(capsys, tmp_path, config, trace, monkeypatch):
+def test_a_replay_of_a_model_uses_its_groups_and_bytes(capsys, tmp_path, config, trace, monkeypatch):
     made = []
     init = PagedKVCache.__init__
 
@@ -92,8 +92,8 @@ def test_a_replay_of_a_model_has_its_groups_and_its_bytes(capsys, tmp_path, conf
     assert (made[0].num_layers, made[0].device) == (42, "none")
 
 
-def test_a_windows_blocks_come_back_during_a_replay(trace):
-    """Half of the layers look back 16 tokens: a request ends with much less than its length in their group."""
+def test_blocks_outside_the_window_are_freed_during_a_replay(trace):
+    """Half of the layers have a window of 16 tokens, so a request holds only a few blocks of their group."""
     small = GEMMA | {"sliding_window": 16}
     full = GEMMA | {"layer_types": ["full_attention"] * 42}
     with_window, without = (
@@ -104,7 +104,7 @@ def test_a_windows_blocks_come_back_during_a_replay(trace):
 
 
 @pytest.mark.parametrize("options", [{"bytes_per_token": 5}, {"attend": True}])
-def test_what_a_model_says_itself_may_not_be_said_twice(options):
+def test_options_that_a_model_determines_exclude_it(options):
     with pytest.raises(UnsupportedOption, match="exclude each other"):
         ReplayOptions(model=GEMMA, **options)
 
@@ -113,6 +113,6 @@ def test_bytes_per_token_and_model_exclude_each_other_on_the_command_line(capsys
     assert "not allowed with" in refused(capsys, "replay", trace, "--model", config, "--bytes-per-token", 5)
 
 
-def test_without_a_model_a_token_is_that_of_llama_3_8b():
+def test_without_a_model_a_token_has_the_bytes_of_llama_3_8b():
     assert ReplayOptions(memory="1GiB").num_blocks == ReplayOptions(memory="1GiB", bytes_per_token=131072).num_blocks
     assert ReplayOptions(memory="1GiB", model=PUBLISHED["llama-3-8b"]).num_blocks == 512

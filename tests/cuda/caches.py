@@ -53,8 +53,8 @@ def on_host(cuda: Kit, pool: KVPool) -> KVPool:
 
 def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
     """Overwrite every free block of a cache and of its swap spaces, so that a read of one shows."""
-    stores = [(space.block_pools, space.kv_pools) for space in cache._swap_spaces]
-    for pools, kv_pools in ((cache._block_pools, cache._store.pools), *stores):
+    stores = [(space.block_pools, space.kv_pools) for space in cache._parts.swap_spaces]
+    for pools, kv_pools in ((cache._parts.tables.pools, cache._parts.store.pools), *stores):
         for pool, kv_pool in zip(pools, kv_pools, strict=True):
             free = pool.ref_counts() == 0
             free[0] = False
@@ -99,8 +99,8 @@ def write_step(cache, sequences, counts, arrays, stream=None):
 def block_bytes(cuda: Kit, cache, sequence):
     """Return the bytes of each computed block of a sequence, a list for each plane; None for a hole."""
     found = []
-    for group, pool in enumerate(cache._store.pools):
-        row = cache._tables.blocks(sequence.row, group)[: -(-sequence.num_computed_tokens // cache.block_size)]
+    for group, pool in enumerate(cache._parts.store.pools):
+        row = cache._parts.tables.blocks(sequence.row, group)[: -(-sequence.num_computed_tokens // cache.block_size)]
         planes = [plane.numpy() for plane in on_host(cuda, pool).planes()]
         found += [[plane[block].tobytes() if block else None for block in row] for plane in planes]
     return found
@@ -110,8 +110,8 @@ def assert_device_tables(cuda: Kit, cache, batch=None, stream=0):
     """Assert that tables and batch on the device equal those of the host, after all work of `stream`."""
     cuda.runtime.synchronize(stream)
     for group in range(cache.num_groups):
-        np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._tables.table(group))
-    np.testing.assert_array_equal(cuda.get(cache.row_lengths), cache._tables.row_lengths)
+        np.testing.assert_array_equal(cuda.get(cache.block_table(group)), cache._parts.tables.table(group))
+    np.testing.assert_array_equal(cuda.get(cache.row_lengths), cache._parts.tables.row_lengths)
     if batch is not None:
         assert_device_batch(cuda, batch)
 

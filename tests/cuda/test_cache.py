@@ -230,9 +230,9 @@ def test_a_step_writes_nothing_for_a_removed_sequence_and_a_stale_batch_is_refus
     cache.prepare([goes, stays], [7, 5], batch)
     slots = batch.host.slot_mappings[0].numpy().copy()
     cache.remove(goes)
-    before = [plane.numpy().copy() for plane in on_host(cuda, cache._store.pools[0]).planes()]
+    before = [plane.numpy().copy() for plane in on_host(cuda, cache._parts.store.pools[0]).planes()]
     step.run(cache, batch)
-    after = [plane.numpy() for plane in on_host(cuda, cache._store.pools[0]).planes()]
+    after = [plane.numpy() for plane in on_host(cuda, cache._parts.store.pools[0]).planes()]
     for old, new in zip(before, after, strict=True):
         changed = (old != new).any(axis=(2, 3)).ravel().nonzero()[0]
         assert changed.tolist() == sorted(slots[7:12].tolist())
@@ -243,7 +243,7 @@ def test_a_step_writes_nothing_for_a_removed_sequence_and_a_stale_batch_is_refus
     assert (cuda.get(batch.group(0).slot_mapping) == -1).all()
     with pytest.raises(InvalidSequence, match="no step in flight"):
         step.run(cache, batch)
-    for old, new in zip(after, on_host(cuda, cache._store.pools[0]).planes(), strict=True):
+    for old, new in zip(after, on_host(cuda, cache._parts.store.pools[0]).planes(), strict=True):
         np.testing.assert_array_equal(old, new.numpy())
 
 

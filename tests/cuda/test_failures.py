@@ -7,7 +7,7 @@ import pytest
 
 import pagecore
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
-from pagecore.cache import staging
+from pagecore.cache.step import staging
 from pagecore.cache.store import Store
 from pagecore.errors import DeviceError
 from tests.cuda.caches import assert_device_tables, random_step, write_step
@@ -29,7 +29,7 @@ def keys_of(cuda: Kit, cache, sequence):
     """Return the computed keys of every layer, with NaN for those that a window has released."""
     found = []
     for layer in range(2):
-        blocks = cache._tables.blocks(sequence.row, layer)
+        blocks = cache._parts.tables.blocks(sequence.row, layer)
         rows = cuda.get(cache.key(layer))[blocks].astype(np.float32)
         rows[blocks == 0] = np.nan
         found.append(rows.reshape(-1, *rows.shape[2:])[: sequence.num_computed_tokens])
@@ -45,9 +45,9 @@ def test_blocks_that_a_failed_step_would_have_copied_are_held_and_intact(cuda, m
     first, batch = cache.add_sequence(range(30)), cache.make_batch(4, 60)
     kept = write_step(cache, [first], 6, random_step(cuda, cache, 6))
     forks = [cache.fork(first), cache.fork(first)]
-    before = cache.stats(), [cache._tables.table(group).copy() for group in range(2)]
+    before = cache.stats(), [cache._parts.tables.table(group).copy() for group in range(2)]
     keys = [keys_of(cuda, cache, one) for one in (first, *forks)]
-    counts = [pool.ref_counts() for pool in cache._block_pools]
+    counts = [pool.ref_counts() for pool in cache._parts.tables.pools]
     with monkeypatch.context() as broken:
         broken.setattr(place, name, refuse)
         with pytest.raises(DeviceError, match="gone"):
@@ -55,8 +55,8 @@ def test_blocks_that_a_failed_step_would_have_copied_are_held_and_intact(cuda, m
     assert (cache.stats(), batch.in_flight) == (before[0], False)
     assert batch.copied_blocks(0).shape == (0, 2)
     for group, table in enumerate(before[1]):
-        np.testing.assert_array_equal(cache._tables.table(group), table)
-        np.testing.assert_array_equal(cache._block_pools[group].ref_counts(), counts[group])
+        np.testing.assert_array_equal(cache._parts.tables.table(group), table)
+        np.testing.assert_array_equal(cache._parts.tables.pools[group].ref_counts(), counts[group])
     cache.check_invariants()
     for layer in range(2):
         assert (cuda.get(batch.group(layer).slot_mapping) == -1).all()
@@ -147,5 +147,5 @@ def test_the_destructor_of_a_space_that_cannot_wait_warns_and_does_not_raise(cud
     assert space._last_use is not None
     with monkeypatch.context() as broken:
         broken.setattr(type(space._last_use), "synchronize", refuse)
-        with pytest.warns(ResourceWarning, match="a device may still copy them: the device is gone"):
+        with pytest.warns(ResourceWarning, match="a device may still copy to or from it: the device is gone"):
             space.__del__()

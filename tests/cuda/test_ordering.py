@@ -50,7 +50,7 @@ def test_a_prepare_without_blocks_keeps_the_stream_of_the_cache(cuda):
     cuda.runtime.synchronize(stream)
     cache.swap_in(sequence)
     cuda.runtime.synchronize(stream)
-    found = cuda.get(cache.key(0))[cache._tables.blocks(sequence.row)].reshape(-1, 2, 8)[:13]
+    found = cuda.get(cache.key(0))[cache._parts.tables.blocks(sequence.row)].reshape(-1, 2, 8)[:13]
     np.testing.assert_array_equal(found, cuda.get(arrays[0][0]))
     assert not kept.in_flight
 
@@ -93,13 +93,13 @@ def test_a_step_cannot_go_on_from_a_stream_that_is_being_captured(cuda):
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(1, 4)
 
     def attempt(stream):
-        cache._staging.stream = stream  # as if it were the stream of the last step
+        cache._parts.staging.stream = stream  # as if it were the stream of the last step
         before = cache.stats()
         refused(lambda _: cache.prepare([sequence], 4, batch, stream=other))(stream)
         assert (cache.stats(), batch.in_flight) == (before, False)
 
     cuda.capture(attempt)
-    cache._staging.stream = 0
+    cache._parts.staging.stream = 0
 
 
 @pytest.mark.parametrize("how", ["abandon", "remove", "swap out", "swap in"])
@@ -119,7 +119,7 @@ def test_no_operation_of_a_cache_begins_in_a_capture(cuda, how):
     }
 
     def attempt(stream):
-        batch._step.staged._stream = cache._staging.stream = stream  # as if it were the stream of the last step
+        batch._step.staged._stream = cache._parts.staging.stream = stream  # as if it were the stream of the last step
         before = cache.stats()
         refused(lambda _: calls[how]())(stream)
         assert cache.stats() == before
@@ -128,7 +128,7 @@ def test_no_operation_of_a_cache_begins_in_a_capture(cuda, how):
     if not how.startswith("swap"):
         cache.prepare([sequence], 4, batch)
     cuda.capture(attempt)
-    batch._step.staged._stream = cache._staging.stream = 0
+    batch._step.staged._stream = cache._parts.staging.stream = 0
     calls[how]()
     cache.check_invariants()
 

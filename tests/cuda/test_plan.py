@@ -287,7 +287,7 @@ def test_a_plan_of_fixed_size_refuses_larger_batches_and_keeps_its_contents(cuda
 )
 def test_a_plan_of_fixed_size_keeps_the_layout_that_graphs_rely_on(cuda, changed):
     plan = AttentionPlan(**HEADS, num_workers=24, device=cuda.device, max_sequences=4, max_tokens=10)
-    with pytest.raises(ShapeError, match="plan with the options that it was made with"):
+    with pytest.raises(ShapeError, match="plan with its options, or make another plan"):
         plan_attention(None, [100], **HEADS | {"num_workers": 24} | changed, out=plan)
     again = plan_attention(None, [100], **HEADS, num_workers=24, causal=False, window=(5, 5), out=plan)
     assert (again.num_sequences, again.num_query_heads) == (1, 8)
@@ -381,7 +381,7 @@ def test_a_plan_grows_with_its_batches(cuda):
 
 def test_invalid_arguments_are_refused(cuda):
     plan = plan_attention(None, [10], **HEADS, device="cuda")
-    with pytest.raises(DeviceError, match="its items are not at hand; plan it with plan_attention"):
+    with pytest.raises(DeviceError, match="cannot be read; plan it with plan_attention"):
         _ = AttentionPlan(**HEADS, device="cuda").items
     with pytest.raises(DeviceError, match="out is a plan on cuda:0"):
         plan_attention(None, [10], **HEADS, out=plan, device="cpu")

@@ -128,7 +128,7 @@ def test_arrays_that_do_not_fit_the_plan_of_a_call_are_refused(cuda):
         (strided(memory, (rows, width), (width, 1), 8, "uint8"), ShapeError, "multiple of 16 bytes"),
         (strided(memory, (rows, width), (0, 1), 0, "uint8"), ShapeError, "contiguous"),
         (np.zeros((rows, width), np.uint8), DeviceError, "plan is on cpu"),
-        ([1, 2], UnsupportedOption, "plan is a list; it must be what plan_attention returns"),
+        ([1, 2], UnsupportedOption, "plan is a list; it must be a plan from plan_attention"),
     ):
         with pytest.raises(error, match=message):
             there.run(plan=wrong)
@@ -140,7 +140,7 @@ def test_lengths_that_do_not_fit_are_refused_before_they_are_planned(cuda):
     out = cuda.empty(plan_shape(2, 4, 8, 2), "uint8")
     before = cuda.get(out).tobytes()
     for arguments, error, message in (
-        ((out, np.asarray([5, 6]), None, 2), DeviceError, "the host plans its lengths itself"),
+        ((out, np.asarray([5, 6]), None, 2), DeviceError, "use plan_attention for host lengths"),
         ((out, lens, None, 3), ShapeError, "num_tokens is 3 and seq_lens has 2 entries"),
         ((out, lens, cuda.put(np.zeros(2, np.int32)), 4), ShapeError, "cu_query_lens"),
         ((out, lens, cu, -1), ShapeError, "num_tokens is -1"),

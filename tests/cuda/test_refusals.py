@@ -103,7 +103,7 @@ INDICES = [(op, name) for op in OPS for name in OPS[op] if name in CARRIED - {"k
 @pytest.mark.parametrize(("op", "name"), INDICES)
 def test_index_arrays_on_a_device_are_int32_or_int64(cuda, op, name, dtype):
     array = cuda.put(OPS[op][name].astype(dtype))
-    with pytest.raises(DTYPE, match=rf"^{name} is \w+ on cuda:0; there it must be int32 or int64"):
+    with pytest.raises(DTYPE, match=rf"^{name} is \w+ on cuda:0; it must be int32 or int64 there"):
         getattr(pagecore, op)(**on_device(cuda, op) | {name: array})
 
 
@@ -123,13 +123,13 @@ def test_index_arrays_on_a_device_are_aligned(cuda, op, name):
 
 
 BAD_SCALES: list[tuple[Any, bool, Any, str]] = [
-    (np.ones(2, np.float16), True, DTYPE, "key_scale is float16 on cuda:0; there it must be float32"),
+    (np.ones(2, np.float16), True, DTYPE, "key_scale is float16 on cuda:0; it must be float32 there"),
     (np.ones(3, np.float32), True, SHAPE, r"key_scale has shape \(3,\); it must be \[2\]"),
     (np.ones(4, np.float32)[::2], True, SHAPE, "key_scale has .*the last axis must be contiguous"),
     (np.ones((), np.float32), True, SHAPE, r"key_scale has shape \(\); it must be \[2\]"),
     (0.0, False, OPTION, "key_scale holds 0.0; as a float32 it must be finite, and not 0"),
     (float("nan"), False, OPTION, "key_scale is nan"),
-    (1e300, False, OPTION, "key_scale is 1e[+]300; it must be finite, also as a float32"),
+    (1e300, False, OPTION, "key_scale is 1e[+]300; it must be finite as a float32"),
     ([1.0, np.inf], False, OPTION, "key_scale holds inf"),
     ([1.0, 0.0], False, OPTION, "key_scale holds 0.0"),
     ([1.0], False, SHAPE, "key_scale"),
@@ -185,7 +185,7 @@ def test_results_that_overlap_each_other_are_refused(cuda):
 
 @pytest.mark.parametrize("op", OPS)
 def test_host_arrays_take_no_stream(op):
-    with pytest.raises(OPTION, match="stream is 0; host ops run at once in the calling thread: leave stream out"):
+    with pytest.raises(OPTION, match="stream is 0; calls on the host have no stream: leave stream out"):
         getattr(pagecore, op)(**OPS[op], stream=0)
 
 

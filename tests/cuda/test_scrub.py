@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, KVPool, PagedKVCache, SwapSpace
-from pagecore.cache._swap import stored_blocks
 from pagecore.cache.store import Store
+from pagecore.cache.swap._swap import stored_blocks
 from pagecore.errors import DeviceError
 from tests.cache.caches import owned_memory
 from tests.cache.test_prefix_machine import PrefixMachine
@@ -41,8 +41,8 @@ def numbers_of(cuda: Kit, cache, sequence):
     if sequence.is_swapped:
         pools, rows = sequence.swap_space.kv_pools, stored_blocks(sequence)
     else:
-        rows = [cache._tables.blocks(sequence.row, group) for group in range(cache.num_groups)]
-        pools = cache._store.pools
+        rows = [cache._parts.tables.blocks(sequence.row, group) for group in range(cache.num_groups)]
+        pools = cache._parts.store.pools
     cuda.runtime.synchronize(0)
     return {
         number
@@ -99,8 +99,8 @@ def test_copies_on_write_come_after_the_blocks_that_are_zeroed(cuda):
     assert cache.stats().num_copied_blocks == 2
     assert numbers_of(cuda, cache, parent) == numbers_of(cuda, cache, child) == {0.0, 5.0}
     for group in range(2):
-        row = cache._tables.blocks(child.row, group)
-        host = on_host(cuda, cache._store.pools[group])
+        row = cache._parts.tables.blocks(child.row, group)
+        host = on_host(cuda, cache._parts.store.pools[group])
         assert all((plane.numpy()[row[0]] == 5.0).all() for plane in host.planes())
         assert all((plane.numpy()[row[1], :2] == 5.0).all() for plane in host.planes())
     del kept, batch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.cache import staging
+from pagecore.cache.step import staging
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from tests.cuda.caches import assert_device_batch, assert_device_tables, requests_of
 from tests.cuda.kit import Kit
@@ -157,7 +157,7 @@ def test_the_host_may_run_ahead_and_each_step_sees_its_own_arrays(cuda):
         seen.append([cuda.empty(array.shape, array.dtype) for array in arrays])
         for array, kept in zip(arrays, seen[-1], strict=True):
             cuda.runtime.copy(kept.pointer, array.pointer, array.nbytes, stream)
-        expected.append([array.numpy().copy() for array in host] + [cache._tables.table(1).copy()])
+        expected.append([array.numpy().copy() for array in host] + [cache._parts.tables.table(1).copy()])
         cache.commit(batch)
     cuda.runtime.synchronize(stream)
     for found, wanted in zip(seen, expected, strict=True):

@@ -47,12 +47,12 @@ def test_a_space_of_another_dtype_rounds_its_numbers(cuda):
     sequence = cache.add_sequence(range(8))
     write_step(cache, [sequence], 8, random_step(cuda, cache, 8))
     cuda.runtime.synchronize(0)
-    row = cache._tables.blocks(sequence.row)
+    row = cache._parts.tables.blocks(sequence.row)
     before = cuda.get(cache.key(0))[row]
     cache.swap_out(sequence, space)
     cache.swap_in(sequence)
     cuda.runtime.synchronize(0)
-    after = cuda.get(cache.key(0))[cache._tables.blocks(sequence.row)]
+    after = cuda.get(cache.key(0))[cache._parts.tables.blocks(sequence.row)]
     np.testing.assert_allclose(after, before, rtol=2**-8)
     assert (after != before).any()
 

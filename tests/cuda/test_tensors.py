@@ -9,7 +9,7 @@ import pytest
 import pagecore
 from pagecore.arrays import strided
 from pagecore.arrays.streams import note_work
-from pagecore.arrays.uploads import NUM_SLOTS, SLOT_BYTES_MAX, placed, upload
+from pagecore.arrays.uploads import NUM_SLOTS, SLOT_BYTES_MAX, to_device, upload
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "bool"])
@@ -69,4 +69,4 @@ def test_an_uploaded_array_is_visible_to_every_stream(cuda):
     if cuda.is_emulated:
         cuda.runtime.stream = cuda.stream()
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    np.testing.assert_array_equal(cuda.get(placed(array, cuda.device)), array)
+    np.testing.assert_array_equal(cuda.get(to_device(array, cuda.device)), array)

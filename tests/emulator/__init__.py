@@ -1,15 +1,21 @@
-"""The CUDA kernels, run on the host from the sources that a GPU is given.
+"""Emulator of the CUDA kernels: it runs the same sources on the host.
 
-native/     host bodies of the primitives: threads are fibers, a block at a time
-build.py    compiles an instance of the manifest when a test asks for it, into build/emulator
-runtime.py  a `pagecore.arrays.cuda.Runtime`, so that public functions run as on a device; streams.py its streams
-kernels/    kernels of the emulator's own tests, and faults planted in them
+native/     host bodies of the primitives; threads are fibers, and one block runs at a time
+build.py    compiles an instance of the manifest into build/emulator when a test first needs it
+runtime.py  implements `pagecore.arrays.cuda.Runtime`, so that public functions run as on a device
+streams.py  streams, events and graphs of that runtime
+faults.py   plants faults in marked lines of kernels; mutants.py removes synchronisations
+kernels/    kernels of the emulator's own tests
 
-An access outside its allocation or buffer, to freed memory, at a wrong alignment; shared memory that nobody has written
-or that a copy has in flight; two accesses without the barrier or fence between that they need; a collective or barrier
-that some threads do not reach; copies that nobody waits for; an overflow of int, an index outside a local array: each
-ends the launch with an `EmulatorError` that names kernel, block, thread and line.
+These errors end a launch with an `EmulatorError` that names kernel, block, thread and line:
 
-It does not see: a read and a later write of device memory by different threads or blocks (another `seed` shows those by
-their numbers), how a GPU rounds and sums within one matrix instruction, and how long anything takes.
+- an access outside its allocation or buffer, to freed memory, or at a wrong alignment
+- a read of shared memory that is uninitialised or that a copy has in flight
+- two accesses without the barrier or fence that they need
+- a collective or barrier that only some of the threads reach
+- asynchronous copies without a wait
+- an overflow of int, or an index outside a local array
+
+The emulator does not detect a read and a later write of device memory by different threads or blocks (another `seed`
+shows them as wrong results). It does not model the rounding inside one matrix instruction, or time.
 """

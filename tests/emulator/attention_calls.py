@@ -1,4 +1,4 @@
-"""The attention kernels called by hand: their structs, and schedules with whatever splits a test wants."""
+"""Direct launches of the attention kernels: their structs, and schedules with arbitrary splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.reference import attention as reference
 
 FLOATS = {"float32": (0, "float"), "float16": (1, "pc_half"), "bfloat16": (2, "pc_bfloat16")}
 PROMPT_ROWS = 128  # kPromptRows of abi_plan.h
-FAR_ROWS, FAR_BYTES = 2**26, 2**33  # in front of partial rows, and of the mask
+FAR_ROWS, FAR_BYTES = 2**26, 2**33  # distance of the partial rows, and of the mask, from their address
 ITEM = np.dtype([(name, np.int32) for name in (
     "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits"
 )])  # fmt: skip
@@ -49,7 +49,7 @@ assert ctypes.sizeof(Params) == 416
 
 
 class Shape(ctypes.Structure):
-    """PcLaunchShape."""
+    """PcLaunchShape of attention_shape.h."""
 
     _fields_ = [
         (name, ctypes.c_int) for name in ("threads", "shared_bytes", "blocks_per_sm", "max_rows", "tile_tokens")
@@ -57,14 +57,14 @@ class Shape(ctypes.Structure):
 
 
 class Dims(ctypes.Structure):
-    """PcMatrixDims."""
+    """PcMatrixDims of attention_shape.h."""
 
     _fields_ = [("key", ctypes.c_int), ("value", ctypes.c_int)]
 
 
 @functools.cache
 def launch_shapes() -> ctypes.CDLL:
-    """The kernels' own header, compiled for the host."""
+    """Compile the kernels' header for the host, and load it."""
     header = (build.SOURCES / "attention_shape.h").read_text()
     unit = build.FOLDER / f"attention_shape-{build.key_of(header)}.cpp"
     path = unit.with_suffix(".so")
@@ -84,7 +84,7 @@ def launch_shapes() -> ctypes.CDLL:
 
 
 def shape_of(name: str, rows: int | None = None) -> Shape:
-    """How an instance is launched; items of the general path are given so many rows."""
+    """Return the launch shape of an instance; `rows` limits the rows of an item of general."""
     entry, _, text = name.rstrip(">").partition("<")
     arguments = text.split(",")
     dims = (
@@ -113,7 +113,7 @@ def query_ranges(case: Case) -> list[tuple[int, int]]:
 
 
 def make_items(case: Case, query_tile: int, split: int) -> np.ndarray[Any, Any]:
-    """Tiles of so many queries, their keys cut at multiples of `split` (0: not)."""
+    """Return items of `query_tile` queries, with keys cut at multiples of `split` (0: not cut)."""
     kinds = {name: case.options[name] for name in ("causal", "window") if name in case.options}
     items: list[tuple[int, ...]] = []
     partial = 0
@@ -166,7 +166,7 @@ class Call:
             items = np.random.default_rng(reorder).permutation(items)
         first_item = np.linspace(0, len(items), workers + 1).astype(np.int32)
         num_partial = int(sum(item["query_count"] for item in items if item["num_splits"] > 1))
-        num_partial += workers * max(1, PROMPT_ROWS // group) if fold else 0  # where each folds
+        num_partial += workers * max(1, PROMPT_ROWS // group) if fold else 0  # rows in which each worker folds
         self.workers = workers
         self._kept: list[Any] = []
         p = self.params = Params()
@@ -210,9 +210,9 @@ class Call:
         p.key_type, p.value_type = FLOATS[str(case.key_cache.dtype)][0], FLOATS[str(case.value_cache.dtype)][0]
 
     def _move_far(self, blocks: int) -> None:
-        """Let block 0 lie so many blocks before the cache's memory, as if that were the end of a large pool.
+        """Move block 0 to `blocks` blocks before the cache's memory, as if that were the end of a large pool.
 
-        So do parts of rows and the mask.
+        Partial rows and the mask move by FAR_ROWS and FAR_BYTES.
         """
         p = self.params
         if not blocks:
@@ -253,7 +253,7 @@ class Call:
         return self.kit.get(self.out), self.kit.get(self.lse)
 
     def check(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Run, and compare with the oracle; returns output and lse."""
+        """Run the kernel, compare with the oracle, and return output and lse."""
         out, lse = self.run()
         expected = self.case.expect()
         assert_output_close(out, expected[0], self.case.magnitude())

@@ -1,8 +1,8 @@
-"""Builds kernels for the host: the emulator once, and each instance of the manifest as a library of its own.
+"""Compile kernels for the host: the emulator once, and each instance of the manifest into a library of its own.
 
-An instance is compiled when it is first asked for, and again when any file that it includes, a flag or the compiler has
-changed: all of that is part of the file's name under build/emulator. Processes may build the same one at a time; each
-writes a file of its own and renames it.
+An instance is compiled when it is first needed, and again after a change of a file that it includes, of a flag or of
+the compiler: the name of the library under build/emulator has a hash of all of these. Several processes may build the
+same instance at once; each writes a file of its own and renames it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FOLDER = ROOT / "build" / "emulator"
 ASAN = os.environ.get("PAGECORE_EMULATE_ASAN", "0") == "1"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-g1", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
 FLAGS += ["-O1", "-fsanitize=address", "-fno-omit-frame-pointer"] if ASAN else ["-O2"]
-# What C++ leaves undefined ends the launch.
+# Undefined behaviour ends the launch.
 KERNEL_FLAGS = ["-DPC_EMULATED", "-fno-sanitize-recover"]
 KERNEL_FLAGS += ["-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,unreachable,return"]
-KERNEL_FLAGS += ["-ftrivial-auto-var-init=pattern"]  # locals that are read before they are written hold 0xFE...
+KERNEL_FLAGS += ["-ftrivial-auto-var-init=pattern"]  # uninitialised locals hold 0xFE...
 
 
 class BuildError(RuntimeError):
-    """The compiler refused; the message is its own."""
+    """A compiler error; the message is the output of the compiler."""
 
 
 def read_manifest(sources: Path = SOURCES) -> dict[str, Instance]:
-    """Return all instances of a folder's manifest by name."""
+    """Return the instances of a folder's manifest by name."""
     return {instance.name: instance for instance in parse_manifest((sources / "manifest.toml").read_text())}
 
 
@@ -64,7 +64,7 @@ def key_of(*parts: str) -> str:
 
 
 def closure(path: Path, folders: tuple[Path, ...], seen: dict[Path, str] | None = None) -> dict[Path, str]:
-    """Return the texts of a file and of all that it includes by name."""
+    """Return the text of a file and of each file that it includes, by path."""
     seen = {} if seen is None else seen
     if path not in seen:
         seen[path] = path.read_text()
@@ -77,7 +77,7 @@ def closure(path: Path, folders: tuple[Path, ...], seen: dict[Path, str] | None 
 
 
 def compile_library(target: Path, arguments: list[str]) -> None:
-    """Compile to a file of this process's own, which then takes the target's name."""
+    """Compile to a file of this process's own, and rename it to `target`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.partial")
     command = [*compiler_command(), *FLAGS, *arguments, "-o", str(partial)]
@@ -86,13 +86,13 @@ def compile_library(target: Path, arguments: list[str]) -> None:
         partial.unlink(missing_ok=True)
         raise BuildError(f"{' '.join(command)}\n{ran.stderr}")
     partial.rename(target)
-    for old in target.parent.glob(f"{target.stem[: -len(key_of())]}*"):  # of sources that have changed since
+    for old in target.parent.glob(f"{target.stem[: -len(key_of())]}*"):  # of older sources
         if old.stat().st_mtime < time.time() - 24 * 3600:
             old.unlink(missing_ok=True)
 
 
 def engine_path() -> Path:
-    """Build the emulator itself where it is not up to date."""
+    """Return the path of the emulator itself; build it if it is not up to date."""
     sources = sorted(NATIVE.glob("*.cpp"))
     texts = [path.name + path.read_text() for path in (*sources, *sorted(NATIVE.glob("*.hpp")))]
     path = FOLDER / f"emulator-{key_of(*texts)}.so"
@@ -102,9 +102,9 @@ def engine_path() -> Path:
 
 
 def unit_text(instance: Instance, source: str) -> str:
-    """Return what is compiled for an instance: the source, and the kernel with the threads it is declared for.
+    """Return the translation unit of an instance: its source, and the kernel with its declared number of threads.
 
-    Their number may depend on the template's parameters, so it becomes a template of its own.
+    The number may depend on template parameters, so that it becomes a template of its own.
     """
     head, bounds = r"(?P<head>template\s*<[^;{}]*>\s*)?", r"PC_KERNEL\((?P<bounds>[^;{}]*)\)\s*"
     declared = re.search(rf"{head}{bounds}void\s+{instance.entry}\s*\(", source)
@@ -125,7 +125,7 @@ def unit_text(instance: Instance, source: str) -> str:
 
 
 def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FOLDER) -> Path:
-    """Build one instance where it is not up to date."""
+    """Return the path of an instance; build it if it is not up to date."""
     include = (sources, SOURCES, NATIVE)
     texts = closure(sources / instance.source, include) | closure(NATIVE / "instance.hpp", include)
     key = key_of(instance.name, *(path.name + text for path, text in sorted(texts.items())))
@@ -139,7 +139,7 @@ def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FO
 
 
 def build_all(instances: Iterable[Instance], sources: Path = SOURCES, folder: Path = FOLDER) -> None:
-    """Build instances side by side, as many as there are cores."""
+    """Build instances in parallel, one on each core."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(lambda instance: instance_path(instance, sources, folder), instances):
             pass
@@ -147,10 +147,10 @@ def build_all(instances: Iterable[Instance], sources: Path = SOURCES, folder: Pa
 
 @functools.cache
 def engine() -> ctypes.CDLL:
-    """The emulator, loaded; instances find its functions in it."""
+    """Load the emulator, and return it; instances link to its functions."""
     if ASAN and "libasan" not in os.environ.get("LD_PRELOAD", ""):
         raise BuildError(
-            "PAGECORE_EMULATE_ASAN=1 wants the sanitizer loaded before Python: "
+            "PAGECORE_EMULATE_ASAN=1 needs the sanitizer loaded before Python: "
             "run with LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0"
         )
     library = ctypes.CDLL(str(engine_path()), mode=ctypes.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""Kernels with one synchronisation taken out: each of them should be missed."""
+"""Kernels with one synchronisation removed; the emulator should find an error in each of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYNCHRONISATION = re.compile(
 
 @dataclass(frozen=True)
 class Mutant:
-    """A file of the kernels in which one call is taken out, or one wait leaves a group more on its way."""
+    """A source file in which one call is removed, or one wait leaves one group more in flight."""
 
     file: str
     line: int
@@ -30,10 +30,11 @@ class Mutant:
 
 
 def mutants(files: Iterable[str]) -> Iterator[Mutant]:
+    """Yield a mutant for each synchronisation of some files of cuda_src."""
     for file in files:
         text = (SOURCES / file).read_text()
         for found in SYNCHRONISATION.finditer(text):
-            instead = "" if found[1] is None else f"pc_wait_copies<({found[1]}) + 1>();"
+            instead = ";" if found[1] is None else f"pc_wait_copies<({found[1]}) + 1>();"
             line = text.count("\n", 0, found.start()) + 1
             yield Mutant(file, line, found[0], text[: found.start()] + instead + text[found.end() :])
 
@@ -41,7 +42,7 @@ def mutants(files: Iterable[str]) -> Iterator[Mutant]:
 def survivors(
     folder: Path, files: Iterable[str], work: Callable[[EmulatedRuntime], None], seeds: Iterable[int] = (0, 1)
 ) -> list[str]:
-    """Return the mutants with which `work` finds nothing wrong: neither the emulator nor an assertion of its own."""
+    """Return the mutants that `work` runs without an error of the emulator or of its own assertions."""
     found = []
     for number, mutant in enumerate(mutants(files)):
         sources = Path(shutil.copytree(SOURCES, folder / str(number)))

@@ -1,9 +1,10 @@
-"""The kernels of tests/emulator/kernels, for the emulator's own tests."""
+"""Launches of the kernels in tests/emulator/kernels, for the emulator's own tests."""
 
 from __future__ import annotations
 
 import ctypes
-import shutil
+import enum
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,15 @@ def probe(
     threads: int = 32,
     shared_bytes: int = 0,
 ) -> None:
-    """Launch one of the kernels with tensors for its arrays."""
+    """Launch one of the kernels; `input`, `output` and `extra` are tensors or have a `pointer`."""
     addresses = [0 if tensor is None else tensor.pointer for tensor in (input, output, extra)]
     runtime.run(name, grid, threads, shared_bytes, Probe(*addresses, n, m))
 
 
-def mutated(folder: Path, file: str, before: str, after: str, sources: Path = KERNELS) -> Path:
-    """Return a copy of a folder of kernels with one piece of text, which must occur once, replaced."""
-    copy = Path(shutil.copytree(sources, folder / "sources"))
-    text = (copy / file).read_text()
-    if text.count(before) != 1:
-        raise AssertionError(f"{before!r} occurs {text.count(before)} times in {file}")
-    (copy / file).write_text(text.replace(before, after))
-    return copy
+def enum_of(file: str, name: str) -> type[enum.IntEnum]:
+    """Return an enum that a kernel declares, numbered from 0, without the prefix ``NAME_`` of its members."""
+    declared = re.search(rf"enum {name} : pc_int32 {{(.*?)}};", (KERNELS / file).read_text(), re.DOTALL)
+    if declared is None:
+        raise ValueError(f"expected 'enum {name} : pc_int32 {{...}};' in {file}, found none")
+    members = re.findall(rf"^\s*{name.upper()}_(\w+),", declared[1], re.MULTILINE)
+    return enum.IntEnum(name, members, start=0)

@@ -1,4 +1,4 @@
-"""A CUDA device that is none: the `Runtime` of `pagecore.arrays.cuda` over host memory and the emulator."""
+"""Emulated CUDA runtime: implements `pagecore.arrays.cuda.Runtime` on host memory."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.cuda import DeviceProperties, Event
+from pagecore.arrays.runtime import DeviceProperties, Event
 from pagecore.errors import DeviceError
 from tests.emulator import build
 from tests.emulator.streams import Marker, Streams
 
-# emulator::Counts of native/machine.hpp.
+# Fields of emulator::Counts in native/machine.hpp.
 COUNTED = ("read_bytes", "copied_bytes", "written_bytes", "matrix_loads", "matrix_conflicts", "most_accesses")
 SHARED_BYTES = 227 * 1024
 
 
 class EmulatorError(AssertionError):
-    """A kernel did what a GPU would not have caught. The message names kernel, block, thread, and the line."""
+    """An error of a kernel, which a GPU might not report. The message names kernel, block, thread and line."""
 
 
 class Instance(ctypes.Structure):
-    """emulator::Instance of native/instance.hpp."""
+    """emulator::Instance in native/instance.hpp."""
 
     _fields_ = [("kernel", ctypes.c_void_p), ("parameter_bytes", ctypes.c_uint64), ("max_threads", ctypes.c_int)]
 
 
 @dataclass
 class Kernel:
-    """An instance that was loaded."""
+    """A loaded instance."""
 
     name: str
     library: ctypes.CDLL
@@ -46,7 +46,7 @@ class Kernel:
 
 
 class Memory:
-    """Keeps device memory; frees it when it dies."""
+    """An allocation of device memory, which is freed with this object."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.address, self.num_bytes = address, num_bytes
@@ -67,40 +67,40 @@ class EmulatedEvent:
 
     def synchronize(self) -> None:
         self._runtime.counts["event_synchronizes"] += 1
-        self._runtime.streams.refuse_any_capture("an event is waited for")
+        self._runtime.streams.refuse_any_capture("the host waits for an event")
         if self.marker is not None:
             self._runtime.streams.drain(self.marker.stream, self.marker)
 
 
 class EmulatedRuntime:
-    """Does what it is asked for, at once or, where `streams.deferred` is set, when it is waited for.
+    """Emulated device. Work runs at once or, if `streams.deferred` is set, when the host waits for it.
 
     Parameters
     ----------
     sources : Path
         Folder of the manifest and the kernels.
     folder : Path
-        Where their libraries are kept.
+        Folder of the compiled libraries.
     seed : int
-        Of the order in which blocks, warps and lanes run; 0 for that of their numbers. May be set at any time.
+        Seed of the order in which blocks, warps and lanes run; 0: by number. May be set at any time.
     num_multiprocessors, num_devices : int
-        What it pretends to have.
+        Properties that the runtime reports.
 
     Attributes
     ----------
     may_overwrite : bool
-        Whether several threads may write different values to one place, as for a slot that is given twice.
+        True if several threads may write different values to one address, as for a duplicate slot.
     stream : int
-        The current one.
+        The current stream.
     streams : Streams
-        Where work waits; makes new ones, and captures.
+        All streams, with their queues and captures.
     counts : Counter
-        Calls so far: allocations, pinned_allocations, copies, fills, launches, records, waits, synchronizes,
-        event_synchronizes, loads. And what the kernels did: read_bytes, copied_bytes (asynchronously), written_bytes;
-        matrix_loads, and matrix_conflicts, how many more times than once shared memory was asked for one;
-        most_accesses to device memory by a thread between two collectives, added up over launches.
+        Number of calls: allocations, pinned_allocations, copies, fills, launches, records, waits, synchronizes,
+        event_synchronizes, loads. Work of kernels: read_bytes, copied_bytes (asynchronous), written_bytes;
+        matrix_loads, and matrix_conflicts (extra passes over the banks of shared memory for them); most_accesses, the
+        largest number of accesses to device memory of a thread between two collectives, added up over launches.
     launched : list of str
-        Names of the instances launched, in order.
+        Names of the launched instances, in order.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class EmulatedRuntime:
         self.streams.refuse_any_capture("device memory is allocated")
         address = self._engine.pc_allocate(max(num_bytes, 1))
         if not address:
-            raise DeviceError(f"the emulated device has no {num_bytes} bytes")
+            raise DeviceError(f"the emulated device cannot allocate {num_bytes} bytes")
         self._used_bytes += num_bytes
         memory = Memory(address, num_bytes)
         memory.finalizer = finalizer = weakref.finalize(memory, self._free, address, num_bytes, stream)
@@ -151,7 +151,7 @@ class EmulatedRuntime:
         return address, memory
 
     def _free(self, address: int, num_bytes: int, stream: int) -> None:
-        """In the order of the stream that the memory was taken for."""
+        """Free memory in the order of the stream for which it was allocated."""
         self._used_bytes -= num_bytes
         self.streams.submit(stream, lambda: self._engine.pc_release(address))
 
@@ -174,7 +174,7 @@ class EmulatedRuntime:
         held = source
         if len(known) < 2:
             self.streams.refuse_capture(stream, "pageable memory is copied")
-        if source not in known:  # it is read before the call returns, which not every device promises
+        if source not in known:  # read before the call returns, which not every device guarantees
             self.counts["pageable"] += 1
             kept = ctypes.create_string_buffer(ctypes.string_at(source, num_bytes), num_bytes)
             held = ctypes.addressof(kept)
@@ -185,11 +185,11 @@ class EmulatedRuntime:
             ctypes.memmove(target, held, num_bytes)
 
         self.streams.submit(stream, work)
-        if target not in known:  # it is written before the call returns
+        if target not in known:  # written before the call returns
             self.streams.drain(stream)
 
     def _is_known(self, address: int) -> bool:
-        """Whether it is of the device, or pinned; others are pageable."""
+        """Return True for device memory and pinned memory, and False for pageable memory."""
         text = ctypes.create_string_buffer(1)
         return self.is_device_address(address) or bool(self._engine.pc_check_memory(address, 1, text, 1))
 
@@ -213,11 +213,11 @@ class EmulatedRuntime:
 
     def synchronize(self, stream: int, device: int | None = None) -> None:
         self.counts["synchronizes"] += 1
-        self.streams.refuse_any_capture("a stream is waited for")
+        self.streams.refuse_any_capture("the host waits for a stream")
         self.streams.drain(stream)
 
     def finish(self) -> None:
-        """Do all that is left, so that no error of a kernel goes unseen."""
+        """Run all deferred work, so that every error of a kernel is raised."""
         self.streams.finish()
 
     def is_capturing(self, stream: int) -> bool:
@@ -227,11 +227,11 @@ class EmulatedRuntime:
         self.counts["loads"] += 1
         self.streams.refuse_any_capture("a kernel is loaded")
         if shared_bytes > SHARED_BYTES:
-            raise DeviceError(f"{name} asks for {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES}")
+            raise DeviceError(f"{name} requests {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES}")
         if name not in self._kernels:
             instances = build.read_manifest(self._sources)
             if name not in instances:
-                raise DeviceError(f"the manifest has no kernel {name}; it has {', '.join(instances) or 'none'}")
+                raise DeviceError(f"the manifest has no kernel {name}; it lists {', '.join(instances) or 'none'}")
             library = ctypes.CDLL(str(build.instance_path(instances[name], self._sources, self._folder)))
             instance = Instance.in_dll(library, "pc_instance")
             address = ctypes.addressof(instance)
@@ -298,11 +298,11 @@ class EmulatedRuntime:
         self.launch(kernel, grid, num_threads, shared_bytes, 0, ctypes.addressof(held))
 
     def is_device_address(self, address: int) -> bool:
-        """Whether an address is of the range that device memory is taken from."""
+        """Return True if an address is in the range reserved for device memory."""
         return bool(self._engine.pc_is_device(address))
 
     def expect_allocated(self, address: int, num_bytes: int) -> None:
-        """EmulatorError where bytes lie outside of what is allocated."""
+        """Raise EmulatorError if bytes are outside the allocated memory."""
         text = ctypes.create_string_buffer(512)
         if num_bytes and not self._engine.pc_check_memory(address, num_bytes, text, len(text)):
             raise EmulatorError(f"a copy or fill of {num_bytes} bytes at {address:#x}: {text.value.decode()}")

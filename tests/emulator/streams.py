@@ -1,7 +1,7 @@
-"""Streams, events and graphs of the emulated device: work that is done at once, as late as may be, or kept for later.
+"""Streams, events and graphs of the emulated device. Work runs at once, as late as possible, or in a graph.
 
-Late is what a test of host code wants: a copy reads its pinned source when the stream is waited for and no sooner, so
-that a buffer which is filled again too early, or memory that is freed, gives wrong numbers every time.
+Late execution tests the host code: a copy reads its pinned source only when the host waits for the stream, so that a
+buffer that is refilled or freed too early gives wrong numbers every time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Work = Callable[[], None]
 
 
 class Marker:
-    """A point in a stream; has passed when the stream has come to it."""
+    """A point in a stream; `passed` is True once the stream has reached it."""
 
     def __init__(self, stream: int) -> None:
         self.stream, self.passed = stream, False
@@ -25,7 +25,7 @@ class Marker:
 
 
 class Graph:
-    """Work that was captured: the same calls with the same arguments, as often as it is launched."""
+    """Captured work; each launch runs the same calls with the same arguments."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -37,12 +37,12 @@ class Graph:
 
 
 class Streams:
-    """All streams of a device; each does its work in order, and none waits for another unless told to.
+    """All streams of a device. Each runs its work in order, and waits for another only after `wait`.
 
     Attributes
     ----------
     deferred : bool
-        Whether work waits until somebody waits for it. May be changed at any time.
+        True to run work only when the host or another stream waits for it. May be changed at any time.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Streams:
         return self._next
 
     def submit(self, stream: int, work: Work) -> None:
-        """Do some work when its turn comes."""
+        """Run work in the order of a stream."""
         if stream in self._captures:
             self._captures[stream].works.append(work)
         elif self.deferred or self._queues[stream]:
@@ -68,13 +68,13 @@ class Streams:
             work()
 
     def drain(self, stream: int, until: Marker | None = None) -> None:
-        """Do what a stream has been given, all of it or up to a point. Work that fails is not done again."""
+        """Run the work of a stream, up to a marker if given. Work that raises an error is not run again."""
         queue = self._queues[stream]
         while queue and not (until is not None and until.passed):
             queue.popleft()()
 
     def finish(self) -> None:
-        """Do all that is left, of every stream."""
+        """Run the deferred work of every stream."""
         for stream in list(self._queues):
             self.drain(stream)
 
@@ -84,14 +84,14 @@ class Streams:
         return marker
 
     def wait(self, stream: int, marker: Marker) -> None:
-        """Let a stream go on only when another has come to a point."""
+        """Let later work of a stream wait for a marker in another stream."""
         self.submit(stream, lambda: self.drain(marker.stream, marker))
 
     def is_capturing(self, stream: int) -> bool:
         return stream in self._captures
 
     def refuse_capture(self, stream: int, what: str) -> None:
-        """DeviceError where a device would end the capture: whatever waits, allocates or reads pageable memory."""
+        """Raise DeviceError for calls that end a capture: waits, allocations, and reads of pageable memory."""
         if stream in self._captures:
             raise DeviceError(f"{what} while stream {stream:#x} is captured")
 

@@ -1,4 +1,4 @@
-"""Decode and the general path under schedules of any kind, and with faults planted in them."""
+"""decode and general under random schedules, and with faults planted in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.attention_calls import Call, decode_name, general_name
 from tests.emulator.build import SOURCES
-from tests.emulator.probing import mutated
+from tests.emulator.faults import Fault, plant
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import LAYOUTS, Case, Shape, make_case, random_mask
 
@@ -22,7 +22,7 @@ KINDS = ("Plain", "Full")
 
 
 def random_case(seed: int, dims: list[int], dtypes: list[str], lens: list[int], counts: list[int]) -> tuple[Case, str]:
-    """Heads, lengths, layout and options drawn at random, and the kind of kernel that serves them."""
+    """Return a random case (heads, lengths, layout, options), and the kind of kernel that serves it."""
     rng = np.random.default_rng(seed)
     key_dim = int(rng.choice(dims))
     value_dim = key_dim if len(dtypes) == 2 or rng.random() < 0.5 else int(rng.choice(dims))
@@ -127,7 +127,7 @@ def test_a_row_has_the_same_bits_folded_and_split(dim, query_lens, rows, window)
         np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
-def test_pieces_of_a_row_are_joined_one_by_one_however_many_they_are():
+def test_pieces_of_a_row_are_joined_one_by_one_for_any_number_of_them():
     case = make_case(Shape(seq_lens=(50 * 64,), heads=(4, 1)))
     calls = [Call(Kit(EmulatedRuntime()), case, general_name(case), rows=16, fold=64, split=n) for n in (0, 64)]
     for one, other in zip(*(call.check() for call in calls), strict=True):
@@ -136,7 +136,7 @@ def test_pieces_of_a_row_are_joined_one_by_one_however_many_they_are():
 
 @pytest.mark.parametrize("dim", [64, 128, 256, 512])
 def test_a_row_of_the_general_path_has_the_same_bits_alone_and_in_a_prompt(dim):
-    """Where keys are summed in pieces (batch-invariant), and whatever rows stand beside it."""
+    """With keys summed in pieces (batch-invariant), the other rows of the item do not matter."""
     case = make_case(Shape(seq_lens=(150,), query_lens=(37,), heads=(4, 2), dims=(dim, dim)), window=90)
     kit = Kit(EmulatedRuntime())
     whole = Call(kit, case, general_name(case), rows=128, fold=64).check()
@@ -162,17 +162,17 @@ def test_many_splits_are_joined_in_two_steps(dtype, length, seed):
     for schedule in schedules:
         got = Call(Kit(EmulatedRuntime(seed=seed)), case, name, rows=16, split=16, **schedule).check()
         first = first or got
-        for one, other in zip(got, first, strict=True):  # whoever comes last
+        for one, other in zip(got, first, strict=True):  # whichever CTA is the last
             np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("layout", ["NHD", "reversed"])
-def test_blocks_parts_and_masks_behind_2_to_the_33_elements(dtype, layout):
+def test_blocks_parts_and_masks_past_2_to_the_33_elements(dtype, layout):
     shape = Shape(seq_lens=(70, 33), query_dtype=dtype, cache_dtype=dtype, layout=layout)
     case = make_case(shape, mask=random_mask(shape))
     far = 2**33 // abs(case.key_cache.strides[0] // case.key_cache.itemsize)
-    # Entries without a token are garbage; they stay so.
+    # Entries without a token remain garbage.
     case.block_table = np.where(case.block_table < 100, case.block_table.astype(np.int64) + far, -1).astype(np.int32)
     name = general_name(case, "Full") if dtype == "float32" else decode_name(case, "Full")
     call = Call(Kit(EmulatedRuntime()), case, name, far=far, split=32)
@@ -182,92 +182,36 @@ def test_blocks_parts_and_masks_behind_2_to_the_33_elements(dtype, layout):
 
 # ---- faults
 
-RACE = "races|nobody has written|in flight"
-FAULTS: dict[str, tuple[str, str, str, str | None]] = {
-    "wait that leaves a group too many": (
-        "decode_ring.cuh",
-        "pc_wait_copies<Tile::kStages - 1>();",
-        "pc_wait_copies<Tile::kStages>();",
-        "in flight",
+RACE = "races|uninitialised|in flight"
+FAULTS = {
+    "a wait that leaves one group more": Fault("decode_wait", "pc_wait_copies<Tile::kStages>();", "in flight"),
+    "no barrier after the wait": Fault("decode_barrier_after_wait", "", RACE),
+    "no barrier before slots are read and a stage is refilled": Fault("decode_barrier_before_copies", "", RACE),
+    "no barrier after the queries": Fault("decode_barrier_after_queries", "", RACE),
+    "no barrier before the warps' sums are read": Fault("decode_barrier_before_sums", "", RACE),
+    "no barrier before the warps' sums are overwritten": Fault("decode_barrier_after_sums", "", RACE),
+    "the stage of another round": Fault("stage_of_another_round", "num_free = 2;"),
+    "values of tokens of another item": Fault("decode_values_of_other_items", "const bool valid = true;", "not finite"),
+    "no barrier after a step of the walk": Fault("barrier_after_walk", "", RACE),
+    "no fence before the count": Fault("fence_before_count", "", "fence"),
+    "no fence after the count": Fault("fence_after_count", "", "fence"),
+    "a join one part early": Fault("join_one_part_early", "const bool last = counters.atomic_add(at, 1) == count - 2;"),
+    "swizzle of the copies": Fault("swizzle_of_copies", "return address + rows * kBytes;"),
+    "swizzle of the reads": Fault("swizzle_of_reads", "return address + (chunks << 4);"),
+    "swizzle of the sums": Fault("swizzle_of_sums", "const int to = first + 8 * n;"),
+    "matrices of keys in another order": Fault(
+        "key_matrices", "const int key = pc_lane() % 16, chunk = pc_lane() / 16;", "is off by"
     ),
-    "barrier behind the wait": (
-        "decode_ring.cuh",
-        "    pc_wait_copies<Tile::kStages - 1>();\n    pc_sync_warp();\n",
-        "    pc_wait_copies<Tile::kStages - 1>();\n",
-        RACE,
+    "older sums of one row are not rescaled": Fault(
+        "rescale_by_the_other_row", "for (int i = 0; i < 4; ++i) o_[n][i] *= rescale[0];", "is off by"
     ),
-    "barrier before slots are read, and a stage is filled again": (
-        "decode_ring.cuh",
-        "    pc_sync_warp();\n    if (!empty) copy(",
-        "    if (!empty) copy(",
-        RACE,
-    ),
-    "barrier behind the queries": (
-        "decode.cu",
-        "      pc_sync_block();\n      if (rounds == 0) {",
-        "      if (rounds == 0) {",
-        RACE,
-    ),
-    "barrier before the warps' sums are read": (
-        "decode.cu",
-        "      exchange.store(rows, rule.factor, num_rows);\n      pc_sync_block();\n",
-        "      exchange.store(rows, rule.factor, num_rows);\n",
-        RACE,
-    ),
-    "barrier before the warps' sums are overwritten": (
-        "decode.cu",
-        "      store_rows<Tile>(p, heads, i, exchange, true);\n      pc_sync_block();\n",
-        "      store_rows<Tile>(p, heads, i, exchange, true);\n",
-        RACE,
-    ),
-    "stage of another round": ("decode.cu", "num_used = 1;", "num_used = 2;", None),
-    "tokens of another item": (
-        "decode_ring.cuh",
-        "own_values.has(token)",
-        "true",
-        "not finite",
-    ),
-    "barrier behind the walk": (
-        "tile_walk.cuh",
-        "place_.store(0, state);\n    pc_sync_warp();\n",
-        "place_.store(0, state);\n",
-        RACE,
-    ),
-    "fence before the count": ("splits.cuh", "    pc_fence_device();  // what", "    // what", "fence"),
-    "fence behind the count": ("splits.cuh", "    pc_fence_device();  // and", "    // and", "fence"),
-    "a split too early": ("splits.cuh", "== count - 1;", "== count - 2;", None),
-    "swizzle of the copies": ("tile_rows.cuh", "(address ^ ((rows & 7) << 4)) + rows", "address + rows", None),
-    "swizzle of the reads": (
-        "tile_rows.cuh",
-        "(address ^ ((chunks & 7) << 4)) + ((chunks & ~7) << 4)",
-        "address + (chunks << 4)",
-        None,
-    ),
-    "swizzle of the sums": ("decode_rows.cuh", "(first ^ (8 * n & 24)) + (8 * n & ~24)", "first + 8 * n", None),
-    "matrices of keys in another order": (
-        "decode_rows.cuh",
-        "pc_lane() % 8 + pc_lane() / 16 * 8, pc_lane() / 8 % 2",
-        "pc_lane() % 16, pc_lane() / 16",
-        "is off by",
-    ),
-    "older sums are not scaled": ("decode_rows.cuh", "o_[n][i] *= keep[i / 2]", "o_[n][i] *= keep[0]", "is off by"),
-    "keys of the other splits": (
-        "scores.cuh",
-        "max_of(min_of(keys.end, item.key_end), begin)",
-        "keys.end",
-        "is off by",
-    ),
-    "sinks in every split": (
-        "decode.cu",
-        "whole ? load_sink(p, head) : -pc_infinity()",
-        "load_sink(p, head)",
-        "is off by",
-    ),
+    "keys of the other splits": Fault("keys_of_other_splits", "const int end = keys.end;", "is off by"),
+    "sinks in every split": Fault("sinks_in_every_split", "const float sink = load_sink(p, head);", "is off by"),
 }
 
 
 def fault_case() -> Case:
-    """Two kv heads, blocks smaller than a tile, several items a worker, splits, an item of several queries."""
+    """Return a case with two key heads, blocks smaller than a tile, and a sequence of several queries."""
     sinks = np.linspace(-1, 3, 8, dtype=np.float32)
     lens = {"seq_lens": (300, 37, 0, 129), "query_lens": (4, 1, 1, 1)}
     shape = Shape(heads=(8, 2), block_size=5, query_dtype="bfloat16", cache_dtype="bfloat16", **lens)
@@ -285,63 +229,37 @@ def test_the_kernel_is_right_without_a_fault():
     run_faults(fault_case())
 
 
-@pytest.mark.parametrize(("file", "before", "after", "message"), FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_caught(tmp_path, file, before, after, message):
-    sources = mutated(tmp_path, file, before, after, SOURCES)
-    # What the emulator sees is an AssertionError too.
-    with pytest.raises(AssertionError, match=message):
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_caught(tmp_path, fault):
+    sources = plant(tmp_path, SOURCES, fault)
+    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
         run_faults(fault_case(), sources, tmp_path)
 
 
-GENERAL_FAULTS: dict[str, tuple[str, str, str, str | None]] = {
-    "barrier before the tiles of others are read": (
-        "general.cu",
-        "      if (!own_tile_only) pc_sync_block();\n      for (",
-        "      for (",
-        RACE,
-    ),
-    "barrier before the tiles of others are filled again": (
-        "general.cu",
-        "      if (!own_tile_only) pc_sync_block();\n      if (piece.last",
-        "      if (piece.last",
-        RACE,
-    ),
-    "barrier before elements are widened where they lie": (
-        "general_ring.cuh",
-        "pairs.load(i * 32 + pc_lane());\n      pc_sync_warp();\n",
-        "pairs.load(i * 32 + pc_lane());\n",
-        RACE,
-    ),
-    "barrier before weights are read": (
-        "general_rows.cuh",
-        "edge);\n    }\n    pc_sync_warp();\n",
-        "edge);\n    }\n",
-        RACE,
-    ),
-    "barrier before weights are overwritten": (
-        "general_rows.cuh",
-        "        }\n      }\n    }\n    pc_sync_warp();\n  }\n",
-        "        }\n      }\n    }\n  }\n",
-        RACE,
-    ),
-    "sums of lanes that are not exchanged": ("general_rows.cuh", "upper ? x[i + kHalf] : x[i]", "x[i]", "is off by"),
+GENERAL_FAULTS = {
+    "no barrier before the tiles of other warps are read": Fault("general_barrier_before_tiles", "", RACE),
+    "no barrier before the tiles of other warps are refilled": Fault("general_barrier_after_tiles", "", RACE),
+    "no barrier before elements are widened in place": Fault("general_barrier_before_widening", "", RACE),
+    "no barrier before weights are read": Fault("general_barrier_before_weights", "", RACE),
+    "no barrier before weights are overwritten": Fault("general_barrier_after_weights", "", RACE),
+    "a lane keeps the wrong half of its sums": Fault("keep_the_wrong_half", "const float kept = x[i];", "is off by"),
 }
 
 
 def run_general_faults(*where: Path) -> None:
-    """Prompts of more rows than a warp has, and keys that some of them do not attend to and that are NaN."""
+    """Run prompts with more rows than a warp holds, and with NaN keys that only some of the rows attend to."""
     shape = Shape((70, 33), (20, 1), heads=(4, 2), query_dtype="float16", cache_dtype="float16")
     case = make_case(shape, window=16)
     for seed in range(3):
         Call(Kit(EmulatedRuntime(*where, seed=seed)), case, general_name(case), rows=128, split=32).check()
 
 
-def test_the_general_path_is_right_without_a_fault():
+def test_the_general_kernel_is_right_without_a_fault():
     run_general_faults()
 
 
-@pytest.mark.parametrize(("file", "before", "after", "message"), GENERAL_FAULTS.values(), ids=GENERAL_FAULTS)
-def test_a_fault_planted_in_the_general_path_is_caught(tmp_path, file, before, after, message):
-    sources = mutated(tmp_path, file, before, after, SOURCES)
-    with pytest.raises(AssertionError, match=message):
+@pytest.mark.parametrize("fault", GENERAL_FAULTS.values(), ids=GENERAL_FAULTS)
+def test_a_fault_planted_in_the_general_kernel_is_caught(tmp_path, fault):
+    sources = plant(tmp_path, SOURCES, fault)
+    with pytest.raises(AssertionError, match=fault.message):
         run_general_faults(sources, tmp_path)

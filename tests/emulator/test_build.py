@@ -1,4 +1,4 @@
-"""Kernels are compiled when they are first asked for and when something that they include has changed, once."""
+"""Kernels are compiled once: when they are first needed, and after a change of an included file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from pagecore.ops.cuda.manifest import Instance
 from tests.emulator import build
-from tests.emulator.probing import mutated
+from tests.emulator.faults import Fault, plant
+from tests.emulator.probing import KERNELS
 
 SCALE = """
 #include "scale.cuh"
@@ -44,7 +45,7 @@ def instance(*arguments):
     return Instance(f"scale<{','.join(arguments)}>", "scale", "scale.cu", arguments)
 
 
-def test_a_change_of_an_included_file_makes_another_library_and_nothing_else_does(sources, tmp_path):
+def test_only_a_change_of_an_included_file_makes_another_library(sources, tmp_path):
     first = build.instance_path(instance("int", "2"), sources, tmp_path)
     made = first.stat().st_mtime_ns
     (sources / "unrelated.cuh").write_text("// changed")
@@ -54,7 +55,7 @@ def test_a_change_of_an_included_file_makes_another_library_and_nothing_else_doe
     assert build.instance_path(instance("int", "2"), sources, tmp_path) != first
 
 
-def test_libraries_that_nobody_has_built_for_a_day_are_removed(sources, tmp_path):
+def test_libraries_older_than_a_day_are_removed(sources, tmp_path):
     old = build.instance_path(instance("int", "2"), sources, tmp_path)
     other = build.instance_path(instance("int", "3"), sources, tmp_path)
     for path in (old, other):
@@ -64,24 +65,24 @@ def test_libraries_that_nobody_has_built_for_a_day_are_removed(sources, tmp_path
     assert sorted(tmp_path.glob("*.so")) == sorted([new, other])
 
 
-def test_the_threads_of_a_kernel_are_known_even_where_they_depend_on_its_arguments(sources):
+def test_the_declared_threads_may_depend_on_template_arguments(sources):
     text = build.unit_text(instance("int", "2"), SCALE)
     assert "template <typename T, int kTimes>\nconstexpr int scale_threads = first_of(threads_of<T>(), kTimes" in text
 
 
-def test_what_the_compiler_says_is_in_the_error(sources, tmp_path):
+def test_the_error_has_the_output_of_the_compiler(sources, tmp_path):
     (sources / "scale.cu").write_text(SCALE.replace("params.data", "params.date", 1))
     with pytest.raises(build.BuildError, match=r"scale\.cu:.*has no member named .date."):
         build.instance_path(instance("int", "2"), sources, tmp_path)
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_an_entry_that_its_source_has_not_is_refused(sources, tmp_path):
+def test_an_entry_that_is_not_in_its_source_is_refused(sources, tmp_path):
     with pytest.raises(build.BuildError, match=r"scale\.cu has no PC_KERNEL\(threads, blocks\) void sale"):
         build.instance_path(Instance("sale<int>", "sale", "scale.cu", ("int",)), sources, tmp_path)
 
 
-def test_processes_that_build_one_kernel_at_the_same_time_all_get_it(sources, tmp_path):
+def test_several_processes_may_build_one_kernel_at_once(sources, tmp_path):
     code = (
         "from pathlib import Path; from tests.emulator import build; from pagecore.ops.cuda.manifest import Instance\n"
         "import ctypes, sys; build.engine()\n"
@@ -107,8 +108,11 @@ run_ring(EmulatedRuntime("SOURCES", "FOLDER"))
 
 @pytest.mark.slow
 def test_kernels_run_under_the_address_sanitizer(tmp_path):
-    fault = "{ const volatile pc_uint32* last = &b[0]; c[0][0] += static_cast<float>(last[2 + params.n]); }\n"
-    sources = mutated(tmp_path, "ring.cu", "      pc_multiply<T>(c[1]", f"      {fault}      pc_multiply<T>(c[1]")
+    fault = Fault(
+        "second_product",
+        "{ const volatile pc_uint32* last = &b[0]; c[0][0] += static_cast<float>(last[2 + params.n]); }",
+    )
+    sources = plant(tmp_path, KERNELS, fault)
     code = ASAN.replace('"SOURCES"', f"__import__('pathlib').Path({str(sources)!r})")
     code = code.replace('"FOLDER"', f"__import__('pathlib').Path({str(tmp_path)!r})")
     library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The order of accesses to device memory: a join by the last block, and faults planted in it."""
+"""Checks of the order of accesses to device memory: a join by the last block, and faults planted in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.cuda.kit import Kit
-from tests.emulator.probing import KERNELS, mutated, probe
+from tests.emulator.faults import Fault, plant
+from tests.emulator.probing import KERNELS, probe
 from tests.emulator.runtime import EmulatedRuntime, EmulatorError
 
 BLOCKS = 5
@@ -34,49 +35,42 @@ def test_the_last_block_joins_in_any_order(seed):
 OTHER_BLOCK = (
     r"races: it reads at 0x[0-9a-f]+ what block \([0-4], 0, 0\), thread \d+, writes \(line \d+\), without a fence"
 )
+OTHER_BLOCKS_PART = Fault(
+    "target_of_part",
+    "const int block = pc_block_x() / 2, at = 63 - t;",
+    r"races: it overwrites at 0x[0-9a-f]+ what block",
+)
+OTHER_THREADS_PART = Fault(
+    "target_of_part",
+    "const int block = pc_block_x(), at = 63 - t / 2;",
+    r"races: it overwrites at 0x[0-9a-f]+ what thread \d+ writes",
+)
 FAULTS = {
-    "fence before the ticket": ("    pc_fence_device();  // for the others\n", "", OTHER_BLOCK),
-    "fence behind the ticket": ("    pc_fence_device();  // of the others\n", "", OTHER_BLOCK),
-    "barrier before the ticket": ("  pc_sync_block();  // the block has written\n", "", OTHER_BLOCK),
-    "barrier behind the ticket": ("  pc_sync_block();  // the flag is there\n", "", "races|nobody has written"),
-    "parts of one block in another's place": (
-        "parts.store(pc_block_x() * 64",
-        "parts.store(pc_block_x() / 2 * 64",
-        r"races: it overwrites at 0x[0-9a-f]+ what block",
-    ),
-    "one thread's part in another's place": (
-        "* 64 + 63 - t, Global",
-        "* 64 + 63 - t / 2, Global",
-        r"races: it overwrites at 0x[0-9a-f]+ what thread \d+ writes",
-    ),
-    "no barrier between threads of a block": (
-        "  pc_sync_block();  // the block has written\n",
-        "  parts.load(pc_block_x() * 64 + t);\n  pc_sync_block();\n",
+    "no fence before the ticket": Fault("fence_before_ticket", "", OTHER_BLOCK),
+    "no fence after the ticket": Fault("fence_after_ticket", "", OTHER_BLOCK),
+    "no barrier before the ticket": Fault("barrier_before_ticket", "", OTHER_BLOCK),
+    "no barrier after the ticket": Fault("barrier_after_ticket", "", "races|uninitialised"),
+    "a block overwrites the part of another": OTHER_BLOCKS_PART,
+    "a thread overwrites the number of another": OTHER_THREADS_PART,
+    "no barrier between threads of a block": Fault(
+        "barrier_before_ticket",
+        "parts.load(pc_block_x() * 64 + t); pc_sync_block();",
         r"races: it reads at 0x[0-9a-f]+ what thread \d+ writes",
     ),
 }
+NO_JOIN = Fault("join", "return;")
 
 
-@pytest.mark.parametrize(("before", "after", "message"), FAULTS.values(), ids=FAULTS)
-def test_a_missing_link_is_named_in_any_order(tmp_path, before, after, message):
-    sources = mutated(tmp_path, "tickets.cu", before, after)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_missing_synchronisation_is_named_in_any_order(tmp_path, fault):
+    sources = plant(tmp_path, KERNELS, fault)
     for seed in SEEDS:
-        with pytest.raises(EmulatorError, match=message):
+        with pytest.raises(EmulatorError, match=fault.message):
             join(EmulatedRuntime(sources, tmp_path, seed=seed))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("parts.store(pc_block_x() * 64", "parts.store(pc_block_x() / 2 * 64"),
-        ("* 64 + 63 - t, Global", "* 64 + 63 - t / 2, Global"),
-    ],
-    ids=["blocks", "threads"],
-)
-def test_a_place_may_be_written_twice_where_the_test_says_so(tmp_path, before, after):
-    (tmp_path / "first").mkdir()
-    sources = mutated(tmp_path / "first", "tickets.cu", before, after)
-    sources = mutated(tmp_path, "tickets.cu", "if (flag.load(0) == 0) return;", "return;", sources)
-    runtime = EmulatedRuntime(sources, tmp_path)
+@pytest.mark.parametrize("fault", [OTHER_BLOCKS_PART, OTHER_THREADS_PART], ids=["blocks", "threads"])
+def test_an_element_may_be_written_twice_if_the_test_allows_it(tmp_path, fault):
+    runtime = EmulatedRuntime(plant(tmp_path, KERNELS, fault, NO_JOIN), tmp_path)
     runtime.may_overwrite = True
     join(runtime)

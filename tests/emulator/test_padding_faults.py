@@ -1,4 +1,4 @@
-"""Faults planted in the padding of head dims: each reads or writes past the dims of a call, and is caught."""
+"""Faults planted in the padding of head dims: each reads or writes past the dims of a call, and each is caught."""
 
 from __future__ import annotations
 
@@ -12,30 +12,26 @@ from tests.cuda.attention_cases import BF16, DeviceCase, compare, in_last_slot, 
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
-from tests.emulator.probing import mutated
+from tests.emulator.faults import Fault, plant
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import Shape, make_case
 
 pytestmark = pytest.mark.slow
 
-PADDING_FAULTS: dict[str, tuple[str, str, str]] = {
-    "keys of decode past their dims": ("decode_ring.cuh", "only_if(chunk * 8 < p.head_dim)", "only_if(true)"),
-    "values of decode past their dims": ("decode_ring.cuh", "only_if(chunk * 8 < p.value_dim)", "only_if(true)"),
-    "queries of decode past their dims": ("decode_rows.cuh", " && chunk * 8 < p.head_dim", ""),
-    "output of decode past its dims": ("decode.cu", "    if (d >= p.value_dim) continue;\n", ""),
-    "keys and values of prompts past their dims": (
-        "prefill_feed.cuh",
-        "only_if(chunk * 8 < dim)",
-        "only_if(true)",
+PADDING_FAULTS = {
+    "keys of decode past their dims": Fault("decode_keys_past_dims", "const KeyRange own_keys = state.keys;"),
+    "values of decode past their dims": Fault("decode_values_past_dims", "const KeyRange own_values = state.keys;"),
+    "queries of decode past their dims": Fault(
+        "decode_queries_past_dims", "if (row < item.query_count * heads.count) {"
     ),
-    "queries of prompts past their dims": (
-        "prefill_feed.cuh",
-        "chunk * 8 < p.head_dim ? item.num_rows(heads) : 0",
-        "item.num_rows(heads)",
+    "output of decode past its dims": Fault("decode_output_past_dims"),
+    "keys and values of prompts past their dims": Fault("prefill_keys_past_dims", "const KeyRange own_keys = keys;"),
+    "queries of prompts past their dims": Fault(
+        "prefill_queries_past_dims", "const int num_rows = item.num_rows(heads);"
     ),
-    "output of prompts past its dims": ("prefill_output.cuh", "if (chunk * 8 >= p.value_dim) continue;", ""),
-    "pitch of partial rows": ("prefill_output.cuh", "head) * p.value_dim;", "head) * 8 * kDimTiles;"),
-    "partial rows past their dims": ("prefill_output.cuh", "store_if(8 * n < p.value_dim,", "store_if(true,"),
+    "output of prompts past its dims": Fault("prefill_output_past_dims"),
+    "pitch of partial rows": Fault("pitch_of_partial_rows", "return (row * p.num_query_heads + head) * 8 * kDimTiles;"),
+    "partial rows past their dims": Fault("partial_rows_past_dims", "const bool exists = true;"),
 }
 
 
@@ -59,7 +55,6 @@ def test_padded_dims_are_right_without_a_fault():
 
 @pytest.mark.parametrize("name", cases(list(PADDING_FAULTS)[1::2], list(PADDING_FAULTS)))
 def test_a_fault_planted_in_the_padding_is_caught(tmp_path, name):
-    file, before, after = PADDING_FAULTS[name]
-    sources = mutated(tmp_path, file, before, after, SOURCES)
-    with pytest.raises(AssertionError):  # an EmulatorError is one too
+    sources = plant(tmp_path, SOURCES, PADDING_FAULTS[name])
+    with pytest.raises(AssertionError):  # EmulatorError is an AssertionError
         run_padding_faults(sources, tmp_path)

@@ -1,4 +1,4 @@
-"""Faults planted in a kernel that is right without them: each is caught, in whatever order threads run."""
+"""Faults planted in a kernel that is right without them: the emulator catches each one in every order of threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from tests.cuda.kit import Kit
-from tests.emulator.probing import KERNELS, mutated, probe
+from tests.emulator import test_attention_kernels, test_device_order, test_padding_faults
+from tests.emulator.build import SOURCES
+from tests.emulator.faults import Fault, MarkerError, markers, plant
+from tests.emulator.probing import KERNELS, probe
 from tests.emulator.runtime import EmulatedRuntime, EmulatorError
 
 pytestmark = pytest.mark.slow
@@ -17,7 +20,7 @@ NUM_TILES = 11
 
 
 def run_ring(runtime, name="pc_bfloat16", n=NUM_TILES):
-    """Return what the kernel gives, and what it should."""
+    """Return the result of the kernel and the expected result."""
     kit = Kit(runtime)
     dtype = {"pc_half": np.float16, "pc_bfloat16": ml_dtypes.bfloat16}[name]
     random = np.random.default_rng(1)
@@ -44,7 +47,7 @@ def test_the_kernel_is_right_in_any_order(name, n):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_what_a_kernel_does_is_counted():
+def test_the_work_of_a_kernel_is_counted():
     runtime = EmulatedRuntime(KERNELS)
     run_ring(runtime)
     rounds = -(-NUM_TILES // 4)
@@ -55,71 +58,111 @@ def test_what_a_kernel_does_is_counted():
     assert runtime.counts["matrix_conflicts"] == 0
 
 
-def test_a_swizzle_that_meets_banks_twice_gives_right_numbers_but_is_counted(tmp_path):
-    sources = mutated(tmp_path, "ring.cu", "chunk ^ (row % 8)", "chunk ^ (row % 4)")
+def test_a_conflicting_swizzle_gives_right_numbers_and_is_counted(tmp_path):
+    sources = plant(tmp_path, KERNELS, SWIZZLE)
     runtime = EmulatedRuntime(sources, tmp_path)
     got, expected = run_ring(runtime)
     np.testing.assert_array_equal(got, expected)
     assert runtime.counts["matrix_conflicts"] == runtime.counts["matrix_loads"]
 
 
-RACE = "races|nobody has written|in flight"
+SWIZZLE = Fault("swizzle", "return row * kRowBytes + ((chunk ^ (row % 4)) << 4);")
+RACE = "races|uninitialised|in flight"
 FAULTS = {
-    "barrier of the block before the buffer is used again": (
-        "  pc_wait_copies<0>();\n  pc_sync_block();\n",
-        "  pc_wait_copies<0>();\n",
+    "no barrier before the buffer is reused": Fault("barrier_before_sums", "", "races|in flight"),
+    "no barrier before the sums are read": Fault("barrier_after_sums", "", RACE),
+    "no barrier after the wait": Fault("barrier_after_wait", "", "races|in flight"),
+    "no barrier before a stage is refilled": Fault(
+        "barrier_before_refill", "", r"races: it writes what thread \d+ reads|in flight"
+    ),
+    "a wait that leaves one group more": Fault("wait", "pc_wait_copies<2>();", "has in flight"),
+    "no wait at the end": Fault("last_wait", "", "has in flight|with . copies in flight|writes what the copy"),
+    "no commit": Fault("commit", "", "has in flight"),
+    "a copy past the last tile": Fault(
+        "copy",
+        "pc_copy_async(to, tiles, from, tile <= num_tiles);",
+        "copies 16 bytes at .* after the end",
+    ),
+    "one stage": Fault("stages", "constexpr int kStages = 1;", "in flight"),
+    "the ring of another warp": Fault(
+        "ring_of_warp",
+        "const Shared<pc_uint8> own = pc_shared_buffer() + warp / 2 * kStages * kTileBytes;",
         "races|in flight",
     ),
-    "barrier of the block before the sums are read": ("  pc_sync_block();\n  if (warp == 0)", "  if (warp == 0)", RACE),
-    "barrier of the warp behind the wait": (
-        "    pc_wait_copies<1>();\n    pc_sync_warp();\n",
-        "    pc_wait_copies<1>();\n",
-        "races|in flight",
+    "a read past the shared buffer": Fault(
+        "added_sums",
+        "for (int w = 0; w < kWarps; ++w) sum += sums.load(w * 256 + i * 17);",
+        "of the shared buffer, which has 16384 bytes",
     ),
-    "barrier of the warp before a stage is filled again": (
-        "    pc_sync_warp();  // before the stage is filled again\n",
-        "",
-        r"races: it writes what thread \d+ reads|in flight",
+    "a collective under divergence": Fault(
+        "start_of_step", "pc_uint32 b[4]; if (lane < 7) continue;", "is reached by a part of the warp"
     ),
-    "wait that leaves a group too many": ("pc_wait_copies<1>", "pc_wait_copies<2>", "has in flight"),
-    "wait at the end": ("  pc_wait_copies<0>();\n", "", "has in flight|with . copies in flight|writes what the copy"),
-    "commit": ("  pc_commit_copies();\n", "", "has in flight"),
-    "read behind the last tile": ("tile < num_tiles", "tile <= num_tiles", "copies 16 bytes at .* behind the end"),
-    "one stage": ("kStages = 2", "kStages = 1", "in flight"),
-    "stages of another warp": ("pc_shared_buffer() + warp *", "pc_shared_buffer() + warp / 2 *", "races|in flight"),
-    "read past the shared buffer": ("w * 256 + i", "w * 256 + i * 17", "of the shared buffer, which has 16384 bytes"),
-    "collective under divergence": (
-        "      pc_uint32 b[4];\n",
-        "      pc_uint32 b[4];\n      if (lane < 7) continue;\n",
-        "is reached by a part of the warp",
+    "a barrier under divergence": Fault(
+        "barrier_after_sums", "if (warp == 0) pc_sync_block();", "pc_sync_block is reached by"
     ),
-    "barrier under divergence": (
-        "  pc_sync_block();\n  if (warp == 0) {",
-        "  if (warp == 0) {\n  pc_sync_block();",
-        "pc_sync_block is reached by",
+    "an index outside a local array": Fault(
+        "second_product",
+        "pc_multiply<T>(c[1], a[k], b[2], b[k + 1]);",
+        "an index lies outside a local array",
     ),
-    "index outside a local array": ("b[2], b[3]", "b[2], b[k + 1]", "an index lies outside a local array"),
-    "misaligned copy": ("chunk * 8;", "chunk * 8 + 1;", "which is no multiple of 16"),
-}  # fmt: skip
+    "a misaligned copy": Fault(
+        "source_of_copy",
+        "const pc_int64 from = (static_cast<pc_int64>(tile) * 16 + row) * 64 + chunk * 8 + 1;",
+        "which is not a multiple of 16",
+    ),
+}
 
 
-@pytest.mark.parametrize(("before", "after", "message"), FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_caught_in_any_order(tmp_path, before, after, message):
-    sources = mutated(tmp_path, "ring.cu", before, after)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_caught_in_any_order(tmp_path, fault):
+    sources = plant(tmp_path, KERNELS, fault)
     for seed in SEEDS:
-        with pytest.raises(EmulatorError, match=message):
+        with pytest.raises(EmulatorError, match=fault.message):
             run_ring(EmulatedRuntime(sources, tmp_path, seed=seed))
 
 
 WRONG = {
-    "swizzle on one side": ("stage + chunk_at(row, chunk)", "stage + row * kRowBytes + chunk * 16"),
-    "matrices in another order": ("lane % 8 + lane / 16 * 8, k * 2 + lane / 8 % 2", "lane % 16, k * 2 + lane / 16"),
-    "sums of a warp left out": ("w < kWarps; ++w", "w < kWarps - 1; ++w"),
-    "rows past the first eight": ("lane % 4 * 2 + i % 2, c[j][i]", "lane % 4 * 2 + i % 2, c[j][i % 2]"),
+    "swizzle on one side": Fault("target_of_copy", "const SharedAddress to = stage + row * kRowBytes + chunk * 16;"),
+    "matrices in another order": Fault("order_of_matrices", "const int row = lane % 16, chunk = k * 2 + lane / 16;"),
+    "the sums of one warp left out": Fault(
+        "added_sums", "for (int w = 0; w < kWarps - 1; ++w) sum += sums.load(w * 256 + i);"
+    ),
+    "the first eight rows twice": Fault("stored_sum", "const float sum = c[j][i % 2];"),
 }
 
 
-@pytest.mark.parametrize(("before", "after"), WRONG.values(), ids=WRONG)
-def test_a_fault_of_arithmetic_gives_wrong_numbers(tmp_path, before, after):
-    got, expected = run_ring(EmulatedRuntime(mutated(tmp_path, "ring.cu", before, after), tmp_path))
+@pytest.mark.parametrize("fault", WRONG.values(), ids=WRONG)
+def test_an_arithmetic_fault_gives_wrong_numbers(tmp_path, fault):
+    got, expected = run_ring(EmulatedRuntime(plant(tmp_path, KERNELS, fault), tmp_path))
     assert not np.array_equal(got, expected)
+
+
+# ---- the markers
+
+
+def test_a_missing_marker_is_an_error(tmp_path):
+    with pytest.raises(MarkerError, match=r"expected one line with '// fault: nothing' in .*, got 0 \(none\)"):
+        plant(tmp_path, KERNELS, Fault("nothing"))
+
+
+@pytest.mark.parametrize("file", ["ring.cu", "tickets.cu"])
+def test_an_ambiguous_marker_is_an_error(tmp_path, file):
+    sources = plant(tmp_path / "first", KERNELS)
+    with (sources / file).open("a") as text:
+        text.write("int more;  // fault: wait\n")
+    with pytest.raises(MarkerError, match="got 2 "):
+        plant(tmp_path, sources, Fault("wait"))
+
+
+def test_a_fault_replaces_its_line_and_no_other(tmp_path):
+    before = (KERNELS / "ring.cu").read_text().splitlines()
+    after = (plant(tmp_path, KERNELS, Fault("commit", "// none")) / "ring.cu").read_text().splitlines()
+    changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert changed == [("  pc_commit_copies();  // fault: commit", "// none")]
+
+
+def test_every_marker_is_of_a_fault_that_is_planted():
+    own = [SWIZZLE, *FAULTS.values(), *WRONG.values(), *test_device_order.FAULTS.values(), test_device_order.NO_JOIN]
+    assert sorted({fault.marker for fault in own}) == markers(KERNELS)
+    tables = (test_attention_kernels.FAULTS, test_attention_kernels.GENERAL_FAULTS, test_padding_faults.PADDING_FAULTS)
+    assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)

@@ -1,4 +1,4 @@
-"""Each emulated primitive against NumPy."""
+"""The emulated primitives, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def launch(kit, name, **arguments):
     probe(kit.runtime, name, **arguments)
 
 
-def test_a_thread_knows_its_place(kit):
+def test_indices_of_a_thread(kit):
     out = kit.empty((12, 96, 11), np.int32)
     launch(kit, "places", output=out, grid=(3, 2, 2), threads=96)
     block, thread = np.indices((12, 96))
@@ -115,7 +115,7 @@ def test_products_of_matrices(kit, name):
 
 @functools.cache
 def floats():
-    """Random bits, and what conversions to 16 bits may stumble over."""
+    """Return random bits, and the edge cases of conversions to 16 bits."""
     random = np.random.default_rng(4)
     bits = random.integers(0, 2**32, 20000, dtype=np.uint32)
     small = (random.standard_normal(20000) * np.exp2(random.integers(-30, 18, 20000))).astype(np.float32)
@@ -129,7 +129,7 @@ def floats():
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 @pytest.mark.parametrize("name", ["pc_half", "pc_bfloat16"])
-def test_rounding_to_16_bits_is_that_of_numpy(kit, name):
+def test_rounding_to_16_bits_matches_numpy(kit, name):
     values = floats()
     out, pairs = kit.empty(len(values), NUMPY[name]), kit.empty(len(values), NUMPY[name])
     grid = (-(-len(values) // 256), 1, 1)
@@ -174,14 +174,14 @@ def test_functions_of_numbers(kit):
 
 
 DECLARATION = re.compile(
-    r"(?:PC_DEVICE|PC_MEMBER|\binline|__device__ __forceinline__)\s"  # what it is
+    r"(?:PC_DEVICE|PC_MEMBER|\binline|__device__ __forceinline__)\s"  # specifiers
     r"+(?P<head>[\w<>:& ]*?[\w<>+ ]+)"  # result and name
     r"\((?P<arguments>(?:[^()]|\([^()]*\))*)\)\s*(?:const\s*)?[{;:=]"
 )
 
 
 def declarations(text):
-    """Name -> arguments of each function and method that kernels can call."""
+    """Return the arguments of each function and method that kernels can call, by name."""
     text = re.sub(r"\n private:.*?\n};", "\n};", re.sub(r"//.*|#define.*", "", text), flags=re.DOTALL)
     found = {}
     for match in DECLARATION.finditer(text):
@@ -197,6 +197,9 @@ def test_every_primitive_has_two_bodies_with_the_same_arguments():
     for name in ("primitives", "global", "shared"):
         for found, arguments in declarations((NATIVE / f"emulated_{name}.hpp").read_text()).items():
             emulated.setdefault(found, set()).update(arguments)
-    del device["Shared"], emulated["Shared"]  # made of a pointer there, of an offset here
+    del (
+        device["Shared"],
+        emulated["Shared"],
+    )  # constructed from a pointer on the device, and from an offset in the emulator
     assert len(device) > 40
     assert emulated == device

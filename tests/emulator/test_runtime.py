@@ -1,4 +1,4 @@
-"""The emulated device keeps the promises that host code is tested against: order of streams, lifetimes, captures."""
+"""Order of streams, lifetimes and captures of the emulated device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from pagecore.arrays import strided
-from pagecore.arrays.cuda import Runtime
+from pagecore.arrays.runtime import Runtime
 from pagecore.errors import DeviceError
 from tests.cuda.kit import DeviceBytes, Kit
-from tests.emulator.probing import KERNELS, Probe
+from tests.emulator.probing import KERNELS, Probe, enum_of
 from tests.emulator.runtime import EmulatedRuntime, EmulatorError
+
+Slip = enum_of("slips.cu", "Slip")
 
 
 @pytest.fixture
@@ -40,12 +42,12 @@ def read(runtime, memory, stream=0):
     return held.tolist()
 
 
-def test_it_is_a_runtime(runtime):
+def test_the_emulated_runtime_has_every_method_of_the_protocol(runtime):
     wanted = {name for name in vars(Runtime) if not name.startswith("_")}
     assert wanted <= set(dir(runtime))
 
 
-def test_memory_is_counted_poisoned_and_aligned_to_256_bytes_alone(runtime):
+def test_memory_is_counted_poisoned_and_aligned_to_256_bytes_and_no_more(runtime):
     free, total = runtime.memory_info(0)
     memory = DeviceBytes(runtime, 1000)
     assert runtime.memory_info(0) == (free - 1000, total)
@@ -58,7 +60,7 @@ def test_memory_is_counted_poisoned_and_aligned_to_256_bytes_alone(runtime):
     assert runtime.counts["allocations"] == 1
 
 
-def test_memory_beyond_what_the_machine_has_is_there_where_it_is_touched(runtime):
+def test_a_large_allocation_takes_only_the_pages_that_are_used(runtime):
     kit = Kit(runtime)
     tensor = kit.empty((2**33 + 8,), "float32")
     part = tensor[2**33 :]
@@ -67,8 +69,8 @@ def test_memory_beyond_what_the_machine_has_is_there_where_it_is_touched(runtime
     np.testing.assert_array_equal(kit.get(part), np.zeros(8, np.float32))
 
 
-def test_more_than_the_device_has_is_refused(runtime):
-    with pytest.raises(DeviceError, match="the emulated device has no"):
+def test_an_allocation_larger_than_the_device_is_refused(runtime):
+    with pytest.raises(DeviceError, match="the emulated device cannot allocate"):
         runtime.allocate(1 << 50, 0, 0)
 
 
@@ -87,7 +89,7 @@ def test_copies_and_fills_stay_inside_their_memory(runtime, reach):
         reach(runtime, memory.address, host.ctypes.data)
 
 
-def test_work_is_done_when_it_is_waited_for(late):
+def test_deferred_work_runs_when_the_host_waits_for_it(late):
     memory, pinned = device_bytes(late, [0] * 4), late.allocate_pinned(4)
     pinned[:] = [1, 2, 3, 4]
     late.copy(memory.address, pinned.ctypes.data, 4, 0)
@@ -106,7 +108,7 @@ def test_pageable_memory_is_read_before_a_copy_returns(late):
     assert read(late, memory) == [0, 1, 2, 3]
 
 
-def test_streams_wait_for_events_and_for_nothing_else(late):
+def test_streams_wait_only_for_events(late):
     memory, first, second = device_bytes(late, [0] * 4), late.streams.make(), late.streams.make()
     late.synchronize(0)
     late.fill(memory.address, 1, 2, first)
@@ -121,7 +123,7 @@ def test_streams_wait_for_events_and_for_nothing_else(late):
     assert read(late, memory, second) == [1, 1, 1, 1]
 
 
-def test_an_event_that_was_never_recorded_is_no_wait(late):
+def test_a_wait_for_an_unrecorded_event_returns_at_once(late):
     event = late.make_event(0)
     late.wait_event(0, event)
     event.synchronize()
@@ -131,7 +133,7 @@ def test_memory_is_freed_in_the_order_of_its_stream(late):
     memory, side = device_bytes(late, [1, 2, 3, 4]), late.streams.make()
     copy = DeviceBytes(late, 4)
     late.copy(copy.address, memory.address, 4, 0)
-    late.copy(copy.address, memory.address, 4, side)  # which nothing orders before the end of the memory
+    late.copy(copy.address, memory.address, 4, side)  # not ordered before the release of the memory
     del memory
     gc.collect()
     assert read(late, copy) == [1, 2, 3, 4]
@@ -139,17 +141,17 @@ def test_memory_is_freed_in_the_order_of_its_stream(late):
         late.synchronize(side)
 
 
-def test_an_error_of_a_kernel_comes_out_where_it_is_waited_for(late):
+def test_an_error_of_a_kernel_is_raised_by_the_wait_for_it(late):
     kernel = late.load("slips", 0, None, 0)
-    parameters = Probe(n=1)
+    parameters = Probe(n=Slip.READ_GLOBAL)
     late.launch(kernel, (1, 1, 1), 32, 0, 0, ctypes.addressof(parameters))
-    parameters.n = 10**6  # the launch has its own copy
+    parameters.n = Slip.NONE  # the launch has its own copy
     with pytest.raises(EmulatorError, match="reads 4 bytes"):
         late.synchronize(0)
     late.synchronize(0)
 
 
-def test_a_graph_does_the_same_again(late):
+def test_a_graph_repeats_its_work(late):
     kit = Kit(late)
     pinned, memory, other = late.allocate_pinned(4), DeviceBytes(late, 4), DeviceBytes(late, 4)
 
@@ -158,7 +160,7 @@ def test_a_graph_does_the_same_again(late):
         late.copy(other.address, memory.address, 4, stream)
 
     replay = kit.capture(work)
-    assert set(read(late, other)) == {0xFF}  # nothing was done yet
+    assert set(read(late, other)) == {0xFF}  # nothing has run yet
     for value in (1, 2):
         pinned[:] = value
         replay()
@@ -177,7 +179,7 @@ def test_a_graph_does_the_same_again(late):
     ],
     ids=["waits", "allocates", "allocates pinned", "copies pageable memory"],
 )  # fmt: skip
-def test_a_capture_ends_where_a_device_would_end_it(runtime, what):
+def test_calls_that_end_a_capture_are_refused(runtime, what):
     runtime.kept = DeviceBytes(runtime, 8)
     with pytest.raises(DeviceError, match="is captured"):
         Kit(runtime).capture(lambda stream: what(runtime, stream))
@@ -201,7 +203,7 @@ def test_put_and_get_keep_values_strides_and_gaps(runtime, dtype):
         np.testing.assert_array_equal(got, view)
 
 
-def test_a_view_lies_as_far_behind_256_bytes_as_behind_its_base(runtime):
+def test_a_view_has_the_offset_from_256_bytes_that_it_has_from_its_base(runtime):
     kit = Kit(runtime)
     base = np.zeros((10, 24), np.int8)
     assert kit.put(base).pointer % 256 == 0
@@ -209,7 +211,7 @@ def test_a_view_lies_as_far_behind_256_bytes_as_behind_its_base(runtime):
     assert kit.put(base[1:, ::-1]).pointer % 256 == 47
 
 
-def test_get_takes_a_part_of_what_was_put(runtime):
+def test_get_returns_a_part_of_a_put_array(runtime):
     kit = Kit(runtime)
     values = np.arange(24, dtype=np.float32).reshape(4, 6)
     tensor = kit.put(values)

@@ -1,7 +1,7 @@
-"""A prefix cache made of the index alone: tree, tables and pools, each beside its plain twin.
+"""Prefix cache made of the index alone: tree, tables and pools, each with its plain twin.
 
-Every call goes to both, which must answer the same or refuse in the same way. Blocks have a content, too: what is
-written to a slot is the prefix that ends there, so that a block is never reused for another one.
+Every call goes to both, which must return equal results or raise equal errors. Blocks have contents, too: a slot holds
+the prefix that ends there, so that a block that is reused for another prefix is detected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sequence:
     namespace: object
     receipt: object = field(repr=False)
     twin_receipt: object = field(repr=False)
-    runs_on: bool = True  # from where its receipt ends: what lies before was never cut
+    runs_on: bool = True  # can extend its receipt: no token before its end was truncated
 
 
 def lists(arrays):
@@ -34,7 +34,7 @@ def lists(arrays):
 
 
 class PrefixCache:
-    """Groups stand in the order of the tree's lanes: `full` plain ones, then one for each window."""
+    """Groups are in the order of the lanes of the tree: `full` plain groups, then one for each window."""
 
     def __init__(self, block_size, full, windows, pool_sizes, max_sequences, max_blocks, policy):
         self.block_size, self.full, self.windows = block_size, full, windows
@@ -51,7 +51,7 @@ class PrefixCache:
         self.sequences: list[Sequence] = []
         self.content = [{} for _ in self.groups]  # slot -> the prefix that was written there
 
-    # Looking.
+    # Lookup.
 
     def length(self, sequence):
         return self.twin_tables.rows[sequence.row].length
@@ -68,10 +68,10 @@ class PrefixCache:
     def whole(self, num_tokens):
         return num_tokens // self.block_size * self.block_size
 
-    # What a cache does.
+    # Calls of a cache.
 
     def add(self, tokens, namespace):
-        """Match, pin and share; None where no row is left."""
+        """Match, pin and share; return None if no row is left."""
         limit = self.whole(len(tokens) - 1)
         options = {"namespace": namespace, "max_tokens": limit}
         receipt = self.tree.match_and_lock(tokens, **options)
@@ -96,7 +96,7 @@ class PrefixCache:
         self.twin_tree.release(twin_receipt)
 
     def compute(self, sequences, counts):
-        """Blocks for the next tokens, evicting what is short, and the tokens in them; whether there were enough."""
+        """Take blocks for the next tokens, evicting if needed, and write them; return False if blocks are short."""
         rows = [sequence.row for sequence in sequences]
         self.make_room(rows, counts)
         try:
@@ -110,7 +110,7 @@ class PrefixCache:
         return True
 
     def make_room(self, rows, counts):
-        """Evict what every group lacks, or nothing where one cannot have it."""
+        """Evict the blocks that each group lacks; evict nothing if that is not enough for one of them."""
         shortage = self.twin_tables.shortage(rows, counts)
         if any(missing > self.twin_tree.evictable(self.component(group)) for group, missing in enumerate(shortage)):
             return
@@ -118,7 +118,7 @@ class PrefixCache:
             self.evict(self.component(group), self.twin_tables.shortage(rows, counts)[group])
 
     def write(self, sequences, counts, slots):
-        """Copy what was shared, then write the new tokens."""
+        """Run pending copies, then write the new tokens."""
         for group, written in enumerate(slots):
             content = self.content[group]
             for source, target in self.take_copies(group):
@@ -134,7 +134,7 @@ class PrefixCache:
         return typed(sequence.namespace), tuple(sequence.tokens[: position + 1])
 
     def evict(self, component, amount):
-        """Free what the tree gives up; how many blocks became free, by group."""
+        """Evict, free the evicted blocks, and return the number that became free in each group."""
         gone = self.tree.evict(self.tree.components[component], amount)
         evicted, ids = self.twin_tree.evict(component, amount)
         assert gone.amount == evicted
@@ -146,7 +146,7 @@ class PrefixCache:
         return freed
 
     def publish_all(self, sequences, most=None):
-        """What is full and computed, of the first `most` tokens, becomes the tree's; receipts move to its end."""
+        """Insert the computed whole blocks of the first `most` tokens; receipts move to their end."""
         offers = [self.offer(sequence, most) for sequence in sequences]
         entries = [{**offer, "receipt": each.receipt} for offer, each in zip(offers, sequences, strict=True)]
         for offer, each, done in zip(offers, sequences, self.tree.insert_all(entries), strict=True):
@@ -165,17 +165,17 @@ class PrefixCache:
             done,
             self.twin_tree.insert(offer["tokens"], lanes, namespace=sequence.namespace, receipt=sequence.twin_receipt),
         )
-        sequence.runs_on |= done.num_tokens > 0  # else the receipt stays where it was
+        sequence.runs_on |= done.num_tokens > 0  # otherwise the receipt does not move
 
     def run_on(self, sequence):
-        """`publish_all` for one sequence, at the cost of what is new."""
+        """`publish_all` for one sequence, by extending its receipt."""
         offer = self.offer(sequence, None)
         lanes = lists(self.per_lane(offer["blocks"]))
         done = self.tree.extend(offer["tokens"], offer["blocks"], sequence.receipt)
         self.share(done, self.twin_tree.extend(offer["tokens"], lanes, sequence.twin_receipt))
 
     def share(self, done, expected):
-        """The tree holds what it took."""
+        """Give the tree a reference to each block that it took."""
         assert (done.num_tokens, done.num_old_tokens) == (expected["num_tokens"], expected["num_old_tokens"])
         taken = lists(self.per_lane(done.taken))
         assert taken == expected["taken"][:-1]
@@ -185,7 +185,7 @@ class PrefixCache:
             twin.share(blocks)
 
     def hold_nothing(self, sequence):
-        """Give up what a receipt holds, for one on nothing."""
+        """Replace the receipt of a sequence by one of an empty prefix."""
         self.release(sequence.receipt, sequence.twin_receipt)
         sequence.receipt = self.tree.match_and_lock([], namespace=sequence.namespace)
         sequence.twin_receipt = self.twin_tree.match_and_lock([], namespace=sequence.namespace)[1]
@@ -203,7 +203,7 @@ class PrefixCache:
         self.sequences.append(Sequence(row, list(parent.tokens), parent.namespace, *receipts, parent.runs_on))
 
     def can_go_on_from(self, sequence, length):
-        """Whether the block that holds the last of so many tokens is still there in every group."""
+        """Return True if every group still has the block of the last of `length` tokens."""
         at, part = divmod(length, self.block_size)
         return part == 0 or all(self.blocks(sequence, group)[at] for group in self.groups)
 
@@ -218,7 +218,7 @@ class PrefixCache:
         assert self.tables.release_before([sequence.row], group, [position]) == freed
 
     def remove(self, sequences):
-        """Rows first, then receipts."""
+        """Remove rows, then release receipts."""
         rows = [sequence.row for sequence in sequences]
         self.tables.remove(rows)
         self.twin_tables.remove(rows)
@@ -232,7 +232,7 @@ class PrefixCache:
         assert [tuple(pair) for pair in self.tables.take_copies(group).tolist()] == pairs
         return pairs
 
-    # What must hold after each step.
+    # Invariants.
 
     def evictable_ids(self, group):
         pinned = self.twin_tree.pinned(self.component(group))
@@ -240,7 +240,7 @@ class PrefixCache:
         return {block for node in nodes for block in node.lanes[group] if block}
 
     def check(self):
-        """Both worlds are sound and equal, and every block has the holders that it says."""
+        """Check that tree, tables and pools are sound and equal to their twins, and recount all references."""
         self.tree.check_invariants()
         self.tables.check_invariants()
         for name, component in zip(self.tree.components, range(self.twin_tree.num_components), strict=True):
@@ -249,7 +249,14 @@ class PrefixCache:
                 free,
                 self.twin_tree.held(component) - free,
             )
-        assert self.tree.num_nodes == len(list(self.twin_tree.nodes()))
+        for namespace, tokens, _ in list(self.twin_tree.prefixes()):
+            found = self.tree.match(tokens, namespace=namespace)
+            expected = self.twin_tree.match(tokens, namespace)[0]
+            assert (found.num_tokens, found.num_full_tokens) == (expected["num_tokens"], expected["num_full_tokens"])
+            assert lists(self.per_lane(found.blocks)) == expected["blocks"]
+        for sequence in self.sequences:
+            node = sequence.twin_receipt.node
+            assert sequence.receipt.num_tokens == (node.end if node else 0) * self.block_size
         assert self.tree.num_receipts == len(self.sequences)
         for group in self.groups:
             self.check_group(group)
@@ -274,7 +281,7 @@ class PrefixCache:
                 self.check_nodes(group, node, space, [])
 
     def check_nodes(self, group, node, space, tokens):
-        """What the tree would hand out for a prefix holds that prefix."""
+        """Check that the blocks of every prefix in the tree contain that prefix."""
         for (block_tokens, _), block in zip(node.blocks, node.lanes[group], strict=True):
             tokens = [*tokens, *block_tokens]
             holes = len(tokens) // self.block_size - 1

@@ -1,4 +1,4 @@
-"""A small allocator for the tests, and all that can be seen of it."""
+"""Small allocator for tests, and its observable state."""
 
 from pagecore.index import BlockPool, SlotAllocator
 

@@ -1,4 +1,4 @@
-"""Small tables for the tests, and all that can be seen of them."""
+"""Small block tables for tests, and their observable state."""
 
 from pagecore.errors import InvalidSequence
 from pagecore.index import BlockPool, BlockTables
@@ -11,7 +11,7 @@ def make(num_blocks=17, block_size=4, max_sequences=4, max_blocks=8, **options):
 
 
 def snapshot(tables):
-    """Everything that can be seen, in the tables and their pools."""
+    """Return the observable state of the tables and their pools."""
     groups = range(tables.num_groups)
     live = [row for row in range(tables.max_sequences) if is_live(tables, row)]
     pools = [(pool.ref_counts().tolist(), pool.num_free) for pool in tables.pools]

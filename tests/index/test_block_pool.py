@@ -1,4 +1,4 @@
-"""What the twin does not show of a BlockPool: bad input, threads, memory, buffers."""
+"""BlockPool beyond its twin: bad input, threads, memory, buffers."""
 
 import pickle
 import threading
@@ -84,7 +84,7 @@ def test_bad_blocks_are_refused_and_nothing_changes(pool, method, blocks, error)
 
 
 @pytest.mark.parametrize("blocks", [[4, 4], [5, 5, 5], [1, 2, 1], [4, 7, 4]])
-def test_a_list_that_names_a_block_more_often_than_it_is_held_changes_nothing(pool, blocks):
+def test_a_list_with_more_references_than_a_block_has_changes_nothing(pool, blocks):
     before = snapshot(pool)
     for refused in (lambda: pool.free(blocks), lambda: pool.retire(blocks, 1), lambda: pool.retire(blocks, 9)):
         with pytest.raises(DoubleFree):
@@ -98,7 +98,7 @@ def test_a_list_that_names_a_block_more_often_than_it_is_held_changes_nothing(po
     ("n", "error"),
     [(4, OutOfBlocks), (2**40, OutOfBlocks), (2**80, OutOfBlocks), (-1, ShapeError), (1.5, UnsupportedDtype)],
 )
-def test_what_cannot_be_allocated_is_refused_and_nothing_is_taken(pool, n, error):
+def test_an_allocation_that_fails_takes_nothing(pool, n, error):
     before = snapshot(pool)
     with pytest.raises(error) as refused:
         pool.allocate(n)
@@ -114,7 +114,7 @@ def test_ref_count_of_a_block_outside_the_pool_raises(pool, block):
         pool.ref_count(block)
 
 
-def test_nobody_holds_free_retired_and_null_blocks(pool):
+def test_free_retired_and_null_blocks_have_no_references(pool):
     assert [pool.ref_count(block) for block in (0, 6, 7)] == [0, 0, 0]
     assert pool.ref_counts().tolist() == [0, 1, 1, 1, 1, 2, 0, 0, 0, 0]
 
@@ -136,7 +136,7 @@ def test_nobody_holds_free_retired_and_null_blocks(pool):
         lambda ids: np.frombuffer(b"." + np.array(ids, np.int32).tobytes(), np.uint8)[1:].view(np.int32),  # not aligned
     ],
 )
-def test_ids_are_taken_from_anything_that_holds_integers(make):
+def test_ids_are_accepted_in_every_integer_container(make):
     pool = BlockPool(10)
     pool.allocate(5)
     pool.share(make([2, 3]))
@@ -145,7 +145,7 @@ def test_ids_are_taken_from_anything_that_holds_integers(make):
 
 
 @pytest.mark.parametrize("nothing", [[], (), np.zeros(0), np.zeros(0, np.int64)])
-def test_no_blocks_are_no_trouble(pool, nothing):
+def test_empty_lists_are_accepted(pool, nothing):
     before = snapshot(pool)
     pool.share(nothing)
     assert pool.free(nothing) == pool.retire(nothing, 3) == 0
@@ -153,7 +153,7 @@ def test_no_blocks_are_no_trouble(pool, nothing):
     assert snapshot(pool) == before
 
 
-def test_results_belong_to_the_caller():
+def test_results_are_not_aliased():
     pool = BlockPool(10)
     blocks = pool.allocate(3)
     assert blocks.dtype == np.int32
@@ -187,7 +187,7 @@ def test_a_pool_is_neither_copied_nor_made_without_a_size():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_threads_never_hold_the_same_block_twice(order):
-    num_threads, rounds, batch = 4, 60, 1500  # batches large enough that the interpreter lock is given away
+    num_threads, rounds, batch = 4, 60, 1500  # batches large enough that the GIL is released
     pool = BlockPool(num_threads * batch + 1, order=order)
     owner = np.full(pool.num_blocks, -1)
     clashes = []

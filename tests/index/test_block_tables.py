@@ -1,4 +1,4 @@
-"""What the twin does not show of BlockTables: exact ids, plain and grouped forms, limits, lifetimes."""
+"""BlockTables beyond its twin: exact ids, plain and grouped forms, limits, lifetimes."""
 
 import gc
 
@@ -24,7 +24,7 @@ def two_groups():
 # Rows.
 
 
-def test_rows_are_handed_out_lowest_first_until_there_are_none():
+def test_rows_are_added_lowest_first_until_all_are_used():
     _, tables = make(max_sequences=3)
     assert [tables.add() for _ in range(3)] == [0, 1, 2]
     with pytest.raises(OutOfRows):
@@ -89,7 +89,7 @@ def test_shortage_counts_no_copy_for_the_last_holder():
     assert tables.take_copies().tolist() == [[2, 3]]
 
 
-def test_a_block_that_somebody_else_holds_is_copied_and_one_without_tokens_is_not():
+def test_a_block_with_another_holder_is_copied_unless_it_has_no_tokens():
     pool, tables = make()
     tables.extend(tables.add(), 10)
     tables.truncate(0, 6, keep_capacity=True)
@@ -109,7 +109,7 @@ def test_a_shared_block_that_starts_at_the_length_is_replaced_without_a_copy():
     assert tables.take_copies().shape == (0, 2)
 
 
-def test_a_copy_whose_target_was_freed_is_not_handed_over():
+def test_a_copy_whose_target_was_freed_is_left_out():
     _, tables = make()
     tables.extend(tables.add(), 6)
     tables.fork(0)
@@ -118,7 +118,7 @@ def test_a_copy_whose_target_was_freed_is_not_handed_over():
     assert tables.take_copies().shape == (0, 2)
 
 
-def test_a_copy_whose_target_was_freed_and_taken_again_is_not_handed_over():
+def test_a_copy_whose_target_was_freed_and_taken_again_is_left_out():
     _, tables = make()
     tables.extend(tables.add(), 6)
     tables.fork(0)
@@ -129,7 +129,7 @@ def test_a_copy_whose_target_was_freed_and_taken_again_is_not_handed_over():
     assert tables.take_copies().shape == (0, 2)
 
 
-def test_a_copy_into_a_freed_block_is_handed_over_if_a_later_copy_reads_it():
+def test_a_copy_into_a_freed_block_is_kept_if_a_later_copy_reads_it():
     _, tables = make()
     tables.extend(tables.add(), 6)
     tables.fork(0)
@@ -248,7 +248,7 @@ def test_slots_past_32_bits_are_int64_and_int32_refuses_them():
     assert snapshot(tables) == before
 
 
-def test_a_huge_step_that_cannot_be_served_is_refused_before_memory_is_asked_for():
+def test_a_huge_step_without_blocks_is_refused_before_memory_is_allocated():
     _, tables = make(num_blocks=4, block_size=1, max_blocks=2**31 - 1, max_sequences=1)
     tables.add()
     with pytest.raises(OutOfBlocks):
@@ -256,7 +256,7 @@ def test_a_huge_step_that_cannot_be_served_is_refused_before_memory_is_asked_for
     assert tables.try_extend(0, 2**31 - 1) is None
 
 
-def test_a_block_given_back_behind_the_tables_is_reported_and_nothing_crashes():
+def test_a_block_freed_by_another_holder_is_reported_and_nothing_crashes():
     pool, tables = make()
     tables.extend(tables.add(), 6)
     pool.free(2)
@@ -272,7 +272,7 @@ def test_a_block_given_back_behind_the_tables_is_reported_and_nothing_crashes():
         tables.check_invariants()
 
 
-def test_references_go_back_when_the_tables_go():
+def test_references_are_dropped_when_the_tables_are_freed():
     pool, tables = make()
     tables.extend(tables.add(), 9)
     del tables
@@ -288,7 +288,7 @@ def test_tables_keep_their_pools():
     assert tables.pools[0].num_used == 3
 
 
-def test_the_index_of_a_large_cache_takes_at_most_16_bytes_a_block_beside_its_tables():
+def test_the_index_of_a_large_cache_takes_at_most_16_bytes_a_block_in_addition_to_its_tables():
     pool, tables = make(num_blocks=1 << 20, block_size=16, max_sequences=256, max_blocks=8192)
     table = tables.table().nbytes
     assert pool.nbytes + tables.nbytes - table <= 16 * pool.num_blocks

@@ -1,4 +1,4 @@
-"""os.fork() while other threads use the pools: the child finds each pool between two calls."""
+"""os.fork() while other threads use the pools: in the child no call is half done."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ SECONDS_FOR_A_CHILD = 20
 
 
 def in_child(work):
-    """Run `work` in a forked child; return its exit status, None where it hung."""
+    """Run `work` in a forked child; return its exit status, or None if it hung."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -43,7 +43,7 @@ def in_child(work):
 
 
 class Busy:
-    """Threads that run `work` over and over while the context is open."""
+    """Threads that run `work` repeatedly while the context is open."""
 
     def __init__(self, *works):
         self.stop = threading.Event()
@@ -125,7 +125,7 @@ def test_an_argument_may_fork_in_the_middle_of_a_call():
     assert status == [0, 0]
 
 
-def test_pools_come_and_go_while_a_process_forks():
+def test_pools_are_made_and_freed_while_a_process_forks():
     kept = []
 
     def make():

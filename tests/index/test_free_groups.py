@@ -1,4 +1,4 @@
-"""Frees that are collected and done at once."""
+"""Free groups: frees that are collected and executed together."""
 
 import gc
 
@@ -17,7 +17,7 @@ def allocator():
     return make_allocator()
 
 
-def test_frees_of_a_group_are_done_at_its_end(allocator):
+def test_a_group_frees_at_its_end(allocator):
     with allocator.free_group() as group:
         assert allocator.free([4, 5, 6, 7, 8, 9]) == 0
         assert allocator.free([12]) == 0
@@ -42,7 +42,7 @@ def test_frees_of_a_group_are_checked_at_once_against_each_other(allocator):
     assert allocator.pool.ref_counts().tolist() == [0] * 10
 
 
-def test_a_group_ends_where_its_body_raises(allocator):
+def test_a_group_ends_if_its_body_raises(allocator):
     def body(group):
         with group:
             allocator.free([4])
@@ -56,7 +56,7 @@ def test_a_group_ends_where_its_body_raises(allocator):
     assert allocator.free([8]) == 1
 
 
-def test_the_outermost_group_gives_back(allocator):
+def test_the_outermost_group_frees(allocator):
     with allocator.free_group() as outer:
         with allocator.free_group() as inner:
             allocator.free([4])
@@ -65,7 +65,7 @@ def test_the_outermost_group_gives_back(allocator):
     assert (outer.num_freed, allocator.pool.num_free) == (2, 7)
 
 
-def test_blocks_that_a_group_has_freed_are_neither_continued_nor_handed_out(allocator):
+def test_blocks_that_a_group_has_collected_are_neither_continued_nor_allocated(allocator):
     with allocator.free_group():
         allocator.free([8, 9])
         with pytest.raises(DoubleFree):
@@ -74,7 +74,7 @@ def test_blocks_that_a_group_has_freed_are_neither_continued_nor_handed_out(allo
         assert allocator.allocate(20).tolist() == list(range(20, 40))
 
 
-def test_slots_are_handed_out_while_a_group_is_open(allocator):
+def test_slots_are_allocated_while_a_group_is_open(allocator):
     with allocator.free_group():
         allocator.free([4])
         assert allocator.decode([7, 4], [9, 14]).tolist() == [10, 15]
@@ -83,13 +83,13 @@ def test_slots_are_handed_out_while_a_group_is_open(allocator):
     assert allocator.pool.ref_counts().tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
 
 
-def test_the_end_of_a_group_tells_of_blocks_that_somebody_else_gave_back(allocator):
+def test_the_end_of_a_group_reports_blocks_that_another_holder_freed(allocator):
     group = allocator.free_group().__enter__()
     allocator.free([4, 8, 12])
     allocator.pool.free(2)
     with pytest.raises(DoubleFree, match="block 2 "):
         group.__exit__(None, None, None)
-    assert allocator.pool.ref_counts().tolist() == [0] * 10  # the others went back
+    assert allocator.pool.ref_counts().tolist() == [0] * 10  # the others were freed
     allocator.check_invariants()
     assert allocator.free(allocator.allocate(8)) == 2
 
@@ -108,7 +108,7 @@ def test_a_group_is_opened_once_at_a_time_and_can_be_used_again(allocator):
     assert allocator.free(12) == 1
 
 
-def test_an_allocator_that_goes_gives_back_what_an_open_group_holds():
+def test_an_allocator_that_is_freed_frees_the_blocks_of_an_open_group():
     pool = BlockPool(10)
     allocator = SlotAllocator(pool, 4)
     allocator.free_group().__enter__()

@@ -1,4 +1,4 @@
-"""Objects of the index that were not made by it: constructed by hand, copied, pickled, initialised again."""
+"""Objects of the index made by other code: constructed, copied, pickled, initialised again."""
 
 import copy
 import pickle
@@ -9,17 +9,17 @@ import pytest
 import pagecore.index._integers as integers
 import pagecore.index._namespace_key as namespace_key
 import pagecore.index._native_view as native_view
+import pagecore.index._radix_core as core
 import pagecore.index._radix_query as query
-import pagecore.index._radix_tree as tree_module
 import pagecore.index._radix_values as values
 import pagecore.index._step_buffers as step_buffers
 from pagecore.index import BlockPool, BlockTables, RadixTree, Receipt, RequestTable, SlotAllocator, StepBuffers
 
 SEALED = [
     Receipt,
-    tree_module.Receipt,
+    core.Receipt,
     query.Prefix,
-    query.Entry,
+    query.Insertion,
     native_view.NativeMemory,
     step_buffers.StepMemory,
     namespace_key.Interned,
@@ -35,7 +35,7 @@ def test_handles_cannot_be_made_by_hand(kind):
 
 
 @pytest.mark.parametrize("kind", [values.Match, values.Inserted, values.Evicted, integers.Integers, integers.Slots])
-def test_answers_made_by_hand_are_empty(kind):
+def test_results_made_by_hand_are_empty(kind):
     made = kind()
     for name in dir(made):
         value = None if name.startswith("__") else getattr(made, name)
@@ -60,7 +60,7 @@ def objects():
 
 
 @pytest.mark.parametrize("name", objects())
-def test_what_owns_native_memory_is_neither_copied_nor_pickled(name):
+def test_objects_with_native_memory_are_neither_copied_nor_pickled(name):
     made = objects()[name]
     for call in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError):
@@ -107,7 +107,7 @@ def test_a_subclass_has_what_its_base_was_made_with():
         assert receipt.tree is tree
 
 
-def test_answers_survive_pickling():
+def test_results_survive_pickling():
     tree = RadixTree(1, windows=[2], states=True, state_interval=1)
     inserted = tree.insert([1, 2], ([1, 2], [3, 4]), states=[(2, 7)])
     match = tree.match([1, 2])
@@ -121,7 +121,7 @@ def test_answers_survive_pickling():
 
 
 class Posing:
-    """Says that it is what it is not."""
+    """Object with a false `__class__`."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -131,7 +131,7 @@ class Posing:
         return self.kind
 
 
-def test_what_only_says_to_be_a_pool_or_a_receipt_is_refused():
+def test_an_object_with_a_false_class_is_refused():
     with pytest.raises(Exception, match="Posing"):
         BlockTables(Posing(BlockPool), max_sequences=1, max_blocks_per_sequence=1)
     with pytest.raises(Exception, match="Posing"):

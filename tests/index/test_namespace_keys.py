@@ -1,4 +1,4 @@
-"""Namespaces of a RadixTree: equal in value and type at every depth, whatever they are made of."""
+"""Namespaces of a RadixTree: equal in value and type at every depth."""
 
 import enum
 import gc
@@ -46,7 +46,7 @@ class Guest(User):
 
 
 class Key:
-    """An object of the user's own, equal by content."""
+    """Custom object that is equal by content."""
 
     def __init__(self, value):
         self.value = value
@@ -82,7 +82,7 @@ ONES = [1, True, 1.0, 1 + 0j, np.int64(1), np.int32(1), Level.ONE, "1", b"1", 2*
 
 
 def different():
-    """Values that a tree must keep apart, most of which Python calls equal to others."""
+    """Return values that a tree must distinguish; Python considers most of them equal to others."""
     yield from ONES[:-1]
     for make in (lambda one: (one,), lambda one: Tenant(one, "x"), lambda one: Other(one, "x"), User, Guest):
         yield from map(make, ONES)
@@ -133,7 +133,7 @@ def test_namespaces_of_different_types_are_different_at_every_depth():
 
 
 def equal():
-    """Pairs that are equal, in type too."""
+    """Return pairs that are equal in value and type."""
     yield 1000 + 0, int("1000")
     yield 0.0, -0.0
     yield "ab", "".join(["a", "b"])
@@ -173,7 +173,7 @@ class Mute:
 
 
 class Array:
-    """Compares as an array does: with no answer."""
+    """Object whose comparison has no truth value, as for an array."""
 
     def __hash__(self):
         return 1
@@ -226,7 +226,7 @@ def test_sixteen_tuples_may_be_nested(leaf):
     assert tree.match([1], namespace=nested(16, leaf)).num_tokens == 1
 
 
-def test_an_object_is_kept_while_its_namespace_has_blocks_or_receipts_and_no_longer():
+def test_an_object_is_kept_only_while_its_namespace_has_blocks_or_receipts():
     tree = RadixTree(1)
     key = Key("a")
     seen = weakref.ref(key)
@@ -242,7 +242,7 @@ def test_an_object_is_kept_while_its_namespace_has_blocks_or_receipts_and_no_lon
     assert seen() is None
 
 
-def test_namespaces_by_the_thousand_with_equal_hashes_of_ints_do_not_meet():
+def test_thousands_of_namespaces_with_equal_hashes_are_distinct():
     prime = 2**61 - 1  # hash(n + prime) == hash(n)
     tree = RadixTree(1)
     for i in range(3000):

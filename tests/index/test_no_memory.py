@@ -1,4 +1,4 @@
-"""Memory that runs out at each allocation of each call: the call then raises MemoryError, and nothing has changed."""
+"""Memory exhaustion at each allocation of each call: the call raises MemoryError and changes nothing."""
 
 from contextlib import suppress
 
@@ -11,13 +11,13 @@ pytestmark = pytest.mark.slow
 
 testcapi = pytest.importorskip("_testcapi", reason="needs CPython's own test module, which makes allocations fail")
 
-# So many allocations in a row fail without any effect: the call has no more.
+# The call is over when this many consecutive failures have no effect.
 MAX_WITHOUT_EFFECT = 12
 MANY = 400  # ints up to 256 need no memory
 
 
 class Box:
-    """Holds what a call answered, without a new object."""
+    """Holder of the result of a call; storing it creates no object."""
 
     def __init__(self):
         self.answer = [None]
@@ -27,7 +27,7 @@ class Box:
 
 
 class Key:
-    """A namespace that is an object of the user's own."""
+    """Custom object as a namespace."""
 
     def __hash__(self):
         return 3
@@ -53,7 +53,7 @@ class TreeState(Box):
         return lane if self.lanes == 1 else [lane] * self.lanes
 
     def signature(self):
-        """What a user can observe, in the end by evicting all."""
+        """Return the observable state; evicts everything at the end."""
         tree = self.tree
         tree.check_invariants()
         if self.answer[0] is not None:
@@ -168,7 +168,7 @@ TABLE_CALLS = {
     "try_extend": lambda state: state.tables.try_extend(np.array(state.rows), 1),
     "shortage": lambda state: state.tables.shortage(state.rows, 2),
     "prepare": lambda state: state.tables.prepare(state.rows, 1, state.buffers),
-    "prepare behind holes": lambda state: state.tables.prepare(state.rows, 1, state.buffers, [0, 9]),
+    "prepare after holes": lambda state: state.tables.prepare(state.rows, 1, state.buffers, [0, 9]),
     "take_copies": lambda state: state.keep(state.tables.take_copies()),
     "take_copies of a group": lambda state: state.keep(state.tables.take_copies(1)),
     "take_changes": lambda state: state.keep(state.tables.take_changes(state.changes)),
@@ -188,7 +188,7 @@ SLOT_CALLS = {
     "requests.write": lambda state: state.requests.write(state.rows, 1, state.slots[300:600]),
     "requests.read": lambda state: state.requests.read(3),
 }
-# Their answer is a count, and the int that holds it may find no memory once all is done.
+# These return a count: making its int can fail after the work is done.
 COUNTS = {
     "pool.free": lambda state: state.pool.free(np.arange(1, 400)),
     "pool.retire": lambda state: state.pool.retire(np.arange(1, 400), 1),
@@ -197,7 +197,7 @@ COUNTS = {
 
 
 def fails(call, allocation):
-    """Whether the call raises where one of its allocations fails."""
+    """Run the call with one failing allocation; return True if it raises."""
     try:
         testcapi.set_nomemory(allocation, allocation + 1)
         call()
@@ -235,26 +235,26 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", TREE_CALLS)
-def test_a_call_of_a_tree_is_done_or_not(name, options):
+def test_a_call_of_a_tree_is_all_or_nothing(name, options):
     check_every_allocation(lambda: TreeState(**OPTIONS[options]), TREE_CALLS[name])
 
 
 @pytest.mark.parametrize("name", TABLE_CALLS)
-def test_a_call_of_tables_is_done_or_not(name):
+def test_a_call_of_tables_is_all_or_nothing(name):
     check_every_allocation(TableState, TABLE_CALLS[name])
 
 
 @pytest.mark.parametrize("name", SLOT_CALLS)
-def test_a_call_of_slots_is_done_or_not(name):
+def test_a_call_of_slots_is_all_or_nothing(name):
     check_every_allocation(SlotState, SLOT_CALLS[name])
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_a_call_that_answers_with_a_count_is_done_or_not(name):
+def test_a_call_that_returns_a_count_is_all_or_nothing(name):
     check_every_allocation(SlotState, COUNTS[name], may_be_done=True)
 
 
-def test_making_anything_without_memory_leaves_the_rest_alone():
+def test_a_constructor_that_fails_changes_no_other_object():
     pool = BlockPool(9)
     makes = [
         lambda: BlockPool(100),

@@ -1,4 +1,4 @@
-"""BlockPool and its plain twin, driven through the same random life."""
+"""BlockPool and its plain twin under the same random calls."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.twin = TwinPool(num_blocks, order)
 
     def both(self, name, *arguments):
-        """Call both; they return the same, or refuse in the same way."""
+        """Call both; they return equal results or raise equal errors."""
         try:
             expected = getattr(self.twin, name)(*arguments)
         except PagecoreError as error:
@@ -40,7 +40,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert (refused.requested, refused.available) == (expected.requested, expected.available)
 
     def held(self, data):
-        """A list of held blocks, each as often as it is held at most, in any order."""
+        """Draw held blocks in any order, each at most as often as it has references."""
         references = [block for block, count in enumerate(self.twin.holders) for _ in range(count)]
         order = data.draw(st.permutations(references))
         return order[: data.draw(st.integers(0, len(order)))]

@@ -1,4 +1,4 @@
-"""Promises of the radix tree that a fault could break unseen by its machines, which meet them too seldom."""
+"""Rare cases of the radix tree that the random machines reach too rarely to detect a fault."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pagecore.index import RadixTree
 
 
 def used(tree, *prefixes):
-    """Match and give back, in this order."""
+    """Match and release, in this order."""
     for tokens in prefixes:
         tree.match_and_lock(tokens).release()
 
@@ -48,7 +48,7 @@ def evict_one(tree, component):
 
 
 @pytest.mark.parametrize("component", ["window", "state"])
-def test_a_component_is_in_use_until_it_is_given_back(component):
+def test_a_component_is_in_use_until_it_is_released(component):
     tree = two_prefixes(component)
     first = tree.match_and_lock([1])
     used(tree, [2])
@@ -57,7 +57,7 @@ def test_a_component_is_in_use_until_it_is_given_back(component):
 
 
 @pytest.mark.parametrize("component", ["full", "window", "state"])
-def test_the_rank_of_a_release_is_every_components(component):
+def test_the_rank_of_a_release_applies_to_every_component(component):
     tree = two_prefixes("state" if component == "state" else "window", policy="rank")
     tree.match_and_lock([1]).release(rank=1.0)
     tree.match_and_lock([2]).release(rank=-1.0)
@@ -75,7 +75,7 @@ def test_a_window_filled_again_below_a_split_is_found_when_the_split_is_undone()
     assert tree.evict("window", 6).blocks[1].tolist() == [1, 2, 3, 4, 5, 6]
     tree.insert(tokens[:10], [full[:10], [0] * 10], receipt=receipt)  # holds the window from block 4 on
     tree.insert(tokens[:10], [full[:10], [0, 0, 0, 0, 25, 26, 0, 0, 0, 0]])
-    tree.extend(tokens, [full, [0] * 10 + [27]], receipt)  # from block 5 on: the split before block 4 is of no use
+    tree.extend(tokens, [full, [0] * 10 + [27]], receipt)  # from block 5 on: no split before block 4
     tree.check_invariants()
     assert tree.num_nodes == 2
     assert tree.evict("window", 1).blocks[1].tolist() == [25]
@@ -92,7 +92,7 @@ def test_a_split_where_a_receipt_ends_is_not_undone():
     assert (other.num_tokens, receipt.num_tokens) == (2, 5)
 
 
-def test_what_a_window_lost_stands_elsewhere_in_a_node_that_was_joined():
+def test_a_joined_node_finds_the_first_id_of_its_window():
     tree = RadixTree(1, windows=[4])
     full, window = list(range(11, 20)), list(range(1, 10))
     tree.insert(full[:6], [full[:6], window[:6]])
@@ -126,12 +126,12 @@ def test_a_state_keeps_its_own_age_when_nodes_are_joined():
     receipt = tree.match_and_lock([])
     tree.insert(tokens[:6], [full[:6], window[:6]], receipt=receipt)  # splits before block 3
     used(tree, [9], tokens[:5])
-    tree.extend(tokens, [full, window], receipt)  # nothing tells blocks 3 and 4 apart any more
+    tree.extend(tokens, [full, window], receipt)  # nothing distinguishes blocks 3 and 4 any more
     tree.check_invariants()
     assert tree.evict("state", 1).states.tolist() == [2]
 
 
-def test_what_runs_on_from_a_shared_end_inherits_its_priority_and_when_that_ends():
+def test_an_extension_of_a_shared_end_inherits_its_priority_and_expiry():
     tree = RadixTree(1, policy="priority")
     receipt = tree.match_and_lock([])
     tree.insert([1], [11], receipt=receipt, priority=80, time_to_live=5, time=0)
@@ -146,7 +146,7 @@ def test_what_runs_on_from_a_shared_end_inherits_its_priority_and_when_that_ends
     assert tree.evict("full", 1, time=5).blocks.tolist() == [12]
 
 
-def test_time_passes_with_what_runs_on():
+def test_an_extension_advances_the_clock():
     tree = RadixTree(1, policy="priority")
     tree.insert([1], [11], priority=80, time_to_live=5, time=0)
     tree.insert([9], [19], priority=50)
@@ -161,7 +161,7 @@ def tail_without_anything():
     return tree
 
 
-def test_a_tail_without_anything_goes_when_a_sequence_leaves_its_node():
+def test_an_empty_tail_is_removed_when_a_sequence_leaves_its_node():
     tree = tail_without_anything()
     tree.extend([1, 2, 9], [0, 0, 19], tree.match_and_lock([]))
     assert tree.num_nodes == 2
@@ -170,7 +170,7 @@ def test_a_tail_without_anything_goes_when_a_sequence_leaves_its_node():
     assert tree.num_nodes == 2
 
 
-def test_a_tail_without_anything_goes_when_what_is_before_it_is_locked():
+def test_an_empty_tail_is_removed_when_the_prefix_before_it_is_locked():
     tree = tail_without_anything()
     receipt = tree.match_and_lock([1, 2, 3, 4])
     assert receipt.num_tokens == 2
@@ -186,18 +186,18 @@ def test_a_batch_may_offer_one_state_for_one_prefix_and_no_block_for_two_places(
     assert tree.protected() + tree.evictable() == 2
 
 
-def test_a_receipt_that_was_given_back_holds_nothing_whatever_became_of_its_node():
+def test_a_released_receipt_pins_nothing_even_if_its_node_is_reused():
     tree = RadixTree(1)
     for i in range(1, 100):
         tree.insert([i], [i])
     receipt = tree.match_and_lock([99])
     receipt.release()
     assert (receipt.num_tokens, receipt.components) == (0, ())
-    tree.evict("full", 99)  # and the memory of the nodes is given back
+    tree.evict("full", 99)  # and the memory of the nodes is returned
     assert receipt.num_tokens == 0
 
 
-def test_a_block_that_takes_the_place_of_one_with_an_image_has_no_image():
+def test_a_block_in_the_place_of_one_with_an_image_has_no_image():
     tree = RadixTree(1)
     image = [(2, 3, b"cat")]
     tree.insert([1, 2, 3], [11, 12, 13], spans=image)

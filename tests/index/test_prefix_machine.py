@@ -1,4 +1,4 @@
-"""Tree, twin, tables and pools driven together, as a cache drives them; every block is recounted after each step."""
+"""Tree, tables and pools driven as by a cache, with their twins; references are recounted after each step."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -34,9 +34,9 @@ class PrefixMachine(RuleBasedStateMachine):
             policy,
         )
         self.longest = MAX_BLOCKS * block_size
-        # In a tidy cache each receipt covers all that its row shares with the tree: blocks before a window go as soon
-        # as a row publishes; a row publishes before it is forked; one that is cut keeps its last block pinned, as long
-        # as it may be the tree's, and no capacity.
+        # In a tidy cache each receipt covers all blocks that its row shares with the tree: a row releases blocks before
+        # a window when it publishes, and publishes before it is forked; a truncated row keeps no capacity, and keeps
+        # its last block pinned while the block may be the tree's.
         self.is_tidy = is_tidy
 
     def has_sequences(self):
@@ -50,7 +50,7 @@ class PrefixMachine(RuleBasedStateMachine):
         return chosen[: data.draw(st.integers(1, len(chosen)))]
 
     def tidy(self, sequence):
-        """Give up what the receipt does not hold."""
+        """Release blocks that the receipt does not pin."""
         if not self.is_tidy:
             return
         cache = self.cache
@@ -60,11 +60,11 @@ class PrefixMachine(RuleBasedStateMachine):
             position = min(max(0, end - kept), cache.length(sequence))
             cache.release_before(sequence, cache.full + i, position)
 
-    # Sequences come and go.
+    # Sequences.
 
     @rule(data=st.data(), computes=st.sampled_from([True, True, True, False]))
     def add(self, data, computes):
-        """One long prompt, cut somewhere, sometimes gone astray: most sequences share something."""
+        """Draw a prefix of one long prompt, sometimes modified, so that most sequences share a prefix."""
         length = data.draw(st.integers(1, min(len(PROMPT), self.longest)))
         tokens = [int(bit) for bit in PROMPT[:length]]
         if data.draw(st.integers(0, 2)) == 0:
@@ -98,7 +98,7 @@ class PrefixMachine(RuleBasedStateMachine):
             self.publish_all(data, [sequence])
 
     def publish_all(self, data, sequences):
-        """By one insert for all of them, or one by one at the cost of what is new."""
+        """Publish with one insert for all, or extend each."""
         if self.is_tidy:
             sequences = [each for each in sequences if self.cache.length(each) >= each.receipt.num_tokens]
         if data.draw(st.booleans()) and all(each.runs_on for each in sequences):
@@ -115,7 +115,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.go_on(data, self.some(data))
 
     def go_on(self, data, sequences):
-        """New tokens are sampled; all that is known is computed, or half of it, and perhaps published."""
+        """Sample new tokens, compute all or half of the known tokens, and perhaps publish them."""
         new = data.draw(st.lists(st.integers(0, 1), max_size=9))
         counts = []
         for sequence in sequences:
@@ -157,17 +157,17 @@ class PrefixMachine(RuleBasedStateMachine):
             position = data.draw(st.integers(0, self.cache.length(sequence)))
             self.cache.release_before(sequence, group, position)
 
-    # The tree gives up.
+    # Eviction.
 
     @rule(data=st.data(), amount=st.integers(0, 9))
     def evict(self, data, amount):
-        """Tombstones, where it is a window's."""
+        """Evict from one component; windows get holes."""
         self.cache.evict(data.draw(st.integers(0, len(self.cache.windows))), amount)
 
     @rule(times=st.integers(0, 5))
     def evict_everything(self, times):
         if times != 5:
-            return  # seldom, so that trees grow
+            return  # rare, so that trees grow
         cache = self.cache
         can_go = [len(cache.evictable_ids(group)) for group in cache.groups]
         before = [pool.num_free for pool in cache.pools]
@@ -184,7 +184,7 @@ class PrefixMachine(RuleBasedStateMachine):
                 self.cache.check_only_the_tree_holds_what_can_go()
 
     def teardown(self):
-        """When all is given back and evicted, every block is free."""
+        """Release and evict everything: every block is free."""
         if not hasattr(self, "cache"):
             return
         if self.cache.sequences:

@@ -1,4 +1,4 @@
-"""Arrays of the caller that another thread writes to during a call: each value is read once."""
+"""Arguments that another thread overwrites during a call: each value is read once."""
 
 import os
 import tempfile
@@ -16,7 +16,7 @@ NUM_WRITES = 500  # of one system call
 
 
 class Racing:
-    """While the context is open, a thread without the interpreter writes nonsense and the values over an array."""
+    """Context in which a thread without the GIL overwrites an array with invalid values and the originals."""
 
     def __init__(self, array, nonsense):
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -42,7 +42,7 @@ class Racing:
 
 
 def nonsense(array):
-    """Other values, the last of which is out of range, so that what was done for the first is undone."""
+    """Return values of which only the last is out of range, so that earlier work must be undone."""
     return np.append(array[:-1] // 2 + 1, 2**31 - 5)
 
 
@@ -68,7 +68,7 @@ def test_ids_of_a_pool_are_read_once(method, order, dtype):
 
 
 def keep(tree, tokens, lanes):
-    """Insert and extend; either may be refused."""
+    """Insert and extend; each may be refused."""
     with tree.match_and_lock([]) as receipt:
         for call in (tree.insert, tree.extend):
             try:

@@ -1,4 +1,7 @@
-"""RadixTree and its plain twin, driven through the same random life; every block is recounted from its holders."""
+"""RadixTree and its plain twin under the same random calls.
+
+Compared is what a user can observe: matches, receipts, results of insertions and evictions, sizes, held ids.
+"""
 
 import numpy as np
 import pytest
@@ -40,7 +43,7 @@ class RadixMachine(RuleBasedStateMachine):
         self.time = 0.0
 
     def draw_key(self, data):
-        # One long prefix, cut somewhere, sometimes gone astray: most keys share something.
+        # A prefix of one long key, sometimes modified: most keys share a prefix.
         tokens = [int(bit) for bit in PREFIX[: data.draw(st.integers(0, 24))]]
         if tokens and data.draw(st.booleans()):
             tokens[data.draw(st.integers(0, len(tokens) - 1))] = 2
@@ -121,7 +124,7 @@ class RadixMachine(RuleBasedStateMachine):
         return result
 
     def draw_lanes(self, data, key):
-        """What a sequence would offer: the tree's own blocks where it matched, its own after that, some holes."""
+        """Draw the blocks that a sequence offers: those it matched, then its own; windows have holes."""
         size = len(key["tokens"]) // self.twin.block_size
         lanes = []
         reused = self.twin.match(**key)[0]["blocks"] if data.draw(st.booleans()) else [[]] * self.twin.num_lanes
@@ -196,10 +199,10 @@ class RadixMachine(RuleBasedStateMachine):
             for pool, ids in zip(self.pools, taken, strict=False):
                 pool.share(ids)
         for pool, ids in zip(self.pools, fresh, strict=True):
-            pool.free(ids)  # the sequence is gone
+            pool.free(ids)  # the sequence ends
 
     def draw_more(self, data, held):
-        """Tokens that come after those that a receipt holds: now where others went, now astray."""
+        """Draw tokens that follow a receipt: those of the long key, or others."""
         count = data.draw(st.integers(0, 3 * self.twin.block_size))
         if data.draw(st.booleans()):
             return [int(bit) for bit in PREFIX[len(held) : len(held) + count]]
@@ -217,7 +220,7 @@ class RadixMachine(RuleBasedStateMachine):
             more = self.draw_more(data, held)
             size = len(more) // self.twin.block_size
             fresh = [pool.allocate(size).tolist() for pool in self.pools]
-            lanes = [[-9] * done + ids for ids in fresh]  # what the receipt holds is not looked at
+            lanes = [[-9] * done + ids for ids in fresh]  # blocks that the receipt pins are ignored
             for lane in lanes[self.twin.full :]:
                 for i in data.draw(st.sets(st.integers(done, len(lane) - 1), max_size=2)) if size else ():
                     lane[i] = 0
@@ -304,9 +307,14 @@ class RadixMachine(RuleBasedStateMachine):
         twin = self.twin
         evictable = [twin.evictable(c) for c in range(twin.num_components)]
         assert self.figures() == [(free, twin.held(c) - free) for c, free in enumerate(evictable)]
-        assert self.tree.num_nodes == len(list(twin.nodes()))
+        for namespace, tokens, spans in list(twin.prefixes()):
+            key = {"tokens": tokens, "spans": spans, "namespace": namespace}
+            self.check_match(self.tree.match(**key), twin.match(**key)[0])
+        for receipt, twin_receipt in self.receipts:
+            assert receipt.num_tokens == (twin_receipt.node.end if twin_receipt.node else 0) * twin.block_size
+            assert receipt.components == tuple(self.tree.components[c] for c in sorted(twin_receipt.components))
         assert self.tree.num_receipts == len(twin.receipts) == len(self.receipts)
-        for lane, pool in enumerate(self.pools):  # the tree alone holds blocks now, each once
+        for lane, pool in enumerate(self.pools):  # only the tree holds blocks now, one reference each
             held = np.zeros(NUM_BLOCKS, np.int32)
             held[list(twin.ids(lane))] = 1
             assert (pool.ref_counts() == held).all()

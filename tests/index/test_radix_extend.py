@@ -1,4 +1,4 @@
-"""RadixTree.extend: a sequence that runs on grows in place, and pays for its new blocks alone."""
+"""RadixTree.extend: nodes grow in place, windows move along, and the cost is that of the new blocks."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_windows_move_along_and_leave_no_chain_of_nodes(step):
     assert tree.protected("window0") == tree.protected("window1") == 0
 
 
-def test_what_the_receipt_holds_is_not_looked_at():
+def test_blocks_that_the_receipt_pins_are_ignored():
     tree = RadixTree(2, windows=[2])
     receipt = tree.match_and_lock([])
     tree.insert([1, 1, 2, 2], ([5, 6], [5, 6]), receipt=receipt)
@@ -58,7 +58,7 @@ def test_what_the_receipt_holds_is_not_looked_at():
     tree.check_invariants()
 
 
-def test_what_others_have_there_is_a_duplicate_and_holes_are_filled():
+def test_blocks_that_the_tree_has_are_duplicates_and_holes_are_filled():
     tree = RadixTree(1, windows=[2])
     first, second = tree.match_and_lock([]), tree.match_and_lock([])
     tree.extend([1], ([1], [1]), first)
@@ -76,7 +76,7 @@ def test_what_others_have_there_is_a_duplicate_and_holes_are_filled():
     assert tree.protected() == 0
 
 
-def test_where_two_receipts_end_neither_grows_over_the_other():
+def test_a_node_with_two_receipts_at_its_end_does_not_grow():
     tree = RadixTree(1)
     first = tree.match_and_lock([])
     tree.extend([1, 2], [1, 2], first)
@@ -104,7 +104,7 @@ def test_a_node_with_a_state_does_not_grow_past_it():
 
 
 def running(length, **options):
-    """A tree with a window of 2, and the receipt of a sequence that has run to `length` blocks of one token."""
+    """Return a tree with a window of 2, and the receipt of a sequence extended to `length` blocks of one token."""
     tree = RadixTree(1, windows=[2], **options)
     receipt = tree.match_and_lock([])
     for end in range(1, length + 1):
@@ -117,7 +117,7 @@ def run_on(tree, receipt, end):
     tree.check_invariants()
 
 
-def test_a_node_that_somebody_branches_from_is_not_joined():
+def test_a_node_with_two_children_is_not_joined():
     tree, receipt = running(4)
     tree.insert([0, 1, 9], ([1, 2, 50], [0, 0, 50]))
     run_on(tree, receipt, 5)
@@ -153,14 +153,14 @@ def test_a_state_keeps_its_age_when_its_node_is_joined_to_the_one_above():
     assert [tree.evict("state", 1).states.tolist() for _ in range(2)] == [[5], [7]]
 
 
-def test_what_a_window_has_left_is_as_old_as_what_it_left_first():
+def test_blocks_that_a_window_has_left_are_as_old_as_the_first_of_them():
     tree, receipt = running(4)
     tree.insert([9], ([90], [90]))
     run_on(tree, receipt, 5)
     assert tree.evict("window", 4).blocks[1].tolist() == [1, 2, 3, 90]
 
 
-def test_what_grows_is_used_though_its_window_is_not_held():
+def test_growing_counts_as_a_use_of_a_window_that_is_not_pinned():
     tree, receipt = running(2)
     receipt.release("window")
     tree.insert([9], ([90], [90]))
@@ -211,7 +211,7 @@ def test_priorities_of_joined_nodes_expire():
 
 
 @pytest.mark.parametrize("is_forked", [False, True])
-def test_a_receipt_keeps_its_namespace_though_nothing_was_there(is_forked):
+def test_a_receipt_of_an_empty_prefix_keeps_its_namespace(is_forked):
     tree = RadixTree(1)
     receipt = tree.match_and_lock([1, 2], namespace=("tenant", 1))
     if is_forked:
@@ -236,7 +236,7 @@ def test_a_receipt_goes_to_the_namespace_that_insert_moves_it_to():
     assert [tree.match([1, 2], namespace=name).num_tokens for name in "abc"] == [0, 0, 2]
 
 
-def test_new_blocks_have_no_spans_whatever_the_prefix_had():
+def test_new_blocks_have_no_spans():
     tree = RadixTree(2)
     tree.insert([1, 1], [1], spans=[(0, 2, b"cat")])
     receipt = tree.match_and_lock([1, 1], spans=[(0, 2, b"cat")])
@@ -246,7 +246,7 @@ def test_new_blocks_have_no_spans_whatever_the_prefix_had():
     assert tree.match([1, 1, 2, 2], spans=[(0, 2, b"cat"), (2, 3, b"dog")]).num_tokens == 2
 
 
-def test_new_blocks_are_worth_what_the_receipt_s_end_is_worth():
+def test_new_blocks_inherit_priority_and_rank_from_the_receipt_s_end():
     tree = RadixTree(1, policy="priority")
     first = tree.match_and_lock([])
     tree.insert([1], [1], receipt=first, priority=80)
@@ -258,7 +258,7 @@ def test_new_blocks_are_worth_what_the_receipt_s_end_is_worth():
     assert tree.evict("full", 3).blocks.tolist() == [9, 2, 3]
 
 
-def test_rooms_that_grown_nodes_keep_stay_within_half_of_what_is_live():
+def test_spare_room_of_grown_nodes_stays_within_half_of_what_is_live():
     tree, receipts = RadixTree(64), []
     for sequence in range(64):
         receipt = tree.match_and_lock([])
@@ -306,10 +306,10 @@ def test_a_refused_extension_changes_nothing(tokens, ids, options, error):
             tree.extend(tokens, ids, receipt, **options)
     assert (figures(tree), receipt.num_tokens) == (before, 4)
     tree.check_invariants()
-    assert tree.extend([1, 1, 2, 2, 3, 3, 4, 4], [3, 4, 5, 6], receipt).taken.tolist() == [5, 6]  # no claim is left
+    assert tree.extend([1, 1, 2, 2, 3, 3, 4, 4], [3, 4, 5, 6], receipt).taken.tolist() == [5, 6]  # no claim remains
 
 
-def test_a_refused_extension_leaves_no_namespace_behind():
+def test_a_refused_extension_leaves_no_namespace():
     tree = RadixTree(1)
     receipt = tree.match_and_lock([1], namespace="new")
     with pytest.raises(InvalidBlock):
@@ -318,7 +318,7 @@ def test_a_refused_extension_leaves_no_namespace_behind():
     tree.check_invariants()
 
 
-def test_only_a_receipt_that_is_out_and_of_this_tree_can_be_extended():
+def test_only_an_unreleased_receipt_of_this_tree_can_be_extended():
     tree, other = RadixTree(1), RadixTree(1)
     receipt = tree.match_and_lock([1])
     with pytest.raises(InvalidSequence):

@@ -1,4 +1,4 @@
-"""RadixTree: what it holds, and that its memory follows."""
+"""RadixTree: lists of held ids, and memory in proportion to them."""
 
 import numpy as np
 import pytest
@@ -34,13 +34,13 @@ def test_held_blocks_are_listed_by_lane_in_order():
 @pytest.mark.parametrize(
     ("lane", "error"), [(2, ShapeError), (-1, ShapeError), (2**70, ShapeError), ("full", UnsupportedDtype)]
 )
-def test_a_lane_that_is_not_there_is_refused(lane, error):
+def test_a_lane_that_does_not_exist_is_refused(lane, error):
     with pytest.raises(error):
         RadixTree(1, full=1, windows=[2]).held_blocks(lane)
 
 
 @pytest.mark.parametrize("policy", ["lru", "priority"])
-def test_a_drain_gives_the_memory_back(policy):
+def test_a_drain_returns_the_memory(policy):
     tree = RadixTree(2, policy=policy, windows=[4])
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def test_a_drain_gives_the_memory_back(policy):
 
 
 @pytest.mark.parametrize("held", [range(1), range(0, 4000, 500), range(3999, 4000)])
-def test_what_is_left_of_a_large_tree_can_be_used_and_grow_again(held):
+def test_the_rest_of_a_large_tree_can_be_used_and_grow_again(held):
     tree = RadixTree(2)
     receipts = {}
     rng = np.random.default_rng(1)
@@ -84,7 +84,7 @@ def test_what_is_left_of_a_large_tree_can_be_used_and_grow_again(held):
     tree.check_invariants()
 
 
-def test_ids_far_apart_take_no_memory_once_they_are_gone():
+def test_ids_far_apart_take_no_memory_after_their_eviction():
     tree = RadixTree(1)
     for i in range(100):
         tree.insert([i], [1 + i * 10**6])
@@ -95,7 +95,7 @@ def test_ids_far_apart_take_no_memory_once_they_are_gone():
     assert tree.held_blocks().tolist() == [1 + 10**6]
 
 
-def test_a_batch_whose_offers_never_meet_and_one_whose_do_are_checked_alike():
+def test_batches_with_and_without_common_ids_are_checked_alike():
     rng = np.random.default_rng(3)
     for share in (0, 8):
         tree = RadixTree(1)

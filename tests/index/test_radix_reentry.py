@@ -1,4 +1,4 @@
-"""RadixTree called again by its own arguments: `__float__`, `__index__`, `__eq__` and `__hash__` that use the tree."""
+"""Re-entrant calls of a RadixTree: arguments whose `__float__`, `__index__`, `__eq__` or `__hash__` use the tree."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from pagecore.index import RadixTree
 
 
 class Number:
-    """An int or float whose conversion runs `act` first, once."""
+    """Number whose first conversion runs `act`."""
 
     def __init__(self, value, act):
         self.value, self.act = value, act
@@ -26,7 +26,7 @@ class Number:
 
 
 class Name:
-    """A namespace whose comparison, once, runs `act`."""
+    """Namespace whose first comparison runs `act`."""
 
     def __init__(self, value, act=lambda: None):
         self.value, self.act = value, act
@@ -70,7 +70,7 @@ def check(tree):
         lambda tree, receipt: tree.replace(receipt, 0, 21, Number(0, receipt.release)),
     ],
 )
-def test_a_receipt_that_an_argument_gives_back_is_refused(call):
+def test_a_receipt_that_an_argument_releases_is_refused(call):
     tree, receipt = tree_with_receipt(policy="rank")
     with pytest.raises(DoubleFree):
         call(tree, receipt)
@@ -128,7 +128,7 @@ def test_a_namespace_may_use_the_tree_while_it_is_compared(method):
     assert (tree.num_namespaces, tree.num_nodes) == (0, 0)
 
 
-def test_two_equal_namespaces_that_arrive_at_once_are_one():
+def test_two_equal_namespaces_added_at_once_are_one():
     tree = RadixTree(1)
     late = Name("a", lambda: tree.insert([1], [12], namespace=Name("a")))
     other = Name("b")
@@ -138,7 +138,7 @@ def test_two_equal_namespaces_that_arrive_at_once_are_one():
     assert tree.num_namespaces == 2
 
 
-def test_namespaces_that_are_let_go_run_their_own_code_after_the_call():
+def test_freed_namespaces_run_their_own_code_after_the_call():
     tree = RadixTree(1)
     seen = []
 
@@ -167,7 +167,7 @@ def test_lanes_that_vanish_while_they_are_read_are_not_missed():
             return 2
 
     lanes = Shrinking([[11]])
-    with pytest.raises(ShapeError, match="give a tuple of 2 arrays"):
+    with pytest.raises(ShapeError, match="expected blocks as a tuple of 2 arrays"):
         tree.insert([1], lanes)
 
     class Lane:

@@ -1,4 +1,4 @@
-"""RadixTree: the worked examples, what each call promises, and what it refuses."""
+"""RadixTree: worked examples, promises of each call, bad input."""
 
 import numpy as np
 import pytest
@@ -48,14 +48,14 @@ def three_nodes(block_size):
     return tree
 
 
-def test_example_14_a_tombstone_says_where_a_checkpoint_would_help():
+def test_example_14_a_hole_shows_where_a_checkpoint_would_help():
     match = three_nodes(1).match(range(280))
     assert (match.num_full_tokens, match.num_tokens, match.state, match.checkpoint) == (280, 192, 3, 256)
     assert match.blocks.tolist() == list(range(1, 193))  # node A
     assert three_nodes(16).match(range(280)).num_full_tokens == 272
 
 
-# Matching and inserting.
+# Lookup and insertion.
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
@@ -81,7 +81,7 @@ def test_match_changes_nothing_and_agrees_token_by_token():
     assert tree.num_nodes == 1
 
 
-def test_insert_says_what_it_takes_and_what_it_has_already():
+def test_insert_returns_taken_and_duplicate_blocks():
     tree = RadixTree(2)
     tree.insert([1, 2, 3, 4], [5, 6])
     again = tree.insert([1, 2, 3, 4, 7, 8], [5, 9, 10])
@@ -130,7 +130,7 @@ def test_a_priority_falls_back_after_its_time():
     assert tree.evict("full", 2).blocks.tolist() == [4, 2]
 
 
-def test_ranks_are_the_caller_s():
+def test_the_lowest_rank_is_evicted_first():
     tree = RadixTree(1, policy="rank")
     for token, rank in ((1, 3.0), (2, -1.0), (3, None)):
         tree.insert([token], [token], rank=rank)
@@ -173,7 +173,7 @@ def test_a_receipt_moves_with_what_its_sequence_publishes():
     assert tree.protected("full") == tree.protected("window") == 0
 
 
-def test_a_state_goes_with_the_tail_that_it_stands_on():
+def test_a_state_is_evicted_with_the_tail_that_it_follows():
     tree = RadixTree(1, states=True)
     tree.insert(range(4), blocks(4), states=[(2, 8), (4, 9)])
     gone = tree.evict("full", 1)
@@ -182,7 +182,7 @@ def test_a_state_goes_with_the_tail_that_it_stands_on():
     assert tree.match(range(4)).num_tokens == 2
 
 
-def test_a_window_that_was_filled_again_goes_whole():
+def test_a_window_that_was_filled_again_is_evicted_whole():
     tree = RadixTree(1, windows=[4])
     tree.insert(range(4), (blocks(4), blocks(4)))
     assert tree.evict("window", 3).blocks[1].tolist() == [1, 2, 3]
@@ -291,10 +291,10 @@ def test_a_refused_insert_changes_nothing(tokens, ids, options, error):
         tree.insert(tokens, ids, **{"namespace": "new", **options})
     assert snapshot(tree) == before
     tree.check_invariants()
-    assert tree.insert([1, 2, 3, 4], [9, 50]).taken.tolist() == [9, 50]  # no claim is left
+    assert tree.insert([1, 2, 3, 4], [9, 50]).taken.tolist() == [9, 50]  # no id is left claimed
 
 
-def test_receipts_are_given_back_once_and_to_their_own_tree():
+def test_receipts_are_released_once_and_to_their_own_tree():
     tree, other = RadixTree(1), RadixTree(1)
     tree.insert([1], [1])
     receipt = tree.match_and_lock([1])
@@ -335,7 +335,7 @@ def test_receipts_are_given_back_once_and_to_their_own_tree():
         ({"states": True, "state_interval": 24}, ShapeError),
     ],
 )
-def test_a_tree_that_cannot_be_is_refused(options, error):
+def test_a_tree_of_impossible_sizes_is_refused(options, error):
     with pytest.raises(error):
         RadixTree(**options)
 
@@ -357,10 +357,10 @@ def test_a_refused_eviction_changes_nothing(component, amount, error):
     assert tree.evictable() == 1
 
 
-# Many.
+# Batches and large trees.
 
 
-def test_batched_calls_do_what_single_calls_do():
+def test_batched_calls_agree_with_single_calls():
     tree = RadixTree(2)
     entries = [{"tokens": [0, 0, i, i], "blocks": [1 if i == 0 else 100 + i, 10 + i]} for i in range(4)]
     results = tree.insert_all(entries)
@@ -412,7 +412,7 @@ def test_a_batch_that_offers_one_block_for_two_prefixes_changes_nothing(entries)
 
 
 @pytest.mark.parametrize("namespace", [None, "new"])
-def test_a_batch_may_offer_one_block_for_one_prefix_often(namespace):
+def test_a_batch_may_repeat_a_block_for_one_prefix(namespace):
     tree = RadixTree(2, windows=[2], states=True)
     entries = [
         {"tokens": [5, 5, i, i], "blocks": ([9, 10 + i], [19, 20 + i]), "states": [(2, 3)], "namespace": namespace}
@@ -428,7 +428,7 @@ def test_a_batch_may_offer_one_block_for_one_prefix_often(namespace):
 
 
 def test_an_entry_of_a_batch_is_a_mapping():
-    with pytest.raises(UnsupportedDtype, match="an entry is tuple"):
+    with pytest.raises(UnsupportedDtype, match="expected a dict"):
         RadixTree(2).insert_all([([1, 1], [1])])
 
 

@@ -1,4 +1,4 @@
-"""RadixTree(full=0), for models without full attention: a prefix goes with the last that windows and states have."""
+"""RadixTree(full=0), for models without full attention: a prefix is removed with its last window id or state."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ def blocks(count, first=1):
     return np.arange(first, first + count, dtype=np.int32)
 
 
-def test_a_tree_of_nothing_is_refused():
+def test_a_tree_without_components_is_refused():
     with pytest.raises(ShapeError, match="full is 0 and there are no windows"):
         RadixTree(1, full=0)
     with pytest.raises(ShapeError, match="full is -1"):
         RadixTree(1, full=-1, windows=[4])
 
 
-def test_a_prefix_goes_with_its_last_window_block():
+def test_a_prefix_is_removed_with_its_last_window_block():
     tree = RadixTree(1, full=0, windows=[2])
     assert tree.components == ("full", "window")
     tree.insert([1, 2, 3, 4], [0, 0, 13, 14], namespace="a")
@@ -32,7 +32,7 @@ def test_a_prefix_goes_with_its_last_window_block():
     tree.check_invariants()
 
 
-def test_parents_go_with_their_last_child_and_not_before():
+def test_parents_are_removed_with_their_last_child():
     tree = RadixTree(1, full=0, windows=[1])
     tree.insert([1, 2, 3], [0, 0, 13])
     tree.insert([1, 2, 4], [0, 0, 14])
@@ -48,7 +48,7 @@ def test_states_alone_keep_their_prefixes():
     tree = RadixTree(2, full=0, states=True)
     done = tree.insert([1, 1, 2, 2, 3, 3], (), states=[(4, 7)])
     assert (done.taken, done.taken_states.tolist(), done.num_tokens) == ((), [7], 6)
-    assert (tree.num_nodes, tree.evictable("full")) == (1, 2)  # nothing keeps the third block
+    assert (tree.num_nodes, tree.evictable("full")) == (1, 2)  # the third block has no ids
     match = tree.match([1, 1, 2, 2, 3, 3])
     assert (match.num_tokens, match.state, match.blocks) == (4, 7, ())
     gone = tree.evict("state", 9)
@@ -56,7 +56,7 @@ def test_states_alone_keep_their_prefixes():
     tree.check_invariants()
 
 
-def test_what_is_held_stays_until_it_is_given_back():
+def test_a_pinned_prefix_stays_until_it_is_released():
     tree = RadixTree(1, full=0, windows=[2])
     receipt = tree.match_and_lock([1, 2], namespace="a")
     tree.insert([1, 2], [0, 0], receipt=receipt, namespace="a")
@@ -72,7 +72,7 @@ def test_what_is_held_stays_until_it_is_given_back():
 
 
 @pytest.mark.parametrize("namespace", [None, "new"])
-def test_an_insertion_of_holes_that_nobody_holds_leaves_nothing(namespace):
+def test_an_unpinned_insertion_of_holes_leaves_nothing(namespace):
     tree = RadixTree(1, full=0, windows=[2])
     done = tree.insert([1, 2], [0, 0], namespace=namespace)
     assert (done.num_tokens, done.taken.tolist()) == (2, [])
@@ -80,7 +80,7 @@ def test_an_insertion_of_holes_that_nobody_holds_leaves_nothing(namespace):
     tree.check_invariants()
 
 
-def test_a_receipt_that_moves_away_leaves_nothing_behind():
+def test_a_receipt_that_moves_away_leaves_no_empty_node():
     tree = RadixTree(1, full=0, windows=[2])
     receipt = tree.match_and_lock([])
     tree.insert([1, 2], [0, 0], receipt=receipt, namespace="b")
@@ -97,7 +97,7 @@ def test_a_receipt_that_moves_away_leaves_nothing_behind():
     tree.check_invariants()
 
 
-def test_locking_the_half_of_a_prefix_that_has_something_drops_the_other():
+def test_locking_the_half_of_a_prefix_with_ids_removes_the_other():
     tree = RadixTree(1, full=0, windows=[1])
     tree.insert([1, 2, 3, 4], [0, 12, 0, 0])
     assert tree.num_nodes == 1
@@ -108,7 +108,7 @@ def test_locking_the_half_of_a_prefix_that_has_something_drops_the_other():
 
 @pytest.mark.parametrize("end", [[], [9]])
 @pytest.mark.parametrize("is_extended", [False, True])
-def test_what_a_path_cuts_off_goes_where_nothing_keeps_it(is_extended, end):
+def test_an_empty_lower_half_of_a_split_is_removed(is_extended, end):
     tree = RadixTree(1, full=0, windows=[9])
     tree.insert([1, 2, 3, 4], [0, 12, 0, 0])
     receipt = tree.match_and_lock([])
@@ -120,7 +120,7 @@ def test_what_a_path_cuts_off_goes_where_nothing_keeps_it(is_extended, end):
     assert (tree.num_nodes, tree.protected("full"), tree.evictable("full")) == (1 + len(end), 2 + len(end), 0)
 
 
-def test_evicting_tokens_takes_along_what_it_leaves_without_anything():
+def test_evicting_tokens_also_removes_nodes_that_are_left_empty():
     tree = RadixTree(1, full=0, windows=[2])
     tree.insert([1, 2, 3, 4, 5, 6], [0, 0, 13, 0, 0, 16])
     gone = tree.evict("full", 1)

@@ -1,4 +1,4 @@
-"""What the twin does not show of a RequestTable: bad input, sizes, buffers."""
+"""RequestTable beyond its twin: bad input, sizes, buffers."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def requests(request):
     return requests
 
 
-def test_the_lowest_rows_go_first():
+def test_the_lowest_rows_are_allocated_first():
     requests = RequestTable(5, 2)
     assert requests.allocate(4).tolist() == [0, 1, 2, 3]
     requests.free([2, 0])
@@ -45,7 +45,7 @@ def test_the_lowest_rows_go_first():
     [(2, OutOfRows), (2**80, OutOfRows), (-1, ShapeError), (-(2**80), ShapeError), (1.0, UnsupportedDtype),
      (None, UnsupportedDtype), ([1], UnsupportedDtype)],
 )  # fmt: skip
-def test_rows_that_cannot_be_had_are_refused_and_none_is_taken(requests, n, error):
+def test_an_allocation_that_fails_takes_no_row(requests, n, error):
     before = snapshot(requests)
     with pytest.raises(error):
         requests.allocate(n)
@@ -65,7 +65,7 @@ def test_rows_that_are_not_in_use_are_refused_and_nothing_changes(requests, rows
     before = snapshot(requests)
     with pytest.raises(error):
         requests.free(rows)
-    if str(rows) != str([0, 1, 0]):  # a write may name a row twice
+    if str(rows) != str([0, 1, 0]):  # rows may repeat in a write
         with pytest.raises(error):
             requests.write(rows, 0, np.ones(np.size(rows), int))
     if np.ndim(rows) == 0:
@@ -130,12 +130,12 @@ def test_positions_outside_a_row_are_refused(requests, bounds):
 
 
 @pytest.mark.parametrize("bounds", [(1.0,), ("1",), ([1],), (0, 2.0)])
-def test_positions_that_are_no_ints_are_refused(requests, bounds):
+def test_positions_that_are_not_ints_are_refused(requests, bounds):
     with pytest.raises(UnsupportedDtype):
         requests.read(0, *bounds)
 
 
-def test_what_is_read_is_a_copy(requests):
+def test_read_returns_a_copy(requests):
     slots = requests.read(0)
     assert slots.dtype == requests.dtype
     slots[:] = 0
@@ -228,7 +228,7 @@ def test_the_ends_of_int32_are_held(value):
         lambda v: memoryview(np.array(v, np.int32)),
     ],
 )
-def test_rows_and_slots_are_taken_from_anything_that_holds_integers(requests, make):
+def test_rows_and_slots_are_accepted_in_every_integer_container(requests, make):
     requests.write(make([2, 1]), make([0, 1]), make([5, 6, 7]), make([2, 1]))
     assert [requests.read(row).tolist() for row in (1, 2)] == [[9, 7], [5, 6]]
     requests.free(make([2, 1]))

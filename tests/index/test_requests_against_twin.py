@@ -1,4 +1,4 @@
-"""RequestTable and its plain twin, driven through the same random life, failing calls included."""
+"""RequestTable and its plain twin under the same random calls, including failing ones."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ class RequestsMachine(RuleBasedStateMachine):
         self.twin = TwinTable(num_requests, max_context, dtype)
 
     def both(self, name, *arguments):
-        """Call both; they return the same, or refuse in the same way."""
+        """Call both; they return equal results or raise equal errors."""
         try:
             expected = getattr(self.twin, name)(*arguments)
         except PagecoreError as error:
@@ -33,7 +33,7 @@ class RequestsMachine(RuleBasedStateMachine):
         assert (result.tolist() if isinstance(result, np.ndarray) else result) == expected
 
     def a_row(self, data):
-        """Mostly one in use."""
+        """Draw a row, mostly a used one."""
         wild = st.integers(-1, self.twin.num_requests)
         return data.draw(st.one_of(st.sampled_from(sorted(self.twin.rows)), wild) if self.twin.rows else wild)
 

@@ -1,4 +1,4 @@
-"""What the twin does not show of a SlotAllocator: exact slots, sizes, the caller's arrays."""
+"""SlotAllocator beyond its twin: exact slots, sizes, arrays of the caller."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_a_sequence_that_does_not_grow_gets_nothing(allocator):
     assert snapshot(allocator) == before
 
 
-def test_a_bare_int_stands_for_all_sequences(allocator):
+def test_an_int_applies_to_all_sequences(allocator):
     assert allocator.extend(0, [2, 1], -1).tolist() == [20, 21, 24]
     assert allocator.extend(0, 2, [-1, -1]).tolist() == [28, 29, 32, 33]
     assert allocator.decode(7, [9]).tolist() == allocator.decode([7], 9).tolist() == [10]
@@ -51,7 +51,7 @@ def test_a_bare_int_stands_for_all_sequences(allocator):
         ([4], 1),
         ([4, 8], 2),
         ([8, 9, 4, 5], 2),
-        ([12, 13, 14, 15, 4], 2),  # slots that were never handed out, of a block that is held
+        ([12, 13, 14, 15, 4], 2),  # slots that were never allocated, of a held block
         (4, 1),
         ([], 0),
         (np.array([4, 5, 8], np.int32), 2),
@@ -93,7 +93,7 @@ def test_a_shared_block_is_freed_by_each_holder(allocator):
         lambda v: np.frombuffer(b"." + np.array(v, np.int64).tobytes(), np.uint8)[1:].view(np.int64),  # not aligned
     ],
 )
-def test_lengths_and_slots_are_taken_from_anything_that_holds_integers(allocator, make):
+def test_lengths_and_slots_are_accepted_in_every_integer_container(allocator, make):
     assert allocator.extend(make([6, 3]), make([7, 5]), make([9, 14])).tolist() == [10, 15, 20]
     assert allocator.decode(make([8, 6]), make([10, 20])).tolist() == [11, 21]
     assert allocator.free(make([20, 21])) == 1
@@ -119,7 +119,7 @@ def test_long_sequences_are_numbered_right_in_blocks_of_any_size(block_size, dty
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 16, 1000, 2**20, 2**30, 2**31 - 1])
 def test_slots_far_beyond_32_bits_are_right(block_size):
-    """Few blocks, high slots: all the arithmetic is 64 bits wide."""
+    """Few blocks with high slots: all arithmetic is 64-bit."""
     allocator = SlotAllocator(BlockPool(2**31 - 1), block_size)
     for block in range(1, 9):
         first = block * block_size
@@ -134,13 +134,13 @@ def test_slots_far_beyond_32_bits_are_right(block_size):
     assert allocator.num_available == (2**31 - 2) * block_size
 
 
-def test_a_pool_that_int32_cannot_name_is_refused_by_name():
+def test_a_pool_with_slots_beyond_int32_is_refused():
     assert SlotAllocator(BlockPool(2**20), 2**11, index_dtype="int32").allocate(1).dtype == np.int32
     with pytest.raises(UnsupportedOption, match="int32"):
         SlotAllocator(BlockPool(2**20 + 1), 2**11, index_dtype="int32")
 
 
-def test_the_highest_slot_that_int32_can_name_is_handed_out_right():
+def test_the_highest_int32_slot_is_allocated_correctly():
     allocator = SlotAllocator(BlockPool(2), 2**30, index_dtype="int32")
     allocator.allocate(1)
     assert allocator.decode([2**30], [2**31 - 2]).tolist() == [2**31 - 1]
@@ -160,7 +160,7 @@ def test_the_dtype_of_slots_is_the_caller_s(dtype):
     assert allocator.decode([21], [23]).dtype == expected
 
 
-def test_what_an_allocator_is_made_of_can_be_seen_and_not_changed():
+def test_the_attributes_of_an_allocator_are_read_only():
     pool = BlockPool(10)
     allocator = SlotAllocator(pool, np.int16(4))
     assert (allocator.pool, allocator.block_size, allocator.index_dtype) == (pool, 4, "int64")
@@ -183,7 +183,7 @@ def test_several_allocators_and_others_use_one_pool():
 # The caller's memory.
 
 
-def test_slots_may_be_written_over_the_lengths_and_slots_that_they_follow_from():
+def test_slots_may_be_written_over_the_arguments():
     allocator = SlotAllocator(BlockPool(100), 4)
     last = allocator.extend([0] * 9, range(1, 10), [-1] * 9)[np.cumsum(range(1, 10)) - 1]
     expected = SlotAllocator(BlockPool(100), 4)
@@ -203,7 +203,7 @@ def test_slots_go_to_the_front_of_the_caller_s_array(allocator, dtype):
     assert out.tolist() == [20, 21, 22, 23, 24, -7, -7, 10, -7]
 
 
-def test_results_belong_to_the_caller(allocator):
+def test_results_are_not_aliased(allocator):
     slots = allocator.allocate(3)
     slots[:] = 0
     assert allocator.allocate(1).tolist() == [24]

@@ -1,4 +1,4 @@
-"""SlotAllocator and its plain twin, driven through the same random life, failing calls included."""
+"""SlotAllocator and its plain twin under the same random calls, including failing ones."""
 
 import numpy as np
 import pytest
@@ -27,12 +27,12 @@ class SlotsMachine(RuleBasedStateMachine):
         self.twin = TwinAllocator(self.twin_pool, block_size)
         self.sequences = []  # slots of each
         self.groups = []
-        self.shared = []  # references that somebody else holds
+        self.shared = []  # references of another holder
 
-    # Both do the same.
+    # Calls of both.
 
     def both(self, name, *arguments):
-        """Call both; they return the same, or refuse in the same way."""
+        """Call both; they return equal results or raise equal errors."""
         try:
             expected = getattr(self.twin, name)(*arguments)
         except PagecoreError as error:
@@ -54,7 +54,7 @@ class SlotsMachine(RuleBasedStateMachine):
         assert result == expected
 
     def taking(self, data, name, *arguments):
-        """A call that takes slots, in one of its forms: must or may, into new memory or the caller's."""
+        """Call a method that takes slots: the raising or the try_ form, with or without `out`."""
         form = data.draw(st.sampled_from(["must", "try", "out"]))
         if form == "must":
             return self.both(name, *arguments)
@@ -81,7 +81,7 @@ class SlotsMachine(RuleBasedStateMachine):
         order = data.draw(st.permutations(range(len(self.sequences))))
         return order[: data.draw(st.integers(0, min(len(order), 4)))]
 
-    # Slots come.
+    # Taking slots.
 
     @rule(data=st.data(), n=st.one_of(st.integers(0, 12), st.integers(-1, 500)))
     def allocate(self, data, n):
@@ -112,7 +112,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), name=st.sampled_from(["extend", "decode"]))
     def grow_what_may_not_grow(self, data, name):
-        """Lengths and slots that do not go together, or of sequences that are gone: mostly refused."""
+        """Pass inconsistent lengths and slots, or those of freed sequences; most are refused."""
         n = data.draw(st.integers(0, 3))
         known = [slots[-1] for slots in self.sequences if slots]
         slot = st.one_of(wild_slots, st.sampled_from(known)) if known else wild_slots
@@ -125,10 +125,10 @@ class SlotsMachine(RuleBasedStateMachine):
             taken = self.taking(data, name, prefix, [p + data.draw(st.integers(-1, 9)) for p in prefix], last)
         size = self.allocator.block_size
         for slot in taken or []:
-            if slot % size == 0:  # a block that no sequence of ours goes on in
+            if slot % size == 0:  # a block that none of our sequences continues
                 self.shared.append(slot // size)
 
-    # Slots go.
+    # Freeing slots.
 
     @rule(data=st.data())
     def free(self, data):
@@ -139,7 +139,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def free_a_tail(self, data):
-        """From some position on, which must start a block."""
+        """Free from a position on, which must start a block."""
         if not self.sequences:
             return
         i = data.draw(st.integers(0, len(self.sequences) - 1))
@@ -149,13 +149,13 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def free_what_may_not_be_held(self, data):
-        """A good list with something added."""
+        """Free a valid list with an extra entry."""
         slots = [slot for i in self.some(data) for slot in self.sequences[i]]
         at = data.draw(st.integers(0, len(slots)))
         added = data.draw(st.lists(st.one_of(wild_slots, st.sampled_from(slots or [0])), min_size=1, max_size=3))
         refs = list(self.twin_pool.holders)
         if self.both("free", slots[:at] + added + slots[at:]) is not None:
-            # It was no bad list after all: what it freed is no sequence's any more.
+            # The list was valid: its slots no longer belong to a sequence.
             gone = {block for block, before in enumerate(refs) if self.twin.holders(block) < before}
             size = self.allocator.block_size
             self.sequences = [s for s in self.sequences if not gone & {slot // size for slot in s}]
@@ -180,7 +180,7 @@ class SlotsMachine(RuleBasedStateMachine):
             group.__exit__(None, None, None)
             assert group.num_freed == expected
 
-    # Others who hold blocks of the same pool.
+    # Other holders of blocks of the pool.
 
     @rule(data=st.data())
     def somebody_shares(self, data):
@@ -192,7 +192,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def somebody_frees(self, data):
-        """A reference of its own; or, now and then, one that was ours."""
+        """Free a reference of the other holder, or sometimes one of ours."""
         if not self.shared:
             return
         block = self.shared.pop(data.draw(st.integers(0, len(self.shared) - 1)))

@@ -1,4 +1,4 @@
-"""Bad input to SlotAllocator: a typed error, and nothing has changed in the pool."""
+"""Bad input to SlotAllocator: a typed error, with nothing changed in the pool."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def allocator():
         (lambda a, **out: a.extend([6], [7], [2**80], **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], 2**80, **out), InvalidBlock),
         (lambda a, **out: a.extend([6], [7], np.array([2**64 - 7], np.uint64), **out), InvalidBlock),
-        (lambda a, **out: a.extend([6], [7], [21], **out), DoubleFree),  # nobody holds block 5
+        (lambda a, **out: a.extend([6], [7], [21], **out), DoubleFree),  # block 5 is free
         (lambda a, **out: a.extend([6], [7], [17], **out), DoubleFree),  # block 4 is retired
         (lambda a, **out: a.extend([0, 6], [8, 7], [-1, 21], **out), DoubleFree),
         (lambda a, **out: a.extend([6, 3], [7], [9], **out), ShapeError),
@@ -79,7 +79,7 @@ def test_a_refused_call_takes_and_writes_nothing(allocator, call, error):
         call(allocator)
     assert (out == -7).all()
     assert snapshot(allocator) == before
-    assert allocator.decode([7], [9]).tolist() == [10]  # and what was planned is forgotten
+    assert allocator.decode([7], [9]).tolist() == [10]  # and the plan is forgotten
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_refused_call_takes_and_writes_nothing(allocator, call, error):
         (lambda a: a.decode([1] * 6, [-1] * 6), 6),
     ],
 )
-def test_exhaustion_is_an_error_with_figures_whatever_is_asked_for(allocator, call, needed):
+def test_exhaustion_raises_an_error_with_figures(allocator, call, needed):
     with pytest.raises(OutOfBlocks) as short:
         call(allocator)
     assert (short.value.requested, short.value.available) == (needed, 5)
@@ -108,7 +108,7 @@ def test_exhaustion_is_an_error_with_figures_whatever_is_asked_for(allocator, ca
         lambda a: a.try_decode([1] * 6, [-1] * 6),
     ],
 )
-def test_exhaustion_is_none_where_it_is_asked_for(allocator, call):
+def test_exhaustion_returns_none_from_the_try_methods(allocator, call):
     before = snapshot(allocator)
     assert call(allocator) is None
     assert snapshot(allocator) == before
@@ -182,7 +182,7 @@ def test_slots_that_may_not_be_freed_are_refused_and_nothing_changes(allocator, 
         lambda a, out: a.try_decode([7, 4, 1], [9, 14, -1], out=out),
     ],
 )
-def test_slots_are_not_written_into_what_cannot_take_them(allocator, out, call):
+def test_an_unsuitable_out_is_refused(allocator, out, call):
     before = snapshot(allocator)
     with pytest.raises((ShapeError, UnsupportedDtype)):
         call(allocator, out)
@@ -214,7 +214,7 @@ def test_an_impossible_allocator_is_refused(pool, block_size, error):
         SlotAllocator(pool, block_size)
 
 
-def test_a_decode_of_no_token_says_that_lengths_count_the_new_one(allocator):
+def test_a_decode_of_length_0_explains_that_lengths_include_the_new_token(allocator):
     with pytest.raises(ShapeError, match="count the new one"):
         allocator.decode([7, 0], [9, -1])
 

@@ -1,4 +1,4 @@
-"""Arrays that the tables lend or fill: the block table, dense tables, the buffers of a step."""
+"""Arrays that the tables expose or fill: the block table, dense tables, the buffers of a step."""
 
 import gc
 import weakref
@@ -32,7 +32,7 @@ def test_the_table_is_a_read_only_view_that_keeps_its_memory():
     assert pool.num_used == 3
 
 
-def test_step_buffers_die_with_their_last_user_and_arrays_outlive_them():
+def test_step_buffers_are_freed_with_their_last_user_and_arrays_outlive_them():
     class Watched(StepBuffers):
         pass
 
@@ -61,7 +61,7 @@ def test_step_buffers_are_aligned_and_never_move(dtype):
     assert [array.ctypes.data for array in arrays] == addresses
 
 
-def test_a_shorter_step_leaves_only_padding_behind_it():
+def test_a_shorter_step_is_followed_by_padding_only():
     _, tables = make(num_blocks=64)
     rows = [tables.add() for _ in range(3)]
     buffers = StepBuffers(4, 12)
@@ -122,7 +122,7 @@ def test_fill_writes_into_strided_lines():
         (np.full((2, 8), 77, np.int32), np.full(2, 77, np.int64)),
     ],
 )
-def test_fill_refuses_what_it_cannot_write_and_writes_nothing(out, lengths):
+def test_fill_refuses_unsuitable_buffers_and_writes_nothing(out, lengths):
     _, tables = make()
     tables.extend([tables.add(), tables.add()], [9, 2])
     with pytest.raises((ShapeError, UnsupportedDtype)):

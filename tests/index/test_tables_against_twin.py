@@ -1,4 +1,4 @@
-"""BlockTables and its plain twin, driven through the same random life, failing calls included."""
+"""BlockTables and its plain twin under the same random calls, including failing ones."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ group_plans = st.lists(
 
 
 def plain(result):
-    """Arrays and tuples as lists."""
+    """Return arrays and tuples as lists."""
     if isinstance(result, tuple):
         return [plain(part) for part in result]
     return result.tolist() if isinstance(result, np.ndarray) else result
@@ -47,11 +47,11 @@ class TablesMachine(RuleBasedStateMachine):
         )
         self.twin = TwinTables(twin_pools, self.sizes, MAX_SEQUENCES, MAX_BLOCKS)
         self.buffers = StepBuffers(MAX_SEQUENCES, MAX_TOKENS, len(plan), slot_dtype)
-        self.foreign = [[] for _ in plan]  # references that somebody else holds, by group
-        self.copy = None  # of tables and lengths, once changes are followed
+        self.foreign = [[] for _ in plan]  # references of another holder, by group
+        self.copy = None  # mirror of tables and lengths, after follow_changes()
 
     def both(self, name, *arguments, **keywords):
-        """Call both; they return the same, or refuse in the same way."""
+        """Call both; they return equal results or raise equal errors."""
         try:
             expected = getattr(self.twin, name)(*arguments, **keywords)
         except PagecoreError as error:
@@ -68,7 +68,7 @@ class TablesMachine(RuleBasedStateMachine):
             assert figures == [expected.requested, expected.available]
 
     def some_rows(self, data):
-        """Mostly distinct rows in use; now and then one that is not, or one twice."""
+        """Draw rows, mostly distinct and used; sometimes one is unused or repeated."""
         if data.draw(st.integers(0, 9)) == 0:
             return data.draw(st.lists(st.integers(-1, MAX_SEQUENCES), max_size=3))
         rows = data.draw(st.permutations(sorted(self.twin.rows)))
@@ -80,7 +80,7 @@ class TablesMachine(RuleBasedStateMachine):
         return rows, data.draw(st.lists(small, min_size=len(rows), max_size=len(rows)))
 
     def cuts(self, data, rows):
-        """A length for each row, mostly within the row."""
+        """Draw a length for each row, mostly within the row."""
         longest = [self.twin.rows[row].length if row in self.twin.rows else 0 for row in rows]
         extra = int(data.draw(st.integers(0, 9)) == 0)
         return [data.draw(st.integers(-extra, length + extra)) for length in longest]
@@ -142,7 +142,7 @@ class TablesMachine(RuleBasedStateMachine):
             assert all((part[len(slots) :] == -7).all() for part, slots in zip(out, expected, strict=True))
 
     def some_first_blocks(self, data):
-        """A first block for each group, seldom one that cannot be; or None, for a step that takes every block."""
+        """Draw a first block for each group, rarely an invalid one, or None for a step that takes every block."""
         wild = data.draw(st.integers(0, 19)) == 0
         firsts = st.lists(st.integers(-1 if wild else 0, 9), min_size=len(self.sizes), max_size=len(self.sizes))
         return data.draw(st.none() | firsts)
@@ -174,7 +174,7 @@ class TablesMachine(RuleBasedStateMachine):
         return [array.tolist() for array in arrays] + [b.num_sequences, b.num_tokens]
 
     def check_buffers(self, rows, counts, lengths, slots):
-        """Every entry of every array, padding included."""
+        """Compare every entry of every array, including padding."""
         total = sum(counts)
         idle = MAX_SEQUENCES - len(rows)
         positions = [lengths[row] + i for row, count in zip(rows, counts, strict=True) for i in range(count)]
@@ -209,7 +209,7 @@ class TablesMachine(RuleBasedStateMachine):
         group = data.draw(st.integers(0, len(self.sizes) - 1))
         assert [tuple(pair) for pair in self.tables.take_copies(group).tolist()] == self.twin.take_copies(group)
 
-    # A copy elsewhere.
+    # The mirror.
 
     @rule()
     def follow_changes(self):
@@ -228,7 +228,7 @@ class TablesMachine(RuleBasedStateMachine):
         expected = [self.tables.table(group).ravel() for group in range(len(self.sizes))]
         assert np.array_equal(self.copy, np.concatenate([*expected, self.tables.row_lengths]))
 
-    # Others who hold blocks of the same pools.
+    # Other holders of blocks of the pools.
 
     @rule(data=st.data())
     def somebody_shares(self, data):
@@ -282,7 +282,7 @@ TestTablesAgainstTwin = TablesMachine.TestCase
 
 
 def test_changes_of_a_long_row_are_all_taken():
-    """Longer than three words of the bitmap that they are marked in, and beginning within one."""
+    """The row spans more than three words of the bitmap and starts within one."""
     tables = BlockTables(BlockPool(400), block_sizes=1, max_sequences=2, max_blocks_per_sequence=200)
     tables.follow_changes()
     tables.extend([tables.add()], [200])

@@ -1,4 +1,4 @@
-"""Bad input to BlockTables: a typed error, and nothing has changed in any row, group or pool."""
+"""Bad input to BlockTables: a typed error, with nothing changed in any row, group or pool."""
 
 import numpy as np
 import pytest
@@ -125,7 +125,7 @@ def test_a_refused_call_changes_nothing_in_any_group(two_groups, call, error):
         7,
     ],
 )
-def test_slots_are_not_written_into_what_cannot_take_them(two_groups, out):
+def test_an_unsuitable_out_is_refused(two_groups, out):
     before = snapshot(two_groups)
     with pytest.raises((ShapeError, UnsupportedDtype)):
         two_groups.extend([0, 1], 1, out=out)
@@ -183,7 +183,7 @@ def test_an_unknown_slot_dtype_is_refused_by_name():
         ([[0, 0]], ShapeError),
     ],
 )
-def test_changes_are_taken_into_nothing_but_pairs_of_int32(two_groups, out, error):
+def test_changes_are_written_only_to_pairs_of_int64(two_groups, out, error):
     two_groups.follow_changes()
     with pytest.raises(error):
         two_groups.take_changes(out)
@@ -191,12 +191,12 @@ def test_changes_are_taken_into_nothing_but_pairs_of_int32(two_groups, out, erro
     assert two_groups.take_changes(taken) == 2 * (2 + 4) + 2
 
 
-def test_changes_that_nobody_follows_are_refused(two_groups):
+def test_changes_that_are_not_recorded_are_refused(two_groups):
     with pytest.raises(UnsupportedOption, match="follow_changes"):
         two_groups.take_changes(np.zeros((3, 2), np.int64))
 
 
-def test_tables_that_int32_cannot_name_are_not_followed():
+def test_changes_of_tables_beyond_int32_are_refused():
     tables = BlockTables(BlockPool(9), block_sizes=4, max_sequences=2**15, max_blocks_per_sequence=2**16)
-    with pytest.raises(ShapeError, match="int32"):
+    with pytest.raises(ShapeError, match="changes can be followed in up to 2147483647"):
         tables.follow_changes()

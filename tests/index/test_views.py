@@ -1,4 +1,4 @@
-"""Views of native memory: what they show, and that they are safe to hand back as arguments."""
+"""Views of native memory: contents, lifetime, and safety as arguments."""
 
 import numpy as np
 import pytest

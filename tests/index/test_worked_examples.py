@@ -1,4 +1,4 @@
-"""Examples 1 to 7 of the worked examples, word for word."""
+"""Worked examples 1 to 7, exactly."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_example_1_a_lifo_pool_of_four():
 
 
 @pytest.mark.parametrize("num_blocks", [0, -1, 1])
-def test_example_1_a_pool_without_a_block_to_give_is_refused(num_blocks):
+def test_example_1_a_pool_of_only_the_null_block_is_refused(num_blocks):
     with pytest.raises(PagecoreError):
         BlockPool(num_blocks)
 
@@ -62,7 +62,7 @@ def test_example_2_tables_of_block_size_four():
     assert first != second
 
 
-def test_example_2_removing_a_sequence_gives_every_block_back():
+def test_example_2_removing_a_sequence_frees_every_block():
     pool = BlockPool(17)
     tables = BlockTables(pool, block_sizes=4, max_sequences=4, max_blocks_per_sequence=8)
     row = tables.add()
@@ -84,7 +84,7 @@ def test_example_3_a_fifo_pool_of_eleven():
 
 @pytest.fixture
 def extended():
-    """The allocator of example 4, after it."""
+    """Return the allocator of example 4 after the example."""
     pool = BlockPool(6, order="address")
     allocator = SlotAllocator(pool, 4)
     pool.allocate(5)
@@ -100,7 +100,7 @@ def test_example_4_an_extension_fills_a_block_takes_a_whole_one_and_opens_anothe
         extended.allocate(1)
 
 
-def test_example_5_decode_goes_on_in_a_block_or_opens_one():
+def test_example_5_decode_continues_a_block_or_opens_one():
     pool = BlockPool(6, order="address")
     allocator = SlotAllocator(pool, 4)
     pool.allocate(2)
@@ -116,7 +116,7 @@ def test_example_6_slots_free_whole_blocks_and_no_tails(extended):
     assert extended.pool.ref_counts().tolist() == [0, 1, 1, 0, 1, 0]
 
 
-def test_example_7_a_request_goes_on_behind_cached_slots():
+def test_example_7_a_request_continues_after_cached_slots():
     pool = BlockPool(100, order="address")
     allocator = SlotAllocator(pool, 1)
     allocator.allocate(99)

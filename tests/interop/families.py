@@ -1,4 +1,4 @@
-"""Small models of several families, with random weights: what a paged cache must not be told from a DynamicCache by."""
+"""Small models of several families with random weights, for comparing a paged cache with a DynamicCache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tests.capabilities import require
 
 torch, transformers = require("torch"), require("transformers")
-torch.set_num_threads(1)  # the models are so small that threads only wait for each other
+torch.set_num_threads(1)  # the models are too small to gain from threads
 
 VOCABULARY, PAD, EOS = 97, 0, 96
 _BASE = {
@@ -27,7 +27,7 @@ _WINDOW = {"sliding_window": 8}
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 256}
 
-# Family: what its classes are called, and what of the config differs.
+# For each family: the prefix of its class names, and its config fields.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _GROUPED),
     "qwen3": ("Qwen3", _GROUPED),
@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", _GROUPED),
     "qwen2_moe": ("Qwen2Moe", _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
     "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
-    # No config reader knows these: their fields mean what they usually do.
+    # Not in pagecore.models: its fields are read with their usual meaning.
     "gpt_bigcode": ("GPTBigCode", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),
     "starcoder2": ("Starcoder2", _GROUPED | _WINDOW),
     "cohere2": ("Cohere2", _GROUPED | _WINDOW | _ALTERNATING),
@@ -51,7 +51,7 @@ CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 
 @functools.cache
 def make_model(family: str, dtype: str = "float32", seed: int = 0) -> Any:
-    """A model for reading; whoever changes one makes its own with another seed."""
+    """Return a model that is shared by tests; a test that changes one makes its own with another seed."""
     name, fields = FAMILIES[family]
     config = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**fields)
     classes = {"GPT2": "GPT2LMHeadModel"}
@@ -62,7 +62,7 @@ def make_model(family: str, dtype: str = "float32", seed: int = 0) -> Any:
 
 
 def make_cache(model: Any, **options: Any) -> Any:
-    """A paged cache of small blocks for a model, which attends with "pagecore" from now on."""
+    """Return a paged cache of small blocks, and switch the attention of `model` to "pagecore"."""
     from pagecore.interop.transformers import PagedCache
 
     model.set_attn_implementation("pagecore")
@@ -70,7 +70,7 @@ def make_cache(model: Any, **options: Any) -> Any:
 
 
 def dynamic_cache(model: Any) -> Any:
-    """The cache to be told from, for a model that attends eagerly from now on."""
+    """Return the reference cache, and switch the attention of `model` to eager."""
     model.set_attn_implementation("eager")
     return transformers.DynamicCache(config=model.config)
 
@@ -81,7 +81,7 @@ def prompts(rows: int = 2, columns: int = 7, seed: int = 0) -> Any:
 
 
 def left_padded(ids: Any, padding: int = 3) -> Any:
-    """The mask of prompts whose first row is shorter than the others."""
+    """Return a mask in which the first row begins with padding."""
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
     return mask

@@ -1,4 +1,4 @@
-"""A small step of attention layers, as torch tensors, for the tests of the operators."""
+"""Torch tensors of one small step of an attention layer, for the tests of the operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK, HEADS, KV_HEADS, DIM = 4, 4, 2, 16
 
 @dataclass
 class Step:
-    """What one layer gets: three sequences of 5, 1 and 9 tokens, all new but those of the last, which decodes one."""
+    """Arguments of one layer: sequences of 5 and 1 new tokens, and a sequence of 9 tokens that decodes one."""
 
     query: Any
     key: Any
@@ -37,7 +37,7 @@ class Step:
 
 
 def planes(layout: str | None, dtype: Any) -> tuple[Any, Any]:
-    """Random caches of 9 blocks: of their own memory, or the strided planes of a pool's second layer."""
+    """Return random caches of 9 blocks: separate tensors, or the strided planes of a pool's second layer."""
     from pagecore.interop.torch import as_torch
 
     if layout is None:

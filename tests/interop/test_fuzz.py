@@ -1,4 +1,4 @@
-"""Foreign values for every argument of the torch operators: a typed error that names the argument, or a result."""
+"""Foreign values for every argument of the torch operators give a typed error that names the argument, or a result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch = require("torch")
 
 
 def operations() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return each function with good arguments, new each time."""
+    """Return each function with new valid arguments."""
     from pagecore.interop import torch as operators
 
     ones, ids = torch.ones, torch.tensor
@@ -67,7 +67,7 @@ def foreign_tensors() -> Iterator[Any]:
     yield torch.nn.Parameter(torch.ones(2))
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, of sparse tensors
+@pytest.mark.filterwarnings("ignore")  # torch warns about sparse tensors
 @pytest.mark.parametrize("operation", ["paged_attention", "write_kv", "merge_attention", "copy_blocks", "as_torch"])
 def test_foreign_arguments_of_an_operator_are_refused_by_name(operation):
     for name in operations()[operation][1]:

@@ -1,4 +1,4 @@
-"""torch's operators of pagecore: what torch asks of every operator, the same numbers, refusals, planes as tensors."""
+"""torch operators in eager mode: opcheck, parity with pagecore's own functions, and planes as tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import pagecore
 from pagecore import AttentionSpec, PagedKVCache, ops
 from pagecore.arrays import as_tensor
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from tests.interop.steps import BLOCK, DIM, DTYPES, HEADS, KV_HEADS, make_step, torch
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
@@ -36,7 +36,7 @@ OPTIONS = {
 }
 
 
-# ---- what torch asks of an operator
+# ---- torch.library.opcheck
 
 
 @PLANES
@@ -73,12 +73,12 @@ def test_copy_blocks_passes_opcheck(dtype, layout):
     torch.library.opcheck(operator, (caches, pairs), {"independent": True})
 
 
-# ---- the same numbers as pagecore's own functions
+# ---- parity with pagecore's own functions
 
 
 @LAYOUTS
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_attention_gives_what_pagecore_gives(options, layout):
+def test_attention_equals_pagecore_paged_attention(options, layout):
     step = make_step(layout=layout)
     options = {"cu_query_lens": step.cu_query_lens} | options
     expected, expected_lse = ops.paged_attention(*step.attended, **options, return_lse=True)
@@ -93,7 +93,7 @@ def test_attention_gives_what_pagecore_gives(options, layout):
 
 @LAYOUTS
 @pytest.mark.parametrize("options", [{}, {"key_scale": 0.5, "value_scale": HEAD_NUMBERS}], ids=["plain", "scales"])
-def test_writing_reaches_the_memory_of_the_caches(options, layout):
+def test_writes_and_copies_mutate_the_caches_in_place(options, layout):
     step, twin = make_step(layout=layout), make_step(layout=layout)
     interop.write_kv(*step.written, **options)
     ops.write_kv(*twin.written, **options)
@@ -112,7 +112,7 @@ def test_a_false_claim_of_independent_pairs_is_refused():
         interop.copy_blocks(step.key_cache, torch.tensor([[1, 4], [4, 5]]), independent=True)
 
 
-def test_parts_are_merged():
+def test_merging_two_halves_equals_attention_over_all_keys():
     step = make_step()
     whole, whole_lse = interop.paged_attention(
         *step.attended, cu_query_lens=step.cu_query_lens, causal=False, return_lse=True
@@ -129,8 +129,8 @@ def test_parts_are_merged():
     torch.testing.assert_close(lse, whole_lse)
 
 
-def test_a_cache_is_driven_by_operators_alone():
-    """Tables, lengths and slots are read where the index keeps them, so that one set of tensors serves every step."""
+def test_a_whole_cache_can_be_driven_by_operators():
+    """The tensors alias tables, lengths and slots of the batch, so one set of tensors serves every step."""
     spec = AttentionSpec(KV_HEADS, DIM, dtype="float32", num_query_heads=HEADS)
     cache = PagedKVCache(spec, num_layers=2, num_blocks=17, block_size=BLOCK, max_sequences=3)
     batch = cache.make_batch(max_sequences=3, max_tokens=12)
@@ -150,298 +150,69 @@ def test_a_cache_is_driven_by_operators_alone():
         cache.append_tokens(sequences, [1, 2])
 
 
-# ---- refusals
-
-
-def test_what_requires_grad_is_refused_with_what_to_do():
-    step = make_step()
-    for name in ("query", "key_cache"):
-        given = dict(zip(("query", "key_cache", "value_cache", "block_table", "seq_lens"), step.attended, strict=True))
-        given[name] = given[name].detach().requires_grad_()
-        with pytest.raises(UnsupportedOption, match=rf"{name}.*grad.*detach"):
-            interop.paged_attention(**given, cu_query_lens=step.cu_query_lens)
-    with pytest.raises(UnsupportedOption, match=r"key: .*grad.*detach"):
-        interop.write_kv(step.key.requires_grad_(), *step.written[1:])
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when it differentiates forward
-def test_what_is_differentiated_by_torch_func_is_refused_and_not_taken_for_a_constant():
-    step = make_step()
-
-    def attend(query):
-        return interop.paged_attention(query, *step.attended[1:], cu_query_lens=step.cu_query_lens).sum()
-
-    def write(key):
-        cache = step.key_cache.clone()
-        interop.write_kv(key, step.value, cache, step.value_cache, step.slot_mapping)
-        return cache.sum()
-
-    for differentiate in (
-        lambda: torch.func.grad(attend)(step.query),
-        lambda: torch.func.jvp(attend, (step.query,), (step.query,)),
-        lambda: torch.func.grad(write)(step.key),
-        lambda: torch.vmap(torch.func.grad(attend))(torch.stack([step.query] * 2)),
-    ):
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
-            differentiate()
-    numbers = {"sinks": torch.zeros(HEADS), "alibi_slopes": torch.zeros(HEADS)}
-    numbers |= {"key_scale": HEAD_NUMBERS, "value_scale": HEAD_NUMBERS}
-    for name, tensor in numbers.items():
-
-        def attend_with(tensor, name=name):
-            return interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, **{name: tensor}).sum()
-
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
-            torch.func.grad(attend_with)(tensor)
-        with (
-            torch.autograd.forward_ad.dual_level(),
-            pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"),
-        ):
-            attend_with(torch.autograd.forward_ad.make_dual(tensor, tensor))
-
-    def scaled_write(scale):
-        cache = step.key_cache.clone()
-        interop.write_kv(step.key, step.value, cache, step.value_cache, step.slot_mapping, key_scale=scale)
-        return cache.sum()
-
-    def attend_into(out):
-        return interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, out=out).sum()
-
-    for function, tensor in ((scaled_write, HEAD_NUMBERS), (attend_into, torch.empty_like(step.query))):
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
-            torch.func.grad(function)(tensor)
-    with torch.autograd.forward_ad.dual_level():
-        attend(step.query)
-        with pytest.raises(UnsupportedOption, match=r"differentiated.*call it outside"):
-            attend(torch.autograd.forward_ad.make_dual(step.query, step.query))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        ({"key": lambda a: a.int()}, UnsupportedDtype, "key is int32.*convert"),
-        ({"key": lambda a: a.transpose(1, 2).contiguous().transpose(1, 2)}, ShapeError, "key has.*last axis.*copy"),
-        ({"value_cache": lambda a: a.transpose(2, 3)}, ShapeError, "value_cache"),
-        ({"key": lambda a: a[:, :1]}, ShapeError, "axis 1 must have length 2: the heads of key_cache"),
-        ({"slot_mapping": lambda a: a + 100}, pagecore.InvalidBlock, "slot"),
-        ({"slot_mapping": lambda a: a.float()}, UnsupportedDtype, "slot_mapping holds float32"),
-        ({"value": lambda a: a.to("meta")}, DeviceError, "value is on meta and key on cpu"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written(change, error, says):
-    step = make_step()
-    for name, make in change.items():
-        setattr(step, name, make(getattr(step, name)))
-    before = make_step()
-    with pytest.raises(error, match=says):
-        interop.write_kv(*step.written)
-    assert torch.equal(step.key_cache, before.key_cache)
-
-
-def test_what_is_no_tensor_of_torch_is_refused_with_what_to_pass():
-    step = make_step()
-    calls = {
-        "numpy.ndarray is given.*torch.as_tensor": lambda: interop.write_kv(step.key.numpy(), *step.written[1:]),
-        "list is given.*torch.as_tensor": lambda: interop.write_kv(*step.written[:4], [12, 13]),
-        "Tensor is given.*as_torch": lambda: interop.paged_attention(
-            step.query, pagecore.as_tensor(step.key_cache), *step.attended[2:]
-        ),
-        "tuple is given": lambda: interop.merge_attention(step.query, (), step.query, ()),
-        "numpy.ndarray is": lambda: interop.copy_blocks([step.key_cache.numpy()], torch.tensor([[1, 2]])),
-        "list is": lambda: interop.copy_blocks(step.key_cache, [[1, 2]]),
-    }
-    for says, call in calls.items():
-        with pytest.raises(UnsupportedDtype, match=says):
-            call()
-
-
-OWN = pagecore.zeros((35,), "bool")
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
-        ({"rows": np.arange(3)}, UnsupportedDtype, r"numpy.ndarray is given as rows; .* torch.as_tensor\(array\)"),
-        ({"cu_query_lens": [0, 5, 6, 7]}, UnsupportedDtype, "list is given as cu_query_lens"),
-        ({"sinks": np.zeros(4)}, UnsupportedDtype, "numpy.ndarray is given as sinks"),
-        ({"mask": OWN}, UnsupportedDtype, r"Tensor is given as mask; .* as_torch\(tensor\)"),
-        ({"out": np.zeros((7, HEADS, DIM))}, UnsupportedDtype, "numpy.ndarray is given as out; .* torch.as_tensor"),
-        ({"key_scale": np.ones(2)}, UnsupportedDtype, "numpy.ndarray is given as key_scale"),
-        ({"value_scale": "a"}, UnsupportedDtype, "str is given as value_scale"),
-        ({"window": "a"}, UnsupportedOption, r"window is 'a'; it must be a number of keys, or \(left, right\)"),
-        ({"window": 2.5}, UnsupportedOption, "window is 2.5; it must be a number of keys"),
-        ({"window": (1, "a")}, UnsupportedOption, r"window is \(1, 'a'\)"),
-        ({"scale": "a"}, UnsupportedOption, "scale is 'a'; it must be a number"),
-        ({"scale": torch.tensor(0.5, requires_grad=True)}, UnsupportedOption, r"requires grad.* pass scale.item\(\)"),
-        ({"softcap": None}, UnsupportedOption, "softcap is None; it must be a number"),
-        ({"causal": "a"}, UnsupportedOption, "causal is 'a'; it must be True or False"),
-    ],
-    ids=str,
-)
-def test_options_of_other_types_are_refused_by_name(options, error, says):
-    step = make_step()
-    with pytest.raises(error, match=says):
-        interop.paged_attention(*step.attended, **{"cu_query_lens": step.cu_query_lens} | options)
-
-
-def test_scales_are_checked_before_they_are_spread():
-    step = make_step()
-    for scale in (np.ones(2), "a"):
-        with pytest.raises(UnsupportedDtype, match="is given as key_scale"):
-            interop.write_kv(*step.written, key_scale=scale)
-    flat = step.key_cache.flatten(1, 3)
-    with pytest.raises(ShapeError, match=r"key_cache has shape \(9, 128\); it must have 4 axes"):
-        interop.write_kv(*step.written[:2], flat, *step.written[3:], key_scale=0.5)
-    with pytest.raises(ShapeError, match="key_cache has shape"):
-        interop.paged_attention(step.query, flat, *step.attended[2:], value_scale=0.5)
-    with pytest.raises(UnsupportedDtype, match=r"numpy\.ndarray is given"):
-        interop.write_kv(*step.written[:2], step.key_cache.numpy(), *step.written[3:], key_scale=0.5)
-
-
-def test_numbers_of_other_kinds_are_taken_for_what_they_are():
-    step = make_step()
-    where = {"cu_query_lens": step.cu_query_lens}
-    expected = interop.paged_attention(*step.attended, scale=0.5, causal=False, window=(2, 0), key_scale=0.5, **where)
-    for number in (np.float32(0.5), torch.tensor(0.5)):
-        options = {"scale": number, "causal": np.False_, "window": (np.int64(2), 0), "key_scale": number}
-        assert torch.equal(interop.paged_attention(*step.attended, **where, **options), expected)
-
-
-def test_an_index_without_memory_is_not_taken_for_a_trace():
-    step = make_step()
-    nowhere = step.seq_lens.to("meta")
-    for call in (
-        lambda: interop.paged_attention(*step.attended[:4], nowhere, cu_query_lens=step.cu_query_lens),
-        lambda: interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens.to("meta")),
-        lambda: interop.paged_attention(*step.attended[:4], nowhere, out=torch.empty_like(step.query)),
-        lambda: interop.write_kv(*step.written[:4], step.slot_mapping.to("meta")),
-        lambda: interop.copy_blocks(step.key_cache, torch.zeros(1, 2, dtype=torch.int32, device="meta")),
-    ):
-        with pytest.raises(DeviceError, match="on meta and the others on cpu"):
-            call()
-
-
-def test_options_that_an_operator_cannot_take_are_refused():
-    step = make_step()
-    out = torch.empty_like(step.query)
-    for options, says in (
-        ({"plan": ops.AttentionPlan(num_query_heads=4, num_kv_heads=2)}, "plan is an AttentionPlan.*plan_attention of"),
-        ({"stream": 0}, "stream is given"),
-        ({"out": out, "return_lse": True}, "leave one out"),
-        ({"window": 0}, "window is 0"),
-        ({"window": (1, 2, 3)}, "window is"),
-        ({"softcap": -1.0}, "softcap"),
-    ):
-        with pytest.raises(UnsupportedOption, match=says):
-            interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, **options)
-    with pytest.raises(UnsupportedDtype, match="out is float16"):
-        interop.paged_attention(*step.attended, cu_query_lens=step.cu_query_lens, out=out.half())
-
-
-def meta(*shape, dtype=torch.bfloat16):
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def test_shapes_and_dtypes_are_known_without_memory():
-    cache, wide = meta(9, 4, 2, 16), meta(9, 4, 2, 32)
-    query, table, lens = meta(7, 4, 16), meta(3, 3, dtype=torch.int32), meta(3, dtype=torch.int32)
-    out, lse = interop.paged_attention(query, cache, wide, table, lens, return_lse=True)
-    assert (tuple(out.shape), out.dtype) == ((7, 4, 32), torch.bfloat16)
-    assert (tuple(lse.shape), lse.dtype) == ((7, 4), torch.float32)
-    strided = meta(4, 7, 16).transpose(0, 1)
-    assert interop.paged_attention(strided, cache, wide, table, lens).is_contiguous()
-    assert interop.paged_attention(query, cache, cache, table, lens, out=query) is query
-    merged, _ = interop.merge_attention(strided, lse[:, :4], strided, lse)
-    assert merged.is_contiguous()
-    assert interop.write_kv(query[:, :2], wide[0, 0, 0].expand(7, 2, 32), cache, wide, lens) is None
-    assert interop.copy_blocks([cache, wide], table) is None
-
-
-@pytest.mark.parametrize(
-    ("error", "says", "call"),
-    [
-        (ShapeError, "query has shape", lambda q, c, i: interop.paged_attention(q[0], c, c, i, i)),
-        (ShapeError, "value_cache has shape", lambda q, c, i: interop.paged_attention(q, c, c[0], i, i)),
-        (UnsupportedDtype, "key_cache is", lambda q, c, i: interop.paged_attention(q, c.int(), c, i, i)),
-        (UnsupportedDtype, "out is", lambda q, c, i: interop.paged_attention(q, c, c, i, i, out=q.float())),
-        (
-            UnsupportedOption,
-            r"key requires grad.* pass key.detach\(\) \(what is computed under torch.no_grad\(\)",
-            lambda q, c, i: interop.write_kv(q.detach().requires_grad_(), q, c, c, i),
-        ),
-        (ShapeError, "key has shape", lambda q, c, i: interop.write_kv(q[0], q, c, c, i)),
-        (DeviceError, "is on", lambda q, c, i: interop.write_kv(q, q, torch.zeros(9, 4, 2, 16), c, i)),
-        (ShapeError, "lse_a has", lambda q, c, i: interop.merge_attention(q, q, q, q)),
-    ],
-)
-def test_what_cannot_fit_is_refused_while_shapes_are_traced(error, says, call):
-    with pytest.raises(error, match=says):
-        call(meta(7, 2, 16), meta(9, 4, 2, 16), meta(3, dtype=torch.int32))
-
-
 # ---- planes and tables as torch tensors
 
 
 @pytest.mark.parametrize("dtype", pagecore.arrays.dtypes.DTYPES)
-def test_tensors_of_every_dtype_are_shown_where_they_lie(dtype):
+def test_as_torch_aliases_tensors_of_every_dtype(dtype):
     tensor = pagecore.zeros((3, 4), dtype)
-    shown = interop.as_torch(tensor)
-    assert (shown.data_ptr(), str(shown.dtype)) == (tensor.pointer, f"torch.{dtype}")
-    shown[1, 2] = 1
+    view = interop.as_torch(tensor)
+    assert (view.data_ptr(), str(view.dtype)) == (tensor.pointer, f"torch.{dtype}")
+    view[1, 2] = 1
     assert tensor.tolist()[1][2] == 1
 
 
 @pytest.mark.parametrize("layout", ["layerwise", "blockwise"])
 @EVERY_DTYPE
-def test_planes_of_a_pool_are_shown_where_they_lie(dtype, layout):
+def test_as_torch_aliases_the_planes_of_a_pool(dtype, layout):
     spec = AttentionSpec(KV_HEADS, DIM, dtype=dtype)
     cache = PagedKVCache(spec, num_layers=2, num_blocks=5, block_size=BLOCK, layout=layout)
     for plane in (cache.key(1), cache.value(1)):
-        shown = interop.as_torch(plane)
-        assert (shown.data_ptr(), tuple(shown.shape)) == (plane.pointer, plane.shape)
-        assert [stride * shown.itemsize for stride in shown.stride()] == list(plane.strides)
-        shown.fill_(2)
+        view = interop.as_torch(plane)
+        assert (view.data_ptr(), tuple(view.shape)) == (plane.pointer, plane.shape)
+        assert [stride * view.itemsize for stride in view.stride()] == list(plane.strides)
+        view.fill_(2)
         assert (plane.numpy() == 2).all()
 
 
-def test_a_plane_outlives_its_cache_and_the_cache_its_tensor():
+def test_a_plane_and_its_torch_tensor_outlive_each_other():
     cache = PagedKVCache(AttentionSpec(KV_HEADS, DIM, dtype="bfloat16"), num_blocks=5)
-    shown = interop.as_torch(cache.key(0)).fill_(3)
+    view = interop.as_torch(cache.key(0)).fill_(3)
     gone = weakref.ref(cache)
     del cache
     gc.collect()
     assert gone() is None
-    assert shown.float().sum() == 3 * shown.numel()
+    assert view.float().sum() == 3 * view.numel()
     cache = PagedKVCache(AttentionSpec(KV_HEADS, DIM, dtype="bfloat16"), num_blocks=5)
     interop.as_torch(cache.key(0)).fill_(4)
     gc.collect()
     assert (cache.key(0).numpy() == 4).all()
 
 
-def test_memory_is_let_go_when_the_last_side_is_gone():
+def test_memory_is_freed_with_its_last_owner():
     array = np.ones((4, 8), np.float32)
     held = weakref.ref(array)
-    shown = interop.as_torch(as_tensor(array)[1:])
+    view = interop.as_torch(as_tensor(array)[1:])
     del array
     assert held() is not None
-    del shown
+    del view
     gc.collect()
     assert held() is None
 
 
-def test_read_only_memory_is_shown_to_those_who_promise_not_to_write():
+def test_read_only_memory_needs_read_only_true():
     cache = PagedKVCache(AttentionSpec(KV_HEADS, DIM, dtype="float32"), num_blocks=5, max_sequences=2)
     table = cache.block_table(0)
     with pytest.raises(UnsupportedOption, match="read_only=True"):
         interop.as_torch(table)
-    shown = interop.as_torch(table, read_only=True)
-    assert shown.data_ptr() == table.pointer
+    view = interop.as_torch(table, read_only=True)
+    assert view.data_ptr() == table.pointer
     sequence = cache.add_sequence(range(3))
     cache.prepare([sequence], 3)
-    assert shown[sequence.row].tolist() == np.asarray(table)[sequence.row].tolist() != [0] * shown.shape[1]
+    assert view[sequence.row].tolist() == np.asarray(table)[sequence.row].tolist() != [0] * view.shape[1]
 
 
-def test_what_torch_has_no_tensor_for_is_refused():
+def test_as_torch_raises_for_negative_strides_and_for_other_types():
     with pytest.raises(UnsupportedOption, match="negative"):
         interop.as_torch(as_tensor(np.zeros(4, np.float32))[::-1])
     for other in (np.zeros(4, np.float32), torch.zeros(2), None):
@@ -449,7 +220,7 @@ def test_what_torch_has_no_tensor_for_is_refused():
             interop.as_torch(other)
 
 
-def test_arrays_of_torch_come_in_by_the_c_exchange_api(monkeypatch):
+def test_torch_tensors_are_read_through_the_c_exchange_api(monkeypatch):
     assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
     monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
     step = make_step("bfloat16")

@@ -1,4 +1,4 @@
-"""The operators under torch.compile and torch.export: whole graphs, writes in order and in place, changing shapes."""
+"""The torch operators under torch.compile and torch.export: full graphs, in-place writes in order, dynamic shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, make_step, torch
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
 
-# What inductor imports of torch itself.
+# Raised by a module of torch that inductor imports.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 LAYOUTS = pytest.mark.parametrize("layout", [None, "layerwise", "blockwise"])
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -24,7 +24,7 @@ def forget_graphs():
 
 @pytest.fixture
 def written(monkeypatch):
-    """The addresses of the caches of each write."""
+    """Record the addresses of the caches of each write."""
     seen = []
 
     def write(key, value, key_cache, value_cache, *rest, **scales):
@@ -37,7 +37,7 @@ def written(monkeypatch):
 
 
 def layers(query, key, value, key_cache, value_cache, slots, table, lens, starts):
-    """Two writes to the same slots and what each is seen as: only in this order is the result right."""
+    """Write to the same slots twice and attend after each write; the result depends on the order."""
     outs = []
     for factor in (1, 3):
         interop.write_kv(factor * key, value + factor, key_cache, value_cache, slots)
@@ -66,7 +66,7 @@ def arguments(step):
 @BACKENDS
 @LAYOUTS
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_whole_graph_gives_what_eager_code_gives(dtype, layout, backend):
+def test_a_full_graph_equals_eager_code(dtype, layout, backend):
     eager, compiled = make_step(dtype, layout), make_step(dtype, layout)
     expected = layers(*arguments(eager))
     got = torch.compile(layers, fullgraph=True, backend=backend)(*arguments(compiled))
@@ -87,7 +87,7 @@ def model(query, caches, slots, table, lens, starts):
 @pytest.mark.slow
 @LAYOUTS
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_inductor_writes_where_the_caches_lie(dynamic, layout, written):
+def test_inductor_writes_to_the_caches_in_place(dynamic, layout, written):
     steps = [make_step(layout=layout) for _ in range(3)]
     caches = [(step.key_cache, step.value_cache) for step in steps]
     first = steps[0]
@@ -96,7 +96,7 @@ def test_inductor_writes_where_the_caches_lie(dynamic, layout, written):
     assert written == [(key_cache.data_ptr(), value_cache.data_ptr()) for key_cache, value_cache in caches]
 
 
-def test_one_graph_serves_every_number_of_tokens():
+def test_one_dynamic_graph_serves_every_number_of_tokens():
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     step = make_step()
     compiled = torch.compile(
@@ -105,7 +105,7 @@ def test_one_graph_serves_every_number_of_tokens():
         backend=counter,
         dynamic=True,
     )
-    for tokens in (7, 3, 5, 8):  # at first no length that another axis has
+    for tokens in (7, 3, 5, 8):  # the first length differs from that of every other axis
         query, lens = torch.randn(tokens, HEADS, DIM), torch.full((tokens,), BLOCK, dtype=torch.int32)
         table = torch.arange(1, tokens + 1, dtype=torch.int32)[:, None]
         expected = ops.paged_attention(query, step.key_cache, step.value_cache, table, lens)
@@ -118,7 +118,7 @@ def both_planes(key, stacked, slots):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_views_that_the_graph_makes_are_written(backend):
+def test_writes_reach_views_created_inside_the_graph(backend):
     step, stacked = make_step(), torch.zeros(2, 9, BLOCK, KV_HEADS, DIM)
     torch.compile(both_planes, fullgraph=True, backend=backend)(step.key, stacked, step.slot_mapping)
     expected = torch.zeros_like(stacked)
@@ -126,7 +126,7 @@ def test_views_that_the_graph_makes_are_written(backend):
     assert torch.equal(stacked, expected)
 
 
-CUTS = {
+SLICES = {
     "interleaved": ((9, BLOCK, KV_HEADS, 2 * DIM), lambda whole, _: whole.split(DIM, dim=-1)),
     "heads first": ((2, 9, KV_HEADS, BLOCK, DIM), lambda whole, _: whole.transpose(2, 3).unbind(0)),
     "a layer of many": ((3, 2, 9, BLOCK, KV_HEADS, DIM), lambda whole, layer: whole[layer].unbind(0)),
@@ -134,9 +134,9 @@ CUTS = {
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("cut", CUTS)
-def test_planes_that_the_graph_cuts_out_are_written_and_read(cut, backend):
-    shape, planes = CUTS[cut]
+@pytest.mark.parametrize("cut", SLICES)
+def test_planes_sliced_inside_the_graph_are_written_and_read(cut, backend):
+    shape, planes = SLICES[cut]
 
     def layer(step, whole, number):
         caches = planes(whole, number)
@@ -153,7 +153,7 @@ def test_planes_that_the_graph_cuts_out_are_written_and_read(cut, backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_slots_of_either_width_and_no_tokens_at_all_are_served(dtype):
+def test_slots_of_32_and_64_bits_and_empty_batches(dtype):
     step = make_step()
     written = step.key_cache.clone()
     compiled = torch.compile(interop.write_kv, fullgraph=True, backend="aot_eager")
@@ -168,7 +168,7 @@ def test_slots_of_either_width_and_no_tokens_at_all_are_served(dtype):
     assert nothing.shape == (0, HEADS, DIM)
 
 
-def test_views_whose_place_the_graph_does_not_know_are_refused():
+def test_views_with_symbolic_offsets_raise():
     step, stacked = make_step(), torch.zeros(2, 9, BLOCK, KV_HEADS, DIM)
     compiled = torch.compile(both_planes, fullgraph=True, backend="aot_eager", dynamic=True)
     with pytest.raises(RuntimeError, match=r"value_cache is a view whose offset.*mark_static"):
@@ -178,7 +178,7 @@ def test_views_whose_place_the_graph_does_not_know_are_refused():
     assert torch.equal(stacked[0, 3], step.key[:4])
 
 
-def test_gradients_are_refused_while_the_graph_is_traced():
+def test_tracing_raises_for_arrays_that_require_grad():
     step = make_step()
     query = step.query.requires_grad_()
 
@@ -202,7 +202,7 @@ class Layer(torch.nn.Module):
         return interop.paged_attention(query, self.key_cache, self.value_cache, table, lens)
 
 
-def test_a_layer_is_exported_with_its_caches():
+def test_torch_export_of_a_layer_with_its_caches():
     step, twin = make_step(), make_step()
     tokens = torch.export.Dim("tokens", min=1, max=4096)
     query, table = torch.randn(3, HEADS, DIM), step.block_table

@@ -14,7 +14,7 @@ import pagecore.interop.torch as interop  # isort: skip  # after steps, which sk
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # isort: skip
 
-# What inductor imports of torch itself.
+# Raised by a module of torch that inductor imports.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 PLAN = {"num_query_heads": HEADS, "num_kv_heads": KV_HEADS}
@@ -44,7 +44,7 @@ def test_the_operators_pass_opcheck():
 
 
 @pytest.mark.parametrize("window", [None, 3, (2, None)])
-def test_calls_with_a_plan_give_what_calls_without_one_give(window):
+def test_calls_with_a_plan_equal_calls_without_one(window):
     step, plan = make_step(), plan_of(make_step(), window=window)
     options = {"cu_query_lens": step.cu_query_lens, "window": window}
     expected, expected_lse = interop.paged_attention(*step.attended, **options, return_lse=True)
@@ -65,8 +65,8 @@ def test_without_cu_query_lens_each_sequence_has_one_query():
 
 
 @pytest.mark.parametrize(("num_tokens", "num_sequences"), [(3, 3), (500, 3), (8192, 256), (0, 0)])
-def test_on_a_device_the_shape_is_known_without_memory(num_tokens, num_sequences):
-    """The same in a trace for CUDA, wherever it is made."""
+def test_the_shape_of_a_device_plan_is_known_without_memory(num_tokens, num_sequences):
+    """Checked on the meta device and on fake CUDA tensors, which need no GPU."""
     expected = plan_shape(num_sequences, num_tokens, 32, 8)
     heads = {"num_query_heads": 32, "num_kv_heads": 8}
     lens = torch.empty(num_sequences, dtype=torch.int32, device="meta")
@@ -85,14 +85,14 @@ REFUSED = {
     "num_tokens is missing": (lambda s: interop.plan_attention(s.cu_query_lens, s.seq_lens, **PLAN), ShapeError),
     "num_query_heads is 5 and num_kv_heads 2": (lambda s: plan_of(s, num_query_heads=5), ShapeError),
     "num_query_heads is 4 and num_kv_heads 0": (lambda s: plan_of(s, num_kv_heads=0), ShapeError),
-    "cu_query_lens has 3 entries": (
+    "cu_query_lens has 3 entries; expected 4": (
         lambda s: interop.plan_attention(s.cu_query_lens[1:], s.seq_lens, num_tokens=7, **PLAN),
         ShapeError,
     ),
     "seq_lens has shape": (lambda s: interop.plan_attention(None, s.block_table, **PLAN), ShapeError),
     "seq_lens is torch.float32": (lambda s: interop.plan_attention(None, s.seq_lens.float(), **PLAN), UnsupportedDtype),
-    "list is given": (lambda s: interop.plan_attention(None, [1, 2], **PLAN), UnsupportedDtype),
-    "list is given as cu_query_lens": (
+    "seq_lens is a list": (lambda s: interop.plan_attention(None, [1, 2], **PLAN), UnsupportedDtype),
+    "cu_query_lens is a list": (
         lambda s: interop.plan_attention([0, 1], s.seq_lens[:1], num_tokens=1, **PLAN),
         UnsupportedDtype,
     ),
@@ -101,13 +101,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_plans_that_make_no_sense_are_refused(message):
+def test_invalid_arguments_of_a_plan_raise(message):
     call, error = REFUSED[message]
     with pytest.raises(error, match=message):
         call(make_step())
 
 
-def test_what_is_no_plan_of_the_call_is_refused():
+def test_a_plan_that_does_not_match_the_call_raises():
     step = make_step()
     options = {"cu_query_lens": step.cu_query_lens}
     for plan, error, message in (
@@ -116,7 +116,7 @@ def test_what_is_no_plan_of_the_call_is_refused():
         (torch.zeros(4, 0), UnsupportedDtype, "plan is float32"),
         (torch.zeros(0, dtype=torch.uint8), ShapeError, "plan has"),
         (torch.zeros(4, 0, dtype=torch.uint8, device="meta"), DeviceError, "meta"),
-        (np.zeros((4, 0), np.uint8), UnsupportedDtype, "numpy.ndarray is given as plan"),
+        (np.zeros((4, 0), np.uint8), UnsupportedDtype, "plan is a numpy.ndarray"),
     ):
         with pytest.raises(error, match=message):
             interop.paged_attention(*step.attended, **options, plan=plan)
@@ -126,7 +126,7 @@ def test_what_is_no_plan_of_the_call_is_refused():
 
 
 def layers(query, caches, table, lens, starts, *, shared):
-    """Layers that share a plan, or each make one of equal arguments."""
+    """Run layers that share one plan, or that each plan with equal arguments."""
     plan = None
     for key_cache, value_cache in caches:
         if plan is None or not shared:
@@ -144,7 +144,7 @@ def arguments(step):
 
 @BACKENDS
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_whole_graph_plans_and_attends(backend, shared):
+def test_a_full_graph_plans_and_attends(backend, shared):
     step = make_step()
     compiled = torch.compile(layers, fullgraph=True, backend=backend)
     torch.testing.assert_close(compiled(*arguments(step), shared=shared), layers(*arguments(step), shared=True))
@@ -183,7 +183,7 @@ def test_one_graph_serves_every_number_of_sequences_and_tokens():
     assert counter.frame_count == 1
 
 
-def test_a_plan_of_another_batch_is_refused_while_the_graph_is_traced():
+def test_tracing_raises_for_a_plan_of_another_batch():
     step = make_step()
 
     def attend(query, table, lens, starts):
@@ -192,7 +192,7 @@ def test_a_plan_of_another_batch_is_refused_while_the_graph_is_traced():
             query, step.key_cache, step.value_cache, table, lens, cu_query_lens=starts, plan=plan
         )
 
-    with pytest.raises(RuntimeError, match=r"plan has dtype torch.uint8 and shape.*pass what plan_attention returns"):
+    with pytest.raises(RuntimeError, match=r"plan has dtype torch.uint8 and shape.*pass the result of plan_attention"):
         torch.compile(attend, fullgraph=True, backend="aot_eager")(
             step.query, step.block_table, step.seq_lens, step.cu_query_lens
         )
@@ -211,7 +211,7 @@ class Layers(torch.nn.Module):
         return query
 
 
-def test_a_plan_is_exported_with_its_layers():
+def test_torch_export_of_a_plan_with_its_layers():
     step = make_step()
     tokens = torch.export.Dim("tokens", min=1, max=4096)
     given = (torch.randn(3, HEADS, DIM), step.block_table, step.seq_lens)

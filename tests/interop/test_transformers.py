@@ -1,4 +1,4 @@
-"""Real model code runs on a paged cache as on a DynamicCache: token for token in float32, logits in bfloat16."""
+"""Parity of PagedCache and DynamicCache on real model code: equal tokens in float32, close logits in bfloat16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.interop.families import (
 )
 
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
-# One with full attention, one whose windows alternate, one that takes learned positions.
+# Full attention; alternating windows; learned positions.
 SOME_FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 NEW = 20  # tokens, more than two windows
 
@@ -28,7 +28,7 @@ def generate(model, ids, cache, **options):
 
 
 def both(model, ids, **options):
-    """What `generate` gives with a DynamicCache and with a paged one, and the latter."""
+    """Return the tokens with a DynamicCache, the tokens with a paged cache, and the paged cache."""
     expected = generate(model, ids, dynamic_cache(model), **options)
     cache = make_cache(model)
     got = generate(model, ids, cache, **options)
@@ -37,14 +37,14 @@ def both(model, ids, **options):
 
 
 @EVERY_FAMILY
-def test_padded_prompts_are_continued_token_for_token(family):
+def test_padded_prompts_give_equal_tokens(family):
     ids = prompts()
     expected, got, _ = both(make_model(family), ids, attention_mask=left_padded(ids))
     assert got == expected
 
 
 @EVERY_FAMILY
-def test_beams_are_searched_token_for_token(family):
+def test_beam_search_gives_equal_tokens(family):
     ids = prompts()
     expected, got, cache = both(make_model(family), ids, attention_mask=left_padded(ids), num_beams=3)
     assert got == expected
@@ -75,15 +75,15 @@ def test_logits_agree_in_bfloat16(family):
     ],
     ids=" ".join,
 )
-def test_ways_to_generate_give_what_they_give_with_a_dynamic_cache(family, options):
+def test_generation_modes_give_equal_tokens(family, options):
     expected, got, _ = both(make_model(family), prompts(), **options)
     assert got == expected
 
 
 @SOME_FAMILIES
 @pytest.mark.parametrize("options", [{"prompt_lookup_num_tokens": 3}, {"prefill_chunk_size": 3}], ids=" ".join)
-def test_shortcuts_give_what_there_is_without_them(family, options):
-    """Drafts that fail are cropped; where windows slide, DynamicCache does not crop in every version."""
+def test_prompt_lookup_and_chunked_prefill_give_equal_tokens(family, options):
+    """Rejected drafts are cropped. With sliding windows, DynamicCache cannot crop in every version of transformers."""
     model, ids = make_model(family), torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
     expected = generate(model, ids, dynamic_cache(model))
     assert generate(model, ids, make_cache(model), **options) == expected
@@ -92,31 +92,31 @@ def test_shortcuts_give_what_there_is_without_them(family, options):
 @pytest.mark.parametrize(
     ("family", "seed"), [("llama", 0), ("llama", 1), ("gemma3", 1)], ids=["good drafts", "bad drafts", "windows"]
 )
-def test_drafts_of_an_assistant_are_verified(family, seed):
+def test_assisted_generation_gives_equal_tokens(family, seed):
     model, assistant, ids = make_model(family), make_model("llama", seed=seed), prompts(1)
     expected = generate(model, ids, dynamic_cache(model))
     cache = make_cache(model)
-    make_cache(assistant)  # generate gives it a DynamicCache, on attention "pagecore" too
+    make_cache(assistant)  # generate makes a DynamicCache for the assistant, which also attends with "pagecore"
     assert generate(model, ids, cache, assistant_model=assistant) == expected
 
 
 @SOME_FAMILIES
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_every_block_size_gives_the_same(family, block_size):
+def test_every_block_size_gives_equal_tokens(family, block_size):
     model, ids = make_model(family), prompts(3)
     expected = generate(model, ids, dynamic_cache(model))
     assert generate(model, ids, make_cache(model, block_size=block_size)) == expected
 
 
 @SOME_FAMILIES
-def test_padding_may_stand_anywhere(family):
-    """DynamicCache continues right-padded rows at other positions, so that the rows alone are the reference."""
+def test_padding_may_be_anywhere(family):
+    """The reference is each row on its own: DynamicCache continues right-padded rows at other positions."""
     model, ids = make_model(family), prompts(3)
     mask = torch.ones_like(ids)
     mask[0, 4:], mask[1, 2:4] = 0, 0
     cache = make_cache(model)
     got = generate(model, ids, cache, attention_mask=mask)
-    for row in range(1, 3):  # generate takes the first token from the last column, where row 0 has none
+    for row in range(1, 3):  # the first token comes from the last column, which is padding in row 0
         alone = ids[row][mask[row].bool()][None]
         cache.reset()
         expected = generate(model, alone, cache)
@@ -134,14 +134,14 @@ def test_padding_may_stand_anywhere(family):
     ],
     ids=["one token", "expanded", "bool mask", "float mask"],
 )
-def test_prompts_and_masks_of_every_make_are_read(family, ids, mask):
+def test_prompts_and_masks_of_every_dtype_and_stride(family, ids, mask):
     mask = torch.ones_like(ids) if mask is None else mask
     expected, got, _ = both(make_model(family), ids, attention_mask=mask, max_new_tokens=6)
     assert got == expected
 
 
 @SOME_FAMILIES
-def test_padding_on_the_right_leaves_the_logits_of_tokens(family):
+def test_padding_on_the_right_does_not_change_logits(family):
     model, ids = make_model(family), prompts()
     mask = torch.ones_like(ids)
     mask[0, 4:] = 0
@@ -152,7 +152,7 @@ def test_padding_on_the_right_leaves_the_logits_of_tokens(family):
 
 
 @SOME_FAMILIES
-def test_a_chat_goes_on_where_the_cache_stands(family):
+def test_a_chat_of_several_turns_gives_equal_tokens(family):
     model, ids = make_model(family), prompts()
     answers = []
     for cache in (dynamic_cache(model), make_cache(model)):
@@ -166,7 +166,7 @@ def test_a_chat_goes_on_where_the_cache_stands(family):
 
 
 @SOME_FAMILIES
-def test_steps_by_hand_agree_with_one_pass(family):
+def test_several_passes_equal_one_pass(family):
     model, ids = make_model(family), prompts(columns=24)
     with torch.no_grad():
         whole = model(ids, past_key_values=dynamic_cache(model)).logits
@@ -175,26 +175,26 @@ def test_steps_by_hand_agree_with_one_pass(family):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
-class Around(transformers.LlamaPreTrainedModel):
-    """A base model that is not run itself: the head calls the decoder in it, as that of OPT does."""
+class BaseModel(transformers.LlamaPreTrainedModel):
+    """A base model that is not called itself: the head calls its decoder, as in OPT."""
 
     def __init__(self, config):
         super().__init__(config)
         self.decoder = transformers.LlamaModel(config)
 
 
-class Headed(transformers.LlamaForCausalLM):
+class WithHead(transformers.LlamaForCausalLM):
     def __init__(self, config):
         super().__init__(config)
-        self.model = Around(config)
+        self.model = BaseModel(config)
 
     def forward(self, input_ids, past_key_values=None, **options):
         hidden = self.model.decoder(input_ids, past_key_values=past_key_values, **options).last_hidden_state
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(hidden))
 
 
-def test_a_model_that_runs_its_decoder_alone_gives_the_same():
-    model, ids = Headed(make_model("llama").config).eval(), prompts(columns=12)
+def test_a_model_that_calls_only_its_decoder():
+    model, ids = WithHead(make_model("llama").config).eval(), prompts(columns=12)
     with torch.no_grad():
         whole = model(ids, past_key_values=dynamic_cache(model)).logits
         cache = make_cache(model)
@@ -203,7 +203,7 @@ def test_a_model_that_runs_its_decoder_alone_gives_the_same():
     assert cache.begin(ids) == 8
 
 
-def test_a_model_that_is_compiled_gives_the_same():
+def test_a_compiled_model_gives_equal_tokens():
     model, ids = make_model("llama", seed=5), prompts()
     expected = generate(model, ids, dynamic_cache(model), max_new_tokens=4)
     cache = make_cache(model)
@@ -217,7 +217,7 @@ def test_a_model_that_is_compiled_gives_the_same():
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_without_a_paged_cache_the_implementation_is_sdpa(family):
+def test_without_a_paged_cache_attention_is_sdpa(family):
     model, ids = make_model(family), prompts()
     mask = left_padded(ids)
     model.set_attn_implementation("sdpa")

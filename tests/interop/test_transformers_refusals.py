@@ -1,4 +1,4 @@
-"""What a PagedCache cannot serve is refused by name, with what to change, and leaves the cache as it was."""
+"""Errors of PagedCache: unsupported models, passes and arguments raise with a remedy and leave the cache unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pagecore.interop.transformers import PagedCache, attention  # isort: skip  
 from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
 
 SPEC = AttentionSpec(2, 16, dtype="float32", num_query_heads=4)
-OWN_MASK = "lays a mask of its own"
+OWN_MASK = "uses a mask of its own"
 
 
 def run(model, ids, cache, **options):
@@ -36,10 +36,10 @@ def cache(model):
     return make_cache(model)
 
 
-# ---- which models
+# ---- models
 
 
-def test_another_attention_implementation_is_refused_with_the_call_that_mends_it(model):
+def test_another_attention_implementation_raises_with_the_call_that_sets_it(model):
     model.set_attn_implementation("sdpa")
     with pytest.raises(UnsupportedOption, match=r"'sdpa'; call model.set_attn_implementation\(\"pagecore\"\)"):
         PagedCache(model, num_blocks=9)
@@ -53,9 +53,9 @@ def test_another_attention_implementation_is_refused_with_the_call_that_mends_it
 
 @pytest.mark.parametrize(
     ("layers", "says"),
-    [([SPEC] * 3, "3 specs; the model has 4 layers"), ([], "0 specs")],
+    [([SPEC] * 3, "3 specs; expected 4"), ([], "0 specs")],
 )
-def test_other_layers_than_the_model_has_are_refused(model, layers, says):
+def test_a_wrong_number_of_layers_raises(model, layers, says):
     with pytest.raises(ShapeError, match=says):
         make_cache(model, layers=layers)
 
@@ -65,26 +65,30 @@ def test_other_layers_than_the_model_has_are_refused(model, layers, says):
     [
         (AttentionSpec(4, 16, dtype="float32"), ShapeError, "axis 1 must have length 4: the heads of key_cache"),
         (AttentionSpec(2, 8, dtype="float32"), ShapeError, "axis 2 must have length 8: the head_dim of key_cache"),
-        (AttentionSpec(2, 16, dtype="float32", window=5), UnsupportedOption, "window of None, and the cache keeps 5"),
+        (
+            AttentionSpec(2, 16, dtype="float32", window=5),
+            UnsupportedOption,
+            "window of None, but its spec .* window 5",
+        ),
         (AttentionSpec(2, 16, dtype="float32", num_query_heads=2), ShapeError, "heads"),
     ],
 )
-def test_specs_that_are_not_the_model_s_are_refused_when_it_runs(model, spec, error, says):
+def test_specs_that_do_not_match_the_model_raise_in_the_first_pass(model, spec, error, says):
     cache = make_cache(model, layers=[spec] * 4)
     with pytest.raises(error, match=says):
         run(model, prompts(), cache)
     assert (cache.get_seq_length(), cache.kv.num_sequences) == (0, 0)
 
 
-def test_another_model_than_the_cache_s_is_refused(model, cache):
+def test_running_another_model_with_the_cache_raises(model, cache):
     for other in (make_model("llama", seed=1), make_model("qwen3"), make_model("gpt_neox")):
         other.set_attn_implementation("pagecore")
-        with pytest.raises(UnsupportedOption, match="made for, a LlamaForCausalLM; make a PagedCache for each model"):
+        with pytest.raises(UnsupportedOption, match="model of the cache, a LlamaForCausalLM; make a PagedCache"):
             run(other, prompts(), cache)
     assert run(model, prompts(), cache).shape[:2] == (2, 7)
 
 
-def test_a_model_that_runs_fewer_layers_is_refused(model, cache):
+def test_a_model_that_runs_fewer_layers_raises(model, cache):
     layers = model.base_model.layers
     count = model.config.num_hidden_layers
     try:
@@ -97,8 +101,8 @@ def test_a_model_that_runs_fewer_layers_is_refused(model, cache):
     assert (cache.get_seq_length(), cache.kv.num_sequences) == (0, 0)
 
 
-def test_keys_that_are_not_attended_to_are_refused(model, cache):
-    """A layer with an attention of its own would see the new keys alone."""
+def test_a_layer_that_does_not_attend_to_its_paged_keys_raises(model, cache):
+    """A layer with another attention implementation only attends to the new keys."""
     attend = model.base_model.layers[2].self_attn
     attend.config = copy.copy(attend.config)
     attend.config._attn_implementation = "sdpa"
@@ -113,35 +117,35 @@ def test_keys_that_are_not_attended_to_are_refused(model, cache):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"kv_lora_rank": 16}, r"the unheard_of has latent attention \(kv_lora_rank = 16\).*: use another cache"),
+        ({"kv_lora_rank": 16}, r"the unheard_of has latent attention \(kv_lora_rank = 16\).*; use another cache"),
         (
             {"layer_types": ["full_attention", "conv"] * 2},
-            r"has convolution states \(layer_types\[1\] = 'conv'\).*: use another cache",
+            r"has convolution states \(layer_types\[1\] = 'conv'\).*; use another cache",
         ),
-        ({"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "sliding_window of None"),
+        ({"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "sliding_window = None"),
         ({"attention_chunk_size": 8}, r"has chunked attention \(attention_chunk_size = 8\)"),
-        ({"num_attention_heads": None}, r"num_attention_heads = None.*give layers=\[AttentionSpec"),
+        ({"num_attention_heads": None}, r"num_attention_heads = None.*pass layers=\[AttentionSpec"),
     ],
 )
-def test_a_config_that_says_nothing_of_full_or_sliding_attention_is_refused(fields, says):
+def test_a_config_of_unsupported_or_unknown_attention_raises(fields, says):
     usual = {"model_type": "unheard_of", "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
     assert len(specs_of_model(SimpleNamespace(**usual), "float32")) == 4
     with pytest.raises(UnsupportedOption, match=says):
         specs_of_model(SimpleNamespace(**usual | fields), "float32")
 
 
-def test_a_config_whose_layers_differ_is_refused():
+def test_a_config_with_a_field_that_differs_between_layers_raises():
     class Differing(SimpleNamespace):
         @property
         def head_dim(self):
             raise RuntimeError("ambiguous")
 
     config = Differing(model_type="unheard_of", num_hidden_layers=4, num_attention_heads=4, hidden_size=64)
-    with pytest.raises(UnsupportedOption, match=r"unheard_of has head_dim that differs between layers; give layers="):
+    with pytest.raises(UnsupportedOption, match=r"head_dim in the config of the unheard_of differs.*; pass layers="):
         specs_of_model(config, "float32")
 
 
-def test_what_is_no_decoder_is_refused(model):
+def test_models_other_than_decoders_raise(model):
     config = transformers.BartConfig(
         vocab_size=30,
         d_model=16,
@@ -154,7 +158,7 @@ def test_what_is_no_decoder_is_refused(model):
     bart.set_attn_implementation("pagecore")
     with pytest.raises(UnsupportedOption, match="has an encoder"):
         PagedCache(bart, layers=[SPEC], num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="give the PreTrainedModel that it wraps"):
+    with pytest.raises(UnsupportedOption, match=r"expected a PreTrainedModel.*get_base_model\(\)"):
         PagedCache(torch.nn.Sequential(model), num_blocks=9)
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 30}
     both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
@@ -167,7 +171,7 @@ def test_what_is_no_decoder_is_refused(model):
         PagedCache(pair, num_blocks=9)
 
 
-def test_options_of_the_cache_are_checked_as_ever(model):
+def test_options_of_the_paged_cache_are_checked(model):
     for options, error in (
         ({"num_blocks": 1}, ShapeError),
         ({"memory": 1000}, NotEnoughMemory),
@@ -178,10 +182,10 @@ def test_options_of_the_cache_are_checked_as_ever(model):
             PagedCache(model, **options)
 
 
-# ---- which passes
+# ---- forward passes
 
 
-def test_gradients_are_refused_with_what_to_do(model, cache):
+def test_gradients_raise_with_a_remedy(model, cache):
     with pytest.raises(UnsupportedOption, match=r"require grad.*torch.no_grad\(\)"):
         model(prompts(), past_key_values=cache)
     assert cache.kv.num_sequences == 0
@@ -196,15 +200,15 @@ def test_gradients_are_refused_with_what_to_do(model, cache):
         (
             lambda: torch.ones(2, 1, 7, 7),
             UnsupportedOption,
-            r"of shape \(2, 1, 7, 7\); a paged cache takes the padding",
+            r"of shape \(2, 1, 7, 7\); pass the padding mask",
         ),
-        (lambda: {"full_attention": None}, UnsupportedOption, "a dict; a paged cache takes the padding"),
+        (lambda: {"full_attention": None}, UnsupportedOption, "a dict; pass the padding mask"),
         (lambda: torch.ones(2, 8), ShapeError, r"\(2, 8\); it must be \(2, 7\)"),
         (lambda: torch.ones(1, 7), ShapeError, r"\(1, 7\); it must be \(2, 7\)"),
     ],
     ids=["whole", "dict", "wide", "one row"],
 )
-def test_masks_that_are_no_padding_masks_are_refused(model, cache, mask, error, says):
+def test_masks_other_than_padding_masks_raise(model, cache, mask, error, says):
     with pytest.raises(error, match=says):
         run(model, prompts(), cache, attention_mask=mask())
     assert cache.kv.num_sequences == 0
@@ -226,7 +230,7 @@ def test_masks_that_are_no_padding_masks_are_refused(model, cache, mask, error, 
     ],
     ids=lambda given: " ".join(given) if isinstance(given, dict) else None,
 )
-def test_what_is_no_tensor_of_integers_is_refused_by_name(model, cache, given, error, says):
+def test_ids_masks_and_positions_of_other_types_raise_by_name(model, cache, given, error, says):
     with pytest.raises(error, match=says), torch.no_grad():
         model(**{"input_ids": prompts()} | given, past_key_values=cache)
     if "position_ids" not in given:
@@ -235,20 +239,20 @@ def test_what_is_no_tensor_of_integers_is_refused_by_name(model, cache, given, e
     assert cache.kv.num_sequences == 0
 
 
-def test_a_mask_must_show_what_it_showed(model, cache):
+def test_a_mask_that_hides_computed_columns_raises(model, cache):
     ids, mask = prompts(), torch.ones(2, 7)
     run(model, ids, cache, attention_mask=mask)
     with pytest.raises(ShapeError, match=r"\(2, 3\); it must be \(2, 10\): the cache holds 7 columns"):
         run(model, prompts(2, 3), cache, attention_mask=torch.ones(2, 3))
     other = torch.ones(2, 10)
     other[0, 0] = 0
-    with pytest.raises(UnsupportedOption, match="hides, or shows, other columns"):
+    with pytest.raises(UnsupportedOption, match="marks other columns as padding"):
         run(model, prompts(2, 3), cache, attention_mask=other)
     assert cache.get_seq_length() == 7
     run(model, prompts(2, 3), cache, attention_mask=torch.ones(2, 10))
 
 
-def test_a_pass_needs_tokens(model, cache):
+def test_a_pass_without_new_columns_raises(model, cache):
     with pytest.raises(UnsupportedOption, match="neither input_ids nor inputs_embeds"):
         model.base_model(past_key_values=cache)
     with pytest.raises(ShapeError, match="no new columns"):
@@ -257,7 +261,7 @@ def test_a_pass_needs_tokens(model, cache):
         cache.begin(torch.zeros(7, dtype=torch.long))
 
 
-def test_an_update_outside_of_a_pass_is_refused(model, cache):
+def test_an_update_outside_of_a_pass_raises(model, cache):
     key = torch.zeros(2, 2, 7, 16)
     for use in (cache.update, lambda key, value, layer: cache.layers[layer].update(key, value)):
         with pytest.raises(UnsupportedOption, match="outside of a forward pass"):
@@ -268,7 +272,7 @@ def test_an_update_outside_of_a_pass_is_refused(model, cache):
     assert cache.get_seq_length() == 7
 
 
-def test_dropout_is_refused():
+def test_dropout_raises():
     config = copy.deepcopy(make_model("llama").config)
     config.attention_dropout = 0.5
     model = transformers.LlamaForCausalLM(config).train()
@@ -279,7 +283,7 @@ def test_dropout_is_refused():
     run(model, prompts(), cache)
 
 
-def test_soft_capped_models_are_not_left_to_sdpa():
+def test_models_with_softcap_or_sinks_raise_without_a_paged_cache():
     for family, name in (("gemma2", "softcap"), ("gpt_oss", "sinks")):
         model = make_model(family)
         make_cache(model)
@@ -290,19 +294,19 @@ def test_soft_capped_models_are_not_left_to_sdpa():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("softcap", "softcap.*; pass a PagedCache, or call model.set"),
-        ("s_aux", r"sinks \(s_aux\).*; pass a PagedCache, or call model.set"),
-        ("sinks", "sinks, .*has none; call model.set"),
-        ("block_indices", "block_indices, .*has none; call model.set"),
+        ("softcap", "softcap.*: pass a PagedCache, or call model.set"),
+        ("s_aux", r"sinks \(s_aux\).*: pass a PagedCache, or call model.set"),
+        ("sinks", "sinks .*not support sinks: call model.set"),
+        ("block_indices", "block_indices .*not support block_indices: call model.set"),
     ],
 )
-def test_what_sdpa_would_ignore_is_refused_without_a_cache(name, says):
+def test_options_that_sdpa_would_ignore_raise_without_a_paged_cache(name, says):
     query = torch.zeros(1, 2, 1, 16)
     with pytest.raises(UnsupportedOption, match=rf"attends with {says}"):
         attention._attention(torch.nn.Module(), query, query, query, None, **{name: query})
 
 
-def test_what_the_cache_cannot_give_is_refused(model, cache):
+def test_options_of_attention_that_paged_attention_does_not_support_raise(model, cache):
     key = torch.zeros(1, 2, 1, 16)
     attention.mark_stored(key, key, attention.StoredKeys(None, 0))
     base = {"module": torch.nn.Module(), "query": key, "key": key, "value": key, "attention_mask": None}
@@ -332,27 +336,26 @@ def causal(*_):
     ],
     ids=" ".join,
 )
-def test_masks_of_the_model_s_own_are_refused(options):
+def test_masks_other_than_causal_and_window_masks_raise(options):
     columns = attention.Columns(7, [None, 8])
-    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*windows of the cache's layers, \[8\]"):
+    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*windows of the cache's layers \(\[8\]\)"):
         attention._mask(kv_length=columns, **options)
     assert attention._mask(kv_length=columns) is None
     assert attention._mask(kv_length=columns, local_size=8, mask_function=causal) is None
 
 
-def test_masks_of_other_windows_are_refused_where_a_layer_attends_with_them():
-    """Models make them whether a layer has such a window or not."""
+def test_a_mask_of_another_window_raises_when_a_layer_attends_with_it():
+    """A model also makes masks for windows that no layer has."""
     model = make_model("mistral")
     cache = make_cache(model, layers=[SPEC] * 4)
     with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*a chunk of 8 keys.*specs that have the model's windows"):
         run(model, prompts(), cache)
     assert cache.kv.num_sequences == 0
-    moe = make_model("qwen2_moe")  # has a window of 0, and no layer that slides
+    moe = make_model("qwen2_moe")  # has a window of 0, but no sliding-window layer
     assert run(moe, prompts(), make_cache(moe)).shape[:2] == (2, 7)
 
 
-def test_values_that_a_model_changes_after_storing_them_are_refused(model, cache):
-    """What it attends to would not be what the cache has."""
+def test_values_that_a_model_changes_after_storing_them_raise(model, cache):
     attend = model.base_model.layers[1].self_attn
     interface = transformers.AttentionInterface()
 
@@ -363,14 +366,14 @@ def test_values_that_a_model_changes_after_storing_them_are_refused(model, cache
     attend.config = copy.copy(attend.config)
     attend.config._attn_implementation = "halved"
     try:
-        with pytest.raises(UnsupportedOption, match=r"values that it made of those in the cache.*use another cache"):
+        with pytest.raises(UnsupportedOption, match=r"values that it computed.*use another cache"):
             run(model, prompts(), cache)
     finally:
         attend.config = model.config
     assert cache.kv.num_sequences == 0
 
 
-def test_models_that_attend_by_code_of_their_own_are_refused():
+def test_models_with_attention_code_of_their_own_raise():
     config = transformers.MptConfig(vocab_size=30, d_model=16, n_heads=2, n_layers=1)
     mpt = transformers.MptForCausalLM(config)
     mpt.set_attn_implementation("pagecore")
@@ -378,24 +381,24 @@ def test_models_that_attend_by_code_of_their_own_are_refused():
         PagedCache(mpt, layers=[SPEC], num_blocks=9)
 
 
-def test_a_generation_without_a_cache_is_told_from_one_that_goes_on(model, cache):
+def test_generate_with_use_cache_false_raises(model, cache):
     with pytest.raises(ShapeError, match=r"position 0 again.*use_cache=True|mask has shape.*reset\(\)"):
         model.generate(prompts(), past_key_values=cache, use_cache=False, max_new_tokens=4)
     cache.kv.check_invariants()
 
 
-def test_copies_are_refused_with_what_to_do_instead(cache):
+def test_copying_and_pickling_raise_with_an_alternative(cache):
     for use in (copy.deepcopy, copy.copy, pickle.dumps):
         with pytest.raises(UnsupportedOption, match=r"call cache.begin\(input_ids\)"):
             use(cache)
 
 
-def test_two_caches_in_one_call_are_refused(model, cache):
+def test_a_second_cache_in_a_call_raises(model, cache):
     with pytest.raises(ValueError, match="cache_implementation"):
         model.generate(prompts(), past_key_values=cache, cache_implementation="static", max_new_tokens=2)
 
 
-def test_a_cache_of_another_dtype_casts_and_a_model_of_float64_is_refused():
+def test_a_cache_of_another_dtype_casts_and_a_float64_model_raises():
     model = make_model("llama")
     cache = make_cache(model, layers=[AttentionSpec(2, 16, dtype="bfloat16", num_query_heads=4)] * 4)
     expected = run(model, prompts(), dynamic_cache(model))
@@ -408,11 +411,11 @@ def test_a_cache_of_another_dtype_casts_and_a_model_of_float64_is_refused():
         run(double, prompts(), make_cache(double, layers=[SPEC] * 4))
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch, of sparse tensors
+@pytest.mark.filterwarnings("ignore")  # torch warns about sparse tensors
 @pytest.mark.parametrize(
     "method", ["begin", "attention_mask", "crop", "batch_select_indices", "batch_repeat_interleave"]
 )
-def test_foreign_arguments_of_the_cache_are_refused(model, method):
+def test_foreign_arguments_of_the_cache_raise_typed_errors(model, method):
     cache = make_cache(model)
     cache.begin(prompts())
     calls = {"attention_mask": lambda value: cache.begin(prompts(), value)}
@@ -421,7 +424,7 @@ def test_foreign_arguments_of_the_cache_are_refused(model, method):
     cache.kv.check_invariants()
 
 
-def test_layers_are_a_list_of_specs(model):
+def test_layers_other_than_a_list_of_specs_raise(model):
     for layers in (3, "text", {}, iter([]), [None] * 4, ["a", "b", "c", "d"]):
         with pytest.raises(PagecoreError):
             make_cache(model, layers=layers)

@@ -1,6 +1,7 @@
-"""Config files as they are published, cut to what could matter to a cache; each leaves out what its original does.
+"""Published config files, reduced to the fields that could matter to a cache.
 
-After them, one of each model type that says as little as can be, and once more with a window that is switched on.
+Fields that are missing in the original are missing here, too. They are followed by a minimal config of each model type,
+and by configs with a window that is switched on.
 """
 
 PUBLISHED = {
@@ -636,7 +637,7 @@ FIXED += ["minimax_m2", "qwen2_vl", "qwen2_5_vl"]
 NESTED = ["glm4v", "qwen3_vl", "qwen3_vl_moe"]
 SWITCHED = ["qwen2", "qwen2_moe", "qwen3", "qwen3_moe"]
 PUBLISHED |= {f"the fewest fields of {each}": {"model_type": each, **FEWEST} for each in [*FIXED, *SWITCHED]}
-# transformers cannot build a Ministral that leaves its head_dim out.
+# transformers cannot build a Ministral without head_dim.
 PUBLISHED["the fewest fields of ministral"] = {"model_type": "ministral", "head_dim": 128, **FEWEST}
 PUBLISHED |= {
     f"{each} with its window on": {"model_type": each, "use_sliding_window": True, **FEWEST} for each in SWITCHED
@@ -646,7 +647,7 @@ PUBLISHED |= {
     for each in NESTED
 }
 
-# Published files whose attention plain key-value specs cannot express, and the reason that a refusal gives.
+# Published files whose attention an AttentionSpec cannot describe, with the reason in the error message.
 UNSERVED = {
     "deepseek-v3": (
         {

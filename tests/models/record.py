@@ -1,9 +1,11 @@
-"""Writes attended.json: what transformers makes of the published configs. Run by hand, with torch and transformers.
+"""Write attended.json, the layers that transformers builds from the published configs.
+
+Run manually, with torch and transformers installed:
 
     python -m tests.models.record
 
-Every model is built on torch's meta device (no weights), and each attention layer is asked for what it has; how many
-keys a query of it sees is counted in the mask that the library makes for it.
+Every model is built on torch's meta device (no weights). Heads, dims and scale are read from its attention layers; the
+window is counted in the mask that transformers makes for the layer.
 """
 
 import copy
@@ -17,12 +19,12 @@ FILE = Path(__file__).with_name("attended.json")
 
 
 def attended(config):
-    """What each layer of the text model is built as: one list of values a layer."""
+    """Return the attributes of each attention layer of the text model."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
     config = copy.deepcopy(config.get_text_config())
-    config.num_local_experts = config.num_experts = 2  # of no interest here, and slow to build
+    config.num_local_experts = config.num_experts = 2  # slow to build, and not part of attention
     config._attn_implementation = "eager"
     with torch.device("meta"):
         kind = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
@@ -56,7 +58,7 @@ def layer(config, module):
 
 
 def window(config, module, kind):
-    """Keys that the last of many queries sees, by the mask that the model makes for the layer; None for all."""
+    """Return the number of keys that the last query attends to in the mask of the layer; None for all keys."""
     import torch
     from transformers import masking_utils
 
@@ -66,7 +68,7 @@ def window(config, module, kind):
         slides = "create_sliding_window_causal_mask" in source and getattr(config, "sliding_window", None) is not None
     make = masking_utils.create_sliding_window_causal_mask if slides else masking_utils.create_causal_mask
     length = (config.sliding_window or 0) + 10 if slides else 10
-    if length > 5000:  # the mask would take gigabytes, and is made by the same rule
+    if length > 5000:  # the mask would take gigabytes; the rule is the same
         return config.sliding_window
     mask = make(
         config=config,

@@ -1,4 +1,4 @@
-"""Every family against what transformers builds from the same config; `record.py` says how that was found out."""
+"""Specs of every family, compared with models that transformers builds from the same configs (see `record.py`)."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ def layers_of(name):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_specs_are_what_transformers_builds(name, form):
+def test_specs_equal_the_layers_that_transformers_builds(name, form):
     specs = specs_from_config(FORMS[form](name))
     expected = layers_of(name)
     assert len(specs) == len(expected)
@@ -41,31 +41,31 @@ def test_the_specs_are_what_transformers_builds(name, form):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_longest_length_is_the_one_that_the_file_says(name):
+def test_max_length_is_that_of_the_file(name):
     assert read_model_config(FORMS["to_dict"](name)).max_length == ATTENDED[name]["max_length"]
-    # What a file leaves out is not made up, but for the part of a larger file that says only what differs.
+    # A missing length has no default, except in the text config of Gemma 3, which only has fields that differ.
     text = PUBLISHED[name].get("text_config", PUBLISHED[name])
-    is_said = text.keys() & {"max_position_embeddings", "n_positions"} or text["model_type"] == "gemma3_text"
-    assert read_model_config(PUBLISHED[name]).max_length == (ATTENDED[name]["max_length"] if is_said else None)
+    is_given = text.keys() & {"max_position_embeddings", "n_positions"} or text["model_type"] == "gemma3_text"
+    assert read_model_config(PUBLISHED[name]).max_length == (ATTENDED[name]["max_length"] if is_given else None)
 
 
 def test_every_family_is_among_the_published_configs():
     assert {read_model_config(config).model_type for config in PUBLISHED.values()} == set(FAMILIES)
 
 
-def test_layers_of_gemma_2_take_turns_and_those_of_gemma_3_do_so_in_sixes():
+def test_windows_of_gemma_2_and_gemma_3():
     windows = [spec.window for spec in specs_from_config(PUBLISHED["gemma-2-9b"])]
     assert windows == [4096, None] * 21
     windows = [spec.window for spec in specs_from_config(PUBLISHED["gemma-3-4b"])]
     assert [layer for layer, window in enumerate(windows) if window is None] == [5, 11, 17, 23, 29]
 
 
-def test_layer_types_decide_where_they_are_listed():
+def test_layer_types_take_precedence():
     config = PUBLISHED["gemma-3-1b"] | {"layer_types": ["full_attention"] * 25 + ["sliding_attention"]}
     assert [spec.window for spec in specs_from_config(config)] == [None] * 25 + [512]
 
 
-def test_fields_that_all_fall_back_on_their_defaults_may_be_null():
+def test_fields_with_defaults_may_be_null():
     config = PUBLISHED["llama-2-7b"] | {
         "num_key_value_heads": None,
         "head_dim": None,
@@ -76,13 +76,13 @@ def test_fields_that_all_fall_back_on_their_defaults_may_be_null():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_reading_changes_no_config(name):
+def test_reading_does_not_change_the_config(name):
     config = copy.deepcopy(PUBLISHED[name])
     specs_from_config(config)
     assert config == PUBLISHED[name]
 
 
-def test_sinks_of_gpt_oss_stand_in_until_the_weights_are_given():
+def test_sinks_of_gpt_oss_are_zero_until_weights_are_passed():
     config = PUBLISHED["gpt-oss-20b"]
     assert specs_from_config(config)[3].sinks == (0.0,) * 64
     weights = [[layer + head / 64 for head in range(64)] for layer in range(24)]
@@ -91,6 +91,6 @@ def test_sinks_of_gpt_oss_stand_in_until_the_weights_are_given():
     assert [spec.window for spec in specs] == [128, None] * 12
 
 
-def test_sinks_for_a_family_without_them_are_refused():
-    with pytest.raises(UnsupportedOption, match="llama has none"):
+def test_sinks_for_a_family_without_sinks_raise():
+    with pytest.raises(UnsupportedOption, match="llama has no sinks"):
         specs_from_config(PUBLISHED["llama-3-8b"], sinks=[[0.0] * 32] * 32)

@@ -1,4 +1,4 @@
-"""What a config is refused for: the message names file, field, value and what would do."""
+"""Errors of configs: the message names file, field, value and remedy."""
 
 import json
 import os
@@ -31,15 +31,19 @@ def test_a_missing_field_is_named(field):
 
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"])
 @pytest.mark.parametrize("value", [0, -1, True, "8", 8.0, 1.5, [8], 2**31, 10**30, {}])
-def test_a_count_that_is_none_is_refused(field, value):
+def test_a_count_that_is_not_a_positive_integer_raises(field, value):
     assert f"{field} is " in refusal("llama-3-8b", {field: value})
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("llama-3-8b", {"num_key_value_heads": 7}, "num_key_value_heads is 7, not a divisor of num_attention_heads 32"),
-        ("llama-3-8b", {"num_key_value_heads": 64}, "not a divisor of num_attention_heads 32"),
+        (
+            "llama-3-8b",
+            {"num_key_value_heads": 7},
+            "num_key_value_heads is 7; it must divide num_attention_heads",
+        ),
+        ("llama-3-8b", {"num_key_value_heads": 64}, "it must divide num_attention_heads, which is 32"),
         ("llama-3-8b", {"hidden_size": 4100}, "hidden_size is 4100, not a multiple of num_attention_heads 32"),
         ("llama-3-8b", {"head_dim": -64}, "head_dim is -64"),
         ("llama-3-8b", {"max_position_embeddings": "8k"}, 'max_position_embeddings is "8k"'),
@@ -52,7 +56,7 @@ def test_a_count_that_is_none_is_refused(field, value):
             {"layer_types": ["full_attention"] * 41},
             "lists 41 layers, but num_hidden_layers is 42",
         ),
-        ("gemma-2-9b", {"layer_types": "full_attention"}, "one entry a layer"),
+        ("gemma-2-9b", {"layer_types": "full_attention"}, "one entry for each layer"),
         ("gemma-2-9b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         ("gemma-2-9b", {"query_pre_attn_scalar": "256"}, 'query_pre_attn_scalar is "256"'),
         ("gemma-2-9b", {"query_pre_attn_scalar": True}, "query_pre_attn_scalar is true"),
@@ -70,7 +74,7 @@ def test_a_count_that_is_none_is_refused(field, value):
         ("mistral-7b-v0.1", {"sliding_window": -1}, "sliding_window is -1"),
     ],
 )
-def test_fields_that_cannot_be_or_contradict_each_other_are_named(name, changes, reason):
+def test_invalid_and_contradictory_fields_are_named(name, changes, reason):
     message = refusal(name, changes)
     assert reason in message
     assert message.startswith("config: ")
@@ -79,13 +83,13 @@ def test_fields_that_cannot_be_or_contradict_each_other_are_named(name, changes,
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("llama-3-8b", {"model_type": "opt"}, 'model_type is "opt", which is not known; it may be cohere'),
+        ("llama-3-8b", {"model_type": "opt"}, 'model_type is "opt", which is unknown; expected one of cohere'),
         ("llama-3-8b", {"model_type": ["llama"]}, 'model_type is ["llama"]'),
         ("llama-3-8b", {"model_type": None}, "model_type is null"),
         ("gemma-3-4b", {"text_config": {"model_type": "llama"}}, 'text_config.model_type is "llama"'),
         ("gemma-2-9b", {"layer_types": ["linear_attention"] * 42}, 'layer_types[0] is "linear_attention"'),
         ("gemma-2-9b", {"layer_types": [["full_attention"]] * 42}, "layer_types[0] is "),
-        # A field that would change attention, if the family read it.
+        # Fields that would change attention if the family read them.
         ("llama-3-8b", {"sliding_window": 4096}, "sliding_window is 4096, but llama attends as if it were null"),
         ("llama-3-8b", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping is 30.0"),
         ("llama-3-8b", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar is 100"),
@@ -98,19 +102,19 @@ def test_fields_that_cannot_be_or_contradict_each_other_are_named(name, changes,
         ("pythia-1.4b", {"head_dim": 64}, "head_dim is 64, but gpt_neox attends as if it were 128"),
     ],
 )
-def test_attention_that_is_not_served_is_refused_by_name(name, changes, reason):
+def test_unsupported_attention_raises_by_name(name, changes, reason):
     assert reason in refusal(name, changes, UnsupportedOption)
 
 
 @pytest.mark.parametrize("name", UNSERVED)
-def test_attention_that_specs_cannot_express_is_refused_by_its_kind(name):
+def test_attention_that_specs_cannot_describe_raises_by_kind(name):
     config, reason = UNSERVED[name]
     with pytest.raises(UnsupportedOption) as refused:
         specs_from_config(config)
-    assert f'model_type is "{config["model_type"]}", which has {reason}; pagecore serves' in str(refused.value)
-    with pytest.raises(UnsupportedOption) as told:
+    assert f'model_type is "{config["model_type"]}", which has {reason}; pagecore only supports' in str(refused.value)
+    with pytest.raises(UnsupportedOption) as by_fields:
         specs_from_config({**config, "model_type": "never_heard_of"})
-    assert reason in str(told.value) or name == "rwkv-4-169m"
+    assert reason in str(by_fields.value) or name == "rwkv-4-169m"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_attention_that_specs_cannot_express_is_refused_by_its_kind(name):
         ({"attn_type_list": [1, 0]}, "linear-attention states (attn_type_list[1] = 0)"),
     ],
 )
-def test_a_known_family_with_a_field_of_other_attention_is_refused_too(fields, reason):
+def test_a_known_family_with_a_field_of_other_attention_raises(fields, reason):
     for name in ("llama-3-8b", "gpt2", "glm-4-9b-0414"):
         assert f"which has {reason}" in refusal(name, fields, UnsupportedOption)
     vision = PUBLISHED["qwen3-vl-4b"]
@@ -133,7 +137,7 @@ def test_a_known_family_with_a_field_of_other_attention_is_refused_too(fields, r
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_next", "llama4", "mamba", "lfm2", "rwkv", "minimax"])
-def test_a_model_type_alone_says_what_its_layers_have(model_type):
+def test_a_model_type_alone_reveals_its_attention(model_type):
     with pytest.raises(
         UnsupportedOption, match=rf'model_type is "{model_type}", which has (latent|linear|chunked|re|co)'
     ):
@@ -149,21 +153,21 @@ def test_a_model_type_alone_says_what_its_layers_have(model_type):
         (["attention", "mamba"], "recurrent states (layer_types[1] = 'mamba')"),
     ],
 )
-def test_listed_layers_say_what_an_unknown_model_has(kinds, reason):
+def test_layer_types_reveal_the_attention_of_an_unknown_model(kinds, reason):
     with pytest.raises(UnsupportedOption) as refused:
         specs_from_config({"model_type": "unheard_of", "layer_types": kinds})
     assert reason in str(refused.value)
 
 
-def test_a_hybrid_family_whose_layers_all_attend_is_not_called_recurrent():
+def test_a_hybrid_model_with_attention_layers_only_is_not_called_recurrent():
     config = {"model_type": "granitemoehybrid", "mamba_d_state": 128, "layer_types": ["attention"] * 40}
-    with pytest.raises(UnsupportedOption, match='"granitemoehybrid", which is not known'):
+    with pytest.raises(UnsupportedOption, match='"granitemoehybrid", which is unknown'):
         specs_from_config(config)
     with pytest.raises(UnsupportedOption, match=r"recurrent states \(mamba_d_state = 128\)"):
         specs_from_config(config | {"layer_types": None})
 
 
-def test_a_family_with_names_of_its_own_may_use_either():
+def test_a_family_with_aliases_accepts_both_names():
     own = PUBLISHED["gpt2-xl"]
     usual = {"model_type": "gpt2", "hidden_size": 1600, "num_attention_heads": 25, "num_hidden_layers": 48}
     assert specs_from_config(own) == specs_from_config(usual) == specs_from_config(own | {"hidden_size": 1600})
@@ -174,7 +178,7 @@ def test_a_family_with_names_of_its_own_may_use_either():
     assert "n_layer is missing" in refusal_of({name: value for name, value in own.items() if name != "n_layer"})
 
 
-def test_the_scale_of_gpt_2_may_fall_from_layer_to_layer():
+def test_the_scale_of_gpt_2_may_depend_on_the_layer():
     scales = [spec.scale for spec in specs_from_config(PUBLISHED["gpt2-small-of-stanford"])]
     assert scales == pytest.approx([64**-0.5 / (layer + 1) for layer in range(12)], rel=1e-12)
     plain = specs_from_config(PUBLISHED["gpt2"] | {"scale_attn_weights": False})
@@ -182,7 +186,7 @@ def test_the_scale_of_gpt_2_may_fall_from_layer_to_layer():
     assert "add_cross_attention is true" in refusal("gpt2", {"add_cross_attention": True}, UnsupportedOption)
 
 
-def test_a_flat_file_and_a_nested_one_of_qwen_2_vl_are_the_same_model():
+def test_flat_and_nested_files_of_qwen_2_vl_are_equal():
     flat = PUBLISHED["qwen2-vl-7b"]
     outer = ("architectures", "model_type", "vision_config")
     text = {name: value for name, value in flat.items() if name not in outer}
@@ -190,35 +194,35 @@ def test_a_flat_file_and_a_nested_one_of_qwen_2_vl_are_the_same_model():
     assert read_model_config(nested) == read_model_config(flat)
 
 
-def test_a_field_that_agrees_with_the_family_is_welcome():
+def test_unread_fields_that_agree_with_the_family_are_accepted():
     same = {"num_key_value_heads": 16, "head_dim": 128, "sliding_window": None, "layer_types": ["full_attention"] * 24}
     assert specs_from_config(PUBLISHED["pythia-1.4b"] | same) == specs_from_config(PUBLISHED["pythia-1.4b"])
 
 
-def test_a_default_that_contradicts_what_is_given_is_told_as_one():
+def test_a_contradiction_with_a_default_names_the_default():
     config = {name: value for name, value in PUBLISHED["qwen2-7b"].items() if name != "num_key_value_heads"}
-    with pytest.raises(ConfigError, match=r"num_key_value_heads is left out, which means 32, not a divisor of .* 28"):
+    with pytest.raises(ConfigError, match=r"num_key_value_heads is missing, which means 32; it must divide .* 28"):
         specs_from_config(config)
 
 
 @pytest.mark.parametrize("value", ["float8_e4m3fn", "int8", 16, "auto"])
-def test_a_dtype_of_the_model_that_no_cache_has_is_refused_unless_another_is_asked_for(value):
+def test_a_model_dtype_that_no_cache_has_raises_unless_dtype_is_passed(value):
     message = refusal("llama-3-8b", {"torch_dtype": value}, UnsupportedDtype)
     assert "torch_dtype is " in message
     assert "pass dtype=" in message
     assert specs_from_config(LLAMA | {"torch_dtype": value}, dtype="float16")[0].dtype == "float16"
 
 
-def test_two_dtypes_that_differ_are_refused():
+def test_two_different_dtypes_raise():
     assert 'dtype is "float16", but torch_dtype is "bfloat16"' in refusal("llama-3-8b", {"dtype": "float16"})
 
 
-def test_two_dtypes_that_are_the_same_may_be_written_in_two_ways():
+def test_equal_dtypes_may_have_two_spellings():
     same = {"dtype": "torch.bfloat16", "torch_dtype": "bfloat16"}
     assert specs_from_config(LLAMA | same)[0].dtype == "bfloat16"
 
 
-def test_the_dtype_asked_for_replaces_the_models():
+def test_the_argument_dtype_overrides_that_of_the_model():
     assert {spec.dtype for spec in specs_from_config(LLAMA, dtype=np.float32)} == {"float32"}
     assert {spec.dtype for spec in specs_from_config(PUBLISHED["gemma-3-4b"] | {"torch_dtype": "float16"})} == {
         "float16"
@@ -232,7 +236,7 @@ def test_the_dtype_asked_for_replaces_the_models():
 @pytest.mark.parametrize(
     ("sinks", "reason"),
     [
-        ([[0.0] * 64] * 23, "sinks has 23 rows of 64 numbers; 24 layers of 64 query heads are needed"),
+        ([[0.0] * 64] * 23, "sinks has 23 rows of 64 numbers; expected 24 rows"),
         ([[0.0] * 8] * 24, "rows of 8 numbers"),
         ([], "sinks has 0 rows of no numbers"),
         (0.0, "sinks is a float"),
@@ -241,7 +245,7 @@ def test_the_dtype_asked_for_replaces_the_models():
         ([["a"] * 64] * 24, "a sink is 'a'"),
     ],
 )
-def test_sinks_that_do_not_fit_are_refused(sinks, reason):
+def test_invalid_sinks_raise(sinks, reason):
     with pytest.raises(ShapeError, match=reason):
         specs_from_config(PUBLISHED["gpt-oss-20b"], sinks=sinks)
 
@@ -251,7 +255,7 @@ def test_sinks_may_be_an_array():
     assert specs_from_config(PUBLISHED["gpt-oss-20b"], sinks=sinks)[1].sinks == tuple(range(64, 128))
 
 
-def test_numbers_may_be_numpys():
+def test_numbers_may_be_numpy_scalars():
     assert specs_from_config(LLAMA | {"hidden_size": np.int32(4096)}) == specs_from_config(LLAMA)
 
 
@@ -282,14 +286,14 @@ def test_messages_name_the_file(tmp_path):
     [
         (b"", "is not JSON"),
         (b"{", "is not JSON"),
-        (b"[1, 2]", "a JSON object is expected"),
+        (b"[1, 2]", "expected a JSON object"),
         (b"null", "holds null"),
         (b"\xff\xfe\xff", "is not UTF-8 text"),
         (b"[" * 100_000, "is not JSON"),
         (b" " * ((1 << 24) + 1), "not the weights"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path, text, reason):
+def test_a_file_other_than_a_config_raises(tmp_path, text, reason):
     file = tmp_path / "config.json"
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=reason) as caught:
@@ -297,7 +301,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path, text, reason):
     assert str(file) in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_file_raises(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file"):
         specs_from_config(tmp_path / "none.json")
     with pytest.raises(ConfigError, match=r"config\.json cannot be read: No such file"):
@@ -306,7 +310,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         specs_from_config("a\0b")
 
 
-def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+def test_a_file_without_permission_raises(tmp_path, monkeypatch):
     def forbidden(*arguments):
         raise PermissionError(13, "Permission denied")
 
@@ -315,11 +319,11 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
         specs_from_config(tmp_path)
 
 
-def test_a_fifo_a_device_and_a_socket_are_refused_and_not_waited_for(tmp_path):
+def test_a_fifo_a_device_and_a_socket_raise_without_blocking(tmp_path):
     fifo = tmp_path / "config.json"
     os.mkfifo(fifo)
     for path in (fifo, tmp_path):
-        with pytest.raises(ConfigError, match=r"config\.json cannot be read: it is a FIFO; a regular file is needed"):
+        with pytest.raises(ConfigError, match=r"config\.json cannot be read: it is a FIFO; expected a regular file"):
             specs_from_config(path)
     with pytest.raises(ConfigError, match="/dev/zero cannot be read: it is a device"):
         specs_from_config("/dev/zero")
@@ -329,26 +333,26 @@ def test_a_fifo_a_device_and_a_socket_are_refused_and_not_waited_for(tmp_path):
             specs_from_config(tmp_path / "socket")
 
 
-def test_a_name_that_is_too_long_is_refused():
+def test_a_path_that_is_too_long_raises():
     with pytest.raises(ConfigError, match="File name too long"):
         specs_from_config("a" * 5000)
 
 
-def test_where_json_breaks_off_is_named_by_line(tmp_path):
+def test_the_line_of_a_json_error_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama",\n"vocab_size": }')
     with pytest.raises(ConfigError, match=r"config\.json is not JSON: .*line 2 column 15"):
         specs_from_config(tmp_path)
 
 
 @pytest.mark.parametrize("config", [None, 7, b"config.json", [LLAMA], LLAMA.items()])
-def test_what_is_neither_path_nor_dict_is_refused(config):
-    with pytest.raises(ConfigError, match=r"give the path of a config\.json, its folder, or a dict"):
+def test_other_types_than_paths_and_dicts_raise(config):
+    with pytest.raises(ConfigError, match=r"pass the path of a config\.json, its folder, or a dict"):
         specs_from_config(config)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_no_value_of_any_field_ends_in_another_error_than_ours(name):
-    """Whatever stands in a field is refused by name, or means something."""
+def test_any_value_of_any_field_is_valid_or_raises_a_typed_error(name):
+    """Every value of a field is either accepted or raises an error that names the field."""
     circular = []
     circular.append(circular)
     for field in [*PUBLISHED[name], "dtype", "layer_types", "head_dim", "sliding_window", "text_config"]:

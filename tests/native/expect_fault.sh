@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs every planted fault of a driver, and fails unless each one kills it with the report that the plant names.
+# Runs every planted fault of a driver; fails unless each one ends the driver with its expected report.
 #
-#   expect_fault.sh DRIVER [launcher ...]     a launcher stands before the driver: setarch, qemu
+#   expect_fault.sh DRIVER [LAUNCHER ...]     LAUNCHER runs the driver: setarch, qemu
 driver=$1
 shift
 status=0
@@ -22,7 +22,7 @@ done <<EOF2
 $plants
 EOF2
 if [ "$count" -eq 0 ]; then
-  echo "$driver has no planted faults: is its sanitizer on?" >&2
+  echo "$driver has no planted faults; build it with a sanitizer" >&2
   exit 1
 fi
 [ "$status" -eq 0 ] && echo "$(basename "$driver"): $count planted faults caught"

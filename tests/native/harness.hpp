@@ -1,7 +1,7 @@
-// What the drivers of the native code share: named tests, seeds that print, checks, planted faults.
+// Harness of the native drivers: named tests, printed seeds, checks, planted faults.
 //
-// A driver is any number of files of tests and main.cpp. A test runs rounds; each round's random numbers follow from
-// the seed, the test's name and the round's number alone, so that what failed can be run again by itself.
+// A driver consists of test files and main.cpp. A test runs rounds. The random numbers of a round depend only on the
+// seed, the test's name and the round's number, so that a failed round can be repeated alone.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,12 @@ class Random {
   }
   // 0 .. limit - 1; limit > 0
   int64_t below(int64_t limit) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(limit)); }
-  // both ends included
+  // low .. high, inclusive
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool one_in(int64_t n) { return below(n) == 0; }
   // 0 <= x < 1
   double unit() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
-  // mean 0, variance 1, between -6 and 6: the sum of twelve
+  // mean 0, variance 1, within -6 .. 6: the sum of twelve uniform numbers
   double normal() {
     double sum = -6.0;
     for (int i = 0; i < 12; ++i) sum += unit();
@@ -50,7 +50,7 @@ class Random {
   T pick(std::initializer_list<T> from) {
     return *(from.begin() + below(static_cast<int64_t>(from.size())));
   }
-  // Numbers of their own for each of several threads.
+  // A seed for each of several threads.
   std::vector<uint64_t> seeds(int count) {
     std::vector<uint64_t> numbers;
     for (int i = 0; i < count; ++i) numbers.push_back(bits());
@@ -66,32 +66,32 @@ class Random {
   uint64_t state_;
 };
 
-// Ends the process with what is known of the run: from any thread.
+// Ends the process with the failure and the command that repeats it; callable from any thread.
 [[noreturn]] void fail_check(const char* file, int line, const char* condition, const std::string& detail);
 
-// Calls body(random) `count` times, or once for the round that --round names. Times --scale.
+// Calls body(random) `count` times --scale times, or once for the round of --round.
 void rounds(int64_t count, const std::function<void(Random&)>& body);
 
 struct Registered {
   Registered(const char* name, void (*body)());
 };
 
-// A fault on purpose: the process must die of it with a report that says `report`.
+// A planted fault: the process must die with a report that contains `report`.
 struct Planted {
   Planted(std::string name, std::string report, std::function<void()> body);
 };
 
-// The call must throw an Error of that kind, with a message.
+// Requires the call to throw an Error of that kind with a message.
 template <typename Call>
 void refuses(ErrorKind kind, const char* file, int line, Call&& call) {
   try {
     call();
   } catch (const Error& error) {
-    if (error.kind() != kind) fail_check(file, line, "refused in another way", error.what());
-    if (std::string(error.what()).size() < 10) fail_check(file, line, "refused without a reason", error.what());
+    if (error.kind() != kind) fail_check(file, line, "raised another kind of error", error.what());
+    if (std::string(error.what()).size() < 10) fail_check(file, line, "raised without a reason", error.what());
     return;
   }
-  fail_check(file, line, "not refused", "");
+  fail_check(file, line, "did not raise", "");
 }
 
 template <typename T>
@@ -105,7 +105,7 @@ std::string shown(const std::vector<T>& values) {
   return shown(std::span<const T>(values));
 }
 
-// Runs body(0) ... body(count - 1), each in a thread of its own, and lets them go at the same moment.
+// Runs body(0) ... body(count - 1), each in its own thread, all released at the same moment.
 template <typename Body>
 void in_threads(int count, Body&& body) {
   std::latch start(count);
@@ -119,13 +119,13 @@ void in_threads(int count, Body&& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Runs body() in a thread that has not worked yet: what the code keeps for each thread is as small as it can be.
+// Runs body() in a new thread, whose thread-local buffers are still empty.
 template <typename Body>
 void in_new_thread(Body&& body) {
   std::thread(body).join();
 }
 
-// Memory of exactly `size` elements: the first byte behind it, and the first before it, are the sanitizer's.
+// Memory of exactly `size` elements; the sanitizer guards the bytes before and after it.
 template <typename T>
 class Exact {
  public:
@@ -168,7 +168,7 @@ class Exact {
   static const ::pagecore::test::Planted planted_##name{#name, report, name}; \
   static void name()
 
-// PC_CHECK(condition, "what", was, known)
+// PC_CHECK(condition, parts of the message ...)
 #define PC_CHECK(condition, ...)                                                                                     \
   do {                                                                                                               \
     if (!(condition)) ::pagecore::test::fail_check(__FILE__, __LINE__, #condition, ::pagecore::concat(__VA_ARGS__)); \

@@ -1,8 +1,8 @@
-// The main program of every driver.
+// Main program of every driver.
 //
-//   driver [--seed N] [--scale X] [--only TEXT] [--round N]   runs the tests, or those whose name has TEXT
-//   driver --list | --plants                                  names them; a plant with what its report says
-//   driver --plant NAME                                       dies, where the sanitizer is alive
+//   driver [--seed N] [--scale X] [--only TEXT] [--round N]   runs the tests, or those whose name contains TEXT
+//   driver --list | --plants                                  lists tests, or planted faults with their reports
+//   driver --plant NAME                                       runs a planted fault; dies if the sanitizer works
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -30,7 +30,7 @@ struct Driver {
   double scale = 1.0;
   int64_t only_round = -1;
   std::string only;
-  // Of the run at hand; threads of a test read them when they fail.
+  // The current test and round; threads of a test read them when they fail.
   const char* test = "none";
   int64_t round = 0;
   int64_t num_rounds = 0;
@@ -57,7 +57,7 @@ void run(const Test& test) {
   try {
     test.body();
   } catch (const std::exception& error) {
-    fail_check("main.cpp", __LINE__, "a test lets no exception out", error.what());
+    fail_check("main.cpp", __LINE__, "a test must not throw", error.what());
   }
   std::printf("  %-62s %6lld rounds %6.2f s\n", test.name, static_cast<long long>(the.num_rounds), seconds() - start);
   std::fflush(stdout);
@@ -85,8 +85,8 @@ int plant(const char* name) {
     std::fprintf(stderr, "the planted fault \"%s\" went unnoticed\n", name);
     return 0;
   }
-  std::fprintf(stderr, "no fault is called \"%s\"; --plants lists them\n", name);
-  return 0;  // whoever plants a fault expects anything but 0
+  std::fprintf(stderr, "unknown planted fault \"%s\"; --plants lists them\n", name);
+  return 0;  // expect_fault.sh treats 0 as a failure
 }
 
 int list(bool plants) {
@@ -101,7 +101,7 @@ int list(bool plants) {
 }
 
 int usage(const char* argument) {
-  std::fprintf(stderr, "what is \"%s\"? See the head of tests/native/main.cpp\n", argument);
+  std::fprintf(stderr, "unknown option or missing value: \"%s\"; see the head of tests/native/main.cpp\n", argument);
   return 2;
 }
 

@@ -1,12 +1,12 @@
-# The native code and its drivers, built with sanitizers and without Python, and run. `make sanitize` comes here.
+# Builds and runs the native code and its drivers with sanitizers, without Python. `make sanitize` calls this file.
 #
-#   make sanitize                    everything: planted faults first, then every driver
+#   make sanitize                    planted faults first, then every driver
 #   make sanitize SEED=7 SCALE=10    other random numbers, ten times as many rounds
 #   make -f tests/native/sanitize.mk plain           without sanitizers
 #   make -f tests/native/sanitize.mk plain CXX=aarch64-linux-gnu-g++ LDFLAGS=-static LAUNCH=qemu-aarch64
 #
-# A sanitizer sees only what was compiled for it, so each has objects of its own in build/sanitize/KIND/. A driver is one
-# room's sources, the room's drivers and the harness. -Og -g1: half the time of -O1 -g, and reports name lines still.
+# A sanitizer needs its own objects, in build/sanitize/KIND/. A driver consists of a room's sources, the room's tests and
+# the harness. -Og -g1 takes half the time of -O1 -g, and reports still name lines.
 
 BUILD ?= build/sanitize
 SEED ?= 1
@@ -15,9 +15,9 @@ MACHINE := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 OUT := $(BUILD)/$(MACHINE)
 
 FLAGS := -std=c++20 -g1 -fno-omit-frame-pointer -fno-math-errno -Wall -Wextra -Werror -Wno-psabi -I. -Ithird_party -pthread
-# Tiles are emulated wherever the rest of x86-64-v4-amx runs: the drivers check it on any such machine.
+# AMX is emulated, so that the drivers check it on any machine with the rest of x86-64-v4-amx.
 FLAGS += -DPC_AMX_EMULATED
-# Assertions of the standard library, and locals that hold no zeros by luck. Vectors tell ASan what of them is in use.
+# Assertions of the standard library, locals filled with a pattern, and annotations of the used part of vectors.
 ASAN := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -ftrivial-auto-var-init=pattern \
         -D_GLIBCXX_ASSERTIONS -D_GLIBCXX_SANITIZE_VECTOR
 TSAN := -fsanitize=thread
@@ -36,25 +36,25 @@ MARCH_v4_amx := -march=x86-64-v4 -mavx512bf16
 MARCH_neon := -march=armv8-a
 
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
-CODE_index := $(wildcard pagecore/index/*.cpp) $(HARNESS)
+CODE_index := $(wildcard pagecore/index/*.cpp pagecore/index/radix/*.cpp) $(HARNESS)
 CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) $(HARNESS)
-# The custom calls for XLA are headers; they call what ops is made of.
+# The custom calls for XLA are headers that call ops.
 CODE_interop := $(CODE_ops)
-# The kernels themselves, for tests/ops/native/panels.cpp.
+# The kernels, for tests/ops/native/panels.cpp and amx.cpp.
 LEVELS_ops := $(ISAS_$(MACHINE):%=tests/ops/native/levels/%.cpp)
-# TSan has nothing to see in a driver of one thread.
+# Single-threaded drivers are left out of TSan.
 DRIVERS_asan = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
 DRIVERS_plain = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
 DRIVERS_tsan = $(shell grep -lE 'in_threads|std::thread' tests/$(1)/native/*.cpp)
 
-# tests/ops/native/hooks.cpp puts itself before the kernels.
+# tests/ops/native/hooks.cpp wraps kernels().
 LINK_asan_ops := -Wl,--wrap=_ZN8pagecore3cpu7kernelsEv
 LINK_plain_ops := $(LINK_asan_ops)
-# tests/index/native/radix_memory.cpp puts itself before operator new and new[].
+# tests/index/native/radix_memory.cpp wraps operator new and new[].
 LINK_asan_index := -Wl,--wrap=_Znwm,--wrap=_Znam
 LINK_plain_index := $(LINK_asan_index)
 
-# TSan of GCC 12 dies where the kernel places memory more randomly than it expects (vm.mmap_rnd_bits over 28).
+# TSan of GCC 12 crashes if address randomisation exceeds its assumptions (vm.mmap_rnd_bits over 28).
 LAUNCH ?= $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
 TIMEOUT ?= timeout 300
 
@@ -68,7 +68,7 @@ define driver # kind, room
 OBJECTS_$(1)_$(2) := $(patsubst %.cpp,$(OUT)/$(1)/%.o,$(CODE_$(2)) $(call DRIVERS_$(1),$(2)))
 $(OUT)/$(1)/$(2): $$(OBJECTS_$(1)_$(2))
 	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LINK_$(1)_$(2)) $$(LDFLAGS) -o $$@ $$^
-# Never made, so that they run each time.
+# Phony, so that they run each time.
 .PHONY: $(OUT)/$(1)/$(2).run $(OUT)/$(1)/$(2).plants
 $(OUT)/$(1)/$(2).plants: $(OUT)/$(1)/$(2)
 	@echo "-- $(1) $(2): planted faults"
@@ -80,7 +80,7 @@ $(OUT)/$(1)/$(2).run: $(OUT)/$(1)/$(2)
 endef
 $(foreach kind,asan tsan plain,$(foreach room,index ops interop,$(eval $(call driver,$(kind),$(room)))))
 
-# What a file needs beside the flags of all.
+# Additional flags of single files.
 define level # isa
 %/pagecore/ops/cpu/isa/$(1).o %/tests/ops/native/levels/$(1).o: EXTRA = $(MARCH_$(1)) -ffp-contract=fast
 endef

@@ -1,9 +1,8 @@
-// What the sanitizers are told, whatever the environment says less: linked into every driver.
+// Default options of the sanitizers, linked into every driver; the environment can override them.
 //
-// Memory comes filled with a pattern and leaves quarantined, so that what is read before it is written, or after it is
-// freed, does not pass for zeros. Allocations that are too large fail as they do without a sanitizer. Not asked for:
-// detect_stack_use_after_return, for which GCC 12 lays out frames that its own AVX-512 code finds misaligned (PR
-// 110027).
+// Memory is filled with a pattern when allocated and quarantined when freed, so that uninitialised or freed memory does
+// not read as zeros. Allocations that are too large fail as they do without a sanitizer. detect_stack_use_after_return
+// is off, because GCC 12 lays out its frames such that its own AVX-512 code is misaligned (PR 110027).
 
 extern "C" {
 

@@ -1,4 +1,4 @@
-"""Caches, packed arrays and tables for the tests of gather, scatter and transfer, and the memory around them."""
+"""Caches, packed arrays and tables for the tests of gather, scatter and transfer, with the memory around them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANKS = [(), (3,), (2, 5), (4, 1), (1, 4), (2, 2, 3), (2, 1, 2, 2, 3)]
 
 
 def random_bytes(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
-    """An array whose bits are random: NaN, infinities and subnormal numbers among them."""
+    """Return an array of random bits, including NaN, infinities and subnormal numbers."""
     kind = as_dtype(dtype).numpy
     count = int(np.prod(shape)) * kind.itemsize
     return np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8).view(kind).reshape(shape)
@@ -34,7 +34,7 @@ def random_cache(layout: str, shape: tuple[int, int, int, int], dtype: str, seed
 def batch_of(
     lens: Any, block_size: int, num_blocks: int, *, holes: float = 0.0, seed: int = 0, ordered: bool = False
 ) -> tuple[Any, Any]:
-    """A table of distinct blocks whose entries past a sequence's length are garbage, and the lengths."""
+    """Return a table of distinct blocks, with garbage past the length of each sequence, and the lengths."""
     rng = np.random.default_rng(seed)
     needed = [-(-n // block_size) for n in lens]
     table = np.where(rng.random((len(lens), max(needed, default=0) + 1)) < 0.5, -7, 2**31 - 1).astype(np.int32)
@@ -48,7 +48,7 @@ def batch_of(
 
 
 def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any], *, offset: int = 0) -> tuple[Any, Any]:
-    """An array inside a buffer of 0x5a bytes that starts `offset` bytes past a line, and that buffer."""
+    """Return an array inside a buffer of 0x5a bytes, `offset` bytes past a cache line, and the buffer."""
     count = int(np.prod(shape)) * dtype.itemsize
     buffer = np.full(count + 256 + 64, 0x5A, np.uint8)
     start = -buffer.ctypes.data % 64 + 64 + offset
@@ -61,7 +61,7 @@ def untouched_beside(array: Any, buffer: Any) -> bool:
 
 
 def twin_of(array: Any) -> tuple[Any, Any, Any]:
-    """The memory that an array is a view of, a copy of all of it, and the array as it lies in the copy."""
+    """Return the memory under an array, a copy of all of it, and the same view of the copy."""
     memory = array
     while isinstance(memory.base, np.ndarray):
         memory = memory.base
@@ -71,7 +71,7 @@ def twin_of(array: Any) -> tuple[Any, Any, Any]:
 
 
 def shuffled_axes(shape: tuple[int, ...], dtype: np.dtype[Any], draw: Any, rng: np.random.Generator) -> Any:
-    """Whole numbers in an array whose axes lie in memory in any order and direction, with gaps or without."""
+    """Return an array of whole numbers with any order and direction of axes in memory, with or without gaps."""
     order = draw(st.permutations(range(len(shape))))
     gaps = [draw(st.integers(1, 2)) for _ in shape]
     array = rng.integers(-100, 100, [shape[axis] * gaps[axis] for axis in order]).astype(dtype)
@@ -88,7 +88,7 @@ def is_independent(pairs: Any, *, one_cache: bool = True) -> bool:
 
 
 def random_pairs(rng: np.random.Generator, num_blocks: int) -> Any:
-    """Independent pairs [n, 2] of a cache: repeated sources, distinct targets, and some pairs of one block."""
+    """Return independent pairs [n, 2] of a cache: repeated sources, distinct targets, some pairs of one block."""
     ids = rng.permutation(num_blocks)
     targets = ids[: int(rng.integers(1, num_blocks))]
     pairs = np.stack([rng.choice(ids[len(targets) :], len(targets)), targets], axis=1)

@@ -1,4 +1,4 @@
-"""Random paged batches for the attention tests, and the error bounds that every result must keep."""
+"""Random paged batches for the attention tests, and the error bounds of every result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYOUTS = ("NHD", "HND", "blockwise", "interleaved", "padded", "reversed")
 
 
 def empty_cache(layout: str, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> Array:
-    """A cache of logical ``[num_blocks, block_size, heads, dim]`` whose every element is NaN, in one of LAYOUTS."""
+    """Return a cache of NaN, logically ``[num_blocks, block_size, heads, dim]``, in one of LAYOUTS."""
     blocks, tokens, heads, dim = shape
     nan = np.asarray(np.nan, dtype)
     if layout == "NHD":
@@ -65,14 +65,14 @@ class Case:
         return reference.paged_attention(*self.arrays, **self.options)
 
     def magnitude(self) -> Array | None:
-        """Outputs without cancellation, for heads so narrow that a sum of random values can come out near 0."""
+        """Make all values positive: in narrow heads a sum of random values can be near 0."""
         if self.value_cache.shape[3] >= 16:
             return None
         query, key_cache, value_cache, *rest = self.arrays
         return reference.paged_attention(query, key_cache, np.abs(value_cache), *rest, **self.options)[0]
 
     def check(self, **more: Any) -> None:
-        """Runs into a poisoned output, and compares output and lse with the oracle."""
+        """Run with a poisoned output, and compare output and lse with the oracle."""
         out = np.full((*self.query.shape[:2], self.value_cache.shape[3]), np.nan, self.query.dtype)
         result, lse = self.run(out=out, return_lse=True, **more)
         assert result is out
@@ -82,7 +82,7 @@ class Case:
 
 
 def assert_output_close(out: Array, expected: Array, magnitude: Array | None = None) -> None:
-    """OUTPUT_BOUNDS, by the dtype of the output; rows that attend to nothing are zero to the bit.
+    """Check OUTPUT_BOUNDS for the dtype of the output; rows without keys must be exactly 0.
 
     Errors are relative to `expected`, or to `magnitude` where the caller knows that sums cancel.
     """
@@ -90,7 +90,7 @@ def assert_output_close(out: Array, expected: Array, magnitude: Array | None = N
     whole, worst = OUTPUT_BOUNDS[str(out.dtype)]
     got = out.astype(np.float64)
     assert np.isfinite(got).all(), f"{np.count_nonzero(~np.isfinite(got))} of {got.size} outputs are not finite"
-    # Below the smallest normal number of the output's dtype, rounding is absolute: half of the smallest subnormal.
+    # Below the smallest normal number of the dtype the rounding error is absolute: half of the smallest subnormal.
     rounding = np.minimum(np.abs(got - expected), float(ml_dtypes.finfo(out.dtype).smallest_subnormal) / 2)
     error = np.linalg.norm(np.abs(got - expected) - rounding, axis=-1)
     size = np.linalg.norm(expected if magnitude is None else magnitude, axis=-1)
@@ -113,7 +113,7 @@ def assert_lse_close(lse: Array, expected: Array, dtype: str) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """What make_case builds: numbers of heads, dims, block size, dtypes, layout, lengths."""
+    """Parameters of make_case: numbers of heads, dims, block size, dtypes, layout, lengths."""
 
     seq_lens: Sequence[int] = (37, 5)
     query_lens: Sequence[int] | None = None
@@ -129,14 +129,14 @@ class Shape:
 
 
 def fill(cache: Array, blocks: Array, wanted: Array, rng: np.random.Generator) -> None:
-    """Random numbers in the slots of a sequence's wanted tokens."""
+    """Write random numbers to the slots of the selected tokens of a sequence."""
     j = np.flatnonzero(wanted)
     shape = (j.size, *cache.shape[2:])
     cache[blocks[j // cache.shape[1]], j % cache.shape[1]] = rng.standard_normal(shape).astype(cache.dtype)
 
 
 def make_case(shape: Shape | None = None, *, seed: int = 0, **options: Any) -> Case:
-    """A batch in which slots that no query attends to are NaN, and table entries without an attended slot garbage."""
+    """Return a batch with NaN in slots that no query attends to, and garbage in table entries without other slots."""
     shape = shape or Shape()
     rng = np.random.default_rng(seed)
     lens = list(shape.seq_lens)
@@ -155,7 +155,7 @@ def make_case(shape: Shape | None = None, *, seed: int = 0, **options: Any) -> C
     free = iter(rng.permutation(np.arange(1, num_blocks)))
     kinds = {name: options[name] for name in ("causal", "window") if name in options}
     for row, seq_len, query_len in zip(table_rows, lens, query_lens, strict=True):
-        # A key that the mask alone hides may be read; one that causality or the window hides from every query may not.
+        # A key that only the mask hides may be read; a key that causality or the window hides from every query may not.
         wanted = reference.allowed(query_len, seq_len, **kinds).any(axis=0)
         for block in np.unique(np.flatnonzero(wanted) // shape.block_size):
             table[row, block] = next(free)
@@ -178,7 +178,7 @@ def make_case(shape: Shape | None = None, *, seed: int = 0, **options: Any) -> C
 
 
 def random_mask(shape: Shape, seed: int = 1, density: float = 0.6) -> Array:
-    """One flat mask for the batch, with a row that attends to nothing in each sequence."""
+    """Return a flat mask for the batch, with one row without keys in each sequence."""
     rng = np.random.default_rng(seed)
     query_lens = [1] * len(shape.seq_lens) if shape.query_lens is None else shape.query_lens
     parts = []
@@ -190,6 +190,6 @@ def random_mask(shape: Shape, seed: int = 1, density: float = 0.6) -> Array:
 
 
 def snapshot(*arrays: Array) -> Callable[[], bool]:
-    """Remembers the bytes of arrays; the result tells whether all of them are still the same."""
+    """Save the bytes of arrays; return a function that is True if none has changed."""
     before = [a.tobytes() for a in arrays]
     return lambda: all(a.tobytes() == b for a, b in zip(arrays, before, strict=True))

@@ -1,4 +1,4 @@
-"""Arrays that share memory: refused and unchanged where results would be wrong, served where they are apart."""
+"""Arrays that share memory: refused, without a write, if results would be wrong; accepted if elements are disjoint."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_out_in_the_memory_of_an_input_is_refused(name):
 
 
 @pytest.mark.parametrize("strides", [(0, 32, 4), (4, 32, 4), (128, 16, 4)])
-def test_out_whose_elements_share_memory_is_refused(strides):
+def test_an_out_with_overlapping_elements_is_refused(strides):
     given = attention()
     with pytest.raises(ShapeError, match=r"out has strides .*elements share memory"):
         ops.paged_attention(**given, out=as_strided(np.zeros(2000, np.float32), (5, 4, 8), strides))
@@ -152,7 +152,7 @@ def writing() -> dict[str, Any]:
 
 @pytest.mark.parametrize("cache", ["key_cache", "value_cache"])
 @pytest.mark.parametrize("name", ["key", "value", "slot_mapping", "key_scale", "value_scale"])
-def test_what_is_written_shares_no_memory_with_what_is_read(cache, name):
+def test_written_arrays_must_not_overlap_inputs(cache, name):
     given = writing()
     array = given[name]
     memory = given[cache].reshape(-1)[70 : 70 + array.size].view(array.dtype)
@@ -266,7 +266,7 @@ def test_written_lists_of_arrays_share_nothing_among_themselves():
         ops.transfer_blocks([cache, cache, cache], [target := numbers(6, 4, 2), numbers(6, 4, 2), target], [(1, 2)])
 
 
-def test_indices_lie_apart_from_what_is_written():
+def test_written_arrays_must_not_overlap_indices():
     cache, out = numbers(6, 4, 2), numbers(8, 2)
     given: dict[str, Any] = {
         "block_table": np.array([[1, 2]], np.int32),
@@ -293,7 +293,7 @@ def test_indices_lie_apart_from_what_is_written():
     assert unchanged()
 
 
-def test_a_static_cache_takes_what_lies_in_its_own_memory():
+def test_a_static_cache_accepts_views_of_its_own_memory():
     cache = pagecore.StaticKVCache(AttentionSpec(2, 4, dtype="float32"), 1, 2, 8)
     cache.update(0, numbers(2, 2, 6, 4), numbers(2, 2, 6, 4) + 1, 0)
     before = cache.key(0).numpy().copy(), cache.value(0).numpy().copy()

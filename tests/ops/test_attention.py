@@ -61,7 +61,7 @@ def test_every_block_size_around_its_edges(block_size, window):
 @pytest.mark.parametrize("query_len", [2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_window_may_leave_a_tile_of_keys_between_one_query_and_the_next(seq_len, query_len, dtype):
-    """Of rows that are worked on together, some then attend to none of its keys."""
+    """Some of the rows that are computed together then have no keys in a tile."""
     shape = Shape((seq_len,), (query_len,), heads=(2, 2), query_dtype=dtype, cache_dtype=dtype)
     make_case(shape, window=3).check()
 
@@ -108,7 +108,7 @@ def test_prefill_of_a_chunk_of_a_long_sequence():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_query_longer_than_its_sequence_attends_to_what_there_is(causal):
+def test_a_query_longer_than_its_sequence_attends_to_the_existing_keys(causal):
     make_case(Shape(seq_lens=(3, 0, 17), query_lens=(8, 4, 40)), causal=causal).check()
 
 
@@ -119,7 +119,7 @@ def test_rows_pick_a_permuted_part_of_a_bigger_table(index_dtype, prefill):
     make_case(Shape(index_dtype=index_dtype, shuffle_rows=True, **lens)).check()
 
 
-def test_a_row_may_stand_in_a_batch_twice():
+def test_a_row_may_be_in_a_batch_twice():
     case = make_case(Shape(seq_lens=(40, 40)))
     case.options["rows"] = [1, 1]
     case.query[1] = case.query[0]
@@ -159,7 +159,7 @@ def test_a_cache_without_blocks_serves_sequences_without_keys():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_strided_query_is_read_where_it_lies(dtype):
+def test_a_strided_query_is_read_in_place(dtype):
     case = make_case(Shape(query_dtype=dtype, **MIXED))
     expected = case.expect()[0]
     tokens, heads, dim = case.query.shape
@@ -170,7 +170,7 @@ def test_a_strided_query_is_read_where_it_lies(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_strided_out_is_written_where_it_lies_and_nowhere_else(dtype):
+def test_a_strided_out_is_written_in_place_and_nothing_else_is(dtype):
     case = make_case(Shape(query_dtype=dtype, dims=(64, 36), **MIXED))
     tokens = case.query.shape[0]
     memory = np.full((4, tokens + 2, 50), 7, case.query.dtype)
@@ -230,7 +230,7 @@ def test_a_part_of_a_wider_table_is_read_by_its_strides():
 
 
 def test_offsets_past_four_gigabytes_are_written_and_read_right():
-    """Block ids near the end of a sparse 12 GiB cache: only the pages that are touched exist."""
+    """Block ids near the end of a sparse 12 GiB cache; only touched pages take memory."""
     block_size, heads, dim = 16, 2, 64
     num_blocks = (12 << 30) // (2 * block_size * heads * dim * 4)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE

@@ -1,4 +1,4 @@
-"""What a query's result may not depend on: its neighbours in the batch, where blocks lie, how the work was split."""
+"""Results do not depend on other sequences of the batch, on the order of blocks, or on the split of the work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan_for(case: Case, **more: Any) -> ops.AttentionPlan:
 
 
 def among(case: Case, sequences: np.ndarray[Any, Any]) -> tuple[Case, np.ndarray[Any, Any]]:
-    """These sequences as a batch of their own, and their rows of the query."""
+    """Return a batch of the given sequences alone, and their rows of the query."""
     cu = case.options.get("cu_query_lens", np.arange(len(case.seq_lens) + 1))
     rows = np.concatenate([np.arange(cu[i], cu[i + 1]) for i in sequences])
     options = dict(case.options)
@@ -57,7 +57,7 @@ def test_a_sequence_alone_gives_the_bits_it_gives_in_a_batch(shape, window, num_
         assert_same_bits(single_lse, lse[rows])
 
 
-# Long enough that several threads share them.
+# Long enough for several threads.
 LONG = (2600, 33, 1300, 700, 0, 2049)
 LONG_QUERIES = {"decode": None, "prompts": (1, 33, 300, 5, 2, 17)}
 
@@ -125,8 +125,8 @@ def test_every_split_of_the_work_keeps_the_bounds(shape, dtype, num_workers, bat
     assert_lse_close(lse, expected[1], dtype)
 
 
-def test_a_split_row_with_nothing_to_attend_to_in_some_splits_is_whole():
-    """A mask that leaves one key of 2,000: every other split contributes nothing."""
+def test_a_split_row_without_keys_in_some_splits_is_correct():
+    """With one unmasked key of 2,000, all splits but one contribute nothing."""
     for kept in (0, 777, 1999):
         mask = np.zeros(2000, dtype=bool)
         mask[kept] = True

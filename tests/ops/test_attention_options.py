@@ -1,4 +1,4 @@
-"""Every option of paged_attention against the float64 oracle, alone and with the others."""
+"""Every option of paged_attention against the float64 oracle, alone and combined."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_windows_attend_to_their_keys_and_read_no_others(lens, layout, causal, w
 
 @pytest.mark.parametrize("window", [1, 7, 64, (10, 0)])
 def test_a_decode_step_reads_nothing_in_front_of_its_window(window):
-    """Every entry of the table in front of the window's block is garbage, as after release_before."""
+    """All table entries before the block of the window are garbage, as after release_before."""
     case = make_case(Shape(seq_lens=(1763, 40, 6)), window=window)
     first = (1763 - (window if isinstance(window, int) else 11)) // 16
     assert set(case.block_table[0, :first].tolist()) <= {-1, 2**31 - 1}
@@ -144,7 +144,7 @@ def test_a_mask_of_a_query_longer_than_its_sequence():
 
 
 def test_a_tree_of_drafts_is_a_mask():
-    """Speculative decoding: seven drafts in a tree, each sees the context, its ancestors and itself."""
+    """Speculative decoding: each of seven drafts in a tree attends to the context, its ancestors and itself."""
     parents = [-1, 0, 0, 1, 1, 2, 4]
     context, drafts = 25, len(parents)
     mask = np.zeros((drafts, context + drafts), dtype=bool)
@@ -176,12 +176,12 @@ def test_scales_may_be_numbers_of_any_kind(scale):
     make_case(Shape(**LENS), key_scale=scale, value_scale=scale).check()
 
 
-def test_scale_one_is_the_same_to_the_bit_as_no_scale():
+def test_scale_one_and_none_give_the_same_bits():
     case = make_case(Shape(**LENS))
     np.testing.assert_array_equal(case.run(), case.run(key_scale=1.0, value_scale=1.0))
 
 
-def test_a_sink_of_minus_infinity_is_no_sink():
+def test_a_sink_of_minus_infinity_has_no_effect():
     case = make_case(Shape(**LENS))
     plain, sunk = case.run(return_lse=True), case.run(return_lse=True, sinks=np.full(4, -np.inf))
     np.testing.assert_allclose(sunk[0], plain[0], rtol=1e-6)
@@ -201,7 +201,7 @@ def test_large_and_small_scores_neither_overflow_nor_vanish(magnitude):
     expected = case.expect()
     out, lse = case.run(return_lse=True)
     assert np.isfinite(out).all()
-    # The rounding of a score grows with the scale; where the softmax is a step function only the lse is stable.
+    # The rounding error of a score grows with the scale. If the softmax is a step function, only the lse is stable.
     np.testing.assert_allclose(lse, expected[1], rtol=1e-5, atol=1e-5 * max(1.0, magnitude))
     if magnitude < 1:
         assert_output_close(out, expected[0])
@@ -255,7 +255,7 @@ def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(bad, plan
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("seq_len", "window", "place"), [(67, None, 66), (70, 5, 65)], ids=["last", "first"])
 def test_an_infinite_value_makes_its_outputs_infinite(dtype, seq_len, window, place):
-    """At the odd end of a range of keys, where pairs of tokens have one that nobody attends to."""
+    """At the odd end of a range of keys one token of a pair is not attended to."""
     case = make_case(Shape(seq_lens=(seq_len,), query_dtype=dtype, cache_dtype=dtype), window=window)
     expected = case.run()
     case.value_cache[case.block_table[0, place // 16], place % 16, 1, 5] = np.inf

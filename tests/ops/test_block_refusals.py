@@ -1,4 +1,4 @@
-"""Every argument that gather, scatter and transfer cannot serve: a typed error that names it, and nothing written."""
+"""Invalid arguments of gather, scatter and transfer raise a typed error that names them; nothing is written."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ BAD_PACKED: list[tuple[Any, Any, str]] = [
     (np.ones((17, 2, 8)), DTYPE, "float64"),
     (np.ones((17, 2, 8), np.int8), DTYPE, "is int8 and cache float32; only float32, float16 and bfloat16"),
     (np.zeros((17, 2, 8), ml_dtypes.float8_e5m2), DTYPE, "is float8_e5m2 and cache float32"),
-    ([f32(17, 2, 8)], SHAPE, "is a list; beside one array as .* it must be one array"),
-    ((), SHAPE, "is a tuple; beside one array"),
+    ([f32(17, 2, 8)], SHAPE, "is a list; for one array as .* it must be one array"),
+    ((), SHAPE, "is a tuple; for one array"),
     ("packed", DTYPE, ""),
     (OnCuda(), DEVICE, ""),
 ]
@@ -107,7 +107,7 @@ def test_gather_and_scatter_refuse_a_bad_packed_array(packed, error, message):
     assert unchanged()
 
 
-def test_what_is_written_must_be_writable_and_each_element_its_own():
+def test_written_arrays_must_be_writable_and_without_overlapping_elements():
     batch = {name: BATCH[name] for name in ("block_table", "seq_lens")}
     shared = np.lib.stride_tricks.as_strided(good_out(), (17, 2, 8), (64, 0, 4))
     with pytest.raises(OPTION, match="out is read-only"):
@@ -134,7 +134,7 @@ def test_lists_must_go_together():
             ops.gather_blocks(caches, **batch, out=bad)
         with pytest.raises(SHAPE, match=f"values has {len(bad)} arrays for 2 caches"):
             ops.scatter_blocks(bad, caches, **batch)
-    with pytest.raises(SHAPE, match="out is a ndarray; beside a list of caches it must be a list"):
+    with pytest.raises(SHAPE, match="out is a ndarray; for a list of caches it must be a list"):
         ops.gather_blocks(caches, **batch, out=packed[0])
     with pytest.raises(SHAPE, match=r"cache\[1\] has blocks of 5 tokens and cache\[0\] of 4"):
         ops.gather_blocks([caches[0], f32(6, 5)], **batch)
@@ -163,7 +163,7 @@ BAD_TRANSFERS: list[tuple[dict[str, Any], Any, str]] = [
     ({"target_caches": np.ones((5, 4, 2, 8))}, DTYPE, "float64"),
     ({"target_caches": read_only(f32(5, 4, 2, 8))}, OPTION, "target_caches is read-only"),
     ({"target_caches": [f32(5, 4, 2, 8)]}, SHAPE, "target_caches is a list"),
-    ({"source_caches": [f32(6, 4, 2, 8)]}, SHAPE, "target_caches is a ndarray; beside a list of source_caches"),
+    ({"source_caches": [f32(6, 4, 2, 8)]}, SHAPE, "target_caches is a ndarray; for a list of source_caches"),
     ({"source_caches": [f32(6, 4, 2, 8)], "target_caches": []}, SHAPE, "target_caches has 0 arrays for 1"),
     ({"source_caches": OnCuda()}, DEVICE, "source_caches"),
     ({"target_caches": OnCuda()}, DEVICE, "target_caches"),
@@ -175,7 +175,7 @@ BAD_TRANSFERS: list[tuple[dict[str, Any], Any, str]] = [
     (
         {"pairs": [(1, 5)]},
         BLOCK,
-        "the target of pair 0 is 5 and the smallest target cache has 5 blocks; ids are 1",
+        "the target of pair 0 is 5 and the smallest target cache has 5 blocks; expected 1 to 4",
     ),
     ({"pairs": [(1, 2), (6, 1)]}, BLOCK, "the source of pair 1 is 6"),
     ({"pairs": [(0, 1)]}, BLOCK, "null block"),

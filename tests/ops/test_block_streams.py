@@ -1,4 +1,4 @@
-"""Gathers and scatters of more than the caches hold, whose stores pass the caches by, a line at a time."""
+"""Gathers and scatters larger than the processor's caches, which use streaming stores of whole lines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
 @pytest.mark.parametrize("heads", [(8, 128), (3, 37)])
 @pytest.mark.parametrize("layout", ["NHD", "HND", "padded"])
-def test_more_than_the_caches_hold_arrives_whole_at_any_address(offset, dtypes, heads, layout):
-    """Large enough that the stores pass the caches by, a line at a time, with rows that start and end inside lines."""
+def test_large_gathers_are_complete_at_any_address(offset, dtypes, heads, layout):
+    """Large enough for streaming stores of whole lines, with rows that start and end inside lines."""
     count = (9 << 20) // (heads[0] * heads[1] * as_dtype(dtypes[1]).itemsize) // 16 * 16 + 16
     table, lens = batch_of([count - 16 - 3, 7, 12], 16, count // 16 + 3, holes=0.02)
     cache = random_cache(layout, (count // 16 + 3, 16, *heads), dtypes[0])
@@ -35,7 +35,7 @@ def test_more_than_the_caches_hold_arrives_whole_at_any_address(offset, dtypes, 
 @pytest.mark.parametrize("offset", [0, 4, 16])
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_more_than_the_caches_hold_is_scattered_whole_to_any_address(offset, dtypes, layout):
+def test_large_scatters_are_complete_at_any_address(offset, dtypes, layout):
     heads, blocks = (4, 40), 1 + (10 << 20) // (16 * 160 * as_dtype(dtypes[1]).itemsize)
     shape = (blocks, 16, *heads) if layout == "NHD" else (blocks, heads[0], 16, heads[1])
     memory, buffer = poisoned(shape, as_dtype(dtypes[1]).numpy, offset=offset)
@@ -51,7 +51,7 @@ def test_more_than_the_caches_hold_is_scattered_whole_to_any_address(offset, dty
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_of_sequences_that_share_a_block_the_later_one_stays_when_streamed(dtype):
-    """The shorter one ends inside a line, the longer one does not; both begin at the same byte."""
+    """The shorter array ends inside a line, the longer one does not; both begin at the same byte."""
     cache, buffer = poisoned((1200, 16, 3, 100), as_dtype(dtype).numpy)
     cache[...] = 0
     lens = [15 * 16, *[5, 16, 3] * 300, 1000 * 16]

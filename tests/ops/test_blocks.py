@@ -1,4 +1,4 @@
-"""gather_blocks and scatter_blocks: bit for bit what a loop over tokens gives, in every layout, dtype and size."""
+"""gather_blocks and scatter_blocks equal a loop over tokens bit for bit, in every layout, dtype and size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.reference import blocks as reference
 def check_gather(
     cache: Any, table: Any, lens: Any, *, dtype: str | None = None, offset: int = 0, **options: Any
 ) -> None:
-    """Into an array inside a poisoned buffer: the right bits, and not a byte beside them."""
+    """Gather into an array inside a poisoned buffer; check its bits, and that no other byte changes."""
     kind = cache.dtype if dtype is None else as_dtype(dtype).numpy
     shape = (int(np.sum(lens)), *cache.shape[2:])
     expected = np.empty(shape, kind)
@@ -45,7 +45,7 @@ def check_gather(
 
 
 def check_scatter(cache: Any, values: Any, table: Any, lens: Any, **options: Any) -> None:
-    """Every slot of the batch is written, every other byte of the cache's memory is left alone."""
+    """Check that every slot of the batch is written, and that no other byte of the cache's memory changes."""
     memory, expected_memory, expected = twin_of(cache)
     reference.scatter(values, expected, table, list(lens), options.get("rows"))
     unchanged = snapshot(values)
@@ -87,7 +87,7 @@ def test_every_length_around_the_edges_of_blocks(block_size, ordered, layout):
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 16, 31, 32, 33, 64, 100, 128, 129, 300])
 @pytest.mark.parametrize("dtypes", [("float16", "float16"), ("bfloat16", "float32"), ("float32", "float16")])
-def test_every_head_dim_is_moved_whole(dim, dtypes):
+def test_every_head_dim_is_moved_completely(dim, dtypes):
     table, lens = batch_of([6, 3], 4, 5)
     for layout in ("HND", "padded"):
         cache = random_cache(layout, (5, 4, 2, dim), dtypes[0])
@@ -227,7 +227,7 @@ def test_packed_arrays_and_caches_at_odd_addresses_are_served():
 
 
 def test_far_blocks_of_a_huge_cache_are_reached():
-    """Offsets past 2^31 bytes and blocks past 2^31 / block_size: the strides are large, the memory is not."""
+    """Offsets past 2^31 bytes and blocks past 2^31 / block_size, by large strides over little memory."""
     memory = np.arange(64, dtype=np.float32)
     cache = np.lib.stride_tricks.as_strided(memory, (2**27, 16, 2), (0, 0, 4))
     assert ops.gather_blocks(cache, [[2**27 - 1]], [3]).tolist() == [[0, 1]] * 3
@@ -237,7 +237,7 @@ def test_far_blocks_of_a_huge_cache_are_reached():
     assert ops.gather_blocks(plane, [[2]], [2**20])[-1] == 9
 
 
-def test_results_belong_to_nobody_else():
+def test_results_share_no_memory():
     cache = random_cache("NHD", (4, 2, 2, 3), "float32")
     first = ops.gather_blocks(cache, [[1]], [2])
     second = ops.gather_blocks(cache, [[1]], [2])
@@ -249,7 +249,7 @@ def test_results_belong_to_nobody_else():
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_any_batch_over_any_strides_is_what_the_loop_over_tokens_gives(data):
+def test_any_batch_with_any_strides_equals_a_loop_over_tokens(data):
     draw = data.draw
     block_size, num_blocks = draw(st.integers(1, 6)), draw(st.integers(2, 9))
     rest = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))

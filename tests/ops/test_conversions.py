@@ -20,7 +20,7 @@ def isa(request):
 
 
 def written(numbers, dtype):
-    """The numbers after a write into a cache of that dtype; the row length leaves a tail in every vector width."""
+    """Return the numbers after a write to a cache of a dtype; rows have a tail in every vector width."""
     dim = 67
     rows = np.zeros((-(-numbers.size // dim), 1, dim), numbers.dtype)
     rows.reshape(-1)[: numbers.size] = numbers

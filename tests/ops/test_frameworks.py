@@ -1,4 +1,4 @@
-"""Results come back in the framework of the query, and arrays of every framework go in where they lie."""
+"""Results are in the framework of the query, and arrays of every framework are used in place."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_result_handed_to_jax_is_never_written_again():
 
 @pytest.mark.parametrize("target", ["key_cache", "value_cache"])
 def test_arrays_of_jax_are_not_written(target):
-    """JAX arrays never change: a cache or an output of JAX is refused by name."""
+    """JAX arrays are immutable: a cache or an output of JAX is refused by name."""
     new = np.ones((1, 2, 8), np.float32)
     caches = {name: np.zeros((2, 4, 2, 8), np.float32) for name in ("key_cache", "value_cache")}
     caches[target] = to_jax(caches[target])
@@ -170,7 +170,7 @@ def test_a_result_outlives_its_inputs(framework):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_gathered_sequences_belong_to_the_framework_of_their_cache(framework, dtype):
+def test_gathered_sequences_are_arrays_of_the_framework_of_their_cache(framework, dtype):
     convert, belongs = FRAMEWORKS[framework]
     cache = np.random.default_rng(0).standard_normal((4, 4, 2, 8)).astype(DTYPES[dtype])
     other = np.arange(16, dtype=np.int32).reshape(4, 4)

@@ -1,4 +1,4 @@
-"""Random nonsense for every public function of ops and arrays: a typed error that names the argument, or a result."""
+"""Random invalid arguments of every public function of ops and arrays: a typed error that names them, or a result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def f32(*shape: int) -> Any:
 
 
 def foreign_values(random: np.random.Generator) -> Iterator[Any]:
-    """Yield what does not belong, new each time."""
+    """Yield invalid arguments, new each time."""
     shape = tuple(int(n) for n in random.integers(0, 4, random.integers(0, 6)))
     yield from (None, "text", "", b"bytes", bytearray(b"1234"), memoryview(b"1234"), 3, -1, 0, 2**70, -(2**70), True)
     yield from (3.5, float("nan"), float("inf"), -0.0, 1j, Decimal(2), Fraction(1, 3), object(), type, print, ...)
@@ -90,7 +90,7 @@ def index(*numbers: Any) -> Any:
 
 
 def operations() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return each function with good arguments, new each time."""
+    """Return each function with valid arguments, new each time."""
     cache, packed = f32(6, 4, 2, 8), f32(7, 2, 8)
     batch = {"block_table": index([1, 2], [3, 4]), "seq_lens": index(5, 2), "rows": index(0, 1), "stream": None}
     parts = {"out_a": f32(3, 4, 8), "lse_a": f32(3, 4), "out_b": f32(3, 4, 8), "lse_b": f32(3, 4)}
@@ -157,12 +157,12 @@ def operations() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }
 
 
-# Functions whose errors name what they are about in words of their own.
+# Functions whose errors describe the argument without its name.
 UNNAMED = {"as_tensor", "as_dtype", "DType", "like", "index", "assign", "__dlpack__", "set_isa", "debug"}
 UNNAMED |= {"set_num_threads", "strided", "empty", "zeros", "reshape", "transpose"}
 
 
-# What an error names if two arguments do not fit each other, and it is about the other one.
+# For an argument, the other argument that an error may name if the two do not match.
 PARTNERS = {
     "query": ("out",),
     "key_cache": ("query", "key"),
@@ -177,12 +177,12 @@ PARTNERS = {
 
 
 def names(error: PagecoreError, argument: str) -> bool:
-    """Whether a message names an argument, or the one that it does not fit."""
+    """Return True if a message names an argument, or the one that it does not match."""
     return any(name in str(error) for name in (argument, *PARTNERS.get(argument, ())))
 
 
 def draw(random: np.random.Generator) -> tuple[str, Callable[..., Any], dict[str, Any], list[str]]:
-    """Return a function, arguments, and which of them are foreign: mostly one."""
+    """Return a function, its arguments, and the names of the invalid ones, mostly one."""
     functions = list(operations())
     name = functions[int(random.integers(len(functions) if random.random() < 0.5 else 8))]
     call, given = operations()[name]
@@ -241,7 +241,7 @@ def test_foreign_arguments_are_refused_by_name_and_change_nothing(threads, seed)
 
 
 def test_every_argument_meets_every_foreign_value_of_attention():
-    """The random calls cannot try all; these are the arguments that most code passes through."""
+    """The arguments that most code uses, because random calls do not cover every pair."""
     random = np.random.default_rng(9)
     _, given = operations()["paged_attention"]
     for name, value in itertools.product(given, foreign_values(random)):

@@ -1,4 +1,4 @@
-"""Independent pairs on the host: copied as other pairs are, and a false claim is refused."""
+"""Independent pairs on the host are copied like other pairs, and a false claim is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS = ["copy", "transfer"]
 
 
 def check(call: str, pairs: Any) -> None:
-    """A claim that holds changes nothing of the call; a false one is refused before anything is written."""
+    """A true claim does not change the result; a false one is refused before anything is written."""
     source, target = (random_numbers((10, 3), "float32", seed) for seed in range(2))
     expected, unchanged = [target.copy(), source.copy()], snapshot(source, target)
     given = (target, pairs) if call == "copy" else (source, target, pairs)
@@ -68,7 +68,7 @@ def test_a_false_claim_names_the_pairs(pairs, message):
 
 
 def test_the_claim_is_checked_before_anything_else_of_the_pairs():
-    """So that debug, which checks the claim of pairs on a device, raises what the host raises."""
+    """Debug, which checks the claim for pairs on a device, raises the errors of the host."""
     with pytest.raises(UnsupportedOption, match="both write block 70"):
         ops.copy_blocks(np.zeros((10, 2), np.float32), [(1, 70), (2, 70)], independent=True)
     ops.copy_blocks(np.zeros((10, 2), np.float32), [], independent=True)

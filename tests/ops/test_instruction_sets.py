@@ -1,4 +1,4 @@
-"""Every instruction set that this machine has gives attention within the bounds, and is chosen by name."""
+"""Every instruction set of this machine keeps the bounds of attention and can be selected by name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_attention_with_every_option(isa, lens, masked):
 @pytest.mark.parametrize("dims", [(33, 17), (16, 80), (64, 64)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("query_len", [1, 5, 40])
-def test_nothing_of_an_earlier_call_reaches_the_next(isa, dims, dtype, query_len):
+def test_calls_do_not_depend_on_earlier_calls(isa, dims, dtype, query_len):
     bad = make_case(Shape(seq_lens=(70,), query_lens=(40,), dims=(256, 256), query_dtype=dtype, cache_dtype=dtype))
     for array in (bad.query, bad.key_cache, bad.value_cache):
         array[...] = np.nan
@@ -86,7 +86,7 @@ def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
 @pytest.mark.parametrize("count", [3, 124], ids=["cached", "streamed"])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dtype, cache_dtype, count, layout):
-    """Rows of 37 numbers, which start and end anywhere in a line; with 124 blocks, past the caches."""
+    """Rows of 37 numbers start and end anywhere in a line; 124 blocks exceed the caches."""
     rng = np.random.default_rng(0)
     shape = (count + 1, 16, 60, 37)
     cache = empty_cache(layout, shape, DTYPES[cache_dtype])

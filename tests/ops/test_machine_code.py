@@ -1,4 +1,4 @@
-"""Each instruction set's kernels are made of its instructions, and their objects leave nothing for another's to use.
+"""Kernels use the instructions of their instruction set, and their objects export no function that others could use.
 
 A function with linkage in an object for a wide instruction set may be the one that the linker keeps for all of them: it
 then stops a machine that lacks the instructions.
@@ -22,7 +22,7 @@ from tests.capabilities import missing
 
 ROOT = Path(__file__).parent.parent.parent
 BUILT = ROOT / "build" / f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-# `make test-aarch64` leaves it.
+# `make test-aarch64` creates it.
 CROSS_OBJECT = ROOT / "build/sanitize/aarch64/plain/pagecore/ops/cpu/isa/neon.o"
 IS_X86 = sysconfig.get_platform().endswith("x86_64")
 
@@ -39,7 +39,7 @@ LOAD_TILES, SET_TILES, FREE_TILES = r"^tileloadd", r"^ldtilecfg", r"^tilerelease
 
 @dataclass(frozen=True)
 class Code:
-    """Patterns of instructions that a level's code has, and of those that it must not have."""
+    """Patterns of instructions that the code of a level must and must not contain."""
 
     has: tuple[str, ...]
     never: tuple[str, ...]
@@ -53,7 +53,7 @@ LEVELS = {
     "v4_amx": Code(has=(ZMM, FMA_ZMM), never=()),
     "neon": Code(has=(NEON, FMLA), never=(SVE, ARM_BF16)),
 }
-# What the names of the two last levels promise.
+# Instructions that the names of the last two levels promise.
 PROMISED = [
     ("v4_bf16", DOT_BF16),
     ("v4_amx", DOT_TILES),
@@ -61,7 +61,7 @@ PROMISED = [
     ("v4_amx", SET_TILES),
     ("v4_amx", FREE_TILES),
 ]
-# Of the C library, and what compilers put in where a distribution has them check the stack.
+# Symbols of the C library, and those of stack protection, which some distributions enable.
 MAY_CALL = {"exp", "log", "memcpy", "memmove", "memset", "memcmp", "__stack_chk_fail", "_GLOBAL_OFFSET_TABLE_"}
 
 
@@ -72,12 +72,12 @@ def run(tool: str, *arguments: object) -> str:
 
 
 def prefix(level: str) -> str:
-    """The binutils that read a level's objects."""
+    """Return the binutils for the objects of a level."""
     return "" if (level == "neon") != IS_X86 else "aarch64-linux-gnu-" if level == "neon" else "x86_64-linux-gnu-"
 
 
 def built_object(level: str) -> Path | None:
-    """The object or archive with a level's kernels and nothing else, where the tree was built in place."""
+    """Return the object or archive with only the kernels of a level, from the build in place."""
     if level == "neon" and IS_X86:
         return CROSS_OBJECT if CROSS_OBJECT.is_file() else None
     archive = BUILT / f"libpagecore_cpu_{level}.a"
@@ -86,7 +86,7 @@ def built_object(level: str) -> Path | None:
 
 @cache
 def instructions(level: str) -> tuple[str, ...]:
-    """Every instruction of a level's kernels: those in its object, or those of its namespace in the extension."""
+    """Return every instruction of a level's kernels, from its object or from its namespace in the extension."""
     path = built_object(level)
     if path is not None:
         return tuple(parsed(run(f"{prefix(level)}objdump", "-d", "--no-show-raw-insn", path)))
@@ -103,13 +103,13 @@ def instructions(level: str) -> tuple[str, ...]:
 
 
 def parsed(listing: str) -> list[str]:
-    """The instructions, mnemonic first, with one blank after it."""
+    """Return the instructions, each as its mnemonic, one blank and its operands."""
     lines = (line.split("\t", 1) for line in listing.splitlines())
     return [re.sub(r"\s+", " ", parts[1]) for parts in lines if len(parts) == 2 and parts[0].endswith(":")]
 
 
 def complaints(code: Code, lines: tuple[str, ...]) -> list[str]:
-    """What of the level is missing, and the first instruction that it must not have, of each kind."""
+    """Return the patterns that a level lacks, and the first forbidden instruction of each kind."""
     found = [f"nothing is like {pattern}" for pattern in code.has if not any_like(pattern, lines)]
     for pattern in code.never:
         found += [line for line in lines if re.search(pattern, line)][:1]
@@ -121,7 +121,7 @@ def any_like(pattern: str, lines: tuple[str, ...]) -> bool:
 
 
 def symbols(level: str) -> list[tuple[str, str]]:
-    """Type and demangled name of every symbol in a level's object."""
+    """Return the type and the demangled name of every symbol in a level's object."""
     path = built_object(level)
     if path is None:
         missing("objects", f"{level}'s is not in build: pagecore was not built in place, or not for that machine")
@@ -136,7 +136,7 @@ def test_the_kernels_are_made_of_their_levels_instructions(level):
 
 
 @pytest.mark.parametrize(("level", "pattern"), PROMISED)
-def test_the_kernels_use_what_their_level_is_named_after(level, pattern):
+def test_kernels_use_the_instructions_that_their_level_is_named_after(level, pattern):
     lines = instructions(level)
     if level == "v4_amx" and "x86-64-v4-amx" in _cpu.available_isas() and not machine_has_tiles():
         missing("AMX", "this build keeps tiles in memory")
@@ -160,5 +160,5 @@ def test_an_object_defines_its_table_and_nothing_else_with_linkage(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_an_object_calls_nothing_but_what_every_machine_runs(level):
+def test_an_object_calls_only_functions_for_every_machine(level):
     assert {name for kind, name in symbols(level) if kind == "U"} <= MAY_CALL

@@ -1,4 +1,4 @@
-"""merge_attention: two parts of the keys, attended to apart, give attention over all of them."""
+"""merge_attention: attention over two parts of the keys merges to attention over all of them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_attention_over_two_parts_is_attention_over_the_union(split, sinks):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_part_without_keys_changes_nothing_whatever_its_output_holds(dtype):
+def test_a_part_without_keys_is_ignored_with_any_output(dtype):
     out_a, lse_a, out_b, lse_b = parts(dtype)
     lse_b[:] = -np.inf
     out_b[:] = np.nan

@@ -1,4 +1,4 @@
-"""Messages that name the argument at fault and what to do, where the mistake is a common one."""
+"""Messages for common mistakes name the invalid argument and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def step():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.int16, np.uint64])
 @pytest.mark.parametrize("name", ["key", "value", "query"])
-def test_dtypes_that_no_cache_takes_are_told_which_are_served(step, name, dtype):
+def test_errors_of_unsupported_dtypes_name_the_supported_ones(step, name, dtype):
     cache, batch = step
     given = {"key": f32(5, 2, 8), "value": f32(5, 2, 8), "query": f32(5, 4, 8)}
     given[name] = given[name].astype(dtype)
@@ -36,7 +36,7 @@ def test_dtypes_that_no_cache_takes_are_told_which_are_served(step, name, dtype)
     with pytest.raises(UnsupportedDtype) as refused:
         calls[name]()
     kind = np.dtype(dtype).name
-    assert str(refused.value) == f"{name} is {kind}; float32, float16 and bfloat16 are served: convert it"
+    assert str(refused.value) == f"{name} is {kind}; float32, float16 and bfloat16 are supported: convert it"
 
 
 @pytest.mark.parametrize("heads", [2, 8])
@@ -56,7 +56,7 @@ def test_a_plan_for_other_key_heads_is_said_of_the_caches():
 
 
 @pytest.mark.parametrize(("heads", "tokens"), [(4, 5), (4, 6), (4, 2)])
-def test_a_query_whose_heads_come_first_is_told_the_layout(heads, tokens):
+def test_errors_of_a_query_with_heads_first_name_the_layout(heads, tokens):
     cache = PagedKVCache(AttentionSpec(2, 8, dtype="float32", num_query_heads=heads), num_layers=1, num_blocks=8)
     batch = cache.prepare([cache.add_sequence(range(tokens))], tokens)
     hint = (
@@ -71,7 +71,7 @@ def test_a_query_whose_heads_come_first_is_told_the_layout(heads, tokens):
 
 
 @pytest.mark.parametrize("name", ["key", "value"])
-def test_keys_whose_heads_come_first_are_told_the_layout(name):
+def test_errors_of_keys_with_heads_first_name_the_layout(name):
     given = {"key": f32(5, 2, 8), "value": f32(5, 2, 8)}
     given[name] = f32(2, 5, 8)
     if name == "value":

@@ -1,4 +1,4 @@
-"""Moves, copies and merges that threads share leave what one thread leaves."""
+"""Moves, copies and merges on several threads equal those on one thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def caches(layout: str, seed: int) -> list[Any]:
 
 
 def on_each(work: Any) -> list[Any]:
-    """What the arrays of `work()` hold after it ran on one, two and five threads."""
+    """Return the arrays of `work()` after it ran on one, two and five threads."""
     results = []
     for count in (1, 2, 5):
         pagecore.set_num_threads(count)

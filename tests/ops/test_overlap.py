@@ -1,4 +1,4 @@
-"""Which arrays share memory: exactly what a set of their bytes says, and cheaply for slices of one array."""
+"""shares_memory and overlaps_elements agree with sets of bytes, and are cheap for slices of one array."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_large_arrays_that_interleave_in_unlike_steps_are_decided_without_walkin
     assert overlaps_elements(as_tensor(as_strided(memory, (1000, 1000), (12, 12 * 999))))
 
 
-def test_a_layout_past_what_memory_can_hold_counts_as_shared():
+def test_a_layout_larger_than_memory_counts_as_shared():
     small = np.zeros(4, np.float32)
     huge = as_strided(small, (2**30, 2**30), (2**31, 12))
     assert overlaps_elements(as_tensor(as_strided(small, (2**30, 2**29), (2**31, 2**31 - 4))))

@@ -1,4 +1,4 @@
-"""The planner: every query row meets every key that it may attend to exactly once, within bounds, in stable splits."""
+"""The planner: each pair of a query row and an attended key is in one item, within bounds, in stable splits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPLIT_FLOOR = 512
 
 @st.composite
 def batches(draw):
-    """cu_query_lens (or None), seq_lens and the options of a plan."""
+    """Draw cu_query_lens (or None), seq_lens and the options of a plan."""
     seq_lens = draw(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 6000)), max_size=6))
     if draw(st.booleans()):
         queries = draw(st.lists(st.integers(0, 150), min_size=len(seq_lens), max_size=len(seq_lens)))
@@ -39,7 +39,7 @@ def batches(draw):
 
 
 def attended(position: int, length: int, causal: bool, window: object) -> range:
-    """The keys of one query, straight from the contract."""
+    """Return the keys of one query, by the contract."""
     left, right = window if isinstance(window, tuple) else ((-1, -1) if window is None else (window - 1, -1))
     keys = [
         j
@@ -180,7 +180,7 @@ def test_out_is_planned_anew_in_its_own_buffers():
         (None, 3),
     ],
 )
-def test_lengths_that_make_no_sense_are_refused_and_out_keeps_its_plan(cu_query_lens, seq_lens):
+def test_invalid_lengths_are_refused_and_out_keeps_its_plan(cu_query_lens, seq_lens):
     plan = plan_attention(None, [10, 20], **HEADS)
     before = plan.items
     with pytest.raises(ShapeError):
@@ -208,12 +208,12 @@ def test_lengths_that_make_no_sense_are_refused_and_out_keeps_its_plan(cu_query_
         ({"out": object()}, UnsupportedOption),
     ],
 )
-def test_options_that_make_no_sense_are_refused(changed, error):
+def test_invalid_options_are_refused(changed, error):
     with pytest.raises(error):
         plan_attention(None, [10], **{**HEADS, **changed})
 
 
-def test_lengths_that_are_no_integers_are_refused():
+def test_lengths_that_are_not_integers_are_refused():
     with pytest.raises(UnsupportedDtype):
         plan_attention(None, np.array([1.5, 2.5]), **HEADS)
 
@@ -224,7 +224,7 @@ def test_any_integers_that_fit_are_lengths(dtype):
     assert plan.items["key_end"].tolist() == [100, 50]
 
 
-def test_a_new_plan_is_empty_and_says_what_it_is():
+def test_a_new_plan_is_empty_and_has_its_options():
     plan = AttentionPlan(**HEADS, window=5)
     assert plan.num_items == 0
     assert plan.window == (4, -1)

@@ -1,4 +1,4 @@
-"""Batch-invariant, a row's bits depend on the row alone: not on tile, splits, blocks or neighbours."""
+"""With batch_invariant the bits of a row do not depend on tiles, splits, blocks or other rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dtype(request):
 
 
 def make_cache(rng, length, block=BLOCK, dim=DIM, dtype=np.float32):
-    """Keys and values of one sequence in shuffled blocks, its block table row, and the plain keys and values."""
+    """Return a sequence in shuffled blocks: caches, its row of the block table, and the dense keys and values."""
     keys, values = rng.standard_normal((2, length, KV_HEADS, dim), np.float32).astype(dtype)
     width = -(-length // block)
     table = (rng.permutation(width + 2)[:width] + 1).astype(np.int32)
@@ -39,7 +39,7 @@ def make_cache(rng, length, block=BLOCK, dim=DIM, dtype=np.float32):
 
 
 def invariant_plan(count, length, **options):
-    """Of the last `count` rows of one sequence."""
+    """Attend from the last `count` rows of one sequence."""
     return plan_attention(
         [0, count],
         [length],
@@ -51,7 +51,7 @@ def invariant_plan(count, length, **options):
 
 
 def attend(query, caches, table, length, **options):
-    """All rows of one sequence in one call: output and lse as bytes to compare."""
+    """Attend from all rows of one sequence in one call; return output and lse as bytes."""
     plan = invariant_plan(len(query), length, **options)
     out, lse = paged_attention(
         query, *caches, table, [length], cu_query_lens=[0, len(query)], return_lse=True, plan=plan, **options
@@ -84,7 +84,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options, dtype):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("count", [1, 5])
 def test_fixed_splits_have_the_bits_of_none(isa, options, count, dtype):
-    """A long prompt is not split; its last rows alone are."""
+    """A long prompt is not split, but its last rows alone are."""
     rng = np.random.default_rng(2)
     length, long = 5000, 150
     caches, table, _ = make_cache(rng, length, dtype=dtype)
@@ -129,7 +129,7 @@ def test_a_masked_nan_reaches_no_row(isa):
     caches, table, _ = make_cache(rng, length)
     query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32)
     mask = rng.random((count, length)) < 0.5
-    mask[:, 64:96] = False  # two whole blocks that nobody attends to may even have no block
+    mask[:, 64:96] = False  # blocks that no query attends to need no valid block id
     nowhere = table.copy()
     nowhere[0, 4:6] = [-1, 2**31 - 1]
     clean, clean_lse = attend(query, caches, table, length, mask=mask.ravel())

@@ -1,4 +1,4 @@
-"""Index arrays that another thread changes during a call: a typed error or other numbers, and never a crash."""
+"""Index arrays that another thread changes during a call give a typed error or other numbers, never a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 
-# Each array holds good or wild numbers at any moment; a large part of each call runs without the GIL.
+# At any moment each array holds valid or wild numbers; most of each call runs without the GIL.
 CODE = """
 import faulthandler, sys, threading, time
 import numpy as np

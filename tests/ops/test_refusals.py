@@ -1,4 +1,4 @@
-"""Every argument that an op cannot serve: a typed error that names it, and nothing written."""
+"""Invalid arguments of an operation raise a typed error that names them; nothing is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def misaligned(*shape: int) -> Any:
 
 
 def odd_strides(*shape: int) -> Any:
-    """Rows of one float and one byte: strides that are no multiple of 4."""
+    """Return an array whose strides are not multiples of 4: each row has one float and one byte."""
     memory = np.zeros((int(np.prod(shape[:-1])), shape[-1] * 4 + 1), np.uint8)
     return np.ndarray(shape, np.float32, memory, strides=[*odd_prefix(shape), 4])
 
@@ -38,7 +38,7 @@ def odd_prefix(shape: tuple[int, ...]) -> list[int]:
 
 
 class OnCuda:
-    """A DLPack producer that says it is on a GPU; nobody may ask it for the memory."""
+    """A DLPack producer on a GPU; its memory must not be requested."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)

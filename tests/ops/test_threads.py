@@ -1,4 +1,4 @@
-"""Several threads share a call: how many, by whose word, through forks, beside other calls, until the process ends."""
+"""Calls on several threads: their number, forks, concurrent calls, and the end of the process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33, which glibc reserves
-# Long enough that eight threads share them: decode, and prompts beside decode.
+# Long enough for eight threads: decode, and prompts with decode.
 DECODE = Shape(seq_lens=(3000, 17, 1500, 0, 900, 2100), heads=(8, 4))
 MIXED = Shape(seq_lens=(1500, 300, 1, 2100, 700), query_lens=(1, 300, 1, 5, 90), heads=(8, 4))
 
@@ -35,7 +35,7 @@ def _given_back():
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter, which must end by itself."""
+    """Run a program in a new interpreter, which must end."""
     code = f"import sys, os, threading\nimport pagecore\nfrom tests.ops import test_threads as t\n{code}"
     env = {name: value for name, value in os.environ.items() if name != "PAGECORE_NUM_THREADS"} | environment
     return subprocess.run(
@@ -51,7 +51,7 @@ def succeeds(code: str, **environment: str) -> str:
 
 
 def attend(num_threads: int | None = None) -> Any:
-    """One call that threads share, for the interpreters that the tests start."""
+    """Return the source of a program with one multi-threaded call."""
     if num_threads is not None:
         pagecore.set_num_threads(num_threads)
     return make_case(DECODE).run()
@@ -62,7 +62,7 @@ def signal_bits(signals: Iterable[int]) -> int:
 
 
 def own_threads() -> dict[str, int]:
-    """Return the kernel threads of this process by name, each with the valid signals that it blocks.
+    """Return the threads of the kernels in this process by name, with the signals that each blocks.
 
     A thread blocks every signal, the C library's own two as well, until the system first runs it: wait for that.
     """
@@ -76,10 +76,10 @@ def own_threads() -> dict[str, int]:
         os.sched_yield()
 
 
-# ---- how many
+# ---- number of threads
 
 
-def test_as_many_as_there_are_cores_unless_somebody_says_otherwise():
+def test_the_default_is_the_number_of_cores():
     assert int(succeeds("print(pagecore.num_threads())")) == usable_cores()
     assert int(succeeds("print(pagecore.num_threads())", PAGECORE_NUM_THREADS="")) == usable_cores()
     assert int(succeeds("print(pagecore.num_threads())", PAGECORE_NUM_THREADS="7")) == 7
@@ -93,7 +93,7 @@ def test_set_num_threads_says_how_many_and_none_is_the_default_again():
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025, 2**70, 2.0, "2", [2]])
-def test_a_count_that_makes_no_sense_is_refused_and_changes_nothing(count):
+def test_an_invalid_count_is_refused_and_changes_nothing(count):
     pagecore.set_num_threads(3)
     with pytest.raises(errors.UnsupportedOption, match="number of threads is"):
         pagecore.set_num_threads(count)
@@ -101,7 +101,7 @@ def test_a_count_that_makes_no_sense_is_refused_and_changes_nothing(count):
 
 
 @pytest.mark.parametrize("wrong", ["0", "-2", "two", "1.5", "1025", "9" * 5000, "2 ", "\u0663", "1_0"])
-def test_an_environment_that_makes_no_sense_is_an_error_of_the_first_call_that_needs_it(wrong):
+def test_an_invalid_environment_variable_is_an_error_of_the_first_call_that_reads_it(wrong):
     said = succeeds(
         "def refused(call):\n"
         "  try: call()\n"
@@ -122,7 +122,7 @@ def test_an_environment_that_makes_no_sense_is_an_error_of_the_first_call_that_n
 HEADS = {"num_query_heads": 8, "num_kv_heads": 2}
 
 
-def test_a_plan_is_for_the_threads_that_there_are_when_it_is_made():
+def test_a_plan_is_for_the_number_of_threads_at_the_time_of_planning():
     pagecore.set_num_threads(2)
     plan = pagecore.plan_attention(None, [16384], **HEADS)
     assert plan.num_workers == 2
@@ -142,7 +142,7 @@ def test_a_plan_is_for_the_threads_that_there_are_when_it_is_made():
 
 
 def fake_root(tmp_path: Path, cgroup: str, **files: str) -> Path:
-    """A tree with proc/self/cgroup, and files of sys/fs/cgroup by their path (__ for /)."""
+    """Create a tree with proc/self/cgroup, and files of sys/fs/cgroup by path (__ for /)."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(cgroup)
     for name, text in files.items():
@@ -193,7 +193,7 @@ def test_cores_are_the_affinity_cut_to_the_quota_of_the_control_group(many_cores
     assert usable_cores(fake_root(tmp_path, cgroup, **files)) == cores
 
 
-def test_cores_are_the_affinity_where_there_are_no_control_groups(many_cores, tmp_path):
+def test_cores_are_the_affinity_without_control_groups(many_cores, tmp_path):
     assert usable_cores(tmp_path) == 12
 
 
@@ -321,7 +321,7 @@ def test_multiprocessing_forks():
     assert said == "done\n"
 
 
-# ---- the end
+# ---- end of the process
 
 
 @pytest.mark.parametrize(
@@ -337,5 +337,5 @@ def test_multiprocessing_forks():
         "threading.Thread(target=lambda: [t.attend() for _ in range(5)]).start()",
     ],
 )
-def test_a_process_ends_whatever_its_threads_do(ending):
+def test_a_process_ends_while_its_threads_work(ending):
     assert succeeds(f"t.attend(4); print('done', flush=True); {ending}") == "done\n"

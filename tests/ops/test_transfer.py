@@ -1,4 +1,4 @@
-"""transfer_blocks: whole blocks between caches of other layouts, dtypes and numbers of blocks."""
+"""transfer_blocks: whole blocks between caches of different layouts, dtypes and numbers of blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIRS = np.asarray([(3, 1), (4, 2), (5, 3), (1, 6), (9, 5)], np.int32)
 
 
 def check_transfer(source: Any, target: Any, pairs: Any) -> None:
-    """The blocks named arrive, and not another byte of the target's memory changes."""
+    """Check that the target blocks are equal to the source blocks, and that no other byte changes."""
     memory, expected_memory, expected = twin_of(target)
     reference.transfer(source, expected, pairs)
     unchanged = snapshot(source)
@@ -46,7 +46,7 @@ def test_blocks_of_any_dtype_and_rank_arrive_bit_for_bit(dtype, rest):
 
 @pytest.mark.parametrize("layouts", [("NHD", "NHD"), ("NHD", "HND"), ("HND", "NHD"), ("padded", "HND")])
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_more_than_the_caches_hold_arrives_whole(layouts, dtypes):
+def test_large_transfers_are_complete(layouts, dtypes):
     source = random_cache(layouts[0], (200, 16, 8, 128), dtypes[0])
     target = random_cache(layouts[1], (230, 16, 8, 128), dtypes[1], seed=1)
     rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def test_no_pairs_move_nothing(pairs):
     assert (target == 1).all()
 
 
-def test_planes_of_a_list_move_each_into_the_one_beside_it():
+def test_each_plane_of_a_list_moves_to_its_target():
     sources = [
         random_cache("HND", (9, 4, 2, 8), "float32"),
         random_bytes((11, 4), "int8"),
@@ -107,7 +107,7 @@ def test_pools_of_different_layouts_exchange_blocks(layouts):
 
 @pytest.mark.parametrize("layout", ["blockwise", "layerwise", "BNCLHD", "LBHCND"])
 def test_interleaved_planes_of_one_pool_are_known_to_be_apart(layout):
-    """The planes span the same bytes, and share none."""
+    """The planes span the same bytes and share none."""
     pool = KVPool(AttentionSpec(num_kv_heads=8, head_dim=128, dtype="bfloat16"), 4, 300, 16, layout, "cpu")
     sources = [pool.plane(name, layer) for layer in (0, 1) for name in ("key", "value")]
     targets = [pool.plane(name, layer) for layer in (3, 2) for name in ("key", "value")]
@@ -147,7 +147,7 @@ def test_one_bad_pair_leaves_every_target_as_it_was(pair):
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_any_blocks_over_any_strides_are_what_numpy_copies(data):
+def test_any_blocks_with_any_strides_equal_copies_by_numpy(data):
     draw = data.draw
     rest = tuple(draw(st.lists(st.integers(0, 4), max_size=5)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))

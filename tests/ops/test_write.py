@@ -1,4 +1,4 @@
-"""write_kv and copy_blocks: what is written, what is skipped, and that nothing else changes."""
+"""write_kv and copy_blocks: written slots, skipped slots, and no other changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.reference import attention as reference
 def caches(
     layout: str = "NHD", dtype: str = "float32", block_size: int = 4, dims: tuple[int, int] = (8, 8), blocks: int = 10
 ) -> tuple[Any, Any]:
-    """Two caches of three heads, filled with a number that no test writes."""
+    """Return two caches of three heads, filled with a number that no test writes."""
     made = [empty_cache(layout, (blocks, block_size, 3, dim), DTYPES[dtype]) for dim in dims]
     for cache in made:
         cache[...] = 77
@@ -71,7 +71,7 @@ def test_tokens_are_cast_to_the_cache_as_numpy_casts_them(layout, dtype, cache_d
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_casts_round_to_even_and_keep_infinities_and_nan(dtype, cache_dtype):
-    """Every 16-bit pattern, and for float32 random bit patterns and the ties between two 16-bit numbers."""
+    """Return every 16-bit pattern, or for float32 random patterns and the ties between two 16-bit numbers."""
     if dtype == "float32":
         bits = np.random.default_rng(0).integers(0, 2**32, 2**15, dtype=np.uint32)
         ties = np.arange(2**15, dtype=np.uint32) * 2
@@ -106,7 +106,7 @@ def test_key_and_value_may_differ_in_dim_dtype_and_layout():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 3, 7, 8, 33, 64, 100, 129])
-def test_every_head_dim_is_written_whole(dtype, head_dim):
+def test_every_head_dim_is_written_completely(dtype, head_dim):
     key, value = new_tokens(6, dtype, (head_dim, head_dim + 1))
     key_cache, value_cache = caches("padded", dtype, dims=(head_dim, head_dim + 1))
     ops.write_kv(key, value, key_cache, value_cache, np.arange(8, 14))
@@ -191,7 +191,7 @@ def test_a_stored_number_times_its_scale_is_the_number_given(scale, cache_dtype)
     )
 
 
-def test_what_is_written_is_what_attention_reads():
+def test_attention_reads_what_was_written():
     key, value = new_tokens(21, dims=(64, 64))
     key_cache, value_cache = caches("HND", "bfloat16", dims=(64, 64))
     table = np.asarray([[7, 2, 9, 1, 4, 3]], np.int32)
@@ -242,7 +242,7 @@ def test_caches_at_odd_addresses_are_copied():
     assert memory.tobytes() == expected.tobytes()
 
 
-def test_pairs_that_lie_in_the_cache_itself_are_refused():
+def test_pairs_in_the_memory_of_the_cache_are_refused():
     cache = np.arange(24, dtype=np.int32).reshape(6, 4)
     cache[1:3] = [[1, 2, 3, 1], [2, 5, 4, 4]]
     before = cache.copy()

@@ -1,4 +1,4 @@
-"""write_kv where it streams past the caches and where threads share it: what small calls promise holds there too."""
+"""write_kv with streaming stores and on several threads keeps the promises of small calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
 
 pytestmark = pytest.mark.slow
 
-# Written bytes from which calls stream on, with the second-level caches that there are; and well past it.
+# Written bytes at which calls begin to use streaming stores, for common L2 sizes; and a larger number.
 SIZES = [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 5 << 20]
 HEADS, BLOCK = 4, 16
 
@@ -27,14 +27,14 @@ def _threads(request):
 
 
 def new_rows(count: int, dim: int, dtype: str, offset: int = 0) -> Any:
-    """Random numbers at an address of which the rest of a division by 64 is known."""
+    """Return random numbers at an address with a given remainder modulo 64."""
     rows, _ = poisoned((count, HEADS, dim), DTYPES[dtype], offset=offset)
     rows[...] = np.random.default_rng(count + dim).standard_normal(rows.shape, dtype=np.float32)
     return rows
 
 
 def runs_of_slots(num_slots: int, count: int, longest: int, seed: int = 0) -> Any:
-    """Slots in runs of up to so many, every one of them once, with some that are skipped."""
+    """Return every slot once, in runs of up to `longest`, with some that are skipped."""
     rng = np.random.default_rng(seed)
     starts = np.arange(0, num_slots, longest)
     slots = np.concatenate([np.arange(start, min(start + longest, num_slots)) for start in rng.permutation(starts)])
@@ -44,7 +44,7 @@ def runs_of_slots(num_slots: int, count: int, longest: int, seed: int = 0) -> An
 
 
 def write_as_numpy(rows: Any, cache: Any, slots: Any) -> None:
-    """The oracle: token by token, the last one stays."""
+    """Oracle: write token by token, so that the last one stays."""
     kept = dict(zip(slots.tolist(), range(slots.size), strict=True))
     kept = {slot: token for slot, token in kept.items() if slot >= 0}
     places = np.asarray(list(kept), np.int64)
@@ -53,7 +53,7 @@ def write_as_numpy(rows: Any, cache: Any, slots: Any) -> None:
 
 
 def check(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
-    """Writes, and compares all memory that the caches are views of."""
+    """Write, and compare all memory under the caches."""
     twins = [twin_of(cache) for cache in (key_cache, value_cache)]
     for (_memory, _copy, twin), rows in zip(twins, (key, value), strict=True):
         write_as_numpy(rows, twin, slots)
@@ -75,8 +75,8 @@ def test_every_pair_of_dtypes_in_every_layout(layout, dtypes):
 @pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("offset", [0, 16, 2, 62])
 @pytest.mark.usefixtures("_threads")
-def test_what_lies_beside_the_rows_stays_at_every_size(heads, nbytes, offset):
-    """Just under, at and over where streaming begins, at addresses that are not those of lines."""
+def test_bytes_next_to_the_rows_are_kept_at_every_size(heads, nbytes, offset):
+    """Sizes just under, at and over the start of streaming, at addresses inside of lines."""
     dim, dtype = 64, "bfloat16"
     count = nbytes // (2 * HEADS * dim * 2)
     for longest in (1, 5, BLOCK):
@@ -93,7 +93,7 @@ def test_what_lies_beside_the_rows_stays_at_every_size(heads, nbytes, offset):
 @pytest.mark.parametrize("dim", [1, 7, 33, 63, 65, 129, 300])
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.usefixtures("_threads")
-def test_rows_that_are_no_whole_lines(dim, to):
+def test_rows_that_are_not_whole_lines(dim, to):
     count = 3_000_000 // (HEADS * dim * 4) // BLOCK * BLOCK
     rows = [new_rows(count, dim, "float32", offset) for offset in (0, 4)]
     for heads in ("NHD", "HND"):
@@ -104,8 +104,8 @@ def test_rows_that_are_no_whole_lines(dim, to):
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("dim", [16, 128])
 @pytest.mark.usefixtures("_threads")
-def test_of_equal_slots_the_last_token_wins_whoever_writes(dim, index_dtype):
-    """Each slot some twenty times: had two threads one slot, either could be last."""
+def test_of_equal_slots_the_last_token_wins_on_any_number_of_threads(dim, index_dtype):
+    """Each slot is written about twenty times. If two threads shared a slot, either could be last."""
     count = 2_000_000 // (HEADS * dim * 4)
     rows = [new_rows(count, dim, "float32") for _ in range(2)]
     slots = np.random.default_rng(0).integers(-1, count // 20, count).astype(index_dtype)

@@ -1,7 +1,7 @@
 """Attention over a paged cache in float64, one sequence and one head at a time: the oracle of the ops.
 
-Nothing here is clever. A key is fetched through the block table only if some query attends to it, so that a NaN in any
-other slot shows up in a kernel that reads too much and never in the oracle.
+A key is read through the block table only if some query attends to it. A NaN in any other slot therefore appears in the
+result of a kernel that reads too much, and never in the oracle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def allowed(
     window: int | tuple[int | None, int | None] | None = None,
     mask: Bool | None = None,
 ) -> Bool:
-    """Which key each query of a sequence attends to, as ``[query_len, seq_len]``."""
+    """Return the attention mask of a sequence, bool ``[query_len, seq_len]``."""
     p = np.arange(seq_len - query_len, seq_len)[:, None]
     j = np.arange(seq_len)[None, :]
     attended = np.ones((query_len, seq_len), dtype=bool)
@@ -45,7 +45,7 @@ def allowed(
 
 
 def query_ranges(num_sequences: int, cu_query_lens: ArrayLike | None) -> list[tuple[int, int]]:
-    """The ``[first, end)`` query rows of each sequence; without cu_query_lens each has one."""
+    """Return the query rows ``[first, end)`` of each sequence; one row each without cu_query_lens."""
     if cu_query_lens is None:
         return [(i, i + 1) for i in range(num_sequences)]
     cu = [int(x) for x in np.asarray(cu_query_lens)]
@@ -53,7 +53,7 @@ def query_ranges(num_sequences: int, cu_query_lens: ArrayLike | None) -> list[tu
 
 
 def fetch(cache: NDArray[Any], blocks: NDArray[Any], wanted: Bool, head: int, scale: float) -> Float:
-    """The wanted tokens of one head of a sequence, dequantised; zeros where nobody wants one."""
+    """Return the wanted tokens of one head of a sequence, dequantised; zeros for the other tokens."""
     block_size, dim = cache.shape[1], cache.shape[3]
     rows = np.zeros((wanted.size, dim))
     j = np.flatnonzero(wanted)
@@ -143,7 +143,7 @@ def paged_attention(
 def write_kv(
     new: NDArray[Any], cache: NDArray[Any], slot_mapping: Sequence[int] | NDArray[Any], scale: ArrayLike | None = None
 ) -> None:
-    """Writes one plane, token after token: ``new [T, H, D]`` into ``cache [blocks, block_size, H, D]``."""
+    """Write one plane, token after token: ``new [T, H, D]`` into ``cache [blocks, block_size, H, D]``."""
     block_size = cache.shape[1]
     for token, slot in zip(new, slot_mapping, strict=False):
         if slot < 0:
@@ -155,7 +155,7 @@ def write_kv(
 
 
 def merge(out_a: Float, lse_a: Float, out_b: Float, lse_b: Float) -> tuple[Float, Float]:
-    """Joins attention over two disjoint sets of keys, row by row."""
+    """Merge attention over two disjoint sets of keys, row by row."""
     out, lse = np.zeros_like(out_a), np.full_like(lse_a, -np.inf)
     for where in np.ndindex(lse_a.shape):
         parts = [(out_a[where], lse_a[where]), (out_b[where], lse_b[where])]

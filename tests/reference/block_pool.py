@@ -1,4 +1,4 @@
-"""BlockPool in plain Python: slow, and plain enough to be believed."""
+"""BlockPool in plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.order = order
         self.holders = [0] * num_blocks
-        # The next block to go is the last of the list in lifo order, else the first.
+        # The next block to be allocated is the last of the list in lifo order, else the first.
         ids = range(1, num_blocks)
         self.free_ids = deque(reversed(ids) if order == "lifo" else ids)
         self.retired: list[tuple[int, int]] = []  # (step, block), in the order of retirement
@@ -43,7 +43,7 @@ class BlockPool:
             self.free_ids = deque(sorted(self.free_ids))
 
     def drop(self, block: int) -> bool:
-        """One reference less; whether nobody holds the block any more."""
+        """Drop one reference; return True if it was the last."""
         if not 0 < block < self.num_blocks:
             raise InvalidBlock(str(block))
         if self.holders[block] == 0:

@@ -1,4 +1,4 @@
-"""BlockTables in plain Python: a call that is refused half-way is undone by putting a saved copy of the state back."""
+"""BlockTables in plain Python; a call that fails half way restores a saved copy of the state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BlockTables:
         return free[0]
 
     def drop(self, group: int, row: Row, start: int, stop: int | None = None) -> int:
-        """Blocks [start, stop) become holes, the last one first; how many became free."""
+        """Replace blocks [start, stop) by holes, last first; return the number that became free."""
         blocks = row.blocks[group]
         freed = 0
         for at in reversed(range(start, len(blocks) if stop is None else stop)):
@@ -139,7 +139,7 @@ class BlockTables:
     def simulate(
         self, rows: list[int], counts: list[int], first_blocks: list[int] | None = None
     ) -> tuple[list[list[int]], list[int], list[int]]:
-        """Extend, with blocks that do not exist where a pool is empty: slots, blocks needed and available by group."""
+        """Extend, inventing blocks for an empty pool; return slots, and blocks needed and available by group."""
         firsts = [0] * len(self.pools) if first_blocks is None else first_blocks
         if len(firsts) != len(self.pools) or min(firsts) < 0:
             raise ShapeError(str(firsts))
@@ -162,7 +162,7 @@ class BlockTables:
         return slots, needed, available
 
     def touch(self, group: int, row: Row, count: int, first: int) -> int:
-        """Make the blocks of the next `count` tokens, from block `first` on, this row's own; how many that takes."""
+        """Make the blocks of the next `count` tokens, from block `first` on, the row's own; return the blocks taken."""
         pool, size, blocks = self.pools[group], self.block_sizes[group], row.blocks[group]
         needed = 0
 

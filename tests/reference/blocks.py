@@ -1,4 +1,4 @@
-"""Blocks moved one token at a time: the twin of gather_blocks, scatter_blocks and transfer_blocks."""
+"""Twin of gather_blocks, scatter_blocks and transfer_blocks, one token at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[Any]
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """As the kernels cast: by way of float32, which holds every float16 and bfloat16."""
+    """Cast through float32, as the kernels do; float32 represents every float16 and bfloat16."""
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore", invalid="ignore"):
@@ -22,7 +22,7 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
 def places(
     block_size: int, table: Array, lens: Sequence[int], rows: Sequence[int] | None = None
 ) -> Iterator[tuple[int, int, int]]:
-    """(packed position, block, offset in the block) of every token."""
+    """Yield (packed position, block, offset in the block) of every token."""
     position = 0
     for i, length in enumerate(lens):
         row = table[i if rows is None else rows[i]]

@@ -1,4 +1,4 @@
-"""The plan that the kernel makes, tile by tile and border by border, in plain Python.
+"""Twin of the planning kernel in plain Python, tile by tile and border by border.
 
 Workers get equal shares of the cost of all tiles. A border between two shares cuts the tile in which it lies, or moves
 to one of its ends; a batch-invariant plan cuts tiles at folds, and borders move to those.
@@ -17,7 +17,7 @@ BEFORE, BEHIND = -1, 2**31 - 1
 
 @dataclass
 class Tile:
-    """Some queries of a sequence, and the keys that any of them attends to."""
+    """Queries of a sequence, and the keys that any of them attends to."""
 
     sequence: int
     query_begin: int
@@ -32,7 +32,7 @@ class Tile:
 
 
 def attended(position: int, length: int, causal: bool, window: Any) -> range:
-    """Keys that a query attends to."""
+    """Return the keys that a query attends to."""
     left, right = (None, None) if window is None else window if isinstance(window, tuple) else (window - 1, None)
     left, right = (-1 if side is None else side for side in (left, right))
     right = 0 if causal else right
@@ -82,7 +82,7 @@ def plan_section(tiles: list[Tile], num_workers: int, floor: int, invariant: boo
     first_item: list[int] = []
     cost = rows = 0
     for tile in tiles:
-        # All borders in the tile: those whose cost lies in it.
+        # Borders whose cost lies in the tile.
         borders = [w * total // num_workers - cost for w in range(num_workers)]
         borders = [into for into in borders if 0 <= into < tile.cost]
         cost += tile.cost
@@ -118,7 +118,7 @@ def plan(
     batch_invariant: bool = False,
     num_workers: tuple[int, int],
 ) -> list[tuple[Any, Any]]:
-    """Return items and first items of decode and of prompts, for so many workers each."""
+    """Return items and first items of decode and of prompts, for the given numbers of workers."""
     group = num_query_heads // num_kv_heads
     cu = list(range(len(lens) + 1)) if cu is None else list(cu)
     sizes = [max(1, rows // group) for rows in (DECODE_ROWS, PROMPT_ROWS)]

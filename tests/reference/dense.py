@@ -1,4 +1,4 @@
-"""Attention of one sequence over all its keys, in float64, with no cache at all."""
+"""Attention of one sequence over all of its keys, in float64, without a cache."""
 
 import numpy as np
 

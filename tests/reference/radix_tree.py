@@ -1,4 +1,4 @@
-"""RadixTree in plain Python: nodes with lists, children in dictionaries, and the worst found by looking at all."""
+"""RadixTree in plain Python: nodes with lists, children in dictionaries, linear search for the worst node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pagecore.errors import DoubleFree, InvalidBlock, ShapeError, UnsupportedOption
 
 NULL = 0
-Block = tuple[object, ...]  # the tokens of a block and the spans that overlap it: what it is looked up by
+Block = tuple[object, ...]  # lookup key: the tokens of a block and the spans that overlap it
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Node:
     blocks: list[Block]
     lanes: list[list[int]]
     eviction: list[EvictionState]
-    run: object  # what it was inserted with: the same for both halves of a split
+    run: object  # identity of the insertion: equal for both halves of a split
     children: dict[Block, Node] = field(default_factory=dict)
     state: int | None = None
 
@@ -54,7 +54,7 @@ class Node:
         return self.depth + len(self.blocks)
 
     def path(self) -> list[Node]:
-        """From here up, without the root."""
+        """Return the nodes from here up, without the root."""
         nodes, node = [], self
         while node.parent is not None:
             nodes.append(node)
@@ -70,7 +70,7 @@ class Receipt:
 
 
 def typed(value: object) -> object:
-    """A key that is equal only for values of equal types, at every depth."""
+    """Return a key that is equal only for values of equal types, at every depth."""
     parts: object = None
     if isinstance(value, tuple):
         parts = tuple(map(typed, value))
@@ -99,6 +99,7 @@ class RadixTree:
         self.num_components = 1 + len(windows) + states
         self.state_interval, self.policy = state_interval, policy
         self.roots: dict[object, Node] = {}
+        self.namespaces: dict[object, object] = {}  # by key
         self.receipts: list[Receipt] = []
         self.turn, self.now = 0, -math.inf
 
@@ -117,7 +118,27 @@ class RadixTree:
             left += node.children.values()
             yield node
 
+    def prefixes(self) -> Iterator[tuple[object, list[int], list[tuple[int, int, object]]]]:
+        """Yield namespace, tokens and spans of the prefix that ends with each leaf."""
+        for key, root in self.roots.items():
+            left = [(child, list[Block]()) for child in root.children.values()]
+            while left:
+                node, blocks = left.pop()
+                blocks = blocks + node.blocks
+                left += [(child, blocks) for child in node.children.values()]
+                if not node.children:
+                    yield (
+                        self.namespaces[key],
+                        [token for tokens, _ in blocks for token in tokens],
+                        self.spans_of(blocks),
+                    )
+
+    def spans_of(self, blocks: list[Block]) -> list[tuple[int, int, object]]:
+        size = self.block_size
+        return sorted({(s + i * size, e + i * size, d) for i, (_, marks) in enumerate(blocks) for s, e, d in marks})
+
     def root(self, namespace: object) -> Node:
+        self.namespaces[typed(namespace)] = namespace
         return self.roots.setdefault(typed(namespace), Node(None, [], [], [], None))
 
     def walk(self, node: Node, blocks: list[Block]) -> list[tuple[Node, int]]:
@@ -133,7 +154,7 @@ class RadixTree:
                 break
         return path
 
-    # What a component holds, and what of it can go.
+    # Contents and pins of components.
 
     def is_window(self, component: int) -> bool:
         return 1 <= component <= len(self.windows)
@@ -149,7 +170,7 @@ class RadixTree:
         return max(0, end - self.windows[component - 1])
 
     def pins(self, component: int) -> Counter[Node]:
-        """How many receipts hold the component, by node."""
+        """Return the number of receipts that pin a component, by node."""
         nodes: Counter[Node] = Counter()
         for receipt in self.receipts:
             if receipt.node is None:
@@ -173,7 +194,7 @@ class RadixTree:
         pinned = self.pinned(component)
         return sum(self.count(node, component) for node in self.nodes() if node not in pinned)
 
-    # Looking up.
+    # Lookup.
 
     def match(self, tokens, namespace=None, spans=(), max_tokens=None):
         blocks = self.blocks_of(tokens, spans)
@@ -288,7 +309,7 @@ class RadixTree:
         self.touch_freed(before, rank)
 
     def touch_freed(self, before: list[set[Node]], rank: float | None) -> None:
-        """What is pinned no more was used until now."""
+        """Count the end of a pin as a use."""
         for c in range(self.num_components):
             for node in before[c] - self.pinned(c):
                 self.touch(node, c, False)
@@ -298,7 +319,7 @@ class RadixTree:
     def advance(self, time: float | None) -> None:
         self.now = self.now if time is None else max(self.now, time)
 
-    # Keeping.
+    # Insertion.
 
     def insert(
         self,
@@ -372,7 +393,7 @@ class RadixTree:
         }
 
     def sort_lanes(self, path, lanes):
-        """Of what is offered for a path and what follows it: what the tree would take, and what it has; by lane."""
+        """Sort the ids offered for a path and the blocks after it into taken and duplicate ids, by lane."""
         taken: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
         duplicates: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
         for lane, ids in enumerate(lanes):
@@ -394,7 +415,7 @@ class RadixTree:
         taken[lane].append(id)
 
     def add_rest(self, path, top: Node, blocks: list[Block], lanes, eviction: list[EvictionState]) -> Node:
-        """Fills the holes of the path, and adds what it lacks of the blocks; returns where they end."""
+        """Fill the holes of the path and add the blocks that it lacks; return the last node."""
         end = path[-1][0] if path else top
         done = 0
         for node, matched in path:
@@ -462,7 +483,7 @@ class RadixTree:
             if start := self.window_start(c, goal):
                 known = set(self.nodes())
                 upper = self.split_path(end, start)
-                for pinned in before:  # both halves were pinned, where their whole was
+                for pinned in before:  # both halves inherit the pins of the whole
                     if upper not in known and pinned & set(upper.children.values()):
                         pinned.add(upper)
         receipt.node = end
@@ -473,7 +494,7 @@ class RadixTree:
                 self.join(self.split_path(end, start))
 
     def join(self, lower: Node) -> None:
-        """Makes one node of this and the one above, where they were one and the same receipts pin them."""
+        """Join a node with its parent if they come from one insertion and the same receipts pin them."""
         upper = lower.parent
         if upper is None or upper.run is not lower.run or upper.state is not None or len(upper.children) != 1:
             return
@@ -530,7 +551,7 @@ class RadixTree:
         ids[at] = block
         return old
 
-    # Giving up.
+    # Eviction.
 
     def evict(self, component: int, amount: int, time: float | None = None):
         if amount < 0:
@@ -556,7 +577,7 @@ class RadixTree:
         return amount - left, out
 
     def prune(self) -> int:
-        """Without full lanes, what nothing keeps goes, leaf by leaf; returns how many blocks of tokens went."""
+        """Without full lanes, remove empty leaves repeatedly; return the number of blocks removed."""
         gone, pinned = 0, self.pinned(0)
         while not self.full:
             leaves = [node for node in self.nodes() if node not in pinned and not node.children]

@@ -12,7 +12,7 @@ class RequestTable:
         self.num_requests = num_requests
         self.max_context = max_context
         self.bits = int(dtype.removeprefix("int"))
-        self.rows: dict[int, list[int]] = {}  # of those in use, as far as they were written
+        self.rows: dict[int, list[int]] = {}  # written slots of the used rows
 
     def row(self, row: int) -> list[int]:
         if row not in self.rows:

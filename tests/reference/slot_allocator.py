@@ -1,4 +1,4 @@
-"""SlotAllocator in plain Python: one slot at a time, and a refused call is undone by a saved copy."""
+"""SlotAllocator in plain Python, one slot at a time; a call that fails restores a saved copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SlotAllocator:
     def __init__(self, pool: BlockPool, block_size: int):
         self.pool = pool
         self.block_size = block_size
-        self.claimed: list[int] = []  # blocks that open groups will give back
+        self.claimed: list[int] = []  # blocks that open groups will free
         self.depth = 0
 
     @contextmanager
@@ -30,7 +30,7 @@ class SlotAllocator:
             raise
 
     def holders(self, block: int) -> int:
-        """Without those whose reference waits for the end of a group."""
+        """Return the references without those that wait for the end of a group."""
         return self.pool.holders[block] - self.claimed.count(block)
 
     def is_slot(self, slot: int) -> bool:
@@ -46,7 +46,7 @@ class SlotAllocator:
                 raise ShapeError(f"{last} does not end {prefix}")
 
     def next_slot(self, position: int, last: int) -> int:
-        """The slot of a token whose predecessor's slot is `last`."""
+        """Return the slot of the token after the one in slot `last`."""
         if position % self.block_size:
             return last + 1
         return self.pool.allocate(1)[0] * self.block_size
@@ -60,7 +60,7 @@ class SlotAllocator:
         batch = list(zip(prefix_lens, seq_lens, last_slots, strict=True))
         for prefix, length, last in batch:
             self.check_growth(prefix, length, last)
-        for prefix, length, last in batch:  # a continued block is looked at before blocks are counted
+        for prefix, length, last in batch:  # continued blocks are checked before blocks are counted
             if prefix % self.block_size and length > prefix and self.holders(last // self.block_size) <= 0:
                 raise DoubleFree(str(last))
         needed = sum(self.needed(prefix, length) for prefix, length, _ in batch)
@@ -100,7 +100,7 @@ class SlotAllocator:
         self.claimed.append(block)
 
     def give_back(self) -> int:
-        """Every claimed block that is still held, in the order of the frees; the last that is not is told."""
+        """Free every claimed block that is still held, in order; return the last one that is not."""
         freed, lost = 0, None
         for block in self.claimed:
             if self.pool.holders[block] > 0:

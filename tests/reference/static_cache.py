@@ -1,4 +1,4 @@
-"""A static cache in plain NumPy, one number's row at a time: the oracle of StaticKVCache."""
+"""Oracle of StaticKVCache in plain NumPy, one row at a time."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ class StaticTwin:
     def update(self, layer, key, value, position):
         batch, heads, count, _ = key.shape
         for plane, new in zip(self.planes, (key, value), strict=True):
-            given = np.array(new)  # what it held before the call
+            given = np.array(new)  # contents before the call
             for b, h, t in np.ndindex(batch, heads, count):
                 plane[layer, b, h, position + t] = given[b, h, t].astype(np.float32).astype(plane.dtype)
         end = position + count

@@ -1,4 +1,4 @@
-"""A stand-in for PagedKVCache that counts blocks in plain Python: the scheduler's twin of a cache."""
+"""Plain-Python twin of PagedKVCache for the scheduler; it counts blocks and stores no bytes."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ class FakeSequence:
         self.num_computed_tokens = self.num_cached_tokens = 0
         self.space = None
         self.namespace = None
-        # The prefixes that the tree has and this sequence keeps there.
+        # Prefixes of this sequence in the tree, which it pins.
         self.hold = []
 
     @property
@@ -36,7 +36,7 @@ class FakeSequence:
 
 
 class FakeSpace:
-    """Blocks that swapped sequences hold, counted; `num_blocks` counts the null block."""
+    """Counts of the blocks that swapped sequences hold; `num_blocks` includes the null block."""
 
     def __init__(self, cache, num_blocks):
         self.cache = cache
@@ -59,11 +59,11 @@ class FakeBatch:
 
 
 class FakeCache:
-    """`num_blocks` counts the null block, as everywhere.
+    """Plain-Python cache of blocks; `num_blocks` includes the null block.
 
-    The prefix cache is a dictionary from a prefix of whole blocks to its last block. A prefix that no sequence holds
-    can be evicted, the least recently used first, and of those used at once the longest. One that is held, but by
-    sequences with blocks of their own alone, can be had too: the tree takes one of theirs instead.
+    The prefix cache is a dictionary from a prefix of full blocks to its last block. A prefix that no sequence pins can
+    be evicted: the least recently used first, and the longest of those used at the same time. If every sequence that
+    pins a prefix has its own copy of the block, the block of the tree is available too: one of the copies replaces it.
     """
 
     def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):
@@ -90,7 +90,7 @@ class FakeCache:
         return [key for key, block in self.tree.items() if self.holders[block] == 1]
 
     def lose(self):
-        """Others take every block that can be had."""
+        """Take every available block, as a holder outside the scheduler would."""
         while self.num_available:
             self._take()
 
@@ -128,7 +128,7 @@ class FakeCache:
         self.used[key] = self.time
 
     def _publish(self, sequence):
-        """What is full and known goes to the tree; what it has already stays with the sequence alone."""
+        """Add the full computed blocks to the tree; duplicates of prefixes in the tree stay with the sequence alone."""
         whole = min(sequence.num_tokens, sequence.num_computed_tokens) // self.block_size
         for count in range(len(sequence.hold) + 1, whole + 1 if self.has_prefix_cache else 0):
             key, block = self._key(sequence, count), sequence.blocks[count - 1]
@@ -150,12 +150,12 @@ class FakeCache:
 
     def _known(self, sequence, swapped=False):
         if self.sequences.get(sequence.id) is not sequence or sequence.is_swapped != swapped:
-            raise InvalidSequence("removed, foreign, or not where it is looked for")
+            raise InvalidSequence("the sequence was removed, belongs to another cache, or is in the other memory")
 
     def _need(self, sequence, count, touched):
-        """Blocks to take: new ones at the end, and copies of shared ones that are written."""
+        """Return the number of new blocks, and the indices of shared blocks to copy before they are written."""
         if sequence.is_swapped:
-            # It comes back with blocks of its own.
+            # After swap-in it has its own blocks.
             return -(-(sequence.num_computed_tokens + count) // self.block_size), []
         self._known(sequence)
         start = sequence.num_computed_tokens
@@ -163,11 +163,11 @@ class FakeCache:
         new = max(last - len(sequence.blocks), 0)
         copies = []
         if count:
-            for place in range(start // self.block_size, min(last, len(sequence.blocks))):
-                block = sequence.blocks[place]
+            for index in range(start // self.block_size, min(last, len(sequence.blocks))):
+                block = sequence.blocks[index]
                 if self.holders[block] - touched.get(block, 0) > 1:
                     touched[block] = touched.get(block, 0) + 1
-                    copies.append(place)
+                    copies.append(index)
         return new, copies
 
     def _needs(self, sequences, counts):
@@ -184,7 +184,7 @@ class FakeCache:
         return max(total - self.num_available, 0)
 
     def try_prepare(self, sequences, counts, out):
-        assert not out.in_flight, "the batch before was neither committed nor abandoned"
+        assert not out.in_flight, "the previous batch was neither committed nor abandoned"
         assert sequences, "an empty step"
         assert sum(counts) <= out.max_tokens
         assert len(sequences) <= out.max_sequences
@@ -195,9 +195,9 @@ class FakeCache:
         if sum(new + len(copies) for new, copies in needs) > self.num_available:
             return None
         for sequence, (new, copies) in zip(sequences, needs, strict=True):
-            for place in copies:
-                self.holders[sequence.blocks[place]] -= 1
-                sequence.blocks[place] = self._take()
+            for index in copies:
+                self.holders[sequence.blocks[index]] -= 1
+                sequence.blocks[index] = self._take()
                 self.copies += 1
             sequence.blocks += [self._take() for _ in range(new)]
         out.in_flight = True

@@ -1,15 +1,15 @@
-"""What a prefix cache that forgets nothing finds, by a plain dictionary of block prefixes."""
+"""Oracle of an unbounded prefix cache: a plain dictionary of block prefixes."""
 
 
 def count_hits(texts, block_size):
-    """Blocks that prompts could reuse and those that they do, served one after the other.
+    """Return the number of blocks that sequential prompts could reuse, and the number that they do reuse.
 
-    `texts` are pairs of a prompt and all that is computed of it in the end, the prompt first. What could be reused is
-    whole blocks below the last token of the prompt.
+    `texts` are pairs of a prompt and the text that is computed in the end, which begins with the prompt. A prompt can
+    reuse the full blocks before its last token.
     """
     known, query, hits = set(), 0, 0
     for prompt, computed in texts:
-        # A prefix is named by its last block and the name of what is before it, which are as many names as blocks.
+        # The name of a prefix is the hash of its last block and of the name of the prefix before that block.
         names, name = [], None
         for start in range(0, len(computed) - block_size + 1, block_size):
             name = (name, tuple(computed[start : start + block_size])).__hash__()

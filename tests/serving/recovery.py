@@ -1,4 +1,4 @@
-"""An engine that recovers: it serves requests through a scheduler whose every call may be cut short by a fault."""
+"""An engine that recovers: a fault may interrupt every call of its scheduler."""
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.serving.request import State
@@ -21,8 +21,8 @@ SCENARIOS = {
 class Engine:
     """Serves the requests of a scenario; every call of the scheduler goes through `attempt`.
 
-    `attempt(call)` returns True where the call returned, and False where a fault cut it short. The step number
-    `abandoned` is abandoned once, and request number `cancelled` is cancelled at step number 4.
+    `attempt(call)` returns True if the call returned, and False if a fault interrupted it. The step number `abandoned`
+    is abandoned once, and request number `cancelled` is cancelled at step number 4.
     """
 
     def __init__(self, name, attempt, *, abandoned=2, cancelled=None, make=PagedKVCache):
@@ -40,7 +40,7 @@ class Engine:
         self.faults = 0
 
     def do(self, call, has_happened):
-        """Call until it has happened, once."""
+        """Repeat a call until it has happened, once."""
         for _ in range(100_000):
             if self.attempt(call):
                 return
@@ -52,7 +52,7 @@ class Engine:
         raise AssertionError("the call never happens")
 
     def serve(self):
-        """Run everything; returns the tokens of every run that ended, by request and sample."""
+        """Serve all requests; return the tokens of each run that ended, by request and sample."""
         scheduler, ended = self.scheduler, {}
         for one in self.requests:
             self.do(lambda one=one: scheduler.add(one), lambda one=one: self.queued(one) is not None)
@@ -80,7 +80,7 @@ class Engine:
         raise AssertionError("the scheduler makes no progress")
 
     def scheduled(self):
-        """The next step, or None; its return value is lost where a fault comes late."""
+        """Return the next step, or None; the return value of `schedule` is lost if a fault comes late."""
         returned = []
         self.do(lambda: returned.append(self.scheduler.schedule()), lambda: self.scheduler.step is not None)
         assert not returned or returned[0] is self.scheduler.step
@@ -99,7 +99,7 @@ class Engine:
         return run.state is State.CANCELLED
 
     def check_end(self, ended):
-        """Everything was served as if nothing had happened, and nothing is held."""
+        """Assert that all requests were served as without faults, and that nothing is held."""
         for one in self.requests:
             for sample in range(one.samples if one.max_new_tokens else 1):
                 whole = expected(one, sample)
@@ -114,6 +114,6 @@ class Engine:
         assert self.cache.num_sequences == scheduler.num_running == scheduler.num_waiting == 0
         assert self.cache.num_available == self.num_blocks - 1
         assert self.cache.stats().num_swapped_blocks == 0
-        if self.cancelled is None:  # which may be before its admission
+        if self.cancelled is None:  # a run may be cancelled before its admission
             assert scheduler.reuse.prefix_query_tokens == sum(len(one.prompt) for one in self.requests)
             assert scheduler.num_forks == sum(one.samples - 1 for one in self.requests if one.max_new_tokens)

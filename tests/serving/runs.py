@@ -1,4 +1,4 @@
-"""Requests, and a pretended model whose every token can be told beforehand."""
+"""Requests, and a fake model whose tokens are known in advance."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from pagecore.serving.request import Request
 
 
 def next_token(text, sample):
-    """What the pretended model says: it depends on every token before, so that a lost or doubled one shows."""
+    """Return the next token of the fake model; it depends on every earlier token, so lost or repeated ones show."""
     value = sample + 1
     for token in text:
         value = (value * 31 + int(token) + 7) % 1009
@@ -21,7 +21,7 @@ def expected(request, sample):
 
 
 def sampled(step):
-    """One id for each output; for cancelled ones, any."""
+    """Return one id for each output; the id of a cancelled run is arbitrary."""
     ids = []
     for run, row in zip(step.outputs, step.output_rows, strict=True):
         source = step.runs[row].held or run.held
@@ -31,7 +31,7 @@ def sampled(step):
 
 
 def drain(scheduler, observe=lambda step: None, steps_max=100_000):
-    """Run until nothing is left; the finished runs in order."""
+    """Run until no request is left; return the finished runs in order."""
     finished = []
     for _ in range(steps_max):
         step = scheduler.schedule()
@@ -44,7 +44,7 @@ def drain(scheduler, observe=lambda step: None, steps_max=100_000):
 
 
 def request(number, prompt, new, samples=1, shared=0, namespace=None):
-    """A prompt that is its own from the first token on, or after `shared` tokens that all such prompts begin with."""
+    """Return a request whose prompt is unique, after a common prefix of `shared` tokens."""
     text = np.arange(number * 100, number * 100 + prompt)
     text[:shared] = np.arange(5000, 5000 + prompt)[:shared]
     return Request(number, text, new, samples, namespace)

@@ -1,4 +1,4 @@
-"""A cache in which no allocation fails, in a scheduler in which one does."""
+"""Failed allocations in the scheduler, but not in its cache."""
 
 from pagecore.cache import PagedKVCache
 from tests.faults import PythonAllocations, undisturbed
@@ -21,21 +21,21 @@ CALLS = (
 
 
 class Faults:
-    """Fail the n-th allocation after a given number of cache calls, if it comes before the next cache call."""
+    """Fail the n-th allocation after a given number of cache calls, if it happens before the next cache call."""
 
     def __init__(self):
         self.allocations = PythonAllocations()
         self.calls = self.first = self.point = self.depth = 0
 
     def attempt(self, call, first, point):
-        """Make a call with failing allocation number `point` after `first` cache calls; True if it returned."""
+        """Fail allocation number `point` after `first` cache calls; return True if the call returned."""
         self.calls, self.first, self.point = 0, first, point
         with undisturbed():
             try:
                 if not first:
                     self.allocations.arm(point)
                 call()
-            except (MemoryError, SystemError):  # NumPy reports some failed allocations as the latter
+            except (MemoryError, SystemError):  # NumPy raises SystemError for some failed allocations
                 return False
             finally:
                 self.first = -1
@@ -54,7 +54,7 @@ class Faults:
 
 
 class ShieldedCache(PagedKVCache):
-    """A cache whose own allocations never fail: it is all-or-nothing for the scheduler."""
+    """A cache whose own allocations never fail, so that each of its calls is all-or-nothing."""
 
     faults = None
 

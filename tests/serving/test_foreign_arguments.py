@@ -1,4 +1,4 @@
-"""Foreign values as arguments: whatever is refused is refused by one of our errors, and changes nothing."""
+"""Foreign values as arguments: a refusal raises one of our errors and changes nothing."""
 
 import random
 
@@ -26,7 +26,7 @@ LINE = '{"timestamp": 0, "input_length": 20, "output_length": 3, "hash_ids": [1]
 
 
 class Listing:
-    """Looks like a list here and there."""
+    """An object with some methods of a list."""
 
     def __len__(self):
         return 3
@@ -35,7 +35,7 @@ class Listing:
         return iter([1, 2, 3])
 
 
-# No callable among them: one that is called with the wrong arguments raises an error of its own.
+# There are no callables: a callable that is called with the wrong arguments raises its own error.
 VALUES = [
     *(None, True, False, "x", "", "64GiB", "\0", "\ud800", "/dev/zero", b"x", 1.5, float("nan"), float("inf")),
     *(-1, 0, 1, 3, 2**31, 2**63, 2**70, -(2**70), 10**400, 3 + 2j, [], [1, 2], [[1], [2, 3]], [None], ["a"], (1, 2)),
@@ -60,7 +60,7 @@ def scheduler(**limits):
 
 
 def with_step(use):
-    """Use a scheduler in whose step one run decodes; then everything ends as it should."""
+    """Call `use` with a scheduler and its open step; then check that the run still gets its tokens."""
     made = scheduler()
     run = made.add(request(0, 3, 4))
     step = made.schedule()
@@ -127,7 +127,7 @@ TARGETS = {
 
 
 def try_all(use, values=VALUES):
-    """Values that are refused, by one of our errors whose message is short."""
+    """Return the number of refused values; each must raise one of our errors, with a short message."""
     messages = []
     for value in values:
         try:
@@ -139,12 +139,12 @@ def try_all(use, values=VALUES):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_foreign_value_is_served_or_refused_by_name(name):
+def test_a_foreign_value_is_accepted_or_refused_by_name(name):
     refused = try_all(TARGETS[name])
     assert refused > len(VALUES) / 2 or name in {"Request.id", "Request.namespace"}
 
 
-def test_foreign_ids_are_refused_and_the_step_waits_on():
+def test_foreign_ids_are_refused_and_the_step_stays_open():
     assert try_all(accept_ids) == len(VALUES)
 
 
@@ -156,7 +156,7 @@ def trace(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(ReplayOptions.__dataclass_fields__.keys() - {"layers"}))
-def test_a_foreign_option_of_a_replay_is_served_or_refused_by_name(trace, name):
+def test_a_foreign_option_of_a_replay_is_accepted_or_refused_by_name(trace, name):
     others = {} if name in ("memory", "blocks") else {"blocks": 10}
     assert try_all(lambda value: replay(trace, ReplayOptions(**others | {name: value}))) > len(VALUES) / 2
 
@@ -176,13 +176,13 @@ def test_a_foreign_argument_of_a_trace_is_refused_by_name(trace, read):
     assert try_all(lambda value: read(trace, prefill_only=value)) == len(VALUES) - 2
 
 
-def test_a_scheduler_wants_a_cache_that_it_can_use():
+def test_a_scheduler_refuses_an_object_that_is_not_a_cache():
     with pytest.raises(UnsupportedOption, match="expected a PagedKVCache as cache, got 5"):
         Scheduler(5)
 
 
-def test_random_calls_of_a_scheduler_end_in_our_errors_and_leave_it_whole():
-    """Every method, in any order, with runs, steps and foreign values of all kinds."""
+def test_random_calls_of_a_scheduler_raise_our_errors_and_keep_it_consistent():
+    """Call every method in random order with runs, steps and foreign values."""
     choice = random.Random(5)
     for _ in range(30):
         made = scheduler(max_tokens_per_step=choice.randint(4, 40))

@@ -1,4 +1,4 @@
-"""Work of the scheduler as requests grow in number: cache calls, rows that they are about, lines of Python."""
+"""Work of the scheduler as the number of requests grows: cache calls, rows in these calls, lines of Python."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SMALL, LARGE = 64, 512
 
 
 class CountingCache(PagedKVCache):
-    """Counts its calls, and the sequences that they are about."""
+    """A cache that counts its calls and the sequences in them."""
 
     calls = rows = 0
 
@@ -56,7 +56,7 @@ class CountingCache(PagedKVCache):
 
 
 def made(number, *, num_blocks, prompt, new, block_size=4, samples=1, requests=None, swap=False):
-    """A scheduler of `number` requests at once, in a pool of `num_blocks` blocks for each of them."""
+    """Return a scheduler of `number` concurrent requests and a pool with `num_blocks` blocks for each."""
     cache = CountingCache(
         AttentionSpec(1, 8),
         num_blocks=num_blocks * number + 2,
@@ -79,19 +79,19 @@ def drain(scheduler):
 
 
 def admitted(number):
-    """All are admitted in one step."""
+    """Admit all requests in one step."""
     scheduler = made(number, num_blocks=4, prompt=8, new=4)
     return scheduler, scheduler.schedule
 
 
 def half_admitted(number):
-    """Half of them fit."""
+    """Admit the half of the requests that fits."""
     scheduler = made(number, num_blocks=1, prompt=8, new=1)
     return scheduler, scheduler.schedule
 
 
 def preempted(number):
-    """Half of those that run are preempted in one step."""
+    """Preempt half of the running requests in one step."""
     scheduler = made(number, num_blocks=1, prompt=4, new=6)
     step = scheduler.schedule()
     assert len(step.runs) == number
@@ -101,25 +101,25 @@ def preempted(number):
 
 
 def stormed(number):
-    """Requests grow to twice what the pool holds, until all are served by recomputation."""
+    """Serve requests that grow to twice the size of the pool, with recomputation."""
     scheduler = made(number, num_blocks=2, prompt=8, new=12)
     return scheduler, lambda: drain(scheduler)
 
 
 def swapped(number):
-    """The same with a swap space."""
+    """Serve requests that grow to twice the size of the pool, with a swap space."""
     scheduler = made(number, num_blocks=2, prompt=8, new=12, swap=True)
     return scheduler, lambda: drain(scheduler)
 
 
 def sampled(number):
-    """One request whose samples are forked, and preempted."""
+    """Serve one request whose samples are forked and preempted."""
     scheduler = made(number, num_blocks=2, prompt=8, new=9, samples=number, requests=1)
     return scheduler, lambda: drain(scheduler)
 
 
 def cancelled(number):
-    """All are cancelled: a third of them runs."""
+    """Cancel all requests, of which a third is running."""
     scheduler = made(number, num_blocks=1, prompt=9, new=1)
     scheduler.abandon(scheduler.schedule())
     runs = scheduler.running + scheduler.waiting
@@ -137,6 +137,6 @@ def test_work_grows_in_proportion_to_the_requests(load):
         calls, rows = scheduler.cache.calls, scheduler.cache.rows
         lines = lines_of(call, PAGECORE / "serving")
         figures.append((scheduler.cache.calls - calls, scheduler.cache.rows - rows, lines))
-    # A tenth more for the logarithm of stages and rounds.
+    # The margin of a tenth is for the logarithmic number of stages and rounds.
     growth = [large / small for small, large in zip(*figures, strict=True)]
     assert max(growth) < 1.1 * LARGE / SMALL, (figures, growth)

@@ -1,4 +1,4 @@
-"""Interrupts and failed allocations at every point of the scheduler: nothing is half done, and the outputs stay."""
+"""Interrupts and failed allocations at every point of the scheduler leave nothing half done and change no output."""
 
 import random
 
@@ -11,7 +11,7 @@ from tests.serving.shielded import Faults, ShieldedCache
 pytestmark = pytest.mark.slow
 
 SERVING = PAGECORE / "serving"
-# Every STRIDE-th point of a run is tried.
+# Every STRIDE-th point of a run is tested.
 STRIDE = 1 if is_full() else 7
 
 
@@ -21,7 +21,7 @@ def run_whole(call):
 
 
 def points_of(name, count, **options):
-    """Each call of a scenario by its number, and each of its points, a sample of them all."""
+    """Return a sample of the points of a scenario, as pairs of call number and point within the call."""
     counts = []
 
     def attempt(call):
@@ -34,7 +34,7 @@ def points_of(name, count, **options):
 
 
 def at(number, fault):
-    """An `attempt` that lets `fault` run one call, by its number, and all others undisturbed."""
+    """Return an `attempt` that runs call `number` through `fault` and the other calls without a fault."""
     seen = -1
 
     def attempt(call):
@@ -54,7 +54,7 @@ def test_a_scenario_without_faults_serves_everything(name, cancelled):
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_calls_that_are_interrupted_at_each_event_in_turn_happen_once(name):
+def test_calls_interrupted_at_each_event_in_turn_happen_once(name):
     """A call is interrupted at its first event, then called again and interrupted at its second, and so on."""
     events = {}
 

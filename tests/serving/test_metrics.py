@@ -1,4 +1,4 @@
-"""Histograms, series and metrics: exact where they say so, and bounded."""
+"""Histograms, series and metrics: precision and bounded memory."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ def test_a_percentile_is_within_one_part_in_128(values, percent):
     assert histogram.count == len(values)
 
 
-def test_an_empty_histogram_says_zero():
+def test_percentiles_of_an_empty_histogram_are_zero():
     assert Histogram().percentile(50) == 0
 
 
@@ -32,7 +32,7 @@ def test_a_percentile_outside_its_range_is_refused(percent):
         Histogram().percentile(percent)
 
 
-def test_a_histogram_stays_small():
+def test_the_memory_of_a_histogram_is_bounded():
     histogram = Histogram()
     for value in np.random.default_rng(0).integers(0, 2**36, 50_000):
         histogram.add(int(value))
@@ -55,17 +55,17 @@ def test_a_series_of_odd_size_is_refused(points):
         Series(points)
 
 
-def test_metrics_of_no_step_are_zero():
+def test_metrics_without_steps_are_zero():
     metrics = Metrics()
     assert metrics.utilization_mean == metrics.fragmentation_mean == metrics.utilization_peak == 0
 
 
 def observed(*steps):
-    """Metrics of steps, each a share used, a share wasted, runs, evictions so far, prompts asked and found so far."""
+    """Return metrics of steps: utilization, fragmentation, runs, and totals of evictions, prompt and hit tokens."""
     metrics = Metrics()
-    for used, waste, running, evicted, asked, found in steps:
+    for used, waste, running, evicted, queries, hits in steps:
         stats = SimpleNamespace(utilization=used, fragmentation=waste, num_evicted_blocks=evicted)
-        reuse = SimpleNamespace(prefix_query_tokens=asked, prefix_hit_tokens=found)
+        reuse = SimpleNamespace(prefix_query_tokens=queries, prefix_hit_tokens=hits)
         metrics.observe(stats, running=running, waiting=0, reuse=reuse)
     return metrics
 
@@ -79,7 +79,7 @@ def test_metrics_average_over_steps_and_keep_the_peak():
     assert metrics.running.values() == [1, 3, 2]
 
 
-def test_metrics_tell_hits_and_evictions_of_each_step_from_their_sums():
+def test_metrics_compute_hits_and_evictions_of_each_step_from_totals():
     metrics = observed((0, 0, 0, 3, 100, 0), (0, 0, 0, 3, 100, 0), (0, 0, 0, 10, 150, 40), (0, 0, 0, 11, 160, 50))
     assert metrics.evicted.values() == [3, 0, 7, 1]
     assert metrics.evicted_blocks == 11
@@ -87,7 +87,7 @@ def test_metrics_tell_hits_and_evictions_of_each_step_from_their_sums():
     assert metrics.prefix_hit_rates() == [0, None, 0.8, 1]
 
 
-def test_a_hit_rate_of_a_span_weighs_each_token_alike():
+def test_the_hit_rate_of_a_span_weights_tokens_equally():
     steps = [(0, 0, 0, 0, 10 * n, 4 * n) for n in range(1, 257)] + [
         (0, 0, 0, 0, 2560 + 90, 1024),
         (0, 0, 0, 0, 2660, 1124),

@@ -1,4 +1,4 @@
-"""What a plan promises, against caches that are made and filled by it."""
+"""Memory plans, compared with caches that are made and filled as planned."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import pytest
 from pagecore.cache import Alias, PagedKVCache
 from pagecore.errors import NotEnoughMemory, OutOfBlocks, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
-from pagecore.serving.plan_report import context_columns, group_columns, plan_rows
+from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows
 from pagecore.serving.planner import blocks_held, plan_memory, plan_model
 from pagecore.storage import AttentionSpec, KVPool
 from tests.models.published import PUBLISHED
@@ -19,7 +19,7 @@ FULL = AttentionSpec(2, 8)
 WINDOW = AttentionSpec(2, 8, window=10)
 
 
-def test_a_token_of_llama_3_8b_has_the_bytes_that_everybody_knows():
+def test_a_token_of_llama_3_8b_has_131072_bytes():
     plan = plan_model(LLAMA, "40GiB", context=8192).memory
     assert plan.bytes_per_token == 131072
     assert plan.num_blocks == 20480
@@ -57,7 +57,7 @@ def test_a_cache_made_with_the_same_memory_has_the_planned_blocks_and_groups(mem
 
 
 def most_held(spec, context, block_size):
-    """Blocks that a sequence holds at most while it grows token by token."""
+    """Return the largest number of blocks that a sequence holds while it grows token by token."""
     cache = PagedKVCache(spec, num_blocks=context + 2, block_size=block_size, max_sequences=1, device="none")
     sequence = cache.add_sequence(np.zeros(context, np.int32))
     most = 0
@@ -71,13 +71,13 @@ def most_held(spec, context, block_size):
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 5, 8, 9, 10])
 @pytest.mark.parametrize("context", [1, 4, 5, 40])
-def test_a_request_holds_as_many_blocks_as_the_formula_says(context, window, block_size):
+def test_a_request_holds_the_blocks_of_the_formula(context, window, block_size):
     spec = AttentionSpec(1, 8, window=window)
     assert most_held(spec, context, block_size) == blocks_held(spec, context, block_size)
 
 
 def room_for(layers, num_blocks, requests, context):
-    """Whether so many requests can grow to the context side by side."""
+    """Return True if `requests` sequences can grow to `context` tokens at the same time."""
     cache = PagedKVCache(
         layers,
         num_blocks=num_blocks,
@@ -96,7 +96,7 @@ def room_for(layers, num_blocks, requests, context):
 
 
 @pytest.mark.parametrize("context", [3, 12, 40, 77])
-def test_as_many_requests_fit_as_planned_and_no_more(context):
+def test_exactly_the_planned_number_of_requests_fits(context):
     layers = [FULL, WINDOW, WINDOW, WINDOW]
     planned = plan_memory(layers, 200_000, block_size=4, context=context)
     plan = planned.contexts[0]
@@ -123,7 +123,7 @@ def test_a_context_that_does_not_fit_is_planned_as_none():
     assert (plan.contexts[1].best_requests, plan.contexts[1].best_num_blocks) == (0, None)
 
 
-def test_contexts_go_up_to_the_longest_of_the_model_where_none_is_asked_for():
+def test_default_contexts_end_with_the_longest_of_the_model():
     def lengths(config):
         return [context.context for context in plan_model(config, "40GiB").memory.contexts]
 
@@ -162,12 +162,12 @@ def test_a_context_may_be_any_integer_or_list_of_them(context):
         ({"specs": None}, UnsupportedOption, "layers is None"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(options, error, reason):
+def test_invalid_arguments_are_refused(options, error, reason):
     with pytest.raises(error, match=reason):
         plan_memory(**{"specs": FULL, "memory": 10**6} | options)
 
 
-def test_a_plan_is_json_and_tables():
+def test_a_plan_is_available_as_json_and_as_tables():
     plan = plan_model(GEMMA, "40GiB", ranks=4, context=8192)
     report = json.loads(json.dumps(plan.as_json()))
     assert (report["model_type"], report["num_layers"], report["max_length"]) == ("gemma2", 42, 8192)
@@ -196,13 +196,13 @@ ARGUMENTS = ["specs", "memory", "ranks", "block_size", "context"]
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
-def test_strange_input_is_planned_or_refused_by_an_error_of_ours(name, value):
+def test_foreign_values_are_accepted_or_raise_our_errors(name, value):
     arguments = {"specs": FULL, "memory": 10**7, "ranks": 1, "block_size": 16, "context": [100]} | {name: value}
     with contextlib.suppress(PagecoreError):
         json.dumps(plan_memory(**arguments).as_json())
 
 
-def test_numpys_narrow_integers_do_not_wrap():
+def test_narrow_integers_of_numpy_do_not_wrap():
     plan = plan_memory(FULL, np.uint32(4_000_000_000), block_size=np.int8(100), context=np.int16(30_000))
     assert plan == plan_memory(FULL, 4_000_000_000, block_size=100, context=30_000)
     assert blocks_held(FULL, np.uint8(200), np.int8(3)) == 67

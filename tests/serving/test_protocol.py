@@ -1,4 +1,4 @@
-"""The protocol of a step: what breaks it is refused by name, and cancelled runs give back what they hold."""
+"""Protocol of a step: violations are refused by name, and cancelled runs free what they hold."""
 
 import random
 
@@ -18,14 +18,14 @@ from tests.serving.runs import drain, expected, request, sampled
 
 
 def with_step(*requests, **limits):
-    """A scheduler whose first step is scheduled, the step, and the runs."""
+    """Return a scheduler whose first step is scheduled, the step, and the runs."""
     scheduler = Scheduler(FakeCache(64), **limits)
     runs = [scheduler.add(one) for one in requests]
     return scheduler, scheduler.schedule(), runs
 
 
 def advance(scheduler, steps):
-    """Run some steps; the finished runs."""
+    """Run some steps; return the finished runs."""
     finished = []
     for _ in range(steps):
         step = scheduler.schedule()
@@ -54,7 +54,7 @@ def test_a_second_step_is_refused_until_the_first_is_accepted():
 
 @pytest.mark.parametrize("wrong", [None, 7, "step", [], object()])
 @pytest.mark.parametrize("verb", ["commit", "abandon", "accept"])
-def test_what_is_not_a_step_is_refused(verb, wrong):
+def test_an_argument_that_is_not_a_step_is_refused(verb, wrong):
     scheduler, _, _ = with_step(request(0, 3, 3))
     with pytest.raises(InvalidSequence, match=r"expected a Step \(as returned by schedule\), got"):
         getattr(scheduler, verb)(wrong, *([[1]] if verb == "accept" else []))
@@ -71,29 +71,29 @@ def test_a_step_of_another_scheduler_is_refused(verb):
 
 
 def drain_open(scheduler, step):
-    """Finish the open step and then everything."""
+    """Finish the open step, then all requests."""
     scheduler.commit(step)
     return scheduler.accept(step, sampled(step)) + drain(scheduler)
 
 
 @pytest.mark.parametrize("verb", ["commit", "abandon", "accept"])
-def test_a_step_that_is_over_is_refused(verb):
+def test_a_finished_step_is_refused(verb):
     scheduler, step, _ = with_step(request(0, 3, 3))
     scheduler.commit(step)
     scheduler.accept(step, sampled(step))
     arguments = [[1]] if verb == "accept" else []
-    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was accepted already"):
+    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was already accepted"):
         getattr(scheduler, verb)(step, *arguments)
     second = scheduler.schedule()
-    with pytest.raises(InvalidSequence, match="was accepted already"):
+    with pytest.raises(InvalidSequence, match="was already accepted"):
         getattr(scheduler, verb)(step, *arguments)
     scheduler.abandon(second)
-    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was abandoned already"):
+    with pytest.raises(InvalidSequence, match=f"cannot {verb} a step that was already abandoned"):
         getattr(scheduler, verb)(second, *arguments)
     assert len(drain(scheduler)) == 1
 
 
-def test_a_step_is_committed_once_and_then_not_abandoned():
+def test_a_committed_step_can_only_be_accepted():
     scheduler, step, _ = with_step(request(0, 3, 3))
     with pytest.raises(InvalidSequence, match="cannot accept a step that is scheduled; commit it first"):
         scheduler.accept(step, [1])
@@ -108,7 +108,7 @@ def drain_open_committed(scheduler, step):
     return scheduler.accept(step, sampled(step)) + drain(scheduler)
 
 
-def test_an_exception_in_the_forward_pass_costs_the_step_and_no_request():
+def test_a_failed_forward_pass_loses_no_request():
     scheduler = Scheduler(FakeCache(20), max_tokens_per_step=8)
     runs = [scheduler.add(request(number, 6, 4, samples=2)) for number in range(3)]
     finished, failed = [], 0
@@ -129,7 +129,7 @@ def test_an_exception_in_the_forward_pass_costs_the_step_and_no_request():
     assert all(run in finished for run in runs)
 
 
-def test_rows_that_others_hold_are_a_typed_error_and_nothing_is_lost():
+def test_rows_held_outside_raise_out_of_rows_and_nothing_is_lost():
     cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=20, max_sequences=2, device="none")
     scheduler = Scheduler(cache)
     assert scheduler.max_running == 2
@@ -142,7 +142,7 @@ def test_rows_that_others_hold_are_a_typed_error_and_nothing_is_lost():
     assert drain(scheduler) == [run]
 
 
-def test_a_fork_for_which_others_hold_the_row_is_made_up_for():
+def test_a_fork_without_a_free_row_is_completed_later():
     cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=20, max_sequences=2, device="none")
     scheduler = Scheduler(cache)
     scheduler.add(request(0, 3, 3, samples=2))
@@ -160,7 +160,7 @@ def test_a_fork_for_which_others_hold_the_row_is_made_up_for():
 # -- cancelling -------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_run_is_cancelled_before_it_was_ever_computed():
+def test_a_waiting_run_is_cancelled_before_its_first_step():
     scheduler = Scheduler(FakeCache(8), max_tokens_per_step=8)
     first, second = (scheduler.add(request(number, 6, 2)) for number in range(2))
     assert scheduler.cancel(second)
@@ -169,22 +169,22 @@ def test_a_waiting_run_is_cancelled_before_it_was_ever_computed():
     assert list(second.tokens) == list(second.request.prompt)
 
 
-def test_the_next_in_line_is_cancelled_with_its_pinned_prefix():
+def test_the_head_of_the_queue_is_cancelled_with_its_pinned_prefix():
     cache = FakeCache(7, block_size=4)
     scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0)
     scheduler.add(request(0, 16, 5, shared=16))
     waits = scheduler.add(request(1, 23, 1, shared=16))
-    behind = scheduler.add(request(2, 2, 1))
+    next_one = scheduler.add(request(2, 2, 1))
     advance(scheduler, 2)
     assert len(cache.sequences) == 2
     assert scheduler.cancel(waits)
     assert len(cache.sequences) == 1
     advance(scheduler, 1)
-    assert behind.state is State.FINISHED
+    assert next_one.state is State.FINISHED
     scheduler.check_invariants()
 
 
-def test_a_run_that_is_swapped_out_is_cancelled():
+def test_a_swapped_out_run_is_cancelled():
     cache = FakeCache(7, block_size=2, max_sequences=3)
     space = FakeSpace(cache, 20)
     scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=space)
@@ -222,7 +222,7 @@ def test_the_id_of_a_run_cancelled_in_flight_is_dropped(when):
     assert [list(run.tokens) for run in drain(scheduler)] == [expected(runs[n].request, 0) for n in (0, 2)]
 
 
-def test_a_step_whose_every_run_is_cancelled_is_still_accepted():
+def test_a_step_whose_runs_are_all_cancelled_is_still_accepted():
     scheduler, step, runs = with_step(request(0, 3, 1), request(1, 3, 0))
     assert all(scheduler.cancel(run) for run in runs)
     scheduler.commit(step)
@@ -231,7 +231,7 @@ def test_a_step_whose_every_run_is_cancelled_is_still_accepted():
     assert not scheduler.cache.sequences
 
 
-def test_the_first_sample_represents_all_until_they_are_forked():
+def test_cancelling_the_first_sample_before_the_fork_cancels_all():
     scheduler, step, (run,) = with_step(request(0, 3, 3, samples=3))
     samples = list(step.outputs)
     assert scheduler.cancel(run)
@@ -242,7 +242,7 @@ def test_the_first_sample_represents_all_until_they_are_forked():
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_sample_is_cancelled_before_it_is_forked_also_for_a_step_that_is_tried_again(again):
+def test_a_sample_is_cancelled_before_its_fork_and_stays_cancelled_after_an_abandoned_step(again):
     scheduler, step, (run,) = with_step(request(0, 3, 3, samples=3))
     gone = step.outputs[1]
     assert scheduler.cancel(gone)
@@ -269,7 +269,7 @@ def test_a_forked_sample_is_cancelled_alone():
     assert [run.sample for run in drain(scheduler)] == [1, 2]
 
 
-def test_what_has_ended_is_not_cancelled_again():
+def test_a_run_that_has_ended_is_not_cancelled_again():
     scheduler, _, (run, other) = with_step(request(0, 3, 1), request(1, 3, 9))
     (finished,) = drain_one(scheduler)
     assert finished is run
@@ -286,7 +286,7 @@ def drain_one(scheduler):
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "run", request(0, 3, 1)])
-def test_what_is_not_a_run_cannot_be_cancelled(wrong):
+def test_an_argument_that_is_not_a_run_cannot_be_cancelled(wrong):
     with pytest.raises(InvalidSequence, match=r"expected a Run \(as returned by add\)"):
         Scheduler(FakeCache(8)).cancel(wrong)
 
@@ -299,7 +299,7 @@ def test_a_run_of_another_scheduler_cannot_be_cancelled():
 
 @settings(max_examples=400, deadline=None)
 @given(seed=st.integers(0, 2**32), is_real=st.booleans(), swap_blocks=st.sampled_from([None, 4, 30]))
-def test_random_cancels_and_failures_leave_the_others_as_they_were(seed, is_real, swap_blocks):
+def test_random_cancels_and_failures_do_not_change_other_runs(seed, is_real, swap_blocks):
     choice = random.Random(seed)
     block_size, num_blocks = choice.randint(1, 4), choice.randint(4, 14)
     if is_real:

@@ -1,4 +1,4 @@
-"""The scheduler over a cache that counts blocks in plain Python, and over the real one."""
+"""The scheduler over the plain-Python fake cache and over the real cache."""
 
 from collections import defaultdict
 
@@ -30,7 +30,7 @@ def workloads(draw):
 
 
 EVICTABLE = ("lru", "lfu", "fifo", "mru", "filo", "slru")
-# Blocks of the swap space, the null block counted; None is no swap space.
+# Blocks of the swap space, the null block counted; None for a scheduler without one.
 SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
 
 
@@ -41,7 +41,7 @@ SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
     swap_blocks=SPACES,
     prefix_cache=st.sampled_from([True, True, False]),
 )
-def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kept(
+def test_every_feasible_request_gets_exactly_its_tokens_and_all_blocks_are_freed(
     workload, headroom, swap_blocks, prefix_cache
 ):
     block_size, num_blocks, max_running, max_tokens, shapes = workload
@@ -68,15 +68,15 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         assert sum(step.counts) == step.batch.num_tokens <= max_tokens
         assert len(step.runs) <= max_running
         assert step.counts[: step.num_decodes] == [1] * step.num_decodes
-        # In order of arrival, and the oldest has a token in every step and keeps its sequence once it runs.
+        # Runs are in order of arrival. The oldest has a token in every step and keeps its sequence while it runs.
         ages = [run.request.id for run in scheduler.running]
         assert ages == sorted(ages)
         head = scheduler.running[0]
         assert head in step.runs
         assert oldest.setdefault(head, head.sequence) is head.sequence
         assert not any(run.sequence.is_swapped for run in scheduler.running)
-        # Of those that wait only the head may have a place in the cache, unless they are swapped out; it holds what it
-        # will reuse and nothing else, and what the space holds is theirs.
+        # Only the head of the queue may hold a sequence in the cache, with its cached prefix and no other blocks. The
+        # swap space holds only sequences of waiting runs.
         scheduler.check_invariants()
         waiting = list(scheduler.waiting)
         assert all(run.held is None or run.held.is_swapped for run in waiting[1:])
@@ -87,7 +87,7 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
         assert set(space.held if space else ()) == {run.held for run in saved}
         assert scheduler.num_waiting_tokens == sum(run.num_tokens_left for run in waiting)
         assert all(left >= 1 for left in (run.num_tokens_left for run in waiting))
-        # What is computed and held, in the cache or in the space, is not computed again.
+        # Computed tokens that the cache or the swap space holds are not recomputed.
         for run in (*scheduler.running, *saved):
             assert run.held.num_computed_tokens >= computed.get(run.held, 0)
             computed[run.held] = run.held.num_computed_tokens
@@ -126,7 +126,7 @@ def test_every_feasible_request_ends_with_exactly_its_tokens_and_no_block_is_kep
     swap_blocks=SPACES.filter(lambda blocks: blocks != 1),
     policy=st.sampled_from([None, *EVICTABLE]),
 )
-def test_the_real_cache_with_two_groups_serves_everything_and_holds_nothing_back(workload, window, swap_blocks, policy):
+def test_the_real_cache_with_two_groups_serves_all_requests_and_frees_all_blocks(workload, window, swap_blocks, policy):
     block_size, num_blocks, max_running, max_tokens, shapes = workload
     specs = [AttentionSpec(1, 8), AttentionSpec(1, 8, window=window)]
     cache = PagedKVCache(
@@ -178,7 +178,7 @@ def test_decodes_come_before_prompts():
     assert steps[:4] == [(0, [4, 2]), (1, [1, 5]), (1, [1, 5]), (2, [1, 1])]
 
 
-def test_the_youngest_is_preempted_and_resumes_first():
+def test_the_youngest_run_is_preempted_and_resumes_first():
     cache = FakeCache(7, block_size=2, max_sequences=3)
     scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0)
     runs = [scheduler.add(request(number, 4, 8)) for number in range(3)]
@@ -205,7 +205,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(prompt, new, samples):
     assert scheduler.schedule() is None
 
 
-def test_rows_limit_the_length_where_the_pool_does_not():
+def test_the_length_of_rows_limits_a_request():
     scheduler = Scheduler(FakeCache(64, block_size=4, max_tokens_per_sequence=8), max_running=2)
     scheduler.add(request(0, 8, 1))
     with pytest.raises(RequestError, match="holds 8"):
@@ -226,7 +226,7 @@ def test_samples_share_the_blocks_of_their_prompt():
     assert cache.copies > 0
 
 
-def test_an_abandoned_step_is_tried_again():
+def test_an_abandoned_step_is_scheduled_again():
     cache = FakeCache(32)
     scheduler = Scheduler(cache, max_running=4, max_tokens_per_step=8)
     scheduler.add(request(0, 6, 4, samples=2))
@@ -235,7 +235,7 @@ def test_an_abandoned_step_is_tried_again():
     assert sorted(list(run.tokens) for run in finished) == sorted(expected(request(0, 6, 4), s) for s in range(2))
 
 
-def test_blocks_held_by_others_are_an_error_not_an_endless_wait():
+def test_blocks_held_outside_raise_an_error_instead_of_an_endless_wait():
     cache = FakeCache(4, block_size=4)
     scheduler = Scheduler(cache, max_running=2, max_tokens_per_step=8)
     scheduler.add(request(0, 12, 1))
@@ -244,7 +244,7 @@ def test_blocks_held_by_others_are_an_error_not_an_endless_wait():
         scheduler.schedule()
 
 
-def test_alone_a_request_may_take_the_headroom():
+def test_a_request_that_is_alone_may_use_the_headroom():
     cache = FakeCache(5, block_size=4)
     scheduler = Scheduler(cache, max_running=2, max_tokens_per_step=8, headroom=1.0)
     scheduler.add(request(0, 12, 1))
@@ -265,7 +265,7 @@ def test_blocks_lost_while_running_are_an_error():
 
 
 @pytest.mark.parametrize("ids", [[], [1, 2], [[1]]])
-def test_one_id_for_each_output_is_asked_for(ids):
+def test_accept_requires_one_id_for_each_output(ids):
     scheduler = Scheduler(FakeCache(32), max_running=4)
     scheduler.add(request(0, 6, 4))
     step = scheduler.schedule()
@@ -299,7 +299,7 @@ def test_ids_that_int32_cannot_hold_are_refused_and_nothing_is_changed(ids, erro
     assert run.sequence.tokens[-1] == 5
 
 
-def test_a_step_takes_its_ids_once_and_after_it_is_committed():
+def test_a_step_is_accepted_once_and_only_after_its_commit():
     scheduler = Scheduler(FakeCache(8))
     run = scheduler.add(request(0, 3, 3, samples=2))
     step = scheduler.schedule()
@@ -346,6 +346,6 @@ def test_a_malformed_request_is_refused(prompt, new, samples, error):
         {"headroom": "0.1"},
     ],
 )
-def test_limits_that_cannot_be_are_refused(limits):
+def test_invalid_limits_are_refused(limits):
     with pytest.raises(ShapeError):
         Scheduler(FakeCache(8), **limits)

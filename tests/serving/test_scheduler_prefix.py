@@ -1,4 +1,4 @@
-"""The scheduler over a cache that reuses prefixes: what it pins, gives up, looks for anew and counts."""
+"""The scheduler with a prefix cache: pinned prefixes, repeated matches, preemption, and statistics of reuse."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.serving.runs import drain, expected, request, sampled
 
 
 def advance(scheduler, steps=1):
-    """Run some steps; the finished runs."""
+    """Run some steps; return the finished runs."""
     finished = []
     for _ in range(steps):
         step = scheduler.schedule()
@@ -26,7 +26,7 @@ def advance(scheduler, steps=1):
 
 
 def texts(prompts):
-    """Prompts by number, each the beginning of one of two texts and then its own."""
+    """Return requests whose prompts begin with a part of one of two common texts."""
     return [
         Request(number, np.append(np.arange(shared) + 1000 * family, np.arange(own) + 100 * number + 5000), new)
         for number, (family, shared, own, new) in enumerate(prompts)
@@ -40,7 +40,7 @@ PROMPTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(prompts=PROMPTS, block_size=st.integers(1, 7), is_real=st.booleans(), budget=st.sampled_from([3, 500]))
-def test_one_after_the_other_requests_reuse_what_a_dictionary_of_prefixes_knows(prompts, block_size, is_real, budget):
+def test_sequential_requests_reuse_the_blocks_of_a_dictionary_of_prefixes(prompts, block_size, is_real, budget):
     requests = texts(prompts)
     blocks = 1 + sum(-(-one.num_slots // block_size) for one in requests)
     if is_real:
@@ -66,7 +66,7 @@ def test_one_after_the_other_requests_reuse_what_a_dictionary_of_prefixes_knows(
     assert computed + reuse.prefix_hit_tokens == sum(one.num_slots for one in requests)
 
 
-def test_what_waits_next_keeps_its_prefix_while_others_take_what_is_older_and_newer():
+def test_the_head_of_the_queue_keeps_its_prefix_while_other_prefixes_are_evicted():
     cache = FakeCache(11, block_size=4)
     scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0)
     scheduler.add(request(0, 9, 0, shared=8))
@@ -82,7 +82,7 @@ def test_what_waits_next_keeps_its_prefix_while_others_take_what_is_older_and_ne
     assert (waits.state, waits.num_reused_tokens) == (State.FINISHED, 8)
 
 
-def test_the_next_gives_up_its_prefix_before_anyone_is_preempted():
+def test_the_prefix_of_the_head_is_released_before_a_run_is_preempted():
     cache = FakeCache(9, block_size=4)
     scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0)
     scheduler.add(request(0, 9, 0, shared=8))
@@ -97,7 +97,7 @@ def test_the_next_gives_up_its_prefix_before_anyone_is_preempted():
     advance(scheduler)
     assert len(cache.evictable) == len(cache.free) == 0
     step = scheduler.schedule()
-    # Each of the two took a block, all that there were, and the next has none.
+    # The two runs took the last two blocks, and the head of the queue has none.
     assert waits.held is None
     assert scheduler.num_waiting_tokens == 16
     assert scheduler.holders == scheduler.running
@@ -109,7 +109,7 @@ def test_the_next_gives_up_its_prefix_before_anyone_is_preempted():
 
 
 @pytest.mark.parametrize("namespace", [None, "tenant"])
-def test_what_waits_is_admitted_as_soon_as_another_has_computed_what_it_lacks(namespace):
+def test_a_waiting_run_is_admitted_once_another_run_has_computed_its_prefix(namespace):
     cache = FakeCache(7, block_size=4)
     scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0)
     first = scheduler.add(request(0, 16, 5, shared=16, namespace=namespace))
@@ -128,7 +128,7 @@ def test_what_waits_is_admitted_as_soon_as_another_has_computed_what_it_lacks(na
     assert scheduler.reuse.prefix_query_tokens == 16 + 20
 
 
-def test_what_waits_finds_what_another_has_generated_once_that_is_finished():
+def test_a_waiting_run_reuses_the_tokens_that_another_run_generated():
     scheduler = Scheduler(FakeCache(10, block_size=4), max_tokens_per_step=64, headroom=0.0)
     first = request(0, 8, 5)
     scheduler.add(first)
@@ -140,7 +140,7 @@ def test_what_waits_finds_what_another_has_generated_once_that_is_finished():
     assert (waits.state, waits.num_reused_tokens) == (State.FINISHED, 12)
 
 
-def test_what_comes_back_from_a_swap_space_is_not_recovered():
+def test_tokens_restored_from_a_swap_space_do_not_count_as_recovered():
     cache = PagedKVCache(AttentionSpec(1, 8), block_size=2, num_blocks=14, device="none")
     space = SwapSpace(cache, num_blocks=40)
     scheduler = Scheduler(cache, max_tokens_per_step=32, headroom=0.0, swap_space=space)
@@ -153,7 +153,7 @@ def test_what_comes_back_from_a_swap_space_is_not_recovered():
     assert (scheduler.reuse.prefix_hit_tokens, scheduler.reuse.num_recovered_tokens) == (24, 0)
 
 
-def test_a_longer_match_is_looked_for_in_the_requests_own_namespace():
+def test_a_longer_match_is_searched_in_the_namespace_of_the_request():
     cache = FakeCache(7, block_size=4)
     scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0)
     scheduler.add(request(0, 16, 5, shared=16, namespace="a"))
@@ -165,7 +165,7 @@ def test_a_longer_match_is_looked_for_in_the_requests_own_namespace():
 
 
 @pytest.mark.parametrize(("first", "second", "hits"), [("a", "a", 8), ("a", "b", 0), (None, "a", 0), (1, 1, 8)])
-def test_requests_reuse_what_their_own_namespace_has(first, second, hits):
+def test_requests_reuse_prefixes_of_their_own_namespace_only(first, second, hits):
     cache = PagedKVCache(AttentionSpec(1, 8), block_size=4, num_blocks=20, device="none")
     scheduler = Scheduler(cache)
     for number, namespace in enumerate((first, second)):
@@ -194,7 +194,7 @@ def preempting(cache, requests):
     return scheduler, runs, computed
 
 
-def test_the_preempted_find_what_they_had_and_count_it_apart():
+def test_preempted_runs_reuse_their_own_tokens_and_count_them_separately():
     requests = [request(number, 4, 8) for number in range(3)]
     with_reuse, runs, less = preempting(FakeCache(8, block_size=2, max_sequences=3), requests)
     without, _, more = preempting(FakeCache(8, block_size=2, max_sequences=3, prefix_cache=False), requests)
@@ -220,12 +220,12 @@ def test_samples_count_as_one_request():
     assert [run.num_reused_tokens for run in finished if run.sample == 0] == [8]
 
 
-def test_rates_of_nothing_are_zero():
+def test_rates_without_admissions_are_zero():
     reuse = Scheduler(FakeCache(8)).reuse
     assert reuse.token_hit_rate == reuse.block_hit_rate == 0
 
 
-def test_a_budget_goes_to_what_is_left_after_the_hit():
+def test_the_budget_is_spent_on_uncached_tokens_only():
     cache = FakeCache(30, block_size=4)
     scheduler = Scheduler(cache, max_tokens_per_step=20)
     scheduler.add(request(0, 16, 0, shared=16))

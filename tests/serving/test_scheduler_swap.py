@@ -1,4 +1,4 @@
-"""The scheduler with a swap space: preempted runs wait there, and go on where they were."""
+"""The scheduler with a swap space: preempted runs wait there and continue where they were."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from tests.serving.runs import drain, expected, request, sampled
 
 
 def space_content(scheduler):
-    """The runs that are swapped out, and how many tokens of each are computed."""
+    """Return the swapped-out runs and the number of computed tokens of each."""
     return [(run, run.held.num_computed_tokens) for run in scheduler.waiting if run.held and run.held.is_swapped]
 
 
-def test_a_run_that_is_swapped_out_goes_on_where_it_was():
+def test_a_swapped_out_run_continues_where_it_was():
     cache = FakeCache(7, block_size=2, max_sequences=3)
     space = FakeSpace(cache, 20)
     scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=space)
@@ -30,10 +30,10 @@ def test_a_run_that_is_swapped_out_goes_on_where_it_was():
     assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
     assert scheduler.num_swaps == scheduler.num_preemptions > 0
     assert [1, 2] in swapped
-    assert computed == 3 * (4 + 7)  # nothing twice
+    assert computed == 3 * (4 + 7)  # no token is recomputed
 
 
-def test_a_full_space_falls_back_to_computing_again():
+def test_a_full_swap_space_falls_back_to_recomputation():
     cache = FakeCache(7, block_size=2, max_sequences=3)
     space = FakeSpace(cache, 4)
     scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=space)
@@ -43,11 +43,11 @@ def test_a_full_space_falls_back_to_computing_again():
     assert 0 < scheduler.num_swaps < scheduler.num_preemptions
 
 
-def test_a_prompt_that_is_half_computed_is_swapped_out_and_completed():
+def test_a_partially_computed_prompt_is_swapped_out_and_completed():
     cache = FakeCache(7, block_size=2, max_sequences=3)
     space = FakeSpace(cache, 20)
     scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=3, headroom=0.0, swap_space=space)
-    # Two that decode leave the youngest one token a step, so that it is still at its prompt when blocks run short.
+    # Two decoding runs leave one token a step to the youngest, whose prompt is incomplete when blocks run short.
     runs = [scheduler.add(request(0, 2, 10)), scheduler.add(request(1, 2, 10)), scheduler.add(request(2, 6, 2))]
     saved = []
     drain(scheduler, lambda step: saved.extend((run.request.id, n) for run, n in space_content(scheduler)))
@@ -56,7 +56,7 @@ def test_a_prompt_that_is_half_computed_is_swapped_out_and_completed():
     assert [list(run.tokens) for run in runs] == [expected(run.request, 0) for run in runs]
 
 
-def test_an_abandoned_step_that_brought_a_run_back_is_tried_again():
+def test_an_abandoned_step_with_a_swap_in_is_scheduled_again():
     cache = FakeCache(7, block_size=2, max_sequences=3)
     scheduler = Scheduler(cache, max_running=3, max_tokens_per_step=32, headroom=0.0, swap_space=FakeSpace(cache, 20))
     runs = [scheduler.add(request(number, 4, 8)) for number in range(3)]
@@ -73,7 +73,7 @@ def test_an_abandoned_step_that_brought_a_run_back_is_tried_again():
 def test_a_swap_space_of_another_cache_is_refused():
     cache, other = FakeCache(7), FakeCache(7)
     for wrong in (FakeSpace(other, 5), 16, "16GiB"):
-        with pytest.raises(UnsupportedOption, match="swap_space is"):
+        with pytest.raises(UnsupportedOption, match=r"swap_space .* does not belong to this cache"):
             Scheduler(cache, swap_space=wrong)
 
 

@@ -1,4 +1,4 @@
-"""Memory of the caller as the buffers of a pool: lists, mappings, checks, and arrays that share memory."""
+"""Adopted memory as the buffers of a pool: lists, mappings, checks, and overlapping arrays."""
 
 import array
 
@@ -25,7 +25,7 @@ def bound(layout, spec=EQUAL, layers=LAYERS):
 
 
 def memory_for(layout, spec=EQUAL, layers=LAYERS):
-    """One array of zero bytes for each buffer of a layout."""
+    """Return an array of zero bytes for each buffer of a layout."""
     place = bound(layout, spec, layers)
     return [np.zeros(place.buffer_nbytes(i), np.uint8) for i in range(place.num_buffers)]
 
@@ -35,7 +35,7 @@ def pool(buffers, layout, spec=EQUAL, layers=LAYERS, **options):
 
 
 @pytest.mark.parametrize("axes", WITHOUT_LAYERS)
-def test_axes_without_layers_are_laid_out_once_a_layer(axes):
+def test_axes_without_layers_give_each_layer_a_buffer(axes):
     layout = bound(axes)
     per_layer = 1 if "C" in axes else 2
     assert layout.axes == axes
@@ -47,11 +47,11 @@ def test_axes_without_layers_are_laid_out_once_a_layer(axes):
     places = [layout.plane_layout(plane, layer).buffer for layer in range(LAYERS) for plane in range(2)]
     assert places == (list(range(LAYERS * 2)) if per_layer == 2 else [0, 0, 1, 1, 2, 2])
     assert layout.block_offset(3, 2) == layout.block_offset(3, 0) == 3 * layout.block_stride
-    with pytest.raises(ShapeError, match="each is a buffer of its own"):
+    with pytest.raises(ShapeError, match="each has a buffer of its own"):
         _ = layout.layer_stride
 
 
-def test_one_plane_and_no_layer_axis_is_one_buffer_a_layer():
+def test_one_plane_without_a_layer_axis_has_one_buffer_per_layer():
     class Latent:
         window, planes = None, (Plane("latent", (6,), "int8"),)
 
@@ -67,7 +67,7 @@ def test_a_layout_without_layers_needs_their_number_to_count_buffers():
 
 @pytest.mark.parametrize("layout", [*WITHOUT_LAYERS, *WITH_LAYERS])
 @pytest.mark.parametrize("spec", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-def test_adopted_planes_lie_where_those_of_a_pool_that_allocates_do(layout, spec):
+def test_adopted_planes_have_the_positions_of_an_allocating_pool(layout, spec):
     try:
         own = pool(None, layout, spec)
     except UnsupportedOption:
@@ -160,7 +160,7 @@ def test_any_overlap_of_two_buffers_is_refused_by_both_names(layout, shift):
         assert all(place.buffer_name(i) in str(refused.value) for i in (first, second))
 
 
-def test_memory_past_what_the_pool_needs_must_not_be_shared_either():
+def test_unused_memory_of_buffers_must_not_overlap_either():
     base = np.zeros(40_000, np.uint8)
     needed = bound("LBNHD").buffer_nbytes(0)
     with pytest.raises(UnsupportedOption, match="share"):
@@ -174,12 +174,12 @@ def test_neighbours_in_one_array_are_adopted():
     pool([array for layer in base for array in layer], "BNHD")
 
 
-def test_elements_of_one_buffer_that_share_memory_are_refused():
+def test_a_buffer_whose_elements_share_memory_is_refused():
     number = np.zeros(1, np.float32)
     repeated = np.lib.stride_tricks.as_strided(number, (LAYERS, BLOCKS, SIZE, 2, 8), (0,) * 5)
     halves = np.lib.stride_tricks.as_strided(np.zeros(10_000, np.uint8), (2, 5000), (0, 1))
     for buffer in (repeated, halves):
-        with pytest.raises(UnsupportedOption, match=r"'key' has strides .*: its own elements share memory"):
+        with pytest.raises(UnsupportedOption, match=r"'key' has strides .*: its elements share memory"):
             pool({"key": buffer, "value": np.zeros(10_000, np.uint8)}, "LBNHD")
     windows = np.lib.stride_tricks.sliding_window_view(np.zeros(10_000, np.uint8), 100, writeable=True)
     with pytest.raises(ShapeError, match="contiguous"):
@@ -203,7 +203,7 @@ SHAPE = (LAYERS, BLOCKS, SIZE, 2, 8)
         (np.zeros(SHAPE, np.float64), UnsupportedDtype, "float64"),
         (np.zeros((LAYERS, BLOCKS, 2, SIZE, 8), np.float32), ShapeError, r"needs \(3, 5, 4, 2, 8\)"),
         (np.zeros((LAYERS - 1, 2 * BLOCKS, SIZE, 2, 8), np.float32), ShapeError, "in the order of its axes LBNHD"),
-        (np.zeros((LAYERS, BLOCKS, 2, SIZE, 8), np.float32).swapaxes(2, 3), ShapeError, "in the order of its memory"),
+        (np.zeros((LAYERS, BLOCKS, 2, SIZE, 8), np.float32).swapaxes(2, 3), ShapeError, "axes in memory order"),
         (np.zeros((2 * LAYERS, BLOCKS, SIZE, 2, 8), np.float32)[::2], ShapeError, "contiguous"),
         (np.zeros(SHAPE, np.float32)[::-1], ShapeError, "contiguous"),
         (np.asfortranarray(np.zeros(SHAPE, np.float32)), ShapeError, "contiguous"),
@@ -216,7 +216,7 @@ SHAPE = (LAYERS, BLOCKS, SIZE, 2, 8)
         (np.ma.zeros(NEEDED, np.uint8), PagecoreError, "buffer of 'value'"),
     ],
 )
-def test_an_array_that_cannot_be_adopted_is_refused_by_the_plane_that_it_is_for(value, error, says):
+def test_an_invalid_array_is_refused_by_the_name_of_its_plane(value, error, says):
     with pytest.raises(error, match=says) as refused:
         pool({"key": np.zeros(NEEDED, np.uint8), "value": value}, "LBNHD")
     assert "'value'" in str(refused.value)
@@ -264,7 +264,7 @@ def test_any_writable_memory_is_adopted(kind):
     ]
 
 
-def test_tensors_of_torch_are_adopted_one_a_layer():
+def test_one_torch_tensor_per_layer_is_adopted():
     torch = require("torch")
     owned = [torch.zeros(2, BLOCKS, SIZE, 2, 8) for _ in range(LAYERS)]
     adopted = pool(owned, "CBNHD")

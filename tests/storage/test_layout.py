@@ -1,4 +1,4 @@
-"""Where each plane of a pool lies."""
+"""KVLayout: strides and offsets of each plane of a pool."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_strides_are_those_of_a_numpy_array_with_the_axes_in_that_order(axes):
 
 @pytest.mark.parametrize("order", ["layerwise", "blockwise", "BNCHD", "LBNHD", "LBCHND", "BHNCD"])
 @pytest.mark.parametrize("v_head_dim", [8, 12])
-def test_every_number_of_every_plane_has_a_place_of_its_own(order, v_head_dim):
+def test_elements_of_different_planes_do_not_overlap(order, v_head_dim):
     spec = AttentionSpec(2, 8, v_head_dim, "float32")
     pool = KVPool(spec, num_layers=3, num_blocks=5, block_size=4, layout=order)
     views = [view.numpy() for view in pool.planes()]
@@ -61,7 +61,7 @@ def test_every_number_of_every_plane_has_a_place_of_its_own(order, v_head_dim):
     assert sum(sizes) * 4 == pool.nbytes
 
 
-def test_unequal_planes_share_a_block_in_one_piece():
+def test_unequal_planes_share_one_contiguous_block():
     spec = AttentionSpec(2, 8, 16, "float16")
     pool = KVPool(spec, num_layers=2, num_blocks=3, block_size=4, layout="blockwise")
     assert pool.layout.num_buffers == 1
@@ -71,13 +71,13 @@ def test_unequal_planes_share_a_block_in_one_piece():
 
 
 @pytest.mark.parametrize("order", ["rowwise", "BNH", "BNHDD", "DBNH", "", "bnhd"])
-def test_an_order_that_cannot_be_is_refused_by_name(order):
+def test_an_invalid_order_is_refused_by_name(order):
     with pytest.raises(UnsupportedOption):
         KVLayout(order)
 
 
-def test_heads_are_refused_where_the_axes_say_them():
-    with pytest.raises(UnsupportedOption, match="leave it out"):
+def test_heads_are_refused_with_spelled_axes():
+    with pytest.raises(UnsupportedOption, match="leave heads out"):
         KVLayout("BNHD", "NHD")
     with pytest.raises(UnsupportedOption, match="DHN"):
         KVLayout("layerwise", "DHN")
@@ -89,7 +89,7 @@ def test_planes_that_differ_below_the_plane_axis_are_refused():
         _ = layout.layer_stride
 
 
-def test_a_layout_without_sizes_says_what_is_missing():
+def test_a_layout_without_sizes_names_the_missing_ones():
     with pytest.raises(ShapeError, match="num_blocks"):
         _ = KVLayout("layerwise").block_stride
 
@@ -115,7 +115,7 @@ TOO_LARGE = [-1, 200, 2**63, -(10**400), 10**5000, np.int64(-1)]
 
 
 @pytest.mark.parametrize("number", [*NO_NUMBERS, *TOO_LARGE], ids=lambda n: type(n).__name__)
-def test_a_block_or_layer_that_is_not_there_is_refused_by_name(number):
+def test_an_unknown_block_or_layer_is_refused_by_name(number):
     layout = KVLayout("blockwise", planes=(KEY, VALUE), num_layers=2, num_blocks=200, block_size=4)
     with pytest.raises(InvalidBlock, match=r"block is .*; the layout has blocks 0 to 199"):
         layout.block_offset(number)
@@ -128,7 +128,7 @@ def test_a_block_or_layer_that_is_not_there_is_refused_by_name(number):
 
 
 @pytest.mark.parametrize("planes", [5, None, "key", 1.5, [1], [None], KEY, {"key": (2, 8)}])
-def test_planes_that_are_none_are_refused(planes):
+def test_objects_that_are_not_planes_are_refused(planes):
     with pytest.raises((ShapeError, UnsupportedOption), match="planes"):
         KVLayout(planes=planes)
     with pytest.raises((ShapeError, UnsupportedOption), match="planes"):
@@ -151,12 +151,12 @@ def test_planes_that_are_none_are_refused(planes):
         ({"per": 10**5000}, UnsupportedOption),
     ],
 )
-def test_a_plane_that_cannot_be_is_refused(arguments, error):
+def test_an_invalid_plane_is_refused(arguments, error):
     with pytest.raises(error):
         Plane(**{"name": "key", "shape": (2, 8), "dtype": "float32"} | arguments)
 
 
 @pytest.mark.parametrize("heads", ["DHN", 5, pytest.param(10**5000, id="huge"), np.array(["NHD", "HND"]), ["NHD"]])
-def test_heads_that_cannot_be_are_refused(heads):
+def test_invalid_heads_are_refused(heads):
     with pytest.raises(UnsupportedOption, match="heads is"):
         KVLayout("layerwise", heads)

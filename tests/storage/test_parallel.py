@@ -1,4 +1,4 @@
-"""TensorParallel: which heads of a model a rank holds."""
+"""TensorParallel: the heads of a model that a rank holds."""
 
 import pickle
 
@@ -10,20 +10,20 @@ from pagecore.storage import AttentionSpec, Plane, TensorParallel
 
 
 @pytest.mark.parametrize(("heads", "size"), [(32, 1), (32, 4), (8, 8), (8, 2), (1, 1), (6, 3), (5, 5)])
-def test_ranks_share_the_heads_out_in_order(heads, size):
+def test_heads_are_split_over_ranks_in_order(heads, size):
     held = [TensorParallel(rank, size).heads(heads) for rank in range(size)]
     assert [head for part in held for head in part] == list(range(heads))
     assert {len(part) for part in held} == {heads // size}
 
 
 @pytest.mark.parametrize(("heads", "size"), [(2, 4), (1, 8), (3, 6), (8, 16)])
-def test_more_ranks_than_heads_hold_one_copy_each(heads, size):
+def test_more_ranks_than_heads_replicate_the_heads(heads, size):
     held = [list(TensorParallel(rank, size).heads(heads)) for rank in range(size)]
     assert held == [[rank * heads // size] for rank in range(size)]
 
 
 @pytest.mark.parametrize(("heads", "size"), [(32, 3), (8, 12), (2, 3), (6, 4), (4, 6)])
-def test_heads_that_ranks_can_neither_share_nor_copy_are_refused(heads, size):
+def test_heads_that_ranks_can_neither_split_nor_replicate_are_refused(heads, size):
     for rank in range(size):
         with pytest.raises(ShapeError, match=f"num_kv_heads is {heads}, which {size} ranks"):
             TensorParallel(rank, size).heads(heads)
@@ -33,7 +33,7 @@ def test_heads_that_ranks_can_neither_share_nor_copy_are_refused(heads, size):
     ("query_heads", "kv_heads", "size"),
     [(8, 2, 1), (8, 2, 2), (8, 2, 4), (8, 2, 8), (64, 8, 16), (6, 2, 6), (4, 4, 4), (12, 4, 2), (3, 1, 3), (24, 2, 4)],
 )
-def test_a_query_head_stands_with_the_key_head_that_it_reads(query_heads, kv_heads, size):
+def test_a_rank_holds_query_heads_with_the_key_head_that_they_read(query_heads, kv_heads, size):
     group = query_heads // kv_heads
     for rank in range(size):
         parallel = TensorParallel(rank, size)
@@ -53,20 +53,20 @@ def test_a_shard_keeps_all_but_heads_and_slices_the_sinks():
     assert whole.sinks == tuple(range(8))
 
 
-def test_sinks_say_the_query_heads_where_the_spec_does_not():
+def test_sinks_give_the_query_heads_if_the_spec_does_not():
     part = TensorParallel(3, 4).shard(AttentionSpec(2, 8, sinks=range(8)))
     assert (part.num_kv_heads, part.num_query_heads, part.sinks) == (1, None, (6.0, 7.0))
     assert TensorParallel(3, 4).shard(AttentionSpec(2, 8)).num_query_heads is None
 
 
-def test_query_heads_that_ranks_cannot_share_out_are_refused():
+def test_query_heads_that_ranks_cannot_split_are_refused():
     for spec in (AttentionSpec(2, 8, num_query_heads=4), AttentionSpec(2, 8, sinks=range(4))):
         with pytest.raises(ShapeError, match="num_query_heads is 4, which 8 ranks"):
             TensorParallel(0, 8).shard(spec)
 
 
 class Latent:
-    """A spec with planes and a window only, as a user may bring it."""
+    """A user-defined spec with planes and a window only."""
 
     window = None
     planes = (Plane("latent", (1, 576), "bfloat16"),)
@@ -82,14 +82,14 @@ class Wrong(Latent):
         return "nothing"
 
 
-def test_a_spec_that_cannot_be_shared_out_is_refused_by_name():
+def test_a_spec_that_cannot_be_split_is_refused_by_name():
     one, two = TensorParallel(), TensorParallel(1, 2)
     latent, shared = Latent(), Shared()
     assert one.shard(latent) is latent
     assert two.shard(shared) is shared
-    with pytest.raises(UnsupportedOption, match="Latent cannot be shared out over 2 ranks"):
+    with pytest.raises(UnsupportedOption, match="Latent cannot be split over 2 ranks"):
         two.shard(latent)
-    with pytest.raises(UnsupportedOption, match="shard of Wrong gave 'nothing'"):
+    with pytest.raises(UnsupportedOption, match="shard of Wrong returned 'nothing'"):
         two.shard(Wrong())
     for parallel in (one, two):
         with pytest.raises(UnsupportedOption, match="spec is None"):
@@ -99,13 +99,13 @@ def test_a_spec_that_cannot_be_shared_out_is_refused_by_name():
 @pytest.mark.parametrize(
     ("rank", "size"), [(-1, 2), (2, 2), (0, 0), (0, -1), (1, 1), (0.5, 2), (0, 2.0), (None, 2), ("0", 1), (2**70, 2)]
 )
-def test_a_rank_that_cannot_be_is_refused(rank, size):
+def test_an_invalid_rank_is_refused(rank, size):
     with pytest.raises(ShapeError):
         TensorParallel(rank, size)
 
 
 @pytest.mark.parametrize("heads", [0, -4, 1.5, None, "8"])
-def test_a_number_of_heads_that_cannot_be_is_refused(heads):
+def test_an_invalid_number_of_heads_is_refused(heads):
     for ask in (TensorParallel(0, 2).heads, TensorParallel(0, 2).query_heads):
         with pytest.raises(ShapeError, match="heads is"):
             ask(heads)
@@ -121,7 +121,7 @@ def test_ranks_are_values():
         one.rank = 2
 
 
-def test_a_spec_with_another_dtype_is_the_same_otherwise():
+def test_a_spec_with_another_dtype_is_otherwise_equal():
     spec = AttentionSpec(4, 64, 32, window=7, num_query_heads=8, softcap=5.0, sinks=range(8))
     other = spec.with_dtype(np.float16)
     assert other == AttentionSpec(4, 64, 32, "float16", window=7, num_query_heads=8, softcap=5.0, sinks=range(8))

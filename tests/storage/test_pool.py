@@ -37,7 +37,7 @@ def test_views_have_the_logical_shape_in_every_layout(order):
 
 
 @pytest.mark.parametrize("layout", ["layerwise", "blockwise", "BNCHD"])
-def test_the_null_block_is_zero_whatever_the_memory_held(layout, monkeypatch):
+def test_the_null_block_is_zero_initially(layout, monkeypatch):
     monkeypatch.setattr("pagecore.storage.pool.empty", lambda shape, dtype, device: as_tensor(np.full(shape, 7, dtype)))
     pool = KVPool(SPEC, num_layers=2, num_blocks=3, block_size=4, layout=layout)
     assert all(not view.numpy()[0].any() and view.numpy()[1:].all() for view in pool.planes())
@@ -53,7 +53,7 @@ def test_a_pool_that_scrubs_begins_with_zeros_in_every_block(layout, monkeypatch
     assert not any(view.numpy().any() for view in pool.planes())
 
 
-def test_adopted_memory_is_zeroed_with_scrub_as_far_as_the_layout_needs_it():
+def test_scrub_zeroes_the_adopted_memory_that_the_layout_uses():
     memory = np.full(10_000, 7, np.uint8)
     pool = KVPool(SPEC, 1, 3, 4, buffers=memory, scrub=np.True_)
     assert not memory[: pool.nbytes].any()
@@ -81,7 +81,7 @@ def test_planes_that_are_per_block_have_no_token_axis():
     assert pool.bytes_per_block == 2 * (4 * 2 * 8 * 2 + 2 * 4)
 
 
-def test_adopted_memory_is_used_where_it_lies_and_left_as_it_was():
+def test_adopted_memory_is_used_in_place_and_left_unchanged():
     memory = np.full(10_000, 7, np.uint8)
     pool = KVPool(SPEC, 1, 3, 4, buffers=memory)
     assert pool.key(0).pointer == memory.ctypes.data
@@ -90,7 +90,7 @@ def test_adopted_memory_is_used_where_it_lies_and_left_as_it_was():
     assert not np.all(memory == 7)
 
 
-def test_adopted_buffers_may_be_one_a_plane_by_name():
+def test_adopted_buffers_may_be_named_by_plane():
     key, value = np.zeros((3, 4, 2, 8), np.float32), np.zeros((3, 4, 2, 8), np.float32)
     pool = KVPool(SPEC, 1, 3, 4, layout="LBNHD", buffers={"value": value, "key": key})
     pool.value(0)[2] = 1.0
@@ -109,7 +109,7 @@ def test_adopted_buffers_may_be_one_a_plane_by_name():
         (np.frombuffer(bytes(5000), np.uint8), UnsupportedOption),
     ],
 )
-def test_memory_that_cannot_be_adopted_is_refused(buffers, error):
+def test_invalid_buffers_of_a_pool_are_refused(buffers, error):
     with pytest.raises(error):
         KVPool(SPEC, 1, 3, 4, buffers=buffers)
 
@@ -131,7 +131,7 @@ def test_memory_that_cannot_be_adopted_is_refused(buffers, error):
         ({"device": "cuda:9999"}, DeviceError),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(arguments, error):
+def test_invalid_sizes_are_refused(arguments, error):
     with pytest.raises(error):
         KVPool(**{"spec": SPEC, "num_layers": 1, "num_blocks": 3, "block_size": 4} | arguments)
 
@@ -171,7 +171,7 @@ def test_budgets_in_bytes(memory, expected):
     assert parse_memory(memory) == expected
 
 
-def test_a_float_is_a_fraction_of_what_is_free():
+def test_a_float_is_a_fraction_of_the_free_memory():
     assert 0 < parse_memory(0.25) < parse_memory(1.0)
 
 
@@ -194,7 +194,7 @@ def test_a_float_is_a_fraction_of_what_is_free():
         [1],
     ],
 )
-def test_budgets_that_say_nothing_are_refused(memory):
+def test_invalid_budgets_are_refused(memory):
     with pytest.raises(ShapeError):
         parse_memory(memory)
 
@@ -227,7 +227,7 @@ def test_budgets_that_say_nothing_are_refused(memory):
         ({"sinks": [0.0] * 2, "num_query_heads": 4}, ShapeError),
     ],
 )
-def test_a_spec_that_cannot_be_is_refused(arguments, error):
+def test_an_invalid_spec_is_refused(arguments, error):
     with pytest.raises(error):
         AttentionSpec(**{"num_kv_heads": 2, "head_dim": 8} | arguments)
 

@@ -1,4 +1,4 @@
-"""Specs of the user's own: refused where a cache, a pool or a plan is made, before anything is allocated."""
+"""Invalid user-defined specs are refused by caches, pools and plans before anything is allocated."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ STATE = Plane("state", (4, 16), "float32", per="sequence")
 
 
 class Own:
-    """A spec of the user's own."""
+    """A user-defined spec."""
 
     def __init__(self, *planes, window=None, **more):
         self.planes, self.window = planes, window
@@ -96,7 +96,7 @@ ATTENDS = [paged, paged_by_memory, paged_in_a_list, configured, static]
     ],
 )
 @pytest.mark.parametrize("make", [*STORES, *ATTENDS])
-def test_a_spec_that_nothing_serves_is_refused_where_it_is_used_first(make, spec, error, says):
+def test_an_unsupported_spec_is_refused_at_first_use(make, spec, error, says):
     with pytest.raises(error, match=says):
         make(spec)
 
@@ -117,10 +117,11 @@ def test_an_object_that_is_not_a_spec_is_refused(make, spec):
         make(spec)
 
 
+LATENT = Own(Plane("latent", (576,), "bfloat16"))
 UNATTENDED = [
-    (Own(Plane("latent", (576,), "bfloat16")), UnsupportedOption, "latent and no plane 'key'"),
     (Own(KEY), UnsupportedOption, "key and no plane 'value'"),
     (Own(Plane("key", (2, 8), "float8_e4m3fn"), VALUE), UnsupportedDtype, "'key' of float8_e4m3fn"),
+    (Own(VALUE, LATENT.planes[0]), UnsupportedOption, "value, latent and no plane 'key'"),
     (Own(KEY, Plane("value", (2, 8), "int8")), UnsupportedDtype, "'value' of int8"),
     (Own(KEY, Plane("value", (4, 8), "float32")), ShapeError, "2 heads in plane 'key' and 4 in 'value'"),
     (Own(KEY, Plane("value", (8,), "float32")), UnsupportedOption, r"'value' of shape \(8,\) per token"),
@@ -131,25 +132,35 @@ UNATTENDED = [
 
 @pytest.mark.parametrize(("spec", "error", "says"), UNATTENDED)
 @pytest.mark.parametrize("make", ATTENDS)
-def test_planes_that_write_and_attend_do_not_serve_are_refused_by_a_cache_with_bytes(make, spec, error, says):
+def test_keys_and_values_that_cannot_be_attended_are_refused_by_a_cache_with_bytes(make, spec, error, says):
     with pytest.raises(error, match=says):
         make(spec)
 
 
-@pytest.mark.parametrize("spec", [spec for spec, _, _ in UNATTENDED])
+@pytest.mark.parametrize("spec", [LATENT, *(spec for spec, _, _ in UNATTENDED)])
 @pytest.mark.parametrize("make", STORES)
 def test_planes_that_are_only_stored_or_counted_may_be_any(make, spec):
     make(spec)
 
 
+@pytest.mark.parametrize("make", [make for make in ATTENDS if make is not static])
+def test_a_paged_cache_stores_planes_of_other_names(make):
+    make(LATENT)
+
+
+def test_a_static_cache_needs_key_and_value():
+    with pytest.raises(UnsupportedOption, match="a Own stores latent; a static cache"):
+        static(LATENT)
+
+
 def test_a_refusal_names_the_layer():
-    with pytest.raises(UnsupportedOption, match=r"layer 2, a Own, stores latent"):
+    with pytest.raises(UnsupportedOption, match=r"layer 2, a Own, stores key"):
         PagedKVCache([AttentionSpec(2, 8), Alias(0), UNATTENDED[0][0]], num_blocks=4)
     with pytest.raises(ShapeError, match="window of a Own is 0"):
         check_spec(Own(KEY, VALUE, window=0))
 
 
-def test_the_part_that_shard_gives_is_checked_too():
+def test_the_part_returned_by_shard_is_checked_too():
     whole = Own(KEY, VALUE)
     whole.shard = lambda parallel: Own(KEY, Plane("value", (1, 8), "float32"))
     with pytest.raises(ShapeError, match="2 heads in plane 'key' and 1"):
@@ -180,7 +191,7 @@ def test_a_cache_without_bytes_counts_planes_of_any_kind():
     assert cache.stats().num_used_blocks == 2
 
 
-def test_a_memory_is_refused_for_planes_per_sequence_and_is_not_divided_by_zero():
+def test_a_memory_budget_is_refused_for_planes_per_sequence():
     for make in (blocks_for, paged_by_memory, counted_by_memory, planned):
         with pytest.raises(UnsupportedOption, match="per sequence"):
             make(Own(STATE))

@@ -1,12 +1,12 @@
-"""The operations inside of `jax.jit`, on the host, over caches that JAX owns; and pagecore's own caches read there.
+"""Operations for `jax.jit` on the host, over caches that JAX owns, and views of pagecore's own caches.
 
-    write_kv, paged_attention     custom calls of XLA, served by the host's kernels
-    jit                           jax.jit that updates caches in place, or says why it cannot
+    write_kv, paged_attention     custom calls of XLA that run pagecore's host kernels
+    jit                           jax.jit that updates caches in place, or raises if XLA copied them
     step_arrays                   a prepared batch as arguments of a jitted step
-    as_jax                        a pool's planes, or any pagecore.Tensor, as arrays over the same memory
+    as_jax                        a plane of a pool, or any pagecore.Tensor, as an array over the same memory
 
-The handlers are part of every build of pagecore, so that JAX (`jax>=0.10`) can come later. The operations have no
-gradients and do not run under `vmap`.
+Every build of pagecore contains the handlers of the custom calls; JAX (`jax>=0.10`) can be installed later. The
+operations have no gradients and do not support `vmap`.
 """
 
 try:

@@ -1,10 +1,10 @@
-"""What `pagecore.interop.jax` needs of the native side: the handlers of the custom calls, and shared checks."""
+"""Native parts of `pagecore.interop.jax`: the handlers of the custom calls, and checks shared with `pagecore.ops`."""
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic
 
-from pagecore.ops._checks cimport finite_number, read_window
+from pagecore.ops._numbers cimport finite_number, read_window
 from pagecore.ops._threads cimport threads_address
 from pagecore.ops.cpu._cpu cimport host_calls
 from pagecore.ops.cpu.args cimport HostCalls
@@ -25,7 +25,7 @@ cdef extern from "pagecore/interop/jax/handlers.hpp" namespace "pagecore::xla" n
 
 
 def handlers():
-    """The handlers as capsules, by the names of their custom calls."""
+    """Return a dict from the name of each custom call to the capsule of its handler."""
     host.calls = host_calls()
     host.num_threads = threads_address()
     return {
@@ -36,17 +36,17 @@ def handlers():
 
 
 def api_version():
-    """(major, minor) of XLA's interface that the handlers were compiled for."""
+    """Return (major, minor) of the version of XLA's interface that the handlers were compiled for."""
     return XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR
 
 
 def window_sides(window):
-    """(left, right) of the option `window`, each -1 for no bound."""
+    """Return (left, right) of the option `window`, -1 for no bound."""
     cdef int64_t left, right
     read_window(window, &left, &right)
     return left, right
 
 
 def number(value, name):
-    """A finite float, also as float32."""
+    """Return `value` as a float; raise UnsupportedOption unless it is finite as a float32."""
     return finite_number(value, name)

@@ -1,7 +1,6 @@
-"""What the operations demand of their arguments where only shapes and dtypes are known: under `jax.jit`.
+"""Checks of arguments by shape and dtype, while `jax.jit` traces a function.
 
-The same demands as those of `pagecore.ops`, with the same exceptions. What numbers an array holds the handlers check,
-when they run.
+The checks and errors equal those of `pagecore.ops`. The handlers check the numbers inside arrays when they run.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 
 class CacheShape:
-    """What the two arrays of a cache have in common: one layer's, or with `layer` a stack of them."""
+    """The common shape of a key cache and a value cache: of one layer, or with `layer` of a stack of layers."""
 
     def __init__(self, key_cache: Any, value_cache: Any, layer: Any, layout: str) -> None:
         check_layout(layout)
@@ -44,19 +43,19 @@ class CacheShape:
     def _one(self, array: Any, name: str, axes: str) -> tuple[int, ...]:
         if not isinstance(array, jax.Array):
             raise UnsupportedDtype(
-                f"{name} is a {type(array).__name__}, which JAX would copy; pass an array of JAX, or as_jax(tensor) to "
+                f"{name} is a {type(array).__name__}, which JAX would copy; pass a jax.Array, or as_jax(tensor) to "
                 "read a pagecore.Tensor"
             )
         _check_float(array, name)
         ndim = 5 if self._stacked else 4
         if array.ndim != ndim:
-            hint = "without layer=, caches are one layer's" if ndim == 4 else "with layer=, caches are stacked"
+            hint = "without layer=, a cache has one layer" if ndim == 4 else "with layer=, caches are stacked"
             raise ShapeError(f"{name} has shape {array.shape}; it must have {ndim} axes: {axes} ({hint})")
         return _without_empty(array, name, ndim - 3, axes)
 
 
 def check_layout(layout: object) -> None:
-    """One of the two."""
+    """Raise UnsupportedOption unless `layout` is "NHD" or "HND"."""
     if not isinstance(layout, str) or layout not in ("NHD", "HND"):
         raise UnsupportedOption(f"layout is {brief(layout)}; it must be 'NHD' or 'HND', the order of a block's axes")
 
@@ -70,7 +69,7 @@ def _layer_number(layer: Any, num_layers: int) -> Any:
 
 
 def floats(array: Any, name: str, axes: str, first_full: int) -> jax.Array:
-    """Query, key or value: three axes."""
+    """Return a query, key or value as an array of JAX with three axes; axes from `first_full` on must not be empty."""
     array = _as_jax(array, name)
     _check_float(array, name)
     check_rank(array, name, 3, axes)
@@ -92,21 +91,21 @@ def _without_empty(array: Any, name: str, first_full: int, axes: str) -> tuple[i
 
 
 def check_rank(array: Any, name: str, ndim: int, axes: str) -> None:
-    """As many axes as there must be."""
+    """Raise ShapeError unless the array has `ndim` axes."""
     if array.ndim != ndim:
         raise ShapeError(f"{name} has shape {array.shape}; it must have {ndim} axes: {axes}")
 
 
 def check_length(array: Any, name: str, axis: int, expected: int, reason: str) -> None:
-    """One axis of the length that another argument says."""
+    """Raise ShapeError unless an axis has the expected length."""
     if array.shape[axis] != expected:
         raise ShapeError(f"{name} has shape {array.shape}; axis {axis} must have length {expected}: {reason}")
 
 
 def indices(array: Any, name: str, ndim: int, axes: str) -> jax.Array:
-    """int32, or int64 where JAX has it; what int32 could not hold is refused, never cut."""
+    """Return indices as int32, or as int64 under x64; raise for numbers that JAX would truncate."""
     if not isinstance(array, jax.Array):
-        array = _fitting(array, name)
+        array = _narrowest(array, name)
     if array.dtype.kind not in "iu":
         raise UnsupportedDtype(f"{name} holds {array.dtype}; it must hold integers: int32, or int64 under x64")
     if array.dtype not in ("int32", "int64"):
@@ -117,8 +116,8 @@ def indices(array: Any, name: str, ndim: int, axes: str) -> jax.Array:
     return array
 
 
-def _fitting(array: Any, name: str) -> Any:
-    """Integers outside of JAX in the narrowest dtype of JAX that holds them."""
+def _narrowest(array: Any, name: str) -> Any:
+    """Convert integers from outside of JAX to the narrowest dtype of JAX that holds them."""
     try:
         values = np.asarray(array)
     except MemoryError:
@@ -132,12 +131,12 @@ def _fitting(array: Any, name: str) -> Any:
     if INT32.min <= values.min() and values.max() <= INT32.max:
         return jnp.asarray(values.astype(np.int32))
     if not jax.config.jax_enable_x64 or values.dtype == np.uint64:
-        raise ShapeError(f"{name} holds {values.max()}, past int32, and JAX would cut it; set jax_enable_x64")
+        raise ShapeError(f"{name} holds {values.max()}, which JAX would truncate to int32; set jax_enable_x64")
     return jnp.asarray(values.astype(np.int64))
 
 
 def head_numbers(array: Any, name: str, num_heads: int) -> jax.Array:
-    """One number for each head, in a dtype that kernels read."""
+    """Return an array [num_heads] in a dtype that the kernels read."""
     array = _as_jax(array, name)
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
         raise UnsupportedDtype(f"{name} holds {array.dtype}; it must hold numbers that float32 can hold")
@@ -147,13 +146,16 @@ def head_numbers(array: Any, name: str, num_heads: int) -> jax.Array:
 
 
 def scales(scale: Any, name: str, num_kv_heads: int, divides: bool) -> jax.Array | None:
-    """float32, one for each head, from one number too; None where it changes nothing."""
+    """Return float32 scales [num_kv_heads] of a number or an array; None if the scale is None or 1.
+
+    With `divides` the scale is a divisor, so 0 raises.
+    """
     if scale is None:
         return None
     if isinstance(scale, float | int | np.number):
         value = np.float32(_xla.number(scale, name))
         if value == 0 and divides:
-            raise UnsupportedOption(f"{name} is {scale}; as a float32 it must be finite, and not 0 to be divided by")
+            raise UnsupportedOption(f"{name} is {scale}; it must be finite and not 0 as a float32, because it divides")
         return None if value == 1 else jnp.full(num_kv_heads, value)
     array = _as_jax(scale, name)
     if array.ndim == 0:
@@ -162,7 +164,7 @@ def scales(scale: Any, name: str, num_kv_heads: int, divides: bool) -> jax.Array
 
 
 def flat_mask(array: Any) -> jax.Array:
-    """Bool, of one axis."""
+    """Return a mask as a bool array with one axis."""
     mask = jnp.zeros(0, bool) if isinstance(array, list | tuple) and not array else _as_jax(array, "mask")
     if mask.dtype != bool:
         raise UnsupportedDtype(f"mask is {mask.dtype}; it must be bool, True where a query attends: pass mask != 0")
@@ -171,13 +173,13 @@ def flat_mask(array: Any) -> jax.Array:
 
 
 def number(value: Any, name: str) -> float:
-    """A number that is known when the function is traced."""
+    """Return a number that must be known when the function is traced."""
     _refuse_tracer(value, name, "a Python number")
     return _xla.number(value, name)
 
 
 def switch(value: Any, name: str) -> bool:
-    """A bool that is known when the function is traced."""
+    """Return a bool that must be known when the function is traced."""
     _refuse_tracer(value, name, "True or False")
     if not isinstance(value, bool | np.bool_):
         raise UnsupportedOption(f"{name} is {brief(value)}; it must be True or False")
@@ -198,5 +200,7 @@ def _as_jax(array: Any, name: str) -> Any:
         raise
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error):
-            raise NotEnoughMemory(f"{name}: JAX has no memory for a copy: {brief(error)}") from error
-        raise UnsupportedDtype(f"{name} is not an array for JAX: {brief(error)}") from None
+            raise NotEnoughMemory(
+                f"{name}: JAX has not enough memory to copy it: {brief(error)}; free memory, or pass a jax.Array"
+            ) from error
+        raise UnsupportedDtype(f"{name} cannot be converted to a jax.Array: {brief(error)}") from None

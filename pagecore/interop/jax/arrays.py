@@ -1,4 +1,4 @@
-"""Arrays of pagecore as arrays of JAX."""
+"""Views of pagecore tensors in JAX, and batches as arguments of a jitted step."""
 
 from __future__ import annotations
 
@@ -16,50 +16,60 @@ from pagecore.storage.checks import require_int
 
 
 def as_jax(tensor: Tensor, *, layout: Layout = "NHD") -> jax.Array:
-    """An array of JAX over the memory of a `pagecore.Tensor`: `cache.key(0)`, say, to read it inside of `jax.jit`.
+    """Return a JAX array over the memory of a `pagecore.Tensor`, such as `cache.key(0)`, to read inside `jax.jit`.
 
-    Zero-copy or refused. JAX takes arrays for values that never change: wait for what reads this one, with
-    `jax.block_until_ready`, before pagecore writes to the memory again. JAX never writes to it: a write in JAX makes a
-    copy, which `pagecore.interop.jax.jit` refuses.
+    Never copies. JAX treats arrays as immutable: before pagecore writes to the memory again, wait for the computations
+    that read the array, with `jax.block_until_ready`. JAX does not write to the memory: an update in JAX makes a copy,
+    and `pagecore.interop.jax.jit` raises for it.
 
     Parameters
     ----------
-    tensor : Tensor
-        On the host, 64-byte aligned, contiguous, writable. A cache's planes are contiguous in a layerwise pool.
+    tensor : pagecore.Tensor
+        In host memory, 64-byte aligned, contiguous and writable. The planes of a layerwise pool are contiguous.
     layout : {"NHD", "HND"}
-        "HND" shows a plane as [num_blocks, num_kv_heads, block_size, head_dim], as a pool lies by default
-        (``KVLayout(heads="HND")``); "NHD" shows it as it is.
+        "HND" views a plane as [num_blocks, num_kv_heads, block_size, head_dim], the default order of a pool in memory
+        (``KVLayout(heads="HND")``). "NHD" views the tensor with its own axes.
+
+    Returns
+    -------
+    jax.Array
+        Aliases `tensor`.
 
     Raises
     ------
     UnsupportedOption
-        JAX would have to copy: strides that are not the layout's, or misaligned memory; or the tensor is read-only,
-        which JAX cannot say of an array.
+        JAX would have to copy, because the strides are not those of the layout or the memory is not aligned; or the
+        tensor is read-only, and JAX has no read-only views.
     UnsupportedDtype
-        64-bit integers without x64, or no `pagecore.Tensor`.
+        64-bit integers without x64, or `tensor` is not a `pagecore.Tensor`.
     ShapeError
-        "HND" of a tensor without the 4 axes of a plane.
+        `layout` is "HND" and the tensor does not have 4 axes.
     DeviceError
-        Memory that is not the host's.
+        The tensor is not in host memory.
     """
     if type(tensor) is not Tensor:
-        raise UnsupportedDtype(f"a {type(tensor).__name__} is no pagecore.Tensor; make one with pagecore.as_tensor")
+        raise UnsupportedDtype(
+            f"tensor is a {type(tensor).__name__}; it must be a pagecore.Tensor, as pagecore.as_tensor returns it"
+        )
     check_layout(layout)
     if layout == "HND":
         if tensor.ndim != 4:
-            raise ShapeError(f"the tensor has shape {tensor.shape}; layout='HND' is for the 4 axes of a cache's plane")
+            raise ShapeError(
+                f"the tensor has shape {tensor.shape}; layout='HND' needs the 4 axes of a cache's plane, so pass "
+                "layout='NHD'"
+            )
         tensor = as_tensor(tensor.numpy().swapaxes(1, 2))
     if not _is_row_major(tensor):
         raise UnsupportedOption(
-            f"the tensor has shape {tensor.shape} and strides {tensor.strides} bytes in layout {layout!r}, which "
-            "jax.jit would copy in every call; pass the layout of the pool (by default 'HND'), and let it be layerwise"
+            f"the tensor has shape {tensor.shape} and strides {tensor.strides} bytes in layout {layout!r}, so jax.jit "
+            "would copy it in every call; pass the layout of the pool (by default 'HND') and use a layerwise pool"
         )
     array: jax.Array = like(tensor, jnp.empty(0))
     return array
 
 
 def _is_row_major(tensor: Tensor) -> bool:
-    """Whether elements lie without gaps, the last axis innermost."""
+    """Return True if the elements are contiguous in row-major order."""
     expected = tensor.itemsize
     for length, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
         if length > 1 and stride != expected:
@@ -69,7 +79,7 @@ def _is_row_major(tensor: Tensor) -> bool:
 
 
 class StepArrays(NamedTuple):
-    """What a jitted step needs of a batch, each int32 (slots in the cache's index dtype); a pytree.
+    """Arrays of a batch for a jitted step; a pytree. All are int32 except slots, which have the cache's index dtype.
 
     Attributes
     ----------
@@ -77,7 +87,7 @@ class StepArrays(NamedTuple):
     seq_lens : array, [max_sequences]
     cu_query_lens : array, [max_sequences + 1]
     block_table : array, [max_sequences, max_blocks]
-        The rows of the batch's sequences, in its order.
+        One row for each sequence of the batch, in the order of the batch.
     """
 
     positions: Any
@@ -88,44 +98,49 @@ class StepArrays(NamedTuple):
 
 
 def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) -> StepArrays:
-    """A prepared batch as arguments of a jitted step: copies, since a step may still run when the next is prepared.
+    """Copy the arrays of a prepared batch, as arguments of a jitted step.
 
-    Their shapes are those of the batch, whatever it holds, so that a step is compiled once: what is past its sequences
-    and tokens is padding, which `write_kv` and `paged_attention` skip.
+    They are copies because a step may still run while the next batch is prepared. Their shapes only depend on the sizes
+    of the batch, so a step is compiled once: entries past the batch's sequences and tokens are padding, which
+    `write_kv` and `paged_attention` skip.
 
     Parameters
     ----------
     batch : Batch
-        Of a cache on the host, or without bytes: ``PagedKVCache(device="none", index_dtype="int32")`` is the one for
-        caches that JAX owns.
+        Of a cache on the host or without bytes. If JAX owns the caches, use
+        ``PagedKVCache(device="none", index_dtype="int32")``.
     layer : int
-        A layer of the group whose slots and blocks are wanted.
+        Any layer of the group whose slots and blocks are copied.
     max_blocks : int, optional
-        Width of the block table; all that a row has by default.
+        Width of the block table; the capacity of a row by default.
+
+    Returns
+    -------
+    StepArrays
 
     Raises
     ------
     ShapeError
-        A sequence holds more blocks than `max_blocks`, or that is not from 1 to what a row holds.
+        A sequence holds more than `max_blocks` blocks, or `max_blocks` is less than 1 or above the capacity of a row.
     UnsupportedOption
-        Slots of int64 while JAX has no such integers.
+        The slots are int64 and JAX has no 64-bit integers (x64 is off).
     DeviceError
-        A batch of a cache on CUDA.
+        The cache of the batch is on CUDA.
     """
     group = batch.group(layer)
     slots = group.slot_mapping.numpy()
     if slots.dtype == np.int64 and not jax.config.jax_enable_x64:
         raise UnsupportedOption(
-            "slot mappings are int64, which JAX would cut; make the cache with index_dtype='int32', or set "
+            "slot mappings are int64, which JAX would truncate; make the cache with index_dtype='int32', or set "
             "jax_enable_x64"
         )
     table, lens = group.block_table.numpy(), batch.seq_lens.numpy().copy()
     width = table.shape[1] if max_blocks is None else require_int("max_blocks", max_blocks, max=None)
     if width > table.shape[1]:
-        raise ShapeError(f"max_blocks is {width}; it must be at most {table.shape[1]}, the blocks that a row holds")
+        raise ShapeError(f"max_blocks is {width}; it must be at most {table.shape[1]}, the capacity of a row")
     rows = table[batch.rows.numpy()]
     if rows[:, width:].any():
         needed = np.flatnonzero(rows.any(axis=0))[-1] + 1
-        raise ShapeError(f"max_blocks is {max_blocks}, and a sequence holds {needed} blocks; pass at least that")
+        raise ShapeError(f"max_blocks is {max_blocks}, but a sequence holds {needed} blocks; pass at least {needed}")
     picked = np.ascontiguousarray(rows[:, :width])
     return StepArrays(batch.positions.numpy().copy(), slots.copy(), lens, batch.cu_query_lens.numpy().copy(), picked)

@@ -1,7 +1,7 @@
-// What XLA hands to a handler, and what it gets back, through XLA's C interface alone.
+// Arguments, results and errors of a handler, through the C interface of XLA's foreign function interface.
 //
-// That interface is binary: XLA serves handlers that were compiled for an older version of it. So the header in
-// third_party is that of the oldest JAX which is served, and neither JAX nor its headers are needed to build.
+// The interface is binary and backward compatible: XLA accepts handlers that were compiled for an older version. So the
+// header in third_party comes from the oldest supported JAX, and the build needs neither JAX nor its headers.
 #pragma once
 
 #include <cfenv>
@@ -14,12 +14,12 @@
 
 namespace pagecore::xla {
 
-// The call of a handler. XLA keeps what it refers to alive and still until the handler returns.
+// The call of a handler. XLA keeps the buffers and attributes alive and in place until the handler returns.
 class CallFrame {
  public:
   explicit CallFrame(const XLA_FFI_CallFrame& frame) : frame_(frame) {}
 
-  // The arguments and the results, in their order.
+  // Arguments and results are read one by one, in the order of the call.
   [[nodiscard]] const XLA_FFI_Buffer& next_argument() {
     PC_ASSERT(num_arguments_ < frame_.args.size && frame_.args.types[num_arguments_] == XLA_FFI_ArgType_BUFFER);
     return *static_cast<const XLA_FFI_Buffer*>(frame_.args.args[num_arguments_++]);
@@ -57,7 +57,7 @@ class CallFrame {
   int64_t num_results_ = 0;
 };
 
-// XLA asks a handler that is registered for the version that it was compiled for. Whether it did.
+// XLA asks a handler for its version when the handler is registered. Returns true if this call was such a query.
 [[nodiscard]] inline bool answered_version(const XLA_FFI_CallFrame& frame) {
   if (frame.extension_start == nullptr || frame.extension_start->type != XLA_FFI_Extension_Metadata) return false;
   XLA_FFI_Metadata& answer = *reinterpret_cast<XLA_FFI_Metadata_Extension*>(frame.extension_start)->metadata;
@@ -91,7 +91,7 @@ class CallFrame {
   }
 }
 
-// Becomes the text of the Python exception, named by the one that pagecore itself would raise.
+// Text of the Python exception: begins with the name of the exception that pagecore itself would raise.
 [[nodiscard]] inline XLA_FFI_Error* make_error(const XLA_FFI_CallFrame& frame, ErrorKind kind,
                                                const std::string& message) {
   const std::string text = concat(name_of(kind), ": ", message);
@@ -99,7 +99,8 @@ class CallFrame {
   return frame.api->XLA_FFI_Error_Create(&args);
 }
 
-// XLA's threads take denormal numbers for 0, and pagecore does not: a call has the bits of one outside of JAX.
+// Default floating-point environment for the time of a call. XLA's threads flush denormal numbers to 0, pagecore does
+// not; with the default environment a call is bit-identical to a call outside of JAX.
 class PlainArithmetic {
  public:
   PlainArithmetic() {

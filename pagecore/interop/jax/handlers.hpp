@@ -1,8 +1,8 @@
-// The custom calls of pagecore for XLA on the host. They run on XLA's threads, which have no interpreter.
+// Custom calls of pagecore for XLA on the host. They run on XLA's threads, without a Python interpreter.
 //
-// XLA has checked that buffers have the shapes and dtypes that they were traced with, and those the Python side has
-// checked; what stands in index arrays, and in scales, is checked here and in the operations, before anything is
-// written. Buffers are dense and row-major.
+// The Python side checks shapes and dtypes while it traces, and XLA ensures that buffers have these shapes and dtypes.
+// The contents of index arrays and scales are checked here and in the operations, before anything is written. Buffers
+// are dense and row-major.
 #pragma once
 
 #include <atomic>
@@ -23,14 +23,24 @@ struct Host {
 };
 inline constinit Host host;
 
-// The arguments of a call after those that it always has: which of them were given is an attribute.
-enum Optional : int64_t { kLayer, kRows, kCuQueryLens, kSinks, kAlibiSlopes, kMask, kKeyScale, kValueScale, kHomes };
+// Optional arguments, after the required ones. The attribute "given" of a call has a bit for each that is present.
+enum Optional : int64_t {
+  kLayer,
+  kRows,
+  kCuQueryLens,
+  kSinks,
+  kAlibiSlopes,
+  kMask,
+  kKeyScale,
+  kValueScale,
+  kAddresses
+};
 
 class Options {
  public:
   explicit Options(CallFrame& frame) : frame_(frame), given_(frame.integer("given")) {}
 
-  // To be asked for in the order of the enumeration.
+  // Call in the order of the enumeration.
   [[nodiscard]] const XLA_FFI_Buffer* next(Optional option) {
     return (given_ >> option & 1) != 0 ? &frame_.next_argument() : nullptr;
   }
@@ -40,14 +50,14 @@ class Options {
   int64_t given_;
 };
 
-// ---- buffers as the operations take them
+// ---- buffers as arguments of the operations
 
-[[nodiscard]] inline cpu::Float float_type(const XLA_FFI_Buffer& buffer) {
+[[nodiscard]] inline Float float_type(const XLA_FFI_Buffer& buffer) {
   switch (buffer.dtype) {
-    case XLA_FFI_DataType_F32: return cpu::Float::F32;
-    case XLA_FFI_DataType_F16: return cpu::Float::F16;
-    case XLA_FFI_DataType_BF16: return cpu::Float::BF16;
-    default: fail(ErrorKind::Internal, "pagecore is inconsistent: XLA's dtype ", buffer.dtype, " is no float");
+    case XLA_FFI_DataType_F32: return Float::F32;
+    case XLA_FFI_DataType_F16: return Float::F16;
+    case XLA_FFI_DataType_BF16: return Float::BF16;
+    default: fail(ErrorKind::Internal, "pagecore is inconsistent: XLA dtype ", buffer.dtype, " is not a float");
   }
 }
 
@@ -56,39 +66,39 @@ class Options {
   return buffer.dtype == XLA_FFI_DataType_S64;
 }
 
-[[nodiscard]] inline cpu::Rows rows_of(const XLA_FFI_Buffer& buffer) {
+[[nodiscard]] inline TokenArray rows_of(const XLA_FFI_Buffer& buffer) {
   PC_ASSERT(buffer.rank == 3);
-  cpu::Rows rows{static_cast<char*>(buffer.data), float_type(buffer), buffer.dims[0], buffer.dims[1], buffer.dims[2]};
+  TokenArray rows{static_cast<char*>(buffer.data), float_type(buffer), buffer.dims[0], buffer.dims[1], buffer.dims[2]};
   rows.head_stride = rows.dim * size_of(rows.type);
   rows.token_stride = rows.num_heads * rows.head_stride;
   return rows;
 }
 
-[[nodiscard]] inline cpu::Indices indices_of(const XLA_FFI_Buffer* buffer) {
+[[nodiscard]] inline Indices indices_of(const XLA_FFI_Buffer* buffer) {
   if (buffer == nullptr) return {};
   PC_ASSERT(buffer->rank <= 1);
   const bool wide = is_wide(*buffer);
   return {static_cast<const char*>(buffer->data), buffer->rank == 0 ? 1 : buffer->dims[0], wide ? 8 : 4, wide};
 }
 
-[[nodiscard]] inline cpu::Table table_of(const XLA_FFI_Buffer& buffer) {
+[[nodiscard]] inline Table table_of(const XLA_FFI_Buffer& buffer) {
   PC_ASSERT(buffer.rank == 2);
   const bool wide = is_wide(buffer);
   return {static_cast<const char*>(buffer.data), buffer.dims[0], buffer.dims[1], buffer.dims[1] * (wide ? 8 : 4), wide};
 }
 
-[[nodiscard]] inline cpu::PerHead per_head(const XLA_FFI_Buffer* buffer) {
+[[nodiscard]] inline PerHead per_head(const XLA_FFI_Buffer* buffer) {
   if (buffer == nullptr) return {};
   PC_ASSERT(buffer->rank == 1);
-  const cpu::Float type = float_type(*buffer);
+  const Float type = float_type(*buffer);
   return {static_cast<const char*>(buffer->data), type, size_of(type)};
 }
 
-// float32; an eager call checks the same when it reads its arguments.
-[[nodiscard]] inline cpu::PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides) {
-  const cpu::PerHead scales = per_head(buffer);
+// Checked float32 scales; an eager call makes the same checks when it reads its arguments.
+[[nodiscard]] inline PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides) {
+  const PerHead scales = per_head(buffer);
   for (int64_t i = 0; buffer != nullptr && i < buffer->dims[0]; ++i) {
-    PC_ASSERT(scales.type == cpu::Float::F32);
+    PC_ASSERT(scales.type == Float::F32);
     const float scale = static_cast<const float*>(buffer->data)[i];
     PC_EXPECTS(std::isfinite(scale) && !(divides && scale == 0.0f), UnsupportedOption, name, " holds ", scale,
                "; as a float32 it must be finite", divides ? ", and not 0 to be divided by" : "");
@@ -96,15 +106,15 @@ class Options {
   return scales;
 }
 
-// How cache arrays are to be read: [layer,] block, token, head, dim, or with heads before tokens.
+// Axes of cache arrays: [layer,] block, token, head, dim, or with heads before tokens.
 struct CacheView {
   bool heads_first;
-  const XLA_FFI_Buffer* layer;  // null: the array is one layer's
+  const XLA_FFI_Buffer* layer;  // null: the array holds one layer
 
-  [[nodiscard]] cpu::Cache of(const XLA_FFI_Buffer& buffer) const {
+  [[nodiscard]] Cache of(const XLA_FFI_Buffer& buffer) const {
     PC_ASSERT(buffer.rank == (layer == nullptr ? 4 : 5));
     const int64_t* dims = buffer.dims + (layer == nullptr ? 0 : 1);
-    cpu::Cache cache{static_cast<char*>(buffer.data), float_type(buffer)};
+    Cache cache{static_cast<char*>(buffer.data), float_type(buffer)};
     cache.num_blocks = dims[0];
     cache.block_size = dims[heads_first ? 2 : 1];
     cache.num_heads = dims[heads_first ? 1 : 2];
@@ -123,7 +133,7 @@ struct CacheView {
   }
 };
 
-// ---- the calls
+// ---- custom calls
 
 template <typename Call>
 [[nodiscard]] XLA_FFI_Error* serve(XLA_FFI_CallFrame* frame, Call&& call) noexcept {
@@ -180,9 +190,9 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
   });
 }
 
-// A cache that is a call's result: the argument's own memory, or that of a copy which XLA has made. Were it neither,
-// the argument's content is brought there, because a result is a value.
-[[nodiscard]] inline const XLA_FFI_Buffer& brought_result(CallFrame& frame, const XLA_FFI_Buffer& given) {
+// The next result, a cache with the contents of `given`. Usually it aliases `given`, or XLA has already copied `given`
+// and passes the copy as both. Otherwise the contents are copied here.
+[[nodiscard]] inline const XLA_FFI_Buffer& cache_result(CallFrame& frame, const XLA_FFI_Buffer& given) {
   const XLA_FFI_Buffer& result = frame.next_result();
   if (result.data == given.data) return result;
   int64_t bytes = size_of(float_type(given));
@@ -191,28 +201,27 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
   return result;
 }
 
-// Where both caches lie.
-struct Addresses {
+struct CacheAddresses {
   uint64_t key_cache;
   uint64_t value_cache;
 };
 
-// `homes`: what addresses() gave for the caches before XLA could copy them.
-inline void check_homes(const XLA_FFI_Buffer& keys, const XLA_FFI_Buffer& values, const XLA_FFI_Buffer* homes) {
-  if (homes == nullptr) return;
-  Addresses before;
-  std::memcpy(&before, homes->data, sizeof before);
-  const bool stayed = before.key_cache == reinterpret_cast<uintptr_t>(keys.data);
-  PC_EXPECTS(stayed && before.value_cache == reinterpret_cast<uintptr_t>(values.data), UnsupportedOption,
-             stayed ? "value_cache" : "key_cache",
-             " was copied, because what it held before this write is used after it, or because it is sharded; use the "
+// Fails if XLA has copied a cache. `recorded` is the result of addresses() before XLA could copy the caches.
+inline void check_addresses(const XLA_FFI_Buffer& keys, const XLA_FFI_Buffer& values, const XLA_FFI_Buffer* recorded) {
+  if (recorded == nullptr) return;
+  CacheAddresses before;
+  std::memcpy(&before, recorded->data, sizeof before);
+  const bool is_key_in_place = before.key_cache == reinterpret_cast<uintptr_t>(keys.data);
+  PC_EXPECTS(is_key_in_place && before.value_cache == reinterpret_cast<uintptr_t>(values.data), UnsupportedOption,
+             is_key_in_place ? "value_cache" : "key_cache",
+             " was copied, because its old contents are used after this write, or because it is sharded; use the "
              "returned cache from here on, and jax.shard_map over devices, or pass copy=None to allow the copy");
 }
 
 // key, value, key_cache, value_cache, slot_mapping, options -> key_cache, value_cache
 inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
   return serve(call, [](CallFrame& frame, cpu::Failure& failure) {
-    cpu::WriteArgs args;
+    WriteArgs args;
     args.key = rows_of(frame.next_argument());
     args.value = rows_of(frame.next_argument());
     const XLA_FFI_Buffer& keys = frame.next_argument();
@@ -222,22 +231,22 @@ inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
     const CacheView view{frame.integer("heads_first") != 0, options.next(kLayer)};
     args.key_scale = scales_of(options.next(kKeyScale), "key_scale", true);
     args.value_scale = scales_of(options.next(kValueScale), "value_scale", true);
-    check_homes(keys, values, options.next(kHomes));
-    args.key_cache = view.of(brought_result(frame, keys));
-    args.value_cache = view.of(brought_result(frame, values));
+    check_addresses(keys, values, options.next(kAddresses));
+    args.key_cache = view.of(cache_result(frame, keys));
+    args.value_cache = view.of(cache_result(frame, values));
     PC_ASSERT(frame.is_done());
     const PlainArithmetic arithmetic;
     return host.calls->write_kv(args, threads_of_a_call(), failure);
   });
 }
 
-// key_cache, value_cache -> Addresses, as four uint32
+// key_cache, value_cache -> CacheAddresses, as four uint32
 inline XLA_FFI_Error* addresses(XLA_FFI_CallFrame* call) noexcept {
   return serve(call, [](CallFrame& frame, cpu::Failure&) {
-    Addresses here;
-    here.key_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
-    here.value_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
-    std::memcpy(frame.next_result().data, &here, sizeof here);
+    CacheAddresses current;
+    current.key_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
+    current.value_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
+    std::memcpy(frame.next_result().data, &current, sizeof current);
     return frame.is_done();
   });
 }

@@ -1,4 +1,4 @@
-"""jax.jit for functions that update caches: they are donated, and it is seen to that they stay where they are."""
+"""jax.jit for functions that update caches: donates the caches and checks that XLA updated them in place."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pagecore.errors import UnsupportedOption
 
 
 def jit(function: Callable[..., Any] | None = None, *, caches: str | Iterable[str], **options: Any) -> Any:
-    """`jax.jit` with donated caches, which must come back in place.
+    """`jax.jit` that donates caches and raises if they were not updated in place.
 
-    `jax.jit(donate_argnames=...)` allows XLA to update an argument in place, and where that cannot be copies it without
-    a word: a whole cache for every step. This one raises instead.
+    `jax.jit(donate_argnames=...)` allows XLA to update an argument in place. If XLA cannot, it silently copies the
+    argument, which would be a whole cache in every step.
 
     Parameters
     ----------
@@ -26,19 +26,19 @@ def jit(function: Callable[..., Any] | None = None, *, caches: str | Iterable[st
     caches : str or iterable of str
         Names of the arguments that are caches.
     **options
-        Of `jax.jit`.
+        Passed to `jax.jit`.
 
     Returns
     -------
     callable
-        With the attribute `jitted`, what `jax.jit` made of `function`. Without `function`, a decorator.
+        The compiled function; its attribute `jitted` is the result of `jax.jit`. Without `function`, a decorator.
 
     Raises
     ------
     UnsupportedOption
-        A call has copied a cache: its memory is not JAX's own (it came by DLPack or from NumPy), something else views
-        it, or the function does not return it. The results of that call are dropped; memory that is not JAX's own is
-        as it was.
+        A call copied a cache, because JAX does not own its memory (it came through DLPack or from NumPy), because
+        another object views it, or because the function does not return it. The results of the call are dropped; memory
+        that JAX does not own is unchanged.
 
     Examples
     --------
@@ -56,16 +56,16 @@ def jit(function: Callable[..., Any] | None = None, *, caches: str | Iterable[st
     if function is None:
         return functools.partial(jit, caches=names, **options)
     if taken := {"donate_argnums", "donate_argnames"} & options.keys():
-        raise UnsupportedOption(f"{taken.pop()} is given; name what is donated in caches=")
-    places = [(name, _place(function, name)) for name in names]
+        raise UnsupportedOption(f"{taken.pop()} is not supported; list donated arguments in caches=")
+    positions = [(name, _position(function, name)) for name in names]
     jitted = jax.jit(function, donate_argnames=names, **options)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [
             (name, array, _addresses(array))
-            for name, place in places
-            for array in jax.tree.leaves(args[place] if place < len(args) else kwargs.get(name))
+            for name, position in positions
+            for array in jax.tree.leaves(args[position] if position < len(args) else kwargs.get(name))
         ]
         results = jitted(*args, **kwargs)
         returned = {address for array in jax.tree.leaves(results) for address in _addresses(array)}
@@ -78,24 +78,29 @@ def jit(function: Callable[..., Any] | None = None, *, caches: str | Iterable[st
     return call
 
 
-def _place(function: Callable[..., Any], name: str) -> int:
-    """Where an argument stands among the positional ones; past all of them where it is given by name alone."""
+def _position(function: Callable[..., Any], name: str) -> int:
+    """Return the position of an argument; sys.maxsize for a keyword-only argument."""
     parameters = inspect.signature(function).parameters
     if name not in parameters:
-        raise UnsupportedOption(f"caches names {name!r}, no argument of the function; it has {list(parameters)}")
+        raise UnsupportedOption(
+            f"caches lists {name!r}, which is not an argument of the function; its arguments are {list(parameters)}"
+        )
     by_name = parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
     return sys.maxsize if by_name else list(parameters).index(name)
 
 
 def _addresses(array: Any) -> tuple[int, ...]:
-    """Where an array lies, on each device. None where it is traced; one that never comes back where it is not JAX's."""
+    """Return the address of an array on each device.
+
+    () for a traced array; (-1,), which equals no address, for an array that JAX does not own.
+    """
     try:
         return (array.unsafe_buffer_pointer(),)
     except AttributeError:
         return (-1,)
     except TypeError:
         return ()
-    except RuntimeError:  # on several devices, or deleted, which the call itself refuses
+    except RuntimeError:  # on several devices, or deleted, for which the call itself raises
         shards = () if array.is_deleted() else array.addressable_shards
         return tuple(shard.data.unsafe_buffer_pointer() for shard in shards)
 
@@ -104,10 +109,10 @@ def _copied(name: str, array: Any) -> UnsupportedOption:
     what = f"{name} ({getattr(array, 'dtype', type(array).__name__)}{list(getattr(array, 'shape', ()))})"
     if isinstance(array, jax.Array) and not array.is_deleted():
         return UnsupportedOption(
-            f"{what} was copied, because the function does not return it, or because something else views its memory "
-            "(numpy.asarray of it, a pagecore.Tensor, another framework's array); drop such views before the call"
+            f"{what} was copied, because the function does not return it, or because another object views its memory "
+            "(numpy.asarray of it, a pagecore.Tensor, another framework's array); delete such views before the call"
         )
     return UnsupportedOption(
-        f"{what} was copied, because its memory is not JAX's own; make caches with jax.numpy.zeros, or take over what "
-        "is in the memory of others once, with jax.numpy.array(x, copy=True)"
+        f"{what} was copied, because JAX does not own its memory; make caches with jax.numpy.zeros, or copy the array "
+        "once with jax.numpy.array(x, copy=True)"
     )

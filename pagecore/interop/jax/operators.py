@@ -1,4 +1,4 @@
-"""paged_attention and write_kv as operators of JAX, over custom calls that the host's kernels serve."""
+"""paged_attention and write_kv for JAX, as custom calls that run pagecore's host kernels."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from pagecore.interop.jax.arguments import (
     switch,
 )
 
-# As in handlers.hpp: which of these a call has, in this order, is an attribute of it.
-OPTIONAL = ("layer", "rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale", "homes")
-# As in pagecore.ops.
-SMALLEST_SOFTCAP = 1e-30
+# Optional operands in the order of `Optional` in handlers.hpp; an attribute of the call lists those that are present.
+OPTIONAL = ("layer", "rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale", "addresses")
+SMALLEST_SOFTCAP = 1e-30  # equals that of pagecore.ops
 
 
 def paged_attention(
@@ -53,27 +52,29 @@ def paged_attention(
     layer: Any = None,
     layout: Layout = "NHD",
 ) -> Any:
-    """`pagecore.paged_attention` on arrays of JAX, inside of `jax.jit` or outside, on the host.
+    """Attend to paged keys and values: `pagecore.paged_attention` for JAX arrays on the host, inside `jax.jit` or not.
 
-    The caches are read where they lie. Each call plans its batch itself; the result has the bits of
+    The caches are read in place. Each call plans its batch itself; the result is bit-identical to that of
     `pagecore.paged_attention` without a plan.
 
     Parameters
     ----------
     query : array, [T, Hq, D]
-        float32, float16 or bfloat16; so are the caches, each independently.
+        float32, float16 or bfloat16. Each cache has its own dtype of these three.
     key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
         With `layer`, stacks of such arrays along a new first axis.
-    block_table, seq_lens, rows, cu_query_lens, causal, window, softcap, sinks, alibi_slopes, mask, return_lse
+    block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes, mask, return_lse
         As in `pagecore.paged_attention`; indices are int32, or int64 under x64.
-    scale, softcap : float
-        Known when the function is traced, as `causal` and `window` are.
+    scale, softcap, causal, window
+        As in `pagecore.paged_attention`; must be known when the function is traced.
     key_scale, value_scale : float or array, [Hkv], optional
-        What a stored number is multiplied by; a traced number too.
+        Stored numbers are multiplied by their scale. May be traced.
     layer : int or integer array, [], optional
-        Which layer of stacked caches; may be traced, as in a scan over layers. Nothing is sliced or copied.
+        Index of the layer in stacked caches. May be traced, as in a scan over layers. The caches are not sliced or
+        copied.
     layout : {"NHD", "HND"}
-        The order of a block's axes; with "HND" caches are [num_blocks, Hkv, block_size, D], which suits the host best.
+        Order of the axes of a block. With "HND", preferred on the host, caches are
+        [num_blocks, Hkv, block_size, D].
 
     Returns
     -------
@@ -83,9 +84,10 @@ def paged_attention(
     Raises
     ------
     ShapeError, UnsupportedDtype, UnsupportedOption
-        When the function is traced: shapes, dtypes and options that do not fit or are not served; gradients and `vmap`.
+        While the function is traced: an invalid or unsupported shape, dtype or option, a gradient, or `vmap`.
     jax.errors.JaxRuntimeError
-        When it runs: what pagecore would raise for the numbers in the arrays, by name, e.g. "InvalidBlock: ...".
+        While the function runs: invalid numbers in the arrays, with the name of pagecore's error, such as
+        "InvalidBlock: ...".
     """
     cache = CacheShape(key_cache, value_cache, layer, layout)
     query = floats(query, "query", "[num_tokens, num_query_heads, head_dim]", 1)
@@ -94,12 +96,12 @@ def paged_attention(
         raise ShapeError(f"query has shape {query.shape}; axis 2 must have length {cache.key_dim}, as key_cache has")
     if num_heads % cache.num_heads != 0:
         raise ShapeError(
-            f"query has {num_heads} heads and key_cache {cache.num_heads}; the query's must be a multiple of the "
-            "cache's"
+            f"query has {num_heads} heads and key_cache {cache.num_heads}; the number of query heads must be a "
+            "multiple of the number of key heads"
         )
     lens = indices(seq_lens, "seq_lens", 1, "[num_sequences]")
     table = indices(block_table, "block_table", 2, "[num_sequences, max_blocks]")
-    optional = {"layer": cache.layer} | _which_queries(query, table, lens, rows, cu_query_lens)
+    optional = {"layer": cache.layer} | _query_indices(query, table, lens, rows, cu_query_lens)
     optional |= _per_head(num_heads, sinks=sinks, alibi_slopes=alibi_slopes)
     if mask is not None:
         optional["mask"] = flat_mask(mask)
@@ -115,8 +117,8 @@ def paged_attention(
     return tuple(returned) if return_lse else returned[0]
 
 
-def _which_queries(query: Any, table: Any, lens: Any, rows: Any, cu_query_lens: Any) -> dict[str, Any]:
-    """The arrays that say whose a query is; without them there is one for each of `lens`, in the order of the table."""
+def _query_indices(query: Any, table: Any, lens: Any, rows: Any, cu_query_lens: Any) -> dict[str, Any]:
+    """Return the checked arrays that map queries to sequences; without them sequence i has query i and table row i."""
     optional = {}
     if rows is None:
         check_length(table, "block_table", 0, lens.shape[0], "one row for each of seq_lens, or pass rows= to pick some")
@@ -136,7 +138,7 @@ def _per_head(num_heads: int, **given: Any) -> dict[str, Any]:
 
 
 def _attributes(scale: Any, softcap: Any, causal: Any, window: Any) -> dict[str, Any]:
-    """What is known when the function is traced."""
+    """Return the attributes of the call, which must be known when the function is traced."""
     cap = number(softcap, "softcap")
     if cap < 0 or 0 < cap < SMALLEST_SOFTCAP:
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
@@ -163,39 +165,39 @@ def write_kv(
     layout: Layout = "NHD",
     copy: bool | None = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """`pagecore.write_kv` on arrays of JAX: give the caches, and go on with those that come back.
+    """Write new keys and values into paged caches: `pagecore.write_kv` for JAX. Use the returned caches afterwards.
 
-    Inside of a function that is jitted with its caches donated, XLA lets the returned caches be the given ones: nothing
-    is copied. `pagecore.interop.jax.jit` is `jax.jit` that sees to it.
+    Inside a jitted function whose caches are donated, XLA reuses the memory of the arguments for the returned caches,
+    and nothing is copied. `pagecore.interop.jax.jit` is a `jax.jit` that checks this.
 
     Parameters
     ----------
     key, value : array, [T, Hkv, D] and [T, Hkv, Dv]
         float32, float16 or bfloat16.
     key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
-        Each in its own dtype of the three. With `layer`, stacks of such arrays along a new first axis.
+        Each cache has its own dtype of these three. With `layer`, stacks of such arrays along a new first axis.
     slot_mapping : integers, [T'], T' <= T
         ``block * block_size + offset`` of token t; a negative slot writes nothing.
     key_scale, value_scale : float or array, [Hkv], optional
-        What a stored number will be multiplied by: the numbers written are divided by it.
+        Keys and values are divided by their scale before they are stored.
     layer, layout
         As in `paged_attention`.
     copy : False or None
-        False refuses a write before which XLA has copied the cache: outside of `jax.jit`, and where what the cache held
-        before is still used after the write. None lets XLA copy where it must: both caches keep their values.
+        False: raise if XLA copied a cache before the write, which happens outside of `jax.jit`, and if the old contents
+        are used after the write. None: allow XLA to copy; the arguments keep their contents.
 
     Returns
     -------
     key_cache, value_cache : jax.Array
-        With the new tokens. The given ones are as they were, or donated.
+        The caches with the new tokens. The arguments are unchanged or donated.
 
     Raises
     ------
     ShapeError, UnsupportedDtype, UnsupportedOption
-        When the function is traced: shapes, dtypes and options that do not fit or are not served; gradients and `vmap`.
+        While the function is traced: an invalid or unsupported shape, dtype or option, a gradient, or `vmap`.
     jax.errors.JaxRuntimeError
-        When it runs: a slot past the cache ("InvalidBlock: ..."), or a copy that `copy` forbids. Nothing has been
-        written; a cache that was donated to the function is lost, as after any error in JAX.
+        While the function runs: a slot past the end of the cache ("InvalidBlock: ..."), or a copy that `copy` forbids.
+        Nothing has been written; a cache that was donated to the function is lost, as after any error in JAX.
     """
     if copy is not None and copy is not False:
         raise UnsupportedOption(f"copy is {brief(copy)}; it must be False, or None to allow XLA to copy the caches")
@@ -209,11 +211,11 @@ def write_kv(
     check_length(value, "value", 2, cache.value_dim, "the head_dim of value_cache")
     slots = indices(slot_mapping, "slot_mapping", 1, "[at most num_tokens]")
     if slots.shape[0] > key.shape[0]:
-        raise ShapeError(f"slot_mapping has {slots.shape[0]} slots for {key.shape[0]} tokens; it must not have more")
+        raise ShapeError(f"slot_mapping has {slots.shape[0]} slots; it must have at most {key.shape[0]}, one per token")
     num_slots = cache.num_blocks * cache.block_size
     if slots.dtype == np.int32 and num_slots > INT32.max + 1:
         raise UnsupportedOption(
-            f"the cache has {num_slots} slots, more than int32 can count; set jax_enable_x64 and pass int64"
+            f"the cache has {num_slots} slots, more than int32 can index; set jax_enable_x64 and pass int64"
         )
     optional: dict[str, Any] = {
         "layer": cache.layer,
@@ -224,11 +226,11 @@ def write_kv(
         for name, array in (("key_cache", key_cache), ("value_cache", value_cache)):
             if not isinstance(array, jax.core.Tracer):
                 raise UnsupportedOption(
-                    f"{name} is no argument of a function under jax.jit, so that it would be copied; donate it to one, "
-                    "or pass copy=None to allow the copy"
+                    f"{name} is not an argument of a function under jax.jit, so it would be copied; donate it to a "
+                    "jitted function, or pass copy=None to allow the copy"
                 )
-        addresses = [jax.ShapeDtypeStruct((4,), np.uint32)]
-        (optional["homes"],) = _call("addresses", (key_cache, value_cache), addresses, operation="write_kv")
+        result = [jax.ShapeDtypeStruct((4,), np.uint32)]
+        (optional["addresses"],) = _call("addresses", (key_cache, value_cache), result, operation="write_kv")
     attributes = {"heads_first": np.int64(cache.heads_first)}
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (key_cache, value_cache)]
     arrays = (key, value, key_cache, value_cache, slots)
@@ -246,7 +248,7 @@ def _call(
     *,
     operation: str | None = None,
 ) -> list[jax.Array]:
-    """One custom call, of an operation that is named like it unless said otherwise."""
+    """Make one custom call. Errors name `operation`, by default the target."""
     given = {name: array for name, array in (optional or {}).items() if array is not None}
     operands = [*arrays, *(given[name] for name in OPTIONAL if name in given)]
     bits = sum(1 << OPTIONAL.index(name) for name in given)
@@ -257,17 +259,18 @@ def _call(
 
 
 def _untransformed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The call, refusing by name the transformations that it does not know: vmap and derivatives."""
+    """Wrap the call so that vmap and derivatives raise UnsupportedOption with the name of the operation."""
 
     def refuse_batching(*_: Any) -> Any:
         raise UnsupportedOption(
-            f"{name} under jax.vmap: one call serves a whole batch of sequences; put their tokens in one array, with "
-            "cu_query_lens, or use jax.lax.map"
+            f"{name} does not support jax.vmap; one call serves a whole batch of sequences: put their tokens in one "
+            "array with cu_query_lens, or use jax.lax.map"
         )
 
     def refuse_derivative(*_: Any) -> Any:
         raise UnsupportedOption(
-            f"{name} has no gradients; put jax.lax.stop_gradient around what it is given, or attend by other means"
+            f"{name} has no gradients; put jax.lax.stop_gradient around its arguments, or use another implementation "
+            "of attention"
         )
 
     batched = jax.custom_batching.custom_vmap(call)

@@ -1,4 +1,4 @@
-"""The handlers of the custom calls, made known to XLA."""
+"""Registration of the handlers of the custom calls with XLA."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from pagecore.interop.jax import _xla
 
 
 def register() -> None:
-    """Register the handlers for the host; refused where this JAX could not serve them.
+    """Register the handlers for the host.
 
-    XLA looks at a handler's version when it first needs a device, and with one that it does not know has no devices at
-    all. So the versions are compared before.
+    XLA checks the version of a handler when it first uses a device, and an unknown version leaves the process without
+    devices. So the versions are compared here first.
+
+    Raises
+    ------
+    ImportError
+        This version of JAX does not support the handlers.
     """
     here = _version_of(Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h")
     wanted = _xla.api_version()
     if here is not None and (here[0] != wanted[0] or here[1] < wanted[1]):
         raise ImportError(
-            f"pagecore.interop.jax speaks version {wanted[0]}.{wanted[1]} of XLA's foreign function interface, and jax "
-            f"{jax.__version__} speaks {here[0]}.{here[1]}; it needs jax>=0.10: pip install 'pagecore[jax]'",
+            f"pagecore.interop.jax needs version {wanted[0]}.{wanted[1]} of XLA's foreign function interface, but jax "
+            f"{jax.__version__} has {here[0]}.{here[1]}; install jax>=0.10: pip install 'pagecore[jax]'",
             name="jax",
         )
     for target, handler in _xla.handlers().items():
@@ -29,7 +34,7 @@ def register() -> None:
 
 
 def _version_of(header: Path) -> tuple[int, int] | None:
-    """What JAX's own header says; None where it was installed without, and XLA itself will say."""
+    """Return the version in JAX's header, or None if JAX was installed without headers; then XLA checks it."""
     try:
         text = header.read_text()
     except OSError:

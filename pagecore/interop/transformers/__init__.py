@@ -1,4 +1,4 @@
-"""A paged cache for `model.generate` of Hugging Face transformers.
+"""A paged key-value cache for `model.generate` of Hugging Face transformers.
 
 Importing this package registers the attention implementation "pagecore"::
 

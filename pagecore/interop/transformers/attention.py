@@ -1,14 +1,14 @@
-"""The attention implementation "pagecore" of transformers: paged where a `PagedCache` runs, SDPA elsewhere.
+"""The attention implementation "pagecore" of transformers: paged attention with a `PagedCache`, SDPA otherwise.
 
-A forward pass with a paged cache is known by what the cache hands out, so that other passes, on this thread or others,
-are not touched: `Columns` in place of the length of its keys, and `StoredKeys` on the keys and values that it has.
+A forward pass with a paged cache is recognised by objects of the cache, not by global state: `Columns` as the number of
+keys, and `StoredKeys` attached to keys and values. Other passes, on this thread or another, are not affected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from transformers import AttentionInterface
@@ -16,34 +16,31 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from pagecore.errors import UnsupportedOption
+from pagecore.interop.transformers.forward import Forward
+from pagecore.interop.transformers.implementation import NAME
 
-if TYPE_CHECKING:
-    from pagecore.interop.transformers.forward import Forward
-
-NAME = "pagecore"
-REMEDY = f'call model.set_attn_implementation("{NAME}")'
 _STORED_KEYS = "_pagecore_stored_keys"
 _REFUSAL = "_pagecore_refusal"
-# Options of attention, beside those of `_attention`, by which models change what it gives.
-_CHANGING = (
+# Further options that change the result of attention in some models; paged attention does not implement them.
+_UNSUPPORTED = (
     *("position_bias", "head_mask", "sinks", "indices", "block_indices"),
-    *("cu_seq_lens_q", "cu_seq_lens_k"),  # several texts in a row, each of which sees itself alone
+    *("cu_seq_lens_q", "cu_seq_lens_k"),  # several texts packed into one row, each attending only to itself
 )
 
 
 def register() -> None:
-    """Make "pagecore" known to transformers, for attention and for masks."""
+    """Register "pagecore" with transformers, for attention and for masks."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
 
 
 class Columns(int):
-    """How many columns a layer's mask would have, told by a paged cache, which masks by itself."""
+    """The number of columns of a layer's mask, marked as that of a paged cache, which applies masks itself."""
 
     windows: frozenset[int | None]
 
     def __new__(cls, count: int, windows: Iterable[int | None]) -> Columns:
-        """`windows` are those of the cache's layers, None for a layer without one."""
+        """Make a number that knows the windows of the cache's layers; None for a layer without a window."""
         columns = super().__new__(cls, count)
         columns.windows = frozenset(windows)
         return columns
@@ -51,14 +48,14 @@ class Columns(int):
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """Where the keys of a layer went."""
+    """The forward pass and the layer that keys and values were stored for."""
 
     forward: Forward
     layer: int
 
 
 def mark_stored(key: torch.Tensor, value: torch.Tensor, stored: StoredKeys) -> None:
-    """Let both say where they went: by an attribute, since models hand them on to their attention as they are."""
+    """Attach `stored` to both tensors; models pass them on to their attention unchanged."""
     setattr(key, _STORED_KEYS, stored)
     setattr(value, _STORED_KEYS, stored)
 
@@ -76,7 +73,7 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim]; `PagedCache.update` has the keys."""
+    """Return outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim] over keys in the cache."""
     stored: StoredKeys | None = getattr(key, _STORED_KEYS, None)
     if stored is None:
         served = {"softcap": softcap, "sinks (s_aux)": s_aux}
@@ -84,8 +81,8 @@ def _attention(
             if given is not None:
                 remedy = "pass a PagedCache, or call" if name in served else "call"
                 raise UnsupportedOption(
-                    f"the model attends with {name}, and not to a PagedCache: attention {NAME!r} leaves that to SDPA, "
-                    f'which has none; {remedy} model.set_attn_implementation("eager")'
+                    f"the model attends with {name} and without a PagedCache; attention {NAME!r} uses SDPA then, which "
+                    f'does not support {name}: {remedy} model.set_attn_implementation("eager")'
                 )
         attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
@@ -93,7 +90,7 @@ def _attention(
         return attended
     of_value: object = getattr(value, _STORED_KEYS, None)
     if of_value is not stored:
-        _refuse("the model attends to values that it made of those in the cache", "use another cache")
+        _refuse("the model attends to values that it computed from the cached values", "use another cache")
     causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         _refuse("is_causal is False", "choose another implementation for this model")
@@ -102,8 +99,8 @@ def _attention(
     if attention_mask is not None:
         if hasattr(attention_mask, _REFUSAL):
             raise UnsupportedOption(getattr(attention_mask, _REFUSAL))
-        _refuse("attention_mask has a mask for every layer", "pass the padding mask [batch, columns] alone")
-    for name in _CHANGING:
+        _refuse("attention_mask has a mask for every layer", "pass only the padding mask [batch, columns]")
+    for name in _UNSUPPORTED:
         if options.get(name) is not None:
             _refuse(f"{name} is given", "choose another implementation for this model")
     if options.get("output_attentions"):
@@ -112,10 +109,10 @@ def _attention(
 
 
 def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
-    """No mask where a paged cache knows which tokens are there; else what SDPA takes.
+    """Return None with a paged cache, which applies masks itself; otherwise the mask for SDPA.
 
-    Models lay masks of every window that their config speaks of, whether a layer has it or not: one that the cache does
-    not know is refused where a layer attends with it.
+    Models make masks for every window in their config, even for a window that no layer has. A mask with a window that
+    the cache does not have raises only when a layer attends with it.
     """
     columns = options.get("kv_length")
     if not isinstance(columns, Columns):
@@ -124,23 +121,23 @@ def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
     window, rule = options.get("local_size"), options.get("mask_function", causal_mask_function)
     is_known = rule is causal_mask_function or window is not None
     if not is_known or options.get("use_vmap") or not options.get("allow_is_causal_skip", True):
-        whose = "tokens that see later ones, as those of an image, or see their own chunk only"
-        raise UnsupportedOption(_why_masks_are_refused(whose, columns))
+        kind = "tokens that attend to later ones, such as those of an image, or only to their own chunk"
+        raise UnsupportedOption(_mask_refusal(kind, columns))
     if window is None or window in columns.windows:
         return None
     refused = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
-    setattr(refused, _REFUSAL, _why_masks_are_refused(f"a window or a chunk of {window} keys", columns))
+    setattr(refused, _REFUSAL, _mask_refusal(f"a window or a chunk of {window} keys", columns))
     return refused
 
 
-def _why_masks_are_refused(whose: str, columns: Columns) -> str:
+def _mask_refusal(rule: str, columns: Columns) -> str:
+    windows = sorted(filter(None, columns.windows)) or "none"
     return (
-        f"the model lays a mask of its own over causality ({whose}); with a PagedCache attention {NAME!r} serves "
-        "causal attention and the windows of the cache's layers, "
-        f"{sorted(filter(None, columns.windows)) or 'which has none'}: make the cache with specs that have the model's "
-        "windows, or use another"
+        f"the model uses a mask of its own on top of causality ({rule}); with a PagedCache attention {NAME!r} serves "
+        f"causal attention and the windows of the cache's layers ({windows}): make the cache with specs that have the "
+        "model's windows, or use another cache"
     )
 
 
 def _refuse(what: str, remedy: str) -> NoReturn:
-    raise UnsupportedOption(f"{what}; with a PagedCache attention {NAME!r} does not serve it: {remedy}")
+    raise UnsupportedOption(f"{what}; with a PagedCache attention {NAME!r} does not support it: {remedy}")

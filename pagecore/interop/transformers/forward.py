@@ -1,4 +1,4 @@
-"""One forward pass of a model: its new columns take blocks, each layer writes and attends, then it counts."""
+"""One forward pass of a model: take blocks for the new columns, write and attend in each layer, commit."""
 
 from __future__ import annotations
 
@@ -10,26 +10,35 @@ from numpy.typing import NDArray
 
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.attention import REMEDY
+from pagecore.interop.transformers.implementation import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
-from pagecore.interop.transformers.rows import Rows
+from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.tracing import untraced
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Forward:
-    """The new columns of `inputs` on their way through the model.
+    """The new columns of a batch in one forward pass.
 
-    Where a generation begins with several equal rows (beams, several answers to one prompt), the first of them stands
-    for all: it alone is stored and attended, and the others are forked from it once the pass counts.
+    When a generation begins with several equal rows (beams, several answers to one prompt), only the first of them is
+    stored and attended; `commit` forks the others from it.
 
-    States: prepared (made) -> done (finish) -> over (commit); prepared -> over (abandon). What is done can still be
-    cropped without a trace: it counts when the next pass begins. A pass that is abandoned, or cannot be made, leaves
-    the rows as they were before it.
+    States: prepared (constructor) -> done (`finish`) -> over (`commit`); prepared -> over (`abandon`). The columns of a
+    pass that is done can still be cropped: they are counted when the next pass begins. If the constructor fails, or the
+    pass is abandoned, the rows are as before the pass.
+
+    Parameters
+    ----------
+    rows : BatchRows
+    inputs : Inputs
+    device : torch.device
+        Device of the model.
+    previous : Batch or None
+        Batch of the previous pass; reused if its sizes match.
     """
 
-    def __init__(self, rows: Rows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
+    def __init__(self, rows: BatchRows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
         self._rows = rows
         self._is_token = inputs.is_token
         self._given_ids = inputs.given_ids
@@ -37,16 +46,16 @@ class Forward:
         self._attended: set[int] = set()
         self.is_done = False
         self.is_over = False
-        # Which rows of the pass are stored, and for each row the place among them of the one that stands for it.
+        # Rows of the pass that are stored, and for each row the index of its equal among them; None if all rows are.
         self._unique_rows: NDArray[np.intp] | None = None
-        self._row_of_unique: NDArray[np.intp] | None = None
-        self._before = rows.standing()
+        self._unique_of_row: NDArray[np.intp] | None = None
+        self._before = rows.snapshot()
         try:
             is_token = self._take_rows(inputs)
-            self._pick, self._repeat = _index(self._unique_rows, device), _index(self._row_of_unique, device)
-            # Which of the stored columns are tokens, flat; None where all are.
-            self._places = None if is_token.all() else _index(np.flatnonzero(is_token), device)
-            # The pass runs on torch's current stream; left to itself, the cache would send its arrays on CuPy's.
+            self._pick, self._repeat = _index(self._unique_rows, device), _index(self._unique_of_row, device)
+            # Flat indices of tokens among the stored columns; None if all columns are tokens.
+            self._token_indices = None if is_token.all() else _index(np.flatnonzero(is_token), device)
+            # The pass runs on torch's current stream; without this, the cache would use CuPy's current stream.
             stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
             out = previous if previous is not None and _fits(previous, is_token) else None
             self.batch = rows.cache.prepare(rows.sequences, is_token.sum(axis=1), out=out, stream=stream)
@@ -55,7 +64,7 @@ class Forward:
             raise
 
     def _take_rows(self, inputs: Inputs) -> Mask:
-        """Open rows, or repeat those that a prompt began, and name the new ids; returns the mask of what is stored."""
+        """Open the rows, or repeat those of a prompt, and append the new ids; return the mask of the stored rows."""
         rows, is_first = self._rows, len(self._rows) == 0
         if is_first:
             _check_room(rows, inputs.batch)
@@ -64,7 +73,7 @@ class Forward:
         ids = rows.reusable_ids(inputs)
         if is_first:
             if ids is not None:
-                self._unique_rows, self._row_of_unique = _equal_rows(ids, inputs.is_token)
+                self._unique_rows, self._unique_of_row = _equal_rows(ids, inputs.is_token)
             rows.open(inputs.batch if self._unique_rows is None else len(self._unique_rows))
         is_token = inputs.is_token if self._unique_rows is None else inputs.is_token[self._unique_rows]
         if ids is not None:
@@ -73,19 +82,19 @@ class Forward:
 
     @property
     def num_columns(self) -> int:
-        """Columns that the pass brings."""
+        """Number of new columns."""
         return int(self._is_token.shape[1])
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write keys and values ``[batch, heads, columns, dim]`` of a layer."""
         if self.is_done or self.is_over:
-            raise UnsupportedOption("the forward pass that this update belongs to is over; let the model run again")
+            raise UnsupportedOption("the forward pass of this update is over; run the model again")
         for array in (key, value):
             self._check(array)
         if key.requires_grad or value.requires_grad:
             raise UnsupportedOption(
-                "the keys and values of the forward pass require grad, which a paged cache cannot give; run the model "
-                "under torch.no_grad() or torch.inference_mode(), as generate does"
+                "the keys and values of the forward pass require grad, and a paged cache has no gradients; run the "
+                "model under torch.no_grad() or torch.inference_mode(), as generate does"
             )
         if key.dtype not in _DTYPES:
             raise UnsupportedDtype(f"the keys are {key.dtype}; run the model in float32, float16 or bfloat16")
@@ -102,13 +111,13 @@ class Forward:
         window: int | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Outputs ``[batch, columns, heads, dim]`` of queries ``[batch, heads, columns, dim]``; 0 where no token is."""
+        """Return outputs [batch, columns, heads, dim] of queries [batch, heads, columns, dim]; 0 for padding."""
         self._check(query)
         spec = self._rows.cache.spec(layer)
         if window != spec.window:
             raise UnsupportedOption(
-                f"layer {layer} attends with a window of {window}, and the cache keeps {spec.window} for it; make the "
-                "cache with specs that have the model's windows"
+                f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "
+                "make the cache with specs that have the model's windows"
             )
         options: dict[str, Any] = {"softcap": softcap}
         if scale is not None:
@@ -120,7 +129,7 @@ class Forward:
         return self._unpack(attended)
 
     def finish(self) -> None:
-        """The model is through; refused, and undone, where a layer has not attended to what it stored."""
+        """Mark the pass as done; abandon it and raise if a layer has not stored its keys or not attended to them."""
         if self.is_over:
             return
         layers = set(range(self._rows.cache.num_layers))
@@ -134,7 +143,7 @@ class Forward:
         self.is_done = True
 
     def commit(self, num_columns: int | None = None) -> None:
-        """Count the columns of a pass that is done, all or the first so many, as computed; undo one that is not."""
+        """Count the first `num_columns` columns (all by default) as computed; abandon a pass that is not done."""
         if self.is_over:
             return
         if not self.is_done:
@@ -149,11 +158,11 @@ class Forward:
             rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
         given = None if self._given_ids is None else self._given_ids[:, :num_columns]
         rows.extend(counted, given if given is None or self._unique_rows is None else given[self._unique_rows])
-        if self._row_of_unique is not None:
-            rows.select(self._row_of_unique.tolist())
+        if self._unique_of_row is not None:
+            rows.select(self._unique_of_row.tolist())
 
     def abandon(self) -> None:
-        """Undo a pass that failed."""
+        """Undo the pass."""
         if self.is_over:
             return
         self.is_done, self.is_over = False, True
@@ -163,24 +172,24 @@ class Forward:
     def _check(self, array: torch.Tensor) -> None:
         if array.ndim != 4 or (array.shape[0], array.shape[2]) != self._is_token.shape:
             raise ShapeError(
-                f"a layer came with {tuple(array.shape)}; this forward pass has {self._is_token.shape[0]} rows of "
-                f"{self._is_token.shape[1]} columns: [rows, heads, columns, dim]"
+                f"a layer passed an array of shape {tuple(array.shape)}; expected [rows, heads, columns, dim] with "
+                f"{self._is_token.shape[0]} rows of {self._is_token.shape[1]} columns"
             )
 
     def _pack(self, array: torch.Tensor) -> torch.Tensor:
-        """[tokens, heads, dim] of [batch, heads, columns, dim]."""
+        """Return the stored tokens [tokens, heads, dim] of [batch, heads, columns, dim]."""
         packed = array.transpose(1, 2)
         if self._pick is not None:
             packed = packed[self._pick]
         packed = packed.reshape(-1, *packed.shape[2:])
-        return packed if self._places is None else packed[self._places]
+        return packed if self._token_indices is None else packed[self._token_indices]
 
     def _unpack(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[batch, columns, heads, dim] of [tokens, heads, dim]."""
+        """Return [batch, columns, heads, dim] for the stored tokens [tokens, heads, dim]; the inverse of `_pack`."""
         rows = self._is_token.shape[0] if self._unique_rows is None else len(self._unique_rows)
-        if self._places is not None:
+        if self._token_indices is not None:
             spread = tokens.new_zeros((rows * self.num_columns, *tokens.shape[1:]))
-            spread[self._places] = tokens
+            spread[self._token_indices] = tokens
             tokens = spread
         tokens = tokens.view(rows, self.num_columns, *tokens.shape[1:])
         return tokens if self._repeat is None else tokens[self._repeat]
@@ -190,28 +199,28 @@ def _fits(batch: Batch, is_token: Mask) -> bool:
     return not batch.in_flight and (batch.max_sequences, batch.max_tokens) == (len(is_token), int(is_token.sum()))
 
 
-def _check_room(rows: Rows, count: int) -> None:
+def _check_room(rows: BatchRows, count: int) -> None:
     free = rows.cache.max_sequences - rows.cache.num_sequences
     if count > free:
         raise OutOfRows(
-            f"the forward pass has {count} rows, and {free} of {rows.cache.max_sequences} are free; make the cache "
-            "with a larger max_sequences"
+            f"the forward pass has {count} rows, but only {free} of {rows.cache.max_sequences} rows are free; make the "
+            "cache with a larger max_sequences"
         )
 
 
 def _equal_rows(ids: Ids, is_token: Mask) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
-    """The first of each set of equal rows, and for each row the place of its first; None where no two are equal."""
-    places: dict[bytes, int] = {}
+    """Return the first row of each set of equal rows, and the index of each row's set; (None, None) if all differ."""
+    known: dict[bytes, int] = {}
     unique_rows: list[int] = []
-    row_of_unique: list[int] = []
+    unique_of_row: list[int] = []
     for row, tokens in enumerate(np.where(is_token, ids, -1)):
-        place = places.setdefault(tokens.tobytes(), len(unique_rows))
-        if place == len(unique_rows):
+        index = known.setdefault(tokens.tobytes(), len(unique_rows))
+        if index == len(unique_rows):
             unique_rows.append(row)
-        row_of_unique.append(place)
-    if len(unique_rows) == len(row_of_unique):
+        unique_of_row.append(index)
+    if len(unique_rows) == len(unique_of_row):
         return None, None
-    return np.asarray(unique_rows, np.intp), np.asarray(row_of_unique, np.intp)
+    return np.asarray(unique_rows, np.intp), np.asarray(unique_of_row, np.intp)
 
 
 def _index(array: NDArray[np.intp] | None, device: torch.device) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""Hooks by which a cache learns of its model's calls of `generate` and of its forward passes that run with it."""
+"""Hooks on a model that report its forward passes and calls of `generate` to the generation of a paged cache."""
 
 from __future__ import annotations
 
@@ -6,51 +6,57 @@ import functools
 import inspect
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
+from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.tracing import untraced
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-    from pagecore.interop.transformers.cache import PagedCache
+def register_hooks(model: PreTrainedModel, cache: Cache, generation: Generation) -> None:
+    """Hook forward passes and `generate` of a model; the hooks are removed when the cache is deleted.
 
+    Most models run their base model, which gets more arguments than the decoder inside it; some (OPT) only run the
+    decoder. So both are hooked.
 
-def register_hooks(model: PreTrainedModel, cache: PagedCache) -> None:
-    """Tell the cache of the model's calls of `generate` and forward passes, until it is gone.
-
-    Most models run their base model, which knows more of what is given than the decoder within; some (OPT) run the
-    decoder alone.
+    Parameters
+    ----------
+    model : PreTrainedModel
+    cache : Cache
+        Only passes with this object as `past_key_values` are reported.
+    generation : Generation
+        Receives the reports.
     """
     base, decoder = model.base_model, model.get_decoder()
     for module in (base,) if decoder is base else (base, decoder):
-        _register_on(module, cache)
+        _hook_module(module, cache, generation)
     if model.can_generate():
-        _register_on_generate(model, cache)
+        _wrap_generate(model, cache, generation)
 
 
-def _register_on(module: torch.nn.Module, cache: PagedCache) -> None:
-    reference = weakref.ref(cache)
+def _hook_module(module: torch.nn.Module, cache: Cache, generation: Generation) -> None:
+    cache_reference, generation_reference = weakref.ref(cache), weakref.ref(generation)
     names = list(inspect.signature(module.forward).parameters)
 
-    def running(given: dict[str, Any]) -> PagedCache | None:
-        own = reference()
-        return own if own is not None and given.get("past_key_values") is own else None
+    def running(given: dict[str, Any]) -> Generation | None:
+        own = cache_reference()
+        return generation_reference() if own is not None and given.get("past_key_values") is own else None
 
     @untraced
     def enter(called: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         given = dict(zip(names, arguments, strict=False)) | options
         own = running(given)
         if own is not None:
-            own._enter(given, called)
+            own.enter(given, called)
 
     @untraced
     def leave(called: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         own = running(dict(zip(names, arguments, strict=False)) | options)
         if own is not None:
-            own._leave(called, has_failed=output is None)
+            own.leave(called, has_failed=output is None)
 
     for hook in (
         module.register_forward_pre_hook(enter, with_kwargs=True),
@@ -59,29 +65,30 @@ def _register_on(module: torch.nn.Module, cache: PagedCache) -> None:
         weakref.finalize(cache, hook.remove).atexit = False
 
 
-class Generate:
-    """`generate` of a model that has paged caches: a cache reads the prompt before the model runs with it.
+class GenerateWrapper:
+    """Replacement of ``model.generate`` that lets a paged cache read the whole prompt first.
 
-    transformers has no hook there, and cuts off what the cache holds before any hook of the model runs. The attribute
-    ``model.generate`` is this object while the model has a cache; a deep copy of the model has its own method.
+    transformers has no hook there, and removes the columns that the cache holds from the prompt before it calls the
+    model. The attribute ``model.generate`` is this object while the model has a paged cache. A deep copy of the model
+    has the method of its class.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = weakref.ref(model)
-        self._replaced = model.__dict__.get("generate")  # somebody else's
-        self._caches: dict[int, weakref.ref[PagedCache]] = {}
+        self._previous = model.__dict__.get("generate")  # another library's replacement, or None
+        self._generations: dict[int, weakref.ref[Generation]] = {}  # by the identity of their caches
         self.__signature__ = inspect.signature(model.generate)
         functools.update_wrapper(self, type(model).generate)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Generate, with a cache of this model only after it has read the prompt."""
+        """Generate; if the call has a paged cache of this model, its generation reads the prompt first."""
         model = self._model()
         assert model is not None
         given = options.get("past_key_values")
-        cache = self._caches[id(given)]() if id(given) in self._caches else None
-        if cache is not None:
-            options = cache._meet_prompt(model, arguments, options)
-        generate = types.MethodType(type(model).generate, model) if self._replaced is None else self._replaced
+        generation = self._generations[id(given)]() if id(given) in self._generations else None
+        if generation is not None:
+            options = generation.enter_generate(model, arguments, options)
+        generate = types.MethodType(type(model).generate, model) if self._previous is None else self._previous
         return generate(*arguments, **options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -89,25 +96,25 @@ class Generate:
         copied = memo.get(id(model))
         return self if copied is None else types.MethodType(type(copied).generate, copied)
 
-    def add(self, cache: PagedCache) -> None:
-        """Let a cache read the prompts of calls that are given it."""
-        self._caches[id(cache)] = weakref.ref(cache)
-        weakref.finalize(cache, self._forget, id(cache)).atexit = False
+    def add(self, cache: Cache, generation: Generation) -> None:
+        """Register a cache; it is unregistered when it is deleted."""
+        self._generations[id(cache)] = weakref.ref(generation)
+        weakref.finalize(cache, self._remove, id(cache)).atexit = False
 
-    def _forget(self, identity: int) -> None:
-        del self._caches[identity]
+    def _remove(self, identity: int) -> None:
+        del self._generations[identity]
         model = self._model()
-        if model is None or self._caches or model.__dict__.get("generate") is not self:
+        if model is None or self._generations or model.__dict__.get("generate") is not self:
             return
-        if self._replaced is None:
+        if self._previous is None:
             del model.generate
         else:
-            model.generate = self._replaced
+            model.generate = self._previous
 
 
-def _register_on_generate(model: PreTrainedModel, cache: PagedCache) -> None:
+def _wrap_generate(model: PreTrainedModel, cache: Cache, generation: Generation) -> None:
     hook = model.__dict__.get("generate")
-    if not isinstance(hook, Generate):
-        hook = Generate(model)
+    if not isinstance(hook, GenerateWrapper):
+        hook = GenerateWrapper(model)
         model.generate = hook
-    hook.add(cache)
+    hook.add(cache, generation)

@@ -1,4 +1,4 @@
-"""What a model was given for one forward pass, as a paged cache reads it on the host."""
+"""Arguments of a model's forward pass, read on the host for a paged cache."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 Mask = NDArray[np.bool_]
 Ids = NDArray[np.int64]
 
-# Arguments that do not change what a token's keys are, beside its id and position.
-_SILENT = {
+# Arguments that do not make the keys of a token depend on more than its id and position.
+_NEUTRAL = {
     "input_ids",
     "attention_mask",
     "position_ids",
@@ -34,15 +34,15 @@ class Inputs:
     Attributes
     ----------
     is_token : Mask
-        ``[batch, columns]``: which of them are tokens, and not padding.
+        ``[batch, columns]``: True for tokens, False for padding.
     past : Mask or None
-        The same of the columns before them; None where the pass does not say.
+        ``[batch, past columns]``: the mask of the columns before them; None if the pass has no mask.
     ids : Ids or None
-        None where ids do not say what the tokens are: there are embeddings, images, or whatever else a model takes.
+        ``[batch, columns]``; None if the keys depend on more than ids, such as embeddings or images.
     given_ids : Ids or None
-        The ids in any case; None where there are none.
+        ``[batch, columns]``: the argument `input_ids`, even where `ids` is None.
     positions : Ids or None
-        ``[batch or 1, columns]``; None where the model counts columns.
+        ``[batch or 1, columns]``; None if the model counts columns itself.
     """
 
     is_token: Mask
@@ -53,17 +53,17 @@ class Inputs:
 
     @property
     def batch(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.is_token)
 
     @property
     def columns(self) -> int:
-        """New columns."""
+        """Number of new columns."""
         return int(self.is_token.shape[1])
 
 
 def read_inputs(given: Mapping[str, Any], num_past: int) -> Inputs:
-    """Read the arguments of a model's forward, by their names, where `num_past` columns are computed already."""
+    """Read the arguments of a model's forward, by name; `num_past` columns are already computed."""
     tokens: Any = given.get("input_ids")
     embeddings: Any = given.get("inputs_embeds")
     if tokens is None and embeddings is None:
@@ -72,28 +72,28 @@ def read_inputs(given: Mapping[str, Any], num_past: int) -> Inputs:
     batch, columns = (embeddings if ids is None else ids).shape[:2]
     if columns == 0:
         raise ShapeError(
-            f"the forward pass has no new columns; the cache holds {num_past} of this generation, and the prompt no "
-            "more: crop() the cache, or leave the generation with reset() or begin()"
+            f"the forward pass has no new columns: the cache already holds all {num_past} columns of the prompt; call "
+            "crop(), or end the generation with reset() or begin()"
         )
     past, is_token = _read_masks(given.get("attention_mask"), batch, columns, num_past)
-    known = None if says_more_than_ids(given) else ids
+    known = None if needs_more_than_ids(given) else ids
     return Inputs(is_token, past, known, ids, _read_positions(given.get("position_ids"), columns))
 
 
-def says_more_than_ids(given: Mapping[str, Any]) -> bool:
-    """Return True if an argument of a model's forward may say more of the tokens than their ids."""
-    return any(_speaks(name, value) for name, value in given.items())
+def needs_more_than_ids(given: Mapping[str, Any]) -> bool:
+    """Return True if an argument of a model's forward may make keys depend on more than token ids."""
+    return any(_affects_keys(name, value) for name, value in given.items())
 
 
 def read_ids(ids: torch.Tensor) -> Ids:
-    """Token ids ``[batch, columns]``."""
+    """Return token ids ``[batch, columns]`` as an array on the host."""
     if _num_axes(ids) != 2:
-        raise ShapeError(f"input_ids is {_told(ids)}; it must be [batch, columns]")
+        raise ShapeError(f"input_ids is {_described(ids)}; it must be [batch, columns]")
     return read_integers(ids, "input_ids", "[batch, columns]")
 
 
 def read_integers(array: Any, name: str, axes: str) -> Ids:
-    """Integers of a torch tensor; nothing else is cut to integers."""
+    """Return a torch tensor of integers as an array on the host; raise UnsupportedDtype for other dtypes."""
     is_tensor = isinstance(array, torch.Tensor)
     if not is_tensor or array.is_floating_point() or array.is_complex() or array.dtype == torch.bool:
         given = array.dtype if is_tensor else f"a {type(array).__name__}"
@@ -103,12 +103,13 @@ def read_integers(array: Any, name: str, axes: str) -> Ids:
 
 
 def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> Mask:
-    """A padding mask of all columns; all are tokens where it is None."""
+    """Return a padding mask ``[batch, columns]``, all True if `mask` is None; `why` explains the expected shape."""
     if mask is None:
         return np.ones((batch, columns), np.bool_)
     if _num_axes(mask) != 2:
         raise UnsupportedOption(
-            f"attention_mask is {_told(mask)}; a paged cache takes the padding mask [batch, columns] and does the rest"
+            f"attention_mask is {_described(mask)}; pass the padding mask [batch, columns]: a paged cache applies "
+            "causality and windows itself"
         )
     if tuple(mask.shape) != (batch, columns):
         raise ShapeError(f"attention_mask has shape {tuple(mask.shape)}; it must be {(batch, columns)}: {why}")
@@ -123,33 +124,36 @@ def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> 
 def _read_masks(mask: torch.Tensor | None, batch: int, columns: int, num_past: int) -> tuple[Mask | None, Mask]:
     if mask is None:
         return None, np.ones((batch, columns), np.bool_)
-    why = f"the cache holds {num_past} columns of this generation, and {columns} are new (or reset() it, or begin())"
+    why = (
+        f"the cache holds {num_past} columns of this generation, and {columns} are new; to start another generation "
+        "call reset() or begin()"
+    )
     whole = read_mask(mask, batch, num_past + columns, why)
     return whole[:, :num_past], whole[:, num_past:]
 
 
 def _read_positions(positions: torch.Tensor | None, columns: int) -> Ids | None:
-    """Positions; -1, where no token stands, for those that are no plain count (several to a token)."""
+    """Return positions; all -1, which equals no valid position, if a token has several positions."""
     if positions is None:
         return None
     read = read_integers(positions, "position_ids", "[batch, columns]")
     return read if read.ndim == 2 and read.shape[1] == columns else np.full((1, columns), -1, np.int64)
 
 
-def _speaks(name: str, value: Any) -> bool:
-    """Whether an argument may say more of the tokens than their ids: anything but a switch, or what holds nothing."""
-    if name in _SILENT or value is None or isinstance(value, bool | int | float):
+def _affects_keys(name: str, value: Any) -> bool:
+    """Return True for any argument but the neutral ones, None, numbers, and mappings of these."""
+    if name in _NEUTRAL or value is None or isinstance(value, bool | int | float):
         return False
-    return not isinstance(value, Mapping) or any(_speaks("", each) for each in value.values())
+    return not isinstance(value, Mapping) or any(_affects_keys("", each) for each in value.values())
 
 
 def _num_axes(array: object) -> Any:
-    """The axes of an array; None for anything else, whatever it answers."""
+    """Return the number of axes of an array; None for any other object, even one whose attributes raise."""
     try:
         return getattr(array, "ndim", None)
     except Exception:
         return None
 
 
-def _told(value: object) -> str:
+def _described(value: object) -> str:
     return f"a {type(value).__name__}" if _num_axes(value) is None else f"of shape {tuple(getattr(value, 'shape', ()))}"

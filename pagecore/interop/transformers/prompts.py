@@ -1,4 +1,4 @@
-"""The prompt of `model.generate`: its ids, mask and rows, as far as a paged cache must know them before it runs."""
+"""The prompt of a call of ``model.generate``, read before the model runs."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagecore.interop.transformers.inputs import Ids, Mask, read_ids, read_mask, says_more_than_ids
+from pagecore.interop.transformers.inputs import Ids, Mask, needs_more_than_ids, read_ids, read_mask
 
-# Ways to generate that give the model the whole prompt in their first pass, whatever the cache holds.
+# Modes of generation whose first pass gets the whole prompt, regardless of the columns in the cache.
 _WHOLE_PROMPT = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a call of `generate` begins with.
+    """The prompt of a call of `generate`.
 
     Attributes
     ----------
     ids : Ids or None
-        ``[batch, columns]``; None where the call gives embeddings, or nothing.
+        ``[batch, columns]``; None if the call has embeddings, or no prompt.
     is_token : Mask or None
-        ``[batch, columns]``: which ids are tokens, and not padding. None where `ids` is.
+        ``[batch, columns]``: True for tokens, False for padding. None if `ids` is None.
     columns : int
-        Columns of ids or embeddings.
+        Number of columns of the ids or embeddings.
     num_rows : int
-        Rows of the forward passes: each prompt is repeated for its beams or answers.
+        Number of rows of the forward passes: each prompt is repeated for its beams or answers.
     is_reusable : bool
-        Keys follow from the ids alone, so that a prefix may come from other prompts.
+        The keys only depend on the ids, so a prefix may come from another prompt.
     is_whole : bool
         The first forward pass gets all columns.
     """
@@ -45,7 +45,7 @@ class Prompt:
 
 
 def read_prompt(model: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Prompt | None:
-    """Read the arguments of ``model.generate``; None where they give new tokens alone, behind a mask of all columns."""
+    """Read the arguments of ``model.generate``; None if `input_ids` only has the new tokens and the mask has more."""
     embeddings, given = options.get("inputs_embeds"), options.get("input_ids")
     if given is None:
         given = arguments[0] if arguments else options.get("inputs")
@@ -64,17 +64,17 @@ def read_prompt(model: Any, arguments: tuple[Any, ...], options: Mapping[str, An
     )
     named = inspect.signature(model.forward).parameters
     others = {name: value for name, value in options.items() if name in named and name != "labels"}
-    reusable = "position_ids" not in others and not says_more_than_ids(others)
+    reusable = "position_ids" not in others and not needs_more_than_ids(others)
     return Prompt(ids, is_token, ids.shape[1], len(ids) * repeats, reusable, whole)
 
 
 def as_attention_mask(prompt: Prompt, example: torch.Tensor) -> torch.Tensor:
-    """Return the mask of a prompt as `generate` takes it, on the device of `example`."""
+    """Return the mask of a prompt as the argument of `generate`, on the device of `example`."""
     return torch.from_numpy(np.asarray(prompt.is_token, np.int64)).to(example.device)
 
 
 def _inferred_mask(model: Any, ids: Ids, options: Mapping[str, Any]) -> Mask:
-    """Which ids `generate` takes for padding where it is given no mask."""
+    """Return the mask that `generate` infers from the padding token if it gets no mask."""
     pad, ends = (_option(model, options, name) for name in ("pad_token_id", "eos_token_id"))
     ends = ends if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
     if pad is None or int(pad) in {int(end) for end in ends}:
@@ -84,9 +84,9 @@ def _inferred_mask(model: Any, ids: Ids, options: Mapping[str, Any]) -> Mask:
 
 
 def _option(model: Any, options: Mapping[str, Any], name: str) -> Any:
-    """An option of `generate`: of the call, of the config in the call, or of the model's own config."""
-    for place in (options, options.get("generation_config"), model.generation_config):
-        value = place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
+    """Return an option of `generate`: from the call, else from the call's config, else from the model's config."""
+    for source in (options, options.get("generation_config"), model.generation_config):
+        value = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
         if value is not None:
             return value
     return None

@@ -1,7 +1,7 @@
-"""Which sequence stands in which row of a generation's batch, and which of its columns are tokens.
+"""Rows of a generation's batch: the sequence of each row, and the columns that are tokens.
 
-Transformers count columns: all rows are equally long, and some columns of a row are padding. The cache stores tokens
-alone::
+transformers counts columns: all rows have equal lengths, and some columns of a row are padding. The cache only stores
+tokens::
 
     attention_mask   0 0 1 1 1 | 1        row 0: 4 tokens        5 columns are computed, one is new
                      1 1 1 1 1 | 1        row 1: 6 tokens
@@ -28,23 +28,33 @@ UNKNOWN = -1  # the id of a column that was computed from embeddings
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What rows were before a pass: how many, which ids they wait to compute, and whether new ids become known."""
+class RowsSnapshot:
+    """State of the rows before a forward pass.
+
+    Attributes
+    ----------
+    count : int
+        Number of rows.
+    uncomputed : list
+        Ids of each row that are appended but not computed.
+    ids_are_known : bool
+        As in `BatchRows`.
+    """
 
     count: int
-    waiting: list[Any]
-    is_known: bool
+    uncomputed: list[Any]
+    ids_are_known: bool
 
 
-class Rows:
-    """The rows of a batch; `cache` holds their tokens.
+class BatchRows:
+    """The rows of a batch, one sequence of the cache each.
 
-    I1: between calls every sequence has as many computed tokens as its row of `is_token` has ones.
-    I2: `given_ids` has the id of each computed column as the model was given it, or UNKNOWN; they say whether a prompt
-        goes on where the rows end.
-    I3: ids that a sequence knows are those its keys were computed from, at positions 0, 1, 2 ..., so that others may
-        reuse them. After a pass of which that cannot be said (`reusable_ids`), no more become known until rows are
-        cleared.
+    I1: between calls the number of computed tokens of a sequence equals the number of ones in its row of `is_token`.
+    I2: `given_ids` has the id of each computed column as passed to the model, or UNKNOWN. They decide whether a prompt
+        continues the rows.
+    I3: the ids of a sequence are those that its keys were computed from, at positions 0, 1, 2 ..., so that other
+        sequences may reuse the keys. After a pass that breaks this (see `reusable_ids`), `_ids_are_known` is False and
+        no ids are appended until the rows are cleared.
     """
 
     def __init__(self, cache: PagedKVCache) -> None:
@@ -53,39 +63,36 @@ class Rows:
         self.is_token: Mask = np.zeros((0, 0), np.bool_)
         self.given_ids: Ids = np.zeros((0, 0), np.int64)
         self.namespace: Hashable = None
-        self._is_known = True
+        self._ids_are_known = True
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     @property
     def num_columns(self) -> int:
-        """Columns that are computed."""
+        """Number of computed columns."""
         return int(self.is_token.shape[1])
 
     @property
     def is_begun(self) -> bool:
-        """Whether the rows still wait for tokens of the prompts that they began with."""
+        """True while tokens of the prompts passed to `begin` are not computed."""
         return any(sequence.num_tokens > sequence.num_computed_tokens for sequence in self.sequences)
 
     def clear(self) -> None:
-        """Let all sequences go, but not their namespace; what they have computed stays in the prefix cache."""
+        """Remove all sequences and keep the namespace; their blocks stay in the prefix cache until they are evicted."""
         for sequence in self.sequences:
             self.cache.remove(sequence)
         self.sequences = []
         self.is_token = np.zeros((0, 0), np.bool_)
         self.given_ids = np.zeros((0, 0), np.int64)
-        self._is_known = True
+        self._ids_are_known = True
 
     def begin(self, ids: Ids, is_token: Mask, namespace: Hashable) -> int:
-        """Start anew with prompts [batch, columns]; returns how many columns need not be computed.
-
-        They are as many as the prefix cache has of every row.
-        """
+        """Replace the rows by prompts [batch, columns]; return the number of columns that are cached for every row."""
         self.clear()
         self.namespace = namespace
-        # Rows that have more than the others compute it again, so that all stand at one column. A window may have kept
-        # too little for that: then all begin with less.
+        # All rows must continue at one column, so rows with a longer cached prefix compute its end again. If a
+        # sliding-window layer no longer holds the keys for that, try again with a shorter prefix for all rows.
         num_columns = ids.shape[1]
         while not self._try_begin(ids, is_token, is_token[:, :num_columns].sum(axis=1), namespace):
             num_columns = self.num_columns
@@ -100,7 +107,7 @@ class Rows:
             self.is_token = is_token[:, : min(reused, default=0)].copy()
             self.given_ids = ids[:, : self.num_columns].copy()
             with suppress(UnsupportedOption):
-                self._compute_again(self.is_token.sum(axis=1))
+                self._uncompute(self.is_token.sum(axis=1))
                 return True
         except BaseException:
             self.clear()
@@ -108,7 +115,7 @@ class Rows:
         return False
 
     def open(self, count: int) -> None:
-        """Empty rows for prompts whose ids come with the first forward pass, or never."""
+        """Add `count` empty rows; ids come with the first forward pass, or never."""
         try:
             self.sequences += [self.cache.add_sequence((), namespace=self.namespace) for _ in range(count)]
         except BaseException:
@@ -118,11 +125,12 @@ class Rows:
         self.given_ids = np.zeros((count, 0), np.int64)
 
     def first_difference(self, ids: Ids, is_token: Mask) -> tuple[int, int] | None:
-        """Return (row, column) of the first computed column that is another than that of the prompts [batch, columns].
+        """Return (row, column) of the first computed column that differs from the prompts [batch, columns], or None.
 
-        Row i of `batch` is that of ``len(self) / batch`` rows in a row, or the other way round. None where the prompts
-        begin with all that is computed, as far as its ids are known. The last of their columns counts as different
-        where the rows hold it already: there is nothing left to compute.
+        Each prompt is compared with ``len(self) / batch`` adjoining rows; if there are fewer rows than prompts, each
+        row is compared with the first of its ``batch / len(self)`` prompts. Columns with unknown ids are not compared.
+        The last column of the prompts counts as different if the rows already hold it, since no column would be left to
+        compute.
         """
         columns, count = self.num_columns, len(self)
         prompt = np.arange(count) * len(ids) // count
@@ -135,43 +143,51 @@ class Rows:
         row, column = np.unravel_index(int(differs.argmax()), differs.shape)
         return int(row), int(column)
 
-    def standing(self) -> Standing:
-        """What `restore` goes back to."""
-        waiting = [
+    def snapshot(self) -> RowsSnapshot:
+        """Return the state for `restore`."""
+        uncomputed = [
             s.tokens[s.num_computed_tokens :] if s.num_tokens > s.num_computed_tokens else () for s in self.sequences
         ]
-        return Standing(len(self), waiting, self._is_known)
+        return RowsSnapshot(len(self), uncomputed, self._ids_are_known)
 
-    def restore(self, before: Standing) -> None:
-        """Undo what a pass that does not count did to the rows: it may have opened or repeated them, and their ids."""
+    def restore(self, before: RowsSnapshot) -> None:
+        """Undo the changes of an abandoned pass, which may have opened or repeated rows and appended ids."""
         if before.count == 0:
             self.clear()
             return
         if len(self) != before.count:
             self.select(range(0, len(self), len(self) // before.count))
         self.forget_past([sequence.num_computed_tokens for sequence in self.sequences])
-        self.cache.append_tokens(self.sequences, before.waiting)
-        self._is_known = before.is_known
+        self.cache.append_tokens(self.sequences, before.uncomputed)
+        self._ids_are_known = before.ids_are_known
 
     def repeat(self, repeats: int) -> None:
-        """Let each row become `repeats` rows that share its blocks."""
+        """Replace each row by `repeats` rows that share its blocks."""
         try:
             count = require_int("repeats", operator.index(repeats), max=None)
         except PagecoreError:
             raise
         except Exception:
-            raise ShapeError(f"repeats is {brief(repeats)}; it must be an integer of at least 1") from None
+            raise ShapeError(f"repeats is {brief(repeats)}; expected an integer of at least 1") from None
         if len(self) * count > self.cache.max_sequences:
             raise OutOfRows(
-                f"repeats is {count} and the cache has {len(self)} rows, which makes {len(self) * count} of at most "
-                f"{self.cache.max_sequences}; make the cache with a larger max_sequences"
+                f"repeats is {count} and the cache has {len(self)} rows, which makes {len(self) * count} rows; at most "
+                f"{self.cache.max_sequences} are allowed: make the cache with a larger max_sequences"
             )
         self.select([row for row in range(len(self)) for _ in range(count)])
 
     def reusable_ids(self, inputs: Inputs) -> Ids | None:
-        """The ids of new columns; None where their keys, or those before them, are not what ids and positions make.
+        """Return the ids of new columns, or None if other sequences cannot reuse their keys.
 
-        Refuses columns that begin anew, or that do not go on where keys from the prefix cache end.
+        Keys are reusable if all keys of the generation depend on ids alone, at positions that count tokens. After a
+        pass that breaks this, the result is None until the rows are cleared.
+
+        Raises
+        ------
+        ShapeError
+            The positions start at 0 again, or have a wrong number of rows.
+        UnsupportedOption
+            The positions do not continue a prefix that came from the prefix cache.
         """
         before = np.zeros((inputs.batch, self.num_columns), np.bool_) if not len(self) else self.is_token
         positions = before.sum(axis=1)[:, None] + inputs.is_token.cumsum(axis=1) - 1
@@ -180,28 +196,29 @@ class Rows:
             given = np.arange(self.num_columns, self.num_columns + inputs.columns)[None]
         if len(given) not in (1, inputs.batch):
             raise ShapeError(
-                f"position_ids has {len(given)} rows and the forward pass {inputs.batch}; give one for each, or one "
-                "for all of them"
+                f"position_ids has {len(given)} rows and the forward pass {inputs.batch}; pass one row for each, or "
+                "one for all"
             )
         given = np.broadcast_to(given, positions.shape)
         if ((given == 0) & (positions > 0) & inputs.is_token).any():
             raise ShapeError(
-                f"tokens start at position 0 again, and the cache holds {self.num_columns} columns of this generation; "
-                "give what follows them (as generate does with use_cache=True), or leave it with reset() or begin()"
+                f"tokens start at position 0 again, but the cache holds {self.num_columns} columns of this generation; "
+                "pass the columns that follow (as generate does with use_cache=True), or end the generation with "
+                "reset() or begin()"
             )
         is_canonical = bool((given == positions)[inputs.is_token].all())
         if not is_canonical and any(sequence.num_cached_tokens for sequence in self.sequences):
             raise UnsupportedOption(
-                "the positions of the new tokens do not go on where the reused prefix ends; pass position_ids that "
-                "count the tokens of each row and not its padding, as generate does, or reset() and compute it all"
+                "the positions of the new tokens do not continue the reused prefix; pass position_ids that count the "
+                "tokens of each row and not its padding, as generate does, or call reset() and compute all columns"
             )
         if not is_canonical or inputs.ids is None:
-            self._is_known = False
+            self._ids_are_known = False
             self.forget_past([sequence.num_computed_tokens for sequence in self.sequences])
-        return inputs.ids if self._is_known else None
+        return inputs.ids if self._ids_are_known else None
 
     def append_ids(self, ids: Ids, is_token: Mask) -> None:
-        """Make the ids of new columns known, where they are not yet; refuses ids that contradict what is known."""
+        """Append the ids of new columns to the sequences; raise ShapeError if they differ from ids of the prompt."""
         new: list[Any] = []
         for sequence, row, mask in zip(self.sequences, ids, is_token, strict=True):
             given = row[mask]
@@ -211,14 +228,14 @@ class Rows:
             if differs.any():
                 at = int(differs.argmax())
                 raise ShapeError(
-                    f"token {sequence.num_computed_tokens + at} of a row is {given[at]} now and was {known[at]} in the "
-                    "prompt that the cache began with; begin() anew with these tokens"
+                    f"token {sequence.num_computed_tokens + at} of a row is {given[at]}, but {known[at]} in the prompt "
+                    "that was passed to begin(); call begin() with these tokens"
                 )
             new.append(given[common:])
         self.cache.append_tokens(self.sequences, new)
 
     def forget_past(self, lengths: Listed[int]) -> None:
-        """Forget the ids past these lengths, none of which is computed."""
+        """Drop ids past these lengths; none of them is computed."""
         past = [
             (each, length) for each, length in zip(self.sequences, lengths, strict=True) if each.num_tokens > length
         ]
@@ -226,24 +243,27 @@ class Rows:
             self.cache.truncate(*zip(*past, strict=True))
 
     def extend(self, is_token: Mask, given_ids: Ids | None) -> None:
-        """Count the columns of a step, whose tokens are committed."""
+        """Add the columns of a pass whose tokens are committed."""
         self.is_token = np.concatenate([self.is_token, is_token], axis=1)
         new = np.full(is_token.shape, UNKNOWN, np.int64) if given_ids is None else given_ids
         self.given_ids = np.concatenate([self.given_ids, new], axis=1)
 
     def crop(self, count: int) -> None:
-        """Forget the last `count` columns."""
+        """Remove the last `count` columns."""
         if count > self.num_columns:
-            raise ShapeError(f"crop would remove {count} columns; the cache has {self.num_columns}")
+            raise ShapeError(
+                f"crop would remove {count} columns, but the cache has {self.num_columns}; crop at most "
+                f"{self.num_columns}"
+            )
         kept = self.is_token[:, : self.num_columns - count]
         self.cache.truncate(self.sequences, kept.sum(axis=1))
         self.is_token = kept.copy()
         self.given_ids = self.given_ids[:, : self.num_columns].copy()
 
     def select(self, parents: Listed[int]) -> None:
-        """Row i becomes what row parents[i] was; rows may go, and one may become several, which share its blocks."""
+        """Replace row i by row ``parents[i]``; rows that are not listed are removed, repeated rows share blocks."""
         if any(not 0 <= parent < len(self) for parent in parents):
-            raise ShapeError(f"rows {list(parents)} are wanted; the cache has rows 0 to {len(self) - 1}")
+            raise ShapeError(f"rows {list(parents)} were selected; the cache only has rows 0 to {len(self) - 1}")
         if not parents:
             self.clear()
             return
@@ -274,14 +294,14 @@ class Rows:
                 self.cache.remove(sequence)
         self.sequences = chosen
 
-    def _compute_again(self, lengths: Any) -> None:
-        """What is past these lengths; the ids stay known."""
+    def _uncompute(self, lengths: Any) -> None:
+        """Drop keys past these lengths and keep the ids, so that the next pass computes the keys again."""
         ids = [sequence.tokens[length:] for sequence, length in zip(self.sequences, lengths, strict=True)]
         self.cache.truncate(self.sequences, lengths)
         self.cache.append_tokens(self.sequences, ids)
 
 
 def _columns(is_token: Mask, num_tokens: int) -> int:
-    """Columns before the token that follows `num_tokens`: they need not be computed. The last always is."""
-    places = np.flatnonzero(is_token)
-    return int(places[num_tokens]) if num_tokens < len(places) else max(0, len(is_token) - 1)
+    """Return the number of columns before token `num_tokens` of a row, less than all columns."""
+    columns = np.flatnonzero(is_token)
+    return int(columns[num_tokens]) if num_tokens < len(columns) else max(0, len(is_token) - 1)

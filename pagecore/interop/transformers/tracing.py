@@ -1,4 +1,4 @@
-"""What torch.compile leaves out of its graphs."""
+"""Exclusion of the cache's Python code from torch.compile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def untraced(function: _Function) -> _Function:
-    """Keep torch.compile out of a function: what the cache decides is Python, between the graphs of the model."""
-    kept: _Function = torch.compiler.disable(function, reason="a PagedCache takes blocks and looks them up in Python")
-    return kept
+    """Exclude a function from torch.compile; it runs as Python between the graphs of the model."""
+    disabled: _Function = torch.compiler.disable(function, reason="a PagedCache allocates its blocks in Python")
+    return disabled

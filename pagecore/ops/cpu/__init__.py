@@ -1,4 +1,4 @@
-"""The host's kernels: one source for every instruction set, picked at run time, run on several threads."""
+"""The host kernels: compiled for every instruction set, dispatched at run time, multi-threaded."""
 
 from pagecore.ops._threads import num_threads, set_num_threads
 from pagecore.ops.cpu._cpu import available_isas, isa, set_isa

@@ -1,63 +1,27 @@
-# The structs of args.hpp and the functions of ops.hpp, host_calls.hpp and dispatch.hpp, for _cpu.pyx.
+# The host's own structs of args.hpp and the functions of ops.hpp, host_calls.hpp and dispatch.hpp, for _cpu.pyx.
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from pagecore.native.translate cimport raise_python_error
+from pagecore.ops.args cimport (
+    BlockArray,
+    Cache,
+    Indices,
+    Lse,
+    MergeArgs,
+    PerHead,
+    Table,
+    TokenArray,
+    WriteArgs,
+)
 from pagecore.ops.plan cimport PcWorkItem
 
 
 cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
-    enum class Float "pagecore::cpu::Float":
-        pass
-
-    cdef cppclass Indices:
-        const char* data
-        int64_t size
-        int64_t stride
-        cbool wide
-
-    cdef cppclass Table:
-        const char* data
-        int64_t num_rows
-        int64_t width
-        int64_t row_stride
-        cbool wide
-
-    cdef cppclass Cache:
-        char* data
-        Float type
-        int64_t num_blocks
-        int64_t block_size
-        int64_t num_heads
-        int64_t dim
-        int64_t block_stride
-        int64_t token_stride
-        int64_t head_stride
-
-    cdef cppclass Rows:
-        char* data
-        Float type
-        int64_t num_tokens
-        int64_t num_heads
-        int64_t dim
-        int64_t token_stride
-        int64_t head_stride
-
-    cdef cppclass PerHead:
-        const char* data
-        Float type
-        int64_t stride
-
-    cdef cppclass Lse:
-        char* data
-        int64_t num_tokens
-        int64_t token_stride
-        int64_t head_stride
-
     cdef cppclass AttentionArgs:
-        Rows query
+        TokenArray query
         Cache key
         Cache value
         Table table
@@ -75,7 +39,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         PerHead value_scale
         const uint8_t* mask
         int64_t mask_size
-        Rows out
+        TokenArray out
         Lse lse
 
     cdef cppclass PlanView:
@@ -91,33 +55,6 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t window_left
         int64_t window_right
         cbool batch_invariant
-
-    cdef cppclass WriteArgs:
-        Rows key
-        Rows value
-        Cache key_cache
-        Cache value_cache
-        Indices slots
-        PerHead key_scale
-        PerHead value_scale
-
-    cdef cppclass MergeArgs:
-        Rows out_a
-        Rows out_b
-        Rows out
-        Lse lse_a
-        Lse lse_b
-        Lse lse
-
-    cdef cppclass BlockArray:
-        char* data
-        int32_t dtype
-        int32_t ndim
-        int64_t num_blocks
-        int64_t block_stride
-        int64_t itemsize
-        int64_t shape[8]
-        int64_t strides[8]
 
     cdef cppclass PackedSequences:
         Table table

@@ -4,7 +4,7 @@
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/batch.hpp"
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
@@ -12,22 +12,22 @@
 namespace pagecore::cpu {
 namespace {
 
-// What one fast core does in a microsecond, beside kBytesPerUs.
+// Throughput of one fast core per microsecond; see also kBytesPerUs.
 constexpr double kFlopsPerUs = 100e3;       // float32, AVX-512
 constexpr double kMergedFloatsPerUs = 2e3;  // of partial rows
 
-// Keys and values that fill the second-level cache so many times over may still be in the third.
+// Keys and values of up to this many times the L2 size may still be in the L3 cache.
 constexpr double kCachedL2s = 8.0;
 
-// Aligned working memory that grows and never shrinks.
-class Memory {
+// Aligned scratch memory that grows and never shrinks.
+class ScratchBuffer {
  public:
-  Memory() = default;
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() { release(); }
+  ScratchBuffer() = default;
+  ScratchBuffer(const ScratchBuffer&) = delete;
+  ScratchBuffer& operator=(const ScratchBuffer&) = delete;
+  ~ScratchBuffer() { release(); }
 
-  [[nodiscard]] float* at_least(int64_t floats) {
+  [[nodiscard]] float* reserve(int64_t floats) {
     if (floats > capacity_) {
       release();
       data_ = static_cast<float*>(::operator new(static_cast<size_t>(floats) * sizeof(float), kAlignment));
@@ -49,19 +49,19 @@ class Memory {
   int64_t capacity_ = 0;
 };
 
-// What a thread claims: the heads of one pass of an item.
+// A unit of work that a thread claims: the heads of one pass of an item.
 struct Unit {
   int32_t item;
   int32_t head_begin;
 };
 
-// What the calling thread keeps between calls, for itself and for those that help it.
+// Buffers that the calling thread keeps between calls, for itself and its helpers.
 struct Workspace {
   CheckedBatch batch;
   std::vector<PcWorkItem> items;
   std::vector<Unit> units;
-  Memory scratch;
-  Memory partials;
+  ScratchBuffer scratch;
+  ScratchBuffer partials;
 };
 
 Workspace& workspace() {
@@ -71,7 +71,7 @@ Workspace& workspace() {
 
 struct Estimate {
   double bytes;  // of keys and values
-  double us;     // that one thread would need at least: they are read once, and every query row multiplies them
+  double us;  // lower bound for one thread: keys and values are read once, and every query row is multiplied with them
 };
 
 Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
@@ -90,8 +90,8 @@ Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
   return {bytes, std::max(bytes / kBytesPerUs, flops / kFlopsPerUs)};
 }
 
-// A plan for so many threads, in the caller's own buffer.
-PlanView plan_here(const AttentionArgs& args, int64_t num_threads, Workspace& work) {
+// Makes a plan for `num_threads` threads in the calling thread's workspace.
+PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, Workspace& work) {
   PlanOptions options = host_plan_options(args.query.num_heads, args.key.num_heads);
   options.causal = args.causal;
   options.window_left = args.window_left;
@@ -120,12 +120,12 @@ void list_units(const AttentionArgs& args, const PlanView& plan, std::vector<Uni
   }
 }
 
-// Scratch for each of several workers; they share no page.
+// Scratch memory of each worker; no two workers share a page.
 class WorkerScratch {
  public:
-  WorkerScratch(const AttentionArgs& args, const PlanView& plan, int64_t num_workers, Memory& memory) {
+  WorkerScratch(const AttentionArgs& args, const PlanView& plan, int64_t num_workers, ScratchBuffer& buffer) {
     const int64_t heads = args.key.num_heads, group = args.query.num_heads / heads;
-    int64_t measured_queries = 0, floats = padded(args.value.dim);  // at least what merging takes
+    int64_t measured_queries = 0, floats = padded(args.value.dim);  // merging needs this much
     for (int64_t i = 0; i < plan.num_items; ++i) {
       const int64_t queries = plan.items[i].query_count, rows = queries * group;
       if (queries == measured_queries) continue;
@@ -134,7 +134,7 @@ class WorkerScratch {
       floats = std::max(floats, carve(0, heads_per_pass(rows, heads), rows, args.key.dim, args.value.dim, unused));
     }
     each_ = (floats + kPage - 1) / kPage * kPage;
-    data_ = memory.at_least(each_ * num_workers);
+    data_ = buffer.reserve(each_ * num_workers);
   }
   [[nodiscard]] float* of(int64_t worker) const { return data_ + worker * each_; }
 
@@ -144,7 +144,7 @@ class WorkerScratch {
   float* data_;
 };
 
-// The batch as the kernels have it, with room for partial rows.
+// The kernels' view of the batch, with room for partial rows.
 AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Workspace& work) {
   AttentionBatch batch;
   batch.cu_query_lens = work.batch.cu_query_lens();
@@ -153,7 +153,7 @@ AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Wor
   batch.mask_starts = work.batch.mask_starts();
   if (plan.num_partial_rows > 0) {
     const int64_t rows = plan.num_partial_rows * args.query.num_heads;
-    batch.partial_out = work.partials.at_least(rows * (padded(args.value.dim) + 2));
+    batch.partial_out = work.partials.reserve(rows * (padded(args.value.dim) + 2));
     batch.partial_stats = batch.partial_out + rows * padded(args.value.dim);
   }
   return batch;
@@ -178,7 +178,7 @@ void attend_units(const Call& call, const std::vector<Unit>& units) {
   });
 }
 
-// The splits of each query tile become its output.
+// Merges the splits of each query tile into its output.
 void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
   if (call.plan.num_partial_rows == 0) return;
   const double floats = static_cast<double>(call.plan.num_partial_rows * call.args.query.num_heads) *
@@ -195,9 +195,10 @@ void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
                });
 }
 
+// Clears the output rows past the last query.
 void clear_padding(const Call& call, int64_t begin) {
   constexpr int64_t kRowsOfUnit = 64;
-  const Rows& out = call.args.out;
+  const TokenArray& out = call.args.out;
   const auto bytes = static_cast<double>((out.num_tokens - begin) * out.num_heads * out.dim * size_of(out.type));
   parallel_for((out.num_tokens - begin + kRowsOfUnit - 1) / kRowsOfUnit,
                worthwhile_threads(bytes / kBytesPerUs, call.num_threads), [&](int64_t i, int64_t) noexcept {
@@ -215,7 +216,7 @@ void attention(const AttentionArgs& args, const PlanView* given, int64_t num_thr
   if (given != nullptr) work.batch.check_plan(args, *given);
   const Estimate size = estimate(args, work.batch);
   const int64_t worth = worthwhile_threads(size.us, num_threads);
-  const PlanView plan = given != nullptr ? *given : plan_here(args, worth, work);
+  const PlanView plan = given != nullptr ? *given : make_local_plan(args, worth, work);
   list_units(args, plan, work.units);
   const int64_t workers = std::clamp<int64_t>(std::ssize(work.units), 1, worth);
   AttentionBatch batch = kernel_batch(args, plan, work);

@@ -103,7 +103,7 @@ void CheckedBatch::check_mask(const AttentionArgs& args) {
              "; it holds [query_len, seq_len] of every sequence");
 }
 
-// Whether the mask lets any query of the sequence attend to any of the keys begin .. end.
+// Returns true if the mask lets any query of the sequence attend to any key in [begin, end).
 bool CheckedBatch::attended(const AttentionArgs& args, int64_t sequence, int64_t begin, int64_t end) const {
   const auto at = static_cast<size_t>(sequence);
   const Window window = make_window(args.causal, args.window_left, args.window_right);
@@ -135,7 +135,7 @@ void CheckedBatch::check_blocks(const AttentionArgs& args, int64_t sequence) con
   for (int64_t i = first; i <= last; ++i) {
     const int64_t block = blocks.at(i);
     if (block >= 0 && block < limit) continue;
-    // A kernel reads block 0 in place of one that the mask hides; without any block there is nothing to read.
+    // Kernels read block 0 in place of a block that the mask hides, which requires the cache to have a block.
     if (limit > 0 && args.mask_size >= 0 && !attended(args, sequence, i * size, (i + 1) * size)) continue;
     fail(ErrorKind::InvalidBlock, "block_table[", rows_[at], ", ", i, "] is ", block, " and the cache has ", limit,
          " blocks; sequence ", sequence, " attends to it");

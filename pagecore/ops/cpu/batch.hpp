@@ -1,4 +1,4 @@
-// The contents of a batch's index arrays: checked, and brought into plain int32 for the kernels.
+// Checks of a batch's index arrays, and their conversion to int32 for the kernels.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace pagecore::cpu {
 
-// Grows and never shrinks, so that a warm call allocates nothing.
+// Buffers grow and never shrink, so that a warm call allocates nothing.
 class CheckedBatch {
  public:
-  // Raises before anything is written: lengths or offsets that make no sense, rows outside the table, blocks outside
-  // the cache. Only blocks that some query attends to are looked at.
+  // Raises before anything is written if lengths or offsets are inconsistent, rows are outside the table, or blocks are
+  // outside the cache. Only blocks that some query attends to are checked.
   void check(const AttentionArgs& args);
 
   // Raises ShapeError unless the plan was made for this batch and these options.

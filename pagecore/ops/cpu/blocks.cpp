@@ -1,4 +1,4 @@
-// Blocks copied inside caches.
+// Copies of blocks within caches.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
+#include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
@@ -19,7 +20,7 @@ struct Axis {
   int64_t stride;
 };
 
-// The axes of one block, longest stride first, so that what lies in one piece is copied in one piece.
+// The axes of one block, longest stride first, with contiguous axes merged into runs of bytes.
 class BlockShape {
  public:
   explicit BlockShape(const BlockArray& array) : run_bytes_(array.itemsize) {
@@ -30,7 +31,7 @@ class BlockShape {
     while (count_ > 0 && axes_[count_ - 1].stride == run_bytes_) run_bytes_ *= axes_[--count_].size;
   }
 
-  // Part `part` of `num_parts` equal ones, the same of every block.
+  // Copies part `part` of `num_parts` equal parts of a block; all blocks are divided alike.
   void copy(const char* source, char* target, int64_t part, int64_t num_parts) const {
     if (empty_) return;
     const bool is_one_run = count_ == 0;
@@ -71,7 +72,7 @@ class BlockShape {
   bool empty_ = false;
 };
 
-// Read once: what is checked is what is used, even if the copies below change the memory that the ids came from.
+// Reads each id once: the checked ids are the ones used, even if the copies overwrite the memory of the ids.
 std::vector<int64_t> read_ids(const Indices& ids) {
   std::vector<int64_t> values(static_cast<size_t>(ids.size));
   for (int64_t i = 0; i < ids.size; ++i) values[static_cast<size_t>(i)] = ids.at(i);
@@ -85,7 +86,7 @@ void check_ids(const BlockArray& array, const std::vector<int64_t>& ids, const c
   }
 }
 
-// A pair, by the block that it writes.
+// A pair and the block that it writes.
 struct Written {
   int64_t block;
   size_t pair;
@@ -134,7 +135,8 @@ void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_id
     shapes.emplace_back(arrays[i]);
     bytes += shapes.back().bytes() * std::ssize(sources);
   }
-  // A later pair sees what earlier ones wrote: each thread takes its part of every block, through all pairs.
+  // A later pair reads what earlier pairs wrote, so each thread copies its part of every block through all pairs in
+  // order.
   num_threads = threads_to_move(bytes, num_threads);
   parallel_for(num_threads, num_threads, [&](int64_t part, int64_t) noexcept {
     for (size_t i = 0; i < arrays.size(); ++i) {

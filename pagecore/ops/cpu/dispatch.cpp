@@ -19,7 +19,7 @@ struct Level {
   const KernelTable* table;
 };
 
-// The widest first.
+// Widest first.
 #if defined(__x86_64__)
 bool has_v4() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -32,7 +32,7 @@ bool has_v3() {
 bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"); }
 bool has_v4_bf16() { return has_v4() && __builtin_cpu_supports("avx512bf16"); }
 
-// Linux gives a process the tiles' state only when it asks: once, for all of its threads and what they fork.
+// Linux grants a process the AMX tile state only on request, once for all of its threads and children.
 [[maybe_unused]] bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -58,14 +58,14 @@ constexpr Level kLevels[] = {{"neon", [] { return true; }, &neon::kTable}};
 #error "pagecore's host kernels are written for x86-64 and aarch64"
 #endif
 
-// Null until first asked for.
+// Null until first use.
 std::atomic<const Level*> current{nullptr};
 
 [[noreturn]] void refuse(const std::string& name, const char* who) {
   std::string names;
   for (const std::string& each : available_isas()) names += (names.empty() ? "" : ", ") + each;
-  fail(ErrorKind::UnsupportedOption, who, " asks for the instruction set \"", name,
-       "\", which this machine or build has not; ", "it has ",
+  fail(ErrorKind::UnsupportedOption, who, ": instruction set \"", name,
+       "\" is not available on this machine or in this build; available: ",
        names.empty() ? "none (the kernels need x86-64-v2)" : names);
 }
 

@@ -1,5 +1,5 @@
-// Which instruction set the kernels use: the widest that the machine has, unless PAGECORE_ISA or set_isa says
-// otherwise.
+// Dispatch of the kernels by instruction set: the widest that the machine supports, unless PAGECORE_ISA or set_isa
+// selects another.
 #pragma once
 
 #include <string>
@@ -9,15 +9,16 @@
 
 namespace pagecore::cpu {
 
-// The kernels in use. Raises UnsupportedOption when PAGECORE_ISA names what this machine or build has not.
+// The kernels in use. Raises UnsupportedOption if PAGECORE_ISA names an instruction set that is not available on this
+// machine or in this build.
 [[nodiscard]] const KernelTable& kernels();
 
 [[nodiscard]] const char* isa();
 
-// A name of available_isas(), or "" for what PAGECORE_ISA or else the machine says. Changes nothing when it raises.
+// Selects an entry of available_isas(), or "" for the default. Changes nothing when it raises.
 void set_isa(const std::string& name);
 
-// The widest first.
+// Available instruction sets, widest first.
 [[nodiscard]] std::vector<std::string> available_isas();
 
 }  // namespace pagecore::cpu

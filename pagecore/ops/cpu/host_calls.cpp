@@ -15,7 +15,7 @@ bool attempt(Call&& call, Failure& failure) noexcept {
   } catch (const Error& error) {
     failure = {error.kind(), error.what()};
   } catch (const std::bad_alloc&) {
-    failure = {ErrorKind::NotEnoughMemory, "there is no memory for what the call keeps while it works"};
+    failure = {ErrorKind::NotEnoughMemory, "the host cannot allocate the workspace of the call"};
   } catch (const std::exception& error) {
     failure = {ErrorKind::Internal, error.what()};
   }

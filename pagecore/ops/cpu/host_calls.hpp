@@ -1,5 +1,5 @@
-// The host operations for native code of other extensions, which has no interpreter at hand: the kernels are linked
-// into ops/cpu/_cpu alone, and no exception leaves it.
+// The host operations as function pointers, for native code of other extensions that does not hold the GIL. The kernels
+// are linked into ops/cpu/_cpu alone. Exceptions do not cross to another extension.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace pagecore::cpu {
 
-// Why a call did nothing.
+// The error of a call.
 struct Failure {
   ErrorKind kind = ErrorKind::Internal;
   std::string message;
 };
 
-// As in ops.hpp, from any thread. False where the operation raised: then `failure` is filled, and nothing was written.
+// The functions of ops.hpp, callable from any thread. They return false after an error; `failure` then describes it,
+// and nothing was written.
 struct HostCalls {
   bool (*attention)(const AttentionArgs& args, int64_t num_threads, Failure& failure) noexcept;
   bool (*write_kv)(const WriteArgs& args, int64_t num_threads, Failure& failure) noexcept;

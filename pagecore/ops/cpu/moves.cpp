@@ -1,4 +1,4 @@
-// Gather, scatter, transfer: how each plane is walked, whether it streams, and the call of the kernel.
+// Gather, scatter and transfer: the walk over each plane, the choice of streaming stores, and the kernel call.
 #include "pagecore/ops/cpu/moves.hpp"
 
 #include <algorithm>
@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
@@ -18,13 +17,13 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// An axis of both sides. `varies` marks the one along which runs are counted.
+// An axis with its stride on both sides. `varies` marks the axis that runs count along.
 struct Axis {
   MoveAxis on;
   bool varies;
 };
 
-// The axes of a run, longest target stride first; axes that continue each other on both sides are one.
+// The axes of a run, longest target stride first. Axes that are contiguous with each other on both sides are joined.
 class Axes {
  public:
   void add(int64_t size, int64_t source_stride, int64_t target_stride, bool varies = false) {
@@ -54,7 +53,7 @@ class Axes {
   }
 
  private:
-  // An axis takes up the one inside it; the varying one is never inside, because its size is not known here.
+  // Joins each axis with the one inside it. The varying axis is never inside, because its size is unknown here.
   void join() {
     int kept = 0;
     for (int i = 1; i < count_; ++i) {
@@ -86,12 +85,13 @@ void set_types(Move& move, const BlockArray& source, const BlockArray& target) {
   if (!move.converts) return;
   PC_EXPECTS(source.dtype >= 0 && source.dtype <= static_cast<int32_t>(Float::BF16) && target.dtype >= 0 &&
                  target.dtype <= static_cast<int32_t>(Float::BF16),
-             UnsupportedDtype, "dtypes ", source.dtype, " and ", target.dtype, " of the table do not convert");
+             UnsupportedDtype, "dtype codes ", source.dtype, " and ", target.dtype,
+             "; expected equal dtypes, or two of float32, float16 and bfloat16");
   move.from = static_cast<Float>(source.dtype);
   move.to = static_cast<Float>(target.dtype);
 }
 
-// Between a paged cache and packed sequences: runs count tokens, and break at blocks unless these continue each other.
+// Between a paged cache and packed sequences. Runs count tokens and break at blocks unless the blocks are contiguous.
 Move move_tokens(const BlockArray& cache, const BlockArray& packed, Direction direction) {
   const bool gathers = direction == Direction::Gather;
   Move move;
@@ -110,7 +110,7 @@ Move move_tokens(const BlockArray& cache, const BlockArray& packed, Direction di
   return move;
 }
 
-// Between two caches: runs count blocks.
+// Between two caches. Runs count blocks.
 Move move_blocks(const BlockArray& source, const BlockArray& target) {
   Move move;
   set_types(move, source, target);
@@ -141,13 +141,13 @@ int64_t elements(const BlockArray& array, int first_axis) {
   return count;
 }
 
-// Deals runs out in stretches of blocks, `step` tokens each: a run is cut between blocks. On the other side of a run
-// its places are tokens too, or blocks, and then `step` is 1.
-class Shares {
+// Divides runs into shares by stretches of blocks. A run is cut between blocks. On the side that is not the cache an
+// index counts tokens, `step` per block; between two caches both sides count blocks and `step` is 1.
+class RunShares {
  public:
-  Shares(const std::vector<Run>& runs, Direction direction, int64_t step, int32_t bits)
+  RunShares(const std::vector<CopyRun>& runs, Direction direction, int64_t step, int32_t bits)
       : runs_(size_t{1} << bits), bits_(bits) {
-    for (Run run : runs) {
+    for (CopyRun run : runs) {
       while (run.count > 0) {
         const bool is_hole = run.source == kZeros, counts_source = direction == Direction::Gather && !is_hole;
         const int64_t block = counts_source ? run.source : is_hole ? 0 : run.target;
@@ -161,34 +161,34 @@ class Shares {
   }
 
   [[nodiscard]] int64_t size() const { return std::ssize(runs_); }
-  [[nodiscard]] const std::vector<Run>& operator[](int64_t i) const { return runs_[static_cast<size_t>(i)]; }
+  [[nodiscard]] const std::vector<CopyRun>& operator[](int64_t i) const { return runs_[static_cast<size_t>(i)]; }
 
  private:
   static constexpr int64_t kStretch = 8;
 
-  void add(const Run& run) { runs_[share_of(static_cast<uint64_t>(run.target / kStretch), bits_)].push_back(run); }
+  void add(const CopyRun& run) { runs_[share_of(static_cast<uint64_t>(run.target / kStretch), bits_)].push_back(run); }
 
-  std::vector<std::vector<Run>> runs_;
+  std::vector<std::vector<CopyRun>> runs_;
   int32_t bits_;
 };
 
-void move_all(std::vector<Move>& moves, const std::vector<Run>& runs, int64_t written, Direction direction,
+void move_all(std::vector<Move>& moves, const std::vector<CopyRun>& runs, int64_t written, Direction direction,
               int64_t step, int64_t num_threads) {
   if (runs.empty()) return;
   for (Move& move : moves) move.streams = written > l2_bytes();
   const KernelTable& table = kernels();
-  const auto move_each = [&](const std::vector<Run>& some) noexcept {
+  const auto move_each = [&](const std::vector<CopyRun>& some) noexcept {
     for (const Move& move : moves) table.move(move, some.data(), std::ssize(some));
   };
   num_threads = threads_to_move(written, num_threads);
   if (num_threads == 1) return move_each(runs);
-  const Shares shares(runs, direction, step, share_bits(num_threads));
+  const RunShares shares(runs, direction, step, share_bits(num_threads));
   parallel_for(shares.size(), num_threads, [&](int64_t unit, int64_t) noexcept { move_each(shares[unit]); });
 }
 
 void move_sequences(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
                     const PackedSequences& batch, Direction direction, int64_t num_threads) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   const int64_t copied = list_runs(batch, direction, runs);
   std::vector<Move> moves;
   int64_t written = 0;
@@ -203,13 +203,13 @@ void move_sequences(const std::vector<BlockArray>& caches, const std::vector<Blo
 }  // namespace
 
 void check_sequences(const PackedSequences& batch) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   list_runs(batch, Direction::Gather, runs);
 }
 
 void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                        const Indices& source_ids, const Indices& target_ids) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
 }
 
@@ -225,7 +225,7 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
 
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                      const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
-  std::vector<Run> runs;
+  std::vector<CopyRun> runs;
   const int64_t copied = list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
   std::vector<Move> moves;
   int64_t written = 0;

@@ -1,5 +1,5 @@
-// What the kernels that gather, scatter and transfer are told: how the elements of a plane lie on both sides, and which
-// of them move. Plain structs: see args.hpp.
+// Arguments of the kernels that gather, scatter, transfer and write: the layout of a plane on both sides, the runs to
+// copy, and the share of a thread. Plain structs: see args.hpp.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace pagecore::cpu {
 
-// `count` tokens (or blocks) from place `source` to place `target`; what a place is, each Move says for its two sides.
-struct Run {
-  int64_t source;  // kZeros: zeros are written
+// A copy of `count` tokens or blocks from index `source` to index `target`. Each Move defines the unit of its indices.
+struct CopyRun {
+  int64_t source;  // kZeros: write zeros
   int64_t target;
   int64_t count;
 };
@@ -23,18 +23,16 @@ struct MoveAxis {
   int64_t target_stride;
 };
 
-// One plane. The elements of a run are those of `axes`, longest target stride first, so that the target is written in
-// the order in which it lies in memory, and of `row`, the elements that follow one another on both sides. One of them
-// grows with the run's count.
+// The copy of one plane. The elements of a run are those of `axes`, longest target stride first so that the target is
+// written in memory order, and of `row`, which is contiguous on both sides. One of them scales with the run's count:
 //
-//   axes[0] ... axes[num_axes - 1] | row         sizes[varying] = count * scale; varying == num_axes: the row
+//   axes[0] ... axes[num_axes - 1] | row         size of axis `varying` = count * scale; varying == num_axes: the row
 struct Move {
   const char* source = nullptr;
   char* target = nullptr;
-  int64_t source_unit = 0;  // bytes from one place to the next
+  int64_t source_unit = 0;  // bytes per index
   int64_t target_unit = 0;
-  // A run is moved in pieces of this count, because what follows lies elsewhere: a block's tokens, where blocks do not
-  // continue each other.
+  // A run is copied in pieces of this count, for example the tokens of a block if the blocks are not contiguous.
   int64_t piece = 1;
   int64_t source_piece = 0;  // bytes from one piece to the next
   int64_t target_piece = 0;
@@ -46,9 +44,37 @@ struct Move {
   int32_t num_axes = 0;
   MoveAxis axes[8] = {};
   bool converts = false;
-  bool streams = false;  // past the caches: more is written than they hold
+  bool streams = false;  // use streaming stores: more is written than the caches hold
   Float from = Float::F32;
   Float to = Float::F32;
+};
+
+// One of 2^bits shares of a call. Work is divided by the place that is written: all writes to one place are in one
+// share, in their original order, so the last one wins.
+struct Share {
+  int32_t bits = 0;
+  uint64_t index = 0;
+};
+
+// The share of a stretch of slots or blocks. The high bits of a product, because the indices in use, such as the next
+// slots of sequences of equal length, may all agree in their low bits.
+PC_FORCE_INLINE uint64_t share_of(uint64_t stretch, int32_t bits) {
+  return bits == 0 ? 0 : stretch * 0x9e3779b97f4a7c15 >> (64 - bits);
+}
+
+// More shares than threads, because hashing distributes the stretches unevenly.
+PC_FORCE_INLINE int32_t share_bits(int64_t num_threads) {
+  return 66 - __builtin_clzll(static_cast<uint64_t>(num_threads));
+}
+
+// Slots per stretch.
+inline constexpr int64_t kSlotStretch = 16;
+
+// Arguments of the write kernel. Slots outside the cache are skipped.
+struct WritePart {
+  const WriteArgs* args = nullptr;
+  bool streams = false;  // use streaming stores: more is written than the caches hold
+  Share share;
 };
 
 }  // namespace pagecore::cpu

@@ -1,4 +1,5 @@
-// The host operations: contents checked, then run on the kernels of dispatch.hpp. Nothing is written when one raises.
+// The host operations: they check the contents of index arrays, then run the kernels of dispatch.hpp. An operation that
+// raises has written nothing.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +13,9 @@
 
 namespace pagecore::cpu {
 
-// How the host cuts a batch: items as large as a pass, splits where the kernels fold, several for each thread, because
-// threads claim them as they come free. One worker, unless somebody says otherwise. Inline, because plans are made in
-// an extension that the kernels are not linked into.
+// Plan options of the host: items the size of a pass, splits where the kernels fold, and several pieces per worker
+// because threads claim them dynamically; for one worker unless the caller changes it. Inline, because another
+// extension makes plans and does not link the kernels.
 [[nodiscard]] inline PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads) {
   PlanOptions options;
   options.num_query_heads = num_query_heads;
@@ -27,37 +28,40 @@ namespace pagecore::cpu {
   return options;
 }
 
-// `plan` may be null. num_threads: of which the call may use as many as its work is worth.
+// Paged attention. `plan` may be null. The call uses up to `num_threads` threads, depending on its size; the other
+// operations do too.
 void attention(const AttentionArgs& args, const PlanView* plan, int64_t num_threads = 1);
 
-// On at most `num_threads` threads, here and below.
+// Writes the keys and values of new tokens to their slots.
 void write_kv(const WriteArgs& args, int64_t num_threads = 1);
 
-// Block source[i] onto block target[i] of each array, in order.
+// Copies block sources[i] to block targets[i] of each array, in order of i.
 void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets,
                  int64_t num_threads = 1);
 
-// Between paged caches and packed sequences, [num_tokens, ...] with the axes of the cache beside them; `packed` i
-// belongs to cache i, and they must not overlap.
+// Copy between paged caches and packed sequences [num_tokens, ...]. packed[i] has the inner axes of caches[i] and must
+// not overlap any cache.
 void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
                    const PackedSequences& batch, int64_t num_threads = 1);
 void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<BlockArray>& caches,
                     const PackedSequences& batch, int64_t num_threads = 1);
 
-// Block source_ids[i] of each source onto block target_ids[i] of the target beside it, in order; sources must not
-// overlap targets.
+// Copies block source_ids[i] of each source to block target_ids[i] of the target with the same index, in order of i.
+// Sources must not overlap targets.
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                      const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1);
 
+// Merges two attention outputs over different keys into one.
 void merge(const MergeArgs& args, int64_t num_threads = 1);
 
-// What the above check of index arrays before anything is written, alone.
-int64_t check_slots(const Indices& slots, int64_t num_tokens, const Cache& cache);  // the tokens that would be written
-void check_attention(const AttentionArgs& args);  // reads args' index arrays and mask only
+// The checks that the operations above make before anything is written.
+int64_t check_slots(const Indices& slots, int64_t num_tokens,
+                    const Cache& cache);          // returns the number of tokens to write
+void check_attention(const AttentionArgs& args);  // reads only the index arrays and the mask
 void check_copied(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets);
 void check_sequences(const PackedSequences& batch);
-// That pairs may be copied in any order: no block is a target twice and, with `one_cache`, none is a source and a
-// target of two pairs; there, a pair that copies a block onto itself does not count.
+// Raises unless pairs may be copied in any order: no block is the target of two pairs and, with `one_cache`, no block
+// is the source of one pair and the target of another. With `one_cache`, pairs that copy a block to itself are ignored.
 void check_independent(const Indices& sources, const Indices& targets, bool one_cache);
 void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                        const Indices& source_ids, const Indices& target_ids);

@@ -1,23 +1,23 @@
-// Slot-mapped writes and merges: contents checked, rows shared out among threads.
+// Slot-mapped writes and merges: checks, and division of the work among threads.
 #include <algorithm>
 #include <cstddef>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/cache_sizes.hpp"
+#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
+#include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {
 
 struct SlotSurvey {
-  int64_t written = 0;  // tokens whose slot is not negative
+  int64_t written = 0;  // tokens with a slot >= 0
   bool is_past_end = false;
 };
 
-// Without a branch, so that it is done many at a time: sign bits are added up.
+// Branch-free, so that it vectorises: the sign bits are summed.
 template <typename Id>
 SlotSurvey survey(const Indices& slots, int64_t limit) {
   uint64_t past_end = 0, written = 0;
@@ -37,8 +37,7 @@ SlotSurvey survey(const Indices& slots, int64_t limit) {
 
 int64_t token_bytes(const Cache& cache) { return cache.num_heads * cache.dim * size_of(cache.type); }
 
-// Rows from `begin` on.
-Rows rows_from(Rows rows, int64_t begin, int64_t count) {
+TokenArray rows_from(TokenArray rows, int64_t begin, int64_t count) {
   rows.data += begin * rows.token_stride;
   rows.num_tokens = count;
   return rows;

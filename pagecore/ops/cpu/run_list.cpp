@@ -29,16 +29,15 @@ int64_t checked_row(const PackedSequences& batch, int64_t i) {
   return row;
 }
 
-// Adds a run, or lengthens the last one where this one continues it on both sides. `step` is what a place counts on
-// the side of the cache: tokens of a block, or 1 block.
+// Builds the list of runs; a run that continues the last one on both sides extends it.
 class RunList {
  public:
-  RunList(std::vector<Run>& runs, Direction direction, int64_t block_size)
+  RunList(std::vector<CopyRun>& runs, Direction direction, int64_t block_size)
       : runs_(runs), direction_(direction), block_size_(block_size) {
     runs_.clear();
   }
 
-  // Tokens `position` on of the packed side, which stand at the start of `block`.
+  // Adds `count` tokens from `position` of the packed side on, which are at the start of `block`.
   void add(int64_t block, int64_t position, int64_t count) {
     const bool hole = block == kNullBlock;
     if (hole && direction_ == Direction::Scatter) return;
@@ -59,11 +58,11 @@ class RunList {
   [[nodiscard]] int64_t copied() const { return copied_; }
 
  private:
-  std::vector<Run>& runs_;
+  std::vector<CopyRun>& runs_;
   Direction direction_;
   int64_t block_size_;
   int64_t copied_ = 0;
-  bool continues_ = false;  // whether the last run ends where a block or a hole does
+  bool continues_ = false;  // the last run ends at the end of a block or in a hole
   bool hole_ = false;
   int64_t position_ = 0;
   int64_t next_block_ = 0;
@@ -77,7 +76,7 @@ int64_t total_tokens(const Indices& seq_lens, int64_t width, int64_t block_size)
   return total;
 }
 
-int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector<Run>& runs) {
+int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector<CopyRun>& runs) {
   RunList list(runs, direction, batch.block_size);
   int64_t position = 0;
   for (int64_t i = 0; i < batch.seq_lens.size; ++i) {
@@ -101,12 +100,12 @@ int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector
 }
 
 int64_t list_pairs(const Indices& sources, const Indices& targets, int64_t num_sources, int64_t num_targets,
-                   std::vector<Run>& runs) {
+                   std::vector<CopyRun>& runs) {
   runs.clear();
   const auto check = [](const char* what, int64_t i, int64_t id, int64_t limit) {
     PC_EXPECTS(id > kNullBlock && id < limit, InvalidBlock, "the ", what, " of pair ", i, " is ", id,
-               " and the smallest ", what, " cache has ", limit, " blocks; ids are 1 to ", limit - 1,
-               ", and 0, the null block, holds no tokens");
+               " and the smallest ", what, " cache has ", limit, " blocks; expected 1 to ", limit - 1,
+               " (block 0 is the reserved null block)");
   };
   for (int64_t i = 0; i < sources.size; ++i) {
     const int64_t source = sources.at(i), target = targets.at(i);

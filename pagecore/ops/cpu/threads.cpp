@@ -17,7 +17,7 @@ namespace {
 
 using Word = std::atomic<uint32_t>;
 
-// Sleeps until woken, unless the word has changed from `seen` before; may also return for no reason.
+// Sleeps until woken; returns at once if the word is no longer `seen`. May also wake spuriously.
 void sleep_on(Word& word, uint32_t seen) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
@@ -34,7 +34,8 @@ void relax() {
 #endif
 }
 
-// Whether `condition` holds within the time that sleeping and waking would take: calls follow each other closely.
+// Returns true if `condition` holds within the time that sleeping and waking would take, because calls often follow
+// each other closely.
 template <typename Condition>
 bool spin_until(Condition&& condition) {
   constexpr std::chrono::microseconds kSpin{20};
@@ -49,18 +50,19 @@ bool spin_until(Condition&& condition) {
   return false;
 }
 
-// The threads, and the one call that has them.
+// The threads, and the one call that uses them.
 //
-// state_ is (seats << 16 | working): how many more threads the call takes, and how many it has beside the caller.
+// state_ is (seats << 16 | working): the number of threads that may still join the call, and the number that have
+// joined, not counting the caller.
 //
 //   0 -> open (seats > 0) -> closed (seats == 0, working > 0) -> 0
 //
-// I1: taken_ is held by the one caller from before the state leaves 0 until it is 0 again.
-// I2: job_ is written in state 0 alone; a thread reads it between taking a seat and leaving, so while state_ is not 0.
-// I3: the seats of a call have the numbers 1 .. num_threads - 1, each taken once; the caller is 0.
+// I1: the caller holds taken_ from before state_ leaves 0 until state_ is 0 again. I2: job_ is written only in state 0;
+// a thread reads it between taking a seat and leaving, while state_ is not 0. I3: the seats of a call are numbered 1 ..
+// num_threads - 1, each taken once; the caller is worker 0.
 //
 // A call closes as soon as its units are claimed and waits only for threads that have joined, so a thread that wakes
-// late costs nothing. Trivially destructible: when the process ends, threads may still look.
+// late costs nothing. Trivially destructible, because threads may still read the pool while the process exits.
 class Pool {
  public:
   struct Job {
@@ -70,7 +72,8 @@ class Pool {
     std::fenv_t environment;
   };
 
-  // False when another call has the threads, or this thread's own has: nothing was done.
+  // Returns false, having done nothing, if another call uses the threads, including a call further up this thread's
+  // stack.
   [[nodiscard]] bool try_run(const Job& job, uint32_t num_helpers) {
     if (taken_.exchange(true, std::memory_order_acquire)) return false;
     start_threads(num_helpers);
@@ -97,15 +100,16 @@ class Pool {
     pthread_attr_t detached;
     if (!is_prepared_for_fork || pthread_attr_init(&detached) != 0) return;
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    // A new thread blocks what its maker does. Signals are for the program's own threads, but for those that tell of a
-    // fault of the thread itself: blocked, they would end the process without its handlers.
+    // A new thread inherits the signal mask. Asynchronous signals are for the program's own threads, so the mask blocks
+    // them. Faults of the thread itself stay unblocked: blocked, they would end the process without running its
+    // handlers.
     sigset_t blocked, before;
     sigfillset(&blocked);
     for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&blocked, fault);
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
     while (num_threads_ < count) {
       pthread_t thread;
-      refused_ = pthread_create(&thread, &detached, serve, nullptr) != 0;  // then those that run do all the work
+      refused_ = pthread_create(&thread, &detached, serve, nullptr) != 0;  // then the existing threads do all the work
       if (refused_) break;
       char name[16];
       std::snprintf(name, sizeof name, "pagecore-%u", ++num_threads_);
@@ -124,7 +128,7 @@ class Pool {
     }
   }
 
-  // In a child process, whose only thread is the one that forked: there are no threads, and no other thread's call.
+  // Called in a forked child: the pool's threads do not exist there, and no call is in progress.
   static void forget_threads();
 
   // ---- the threads
@@ -169,8 +173,9 @@ class Pool {
 
   // ---- both
 
-  // The caller wakes a few, and they wake others: waking takes 1 us each. A thread counts itself as asleep and then
-  // compares the state; a caller opens seats and then reads the count. One of the two sees the other.
+  // The caller wakes a few threads, and they wake others, because one wake-up takes 1 us. A thread counts itself as
+  // asleep and then compares the state; a caller opens seats and then reads the count. So one of the two sees the
+  // other.
   void wake_some(uint32_t open_seats) {
     constexpr uint32_t kAtOnce = 4;
     if (open_seats > 0 && asleep_.load(std::memory_order_seq_cst) > 0) wake(state_, std::min(open_seats, kAtOnce));
@@ -185,12 +190,12 @@ class Pool {
   }
 
   alignas(64) Word state_{0};
-  Word asleep_{0};  // threads, on state_
+  Word asleep_{0};  // threads that sleep on state_
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) Job job_{};
   std::atomic<bool> taken_{false};
   Word caller_sleeps_{0};
-  // Of whoever has taken_:
+  // Accessed only by the caller that holds taken_.
   uint32_t num_threads_ = 0;
   bool refused_ = false;
 
@@ -199,7 +204,7 @@ class Pool {
 
 constinit Pool pool;
 
-// From the start: a child that is forked while the first call takes the threads must not find them taken for ever.
+// Registered at load time: a child forked while the first call holds taken_ must not find it held forever.
 const bool Pool::is_prepared_for_fork = pthread_atfork(nullptr, nullptr, forget_threads) == 0;
 
 void Pool::forget_threads() {

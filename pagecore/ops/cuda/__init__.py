@@ -1,4 +1,4 @@
-"""The kernels of cuda_src: compiled for the device at hand when they are first asked for, kept on disk, launched.
+"""The CUDA kernels of cuda_src: compiled on first use for the device, cached on disk, launched.
 
-Nothing happens at import: CuPy, NVRTC and a device are looked for when a kernel is.
+Importing this package does nothing else: CuPy, NVRTC and a device are needed when a kernel is loaded.
 """

@@ -1,13 +1,14 @@
-"""Paged attention on CUDA: a plan where none was given, the parameter struct, and the kernels that serve it."""
+"""Paged attention on CUDA: the plan, the parameter struct and the launches of a call."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport CPU, CUDA, Place, brought_to, new_at, new_result
+from pagecore.arrays.codes cimport CPU, CUDA, UINT8
+from pagecore.ops._place cimport Place, new_at, new_result, to_device
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
-from pagecore.ops.cuda._debug cimport debugging
+from pagecore.ops.args cimport cache_array, index_array, table_array, token_array
 from pagecore.ops.cuda._device_plan cimport (
     check_planned,
     launch_plan,
@@ -31,12 +32,12 @@ from pagecore.ops.cuda._plan cimport (
 from pagecore.ops.cuda._shapes cimport KernelQuery, select_kernel
 from pagecore.ops.cuda.abi_attention cimport (
     PcAttentionParams,
-    PcCache,
     PcFloat,
-    PcIndices,
     PcLaunchShape,
-    PcRows,
-    PcTable,
+    device_cache,
+    device_indices,
+    device_table,
+    device_tokens,
     kFoldTokens,
     kMaxGeneralDim,
 )
@@ -47,20 +48,21 @@ from pagecore.arrays import results
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import kernel
 
+cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
+    int64_t ceil_div(int64_t n, int64_t by)
+
 cdef enum:
-    INT64 = 8  # in the dtype table, whose first three are those of PcFloat
-    UINT8 = 6
     UNKNOWN = -1
 
-cdef CudaPlanner _planner  # of calls without a plan; under the GIL
+cdef CudaPlanner _planner  # for calls without a plan; guarded by the GIL
 
 
-# The work of a call: where its plan lies, and what is known of it here.
+# The plan and the workspace of a call.
 cdef struct Work:
     PcPlanLayout layout
     uint64_t buffer
-    int64_t num_items[2]  # UNKNOWN where only the device knows
-    bint has_plan  # of the caller's: later calls with it may be captured
+    int64_t num_items[2]  # UNKNOWN if only the device knows
+    bint has_plan  # the caller passed the plan, and later calls with it may be captured
     Workspace workspace
 
 
@@ -68,19 +70,16 @@ cdef int attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-        Tensor value_scale, Tensor out, Tensor lse, object example, const Place* place) except -1:
-    """See _attention.pxd."""
+        Tensor value_scale, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1:
     cdef PcAttentionParams p
     cdef Work work
     if query.shape_[0] == 0:
         return 0
     memset(&p, 0, sizeof(p))
-    fill_rows(&p.query, query)
-    fill_rows(&p.out, out)
-    fill_cache(&p.key, key_cache)
-    fill_cache(&p.value, value_cache)
-    fill_table(&p.table, block_table)
-    fill_indices(&p.rows, rows)
+    p.query, p.out = device_tokens(token_array(query)), device_tokens(token_array(out))
+    p.key, p.value = device_cache(cache_array(key_cache)), device_cache(cache_array(value_cache))
+    p.table = device_table(table_array(block_table))
+    p.rows = device_indices(index_array(rows))
     fill_shape(&p, query, key_cache, value_cache, seq_lens)
     p.causal, p.window_left, p.window_right = causal, <int32_t>window_left, <int32_t>window_right
     p.scale, p.softcap = <float>scale, <float>softcap
@@ -92,9 +91,9 @@ cdef int attention(
         p.lse = address_of(lse)
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
 
-    # Lengths on the host are read once: another thread may change them, and what was checked must be what is planned.
+    # Lengths on the host are read once: another thread may change them, and the checked lengths must be planned.
     cdef vector[int32_t] lengths, offsets
-    # What a call allocates for itself is given back when `kept` dies, in the order of the stream.
+    # `kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
     kept = []
     memset(&work, 0, sizeof(work))
     if plan is not None:
@@ -112,20 +111,19 @@ cdef int attention(
             copy_lens(cu_query_lens, "cu_query_lens", offsets)
         check_lengths(lengths, offsets, p)
     if plan is None and planned is None and on_host:
-        buffer = plan_here(lengths, offsets, p, &work, place)
-    cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else brought_to(seq_lens, "seq_lens", place)
+        buffer = plan_on_host(lengths, offsets, p, &work, place)
+    cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else to_device(seq_lens, "seq_lens", place)
     cdef Tensor cu = cu_query_lens
     if cu is not None and cu.device_type == CPU:
-        cu = brought_to(cu, "cu_query_lens", place)
-    fill_indices(&p.seq_lens, lens)
-    fill_indices(&p.cu_query_lens, cu)
-    if planned is not None and debugging():
+        cu = to_device(cu, "cu_query_lens", place)
+    p.seq_lens, p.cu_query_lens = device_indices(index_array(lens)), device_indices(index_array(cu))
+    if planned is not None and checks_plan:
         check_planned(planned, p, place)
     if plan is None:
         if buffer is None or planned is not None:
             check_lasting(example, place)
         if buffer is None:
-            buffer = plan_there(p, &work, example, place)
+            buffer = plan_by_kernel(p, &work, example, place)
         kept = [buffer, allocate_workspace(p, &work, planned_counters(planned, work.layout), example, place)]
     p.partial_out, p.partial_lse = work.workspace.partial_out, work.workspace.partial_lse
     p.counters, p.num_partial_rows = work.workspace.counters, work.layout.num_partial_rows
@@ -139,36 +137,6 @@ cdef int attention(
 
 cdef uint64_t address_of(Tensor tensor) noexcept:
     return 0 if tensor is None else <uintptr_t>tensor.data
-
-
-cdef void fill_rows(PcRows* rows, Tensor tensor) noexcept:
-    rows.data = address_of(tensor)
-    rows.token_stride = tensor.strides_[0] // tensor.itemsize
-    rows.head_stride = tensor.strides_[1] // tensor.itemsize
-
-
-cdef void fill_cache(PcCache* cache, Tensor tensor) noexcept:
-    cache.data = address_of(tensor)
-    cache.block_stride = tensor.strides_[0] // tensor.itemsize
-    cache.token_stride = tensor.strides_[1] // tensor.itemsize
-    cache.head_stride = tensor.strides_[2] // tensor.itemsize
-
-
-cdef void fill_table(PcTable* table, Tensor tensor) noexcept:
-    table.data = address_of(tensor)
-    table.row_stride = tensor.strides_[0] // tensor.itemsize
-    table.num_rows = <int32_t>min(tensor.shape_[0], INT32_MAX)
-    table.width = <int32_t>min(tensor.shape_[1], INT32_MAX)
-    table.wide = tensor.dtype_code == INT64
-
-
-cdef void fill_indices(PcIndices* indices, Tensor tensor) noexcept:
-    if tensor is None:
-        return
-    indices.data = address_of(tensor)
-    indices.stride = tensor.strides_[0] // tensor.itemsize
-    indices.size = <int32_t>tensor.shape_[0]
-    indices.wide = tensor.dtype_code == INT64
 
 
 cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor value_cache, Tensor lens) except -1:
@@ -195,9 +163,10 @@ cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor
 # ---- plans
 
 cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place* place) except -1:
-    """Heads, causality, window, room and sequences; lengths are not compared, they may be known on the device only.
+    """Check the causality, window, capacity and number of sequences of a plan.
 
-    A graph has the plans of later steps, which may have other sequences than the one at hand.
+    Lengths are not compared, because they may be known on the device only. In a capture the number of sequences is not
+    compared either, because the graph also runs with plans of later steps.
     """
     cdef CudaPlan own = plan.cuda
     if own is None or own.device != place.device_id:
@@ -236,7 +205,7 @@ cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const 
     work.buffer = plan.address
     work.workspace = plan.workspace
     work.has_plan = True
-    # A graph is captured once and runs other plans later.
+    # The graph of a capture runs other plans later.
     cdef int section
     for section in range(PC_NUM_SECTIONS):
         work.num_items[section] = UNKNOWN if capturing else plan.head.num_items[section]
@@ -244,7 +213,7 @@ cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const 
 
 
 cdef PlanBatch batch_of(vector[int32_t]& lens, vector[int32_t]& cu) noexcept:
-    """`cu` is empty where every sequence has one query."""
+    """Return the batch of lengths and offsets; `cu` is empty if every sequence has one query."""
     cdef PlanBatch batch
     batch.seq_lens, batch.num_sequences = lens.data(), <int64_t>lens.size()
     batch.cu_query_lens = NULL
@@ -255,7 +224,7 @@ cdef PlanBatch batch_of(vector[int32_t]& lens, vector[int32_t]& cu) noexcept:
 
 cdef int check_lengths(
         vector[int32_t]& lens, vector[int32_t]& cu, const PcAttentionParams& p) except -1:
-    """Refuse lengths that the host knows as a call on the host does."""
+    """Check lengths on the host with the errors of a call on the host."""
     cdef int64_t i, num_blocks, block_size = p.block_size, mask_size = 0
     check_plan_batch(batch_of(lens, cu))
     if not cu.empty() and cu.back() > p.num_tokens:
@@ -264,7 +233,7 @@ cdef int check_lengths(
             "its row, and query is [num_tokens, num_query_heads, head_dim]"
         )
     for i in range(p.num_sequences):
-        num_blocks = (lens[i] + block_size - 1) // block_size
+        num_blocks = ceil_div(<int64_t>lens[i], block_size)
         if num_blocks > p.table.width:
             raise ShapeError(
                 f"seq_lens[{i}] is {lens[i]}, which is more than {p.table.width} blocks of {block_size} hold; the "
@@ -279,10 +248,10 @@ cdef int check_lengths(
     return 0
 
 
-cdef Tensor plan_here(
+cdef Tensor plan_on_host(
         vector[int32_t]& lens, vector[int32_t]& cu, const PcAttentionParams& p, Work* work,
         const Place* place):
-    """Plan checked lengths, and bring the plan to the device."""
+    """Plan checked lengths on the host, and copy the plan to the device."""
     cdef PlanOptions options = options_of(p)
     cdef PlanBatch batch = batch_of(lens, cu)
     cdef Place host
@@ -294,9 +263,9 @@ cdef Tensor plan_here(
     cdef Tensor planned = new_at(1, &num_bytes, UINT8, &host)
     planned.shape_[0] = _planner.plan_into(work.layout, options, batch, planned.data)
     cdef PcPlanHead* head = <PcPlanHead*>planned.data
-    cdef Tensor there = brought_to(planned, "seq_lens", place)
+    cdef Tensor there = to_device(planned, "seq_lens", place)
     work.buffer = address_of(there)
-    # Partial rows of no more than the batch has.
+    # The workspace needs the partial rows of this batch only.
     work.layout.num_partial_rows = max(head.num_partial_rows[PC_DECODE], head.num_partial_rows[PC_PROMPTS])
     for section in range(PC_NUM_SECTIONS):
         work.num_items[section] = head.num_items[section]
@@ -304,17 +273,17 @@ cdef Tensor plan_here(
 
 
 cdef int check_lasting(object example, const Place* place) except -1:
-    """Refuse a capture whose graph would outlive the memory of the call."""
+    """Raise DeviceError for a capture whose graph would outlive the memory of the call."""
     if runtime().is_capturing(place.stream) and not results.lasts_for_graphs(example):
         raise DeviceError(
-            f"stream {place.stream:#x} is being captured, and a call without a plan, or with one in an array, works in "
-            "memory that it gives back when it returns, long before the graph runs: pass a plan of type AttentionPlan"
+            f"stream {place.stream:#x} is being captured, and a call without a plan, or with one in an array, frees "
+            "its workspace when it returns, before the graph runs: pass a plan of type AttentionPlan"
         )
     return 0
 
 
-cdef Tensor plan_there(const PcAttentionParams& p, Work* work, object example, const Place* place):
-    """Let the device plan lengths that only it knows."""
+cdef Tensor plan_by_kernel(const PcAttentionParams& p, Work* work, object example, const Place* place):
+    """Plan lengths that are known on the device only, by a kernel."""
     work.layout = layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
     cdef int64_t num_bytes = work.layout.num_bytes
     cdef Tensor buffer = new_result(1, &num_bytes, UINT8, example, place)
@@ -326,7 +295,7 @@ cdef Tensor plan_there(const PcAttentionParams& p, Work* work, object example, c
 
 cdef Tensor allocate_workspace(
         const PcAttentionParams& p, Work* work, uint64_t counters, object example, const Place* place):
-    """Memory for partial results; `counters` is the address of counters that are 0, or 0 to make some."""
+    """Allocate memory for partial results, with counters unless `counters` is the address of zeroed ones."""
     if work.layout.num_partial_rows == 0:
         return None
     cdef PlanOptions options = options_of(p)
@@ -347,7 +316,7 @@ cdef Tensor allocate_workspace(
 # ---- launches
 
 cdef bint is_plain_memory(Tensor query, Tensor key_cache, Tensor value_cache, Tensor out) noexcept:
-    """Whether every row begins at a multiple of 16 bytes."""
+    """Return True if every row begins at a multiple of 16 bytes."""
     cdef int64_t bits = 0
     cdef int i
     for tensor in (query, key_cache, value_cache, out):
@@ -358,10 +327,10 @@ cdef bint is_plain_memory(Tensor query, Tensor key_cache, Tensor value_cache, Te
 
 
 cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, bint plain_memory) except -1:
-    """Decode and prompts, each where it may have items; one of them in any case, for rows of padding.
+    """Launch decode and prefill, each if it may have items, and at least one of them for rows of padding.
 
-    Every kernel is loaded before the first one writes: to load may fail. So are those that a capture with the same plan
-    would launch as well: CUDA loads none during one.
+    All kernels are loaded before the first one writes, because a load may fail. Kernels that a later capture with the
+    same plan may launch are loaded too, because CUDA cannot load during a capture.
     """
     cdef KernelQuery query
     query.head_dim, query.value_dim = p.head_dim, p.value_dim

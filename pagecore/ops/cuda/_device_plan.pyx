@@ -1,28 +1,16 @@
-"""Plans of lengths in device memory: made by a kernel, in memory of the call or in an array that many calls share."""
+"""Plans of lengths in device memory, made by a kernel in memory of the call or in an array shared by many calls."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._checks cimport (
-    CUDA,
-    Place,
-    any_tensor,
-    await_arrays,
-    check_length,
-    check_place,
-    check_result,
-    check_writable,
-    find_place,
-    index_tensor,
-    new_at,
-    note_written,
-    read_window,
-)
+from pagecore.arrays.codes cimport CUDA, UINT8
+from pagecore.ops._checks cimport any_tensor, check_length, check_result, check_writable
+from pagecore.ops._indices cimport index_tensor
+from pagecore.ops._numbers cimport read_window
+from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, new_at, note_written, to_host
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu._cpu cimport fill_indices
-from pagecore.ops.cpu.args cimport Indices
-from pagecore.ops.cuda._debug cimport brought_back
+from pagecore.ops.args cimport index_array
 from pagecore.ops.cuda._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
@@ -36,22 +24,18 @@ from pagecore.ops.cuda._plan cimport (
     layout_for,
     make_layout,
 )
-from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcIndices, PcPlanParams
+from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcPlanParams, device_indices
 from pagecore.ops.plan cimport PcWorkItem, PlanOptions
 
 from pagecore.arrays import cuda
 from pagecore.errors import DeviceError, ShapeError
 from pagecore.ops.cuda.kernels import launch
 
-cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
-    PcIndices device_indices(const Indices& indices)
-
 cdef enum:
-    UINT8 = 6  # in the dtype table
     ALIGNMENT = 16  # of a plan and of its parts
     NUM_PARTS = 8  # of a layout; each may begin up to ALIGNMENT - 1 bytes later
 
-# Bytes of an empty plan, for each sequence and for each tile of prompts, and a tile's queries; by head counts.
+# By head counts: bytes of an empty plan, bytes for each sequence, bytes for each prefill tile, queries of a tile.
 cdef dict _rooms = {}
 
 
@@ -73,7 +57,10 @@ cdef int launch_plan(
 # ---- plans in arrays of the caller
 
 cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads):
-    """Three layouts of as many CTAs as any device is planned for; sizes are linear in sequences and tiles."""
+    """Return the sizes of a plan by head counts; sizes are linear in sequences and tiles.
+
+    They hold for any device, because the layouts are for kMaxPlanCtas CTAs.
+    """
     cdef CudaPlanShape shape
     cdef int64_t empty, sequence, tile, queries
     room = _rooms.get((num_query_heads, num_kv_heads))
@@ -89,7 +76,7 @@ cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads):
     cdef PcPlanLayout layout = make_layout(shape)
     empty, queries = layout.num_bytes, layout.sections[PC_PROMPTS].query_tile
     cdef int64_t counters = counter_bytes(layout, num_kv_heads)
-    # Multiples of ALIGNMENT, so that no part is padded.
+    # Counts are multiples of ALIGNMENT, so that no part is padded.
     shape.max_sequences = ALIGNMENT
     sequence = (make_layout(shape).num_bytes - empty) // ALIGNMENT
     shape.max_sequences, shape.max_tokens = 0, ALIGNMENT * queries
@@ -106,8 +93,8 @@ cdef int64_t counter_bytes(const PcPlanLayout& layout, int64_t num_kv_heads) noe
 def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads):
     """Return the shape of a plan in an array of uint8, ``[num_sequences + 1, bytes]``.
 
-    It is the same on every device, and counts may be symbolic, so that a tracer knows it. The first axis tells plans of
-    other numbers of sequences apart.
+    The shape is the same on every device. Counts may be symbolic, for tracers. The first axis distinguishes plans for
+    different numbers of sequences.
     """
     empty, sequence, tile, queries = room_of(num_query_heads, num_kv_heads)
     num_bytes = empty + sequence * num_sequences + tile * (num_tokens // queries)
@@ -117,30 +104,30 @@ def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads):
 
 def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, num_kv_heads, causal=True, window=None,
                  stream=None):
-    """Let the device plan lengths that it holds, into an array that calls take as their plan.
+    """Plan lengths in device memory by a kernel, and write the plan to an array that calls accept as `plan`.
 
-    Counters follow the plan, by which the workers of a call find the last one of a tile. Each call leaves them 0, so
-    that one fill a plan is enough; calls with one plan must therefore follow each other on one stream.
+    Counters follow the plan in the array; with them the workers of a call find the last worker of a tile. Each call
+    resets them to 0, so they are filled once for each plan. Calls with one plan must be ordered by one stream.
 
     Parameters
     ----------
     out : uint8, `plan_shape`, C-contiguous, at a multiple of 16 bytes
-        Takes the plan.
+        Array for the plan.
     seq_lens : integers, [B]
-        On a CUDA device, as is `out`.
+        On the CUDA device of `out`.
     cu_query_lens : integers, [B + 1], or None
         None is one query for each sequence.
     num_tokens : int
-        Rows of the query of the calls.
+        Rows of `query` in the calls.
     num_query_heads, num_kv_heads, causal, window
-        As the calls have them.
+        Those of the calls.
     stream : int or a stream, optional
         By default the current stream of the framework of `seq_lens`.
 
     Raises
     ------
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays that do not fit each other or are not on one CUDA device; nothing has been written.
+        Arrays do not match each other or are not on one CUDA device. Nothing has been written.
     """
     cdef PcAttentionParams p
     cdef Place place
@@ -149,7 +136,7 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
     cdef int64_t expected[2]
     find_place(&place, lens, "seq_lens", seq_lens, stream)
     if place.device_type != CUDA:
-        raise DeviceError(f"seq_lens is on {lens.device}; the host plans its lengths itself: use plan_attention")
+        raise DeviceError("seq_lens is on the host; it must be on a CUDA device: use plan_attention for host lengths")
     lens = index_tensor(lens, "seq_lens", 1, "[num_sequences]", &place)
     if cu_query_lens is not None:
         cu = index_tensor(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", &place)
@@ -177,12 +164,10 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
 
 
 cdef int set_lengths(PcAttentionParams* p, Tensor seq_lens, Tensor cu_query_lens, int64_t num_tokens) except -1:
-    """What a plan depends on besides its options; tables do not cut lengths here."""
-    cdef Indices lens, cu
+    """Set the lengths of a plan. The table is unbounded, so that it does not limit lengths."""
     memset(p, 0, sizeof(p[0]))
-    fill_indices(&lens, seq_lens)
-    fill_indices(&cu, cu_query_lens)
-    p.seq_lens, p.cu_query_lens = device_indices(lens), device_indices(cu)
+    p.seq_lens = device_indices(index_array(seq_lens))
+    p.cu_query_lens = device_indices(index_array(cu_query_lens))
     p.num_sequences, p.num_tokens = <int32_t>seq_lens.shape_[0], <int32_t>num_tokens
     p.table.num_rows, p.table.width, p.block_size = INT32_MAX, INT32_MAX, 1
     return 0
@@ -209,7 +194,7 @@ cdef int check_planned(Tensor planned, const PcAttentionParams& p, const Place* 
     cdef int64_t num_bytes = layout.num_bytes
     cdef Tensor fresh = new_at(1, &num_bytes, UINT8, place)
     launch_plan(p, layout, <uintptr_t>fresh.data, place.stream, place.device_id)
-    cdef Tensor ours = brought_back(fresh, place), given = brought_back(planned, place)
+    cdef Tensor ours = to_host(fresh, place), given = to_host(planned, place)
     cdef const PcPlanHead* head = <const PcPlanHead*>ours.data
     cdef int64_t items = head.num_items[PC_DECODE] + head.num_items[PC_PROMPTS]
     parts = [(0, sizeof(PcPlanHead)), (layout.mask_starts, 8 * p.num_sequences)]
@@ -230,7 +215,7 @@ cdef bytes bytes_of(Tensor tensor, int64_t begin, int64_t size):
 
 
 def plan_on_device(AttentionPlan plan, Tensor seq_lens, Tensor cu_query_lens, num_tokens):
-    """Plan lengths in device memory by the options and the layout of a plan; return the buffer, uint8."""
+    """Plan lengths in device memory with the options and the layout of `plan`; return the buffer, uint8."""
     cdef PcAttentionParams p
     cdef Place place
     cdef PcPlanLayout layout = plan.cuda.layout

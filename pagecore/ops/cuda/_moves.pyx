@@ -1,21 +1,26 @@
-"""The kernels that move data, bound: Tensors to parameter structs, launched on the call's stream."""
+"""Bindings of the data-moving kernels: Tensors become parameter structs, and launches go to the stream of the call."""
 
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor, size_of
+from pagecore.arrays.codes cimport CPU, DType
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._checks cimport CPU, Place, note_written
-from pagecore.ops.cpu._cpu cimport (
-    add_arrays,
-    fill_cache,
-    fill_indices,
-    fill_lse,
-    fill_pairs,
-    fill_rows,
-    fill_table,
+from pagecore.ops._place cimport Place, note_written
+from pagecore.ops.args cimport (
+    BlockArray,
+    Indices,
+    MergeArgs,
+    Table,
+    WriteArgs,
+    cache_array,
+    fill_block_arrays,
+    index_array,
+    lse_array,
+    pair_column,
+    table_array,
+    token_array,
 )
-from pagecore.ops.cpu.args cimport BlockArray, Float, Indices, MergeArgs, Table, WriteArgs
 
 from pagecore.arrays import cuda, streams
 from pagecore.ops.cuda import kernels
@@ -44,9 +49,11 @@ cdef extern from "cuda_src/abi_moves.h" nogil:
     cdef enum:
         PC_MOVE_SHARED_BYTES
 
+cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
+    int64_t ceil_div(int64_t n, int64_t by)
+
 cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
     const int64_t kThreads
-    int64_t ceil_div(int64_t n, int64_t by)
 
     cdef cppclass Grid:
         int64_t x
@@ -60,8 +67,8 @@ cdef extern from "pagecore/ops/cuda/write_launch.hpp" namespace "pagecore::cuda"
 
     cdef cppclass WriteLaunch:
         PcWriteParams params
-        Float type_from "from"
-        Float type_to "to"
+        DType type_from "from"
+        DType type_to "to"
         Grid grid
 
     vector[WriteLaunch] write_launches(
@@ -113,20 +120,20 @@ cdef extern from "pagecore/ops/cuda/merge_launch.hpp" namespace "pagecore::cuda"
     vector[MergeLaunch] merge_launches(const MergeArgs& args) except +raise_python_error
 
 cdef enum:
-    TABLE_BLOCKS = 64  # of a grid that must do for every count
+    TABLE_BLOCKS = 64  # size of a grid that serves every count
 
-# By the numbers of Float.
+# By DType.
 cdef tuple TYPES = ("float", "pc_half", "pc_bfloat16")
 cdef tuple WRITES = tuple(tuple(f"write_kv<{a},{b}>" for b in TYPES) for a in TYPES)
 cdef tuple MERGES = tuple(f"merge_parts<{a}>" for a in TYPES)
-# The last of each, which -1 finds, moves bytes.
+# The last of each, at index -1 (kBytes), moves bytes.
 cdef tuple MOVED = (*TYPES, "pc_uint8")
 cdef tuple PAIR_MOVES = tuple(tuple(f"move_pairs<{a},{b}>" for b in MOVED) for a in MOVED)
 cdef tuple SEQUENCE_MOVES = tuple(tuple(f"move_sequences<{a},{b}>" for b in MOVED) for a in MOVED)
 
 
 cdef object loaded(str name, const Place* place):
-    """A kernel, ready to be launched. A call loads all of its own before the first one writes: to load may fail."""
+    """Return a loaded kernel. A call loads all of its kernels before the first one writes, because a load may fail."""
     return kernels.kernel(name, place.device_id, place.stream)
 
 
@@ -140,27 +147,26 @@ cdef int64_t multiprocessors(const Place* place) except -1:
     return cuda.runtime().properties(place.device_id).num_multiprocessors
 
 
-cdef void fill_divisors(Divisors* divisors, Tensor for_each, float for_all) noexcept:
-    divisors.data = NULL
+cdef Divisors divisors_of(Tensor for_each, float for_all) noexcept:
+    cdef Divisors divisors
     if for_each is not None:
         divisors.data = for_each.data
     divisors.for_all = for_all
+    return divisors
 
 
 cdef int write_kv(
         Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
         float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1:
-    """Slot-mapped write of checked Tensors; see _moves.pxd."""
     cdef WriteArgs args
-    cdef Divisors of_keys, of_values
+    cdef Divisors of_keys = divisors_of(key_divisors, key_divisor)
+    cdef Divisors of_values = divisors_of(value_divisors, value_divisor)
     cdef size_t i
-    fill_rows(&args.key, key)
-    fill_rows(&args.value, value)
-    fill_cache(&args.key_cache, key_cache)
-    fill_cache(&args.value_cache, value_cache)
-    fill_indices(&args.slots, slot_mapping)
-    fill_divisors(&of_keys, key_divisors, key_divisor)
-    fill_divisors(&of_values, value_divisors, value_divisor)
+    args.key = token_array(key)
+    args.value = token_array(value)
+    args.key_cache = cache_array(key_cache)
+    args.value_cache = cache_array(value_cache)
+    args.slots = index_array(slot_mapping)
     cdef vector[WriteLaunch] launches = write_launches(args, of_keys, of_values, multiprocessors(place))
     cdef list ready = []
     for i in range(launches.size()):
@@ -179,24 +185,21 @@ cdef int note_all(list tensors, const Place* place) except -1:
 
 
 cdef int copy_blocks(list caches, Tensor pairs, bint independent, const Place* place) except -1:
-    """Block copies in caches of any dtype; see _moves.pxd."""
     return move_pairs(caches, caches, pairs, True, independent, place)
 
 
 cdef int transfer_blocks(list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1:
-    """Blocks of caches into others; see _moves.pxd."""
     return move_pairs(sources, targets, pairs, False, independent, place)
 
 
 cdef int move_pairs(
         list sources, list targets, Tensor pairs, bint one_cache, bint independent, const Place* place) except -1:
     cdef vector[BlockArray] from_arrays, to_arrays
-    cdef Indices source_ids, target_ids
+    fill_block_arrays(from_arrays, sources)
+    fill_block_arrays(to_arrays, targets)
+    cdef Indices source_ids = pair_column(pairs, 0), target_ids = pair_column(pairs, 1)
     cdef BlockPairs ids
     cdef size_t i
-    add_arrays(from_arrays, sources)
-    add_arrays(to_arrays, targets)
-    fill_pairs(&source_ids, &target_ids, pairs)
     if pairs.device_type == CPU:
         ids = host_pairs(source_ids, target_ids, one_cache)
     else:
@@ -213,7 +216,6 @@ cdef int move_pairs(
 cdef int gather_blocks(
         list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
         const Place* place) except -1:
-    """Sequences out of blocks; see _moves.pxd."""
     move_sequences(caches, packed, block_table, seq_lens, rows, longest, True, place)
     return note_all(packed, place)
 
@@ -221,7 +223,6 @@ cdef int gather_blocks(
 cdef int scatter_blocks(
         list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
         const Place* place) except -1:
-    """Sequences into blocks; see _moves.pxd."""
     move_sequences(caches, packed, block_table, seq_lens, rows, longest, False, place)
     return note_all(caches, place)
 
@@ -229,16 +230,16 @@ cdef int scatter_blocks(
 cdef int move_sequences(
         list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest, bint gathers,
         const Place* place) except -1:
-    cdef vector[BlockArray] blocks, tokens
     cdef SequenceBatch batch
     cdef size_t i
     if not caches:
         return 0
-    add_arrays(blocks, caches)
-    add_arrays(tokens, packed)
-    fill_table(&batch.table, block_table)
-    fill_indices(&batch.seq_lens, seq_lens)
-    fill_indices(&batch.rows, rows)
+    cdef vector[BlockArray] blocks, tokens
+    fill_block_arrays(blocks, caches)
+    fill_block_arrays(tokens, packed)
+    batch.table = table_array(block_table)
+    batch.seq_lens = index_array(seq_lens)
+    batch.rows = index_array(rows)
     batch.num_tokens = (<Tensor>packed[0]).shape_[0]
     batch.longest = longest
     batch.gathers = gathers
@@ -253,15 +254,14 @@ cdef int move_sequences(
 
 cdef int merge(
         Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1:
-    """Join two parts of attention; see _moves.pxd."""
     cdef MergeArgs args
     cdef size_t i
-    fill_rows(&args.out_a, out_a)
-    fill_rows(&args.out_b, out_b)
-    fill_rows(&args.out, out)
-    fill_lse(&args.lse_a, lse_a)
-    fill_lse(&args.lse_b, lse_b)
-    fill_lse(&args.lse, lse)
+    args.out_a = token_array(out_a)
+    args.out_b = token_array(out_b)
+    args.out = token_array(out)
+    args.lse_a = lse_array(lse_a)
+    args.lse_b = lse_array(lse_b)
+    args.lse = lse_array(lse)
     cdef vector[MergeLaunch] launches = merge_launches(args)
     kernel = loaded(MERGES[out.dtype_code], place)
     for i in range(launches.size()):
@@ -273,7 +273,7 @@ cdef int merge(
 
 cpdef int scatter_entries(
         uintptr_t entries, uintptr_t count, int capacity, Tensor table, uintptr_t stream) except -1:
-    """Write changed entries into a table on the device; see _moves.pxd."""
+    """Write changed entries to a block table on the device; see _moves.pxd."""
     cdef PcTableParams params
     if capacity <= 0:
         return 0

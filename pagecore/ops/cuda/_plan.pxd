@@ -1,4 +1,4 @@
-# Plans in device memory; see cuda_plan.hpp for what they hold.
+# Plans in device memory; see cuda_plan.hpp for their content.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp cimport bool as cbool
 
@@ -59,7 +59,7 @@ cdef extern from "pagecore/ops/cuda/cuda_plan.hpp" namespace "pagecore" nogil:
         ) except +raise_python_error
 
 
-# Where partial results go while a call runs.
+# Addresses of the partial results of a call.
 cdef struct Workspace:
     uint64_t partial_out
     uint64_t partial_lse
@@ -68,47 +68,49 @@ cdef struct Workspace:
 
 cdef class CudaPlan:
     cdef readonly int device
-    cdef readonly bint is_fixed  # capacities, heads and workers stay as they are, and with them every address
-    cdef bint is_bound  # the buffer is somebody else's
+    cdef readonly bint is_fixed  # capacities, heads, workers and therefore addresses never change
+    cdef bint is_bound  # the buffer belongs to a cache
     cdef PlanOptions options
     cdef PcPlanLayout layout
-    cdef PcPlanHead head  # of the last plan that the host made
-    cdef readonly uint64_t address  # of the plan in device memory
+    cdef PcPlanHead head  # head of the last plan that the host made
+    cdef readonly uint64_t address  # address of the plan in device memory
     cdef readonly object workspace_memory
     cdef object memory
-    cdef list outgrown  # workspaces that graphs may still write to, where is_fixed
+    cdef list outgrown  # with is_fixed: former workspaces that graphs may still write to
     cdef object staging  # a PinnedRing, or None
-    cdef object sent  # the memory of its slot that the plan was last sent from
+    cdef object sent  # memory of the staging slot that the plan was last sent from
     cdef int64_t value_dim
     cdef Workspace workspace
     cdef CudaPlanner planner
 
-    # The layout for a batch; what a plan of fixed size cannot hold, or other heads or workers there, raise.
+    # The layout for a batch. A plan of fixed size raises ShapeError for a batch beyond its capacities, other heads or
+    # other workers.
     cdef PcPlanLayout layout_of(
         self, const PlanOptions& options, int64_t num_workers, int64_t num_sequences, int64_t num_tokens) except *
     cdef bint has_other_heads(self, const PlanOptions& options) noexcept
     cdef void lay_out(self, const PcPlanLayout& layout, const PlanOptions& options) noexcept
 
-    # Capacities of a plan of a cache, which keeps it: it takes no memory of its own, and `bind` says where it lies.
+    # Fix the capacities of a plan of a cache. The plan allocates no memory; `bind` sets its address.
     cdef int fix(
         self, const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens) except -1
 
-    # Writes a plan of checked lengths to host memory, num_bytes at a multiple of 16; returns the bytes in use.
+    # Write a plan of checked lengths to host memory, num_bytes at a multiple of 16; return the bytes in use.
     cdef int64_t plan_into(self, const PlanBatch& batch, void* target) except -1
 
-    # Plans checked lengths, growing where it may, and copies the plan to the device. Nothing has changed where it
-    # raises.
+    # Plan checked lengths, grow if the size is not fixed, and copy the plan to the device. After an error nothing has
+    # changed.
     cdef int replan(
         self, const PlanOptions& options, int64_t num_workers, const PlanBatch& batch, size_t stream) except -1
 
-    # Memory for partial results of this many numbers a head, once for all layers. Nothing has changed where it raises.
+    # Reserve memory for partial results of value_dim numbers for each head, once for all layers. After an error nothing
+    # has changed.
     cdef int reserve_workspace(self, int64_t value_dim, size_t stream) except -1
 
 
 cdef PcPlanLayout layout_for(
     const PlanOptions& options, int64_t num_workers, int64_t max_sequences, int64_t max_tokens, int device) except *
 
-# Bytes of a workspace for so many partial rows, and its parts from `address` on.
+# Fill `workspace` with the addresses of its parts for num_rows partial rows, from `address` on; return its bytes.
 cdef int64_t place_workspace(
     Workspace* workspace, uint64_t address, const PlanOptions& options, const PcPlanLayout& layout, int64_t num_rows,
     int64_t value_dim) noexcept

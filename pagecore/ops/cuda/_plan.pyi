@@ -2,7 +2,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 class CudaPlan:
-    """What an AttentionPlan is on a CUDA device; made by it."""
+    """The part of an AttentionPlan that is specific to CUDA."""
 
     def __init__(self, device: int, max_sequences: int, max_tokens: int) -> None: ...
     @property

@@ -1,4 +1,4 @@
-"""CudaPlan: the plan of a batch in device memory, and the memory that its kernels need beside it."""
+"""CudaPlan: the plan of a batch in device memory, and the workspace of its kernels."""
 
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memcmp
@@ -12,6 +12,12 @@ from pagecore.arrays.device_memory import DeviceMemory
 from pagecore.arrays.pinned import PinnedRing
 from pagecore.errors import DeviceError, ShapeError
 
+cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
+    int64_t round_up(int64_t n, int64_t unit)
+
+cdef enum:
+    ALIGNMENT = 256  # of the parts of a workspace, in bytes
+
 cdef extern from "cuda_src/prefill_shape.h" nogil:
     cdef struct PcLaunchShape:
         pass
@@ -22,15 +28,15 @@ cdef extern from "cuda_src/prefill_shape.h" nogil:
 
 
 cdef class CudaPlan:
-    """What an AttentionPlan is on a CUDA device.
+    """The part of an AttentionPlan that is specific to CUDA.
 
-    A buffer of fixed layout (cuda_src/abi_plan.h), planned on the host and copied, and a workspace for partial results.
-    Both are kept from step to step. Where `is_fixed`, capacities were chosen beforehand and neither the layout nor an
-    address changes, so that a graph which was captured once serves every later plan. A workspace that a call with wider
-    values replaces is then kept too: graphs of calls before write to it.
+    It holds a buffer of fixed layout (cuda_src/abi_plan.h), planned on the host and copied, and a workspace for partial
+    results. Both are kept from step to step. With `is_fixed`, capacities are chosen by the constructor, and neither the
+    layout nor an address changes, so a captured graph is valid for every later plan. If a call with wider values
+    replaces the workspace, the former one is kept too, because earlier graphs write to it.
 
-    A cache keeps plans in its own staging and device memory instead: `num_bytes` says how much a plan takes, `bind`
-    where it lies on the device, and `plan_into` writes it to host memory, which the cache copies there.
+    A cache keeps plans in its own staging and device memory instead. `num_bytes` is the size of a plan, `bind` sets its
+    address on the device, and `plan_into` writes it to host memory, which the cache copies to the device.
     """
 
     def __init__(self, device, max_sequences, max_tokens):
@@ -42,37 +48,37 @@ cdef class CudaPlan:
 
     @property
     def num_bytes(self):
-        """Bytes of the buffer, in staging and on the device; it must begin at a multiple of 16."""
+        """Bytes of the buffer, in staging and on the device; it begins at a multiple of 16."""
         return planned_bytes(self.layout)
 
     @property
     def max_sequences(self):
-        """Sequences that a plan has room for."""
+        """Capacity in sequences."""
         return self.layout.max_sequences
 
     @property
     def max_tokens(self):
-        """Query rows that a plan has room for."""
+        """Capacity in query rows."""
         return self.layout.max_tokens
 
     @property
     def num_sequences(self):
-        """Sequences of the last batch that the host planned."""
+        """Number of sequences in the last batch that the host planned."""
         return self.head.num_sequences
 
     @property
     def num_items(self):
-        """Its work items of decode and of prompts."""
+        """Numbers of work items of decode and of prefill in that batch."""
         return self.head.num_items[PC_DECODE], self.head.num_items[PC_PROMPTS]
 
     @property
     def num_partial_rows(self):
-        """Its query rows of splits, of decode and of prompts."""
+        """Numbers of partial rows of decode and of prefill in that batch."""
         return self.head.num_partial_rows[PC_DECODE], self.head.num_partial_rows[PC_PROMPTS]
 
     @property
     def num_workers(self):
-        """CTAs of each key head that share decode, and prompts."""
+        """CTAs for each key-value head that share decode and prefill."""
         return self.layout.sections[PC_DECODE].num_workers, self.layout.sections[PC_PROMPTS].num_workers
 
     @property
@@ -84,18 +90,18 @@ cdef class CudaPlan:
         return own if self.staging is None else own + self.staging.nbytes
 
     def bind(self, address):
-        """Let the plan lie at a device address, a multiple of 16 with room for `num_bytes`, that the caller keeps."""
+        """Set the device address of the plan: a multiple of 16, with `num_bytes` that the caller owns."""
         if not self.is_fixed:
-            raise ShapeError("a plan is bound to memory of a fixed size: give max_sequences and max_tokens to it")
+            raise ShapeError("a plan that is bound to memory needs a fixed size: pass max_sequences and max_tokens")
         if address % 16:
-            raise ShapeError(f"address is {address:#x}; a plan begins at a multiple of 16")
+            raise ShapeError(f"address is {address:#x}; it must be a multiple of 16")
         self.is_bound = True
         self.address = address
         self.memory = self.staging = self.sent = None
 
     cdef PcPlanLayout layout_of(
             self, const PlanOptions& options, int64_t num_workers, int64_t num_sequences, int64_t num_tokens) except *:
-        """Room for a batch; where the plan grows, for twice as many."""
+        """Return the layout for a batch; a plan that grows at least doubles its capacities."""
         cdef int64_t sequences = self.layout.max_sequences, tokens = self.layout.max_tokens
         if self.is_fixed and (num_sequences > sequences or num_tokens > tokens):
             raise ShapeError(
@@ -110,9 +116,8 @@ cdef class CudaPlan:
         if self.is_fixed and self.layout.num_bytes > 0 and (
                 self.has_other_heads(options) or memcmp(&layout, &self.layout, sizeof(layout)) != 0):
             raise ShapeError(
-                f"these options make a plan of {described(options, layout)}, and graphs may rely on the one given, "
-                f"which is of {described(self.options, self.layout)}: plan with the options that it was made with, or "
-                "make another plan"
+                f"these options need a plan of {described(options, layout)}, and graphs may use the present one of "
+                f"{described(self.options, self.layout)}: plan with its options, or make another plan"
             )
         return layout
 
@@ -141,8 +146,8 @@ cdef class CudaPlan:
             self, const PlanOptions& options, int64_t num_workers, const PlanBatch& batch, size_t stream) except -1:
         if self.is_bound:
             raise DeviceError("the plan is bound to memory of a cache, which plans it: prepare a batch of that cache")
-        # A graph would copy what later plans have written over.
-        check_not_capturing(stream, "a plan is copied from memory of the host", "plan before the capture")
+        # A graph would copy staging memory after later plans have overwritten it.
+        check_not_capturing(stream, "a plan is copied from host memory", "plan before the capture")
         cdef int64_t num_tokens = batch.query_end(batch.num_sequences - 1) if batch.num_sequences > 0 else 0
         cdef PcPlanLayout layout = self.layout_of(options, num_workers, batch.num_sequences, num_tokens)
         memory, staging = self.memory, self.staging
@@ -155,7 +160,7 @@ cdef class CudaPlan:
         slot.send(0, self.planner.plan_into(layout, options, batch, <void*>staged), memory.address, stream)
         self.lay_out(layout, options)
         self.head = (<PcPlanHead*>staged)[0]
-        # Memory that the plan has outgrown serves work of this stream until it is done: the allocator orders by it.
+        # Work of this stream may still use the former memory; the allocator reuses it in the order of the stream.
         self.memory, self.staging, self.sent = memory, staging, slot.memory
         self.address = memory.address
         return 0
@@ -177,10 +182,10 @@ cdef class CudaPlan:
         return 0
 
     def items(self, section):
-        """A copy of the items of the plan that was sent last, decode (0) or prompts (1), by worker: arrays of ints."""
+        """Return a copy of the items of the last plan sent, decode (0) or prefill (1); see `items_in`."""
         if self.sent is None:
             raise DeviceError(
-                "the plan was never made, or lies in memory of a cache: its items are not at hand; plan it with "
+                "the items of a plan that was never made, or is in memory of a cache, cannot be read; plan it with "
                 "plan_attention"
             )
         return items_in(self.sent, self, section)
@@ -199,10 +204,10 @@ cdef str described(const PlanOptions& options, const PcPlanLayout& layout):
 
 
 def items_in(array, CudaPlan plan, section):
-    """A section of a plan's buffer on the host, uint8: items, int32 [num_items, 8], and first_item [workers + 1]."""
+    """Return a section of a plan in a uint8 host buffer: items, int32 [num_items, 8], and first_item [workers + 1]."""
     cdef PcPlanLayout* layout = &plan.layout
     if not 0 <= section < PC_NUM_SECTIONS:
-        raise ShapeError(f"section is {section}; it is 0 for decode, 1 for prompts")
+        raise ShapeError(f"section is {section}; it must be 0 for decode or 1 for prefill")
     cdef int64_t begin = layout.sections[<int>section].first_item
     cdef int64_t count = layout.sections[<int>section].num_workers + 1
     first = np.frombuffer(array, np.int32, count, begin)
@@ -222,7 +227,7 @@ cdef PcPlanLayout layout_for(
     shape.decode_ctas = shape.prompt_ctas = num_workers
     if num_workers == 0:
         properties = runtime().properties(device)
-        # Those of head_dim 128 for all: their shared memory is about the same.
+        # All dims use the CTAs of head_dim 128, because kernels of other dims take about as much shared memory.
         shape.decode_ctas = min(kMaxPlanCtas, properties.num_multiprocessors * pc_resident_ctas(
             pc_decode_shape(128), properties.shared_bytes_per_multiprocessor))
         shape.prompt_ctas = min(kMaxPlanCtas, properties.num_multiprocessors * pc_resident_ctas(
@@ -235,10 +240,6 @@ cdef int64_t place_workspace(
         int64_t num_rows, int64_t value_dim) noexcept:
     cdef int64_t heads = num_rows * options.num_query_heads
     workspace.partial_out = address
-    workspace.partial_lse = workspace.partial_out + round_up(4 * heads * value_dim)
-    workspace.counters = workspace.partial_lse + round_up(4 * heads)
-    return workspace.counters + round_up(4 * num_rows * options.num_kv_heads * layout.head_chunks) - address
-
-
-cdef int64_t round_up(int64_t num_bytes) noexcept:
-    return (num_bytes + 255) // 256 * 256
+    workspace.partial_lse = workspace.partial_out + round_up(4 * heads * value_dim, ALIGNMENT)
+    workspace.counters = workspace.partial_lse + round_up(4 * heads, ALIGNMENT)
+    return workspace.counters + round_up(4 * num_rows * options.num_kv_heads * layout.head_chunks, ALIGNMENT) - address

@@ -1,4 +1,4 @@
-# The attention kernel that serves a call, and its launch shape.
+# Selection of the attention kernel for a call.
 from pagecore.ops.cuda.abi_attention cimport PcLaunchShape
 
 
@@ -13,6 +13,6 @@ cdef struct KernelQuery:
     bint full     # softcap, ALiBi or a mask
 
 
-# Return the name of the kernel for few queries (decode) or for prompts, and write how it is launched to `shape`.
-# UnsupportedOption where the selected variant has no instance for the call.
+# Return the name of the kernel for few queries (decode) or for prefill, and write its launch shape to `shape`.
+# UnsupportedOption if the selected variant has no instance for the call.
 cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape)

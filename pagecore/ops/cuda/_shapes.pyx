@@ -1,4 +1,4 @@
-"""The attention kernel that serves a call, and its launch shape: for launches and for the report."""
+"""Selection of the attention kernel for a call, and its launch shape, for launches and the report."""
 
 from pagecore.ops.cuda.abi_attention cimport (
     PcLaunchShape,
@@ -14,14 +14,13 @@ from pagecore.ops.cuda.manifest import instances
 
 DTYPES = ("float32", "float16", "bfloat16")  # by PcFloat
 ELEMENTS = ("float", "pc_half", "pc_bfloat16")
-# By the parts of a name, so that a call makes no strings.
+# Names by their parts, so that a call does not build strings.
 cdef dict _names = {}
 cdef str _variant = "Plain"
-cdef set _variant_names = set()  # of instances that _check_variant has found: calls that are timed look up no list
+cdef set _variant_names = set()  # names that _check_variant has accepted, so that timed calls skip the search
 
 
 cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape):
-    """See _shapes.pxd."""
     cdef PcMatrixDims dims
     cdef int dim = 64
     dims.key = 0
@@ -80,7 +79,7 @@ def prefill_variants():
 
 
 def swap_prefill_variant(str name):
-    """Select the variant that the next calls use, and return the one before; `name` is one of `prefill_variants`."""
+    """Select the prefill variant of later calls, and return the previous one; `name` is one of `prefill_variants`."""
     global _variant
     before, _variant = _variant, name
     return before
@@ -89,18 +88,18 @@ def swap_prefill_variant(str name):
 def attention_kernel(
         int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, bint aligned=True, bint full=False,
         bint decode=False):
-    """Return the name of the kernel that serves a call: of its decode section, or of its prompts.
+    """Return the name of the kernel that serves the decode or the prefill section of a call.
 
     Parameters
     ----------
     head_dim, value_dim : int
     query_dtype, key_dtype, value_dtype : {"float32", "float16", "bfloat16"}
     aligned : bool
-        Whether every row of query, keys, values and output begins at a multiple of 16 bytes.
+        True if every row of query, keys, values and output begins at a multiple of 16 bytes.
     full : bool
-        Whether the call has a softcap, ALiBi slopes or a mask.
+        True if the call has a softcap, ALiBi slopes or a mask.
     decode : bool
-        Sequences with few queries; else prompts, and all of a batch-invariant call.
+        True for sequences with few queries. False for prefill, and for all sequences of a batch-invariant call.
     """
     cdef KernelQuery query
     cdef PcLaunchShape shape
@@ -112,7 +111,7 @@ def attention_kernel(
 
 
 def launch_shape(str entry, tuple arguments):
-    """Return the threads and the dynamic shared bytes of a block; None for kernels that are not of attention."""
+    """Return the threads and the dynamic shared bytes of a block; None for kernels other than attention."""
     cdef PcLaunchShape shape
     value_dim = arguments[3] if len(arguments) > 3 else arguments[1] if len(arguments) > 1 else 0
     if entry == "decode":

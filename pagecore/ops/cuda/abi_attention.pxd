@@ -1,6 +1,7 @@
-# What cuda_src/abi_attention.h and abi_plan.h declare for the binding of attention.
+# The parts of cuda_src/abi_attention.h and abi_plan.h that the binding of attention uses, and the conversion to them.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from pagecore.ops.args cimport Cache, Indices, Table, TokenArray
 from pagecore.ops.cuda._plan cimport PcPlanLayout
 
 
@@ -11,28 +12,17 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         PC_BFLOAT16
 
     cdef struct PcRows:
-        uint64_t data
-        int64_t token_stride
-        int64_t head_stride
+        pass
 
     cdef struct PcCache:
-        uint64_t data
-        int64_t block_stride
-        int64_t token_stride
-        int64_t head_stride
+        pass
 
     cdef struct PcIndices:
         uint64_t data
-        int64_t stride
-        int32_t size
-        int32_t wide
 
     cdef struct PcTable:
-        uint64_t data
-        int64_t row_stride
         int32_t num_rows
         int32_t width
-        int32_t wide
 
     cdef struct PcSchedule:
         uint64_t items
@@ -108,3 +98,10 @@ cdef extern from "cuda_src/attention_shape.h" nogil:
 
 cdef extern from "cuda_src/prefill_shape.h" nogil:
     PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bint full)
+
+
+cdef extern from "pagecore/ops/cuda/device_args.hpp" namespace "pagecore::cuda" nogil:
+    PcRows device_tokens(const TokenArray& tokens)
+    PcCache device_cache(const Cache& cache)
+    PcIndices device_indices(const Indices& indices)
+    PcTable device_table(const Table& table)

@@ -1,4 +1,4 @@
-"""NVRTC: sources in, machine code of one architecture out. Needs no device."""
+"""Compilation of CUDA sources to machine code of one architecture, by NVRTC; it needs no device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pagecore.errors import CompileError, DeviceError, PagecoreError
 from pagecore.ops.cuda.manifest import Instance
 from pagecore.ops.cuda.sources import with_headers
 
-# Subnormal numbers and division stay as IEEE says: no fast math, nothing flushed. A product and a sum are one rounding
-# where a source says pc_fma, and nowhere else: two paths that promise the same bits are compiled apart. NVRTC 12 has no
-# __builtin_offsetof; 12 and 13 have what their own headers make offsetof of. ptxas writes registers and spills into the
-# log.
+# Subnormal numbers and division follow IEEE 754: no fast math, no flushing. The compiler must not contract a product
+# and a sum to an FMA, because kernels that promise equal bits are compiled separately; sources call pc_fma instead.
+# NVRTC 12 lacks __builtin_offsetof, so it is defined as in the offsetof macro of NVRTC 12 and 13. With -v, ptxas logs
+# registers and spills.
 FLAGS = (
     "--std=c++17",
     "-default-device",
@@ -29,28 +29,28 @@ FLAGS = (
     "--define-macro=__builtin_offsetof(type,member)=__INTADDR__(&((static_cast<type*>(nullptr))->member))",
     "--ptxas-options=-v",
 )
-# What every kernel is compiled for in the tests and the report; a device of another compiles for its own.
+# Architectures of the tests and the report. A device of another architecture compiles for its own.
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 OLDEST = 80
 _ARCHITECTURE = re.compile(r"sm_([0-9]{2,3})[af]?")
-# Of an ELF header: magic, class and byte order; the offsets of the program and section header tables; the size and the
-# number of the entries of each.
+# Fields of an ELF header: magic, class and byte order; the offsets of the program and section header tables; the size
+# and the number of entries of each.
 _ELF_HEADER = struct.Struct("<6s26xQQ6xHHHH")
 _ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code of some instances.
+    """Machine code of one or more instances.
 
     Attributes
     ----------
     image : bytes
-        What a device loads.
+        Image that a device loads.
     symbols : dict of str to str
-        By the name of an instance, its symbol in the image.
+        Symbol in the image for the name of each instance.
     log : str
-        What the compiler had to say.
+        Log of the compiler.
     """
 
     image: bytes
@@ -59,7 +59,7 @@ class Cubin:
 
 
 def check_architecture(architecture: str) -> str:
-    """Return the architecture; DeviceError where the kernels cannot run on it or nobody knows it."""
+    """Return the architecture; raise DeviceError if it is too old for the kernels or malformed."""
     match = _ARCHITECTURE.fullmatch(architecture)
     if match is None:
         raise DeviceError(f"architecture is {architecture!r}; it is written sm_80, sm_90a, sm_120")
@@ -70,7 +70,7 @@ def check_architecture(architecture: str) -> str:
 
 @cache
 def nvrtc() -> Any:
-    """Return CuPy's binding of NVRTC; DeviceError where it, or the library itself, is not there."""
+    """Return CuPy's binding of NVRTC; raise DeviceError if CuPy or the library is missing."""
     cuda = import_cupy().cuda
     try:
         cuda.nvrtc.getVersion()
@@ -79,13 +79,13 @@ def nvrtc() -> Any:
         try:
             cuda.nvrtc.getVersion()
         except Exception as error:
-            told = first_line(error)
-            raise DeviceError(f"NVRTC, which compiles kernels, cannot be loaded ({told}): {INSTALL}") from error
+            reason = first_line(error)
+            raise DeviceError(f"NVRTC, which compiles kernels, cannot be loaded ({reason}): {INSTALL}") from error
     return cuda.nvrtc
 
 
 def _load_library(major: int) -> None:
-    """Load NVRTC out of its wheel, which CuPy 13 does not look for; CuPy then finds it by its name."""
+    """Load NVRTC from its wheel, where CuPy 13 does not search; CuPy then finds the loaded library by name."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec is not None else ():
         for folder in ("cuda_nvrtc", f"cu{major}"):
@@ -107,9 +107,9 @@ def compile_instances(instances: Sequence[Instance], architecture: str) -> Cubin
     Raises
     ------
     DeviceError
-        No CuPy, no NVRTC, or an architecture that it does not know.
+        CuPy or NVRTC is missing, or NVRTC does not support the architecture.
     CompileError
-        The source has a fault.
+        The compiler rejects the source.
     """
     (source,) = {each.source for each in instances}
     text, headers = with_headers(source)
@@ -119,7 +119,7 @@ def compile_instances(instances: Sequence[Instance], architecture: str) -> Cubin
 def compile_source(
     text: str, name: str, headers: dict[str, str], expressions: dict[str, str], architecture: str
 ) -> Cubin:
-    """Compile any source; `expressions` are the C++ names of the kernels that are wanted, by names of one's own."""
+    """Compile a source; `expressions` maps names of the caller to the C++ names of kernels in it."""
     binding = nvrtc()
     check_architecture(architecture)
     names = [header.encode() for header in headers]
@@ -142,8 +142,8 @@ def compile_source(
 def complete_image(image: bytes) -> bytes:
     """Return a cubin with its last byte, which CuPy's getCUBIN cuts off.
 
-    getCUBIN drops the final byte of the image as if it were the NUL at the end of a string, which PTX has and a cubin
-    has not. The last bytes of a cubin are the program header table, whose last field, a 64-bit alignment, ends with a
+    getCUBIN drops the final byte of the image as if it were the NUL at the end of a string; PTX has one, a cubin does
+    not. The last bytes of a cubin are the program header table, whose last field, a 64-bit alignment, ends with a
     zero byte in little-endian order. The driver loads the shorter image; nvdisasm and cuobjdump reject it.
 
     Raises

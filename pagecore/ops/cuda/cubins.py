@@ -6,7 +6,7 @@ renamed, so concurrent processes see a complete file or none. If the folder cann
 kernels that it needs.
 
 The files hold machine code that runs with this user's rights. The folder is created with mode 0700, and only regular
-files that this user owns and nobody else can write are loaded; every other file is compiled again and replaced. A
+files that only this user owns and can write are loaded; every other file is compiled again and replaced. A
 folder that another user owns or can write to is not used at all, and a RuntimeWarning says so once.
 """
 
@@ -36,7 +36,7 @@ _refused: set[Path] = set()
 
 
 def cache_folder() -> Path | None:
-    """Return where cubins are kept: what `set_cache_folder` said, else $PAGECORE_CACHE_DIR, else the user's cache."""
+    """Return the folder of cubins: that of `set_cache_folder`, else $PAGECORE_CACHE_DIR, else the user's cache."""
     if _folder is not None:
         return _folder
     if os.environ.get("PAGECORE_CACHE_DIR"):
@@ -50,13 +50,13 @@ def cache_folder() -> Path | None:
 
 
 def set_cache_folder(folder: str | os.PathLike[str] | None) -> None:
-    """Keep cubins in `folder` from now on; None means what the environment says."""
+    """Set the folder of cubins; None selects the one of the environment."""
     global _folder  # noqa: PLW0603
     _folder = None if folder is None else Path(folder)
 
 
 def cubin(instances: Sequence[Instance], architecture: str) -> Cubin:
-    """Return the machine code of instances of one source, from disk if it was compiled before."""
+    """Return the machine code of instances of one source, from disk if it is cached."""
     folder = cache_folder()
     path = None if folder is None else folder / f"{cache_key(instances, architecture)}.cubin"
     found = None if path is None else read_cubin(path)
@@ -68,7 +68,7 @@ def cubin(instances: Sequence[Instance], architecture: str) -> Cubin:
 
 
 def cache_key(instances: Sequence[Instance], architecture: str) -> str:
-    """Return the key of all that the machine code depends on."""
+    """Return a key of everything that the machine code depends on."""
     text, headers = with_headers(instances[0].source)
     names = [each.name for each in instances]
     parts = [names, architecture, compiler_version(), FLAGS, text, sorted(headers.items())]
@@ -78,7 +78,7 @@ def cache_key(instances: Sequence[Instance], architecture: str) -> str:
 def read_cubin(path: Path) -> Cubin | None:
     """Return the cubin of a file, or None unless the file is complete, well-formed and safe to load.
 
-    A file is safe if it is a regular file of this user that nobody else can write, in a folder that is safe as well.
+    A file is safe if it is a regular file of this user that no other user can write, in a folder that is safe too.
     """
     try:
         folder = _open_folder(path.parent)

@@ -1,11 +1,12 @@
-// Plans for CUDA: the tiles of the one planner, cut and dealt out to CTAs, in a buffer of fixed layout.
+// Plans for CUDA: the tiles of plan.hpp, split and assigned to CTAs, in a buffer of fixed layout.
 //
 // C1: over both sections, every pair (query row, key that it may attend to) is in exactly one item, and every query row
-//     in at least one (P1, P2 of plan.hpp).
-// C2: keys are cut at multiples of split_floor; in a batch-invariant plan a tile is whole, or cut at every multiple of
-//     kFoldTokens. A kernel folds the pieces of a whole one in the same way, so that bits tell neither apart.
-// C3: nothing is ever longer than the capacities of its layout; see `make_layout`.
-// C4: what is written depends on the lengths and options alone.
+//     is in at least one (P1, P2 of plan.hpp).
+// C2: keys are split at multiples of split_floor. In a batch-invariant plan a tile is whole or split at every multiple
+// of
+//     kFoldTokens; a kernel folds a whole tile at the same multiples, so the bits of the result are equal.
+// C3: no array exceeds the capacities of its layout; see `make_layout`.
+// C4: the plan depends on the lengths and options alone.
 // Cost: O(n log n) for n items, no allocation once the buffers have grown. Threads: one planner, one thread.
 #pragma once
 
@@ -16,40 +17,41 @@
 
 #include "cuda_src/abi_plan.h"
 #include "pagecore/native/checks.hpp"
+#include "pagecore/native/rounding.hpp"
 #include "pagecore/ops/plan.hpp"
 
 namespace pagecore {
 
-// CTAs that a device is planned for at most, so that plans in arrays of the caller have one size everywhere.
+// Maximum of CTAs in a plan, so that plans in arrays of the caller have the same size on every device.
 inline constexpr int64_t kMaxPlanCtas = 1024;
 
-// What a layout is made for.
+// Capacities, heads and CTAs that determine a layout.
 struct CudaPlanShape {
   int64_t num_query_heads = 1;
   int64_t num_kv_heads = 1;
   bool batch_invariant = false;
   int64_t max_sequences = 0;
   int64_t max_tokens = 0;   // query rows of the batch
-  int64_t decode_ctas = 1;  // that are resident at a time
+  int64_t decode_ctas = 1;  // resident CTAs
   int64_t prompt_ctas = 1;
 };
 
-// Sizes from capacities. Let W workers share `total` cost, pieces being at least as long as a share, s = total / W.
+// Compute sizes from capacities. Let W workers share `total` cost, with a share s = total / W and pieces of at least s.
 //
-//   tiles            each sequence has at most one that is not full: <= max_sequences + max_tokens / query_tile
-//   cut by length    tiles of K keys > piece >= s are cut at multiples of `piece` into less than K / piece + 2; fewer
-//                    than W tiles are that long, so that all of them make less than total / s + 2 W = 3 W splits
-//   cut by borders   W - 1 borders cut at most W - 1 tiles: less than 2 W splits
-//   batch-invariant  tiles stay whole where num_split_rows does not hold their splits
+//   tiles            each sequence has at most one partial tile: <= max_sequences + max_tokens / query_tile
+//   split by length  tiles of K keys > piece >= s have fewer than K / piece + 2 splits at multiples of `piece`; fewer
+//                    than W tiles are that long, so they have fewer than total / s + 2 W = 3 W splits
+//   split by borders W - 1 borders split at most W - 1 tiles: fewer than 2 W splits
+//   batch-invariant  a tile remains whole if num_split_rows has no room for its splits
 //
 // A split has at most query_tile partial rows.
 [[nodiscard]] inline PcPlanLayout make_layout(const CudaPlanShape& shape) {
   const int64_t group = shape.num_query_heads / shape.num_kv_heads;
-  const int64_t chunks = (group + kPromptRows - 1) / kPromptRows;
+  const int64_t chunks = ceil_div(group, kPromptRows);
   PcPlanLayout layout = {};
   int64_t at = sizeof(PcPlanHead), splits = 0, split_rows = 0;
   const auto place = [&](int64_t num_bytes, int64_t multiple) {
-    const int64_t begin = (at + multiple - 1) / multiple * multiple;
+    const int64_t begin = round_up(at, multiple);
     at = begin + num_bytes;
     return begin;
   };
@@ -65,13 +67,13 @@ struct CudaPlanShape {
   layout.sections[PC_DECODE] = section(shape.decode_ctas, kDecodeRows, kDecodeFloor);
   layout.sections[PC_PROMPTS] = section(shape.prompt_ctas, kPromptRows, kPromptFloor);
   const PcPlanSection& prompts = layout.sections[PC_PROMPTS];
-  // Splits of one row each are the most that fit.
+  // The largest number of splits has one row each.
   if (shape.batch_invariant) splits = split_rows;
   const int64_t max_items = shape.max_sequences + shape.max_tokens / prompts.query_tile + splits;
   const int64_t own_rows = shape.batch_invariant ? int64_t{prompts.num_workers} * prompts.query_tile : 0;
   PC_EXPECTS(shape.max_sequences < (1 << 24) && max_items < (1 << 26) && split_rows + own_rows < (1 << 30), ShapeError,
              "a plan for ", shape.max_sequences, " sequences and ", shape.max_tokens,
-             " tokens has no room in its buffer: use smaller batches or fewer workers");
+             " tokens exceeds the limits of its buffer: use smaller batches or fewer workers");
   layout.max_sequences = static_cast<pc_int32>(shape.max_sequences);
   layout.max_tokens = static_cast<pc_int32>(shape.max_tokens);
   layout.group = static_cast<pc_int32>(group);
@@ -92,13 +94,13 @@ struct CudaPlanShape {
   return layout;
 }
 
-// Bytes of a plan without the scratch of the kernel that plans.
+// Bytes of a plan without the scratch memory of the kernel `plan`.
 [[nodiscard]] inline int64_t planned_bytes(const PcPlanLayout& layout) { return layout.tile_starts; }
 
 class CudaPlanner {
  public:
-  // Writes the plan to `buffer`, of planned_bytes(layout) at a multiple of 16, and returns how many are in use. The
-  // lengths must have passed check_plan_batch; more of them than the layout holds raise, and nothing is written.
+  // Write the plan to `buffer`, planned_bytes(layout) at a multiple of 16, and return the bytes in use. The lengths
+  // have passed check_plan_batch. A batch beyond the capacities of the layout throws before anything is written.
   int64_t plan_into(const PcPlanLayout& layout, const PlanOptions& options, const PlanBatch& batch, void* buffer) {
     const int64_t n = batch.num_sequences, num_tokens = n == 0 ? 0 : batch.query_end(n - 1);
     PC_EXPECTS(n <= layout.max_sequences && num_tokens <= layout.max_tokens, ShapeError, "the batch has ", n,
@@ -110,7 +112,7 @@ class CudaPlanner {
     head.num_sequences = static_cast<pc_int32>(n);
     int64_t num_items = 0;
     for (int id = PC_DECODE; id < PC_NUM_SECTIONS; ++id) {
-      const Deal& deal = plan_section(static_cast<PcSectionId>(id), options, batch);
+      const Assignment& deal = plan_section(static_cast<PcSectionId>(id), options, batch);
       write(layout.sections[id], deal, num_items);
       head.num_items[id] = static_cast<pc_int32>(deal.items.size());
       head.num_partial_rows[id] = static_cast<pc_int32>(deal.num_partial_rows);
@@ -128,12 +130,12 @@ class CudaPlanner {
   };
   static constexpr int64_t kMaxCost = (int64_t{1} << 31) + kItemCost;
 
-  // Items grouped by worker: w has first_item[w] .. first_item[w + 1] - 1.
-  struct Deal {
+  // Items grouped by worker: worker w has first_item[w] .. first_item[w + 1] - 1.
+  struct Assignment {
     std::vector<PcWorkItem> items;
     std::vector<int32_t> first_item;
     int64_t num_partial_rows = 0;
-    int64_t longest = 0;  // cost of the worker that has most
+    int64_t longest = 0;  // largest cost of a worker
 
     void clear() {
       items.clear();
@@ -155,7 +157,7 @@ class CudaPlanner {
 
   static int64_t cost_of(const PcWorkItem& item) { return int64_t{item.key_end} - item.key_begin + kItemCost; }
 
-  const Deal& plan_section(PcSectionId id, const PlanOptions& options, const PlanBatch& batch) {
+  const Assignment& plan_section(PcSectionId id, const PlanOptions& options, const PlanBatch& batch) {
     const PcPlanSection& section = layout_->sections[id];
     find_tiles(id, options, batch);
     total_ = 0;
@@ -166,13 +168,13 @@ class CudaPlanner {
     }
     cut_by_length(section);
     deal_out(section.num_workers);
-    // Where a few long pieces are left over, as four among three workers, borders balance better.
+    // Borders balance a few long pieces better, such as four pieces among three workers.
     if (dealt_.longest * section.num_workers <= total_ + total_ / 8) return dealt_;
     cut_by_borders(section);
     return cut_.longest < dealt_.longest ? cut_ : dealt_;
   }
 
-  // The tiles of a section, whole.
+  // Find the whole tiles of a section.
   void find_tiles(PcSectionId id, const PlanOptions& options, const PlanBatch& batch) {
     const int64_t decode_rows = layout_->batch_invariant != 0 ? 0 : kDecodeRows;
     PlanOptions tiling;
@@ -189,10 +191,10 @@ class CudaPlanner {
     tiles_.resize(static_cast<size_t>(counts.num_items));
   }
 
-  // Tiles longer than a share, rounded up to the floor, at the multiples of that.
+  // Split tiles longer than a share, rounded up to a multiple of split_floor, at the multiples of that length.
   void cut_by_length(const PcPlanSection& section) {
-    const int64_t share = (total_ + section.num_workers - 1) / section.num_workers, floor = section.split_floor;
-    const int64_t piece = (share + floor - 1) / floor * floor;
+    const int64_t share = ceil_div(total_, section.num_workers);
+    const int64_t piece = round_up(share, section.split_floor);
     cut_.clear();
     for (const PcWorkItem& tile : tiles_) {
       const bool is_long = section.num_workers > 1 && tile.key_end - tile.key_begin > piece;
@@ -200,7 +202,7 @@ class CudaPlanner {
     }
   }
 
-  // Tiles that are all the queries of their sequence at every multiple of kFoldTokens, while there are rows for it.
+  // Split tiles that hold all queries of their sequence at every multiple of kFoldTokens, while partial rows remain.
   void cut_in_folds(const PlanBatch& batch) {
     cut_.clear();
     for (const PcWorkItem& tile : tiles_) {
@@ -215,7 +217,7 @@ class CudaPlanner {
     return tile.key_begin == tile.key_end ? 1 : (tile.key_end - 1) / piece - tile.key_begin / piece + 1;
   }
 
-  // 0 leaves it whole.
+  // Split a tile at multiples of `piece`; 0 leaves it whole.
   void cut_tile(const PcWorkItem& tile, int64_t piece) {
     if (piece == 0) return cut_.add(tile, tile.key_begin, tile.key_end, 0, 1);
     const int64_t first = tile.key_begin / piece, splits = num_pieces(tile, piece);
@@ -225,12 +227,12 @@ class CudaPlanner {
     }
   }
 
-  // The pieces of cut_, the longest first, each to the worker that has least by then.
-  const Deal& deal_out(int32_t num_workers) {
+  // Assign the pieces of cut_, longest first, each to the worker with the least cost so far.
+  const Assignment& deal_out(int32_t num_workers) {
     const auto& pieces = cut_.items;
     order_.resize(pieces.size());
     for (size_t i = 0; i < pieces.size(); ++i) {
-      order_[i] = static_cast<uint64_t>(kMaxCost - cost_of(pieces[i])) << 32 | i;  // of equals the first
+      order_[i] = static_cast<uint64_t>(kMaxCost - cost_of(pieces[i])) << 32 | i;  // ties: the first piece
     }
     std::sort(order_.begin(), order_.end());
     heap_.clear();
@@ -259,7 +261,7 @@ class CudaPlanner {
 
   [[nodiscard]] size_t piece_at(size_t i) const { return order_[i] & 0xffffffff; }
 
-  // The first of the heap has grown: it goes down to its place.
+  // Restore the heap after the cost of its first worker has grown.
   void sink_first() {
     const Load sinking = heap_[0];
     const size_t size = heap_.size();
@@ -273,7 +275,7 @@ class CudaPlanner {
     heap_[at] = sinking;
   }
 
-  // Tiles at the borders of equal shares, as the kernel that plans does it: into cut_, in the order of the batch.
+  // Split tiles at the borders of equal shares, as the kernel `plan` does; write cut_ in the order of the batch.
   void cut_by_borders(const PcPlanSection& section) {
     cut_.clear();
     const Shares shares = {total_, section.num_workers};
@@ -294,7 +296,7 @@ class CudaPlanner {
         begin = key;
       }
       begin = tile.key_begin;
-      bool is_open = true;  // whether some of the tile is left
+      bool is_open = true;  // part of the tile is not assigned yet
       const auto add_until = [&](int32_t key) {
         if (!is_open || key <= begin) return;
         const int32_t stop = std::min(key, tile.key_end);
@@ -316,8 +318,8 @@ class CudaPlanner {
     cut_.first_item.resize(static_cast<size_t>(section.num_workers) + 1, static_cast<int32_t>(cut_.items.size()));
   }
 
-  // `first`: items of the sections before.
-  void write(const PcPlanSection& section, const Deal& deal, int64_t first) {
+  // `first`: items of the earlier sections.
+  void write(const PcPlanSection& section, const Assignment& deal, int64_t first) {
     const auto n = static_cast<int64_t>(deal.items.size());
     PC_ASSERT(first + n <= layout_->max_items && deal.num_partial_rows <= layout_->num_split_rows);
     PC_ASSERT(static_cast<int64_t>(deal.first_item.size()) == section.num_workers + 1);
@@ -344,8 +346,8 @@ class CudaPlanner {
   char* buffer_ = nullptr;
   std::vector<PcWorkItem> tiles_;
   int64_t total_ = 0;  // cost of all tiles
-  Deal cut_, dealt_;
-  std::vector<uint64_t> order_;  // of pieces: cost, then place
+  Assignment cut_, dealt_;
+  std::vector<uint64_t> order_;  // sort keys of pieces: cost, then index
   std::vector<Load> heap_;
   std::vector<int32_t> worker_of_, next_, border_keys_;
 };

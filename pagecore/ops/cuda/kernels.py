@@ -1,4 +1,4 @@
-"""Kernels by their names: loaded once for each device, then launched."""
+"""Kernels by name, loaded once for each device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pagecore.arrays.cuda import Runtime, runtime
+from pagecore.arrays.cuda import runtime
+from pagecore.arrays.runtime import Runtime
 from pagecore.errors import DeviceError
 from pagecore.ops.cuda.compiler import check_architecture
 from pagecore.ops.cuda.cubins import cubin
 from pagecore.ops.cuda.manifest import instance
 
-# By runtime, so that another one, as in the tests, never meets kernels that are not its own.
+# Kernels by runtime: a kernel of one runtime is invalid in another, as the tests use.
 _loaded: WeakKeyDictionary[Runtime, dict[tuple[str, int], Any]] = WeakKeyDictionary()
 _loading = threading.Lock()
-# The runtime of the last call with its kernels: a launch finds them without the dictionary.
+# The runtime of the last call with its kernels, which saves launches a lookup in _loaded.
 _latest: tuple[Runtime | None, dict[tuple[str, int], Any]] = (None, {})
 
 
@@ -25,8 +26,8 @@ def kernel(name: str, device: int, stream: int | None = None) -> Any:
     Raises
     ------
     DeviceError
-        No way to the device, no compiler, or a device that the kernels are not made for; or the kernel is not loaded
-        and `stream` is being captured: CUDA loads nothing then, and would end the capture.
+        The device or the compiler is missing, or the kernels do not support the device. Or the kernel is not loaded and
+        `stream` is being captured: loading would invalidate the capture.
     """
     latest, kernels = _latest
     found = kernels.get((name, device)) if latest is runtime() else None
@@ -42,7 +43,7 @@ def launch(
     parameters: int,
     device: int,
 ) -> None:
-    """Launch an instance with the parameter struct at the address `parameters`, which is copied before this returns."""
+    """Launch an instance with the parameter struct at the address `parameters`; the struct is copied."""
     runtime().launch(kernel(name, device, stream), grid, num_threads, shared_bytes, stream, parameters)
 
 

@@ -1,4 +1,4 @@
-"""The list of all kernels that are built: cuda_src/manifest.toml, read."""
+"""The instances of kernels that are built, read from cuda_src/manifest.toml."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Instance:
     Attributes
     ----------
     name : str
-        ``"write_kv<float,pc_half>"``, without spaces; ``"write_kv"`` where there are no arguments.
+        ``"write_kv<float,pc_half>"``, without spaces; ``"write_kv"`` without arguments.
     entry, source : str
-        The template and the file it stands in.
+        The template and its file.
     arguments : tuple of str
     """
 
@@ -31,7 +31,7 @@ class Instance:
 
     @property
     def expression(self) -> str:
-        """What the instance is called in C++."""
+        """Name of the instance in C++."""
         return f"pagecore::{self.name}"
 
 
@@ -47,7 +47,7 @@ def _by_name() -> dict[str, Instance]:
 
 
 def instance(name: str) -> Instance:
-    """Return the instance of a name; KeyError where the manifest has none."""
+    """Return the instance of a name; raise KeyError if the manifest lacks it."""
     found = _by_name().get(name)
     if found is None:
         raise KeyError(f"no kernel is called {name}; cuda_src/manifest.toml lists those that are built")
@@ -55,7 +55,7 @@ def instance(name: str) -> Instance:
 
 
 def parse_manifest(text: str) -> tuple[Instance, ...]:
-    """Read a manifest; ValueError names what is wrong with it."""
+    """Parse a manifest; raise ValueError if it is malformed."""
     found: dict[str, Instance] = {}
     for table in tomllib.loads(text).get("kernel", []):
         for each in _instances_of(table):

@@ -1,4 +1,4 @@
-// A merge as launches of merge_parts: what a thread moves at once, how many tokens a launch takes.
+// Launches of merge_parts: the unit that a thread merges at once, and the tokens of each launch.
 #pragma once
 
 #include <bit>
@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 
 namespace pagecore::cuda {
@@ -18,30 +19,28 @@ struct MergeLaunch {
 
 namespace internal {
 
-inline uint64_t bits_of_rows(const cpu::Rows& rows) {
-  uint64_t bits = reinterpret_cast<uintptr_t>(rows.data);
+inline uint64_t bits_of_rows(const TokenArray& rows) {
+  uint64_t bits = address_of(rows.data);
   if (rows.num_tokens > 1) bits |= bits_of(rows.token_stride);
   if (rows.num_heads > 1) bits |= bits_of(rows.head_stride);
   return bits;
 }
 
-inline PcRows rows_from(const cpu::Rows& rows, int64_t token) {
-  const int64_t size = cpu::size_of(rows.type);
-  return {reinterpret_cast<uintptr_t>(rows.data + token * rows.token_stride), rows.token_stride / size,
-          rows.head_stride / size};
+inline PcRows rows_from(TokenArray rows, int64_t token) {
+  rows.data += token * rows.token_stride;
+  return device_tokens(rows);
 }
 
-inline PcLse lse_from(const cpu::Lse& lse, int64_t token) {
+inline PcLse lse_from(const Lse& lse, int64_t token) {
   constexpr int64_t kSize = sizeof(float);
-  return {reinterpret_cast<uintptr_t>(lse.data + token * lse.token_stride), lse.token_stride / kSize,
-          lse.head_stride / kSize};
+  return {address_of(lse.data + token * lse.token_stride), lse.token_stride / kSize, lse.head_stride / kSize};
 }
 
 }  // namespace internal
 
-[[nodiscard]] inline std::vector<MergeLaunch> merge_launches(const cpu::MergeArgs& args) {
-  const cpu::Rows& out = args.out;
-  const int64_t size = cpu::size_of(out.type);
+[[nodiscard]] inline std::vector<MergeLaunch> merge_launches(const MergeArgs& args) {
+  const TokenArray& out = args.out;
+  const int64_t size = size_of(out.type);
   const uint64_t bits =
       internal::bits_of_rows(args.out_a) | internal::bits_of_rows(args.out_b) | internal::bits_of_rows(out);
   int64_t unit = 16 / size;

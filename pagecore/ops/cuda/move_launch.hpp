@@ -1,4 +1,4 @@
-// Copies between arrays of blocks as launches of move_pairs and move_sequences.
+// Launches of move_pairs and move_sequences for copies between arrays of blocks.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 #include "pagecore/ops/cuda/move_shape.hpp"
 #include "pagecore/ops/cuda/pair_runs.hpp"
@@ -25,42 +26,42 @@ struct SequenceLaunch {
   Grid grid;
 };
 
-// Sequences of paged caches, and of the packed array beside each.
+// Sequences to copy between paged caches and their packed arrays.
 struct SequenceBatch {
-  cpu::Table table;
-  cpu::Indices seq_lens;
-  cpu::Indices rows;
-  int64_t num_tokens = 0;  // of the packed arrays
-  int64_t longest = 0;     // tokens that no sequence has more than
+  Table table;
+  Indices seq_lens;
+  Indices rows;
+  int64_t num_tokens = 0;  // in a packed array
+  int64_t longest = 0;     // upper bound of the tokens of a sequence
   bool gathers = true;
 };
 
 namespace internal {
 
-// Arrays of one plan, by address.
+// Addresses of the arrays with one plan.
 struct MoveGroup {
   MovePlan plan;
   std::vector<pc_address> sources;
   std::vector<pc_address> targets;
 };
 
-// Some of them, as many as a launch takes.
+// Arrays begin .. begin + size - 1 of a group, for one launch.
 struct MoveShare {
   const MoveGroup* group;
   int64_t begin;
   int64_t size;
 };
 
-inline bool has_empty_axis(const cpu::BlockArray& array) {
+inline bool has_empty_axis(const BlockArray& array) {
   return std::find(array.shape, array.shape + array.ndim, 0) != array.shape + array.ndim;
 }
 
-inline void add_to_groups(std::vector<MoveGroup>& groups, const MovePlan& plan, const cpu::BlockArray& source,
-                          const cpu::BlockArray& target) {
+inline void add_to_groups(std::vector<MoveGroup>& groups, const MovePlan& plan, const BlockArray& source,
+                          const BlockArray& target) {
   auto group = std::find_if(groups.begin(), groups.end(), [&](const MoveGroup& each) { return each.plan == plan; });
   if (group == groups.end()) group = groups.insert(groups.end(), {plan, {}, {}});
-  group->sources.push_back(reinterpret_cast<uintptr_t>(source.data));
-  group->targets.push_back(reinterpret_cast<uintptr_t>(target.data));
+  group->sources.push_back(address_of(source.data));
+  group->targets.push_back(address_of(target.data));
 }
 
 inline std::vector<MoveShare> shares_of(const std::vector<MoveGroup>& groups) {
@@ -79,9 +80,9 @@ inline void set_addresses(const MoveShare& share, pc_address* sources, pc_addres
   std::copy_n(share.group->targets.begin() + share.begin, share.size, targets);
 }
 
-inline pc_int32 fewest_blocks(const std::vector<cpu::BlockArray>& arrays) {
+inline pc_int32 fewest_blocks(const std::vector<BlockArray>& arrays) {
   int64_t fewest = INT32_MAX;
-  for (const cpu::BlockArray& array : arrays) fewest = std::min(fewest, array.num_blocks);
+  for (const BlockArray& array : arrays) fewest = std::min(fewest, array.num_blocks);
   return static_cast<pc_int32>(fewest);
 }
 
@@ -89,7 +90,7 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
   params.ordered = run.ordered;
   params.num_pairs = static_cast<pc_int32>(run.end - run.begin);
   if (pairs.on_device != nullptr) {
-    params.on_device = reinterpret_cast<uintptr_t>(pairs.on_device);
+    params.on_device = address_of(pairs.on_device);
     params.pair_stride = pairs.pair_stride;
     params.column_stride = pairs.column_stride;
     params.wide = pairs.wide;
@@ -103,15 +104,15 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
 
 }  // namespace internal
 
-// Blocks of each source onto blocks of the target beside it; `one_cache`: these are the same arrays. Pairs on the host
-// have been checked. Pairs on the device are one launch: independent ones share out the grid, others run in order, and
-// each thread moves the same bytes of all.
-[[nodiscard]] inline std::vector<PairLaunch> pair_launches(const std::vector<cpu::BlockArray>& sources,
-                                                           const std::vector<cpu::BlockArray>& targets,
+// Launches that copy blocks of each source to blocks of the target with the same index. `one_cache`: sources and
+// targets are the same arrays. Pairs on the host have been checked. Pairs on the device take one launch: independent
+// pairs are distributed over the grid; otherwise each thread moves the same bytes of all pairs, in order.
+[[nodiscard]] inline std::vector<PairLaunch> pair_launches(const std::vector<BlockArray>& sources,
+                                                           const std::vector<BlockArray>& targets,
                                                            const BlockPairs& pairs, bool one_cache,
                                                            int64_t num_multiprocessors) {
   PC_EXPECTS(pairs.size <= INT32_MAX, ShapeError, "pairs holds ", pairs.size, " pairs on the device; at most ",
-             INT32_MAX, " are served: pass a part of them at a time");
+             INT32_MAX, " are supported: split the call");
   std::vector<internal::MoveGroup> groups;
   for (size_t i = 0; i < sources.size(); ++i) {
     if (internal::has_empty_axis(sources[i])) continue;
@@ -134,7 +135,7 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
       internal::set_addresses(share, params.sources, params.targets);
       params.one_cache = one_cache;
       const int64_t units = params.shape.num_units, parallel = run.ordered ? 1 : run.end - run.begin;
-      const int64_t enough = std::min<int64_t>(parallel, kResident);  // the product stays below 2^63
+      const int64_t enough = std::min<int64_t>(parallel, kResident);  // keeps the product below 2^63
       const int64_t each = units_per_thread(units * share.size * enough, num_multiprocessors);
       const int64_t stretches = ceil_div(units, kThreads * each);
       params.units_per_thread = static_cast<pc_int32>(each);
@@ -145,11 +146,11 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
   return launches;
 }
 
-[[nodiscard]] inline std::vector<SequenceLaunch> sequence_launches(const std::vector<cpu::BlockArray>& caches,
-                                                                   const std::vector<cpu::BlockArray>& packed,
+[[nodiscard]] inline std::vector<SequenceLaunch> sequence_launches(const std::vector<BlockArray>& caches,
+                                                                   const std::vector<BlockArray>& packed,
                                                                    const SequenceBatch& batch) {
   PC_EXPECTS(batch.seq_lens.size <= INT32_MAX, ShapeError, "seq_lens holds ", batch.seq_lens.size,
-             " sequences; on CUDA at most ", INT32_MAX, " are served: pass a part of them at a time");
+             " sequences; on CUDA at most ", INT32_MAX, " are supported: split the call");
   std::vector<internal::MoveGroup> groups;
   for (size_t i = 0; i < caches.size(); ++i) {
     if (internal::has_empty_axis(caches[i])) continue;

@@ -1,4 +1,4 @@
-// How the elements of a block lie in two arrays, and what a thread moves of them at once.
+// The layout of a block in two arrays, and the unit that a thread moves at once.
 #pragma once
 
 #include <algorithm>
@@ -10,20 +10,21 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 
 namespace pagecore::cuda {
 
-inline constexpr int32_t kBytes = -1;  // in place of a dtype: elements move as they are
+inline constexpr int32_t kBytes = -1;  // in place of a dtype: bytes are copied unchanged
 
-// The template arguments of a kernel: numbers of cpu::Float, or kBytes.
+// The template arguments of a kernel: a Float, or kBytes.
 struct MoveTypes {
   int32_t from = kBytes;
   int32_t to = kBytes;
 };
 
-// What launches know of two arrays but their addresses: arrays of one plan share a launch.
+// Everything that a launch depends on except addresses. Arrays with equal plans share a launch.
 struct MovePlan {
   PcMoveShape shape = {};
   MoveTypes types;
@@ -33,7 +34,7 @@ struct MovePlan {
   bool operator==(const MovePlan& other) const { return std::memcmp(this, &other, sizeof(*this)) == 0; }
 };
 static_assert(std::is_trivially_copyable_v<MovePlan> && sizeof(MovePlan) == sizeof(PcMoveShape) + 24,
-              "plans without gaps are compared by their bytes");
+              "plans are compared by their bytes, so they must not have padding");
 
 namespace internal {
 
@@ -43,16 +44,16 @@ struct MoveAxis {
   int64_t target_stride;
 };
 
-// The axes of what moves, outermost first.
+// The axes of a move, outermost first.
 class MoveAxes {
  public:
-  // Tokens of a block, of which any number may move: they stay outermost.
+  // Add the tokens of a block. Any number of them may move, so this axis remains outermost.
   void add_tokens(int64_t size, int64_t source_stride, int64_t target_stride) {
     num_tokens_ = size;
     axes_.insert(axes_.begin(), {size, source_stride, target_stride});
   }
 
-  // Before axes of shorter target strides, so that a warp writes neighbours, and behind those of longer or equal ones.
+  // Insert an axis in order of decreasing target strides, so that a warp writes adjacent elements.
   void add(int64_t size, int64_t source_stride, int64_t target_stride) {
     if (size == 1) return;
     const size_t first = num_tokens_ > 0 ? 1 : 0;
@@ -63,7 +64,8 @@ class MoveAxes {
     }
   }
 
-  // The bits are those of addresses and of strides of blocks, or-ed. An item is what cannot be cut.
+  // Choose the unit and write the shape. `source_bits` and `target_bits` are the addresses and block strides, or-ed. A
+  // unit is a multiple of an item.
   void lay_out(PcMoveShape& shape, uint64_t source_bits, uint64_t target_bits, int64_t source_item,
                int64_t target_item) {
     join();
@@ -85,7 +87,7 @@ class MoveAxes {
   }
 
  private:
-  // An axis takes up the one inside it where that continues it on both sides.
+  // Join adjacent axes that are contiguous in both arrays.
   void join() {
     size_t kept = 0;
     for (size_t i = 1; i < axes_.size(); ++i) {
@@ -105,7 +107,7 @@ class MoveAxes {
     int64_t units = 1;
     for (const MoveAxis& axis : axes_) {
       PC_EXPECTS(axis.size <= kMaxUnits / units, ShapeError, "a block has more than ", kMaxUnits, " pieces of ", unit,
-                 " elements or bytes; on CUDA blocks must be smaller");
+                 " elements or bytes; use smaller blocks on CUDA");
       units *= axis.size;
     }
     shape.num_axes = static_cast<pc_int32>(axes_.size());
@@ -121,21 +123,21 @@ class MoveAxes {
   int64_t num_tokens_ = 0;
 };
 
-inline uint64_t address_bits(const cpu::BlockArray& array) {
-  const uint64_t address = reinterpret_cast<uintptr_t>(array.data);
+inline uint64_t address_bits(const BlockArray& array) {
+  const uint64_t address = address_of(array.data);
   return array.num_blocks > 1 ? address | bits_of(array.block_stride) : address;
 }
 
-// Casts read and write whole numbers, and so want them where numbers may lie.
-inline void check_aligned(const cpu::BlockArray& array) {
+// Casts load and store whole numbers, which must be aligned.
+inline void check_aligned(const BlockArray& array) {
   uint64_t bits = address_bits(array);
   for (int i = 0; i < array.ndim; ++i) bits |= array.shape[i] > 1 ? bits_of(array.strides[i]) : 0;
   PC_EXPECTS(allows(bits, array.itemsize), ShapeError, "an array at ", static_cast<const void*>(array.data),
-             ", or a stride of it, is at no multiple of ", array.itemsize,
-             " bytes; where dtypes differ, numbers on CUDA must be aligned: pass a copy");
+             ", or a stride of it, is not a multiple of ", array.itemsize,
+             " bytes; a cast on CUDA needs aligned numbers: pass a copy");
 }
 
-inline MovePlan make_plan(const cpu::BlockArray& source, const cpu::BlockArray& target, MoveAxes& axes) {
+inline MovePlan make_plan(const BlockArray& source, const BlockArray& target, MoveAxes& axes) {
   MovePlan plan;
   plan.source_block_stride = source.block_stride;
   plan.target_block_stride = target.block_stride;
@@ -153,14 +155,14 @@ inline MovePlan make_plan(const cpu::BlockArray& source, const cpu::BlockArray& 
 
 }  // namespace internal
 
-[[nodiscard]] inline MovePlan plan_blocks(const cpu::BlockArray& source, const cpu::BlockArray& target) {
+[[nodiscard]] inline MovePlan plan_blocks(const BlockArray& source, const BlockArray& target) {
   internal::MoveAxes axes;
   for (int i = 0; i < source.ndim; ++i) axes.add(source.shape[i], source.strides[i], target.strides[i]);
   return internal::make_plan(source, target, axes);
 }
 
-// Between a cache and a packed array, whose blocks are tokens.
-[[nodiscard]] inline MovePlan plan_tokens(const cpu::BlockArray& cache, const cpu::BlockArray& packed, bool gathers) {
+// Plan a move between a cache and a packed array; the blocks of the packed array are tokens.
+[[nodiscard]] inline MovePlan plan_tokens(const BlockArray& cache, const BlockArray& packed, bool gathers) {
   internal::MoveAxes axes;
   const int64_t size = cache.shape[0], paged = cache.strides[0], row = packed.block_stride;
   axes.add_tokens(size, gathers ? paged : row, gathers ? row : paged);

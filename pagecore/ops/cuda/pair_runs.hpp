@@ -1,4 +1,4 @@
-// Pairs of blocks, and which of them may be copied at once.
+// Pairs of blocks, and their partition into runs that are copied in parallel.
 #pragma once
 
 #include <algorithm>
@@ -6,12 +6,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 
 namespace pagecore::cuda {
 
-// On the host, or in device memory as two columns of `size`.
+// Pairs on the host, or two columns of `size` in device memory.
 struct BlockPairs {
   std::vector<int64_t> sources;
   std::vector<int64_t> targets;
@@ -20,11 +21,11 @@ struct BlockPairs {
   int64_t pair_stride = 0;  // elements
   int64_t column_stride = 0;
   bool wide = false;
-  bool independent = false;  // pairs on the device that may run in any order
+  bool independent = false;  // the caller claims that pairs on the device may run in any order
 };
 
-// Pairs on the host, without those that copy a block onto itself.
-[[nodiscard]] inline BlockPairs host_pairs(const cpu::Indices& sources, const cpu::Indices& targets, bool one_cache) {
+// Read pairs on the host. With `one_cache`, pairs that copy a block to itself are dropped.
+[[nodiscard]] inline BlockPairs host_pairs(const Indices& sources, const Indices& targets, bool one_cache) {
   BlockPairs pairs;
   for (int64_t i = 0; i < sources.size; ++i) {
     const int64_t source = sources.at(i), target = targets.at(i);
@@ -35,10 +36,9 @@ struct BlockPairs {
   return pairs;
 }
 
-// Pairs on the device. The caller vouches for `independent`: nothing here reads them.
-[[nodiscard]] inline BlockPairs device_pairs(const cpu::Indices& sources, const cpu::Indices& targets,
-                                             bool independent) {
-  const int64_t size = sources.wide ? 8 : 4;
+// Describe pairs on the device, which are not read: `independent` is the caller's claim.
+[[nodiscard]] inline BlockPairs device_pairs(const Indices& sources, const Indices& targets, bool independent) {
+  const int64_t size = index_size(sources.wide);
   BlockPairs pairs;
   pairs.on_device = sources.data;
   pairs.size = sources.size;
@@ -49,21 +49,21 @@ struct BlockPairs {
   return pairs;
 }
 
-// Pairs begin .. end - 1 of one launch; `ordered`: a later one sees what earlier ones wrote.
+// Pairs begin .. end - 1 for one launch. `ordered`: a pair reads what earlier pairs wrote.
 struct PairRun {
   int64_t begin = 0;
   int64_t end = 0;
   bool ordered = false;
 };
 
-// Cuts pairs on the host into waves in which no pair reads or writes what another one of the wave writes; with
-// `one_cache`, sources are blocks of what is written. Where waves come out short, runs are as long as a launch takes,
-// and ordered.
+// Partition pairs on the host into waves: no pair of a wave reads or writes a block that another pair of it writes.
+// With `one_cache`, sources and targets are blocks of the same arrays. If waves are short on average, the runs are
+// instead as long as a launch allows, and ordered.
 [[nodiscard]] inline std::vector<PairRun> runs_of(const BlockPairs& pairs, bool one_cache) {
   constexpr int64_t kShort = 8;
   struct Wave {
-    size_t read = 0;  // numbers of the last waves that did; the first wave is 1
-    size_t written = 0;
+    size_t read = 0;     // number of the last wave that read the block, from 1 on
+    size_t written = 0;  // number of the last wave that wrote it
   };
   const int64_t count = std::ssize(pairs.sources);
   std::unordered_map<int64_t, Wave> blocks;

@@ -21,11 +21,11 @@ from pagecore.ops.cuda.manifest import Instance, instances
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill
 
 LEGEND = (
-    "shared: dynamic shared bytes of a block, where they do not depend on the call\n"
-    "registers of a thread; k: bytes of its stack; s: bytes that spills store and load; m: static shared bytes"
+    "shared: dynamic shared bytes per block, if they do not depend on the call\n"
+    "registers per thread; k: stack bytes; s: bytes of spill stores and loads; m: static shared bytes"
 )
 PATHS_LEGEND = "decode, prefill: matrix instructions; general: float32 multiply-adds, far slower for prompts"
-# Dims of keys and values whose path is reported; any others that are multiples of 8 up to 256 are padded like these.
+# Dims of keys and values in the report. Other multiples of 8 up to 256 are padded like these.
 DIMS = (
     *((dim, dim) for dim in (32, 64, 80, 96, 112, 128, 160)),
     (192, 128),
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[tuple[str, str, str], bool]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, print the table; 1 where a kernel failed or one spills that must not, 2 where nothing could be tried."""
+    """Compile and print the table; return 1 for failed or spilling kernels, 2 if nothing can be compiled."""
     options = _parser().parse_args(arguments)
     if options.cache is not None:
         set_cache_folder(options.cache)
@@ -74,12 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m pagecore.ops.cuda.report", description=__doc__)
     parser.add_argument(
-        "--arch", default=",".join(ARCHITECTURES), help="with commas; 'device' is the first device's (%(default)s)"
+        "--arch",
+        default=",".join(ARCHITECTURES),
+        help="comma-separated; 'device': that of the first device (%(default)s)",
     )
     parser.add_argument("--kernel", default="", metavar="TEXT", help="only kernels with TEXT in their names")
     parser.add_argument("--jobs", type=_positive, default=usable_cores(), help="processes (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there; - is stdout, without table")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where compiled kernels are kept")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all figures to FILE; -: stdout, without the table"
+    )
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="folder of compiled kernels")
     return parser
 
 
@@ -100,18 +104,18 @@ def _refuse(message: str) -> int:
 
 
 def faults(chosen: Sequence[Instance], results: Sequence[Usage | Failure]) -> list[str]:
-    """Return a line for each kernel that failed, and for each that spills or has a stack and must not.
+    """Return a line for each kernel that failed, and for each that has spills or a stack and must not.
 
-    The instances of a source mostly fail for one reason: the log of the first stands for all of them.
+    Instances of one source mostly fail for the same reason, so only the first failure of a source includes its log.
     """
     strict = {each.name for each in chosen if must_not_spill(each)}
     sources = {each.name: each.source for each in chosen}
-    lines, told = [], set()
+    lines, reported = [], set()
     for result in results:
         if isinstance(result, Failure):
             source = sources[result.kernel]
-            message = "fails as well" if source in told else result.message
-            told.add(source)
+            message = "fails as well" if source in reported else result.message
+            reported.add(source)
             lines.append(f"{result.kernel} for {result.architecture}: {message}")
         elif result.spills and result.kernel in strict:
             lines.append(
@@ -127,7 +131,7 @@ def faults(chosen: Sequence[Instance], results: Sequence[Usage | Failure]) -> li
 
 
 def table(chosen: Sequence[Instance], architectures: Sequence[str], results: Sequence[Usage | Failure]) -> str:
-    """Return kernels x architectures as text."""
+    """Return the table of kernels by architectures as text."""
     cells = {(result.kernel, result.architecture): cell(result) for result in results}
     rows = [["kernel", "shared", *architectures]]
     rows += [[each.name, shared(each), *(cells[each.name, name] for name in architectures)] for each in chosen]
@@ -140,7 +144,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def paths() -> list[dict[str, Any]]:
-    """Return the kernels that serve each pair of dims and each kind of arrays, by the rule that launches use."""
+    """Return the kernels for each pair of dims and each kind of arrays, selected as launches select them."""
     found = []
     for head_dim, value_dim in DIMS:
         for kind, (dtypes, aligned) in KINDS.items():
@@ -153,7 +157,7 @@ def paths() -> list[dict[str, Any]]:
 
 
 def paths_table() -> str:
-    """Return pairs of dims x kinds of arrays as text."""
+    """Return the table of pairs of dims by kinds of arrays as text."""
     cells = {(each["head_dim"], each["value_dim"], each["arrays"]): _path(each) for each in paths()}
     rows = [["head dims", *KINDS]]
     for key, value in DIMS:
@@ -172,13 +176,13 @@ def _path(found: dict[str, Any]) -> str:
 
 
 def shared(instance: Instance) -> str:
-    """Return the dynamic shared bytes of a block, where they are the kernel's own and not the call's."""
+    """Return the dynamic shared bytes per block, or "-" if they depend on the call."""
     shape = launch_shape(instance.entry, instance.arguments)
     return "-" if shape is None else str(shape[1])
 
 
 def cell(result: Usage | Failure) -> str:
-    """Return registers, and of the rest what is not 0."""
+    """Return the registers, followed by the figures that are not 0."""
     if isinstance(result, Failure):
         return "failed"
     text = str(result.registers)
@@ -192,7 +196,7 @@ def cell(result: Usage | Failure) -> str:
 
 
 def as_json(chosen: Sequence[Instance], results: Sequence[Usage | Failure], version: str, seconds: float) -> str:
-    """Return all figures."""
+    """Return all figures as JSON."""
     shapes = {each.name: launch_shape(each.entry, each.arguments) or (None, None) for each in chosen}
     launches = {name: {"threads": shape[0], "dynamic_shared_bytes": shape[1]} for name, shape in shapes.items()}
     kernels = [asdict(result) | launches[result.kernel] for result in results]

@@ -1,4 +1,4 @@
-"""The sources of the kernels, wherever this copy of pagecore keeps them."""
+"""The sources of the kernels, in an installed package or in a source tree."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 @cache
 def source_folder() -> Path:
-    """Return the folder of cuda_src: in an installed package within it, in a source tree beside it.
+    """Return the folder of cuda_src: inside of an installed package, or next to it in a source tree.
 
-    DeviceError where it is in neither: without it there is no way to a device.
+    Raises
+    ------
+    DeviceError
+        The folder is missing.
     """
     package = Path(__file__).parents[2]
     for folder in (package / "cuda_src", package.parent / "cuda_src"):
         if (folder / "manifest.toml").is_file():
             return folder
-    raise DeviceError(f"the CUDA sources are neither in {package} nor beside it: install pagecore again")
+    raise DeviceError(f"the CUDA sources are neither in {package} nor next to it: install pagecore again")
 
 
 def read_source(name: str) -> str:
@@ -32,7 +35,7 @@ def read_source(name: str) -> str:
 def with_headers(name: str) -> tuple[str, dict[str, str]]:
     """Return a source and all headers that it includes, directly or not, by their bare names.
 
-    What is not there (the emulator's half of primitives.cuh) the preprocessor never asks for.
+    A missing file is skipped: it is the emulator's half of primitives.cuh, which the preprocessor does not include.
     """
     text = read_source(name)
     headers: dict[str, str] = {}

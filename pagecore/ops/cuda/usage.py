@@ -1,4 +1,4 @@
-"""What the compiler gave each kernel: registers, shared memory, stack, and what it spilled."""
+"""Registers, shared memory, stack and spills of each kernel, read from the compiler's log."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Usage:
-    """One kernel on one architecture.
+    """Resources of one kernel on one architecture.
 
     Attributes
     ----------
     kernel, architecture : str
     registers : int
-        Of a thread.
+        Registers per thread.
     stack_bytes : int
-        Of a thread, in local memory: spills and arrays that are indexed while running.
+        Local memory per thread: spills and arrays with dynamic indices.
     spill_store_bytes, spill_load_bytes : int
-        Bytes that the instructions written for spills move.
+        Bytes stored and loaded by spill instructions.
     static_shared_bytes : int
-        Of a block; dynamic shared memory is the launch's to say.
+        Static shared memory per block; a launch sets the dynamic part.
     """
 
     kernel: str
@@ -46,13 +46,13 @@ class Usage:
 
     @property
     def spills(self) -> bool:
-        """Whether anything was spilled."""
+        """True if the kernel spills."""
         return self.spill_store_bytes + self.spill_load_bytes > 0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A kernel that could not be compiled for an architecture, or whose compiler does not tell what it took."""
+    """A kernel that failed to compile for an architecture, or whose log lacks its resources."""
 
     kernel: str
     architecture: str
@@ -60,7 +60,7 @@ class Failure:
 
 
 def read_usage(log: str, symbol: str, kernel: str, architecture: str) -> Usage | Failure:
-    """Read the part of a ptxas log that is about one kernel."""
+    """Return the resources of one kernel from a ptxas log."""
     parts = _ENTRY.split(log)
     about = dict(zip(parts[1::2], parts[2::2], strict=True)).get(symbol, "")
     registers, spills, shared = _REGISTERS.search(about), _SPILLS.search(about), _SHARED.search(about)
@@ -73,15 +73,15 @@ def read_usage(log: str, symbol: str, kernel: str, architecture: str) -> Usage |
 def measure(
     instances: Iterable[Instance], architectures: Iterable[str], num_processes: int = 1
 ) -> Iterator[Usage | Failure]:
-    """Compile every instance for every architecture and tell what each takes, in that order.
+    """Compile every instance for every architecture, and yield the resources of each in that order.
 
-    NVRTC compiles one program at a time in a process, so several processes share the work.
+    NVRTC compiles one program at a time in a process, so the work is shared among processes.
     """
     tasks = [(instance, architecture) for architecture in architectures for instance in instances]
     if num_processes == 1 or len(tasks) < 2:
         yield from map(_measure_one, tasks)
         return
-    context = multiprocessing.get_context("spawn")  # a fork would inherit whatever the compiler holds
+    context = multiprocessing.get_context("spawn")  # a forked process would inherit state of the compiler
     with ProcessPoolExecutor(
         min(num_processes, len(tasks)), context, initializer=set_cache_folder, initargs=(cache_folder(),)
     ) as pool:
@@ -98,5 +98,5 @@ def _measure_one(task: tuple[Instance, str]) -> Usage | Failure:
 
 
 def must_not_spill(instance: Instance) -> bool:
-    """Whether a kernel is one whose inner loop a spill would ruin: decode and prefill."""
+    """Return True for decode and prefill, whose inner loops must not spill."""
     return Path(instance.source).stem.startswith(("decode", "prefill"))

@@ -11,9 +11,9 @@ from pagecore.ops.cuda._shapes import prefill_variants, swap_prefill_variant
 
 @contextlib.contextmanager
 def use_prefill_variant(name: str) -> Iterator[None]:
-    """Let calls in the block use another variant of the prefill kernel; for benchmarks and tests.
+    """Use another variant of the prefill kernel in a with-block; for benchmarks and tests.
 
-    The selection holds for all threads of the process. Batch-invariant calls run decode by this kernel too. Within the
+    The selection applies to all threads of the process. Batch-invariant calls run decode by this kernel too. Within the
     block, a call whose dims, dtypes or options have no instance of the variant raises UnsupportedOption before it
     writes anything.
 

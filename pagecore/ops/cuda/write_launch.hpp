@@ -1,4 +1,4 @@
-// A slot-mapped write as launches of write_kv: which units move, how many tokens a launch takes.
+// Launches of write_kv for a slot-mapped write: the unit that a thread moves at once, and the tokens of each launch.
 #pragma once
 
 #include <bit>
@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"
 
 namespace pagecore::cuda {
 
-// Numbers that are divided by, one for each head in device memory, or one for all.
+// Divisors: one for each head in device memory, or one for all heads.
 struct Divisors {
   const char* data = nullptr;  // float32
   float for_all = 1.0f;
@@ -19,8 +20,8 @@ struct Divisors {
 
 struct WriteLaunch {
   PcWriteParams params = {};
-  cpu::Float from = cpu::Float::F32;
-  cpu::Float to = cpu::Float::F32;
+  Float from = Float::F32;
+  Float to = Float::F32;
   Grid grid;
 };
 
@@ -32,22 +33,22 @@ struct WritePlaneShape {
   int64_t row = 0;  // elements
 };
 
-// The widest unit that both arrays allow.
-inline int64_t unit_of(const cpu::Rows& rows, const cpu::Cache& cache, int64_t rows_per_token, int64_t row) {
-  uint64_t from = reinterpret_cast<uintptr_t>(rows.data) | bits_of(rows.token_stride);
-  uint64_t to = reinterpret_cast<uintptr_t>(cache.data);
+// Return the widest unit, in elements, that the alignment of both arrays allows.
+inline int64_t unit_of(const TokenArray& rows, const Cache& cache, int64_t rows_per_token, int64_t row) {
+  uint64_t from = address_of(rows.data) | bits_of(rows.token_stride);
+  uint64_t to = address_of(cache.data);
   if (cache.num_blocks > 1) to |= bits_of(cache.block_stride);
   if (cache.block_size > 1) to |= bits_of(cache.token_stride);
-  if (rows.num_tokens == 1) from = reinterpret_cast<uintptr_t>(rows.data);
+  if (rows.num_tokens == 1) from = address_of(rows.data);
   if (rows_per_token > 1) from |= bits_of(rows.head_stride), to |= bits_of(cache.head_stride);
-  const int64_t from_size = cpu::size_of(rows.type), to_size = cpu::size_of(cache.type);
+  const int64_t from_size = size_of(rows.type), to_size = size_of(cache.type);
   int64_t unit = 16 / std::min(from_size, to_size);
   while (unit > 1 && (row % unit != 0 || !allows(from, unit * from_size) || !allows(to, unit * to_size))) unit /= 2;
   return unit;
 }
 
-inline WritePlaneShape shape_of(const cpu::Rows& rows, const cpu::Cache& cache, const Divisors& divisors) {
-  const int64_t from_size = cpu::size_of(rows.type), to_size = cpu::size_of(cache.type);
+inline WritePlaneShape shape_of(const TokenArray& rows, const Cache& cache, const Divisors& divisors) {
+  const int64_t from_size = size_of(rows.type), to_size = size_of(cache.type);
   const bool heads_follow = rows.head_stride == rows.dim * from_size && cache.head_stride == rows.dim * to_size;
   WritePlaneShape shape;
   shape.row = rows.dim;
@@ -60,10 +61,9 @@ inline WritePlaneShape shape_of(const cpu::Rows& rows, const cpu::Cache& cache, 
   PC_EXPECTS(rows.num_heads <= kMaxUnits / rows.dim, ShapeError, "a token has ", rows.num_heads, " heads of ", rows.dim,
              "; on CUDA it must have fewer than ", kMaxUnits, " numbers");
   PcWritePlane& plane = shape.plane;
-  plane.rows = {reinterpret_cast<uintptr_t>(rows.data), rows.token_stride / from_size, rows.head_stride / from_size};
-  plane.cache = {reinterpret_cast<uintptr_t>(cache.data), cache.block_stride / to_size, cache.token_stride / to_size,
-                 cache.head_stride / to_size};
-  plane.scales = reinterpret_cast<uintptr_t>(divisors.data);
+  plane.rows = device_tokens(rows);
+  plane.cache = device_cache(cache);
+  plane.scales = address_of(divisors.data);
   plane.scale = divisors.for_all;
   plane.unit = static_cast<pc_int32>(unit);
   plane.units_per_row = make_divisor(shape.row / unit);
@@ -71,17 +71,17 @@ inline WritePlaneShape shape_of(const cpu::Rows& rows, const cpu::Cache& cache, 
   return shape;
 }
 
-inline void add_launches(std::vector<WriteLaunch>& launches, const cpu::WriteArgs& args, const PcWritePlane* planes,
+inline void add_launches(std::vector<WriteLaunch>& launches, const WriteArgs& args, const PcWritePlane* planes,
                          int64_t num_planes, WriteLaunch launch, int64_t num_multiprocessors) {
-  int64_t units = 1;  // of a token
+  int64_t units = 1;  // per token
   for (int64_t i = 0; i < num_planes; ++i) units = std::max<int64_t>(units, planes[i].units_per_token.divisor);
-  const int64_t tokens_at_most = kMaxUnits / units, from_size = cpu::size_of(launch.from);
+  const int64_t tokens_at_most = kMaxUnits / units, from_size = size_of(launch.from);
   for (int64_t token = 0; token < args.slots.size; token += tokens_at_most) {
     const int64_t tokens = std::min(tokens_at_most, args.slots.size - token);
     PcWriteParams& params = launch.params;
     const int64_t each = units_per_thread(tokens * units * num_planes, num_multiprocessors);
     params.units_per_thread = static_cast<pc_int32>(each);
-    params.slots.data = reinterpret_cast<uintptr_t>(args.slots.data + token * args.slots.stride);
+    params.slots.data = address_of(args.slots.data + token * args.slots.stride);
     params.slots.size = static_cast<pc_int32>(tokens);
     for (int64_t i = 0; i < num_planes; ++i) {
       params.planes[i] = planes[i];
@@ -95,16 +95,15 @@ inline void add_launches(std::vector<WriteLaunch>& launches, const cpu::WriteArg
 
 }  // namespace internal
 
-// Key and value ride in one launch where their types agree. `args` is checked, its scales are not looked at.
-inline std::vector<WriteLaunch> write_launches(const cpu::WriteArgs& args, const Divisors& of_keys,
+// Return the launches: key and value share them if their types are equal. The scales of `args` are ignored.
+inline std::vector<WriteLaunch> write_launches(const WriteArgs& args, const Divisors& of_keys,
                                                const Divisors& of_values, int64_t num_multiprocessors) {
   std::vector<WriteLaunch> launches;
-  const cpu::Cache& cache = args.key_cache;
-  const int64_t size = cache.block_size, slot_bytes = args.slots.wide ? 8 : 4;
+  const Cache& cache = args.key_cache;
+  const int64_t size = cache.block_size;
   WriteLaunch launch;
   PcWriteParams& params = launch.params;
-  params.slots.stride = args.slots.stride / slot_bytes;
-  params.slots.wide = args.slots.wide;
+  params.slots = device_indices(args.slots);
   params.num_slots = cache.num_blocks * size;
   params.block_size = make_divisor(size);
   params.block_shift = std::has_single_bit(bits_of(size)) ? std::countr_zero(bits_of(size)) : -1;

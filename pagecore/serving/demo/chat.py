@@ -1,123 +1,31 @@
-"""Two dozen turns of chats through one paged cache, and every token of them checked."""
+"""Serve two dozen chat turns from one paged cache, and verify every generated token."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import ShapeError
-from pagecore.serving.checks import as_flag, as_instance, check_callbacks
-from pagecore.serving.demo.model import Array, Model, ModelSizes
+from pagecore.serving.checks import as_instance, check_callbacks
+from pagecore.serving.demo.config import DemoConfig
+from pagecore.serving.demo.model import Array, Model
+from pagecore.serving.demo.report import DemoReport
 from pagecore.serving.demo.sampling import scores
 from pagecore.serving.demo.traffic import Traffic, chat_turns
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.request import Run
-from pagecore.serving.reuse import POLICIES, cache_options, check_policy
+from pagecore.serving.reuse import cache_options
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
-from pagecore.storage.checks import as_float, require_int
 
-__all__ = ["DemoConfig", "DemoReport", "demo"]
+__all__ = ["demo"]
 
-# Requests that wait before the next are asked: turns that go on are asked soon after the answer that they follow.
+# Requests in the queue before the next is added. With a short queue, a follow-up is asked soon after its answer.
 QUEUE_LENGTH = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoConfig:
-    """What the demo serves, and in how little memory: the pools hold about half of what would like to run at once.
-
-    `num_blocks` has one entry a group: layers with a window give back what it has left, and make do with fewer. With
-    `swap`, preempted runs wait in a second memory of as many blocks, as far as they go, and are not computed again.
-    `evict` is the policy by which cached blocks are given up; with "none", nothing is kept for reuse.
-
-    Raises
-    ------
-    ShapeError
-        A number that is out of its range.
-    UnsupportedOption
-        An unknown policy, or a `swap` or `model` of another type.
-    """
-
-    seed: int = 0
-    num_requests: int = 24
-    block_size: int = 16
-    num_blocks: tuple[int, int] = (85, 53)
-    max_running: int = 12
-    max_tokens_per_step: int = 96
-    max_length: int = 448
-    temperature: float = 0.8
-    swap: bool = False
-    evict: str = POLICIES[0]
-    model: ModelSizes = field(default_factory=ModelSizes)
-
-    def __post_init__(self) -> None:
-        require_int("seed", self.seed, 0)
-        for name in ("num_requests", "block_size", "max_running", "max_tokens_per_step", "max_length"):
-            require_int(name, getattr(self, name))
-        if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != 2:
-            raise ShapeError(
-                f"num_blocks is {self.num_blocks!r}; give a tuple with one number for each of the 2 groups"
-            )
-        for blocks in self.num_blocks:
-            require_int("num_blocks", blocks, 2)
-        if not 0 <= as_float("temperature", self.temperature) < math.inf:
-            raise ShapeError(f"temperature is {self.temperature}; it must be 0 or more, and finite")
-        as_flag("swap", self.swap)
-        check_policy(self.evict)
-        as_instance("model", self.model, ModelSizes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoReport:
-    """What was served, in what memory, and whether it was right; times in seconds, shares from 0 to 1.
-
-    `swaps` of the preempted runs were swapped out, the others computed again; `swap_nbytes` is the memory for that.
-    `static_nbytes` is what caches of `max_length` would take for as many sequences as ran at once at the peak.
-    `follow_ups` turns went on with a chat; of `history_tokens` that had been said before them, `history_hit_tokens`
-    were reused. The other figures of reuse are those of `ReplayReport`.
-    """
-
-    requests: int
-    sequences: int
-    prompt_tokens: int
-    generated_tokens: int
-    prefix_query_tokens: int
-    prefix_hit_tokens: int
-    prefix_token_hit_rate: float
-    recovered_tokens: int
-    saved_prefill_tokens: int
-    evict: str
-    evicted_blocks: int
-    follow_ups: int
-    history_tokens: int
-    history_hit_tokens: int
-    steps: int
-    num_blocks: int
-    num_groups: int
-    block_size: int
-    utilization_peak: float
-    utilization_mean: float
-    fragmentation_mean: float
-    copied_blocks: int
-    preemptions: int
-    swaps: int
-    forks: int
-    running_peak: int
-    max_length: int
-    nbytes: int
-    swap_nbytes: int
-    static_nbytes: int
-    serve_s: float
-    verify_s: float
-    verdict: Verdict
 
 
 def demo(
@@ -131,14 +39,19 @@ def demo(
     ----------
     config : DemoConfig, optional
     progress : callable
-        Called with the stage, "serve" or "verify", what is done of it, and how much there is.
+        Called with the stage ("serve" or "verify"), the number of items done, and the total.
     watchers : sequence of Watcher
-        Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
+        Called with scheduler and metrics once a step, after the commit and before finished runs are removed; a
+        `Timeline`, for example.
+
+    Returns
+    -------
+    DemoReport
 
     Raises
     ------
     UnsupportedOption
-        Arguments that are not a DemoConfig, a function, and a sequence of functions.
+        The arguments are not a DemoConfig, a function, and a sequence of functions.
     """
     check_callbacks(progress, watchers)
     chosen = DemoConfig() if config is None else as_instance("config", config, DemoConfig)
@@ -199,7 +112,7 @@ class _Demo:
         return finished
 
     def _schedule(self) -> Step | None:
-        """The next step, after the users have asked what they can."""
+        """Queue the turns that can be asked now, and schedule the next step."""
         while self.scheduler.num_waiting < QUEUE_LENGTH and (request := self.traffic.next()) is not None:
             self.scheduler.add(request)
         return self.scheduler.schedule()
@@ -212,7 +125,7 @@ class _Demo:
             watch(scheduler, self.metrics)
 
     def _forward(self, step: Step) -> Array:
-        """Logits for each output of the step, by paged attention."""
+        """Return the logits of each output of the step, computed with paged attention."""
         batch = step.batch
         starts = np.asarray(batch.cu_query_lens)
         positions = np.asarray(batch.positions)[: batch.num_tokens]
@@ -232,7 +145,7 @@ class _Demo:
         return self.model.logits(hidden[starts[np.array(step.output_rows, dtype=np.intp) + 1] - 1])
 
     def _sample(self, run: Run, logits: Array) -> int:
-        """The token that follows what the run has so far."""
+        """Choose the next token of a run."""
         request = run.request
         temperature = self.config.temperature if request.samples > 1 else 0.0
         position = len(request.prompt) + run.num_generated
@@ -252,7 +165,7 @@ class _Demo:
 
     def _report(self, finished: list[Run], verdict: Verdict, serve_s: float, verify_s: float) -> DemoReport:
         config, metrics, stats, reuse = self.config, self.metrics, self.cache.stats(), self.scheduler.reuse
-        # Samples are forked from the first, which is the one that was admitted.
+        # Only the first sample of a request was admitted; the others were forked from it.
         follow_ups = [run for run in finished if run.request.id in self.traffic.histories and run.sample == 0]
         token_nbytes = sum(plane.nbytes for spec in config.model.specs() for plane in spec.planes)
         return DemoReport(

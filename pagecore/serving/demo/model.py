@@ -1,7 +1,7 @@
 """A small Llama-shaped decoder in plain NumPy: RoPE, RMSNorm, grouped queries, SwiGLU.
 
-It is told how to attend, so that one forward pass serves a paged cache and a dense check alike. Every second layer
-looks back through a sliding window only.
+The attention is a parameter of the forward pass, so that the same model runs with a paged cache and with dense
+attention. Every second layer has a sliding window.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pagecore.storage.checks import as_float, require_int
 __all__ = ["Attend", "Model", "ModelSizes", "dense_attention"]
 
 Array = NDArray[Any]
-# Multiplications in one matrix product below which OpenBLAS stays in one thread. The model's products are so small that
-# its threads, on a machine with other work, wait for one another longer than they compute.
+# Number of multiplications of a matrix product below which OpenBLAS uses one thread. The products of the model are so
+# small that, on a busy machine, several threads would wait for each other longer than they compute.
 SINGLE_THREADED = 1 << 18
 QUERIES_AT_ONCE = 16
 # attend(layer, query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D]) -> [T, Hq, D]
@@ -31,12 +31,12 @@ Attend = Callable[[int, Array, Array, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """The shape of a model; odd layers have the window.
+    """Sizes of a model; odd layers have a sliding window of `window` keys.
 
     Raises
     ------
     ShapeError
-        A number that is not positive, or not an integer where one is needed.
+        A size is not a positive integer, or `rope_base` or `epsilon` is not a positive finite number.
     """
 
     vocab_size: int = 512
@@ -55,14 +55,14 @@ class ModelSizes:
             if each.default.__class__ is int:
                 require_int(each.name, getattr(self, each.name))
             elif not 0 < as_float(each.name, getattr(self, each.name)) < math.inf:
-                raise ShapeError(f"{each.name} is {getattr(self, each.name)}; it must be positive and finite")
+                raise ShapeError(f"{each.name} is {getattr(self, each.name)}; expected a positive finite number")
 
     def layer_window(self, layer: int) -> int | None:
-        """How many keys a query of this layer sees; None for all."""
+        """Return the number of keys that a query of this layer attends to; None for all."""
         return self.window if layer % 2 else None
 
     def specs(self) -> list[AttentionSpec]:
-        """What each layer stores, for a cache of float32."""
+        """Return the spec of each layer, for a cache of float32."""
         return [
             AttentionSpec(
                 self.num_kv_heads,
@@ -76,14 +76,16 @@ class ModelSizes:
 
 
 class Model:
-    """Weights from a seed, and the forward pass.
+    """A model with random weights.
 
     Parameters
     ----------
     sizes : ModelSizes
     seed : int
+        Seed of the weights.
     dtype : numpy dtype
-        What it computes in; the weights are float32 numbers in any dtype, so that models of one seed agree.
+        Dtype of the computation. The weights are rounded to float32 in any dtype, so that models of the same seed have
+        the same weights.
     """
 
     def __init__(self, sizes: ModelSizes, seed: int = 0, dtype: type[np.floating[Any]] = np.float32) -> None:
@@ -97,7 +99,7 @@ class Model:
 
         query, keys = sizes.num_query_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
         self.embedding = matrix(sizes.vocab_size, sizes.width, gain=np.sqrt(sizes.vocab_size))
-        # Scores that spread make attention choose between tokens, and the logits depend on what it chose.
+        # Larger gains spread the scores: attention selects among tokens, and the logits depend on the selection.
         self.layers = [
             {
                 "query": matrix(sizes.width, query, gain=1.5),
@@ -113,13 +115,13 @@ class Model:
         self.head = matrix(sizes.width, sizes.vocab_size, gain=2.0)
 
     def forward(self, tokens: Array, positions: Array, attend: Attend) -> Array:
-        """Hidden states `[T, width]` of tokens `[T]` at `positions` `[T]`, of one sequence or of many."""
-        turns = self._turns(positions)
+        """Return hidden states `[T, width]` of tokens `[T]` at `positions` `[T]`, of one or several sequences."""
+        rotations = self._rotations(positions)
         hidden: Array = self.embedding[tokens]
         for layer, weights in enumerate(self.layers):
             normed = self._normalize(hidden)
-            query = self._rotate(self._heads(product(normed, weights["query"])), turns)
-            key = self._rotate(self._heads(product(normed, weights["key"])), turns)
+            query = self._rotate(self._heads(product(normed, weights["query"])), rotations)
+            key = self._rotate(self._heads(product(normed, weights["key"])), rotations)
             attended = attend(layer, query, key, self._heads(product(normed, weights["value"])))
             hidden = hidden + product(attended.reshape(len(tokens), -1), weights["output"])
             normed = self._normalize(hidden)
@@ -128,11 +130,11 @@ class Model:
         return hidden
 
     def logits(self, hidden: Array) -> Array:
-        """Logits `[n, vocab_size]` of the hidden states `[n, width]`."""
+        """Return the logits `[n, vocab_size]` of hidden states `[n, width]`."""
         return product(self._normalize(hidden), self.head)
 
     def _normalize(self, hidden: Array) -> Array:
-        """RMSNorm; its gains are 1 in a model that was never trained."""
+        """RMSNorm with all gains 1."""
         square = np.mean(hidden * hidden, axis=-1, keepdims=True)
         scaled: Array = hidden / np.sqrt(square + self.dtype(self.sizes.epsilon))
         return scaled
@@ -140,21 +142,21 @@ class Model:
     def _heads(self, flat: Array) -> Array:
         return flat.reshape(len(flat), -1, self.sizes.head_dim)
 
-    def _turns(self, positions: Array) -> tuple[Array, Array]:
-        """Cosine and sine `[T, 1, head_dim / 2]` of the rotary embedding."""
+    def _rotations(self, positions: Array) -> tuple[Array, Array]:
+        """Return cosine and sine of the rotary embedding, each `[T, 1, head_dim / 2]`."""
         half = self.sizes.head_dim // 2
         rates = self.sizes.rope_base ** (-np.arange(half) / half)
         angles = np.asarray(positions, np.float64)[:, None, None] * rates
         return np.cos(angles).astype(self.dtype), np.sin(angles).astype(self.dtype)
 
-    def _rotate(self, heads: Array, turns: tuple[Array, Array]) -> Array:
-        cosine, sine = turns
+    def _rotate(self, heads: Array, rotations: tuple[Array, Array]) -> Array:
+        cosine, sine = rotations
         first, second = np.split(heads, 2, axis=-1)
         return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
 def dense_attention(query: Array, key: Array, value: Array, window: int | None = None) -> Array:
-    """Causal attention of one whole sequence without a cache, in the dtype of its arguments.
+    """Compute causal attention over one whole sequence without a cache, in the dtype of the arguments.
 
     Parameters
     ----------
@@ -162,7 +164,7 @@ def dense_attention(query: Array, key: Array, value: Array, window: int | None =
     key, value : array [T, Hkv, D]
         Hq is a multiple of Hkv.
     window : int, optional
-        How many keys a query sees, itself included.
+        Number of keys that a query attends to, its own included.
 
     Returns
     -------
@@ -176,8 +178,8 @@ def dense_attention(query: Array, key: Array, value: Array, window: int | None =
     for start in range(0, length, QUERIES_AT_ONCE):
         stop = min(start + QUERIES_AT_ONCE, length)
         scores = scaled[:, start:stop] @ spread_key[:, :stop].transpose(0, 2, 1)
-        back = np.arange(start, stop)[:, None] - np.arange(stop)
-        scores = np.where((back >= 0) & (back < (window or length)), scores, -np.inf)
+        distance = np.arange(start, stop)[:, None] - np.arange(stop)
+        scores = np.where((distance >= 0) & (distance < (window or length)), scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         attended[start:stop] = (weights @ spread_value[:, :stop]).transpose(1, 0, 2)
@@ -185,7 +187,7 @@ def dense_attention(query: Array, key: Array, value: Array, window: int | None =
 
 
 def product(rows: Array, weights: Array) -> Array:
-    """`rows @ weights`, a few rows at a time, so that no product is large enough for a BLAS to share it out."""
+    """Return `rows @ weights`, computed a few rows at a time so that the BLAS does not use several threads."""
     at_once = max(1, SINGLE_THREADED // weights.size)
     padded = np.zeros((-(-len(rows) // at_once) * at_once, rows.shape[1]), rows.dtype)
     padded[: len(rows)] = rows

@@ -1,4 +1,4 @@
-"""Sampling whose every draw can be repeated: the noise is a function of (seed, request, sample, position)."""
+"""Reproducible sampling: the noise is a function of (seed, request, sample, position)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["noise", "scores"]
 
 
 def noise(seed: int, request: int, sample: int, position: int, vocab_size: int) -> NDArray[np.float64]:
-    """Gumbel noise `[vocab_size]`: the argmax of logits + noise is a draw from their softmax."""
+    """Return Gumbel noise, float64 `[vocab_size]`: the argmax of logits + noise is a sample from their softmax."""
     return np.random.default_rng((seed, request, sample, position)).gumbel(size=vocab_size)
 
 
 def scores(
     logits: NDArray[Any], seed: int, request: int, sample: int, position: int, temperature: float
 ) -> NDArray[np.float64]:
-    """What the token at `position` is the argmax of, float64 `[vocab_size]`: with temperature 0, the logits."""
+    """Return the scores, float64 `[vocab_size]`, whose argmax is the token at `position`; temperature 0: the logits."""
     wide = logits.astype(np.float64)
     if temperature == 0:
         return wide

@@ -1,23 +1,19 @@
-"""What the users of the demo say: chats that begin alike, and some that go on."""
+"""Traffic of the demo: chats that share a system prompt, some with several turns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.serving.request import Request
-
-if TYPE_CHECKING:
-    from pagecore.serving.demo.chat import DemoConfig
-    from pagecore.serving.request import Run
+from pagecore.serving.demo.config import DemoConfig
+from pagecore.serving.request import Request, Run
 
 __all__ = ["Traffic", "Turn", "chat_turns"]
 
 Ids = NDArray[np.int32]
-# Turns of a chat lie this far apart.
+# Distance, in turns, between two turns of the same chat.
 TURN_STRIDE = 6
 
 
@@ -25,8 +21,8 @@ TURN_STRIDE = 6
 class Turn:
     """One turn of a chat, numbered in order of arrival.
 
-    `text` is what the user says; the first turn's begins with the system prompt, and one that goes on has all that was
-    said up to the answer of turn `after`, its first sample, before it.
+    `text` is the message of the user. In the first turn of a chat it begins with the system prompt. The prompt of a
+    follow-up turn is `text` after the history, which ends with the first sample of the answer to turn `after`.
     """
 
     number: int
@@ -36,16 +32,17 @@ class Turn:
     samples: int
 
     def request(self, history: Ids | None) -> Request:
-        """The turn as a request, with the text before it."""
+        """Return the turn as a request, with `history` before its text."""
         prompt = self.text if history is None else np.concatenate([history, self.text])
         return Request(self.number, prompt, self.max_new_tokens, self.samples)
 
 
 def chat_turns(config: DemoConfig) -> list[Turn]:
-    """The demo's traffic: chats that begin alike and end differently, short questions and long documents.
+    """Return the turns of the demo, in order of arrival.
 
-    Every third turn is a short question, of two chats that go on and on; every third a longer one, which one more
-    follows; the others are long documents. Every fourth turn asks for two to four parallel samples.
+    All chats begin with the same system prompt. One third of the turns are short questions, which belong to two long
+    chats. One third are longer questions, in chats of two turns. The others are long documents, each in a chat of its
+    own. Every fourth turn asks for two to four parallel samples.
     """
     random = np.random.default_rng((config.seed, 1))
     vocabulary = config.model.vocab_size
@@ -57,19 +54,19 @@ def chat_turns(config: DemoConfig) -> list[Turn]:
         new = int(random.integers(8, longest))
         samples = int(random.integers(2, 5)) if number % 4 == 1 else 1
         kind, age = number % 3, number // TURN_STRIDE
-        goes_on = (kind == 0 and age > 0) or (kind == 1 and age % 2 == 1)
-        text = text if goes_on else np.concatenate([system, text])
-        turns.append(Turn(number, number - TURN_STRIDE if goes_on else None, text, new, samples))
+        is_follow_up = (kind == 0 and age > 0) or (kind == 1 and age % 2 == 1)
+        text = text if is_follow_up else np.concatenate([system, text])
+        turns.append(Turn(number, number - TURN_STRIDE if is_follow_up else None, text, new, samples))
     return turns
 
 
 class Traffic:
-    """Turns that wait for the answers that they follow, and the histories that they were asked with.
+    """Turns that wait for the answers that they follow, and the histories of those that were asked.
 
     Attributes
     ----------
     histories : dict of int to int32 array
-        What had been said before each turn that went on, by its number.
+        Token ids before each follow-up turn, by the number of the turn.
     """
 
     def __init__(self, turns: list[Turn]) -> None:
@@ -78,14 +75,14 @@ class Traffic:
         self._answered: dict[int, Ids] = {}
 
     def next(self) -> Request | None:
-        """The first turn in order of arrival that can be asked now; None where all others wait for answers."""
-        for place, turn in enumerate(self._turns):
+        """Return the first turn that can be asked now; None if all turns left wait for answers."""
+        for index, turn in enumerate(self._turns):
             if turn.after is None or turn.after in self._answered:
-                return self._asked(self._turns.pop(place))
+                return self._asked(self._turns.pop(index))
         return None
 
     def answer(self, run: Run) -> None:
-        """A run has finished; the chat goes on with its first sample."""
+        """Take the answer of a finished run; chats continue with the first sample."""
         if run.sample == 0:
             self._answered[run.request.id] = run.tokens
 

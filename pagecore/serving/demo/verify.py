@@ -1,4 +1,4 @@
-"""Was every generated token right? Checked against dense attention, without a cache, over the finished text."""
+"""Verification of generated tokens against dense attention over the finished texts, without a cache."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pagecore.serving.request import Run
 
 __all__ = ["Verdict", "verify"]
 
-# Two scores this close, as a share of the largest logit, may change places between float32 and float64.
+# Two scores whose difference is below this share of the largest logit may swap order between float32 and float64.
 TIE = 1e-4
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What the check of all texts came to; `wrong` tells of each token that is not what dense attention chooses."""
+    """Result of the verification; `wrong` lists each token that dense attention would not choose."""
 
     tokens: int = 0
     ties: int = 0
@@ -27,22 +27,23 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether tokens were checked and all of them hold."""
+        """True if tokens were checked and none was wrong."""
         return self.tokens > 0 and not self.wrong
 
 
 def verify(runs: Iterable[Run], model: Model, seed: int, temperature: float) -> Verdict:
-    """Compute each finished text anew, whole and densely, and compare every token that was generated.
+    """Recompute each finished text with dense attention, and compare every generated token.
 
     Parameters
     ----------
     runs : iterable of Run
-        Finished; request ids are ints. Those of requests with several samples drew at `temperature`, others took the
-        best token.
+        Finished runs; their request ids are ints.
     model : Model
-        Of the weights that served them; float64, so that the check is the better computed of the two.
+        Model with the same weights, in float64, so that the check is more precise than the checked result.
     seed : int
-        Of the sampling noise.
+        Seed of the sampling noise.
+    temperature : float
+        Sampling temperature of requests with several samples; other requests took the best token.
     """
     verdict = Verdict()
     for run in runs:
@@ -56,7 +57,7 @@ def _verify_run(run: Run, model: Model, seed: int, temperature: float, verdict: 
     first = len(request.prompt)
     if len(run.tokens) != first + request.max_new_tokens:
         verdict.wrong.append(
-            f"request {request.id}, sample {run.sample}: {len(run.tokens) - first} tokens instead of "
+            f"request {request.id}, sample {run.sample}: got {len(run.tokens) - first} tokens, expected "
             f"{request.max_new_tokens}"
         )
     for position in range(first, len(run.tokens)):
@@ -71,13 +72,13 @@ def _verify_run(run: Run, model: Model, seed: int, temperature: float, verdict: 
             verdict.ties += 1
         else:
             verdict.wrong.append(
-                f"request {request.id}, sample {run.sample}, position {position}: token {given}, dense attention "
-                f"chooses {best}"
+                f"request {request.id}, sample {run.sample}, position {position}: got token {given}, dense "
+                f"attention chooses {best}"
             )
 
 
 def _dense_logits(model: Model, tokens: Array) -> Array:
-    """Logits after each token of one text, by attention over all of it at once."""
+    """Return the logits after each token of one text, by attention over the whole text at once."""
 
     def attend(layer: int, query: Array, key: Array, value: Array) -> Array:
         return dense_attention(query, key, value, model.sizes.layer_window(layer))

@@ -1,4 +1,4 @@
-"""Pictures of a run: what is recorded of it, drawn when it is over or shown while it is under way."""
+"""Pictures of a run: a timeline that is drawn after the run, and a live block map in the terminal."""
 
 from pagecore.serving.pictures.timeline import Timeline, Watcher
 

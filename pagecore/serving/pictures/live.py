@@ -1,4 +1,4 @@
-"""The block map in the terminal, while a run is under way."""
+"""Live block map of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["LiveMap"]
 
 REFRESHES_PER_SECOND = 10
-# Lines that are not map: counters, the legend, what the caller shows below, and the cursor's own.
+# Lines that are not part of a map: counters, legend, the renderable of the caller, and the line of the cursor.
 OTHER_LINES = 6
-# For terminals of sixteen colours, where those of the palette would fall together.
+# Colours for terminals with sixteen colours, where several colours of the palette would look the same.
 FEW_COLOURS = ("yellow", "bright_cyan", "green", "bright_yellow", "blue", "red", "bright_magenta")
 CELL_WIDTH_MAX = 4
 
 
 class LiveMap(AbstractContextManager["LiveMap"]):
-    """A watcher that shows who holds which block, at most ten times a second; on no terminal it shows nothing.
+    """A watcher that shows the run that holds each block, at most ten times a second; only on a terminal.
 
-    A block is one character, several where there is room, or one of several blocks, equally spaced, where there is not.
-    A run keeps its colour over its life; where there are no colours it has a letter instead.
+    A block is one to four characters wide. If the blocks do not fit, equally spaced blocks are shown. A run keeps its
+    colour for life; without colours, each run is a letter.
 
     Parameters
     ----------
     console : rich.console.Console
     below : renderable, optional
-        Shown under the map: a progress bar.
+        Shown under the map, such as a progress bar.
     clock : callable
-        Seconds.
+        Returns the time in seconds.
     """
 
     def __init__(self, console: Console, below: RenderableType = "", clock: Callable[[], float] = monotonic) -> None:
@@ -76,17 +76,17 @@ class LiveMap(AbstractContextManager["LiveMap"]):
         self._live.stop()
 
     def __call__(self, scheduler: Scheduler, metrics: Metrics) -> None:
-        """Take in one step of a run."""
+        """Update the map after one step of a run."""
         if not self.is_shown or self._clock() < self._due:
             return
         numbers = self._numbers.update(scheduler)
         self._choose_colours(set(numbers.values()))
-        # Made here, where nobody writes to the cache; the refreshing thread only prints it.
-        self._map = self._drawn(scheduler, metrics, numbers)
+        # Rendered in this thread, which runs the scheduler; the refreshing thread only prints the result.
+        self._map = self._render(scheduler, metrics, numbers)
         self._due = self._clock() + 1 / REFRESHES_PER_SECOND
 
     def _choose_colours(self, running: set[int]) -> None:
-        """Each new run gets the colour that the fewest others have; those that ended or were preempted leave theirs."""
+        """Give each new run the colour that the fewest running runs have, and free the colours of ended runs."""
         known = self._numbers.known()
         self._colours = {number: colour for number, colour in self._colours.items() if number in known}
         used = [0] * len(PALETTE)
@@ -97,10 +97,10 @@ class LiveMap(AbstractContextManager["LiveMap"]):
             self._colours[number] = best
             used[best] += 1
 
-    def _drawn(self, scheduler: Scheduler, metrics: Metrics, numbers: dict[object, int]) -> Group:
+    def _render(self, scheduler: Scheduler, metrics: Metrics, numbers: dict[object, int]) -> Group:
         cache, stats = scheduler.cache, scheduler.cache.stats()
         counters = (
-            f"step {metrics.steps:,}   blocks held {stats.utilization:.0%}   waste inside {stats.fragmentation:.1%}   "
+            f"step {metrics.steps:,}   blocks held {stats.utilization:.0%}   fragmentation {stats.fragmentation:.1%}   "
             f"running {scheduler.num_running}   waiting {scheduler.num_waiting}   "
             f"preemptions {scheduler.num_preemptions:,} ({scheduler.num_swaps:,} swapped out)"
         )
@@ -119,12 +119,12 @@ class LiveMap(AbstractContextManager["LiveMap"]):
         return Group(_line(counters), *maps, self._legend())
 
     def _cells(self, cells: Cells, cells_a_line: int, cell_width: int) -> Text:
-        """Lines of cells; neighbours that are the same are one piece of text."""
+        """Return lines of cells; equal neighbours are one piece of text."""
         text = Text(no_wrap=True, overflow="crop", end="")
         for start in range(0, len(cells), cells_a_line):
-            for number, same in groupby(cells[start : start + cells_a_line].tolist()):
+            for number, equal in groupby(cells[start : start + cells_a_line].tolist()):
                 glyph, style = self._look(number)
-                text.append(glyph * (cell_width * len(list(same))), style)
+                text.append(glyph * (cell_width * len(list(equal))), style)
             text.append("\n")
         return text
 
@@ -149,5 +149,5 @@ class LiveMap(AbstractContextManager["LiveMap"]):
 
 
 def _line(text: str, style: str = "") -> Text:
-    """One line that a narrow terminal cuts off."""
+    """Return one line, cropped on a narrow terminal."""
     return Text(text, style, no_wrap=True, overflow="crop")

@@ -1,4 +1,4 @@
-"""Colours and names for the runs of a block map: stable for each run, different for neighbours."""
+"""Colours of the pictures, and colours and labels for the runs of a block map."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ from pagecore.serving.pictures.timeline import CACHED, FREE, Cells
 
 __all__ = ["PALETTE", "colours_of", "labels_of", "readable_on"]
 
-# Okabe and Ito's colours for all kinds of sight (2008), without black, which is for shared blocks.
+# The colour-blind safe palette of Okabe and Ito (2008), without black, which marks shared blocks.
 PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+INK, GREY, GRID = "#333333", "#767676", "#DDDDDD"
+BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
+FREE_COLOUR, CACHED_COLOUR, SHARED_COLOUR = "#FFFFFF", "#CFCFCF", "#222222"
 
 
 def colours_of(maps: Iterable[Cells]) -> dict[int, int]:
-    """A place in the palette for each run of some block maps, the same in all of them.
+    """Choose a palette index for each run, the same in all maps.
 
-    Runs that touch get different colours as far as those suffice: the largest run chooses first, and each takes the
-    colour that it touches least, of equals the one that is used least (Welsh and Powell's order, 1967).
+    Adjacent runs get different colours while the palette suffices. The largest run chooses first; each run takes the
+    colour that it touches least, and the least used one among equals (Welsh and Powell's order, 1967).
 
     Parameters
     ----------
     maps : iterable of numpy.ndarray
-        int32 ``[rows, columns]``; what is not positive is free, cached or shared.
+        int32 ``[rows, columns]``; cells that are not positive are free, cached or shared.
+
+    Returns
+    -------
+    dict of int to int
+        Palette index by run number.
     """
     sizes: Counter[int] = Counter()
     contacts: dict[int, Counter[int]] = defaultdict(Counter)
@@ -49,7 +57,7 @@ def colours_of(maps: Iterable[Cells]) -> dict[int, int]:
 
 
 def _contacts(cells: Cells) -> list[tuple[tuple[int, int], int]]:
-    """Pairs of runs whose cells lie side by side or one upon the other, and how many such cells there are."""
+    """Return the pairs of runs with adjacent cells, and the number of adjacent cells of each pair."""
     sides = [(cells[:-1], cells[1:]), (cells[:, :-1], cells[:, 1:])]
     first, second = (np.concatenate([side[i].ravel() for side in sides]).astype(np.int64) for i in (0, 1))
     differ = (first != second) & (first > 0) & (second > 0)
@@ -61,15 +69,16 @@ def _contacts(cells: Cells) -> list[tuple[tuple[int, int], int]]:
 
 
 def labels_of(cells: Cells, height: int, width: int) -> dict[int, tuple[int, int]]:
-    """Where to write what each number of a map stands for: the first cell of a box, `height` by `width`, all its own.
+    """Return the first cell, ``(row, column)``, of a box for the label of each number.
 
-    Of several such boxes it is one in the middle of its time. Numbers without one, FREE and CACHED are left out.
+    All `height` by `width` cells of the box have that number. If there are several boxes, one from the middle of the
+    run's time is chosen. Numbers without a box, FREE and CACHED are left out.
     """
     if cells.shape[0] < height or cells.shape[1] < width:
         return {}
     least = sliding_window_view(sliding_window_view(cells, width, 1).min(-1), height, 0).min(-1)
     most = sliding_window_view(sliding_window_view(cells, width, 1).max(-1), height, 0).max(-1)
-    # Column by column, so that places are in order of time.
+    # In column-major order, so that indices increase with time.
     boxes = np.where(least == most, least, FREE).T.ravel()
     order = np.argsort(boxes, kind="stable")
     numbers, firsts, counts = np.unique(boxes[order], return_index=True, return_counts=True)
@@ -79,7 +88,7 @@ def labels_of(cells: Cells, height: int, width: int) -> dict[int, tuple[int, int
 
 
 def readable_on(colour: str) -> str:
-    """Black or white, whichever stands out more on a colour (``#RRGGBB``), by the contrast of WCAG 2."""
+    """Return black or white, the one with the higher WCAG 2 contrast on a colour (``#RRGGBB``)."""
     parts = (part / 255 for part in bytes.fromhex(colour[1:]))
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

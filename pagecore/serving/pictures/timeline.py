@@ -1,4 +1,4 @@
-"""Which run held which block, over a run of any length in bounded memory: what pictures are made of."""
+"""Record of the run that held each block, for a run of any length in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 __all__ = ["CACHED", "FREE", "Cells", "RunNumbers", "Timeline", "Watcher", "cells_of"]
 
-# Called once a step, after commit and before the finished are removed, as `Metrics.observe` is.
+# Called once a step, after the commit and before finished runs are removed, like `Metrics.observe`.
 Watcher: TypeAlias = "Callable[[Scheduler, Metrics], None]"
 Cells: TypeAlias = NDArray[np.int32]
 
-# A cell of a picture says which run holds a block, by its number, which is 1 at least; the negative number of the first
-# in line where several do; or that nobody does; or that the prefix cache does, or a sequence of no run.
+# A cell is the number, 1 or more, of the run that holds a block. If several runs hold the block, the cell is the
+# negated number of the first one. FREE is a free block. CACHED is a block held by the prefix cache alone, or by a
+# sequence that does not belong to the scheduler.
 FREE = 0
 CACHED = -INT32_MAX
 
 
 class RunNumbers:
-    """A number for each run that is the same over its life, preemptions included; numbers are not used again."""
+    """Numbers of runs: each run keeps its number for life, preemptions included, and no number is reused."""
 
     def __init__(self) -> None:
         self._numbers: dict[Run, int] = {}
         self.next = 1
 
     def update(self, scheduler: Scheduler) -> dict[object, int]:
-        """Number the runs that are new; the numbers of all with a place in the cache, by the id of their sequence."""
+        """Number the new runs, and return the numbers of all runs in the cache, by the id of their sequence."""
         numbers, holders = self._numbers, scheduler.holders
         if len(numbers) > 2 * len(holders) + 64:
             numbers = self._numbers = {run: n for run, n in numbers.items() if run.state is not State.FINISHED}
@@ -49,48 +50,48 @@ class RunNumbers:
         return {run.sequence.id: numbers[run] for run in holders}
 
     def known(self) -> set[int]:
-        """Numbers that `update` may still give: of runs that wait or run, and of some that have finished."""
+        """Return the numbers that `update` may return later: of waiting and running runs, and of some finished runs."""
         return set(self._numbers.values())
 
 
 def name_of(run: Run) -> str:
-    """What people call a run: its request, and which sample where there are several."""
+    """Return the name of a run: its request, and its sample if there are several."""
     return f"{run.request.id}.{run.sample}" if run.request.samples > 1 else str(run.request.id)
 
 
 def cells_of(block_map: BlockMap, numbers: dict[object, int], step: int = 1) -> Cells:
-    """Every `step`-th block from block 1 on: FREE, CACHED, or the number of its run, negative where several hold it."""
-    # The last entry is for owner -1: nobody.
-    by_place = np.array([*(numbers.get(name, FREE) for name in block_map.sequences), FREE], np.int32)
-    cells = by_place[block_map.owner[1::step]]
+    """Return the cell of every `step`-th block, from block 1 on."""
+    # The last entry is for owner -1, no sequence.
+    by_owner = np.array([*(numbers.get(name, FREE) for name in block_map.sequences), FREE], np.int32)
+    cells = by_owner[block_map.owner[1::step]]
     np.negative(cells, out=cells, where=block_map.holders[1::step] > 1)
-    # Held by no run, so by the prefix cache or by a stranger to the scheduler.
+    # Held by the prefix cache alone, or by a sequence that is not of the scheduler.
     cells[(cells == FREE) & (block_map.cached | (block_map.holders > 0))[1::step]] = CACHED
     return cells
 
 
 class Timeline:
-    """A watcher that keeps the block maps of some steps, equally spaced.
+    """A watcher that keeps the block maps of equally spaced steps.
 
-    A column is the block map at the end of its span of `stride` steps. Once there are `columns` of them, every second
-    is dropped and the stride doubles, as in `Series`; of the blocks of a group at most `rows` are kept, equally spaced.
-    Memory is bounded by columns and rows, and a step that is not kept costs next to nothing.
+    A column is the block map at the end of a span of `stride` steps. Once there are `columns` of them, every second one
+    is dropped and the stride doubles, as in `Series`. At most `rows` equally spaced blocks of each group are kept. The
+    memory is bounded by columns and rows, and a step that is not kept costs almost nothing.
 
     Parameters
     ----------
     columns : int
-        Even, at least 2.
+        Maximum number of columns, even, at least 2.
     rows : int
-        At least 1.
+        Maximum number of blocks kept of each group, at least 1.
 
     Attributes
     ----------
     steps, stride : int
-        Steps seen, and steps a column.
+        Steps seen, and steps of a column.
     metrics : Metrics or None
-        Of the run; None before the first step.
+        Metrics of the run; None before the first step.
     names : dict of int to str
-        What people call the runs of the cells, by number.
+        Names of the runs in the cells, by number.
 
     Raises
     ------
@@ -101,7 +102,7 @@ class Timeline:
     def __init__(self, columns: int = 256, rows: int = 384) -> None:
         self.columns, self.rows = require_int("columns", columns, 2), require_int("rows", rows)
         if self.columns % 2:
-            raise ShapeError(f"columns is {columns}; give an even number")
+            raise ShapeError(f"columns is {columns}; expected an even number")
         self.steps = 0
         self.stride = 1
         self.metrics: Metrics | None = None
@@ -113,7 +114,7 @@ class Timeline:
         self._totals: list[tuple[int, int, int]] = []
 
     def __call__(self, scheduler: Scheduler, metrics: Metrics) -> None:
-        """Take in one step of the run."""
+        """Record one step of the run."""
         self.steps += 1
         if self.steps % self.stride:
             return
@@ -133,59 +134,60 @@ class Timeline:
 
     @property
     def num_columns(self) -> int:
-        """Columns that are kept now."""
+        """Number of columns recorded."""
         return len(self._totals)
 
     @property
     def num_groups(self) -> int:
-        """Groups of the cache; 0 before the first step."""
+        """Number of groups of the cache; 0 before the first step."""
         return len(self._cells)
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
-        """Blocks of each group, the null block counted; none before the first step."""
+        """Number of blocks of each group, the null block counted; empty before the first step."""
         return () if self._scheduler is None else self._scheduler.cache.num_blocks
 
     @property
     def block_size(self) -> int:
-        """Tokens a block; 0 before the first step."""
+        """Tokens of a block; 0 before the first step."""
         return 0 if self._scheduler is None else self._scheduler.cache.block_size
 
     def block_step(self, group: int) -> int:
-        """Row i of a group's cells is block ``1 + i * block_step(group)``."""
+        """Return the distance of the recorded blocks: row i of the cells is block ``1 + i * block_step(group)``."""
         return self._block_steps[group]
 
     def cells(self, group: int) -> Cells:
-        """int32 ``[rows, num_columns]``: the block maps at the end of each span.
+        """Return the cells of a group, int32 ``[rows, num_columns]``; each column is the end of a span.
 
-        FREE, CACHED, or the number of the run that holds a block; where several do, the first one's number, negative.
+        A cell is FREE, CACHED, or the number of the run that holds the block; negative, of the first run, if several
+        hold it.
         """
         return self._cells[group][: self.num_columns].T
 
     @property
     def has_prefix_cache(self) -> bool:
-        """Whether the cache reuses prefixes; not before the first step."""
+        """True if the cache reuses prefixes; False before the first step."""
         return self._scheduler is not None and self._scheduler.cache.has_prefix_cache
 
     @property
     def hit_rate(self) -> float:
-        """Share of all prompts that was reused; 0 before the first step."""
+        """Share of the prompt tokens that was reused; 0 before the first step."""
         return 0.0 if self._scheduler is None else self._scheduler.reuse.token_hit_rate
 
     def preemptions(self) -> list[int]:
-        """Preemptions of both kinds in the span of each column, and last those since the last span ended."""
+        """Return the preemptions of both kinds in the span of each column, then those after the last span."""
         return self._spans(0)
 
     def recomputed(self) -> list[int]:
-        """Preemptions that gave up what was computed, likewise."""
+        """Return the preemptions with recomputation, in the spans of `preemptions`."""
         return [both - swapped for both, swapped in zip(self.preemptions(), self.swaps(), strict=True)]
 
     def swaps(self) -> list[int]:
-        """Preemptions that swapped out what was computed, likewise."""
+        """Return the preemptions that swapped the run out, in the spans of `preemptions`."""
         return self._spans(1)
 
     def evictions(self) -> list[int]:
-        """Blocks that the prefix cache gave up, likewise."""
+        """Return the blocks evicted from the prefix cache, in the spans of `preemptions`."""
         return self._spans(2)
 
     def _spans(self, which: int) -> list[int]:
@@ -202,7 +204,7 @@ class Timeline:
             self._cells.append(np.zeros((self.columns, -(-(blocks - 1) // step)), np.int32))
 
     def _thin(self) -> None:
-        """Drop every second column, so that those at the end of spans twice as long stay."""
+        """Drop every second column; each remaining one is the end of a span twice as long."""
         self.stride *= 2
         half = self.columns // 2
         for cells in self._cells:
@@ -213,5 +215,5 @@ class Timeline:
 
 
 def _totals(scheduler: Scheduler, metrics: Metrics) -> tuple[int, int, int]:
-    """Preemptions, swaps and evicted blocks so far."""
+    """Return preemptions, swaps and evicted blocks so far."""
     return scheduler.num_preemptions, scheduler.num_swaps, metrics.evicted_blocks

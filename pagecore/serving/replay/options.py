@@ -1,4 +1,4 @@
-"""What a replay is told, checked before anything is read or allocated."""
+"""Options of a replay, checked before anything is read or allocated."""
 
 from __future__ import annotations
 
@@ -21,58 +21,61 @@ __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOpti
 DEFAULT_MEMORY = "64GiB"
 DEFAULT_BYTES_PER_TOKEN = 131072
 UNBOUNDED: Literal["unbounded"] = "unbounded"
-# The least value of each number; the optional ones may be None.
+# Minimum of each number; the optional numbers may be None.
 LIMITS = {"block_size": 1, "max_tokens_per_step": 1, "max_running": 1, "seed": 0}
 OPTIONAL_LIMITS = {"blocks": 2, "bytes_per_token": 1, "requests": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How a trace is replayed.
+    """Options of a replay.
 
     Parameters
     ----------
     memory : int or str, optional
-        Bytes of KV memory of the modelled machine, such as "64GiB" (the default); exclusive with `blocks`.
+        KV memory of the modelled machine in bytes, or such as "64GiB" (the default). Exclusive with `blocks`.
     blocks : int or "unbounded", optional
-        Blocks instead of bytes, the null block counted. "unbounded" is as many as all of the trace can fill, so that
-        nothing is ever given up; of the index, memory is taken as blocks are first used.
-    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
-        Which cached blocks go first when blocks are short; with "none", nothing is kept for reuse.
+        Number of blocks, the null block counted, instead of `memory`. "unbounded" makes the pool large enough for the
+        whole trace, so that no block is evicted; the index allocates its own memory when a block is first used.
     bytes_per_token : int, optional
-        Key and value of one token in all layers of the modelled model; 131072, the default, is Llama 3 8B in bfloat16.
+        Bytes of key and value of one token in all layers of the modelled model. The default, 131072, is Llama 3 8B in
+        bfloat16.
     model : path or dict, optional
-        The modelled model's config.json (see `pagecore.models`), instead of `bytes_per_token`: the cache has its
-        groups, and its bytes a token. `blocks` are then those of each group.
+        config.json of the modelled model (see `pagecore.models`), instead of `bytes_per_token`. The cache then has the
+        groups of the model, and each group has `blocks` blocks.
+    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
+        Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
-        Tokens a block.
+        Tokens of a block.
     max_tokens_per_step, max_running : int
         Limits of the scheduler.
     swap_memory : int or str, optional
-        Bytes of a second memory of that machine, where preempted requests wait instead of being computed again.
+        Bytes of a second memory of the modelled machine, to which preempted requests are swapped out instead of being
+        recomputed.
     requests : int, optional
-        Replay only this many of the trace's requests.
+        Replay only the first requests of the trace, this number of them.
     prefill_only : bool
-        Compute prompts, and generate nothing.
+        Compute the prompts and generate nothing.
     attend : bool
-        Write and attend real key and value in a small pool of as many blocks, and check samples against float64.
+        Write and attend real keys and values, in a pool with the same number of blocks but small tokens, and check
+        sampled rows against float64.
     seed : int
-        Of the key and value that `attend` makes up.
+        Seed of the keys and values of `attend`.
 
     Attributes
     ----------
     layers : tuple of specs or None
-        Those of the model.
+        Layers of the model; None without `model`.
 
     Raises
     ------
     ShapeError
-        A number that is not an integer, below its least value or past int32.
+        A number is not an integer, is below its minimum, or does not fit int32.
     NotEnoughMemory
-        Memory for fewer than two blocks.
+        The memory holds fewer than two blocks.
     UnsupportedOption
-        Both `memory` and `blocks`; a `model` together with `bytes_per_token` or `attend`, or one that is not known; an
-        unknown policy; blocks that are another word; a flag that is not a bool.
+        `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; the model or the policy is
+        not known; `blocks` is a string other than "unbounded"; a flag is not a bool.
     """
 
     memory: int | str | None = None
@@ -93,10 +96,10 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if self.memory is not None and self.blocks is not None:
             raise UnsupportedOption(
-                f"memory {self.memory!r} and blocks {self.blocks} exclude each other; leave one out"
+                f"memory {self.memory!r} and blocks {self.blocks} exclude each other; pass one of them"
             )
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
-            raise UnsupportedOption(f"blocks is {self.blocks!r}; give a number, or {UNBOUNDED!r}")
+            raise UnsupportedOption(f"blocks is {self.blocks!r}; expected a number or {UNBOUNDED!r}")
         check_policy(self.evict)
         for name, least in {**LIMITS, **OPTIONAL_LIMITS}.items():
             value = getattr(self, name)
@@ -110,23 +113,23 @@ class ReplayOptions:
         for name, memory, blocks in sizes:
             if blocks > INT32_MAX:
                 raise ShapeError(
-                    f"{name} {memory!r} comes to {blocks} blocks; block ids end at {INT32_MAX}: "
-                    "give less memory or a larger block_size"
+                    f"{name} {memory!r} holds {blocks} blocks; the largest block id is {INT32_MAX}; "
+                    "use less memory or a larger block_size"
                 )
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether the pool holds all that the trace can fill."""
+        """True if the pool is large enough for the whole trace."""
         return isinstance(self.blocks, str)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, the null block counted; 0 where the trace says how many.
+        """Number of blocks of the pool, the null block counted; 0 if unbounded, when it depends on the trace.
 
         Raises
         ------
         NotEnoughMemory
-            The memory holds fewer than two.
+            The memory holds fewer than two blocks.
         """
         if isinstance(self.blocks, str):
             return 0
@@ -136,7 +139,7 @@ class ReplayOptions:
 
     @property
     def num_swap_blocks(self) -> int:
-        """Blocks of the swap space, the null block counted; 0 where there is none."""
+        """Number of blocks of the swap space, the null block counted; 0 without `swap_memory`."""
         return 0 if self.swap_memory is None else self._blocks_within(self.swap_memory)
 
     def _blocks_within(self, memory: int | str) -> int:
@@ -145,14 +148,14 @@ class ReplayOptions:
     def _read_model(self, model: str | os.PathLike[str] | Mapping[str, Any]) -> None:
         if self.bytes_per_token is not None:
             raise UnsupportedOption(
-                f"bytes_per_token {self.bytes_per_token} and model exclude each other; the model has bytes of its own"
+                f"bytes_per_token {self.bytes_per_token} and model exclude each other; pass one of them"
             )
         if self.attend:
-            raise UnsupportedOption("attend and model exclude each other; a model is replayed without bytes")
+            raise UnsupportedOption("attend and model exclude each other; a model is replayed without keys and values")
         object.__setattr__(self, "layers", tuple(specs_from_config(model)))
 
     def _bytes_per_block(self) -> int:
-        """One block of every group."""
+        """Return the bytes of one block in all groups."""
         if self.layers is None:
             return (self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) * self.block_size
         _, groups = arrange(self.layers, None, TensorParallel())

@@ -1,12 +1,10 @@
-"""A recorded trace through the scheduler and a cache: the whole of serving but the model."""
+"""Replay of a trace through the scheduler and a cache: all of serving except the model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +14,9 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.replay.attend import SPEC, AttendCheck, stand_in_id
+from pagecore.serving.replay.attend import SPEC, AttendCheck, placeholder_id
 from pagecore.serving.replay.options import UNBOUNDED, ReplayOptions
+from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.serving.request import Request, RequestError, Run
 from pagecore.serving.reuse import cache_options
@@ -26,74 +25,10 @@ from pagecore.serving.step import Step
 from pagecore.storage import free_memory
 from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["ReplayReport", "replay", "stand_in_ids"]
+__all__ = ["placeholder_ids", "replay"]
 
-# Rows as long as this where a trace cannot be scanned beforehand.
+# Length of the rows for a trace that cannot be scanned beforehand.
 LENGTH_UNSCANNED = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayReport:
-    """What a replay was like; times in the units that the names end in, shares from 0 to 1.
-
-    `requests_finished` counts requests whose every token was computed; `requests_refused` those that the cache could
-    never hold, of which `first_refusal` tells one. `swaps` of the preemptions were swapped out, the others computed
-    again; without a swap space `num_swap_blocks` and `swapped_blocks_peak` are None.
-
-    Of `prefix_query_tokens` of the prompts, `prefix_hit_tokens` were reused, counted when a request is admitted first;
-    in blocks, of those that are whole and below the last token. `recovered_tokens` are what preempted requests found
-    again, `saved_prefill_tokens` both. `evict` is the policy by which `evicted_blocks` were given up.
-
-    The series hold means of `steps_per_point` steps each, `prefix_hit_series` the share of the tokens that was reused
-    in them, None where no request was admitted first. Without attention, `rows_attended`, `rows_checked` and
-    `max_relative_error` are None.
-    """
-
-    requests_total: int
-    requests_finished: int
-    requests_refused: int
-    prompt_tokens: int
-    generated_tokens: int
-    computed_tokens: int
-    prefix_query_tokens: int
-    prefix_hit_tokens: int
-    prefix_query_blocks: int
-    prefix_hit_blocks: int
-    prefix_token_hit_rate: float
-    prefix_block_hit_rate: float
-    recovered_tokens: int
-    saved_prefill_tokens: int
-    evict: str
-    evicted_blocks: int
-    preemptions: int
-    swaps: int
-    steps: int
-    num_blocks: int
-    block_size: int
-    index_us_p50: float
-    index_us_p99: float
-    index_us_max: float
-    utilization_mean: float
-    utilization_peak: float
-    fragmentation_mean: float
-    wall_s: float
-    steps_per_point: int
-    utilization_series: list[float] = field(repr=False)
-    fragmentation_series: list[float] = field(repr=False)
-    running_series: list[float] = field(repr=False)
-    prefix_hit_series: list[float | None] = field(repr=False)
-    evicted_series: list[float] = field(repr=False)
-    first_refusal: str | None = None
-    num_swap_blocks: int | None = None
-    swapped_blocks_peak: int | None = None
-    rows_attended: int | None = None
-    rows_checked: int | None = None
-    max_relative_error: float | None = None
-    passed: bool = True
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain values; keys that do not apply are left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def replay(
@@ -107,27 +42,31 @@ def replay(
     Parameters
     ----------
     path : str or Path
-        See `pagecore.serving.replay.trace`. A file is validated as a whole first; "-", the standard input, as it is
-        read.
+        A trace; see `pagecore.serving.replay.trace`. A file is validated completely before the replay starts; "-", the
+        standard input, is validated while it is read.
     options : ReplayOptions
     progress : callable
-        Called after each step with the tokens computed or reused so far, and how many they are in the end if nobody is
-        preempted (None for the standard input).
+        Called after each step with the number of tokens computed or reused so far, and the total if no run is preempted
+        (None for the standard input).
     watchers : sequence of Watcher
-        Called with scheduler and metrics once a step, after commit and before the finished are removed: `Timeline`.
+        Called with scheduler and metrics once a step, after the commit and before finished runs are removed; a
+        `Timeline`, for example.
+
+    Returns
+    -------
+    ReplayReport
 
     Raises
     ------
     TraceError
-        An unreadable trace or a malformed line.
+        The trace cannot be read, or a line is malformed.
     NotEnoughMemory
-        With `attend`, the pool would not fit in what this machine has free.
+        With `attend`, the pool does not fit in the free memory of this machine.
     UnsupportedOption
-        Blocks without bound for the standard input, which cannot be read beforehand.
+        `blocks` is "unbounded" for the standard input, which cannot be scanned beforehand; or the arguments are not
+        ReplayOptions, a function, and a sequence of functions.
     ShapeError
-        A trace that fills more blocks without bound than there are ids.
-    UnsupportedOption
-        Arguments that are not ReplayOptions, a function, and a sequence of functions.
+        With unbounded blocks, the trace fills more blocks than there are block ids.
     """
     as_instance("options", options, ReplayOptions)
     check_callbacks(progress, watchers)
@@ -181,7 +120,7 @@ class _Replay:
             self.progress(self.computed_tokens + scheduler.reuse.saved_prefill_tokens, self.expected_tokens)
 
     def _feed(self) -> None:
-        """Keep a step's worth of requests waiting: more could not be admitted at once, and memory stays bounded."""
+        """Queue requests for one step: no more can be admitted at once, and memory stays bounded."""
         scheduler = self.scheduler
         while (
             scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
@@ -192,7 +131,7 @@ class _Replay:
                 return
             self.requests += 1
             try:
-                # Before its prompt is made, which may be long.
+                # Check the lengths before the prompt, which may be long, is made.
                 scheduler.check_request(line.number, line.input_length, line.output_length)
                 scheduler.add(Request(line.number, line.prompt(), line.output_length))
             except RequestError as error:
@@ -200,8 +139,8 @@ class _Replay:
                 self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
 
     def _end(self, step: Step) -> None:
-        """Take what stands for the sampled tokens, and count what has finished."""
-        for run in self.scheduler.accept(step, stand_in_ids(step.outputs)):
+        """Accept placeholder token ids for the outputs of a step, and count the runs that finish."""
+        for run in self.scheduler.accept(step, placeholder_ids(step.outputs)):
             self.finished += 1
             self.prompt_tokens += len(run.request.prompt)
             self.generated_tokens += run.num_generated
@@ -255,30 +194,30 @@ class _Replay:
         )
 
 
-def stand_in_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
-    """Token ids where no model samples any, the same for all that a request generates."""
-    return np.array([stand_in_id(run.request) for run in outputs], np.int32)
+def placeholder_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
+    """Return one token id for each output, in place of ids sampled by a model; see `placeholder_id`."""
+    return np.array([placeholder_id(run.request) for run in outputs], np.int32)
 
 
 def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary | None) -> int:
-    """Blocks of the pool, the null block counted: what the options say, or what the trace can fill."""
+    """Return the number of blocks, the null block counted: as configured, or enough for the whole trace."""
     if not options.is_unbounded:
         return options.num_blocks
     if summary is None:
         raise UnsupportedOption(
-            f"blocks is {UNBOUNDED!r}, and trace {path} is the standard input, whose end is not known beforehand; "
-            "save it to a file, or give a number of blocks"
+            f"blocks is {UNBOUNDED!r}, but trace {path} is the standard input, which cannot be scanned beforehand; "
+            "save the trace to a file, or give a number of blocks"
         )
     if summary.num_blocks >= INT32_MAX:
         raise ShapeError(
-            f"blocks is {UNBOUNDED!r}, and trace {path} fills {summary.num_blocks} blocks; block ids end at "
-            f"{INT32_MAX}: give a larger block_size or fewer requests"
+            f"blocks is {UNBOUNDED!r}, but trace {path} fills {summary.num_blocks} blocks; the largest block id is "
+            f"{INT32_MAX}; use a larger block_size or fewer requests"
         )
     return summary.num_blocks + 1
 
 
 def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None) -> tuple[PagedKVCache, Scheduler]:
-    """A cache of so many blocks, with rows as many and as long as the trace can use."""
+    """Return a cache of `num_blocks` blocks and its scheduler; the trace limits number and length of the rows."""
     if options.attend:
         _check_free_memory(options, num_blocks)
     length = LENGTH_UNSCANNED if summary is None else summary.max_length
@@ -301,12 +240,12 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
 
 
 def _check_free_memory(options: ReplayOptions, num_blocks: int) -> None:
-    """The real pools have the memory model's numbers of blocks, with a small token in each slot."""
+    """Raise NotEnoughMemory if the pools of `attend` do not fit in the free memory of this machine."""
     blocks = num_blocks + options.num_swap_blocks
     needed = blocks * options.block_size * sum(plane.nbytes for plane in SPEC.planes)
     free = free_memory()
     if needed > free:
         raise NotEnoughMemory(
-            f"attend needs a pool of {needed} bytes ({blocks} blocks of {options.block_size} tokens) and "
-            f"{free} bytes are free here; give less memory or fewer blocks, or leave attend out"
+            f"attend needs a pool of {needed} bytes ({blocks} blocks of {options.block_size} tokens), but only "
+            f"{free} bytes are free here; give less memory or fewer blocks, or turn attend off"
         )

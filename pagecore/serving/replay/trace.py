@@ -1,11 +1,11 @@
 """Recorded traffic: a Mooncake trace, read line by line in constant memory.
 
-One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for each
-512 tokens of input. Equal ids mean equal content, so prompt ids made from them are equal wherever the recorded prompts
-were (Mooncake trace release, FAST'25).
+Each line is a JSON object: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for
+each 512 tokens of input. Equal hash ids mean equal content; the token ids made from them are equal wherever the
+recorded prompts were equal (Mooncake trace release, FAST'25).
 
-A trace is a regular file, or "-" for the standard input. A line has up to 1 MiB, a request up to 16,777,216 tokens,
-prompt and answer together, and up to 32,768 hash ids; its prompt then takes up to 64 MiB.
+A trace is a regular file, or "-" for the standard input. Limits: 1 MiB a line; 16,777,216 tokens a request, prompt and
+answer together; 32,768 hash ids a request, whose prompt then takes up to 64 MiB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["HASH_BLOCK", "TraceError", "TraceRequest", "TraceSummary", "read_tra
 
 HASH_BLOCK = 512
 HASH_ID_MAX = (INT32_MAX - (HASH_BLOCK - 1)) // HASH_BLOCK
-# More than any model has in its context; what one line asks for stays small.
+# Longer than the context of any model, and small enough to bound the memory of one line.
 REQUEST_TOKENS_MAX = 1 << 24
 HASH_IDS_MAX = REQUEST_TOKENS_MAX // HASH_BLOCK
 LINE_BYTES_MAX = 1 << 20
@@ -42,7 +42,7 @@ OFFSETS = np.arange(HASH_BLOCK, dtype=np.int32)
 
 
 class TraceError(PagecoreError, ValueError):
-    """A trace cannot be read, or one of its lines is malformed; the message names file, line and reason."""
+    """A trace cannot be read, or a line is malformed; the message names file, line and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,19 @@ class TraceRequest:
     hash_ids: tuple[int, ...]
 
     def prompt(self) -> NDArray[np.int32]:
-        """Token ids, int32 `[input_length]`: `hash id * 512 + offset`, so that equal prefixes have equal ids."""
+        """Return token ids, int32 `[input_length]`: `hash id * 512 + offset`, so that equal prefixes have equal ids."""
         starts = np.array(self.hash_ids, dtype=np.int32) * HASH_BLOCK
         return (starts[:, None] + OFFSETS).reshape(-1)[: self.input_length]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What one pass over a trace tells.
+    """Totals of a trace, from one pass over it.
 
-    `num_computed_tokens` is what serving it computes when nothing is computed twice: the last token that a request
-    generates never is. `max_length` is the longest request, input and output. `num_blocks` is what all that is computed
-    fills if none of it is ever given up, a partial block of each request counted as one.
+    `num_computed_tokens` is the number of tokens that serving the trace computes if nothing is reused or recomputed;
+    the last token that a request generates is never computed. `max_length` is the length of the longest request, input
+    and output. `num_blocks` is the number of blocks that all computed tokens fill if none is evicted; the partial block
+    of a request counts as one.
     """
 
     num_requests: int
@@ -82,7 +83,12 @@ def scan_trace(
 ) -> TraceSummary | None:
     """Validate a whole trace (or its first `limit` requests) before anything is replayed.
 
-    Parameters are those of `read_trace`, and the tokens of a block.
+    Parameters
+    ----------
+    path, limit, prefill_only
+        As for `read_trace`.
+    block_size : int
+        Tokens of a block.
 
     Returns
     -------
@@ -92,11 +98,11 @@ def scan_trace(
     Raises
     ------
     TraceError
-        As `read_trace`.
+        As for `read_trace`.
     ShapeError
-        A `block_size` below 1, or a negative `limit`.
+        `block_size` is below 1, or `limit` is negative.
     UnsupportedOption
-        A `prefill_only` that is not a bool.
+        `prefill_only` is not a bool.
     """
     block_size, prefill_only = require_int("block_size", block_size, max=None), as_flag("prefill_only", prefill_only)
     if _checked_path(path) == STANDARD_INPUT:
@@ -117,12 +123,12 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
     Parameters
     ----------
     path : str or Path
-        A regular file of JSON lines, or "-" for the standard input. Lines of white space are skipped; fields that are
-        not named above are ignored.
+        A regular file of JSON lines, or "-" for the standard input. Blank lines are skipped, and unknown fields
+        ignored.
     limit : int, optional
-        Stop after this many requests; the lines after them are not read.
+        Maximum number of requests; lines after them are not read.
     prefill_only : bool
-        Leave out what the requests generated: every `output_length` is 0.
+        Set every `output_length` to 0.
 
     Yields
     ------
@@ -131,11 +137,11 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
     Raises
     ------
     TraceError
-        The file cannot be read or holds no request, or a line is malformed: raised when the line is reached.
+        The file cannot be read or contains no request, or a line is malformed; raised when the line is reached.
     ShapeError
-        A negative `limit`.
+        `limit` is negative.
     UnsupportedOption
-        A `prefill_only` that is not a bool.
+        `prefill_only` is not a bool.
     """
     name = _checked_path(path)
     most = None if limit is None else require_int("limit", limit, 0, max=None)
@@ -155,7 +161,7 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
                 request = reader.request(text, number)
                 if request.timestamp_ms < latest:
                     reader.refuse(
-                        f"timestamp {request.timestamp_ms:g} is earlier than the {latest:g} of a line before it; "
+                        f"timestamp {request.timestamp_ms:g} is earlier than {latest:g} on a previous line; "
                         "sort the trace by timestamp"
                     )
                 latest = request.timestamp_ms
@@ -164,14 +170,14 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
     except OSError as error:
         reason = error.strerror or str(error)
         raise TraceError(
-            f"trace {name} cannot be read: {reason}; give a file that can be read, or '-' for the standard input"
+            f"trace {name} cannot be read: {reason}; pass a readable file, or '-' for the standard input"
         ) from error
     if number == 0 and most != 0:
-        raise TraceError(f"trace {name} holds no request; one JSON object a line is expected")
+        raise TraceError(f"trace {name} contains no request; expected one JSON object on each line")
 
 
 def _checked_path(path: object) -> str:
-    """Return a path as text."""
+    """Return a path as str; raise TraceError if it is not a path."""
     if not isinstance(path, str | os.PathLike):
         raise TraceError(f"expected the path of a trace, or '-' for the standard input, got {_shown(path)}")
     name = os.fsdecode(path)
@@ -192,12 +198,12 @@ def _opened(name: str) -> Iterator[BinaryIO]:
         return
     stream = getattr(sys.stdin, "buffer", None)
     if stream is None:
-        raise TraceError("trace - cannot be read: there is no standard input of bytes; give the path of a file")
+        raise TraceError("trace - cannot be read: standard input is not open as bytes; pass the path of a file")
     yield stream
 
 
 class _Line:
-    """Checks the fields of one line and names the line in what it refuses."""
+    """Parser of one line, whose errors name the trace and the line."""
 
     def __init__(self, trace: str, line: int) -> None:
         self.trace = trace
@@ -212,7 +218,7 @@ class _Line:
         is_number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
         # NaN and infinity fail the comparison too.
         if not is_number or not 0 <= timestamp < 2**63:
-            self.refuse(f"timestamp is {_shown(timestamp)}, not a finite number of milliseconds, 0 or more")
+            self.refuse(f"timestamp is {_shown(timestamp)}; expected a finite number of milliseconds, 0 or more")
         input_length = self._integer(fields, "input_length", 1)
         output_length = self._integer(fields, "output_length", 0)
         if input_length + output_length > REQUEST_TOKENS_MAX:
@@ -225,7 +231,7 @@ class _Line:
 
     def _object(self, text: bytes) -> dict[str, Any]:
         if len(text) > LINE_BYTES_MAX:
-            self.refuse(f"longer than {LINE_BYTES_MAX} bytes; one JSON object a line is expected")
+            self.refuse(f"longer than {LINE_BYTES_MAX} bytes; expected one JSON object on each line")
         try:
             fields = json.loads(text)
         except UnicodeDecodeError:
@@ -235,7 +241,7 @@ class _Line:
         except ValueError as error:
             self.refuse(f"not JSON: {error}")
         if not isinstance(fields, dict):
-            self.refuse(f"{_shown(fields)} is not a JSON object")
+            self.refuse(f"expected a JSON object, got {_shown(fields)}")
         return fields
 
     def _field(self, fields: dict[str, Any], name: str) -> Any:
@@ -246,26 +252,24 @@ class _Line:
     def _integer(self, fields: dict[str, Any], name: str, least: int) -> int:
         value = self._field(fields, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= REQUEST_TOKENS_MAX:
-            self.refuse(f"{name} is {_shown(value)}, not an integer between {least} and {REQUEST_TOKENS_MAX}")
+            self.refuse(f"{name} is {_shown(value)}; expected an integer between {least} and {REQUEST_TOKENS_MAX}")
         return value
 
     def _hash_ids(self, fields: dict[str, Any], needed: int) -> tuple[int, ...]:
         ids = self._field(fields, "hash_ids")
         if not isinstance(ids, list):
-            self.refuse(f"hash_ids is {_shown(ids)}, not a list of integers")
+            self.refuse(f"hash_ids is {_shown(ids)}; expected a list of integers")
         if len(ids) > HASH_IDS_MAX:
-            self.refuse(f"hash_ids holds {len(ids)} ids; a request has at most {HASH_IDS_MAX}")
+            self.refuse(f"hash_ids has {len(ids)} ids; a request has at most {HASH_IDS_MAX}")
         if len(ids) < needed:
-            self.refuse(
-                f"hash_ids holds {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens"
-            )
+            self.refuse(f"hash_ids has {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens")
         for value in ids:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HASH_ID_MAX:
-                self.refuse(f"hash_ids holds {_shown(value)}, not an integer between 0 and {HASH_ID_MAX}")
+                self.refuse(f"hash_ids contains {_shown(value)}; expected integers between 0 and {HASH_ID_MAX}")
         return tuple(ids[:needed])
 
 
 def _shown(value: Any) -> str:
-    """A value as an error shows it: short, whatever the line held."""
+    """Return the repr of a value for an error message, cut to 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -1,4 +1,4 @@
-// What the kernels of the emulator's own tests are told.
+// Parameters of the kernels of the emulator's own tests.
 #pragma once
 
 #include "primitives.cuh"

@@ -1,4 +1,4 @@
-// Each primitive by itself: what it gives goes to `out` as it is.
+// Kernels that test the primitives one by one; they store the results in `out`.
 #include "probe.h"
 
 namespace pagecore {
@@ -36,8 +36,8 @@ PC_KERNEL(64, 1) void exchanges(const PcProbe params) {
   out.store(5 * n + t, pc_ballot(value > 0));
 }
 
-// Vectors from `in` to `out` by way of the shared buffer; n of them, m: plain, once, or by asynchronous copies of which
-// every third is left out.
+// Copies n vectors from `in` to `out` through the shared buffer. m: 0 load_vector, 1 load_vector_once, 2 asynchronous
+// copies, every third of which is not valid.
 PC_KERNEL(128, 1) void vectors(const PcProbe params) {
   const Global<pc_half> in(params.in);
   const Global<pc_half> out = Global<pc_uint8>(params.out).as<pc_half>();
@@ -86,7 +86,7 @@ void matrices(const PcProbe params) {
   for (int i = 0; i < 4; ++i) Global<pc_uint32>(params.out).store(lane * 4 + i, r[i]);
 }
 
-// in: [lane][a0 a1 a2 a3 b0 b1], out: float [lane][4], which it adds to.
+// in: [lane][a0 a1 a2 a3 b0 b1], out: float [lane][4], c before and after
 template <typename T>
 PC_KERNEL(32, 1)
 void product(const PcProbe params) {
@@ -108,7 +108,7 @@ void widen(const PcProbe params) {
   if (i < params.n) Global<float>(params.out).store(i, pc_to_float(Global<T>(params.in).load(i)));
 }
 
-// in: float [n], out: T [n]; extra: the same of pairs
+// in: float [n], out: T [n], extra: T [n], by pc_pack of pairs
 template <typename T>
 PC_KERNEL(256, 1)
 void narrow(const PcProbe params) {

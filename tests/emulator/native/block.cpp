@@ -27,10 +27,10 @@ Fiber launcher;
 bool failed;
 char message[4096];
 
-// By place in the order of running: which warp, which lane.
+// Warp and lane at each position of the order in which they run.
 int warp_at[kMaxThreads / kLanes];
 int lane_at[kLanes];
-int running_warp;  // places
+int running_warp;  // position in the order, as running_lane
 int running_lane;
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -71,11 +71,11 @@ bool find_ready(int& warp, int& lane) {
   return false;
 }
 
-// To somebody who is ready; comes back when this thread is.
-void give_way(const Site& site) {
+// Switches to a ready thread; returns when this thread is ready again.
+void yield(const Site& site) {
   int warp = 0;
   int lane = 0;
-  if (!find_ready(warp, lane)) fail(site, "everybody waits: the emulator is broken");
+  if (!find_ready(warp, lane)) fail(site, "deadlock in the emulator: no thread is ready");
   const int own_warp = running_warp;
   const int own_lane = running_lane;
   step_to(warp, lane);
@@ -102,7 +102,7 @@ void finish() {
   int warp = 0;
   int lane = 0;
   if (block.num_alive == 0) leave_fiber(own, launcher);
-  if (!find_ready(warp, lane)) fail(site, "everybody waits: the emulator is broken");
+  if (!find_ready(warp, lane)) fail(site, "deadlock in the emulator: no thread is ready");
   step_to(warp, lane);
   leave_fiber(own, thread_at(warp, lane).fiber);
 }
@@ -221,7 +221,7 @@ void fail_at(const char* file, unsigned line, const char* format, ...) {
 
 Accessor running_thread() { return {place.warp, 1u << place.lane, {block.epoch, block.warps[running_warp].epoch}}; }
 
-void speak_for_lane(int lane) {
+void act_as_lane(int lane) {
   place.lane = lane;
   place.thread = place.warp * kLanes + lane;
 }
@@ -229,7 +229,7 @@ void speak_for_lane(int lane) {
 void meet(const char* operation, const void* operand, void (*work)(const void* const (&operands)[kLanes]),
           const Site& site) {
   Warp& w = block.warps[running_warp];
-  if (w.present != ~0u) fail(site, "%s wants 32 lanes; this warp has %d", operation, std::popcount(w.present));
+  if (w.present != ~0u) fail(site, "%s needs 32 lanes; this warp has %d", operation, std::popcount(w.present));
   if (w.alive != ~0u) {
     fail(site, "%s is reached by a part of the warp: thread %d has finished", operation,
          first_thread(running_warp, ~w.alive));
@@ -247,7 +247,7 @@ void meet(const char* operation, const void* operand, void (*work)(const void* c
   }
   thread_at(running_warp, running_lane).operand = operand;
   w.waiting |= bit(running_lane);
-  if (w.waiting != ~0u) return give_way(site);
+  if (w.waiting != ~0u) return yield(site);
   if (work != nullptr) {
     const void* operands[kLanes];
     for (int i = 0; i < kLanes; ++i) operands[lane_at[i]] = thread_at(running_warp, i).operand;
@@ -273,11 +273,11 @@ void sync_block(const Site& site) {
   if (block.num_at_barrier == 0) {
     block.barrier_site = site;
   } else if (block.barrier_site.line() != site.line() || block.barrier_site.column() != site.column()) {
-    fail(site, "pc_sync_block is reached by a part of the block: %d threads are at that of line %u",
+    fail(site, "pc_sync_block is reached by a part of the block: %d threads are at the barrier of line %u",
          block.num_at_barrier, block.barrier_site.line());
   }
   w.at_barrier |= bit(running_lane);
-  if (++block.num_at_barrier != block.num_alive) return give_way(site);
+  if (++block.num_at_barrier != block.num_alive) return yield(site);
   for (int i = 0; i < block.num_warps; ++i) block.warps[i].at_barrier = 0;
   block.num_at_barrier = 0;
   ++block.epoch;

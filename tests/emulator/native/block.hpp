@@ -1,11 +1,11 @@
-// The threads of the block that runs.
+// The threads of the running block.
 //
 // States of a thread: ready -> waiting (at a collective of its warp) -> ready
 //                           -> at the barrier (of the block) -> ready
 //                           -> finished
-// I1: of a warp, threads are never waiting at two collectives, or at a collective and at the barrier.
+// I1: the threads of a warp never wait at two collectives, or at a collective and at the barrier.
 // I2: no thread is finished while another one is waiting or at the barrier.
-// I3: so whoever runs finds somebody ready, or is the last of its warp or block to arrive.
+// I3: by I1 and I2 the running thread finds a ready thread, or is the last of its warp or block to arrive.
 #pragma once
 
 #include "fiber.hpp"
@@ -16,17 +16,17 @@ namespace emulator {
 
 struct Thread {
   Fiber fiber;
-  const void* operand = nullptr;  // what it brings to the collective it waits at; lies on its stack
+  const void* operand = nullptr;  // of the collective at which the thread waits; on its stack
 };
 
-// Masks are by place in the order in which lanes run; `threads` are by place as well.
+// Bits of masks, and indices of `threads`, are positions in the order in which lanes run.
 struct Warp {
   uint32_t present = 0;  // lanes that the launch has
   uint32_t alive = 0;
   uint32_t waiting = 0;
   uint32_t at_barrier = 0;
   uint32_t epoch = 0;               // counts pc_sync_warp
-  const char* operation = nullptr;  // that `waiting` threads are at
+  const char* operation = nullptr;  // at which `waiting` threads are
   Site site;
 };
 
@@ -41,7 +41,7 @@ struct Block {
 };
 extern Block block;
 
-// What all threads call.
+// The entry point of a kernel.
 using Kernel = void (*)(const void* parameters);
 
 struct Launch {
@@ -51,29 +51,29 @@ struct Launch {
   int num_blocks[3];
   int num_threads;
   uint32_t shared_bytes;
-  bool may_overwrite;  // several threads may write different values to one place
-  uint64_t seed;       // of the order in which blocks, warps and lanes run; 0: as they are numbered
+  bool may_overwrite;  // several threads may write different values to one address
+  uint64_t seed;       // of the order in which blocks, warps and lanes run; 0: by number
 };
 
-// Runs all blocks; returns null, or what went wrong, which stands until the next launch.
+// Runs all blocks. Returns null, or an error message, which is valid until the next launch.
 const char* run(const Launch& launch);
 
-// Waits for all lanes. The last to arrive calls `work` with each lane's operand, by lane.
+// Waits for all lanes of the warp. The last lane to arrive calls `work` with the operands, indexed by lane.
 void meet(const char* operation, const void* operand, void (*work)(const void* const (&operands)[kLanes]),
           const Site& site);
 
-// The running thread and when it runs.
+// Returns the running thread and its current epochs.
 Accessor running_thread();
 
-// Lets errors name another lane of the running warp.
-void speak_for_lane(int lane);
+// Attributes errors to another lane of the running warp.
+void act_as_lane(int lane);
 
 // ---- shared memory and copies (shared.cpp)
 
 void begin_block_of_shared(uint32_t num_bytes);
-// Of a thread that finishes.
+// Fails if the finishing thread has copies in flight.
 void expect_no_copies(const Site& site);
-// 16 bytes of the buffer, read by all lanes of a warp.
+// Returns 16 bytes of the buffer, read by all lanes of a warp.
 const unsigned char* read_row(uint32_t address, const Site& site);
 
 // ---- the order of accesses to device memory (order.cpp)

@@ -1,4 +1,4 @@
-// What a warp does together: shuffles, votes and matrices. All lanes' operands lie on their stacks.
+// Collectives of a warp: shuffles, votes and matrices. The operands of the lanes are on their stacks.
 #include <algorithm>
 #include <cstring>
 
@@ -58,7 +58,7 @@ struct Loading {
   const Site& site;
 };
 
-// How many more times than once 32 banks of 4 bytes are asked for 8 rows; the same row twice is asked for once.
+// Returns the number of extra passes that 32 banks of 4 bytes need for 8 rows. A row that occurs twice is read once.
 int count_conflicts(const uint32_t (&rows)[8]) {
   int most = 1;
   for (int i = 0; i < 8; ++i) {
@@ -74,13 +74,13 @@ int count_conflicts(const uint32_t (&rows)[8]) {
 
 template <bool kTransposed>
 void load(const void* const (&operands)[kLanes]) {
-  const int speaker = place.lane;
+  const int own_lane = place.lane;
   for (int m = 0; m < 4; ++m) {
     uint16_t matrix[8][8];
     uint32_t rows[8];
     for (int row = 0; row < 8; ++row) {
       const Loading& loading = *static_cast<const Loading*>(operands[m * 8 + row]);
-      speak_for_lane(m * 8 + row);
+      act_as_lane(m * 8 + row);
       rows[row] = loading.row;
       std::memcpy(matrix[row], read_row(loading.row, loading.site), sizeof(matrix[row]));
     }
@@ -94,7 +94,7 @@ void load(const void* const (&operands)[kLanes]) {
       static_cast<const Loading*>(operands[lane])->r[m] = low | high << 16;
     }
   }
-  speak_for_lane(speaker);
+  act_as_lane(own_lane);
 }
 
 struct Product {

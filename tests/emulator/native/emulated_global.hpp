@@ -1,4 +1,4 @@
-// Global<T> of the emulator: every access must lie in the allocation that the pointer was made from.
+// Global<T> of the emulator: every access must be inside the allocation from which the pointer was made.
 #pragma once
 
 #include <cstring>
@@ -46,13 +46,13 @@ class Global {
 
   PC_MEMBER pc_address at(pc_int64 i) const { return address_ + static_cast<pc_address>(i) * sizeof(T); }
 
-  struct Place {
+  struct Target {
     pc_address address;
     const emulator::Allocation& allocation;
   };
 
   template <typename V>
-  PC_MEMBER Place checked(const char* what, pc_int64 i, const emulator::Site& site) const {
+  PC_MEMBER Target checked(const char* what, pc_int64 i, const emulator::Site& site) const {
     const pc_address address = at(i);
     if (++emulator::num_accesses > emulator::kMaxAccesses) emulator::fail_endless(site);
     if (emulator::num_accesses > emulator::counts.most_accesses)
@@ -66,12 +66,12 @@ class Global {
     return {address, *allocation};
   }
   template <typename V>
-  PC_MEMBER Place readable(const char* what, pc_int64 i, const emulator::Site& site) const {
-    const Place place = checked<V>(what, i, site);
-    if (place.allocation.writes != nullptr) {
-      emulator::note_device_read(place.allocation, place.address, sizeof(V), site);
+  PC_MEMBER Target readable(const char* what, pc_int64 i, const emulator::Site& site) const {
+    const Target target = checked<V>(what, i, site);
+    if (target.allocation.writes != nullptr) {
+      emulator::note_device_read(target.allocation, target.address, sizeof(V), site);
     }
-    return place;
+    return target;
   }
   template <typename V>
   PC_MEMBER V read(pc_int64 i, const emulator::Site& site) const {
@@ -82,19 +82,19 @@ class Global {
   }
   template <typename V>
   PC_MEMBER void write(pc_int64 i, V value, const emulator::Site& site) const {
-    const Place place = checked<V>("writes", i, site);
-    emulator::note_device_write(place.allocation, place.address, &value, sizeof(V), site);
-    std::memcpy(reinterpret_cast<void*>(place.address), &value, sizeof(V));
+    const Target target = checked<V>("writes", i, site);
+    emulator::note_device_write(target.allocation, target.address, &value, sizeof(V), site);
+    std::memcpy(reinterpret_cast<void*>(target.address), &value, sizeof(V));
     emulator::counts.written_bytes += sizeof(V);
   }
   template <typename F>
   PC_MEMBER T change(pc_int64 i, const emulator::Site& site, F f) const {
-    const Place place = checked<T>("changes", i, site);
-    emulator::note_device_atomic(place.allocation, place.address, sizeof(T));
+    const Target target = checked<T>("changes", i, site);
+    emulator::note_device_atomic(target.allocation, target.address, sizeof(T));
     T before;
-    std::memcpy(&before, reinterpret_cast<const void*>(place.address), sizeof(T));
+    std::memcpy(&before, reinterpret_cast<const void*>(target.address), sizeof(T));
     const T after = f(before);
-    std::memcpy(reinterpret_cast<void*>(place.address), &after, sizeof(T));
+    std::memcpy(reinterpret_cast<void*>(target.address), &after, sizeof(T));
     return before;
   }
 
@@ -105,5 +105,5 @@ class Global {
                             const emulator::Site& site);
 
   pc_address address_ = 0;
-  const emulator::Allocation* allocation_ = nullptr;  // that the address lay in when it was given
+  const emulator::Allocation* allocation_ = nullptr;  // that contained the address when the pointer was made
 };

@@ -1,5 +1,5 @@
-// The host bodies of primitives.cuh, which includes this file in place of its own. Names and arguments are the same; a
-// last argument that callers leave out is the place they call from.
+// Host bodies of the primitives; primitives.cuh includes this file instead of its PTX bodies. Names and arguments are
+// the same. The last argument defaults to the caller's place in the source.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,7 @@
 #include "emulated_global.hpp"
 #include "emulated_shared.hpp"
 
-// ---- where a thread is
+// ---- indices of a thread
 
 PC_DEVICE int pc_thread() { return emulator::place.thread; }
 PC_DEVICE int pc_num_threads() { return emulator::place.num_threads; }

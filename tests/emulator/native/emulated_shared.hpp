@@ -9,7 +9,7 @@ typedef pc_uint32 SharedAddress;
 template <typename T>
 class Shared {
  public:
-  // Part of the buffer, by the offset of its first byte.
+  // `offset`: of the first byte in the shared buffer.
   PC_MEMBER explicit Shared(pc_int64 offset) : offset_(offset) {}
 
   PC_MEMBER Shared operator+(int count) const { return Shared(at(count)); }

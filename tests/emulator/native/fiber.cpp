@@ -11,7 +11,7 @@
 #endif
 
 #if defined(__x86_64__)
-// The registers that a call preserves lie on the stack of whoever waits.
+// Callee-saved registers are pushed on the stack of the fiber that is left.
 asm(R"(
 .text
 .hidden pc_switch_stacks
@@ -92,13 +92,13 @@ void exchange(Fiber& from, Fiber& to) {
 
 void prepare(Fiber& fiber, void (*entry)()) {
 #if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(fiber.stack, fiber.stack_size);  // what its last use left behind
+  __asan_unpoison_memory_region(fiber.stack, fiber.stack_size);  // poisoned by the previous use of the stack
   fiber.shadow = nullptr;
 #endif
   char* const top = fiber.stack + fiber.stack_size;
 #if defined(__x86_64__)
-  // Six registers, the address that the switch returns to, and the null to which `entry` would return: there the stack
-  // is aligned as behind a call.
+  // Six registers, the return address of the switch, and a null return address of `entry`. At `entry` the stack is
+  // aligned as after a call.
   void** frame = reinterpret_cast<void**>(top) - 8;
   for (int i = 0; i < 8; ++i) frame[i] = nullptr;
   frame[6] = reinterpret_cast<void*>(entry);
@@ -133,7 +133,7 @@ void leave_fiber(Fiber& from, Fiber& to) {
   __sanitizer_start_switch_fiber(nullptr, to.stack, to.stack_size);
 #endif
   exchange(from, to);
-  std::abort();  // nobody comes back
+  std::abort();  // unreachable: the fiber is never resumed
 }
 
 void entered_fiber() {

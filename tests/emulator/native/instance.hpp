@@ -1,4 +1,4 @@
-// What a library of one kernel instance tells the emulator.
+// Description of a kernel instance, which its library exports to the emulator.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace emulator {
 struct Instance {
   void (*kernel)(const void* parameters);
   uint64_t parameter_bytes;
-  int max_threads;  // that it was declared for
+  int max_threads;  // of PC_KERNEL
 };
 
 template <auto kKernel, int kMaxThreads>
@@ -27,6 +27,6 @@ constexpr int first_of(int threads, int) { return threads; }
 
 }  // namespace emulator
 
-// PC_INSTANCE((threads), (kernel)): the arguments are in parentheses because they may hold commas.
+// PC_INSTANCE((threads), (kernel)): the arguments are in parentheses because they may contain commas.
 #define PC_INSTANCE(max_threads, ...) \
   extern "C" const emulator::Instance pc_instance = emulator::Caller<(__VA_ARGS__), (max_threads)>::instance

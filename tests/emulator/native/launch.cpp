@@ -1,4 +1,4 @@
-// What Python calls.
+// Functions that Python calls.
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -32,7 +32,7 @@ void pc_add_host_memory(uint64_t begin, uint64_t num_bytes) {
 
 int pc_is_device(uint64_t address) { return emulator::is_device(address); }
 
-// 1 where `num_bytes` from `address` on lie in one allocation; otherwise `text` says where they lie.
+// Returns 1 if `num_bytes` from `address` on are in one allocation; otherwise 0, and describes the address in `text`.
 int pc_check_memory(uint64_t address, uint64_t num_bytes, char* text, uint64_t text_size) {
   const std::lock_guard lock(mutex);
   const emulator::Allocation* found = emulator::find_allocation(address);
@@ -41,7 +41,7 @@ int pc_check_memory(uint64_t address, uint64_t num_bytes, char* text, uint64_t t
   return 0;
 }
 
-// 0, or 1 with a message in `text`.
+// Returns 0, or 1 with an error message in `text`.
 int pc_launch(const char* name, const emulator::Instance* instance, const void* parameters, const int* num_blocks,
               int num_threads, uint32_t shared_bytes, int may_overwrite, uint64_t seed, emulator::Counts* counts,
               char* text, uint64_t text_size) {

@@ -18,30 +18,30 @@ namespace {
 const uint64_t kPage = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 constexpr uint64_t kMost = uint64_t{1} << 42;    // of one allocation
 constexpr uint64_t kArena = uint64_t{1} << 36;   // of addresses reserved at a time
-constexpr uint64_t kSparse = uint64_t{1} << 28;  // from here on memory is not poisoned, so that it takes none
+constexpr uint64_t kSparse = uint64_t{1} << 28;  // larger allocations are not poisoned, so that their pages stay unused
 
 struct Arena {
   uint64_t begin;
   uint64_t size;
 };
 std::vector<Arena> arenas;
-uint64_t next;  // in the last of them
+uint64_t next;  // free address in the last arena
 uint64_t end;
 
-using Allocations = std::map<uint64_t, Allocation>;  // by where they begin
+using Allocations = std::map<uint64_t, Allocation>;  // by first address
 Allocations live;
 Allocations released;
 
 uint64_t pages(uint64_t num_bytes) { return (num_bytes + kPage - 1) / kPage * kPage; }
 
-// The allocations on both sides of an address, the second one perhaps around it; or null.
+// Returns the first allocation after an address, and the last one that begins at or before it; null if there is none.
 std::array<const Allocation*, 2> neighbours(const Allocations& among, uint64_t address) {
   const auto after = among.upper_bound(address);
   return {after != among.end() ? &after->second : nullptr,
           after != among.begin() ? &std::prev(after)->second : nullptr};
 }
 
-// Bytes from an allocation to an address; 0 within it.
+// Returns the bytes from an allocation to an address; 0 inside it.
 uint64_t distance(const Allocation& allocation, uint64_t address) {
   if (address < allocation.begin) return allocation.begin - address;
   const uint64_t offset = address - allocation.begin;
@@ -58,7 +58,7 @@ bool reserve(uint64_t num_bytes) {
   return true;
 }
 
-// What was found last, by a part of the address.
+// The last results of find_allocation, by bits of the address.
 constexpr int kMemos = 16;
 const Allocation* memos[kMemos];
 
@@ -128,7 +128,7 @@ void describe(char* text, uint64_t size, uint64_t address, const Allocation* all
     return;
   }
   const uint64_t offset = address - allocation->begin;
-  const char* where = "behind the end of";
+  const char* where = "after the end of";
   uint64_t gap = distance(*allocation, address);
   if (address < allocation->begin) {
     where = "before";
@@ -155,7 +155,7 @@ void fail_endless(const Site& site) {
 }
 
 void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site) {
-  fail(site, "%s at 0x%llx, which is no multiple of %llu", what, static_cast<unsigned long long>(address),
+  fail(site, "%s at 0x%llx, which is not a multiple of %llu", what, static_cast<unsigned long long>(address),
        static_cast<unsigned long long>(alignment));
 }
 

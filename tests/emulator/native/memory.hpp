@@ -1,22 +1,23 @@
-// Device memory: pieces of one reserved range of addresses, none of which is ever used for two of them.
+// Device memory: allocations in reserved ranges of addresses. An address is never used for two allocations.
 #pragma once
 
 #include "machine.hpp"
 
 namespace emulator {
 
-// At a multiple of 256 and of nothing larger, with unusable pages around it; 0 where the system has not that much.
+// Returns an address that is a multiple of 256 and of no larger power of two, with inaccessible pages on both sides; 0
+// if the system has not enough memory.
 uint64_t allocate(uint64_t num_bytes);
-// False where none begins at `address`.
+// Returns false if no allocation begins at `address`.
 bool release(uint64_t address);
 
-// Whether an address is of the reserved range.
+// Returns true if an address is in a reserved range.
 bool is_device(uint64_t address);
 
-// Memory of the host that kernels may use as well.
+// Adds memory of the host that kernels may access.
 void add_host_memory(uint64_t begin, uint64_t num_bytes);
 
-// Describes an address that is not where it should be: in `allocation`, or in any where that is null.
+// Describes an invalid address relative to `allocation`, or to the nearest allocation if that is null.
 void describe(char* text, uint64_t size, uint64_t address, const Allocation* allocation);
 
 }  // namespace emulator

@@ -1,4 +1,4 @@
-// 16-bit floats on the host, rounded as the device's conversions do: to nearest even, every NaN to 0x7fff.
+// 16-bit floats on the host, rounded like the conversions of the device: to nearest even, every NaN to 0x7fff.
 #pragma once
 
 #include <bit>
@@ -14,7 +14,8 @@ inline uint16_t bfloat16_of_float(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// The exponent field moves into place by a multiplication, which subnormals survive; infinity and NaN get all its ones.
+// A multiplication moves the exponent field into place and keeps subnormals. Infinity and NaN get an exponent of all
+// ones.
 inline float float_of_half(uint16_t bits) {
   const float magnitude = std::bit_cast<float>(static_cast<uint32_t>(bits & 0x7fff) << 13) * 0x1p112f;
   const uint32_t special = (bits & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;

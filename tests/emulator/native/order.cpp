@@ -14,7 +14,7 @@ namespace emulator {
 namespace {
 
 // Of the launch.
-std::vector<Write> writes;  // [0] is none
+std::vector<Write> writes;  // [0]: no write
 std::vector<Allocation*> written;
 std::unordered_map<uint64_t, std::vector<Release>> releases;  // by the address of the atomic
 bool overwriting;
@@ -41,7 +41,7 @@ uint32_t this_write(const Accessor& now, const Site& site) {
   return state.last_write;
 }
 
-// Whether a write comes before the fence of a release of its block.
+// Returns true if a write precedes the fence of a release of its block.
 bool is_released(const Write& write, const Release& release) {
   if (write.thread == release.thread) return write.num_fences < release.num_fences;
   const Accessor releaser{release.thread / kLanes, 0, release.fenced};
@@ -77,7 +77,7 @@ bool comes_before(const Write& write, const Accessor& now) {
        what, static_cast<unsigned long long>(address), x, rest % rows, rest / rows, write.thread, write.site.line());
 }
 
-// Makes room for the numbers of writes, if the system gives it.
+// Returns memory for the numbers of writes; null if the system has none.
 uint32_t* numbers_of(Allocation& allocation) {
   if (allocation.writes == nullptr) {
     void* all = mmap(nullptr, allocation.size * sizeof(uint32_t), PROT_READ | PROT_WRITE,

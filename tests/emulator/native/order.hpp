@@ -1,13 +1,13 @@
 // The order of accesses to device memory within a launch.
 //
-// Of two threads of one block a barrier orders the accesses, as in shared memory. What one block writes another may
-// read only behind this chain:
+// A barrier orders the accesses of two threads of one block, as in shared memory. A block may read a write of another
+// block only after this chain:
 //
 //   write  [barrier]  pc_fence_device  atomic on A    ->    atomic on A  pc_fence_device  [barrier]  read
 //
-// The barriers are needed where the thread that writes or reads is another one than that of the fence. Two threads or
-// blocks that write different bytes to one place without such an order are reported, too; a read and a later write by
-// another block are not: running the blocks in another order shows those. Launches are in order.
+// The barriers are needed if the thread that writes or reads is not the thread of the fence. Two threads or blocks that
+// write different bytes to one address without such an order are also reported. A read and a later write by another
+// block are not reported; another order of the blocks shows them as wrong results. Launches are ordered.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@
 
 namespace emulator {
 
-// Writes of one thread at one place of the source, between the same barriers and fences.
+// Writes of one thread from one line of the source, between the same barriers and fences.
 struct Write {
   uint32_t block = 0;
   int thread = 0;
-  uint32_t num_fences = 0;  // that the thread had behind it
+  uint32_t num_fences = 0;  // of the thread before the write
   Epochs when;
   Site site;
 };
 
-// A thread's atomic access, with what its last fence covers.
+// An atomic access of a thread, and the writes that its last fence covers.
 struct Release {
   uint32_t block = 0;
   int thread = 0;
@@ -33,7 +33,7 @@ struct Release {
   Epochs fenced;
 };
 
-// A release that another block's thread has seen, fence included.
+// A release that a thread of another block has observed and followed by a fence.
 struct Acquisition {
   Release release;
   int thread = 0;

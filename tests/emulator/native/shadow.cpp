@@ -19,7 +19,7 @@ bool written_by_another(const Shadow& shadow, const Accessor& accessor) {
 Finding note_read(Shadow& shadow, const Accessor& reader, const Site& site) {
   if (shadow.in_flight)
     return {"reads what the copy of thread %d (line %u) has in flight", shadow.writer, shadow.write_site};
-  if (shadow.written.block == 0) return {"reads what nobody has written", 0, {}};
+  if (shadow.written.block == 0) return {"reads uninitialised memory", 0, {}};
   if (written_by_another(shadow, reader)) {
     return {reader.lanes == ~0u ? "races: the warp reads what thread %d writes (line %u), without a barrier between"
                                 : "races: it reads what thread %d writes (line %u), without a barrier between",

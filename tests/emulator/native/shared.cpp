@@ -1,4 +1,4 @@
-// The shared buffer of the block that runs, and the copies that fill it.
+// The shared buffer of the running block, and the asynchronous copies that fill it.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -23,7 +23,7 @@ struct Copy {
   uint64_t source;  // 0: zeros
 };
 
-// A thread's copies in the order of their issue. The first `landed` have; groups hold where each ends.
+// The copies of a thread in the order of issue. The first `landed` have finished; `groups` has the end of each group.
 struct Copies {
   std::vector<Copy> copies;
   std::vector<size_t> groups;
@@ -38,7 +38,7 @@ void expect_inside(const char* what, int64_t offset, uint32_t num_bytes, uint32_
          static_cast<long long>(offset), size);
   }
   if (offset % alignment != 0) {
-    fail(site, "%s %u bytes at offset %lld of the shared buffer, which is no multiple of %u", what, num_bytes,
+    fail(site, "%s %u bytes at offset %lld of the shared buffer, which is not a multiple of %u", what, num_bytes,
          static_cast<long long>(offset), alignment);
   }
 }
@@ -57,7 +57,7 @@ void split(uint32_t word) {
   words[word].split = true;
 }
 
-// Calls f(shadow, offset) for all that an access covers.
+// Calls f(shadow, offset) for each word or byte of an access.
 template <typename F>
 void for_each(uint32_t offset, uint32_t num_bytes, F f) {
   const uint32_t end = offset + num_bytes;
@@ -174,7 +174,7 @@ void expect_no_copies(const Site& site) {
   if (c.landed == c.copies.size()) return;
   const Shadow& first = words[c.copies[c.landed].offset / 4];
   (void)site;
-  fail(first.write_site, "finishes with %zu copies in flight, this one the first", c.copies.size() - c.landed);
+  fail(first.write_site, "finishes with %zu copies in flight; the first is from this line", c.copies.size() - c.landed);
 }
 
 }  // namespace emulator

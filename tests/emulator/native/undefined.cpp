@@ -1,5 +1,5 @@
-// What the compiler's checks of undefined behaviour in kernels call: an index outside a local array, an overflow of
-// int. The functions are those of UBSan's runtime, which is not linked; each begins with the place in the source.
+// Handlers of undefined behaviour in kernels: an index outside a local array, an overflow of int. They replace those of
+// UBSan's runtime, which is not linked. The data that they receive begins with the place in the source.
 #include <cstdint>
 
 #include "block.hpp"
@@ -31,7 +31,7 @@ PC_HANDLER(negate_overflow_abort, "a negation overflows its type")
 PC_HANDLER(divrem_overflow_abort, "a division by zero, or of the least number by -1")
 PC_HANDLER(shift_out_of_bounds_abort, "a shift by more bits than the type has, or by a negative number")
 PC_HANDLER(out_of_bounds_abort, "an index lies outside a local array")
-PC_HANDLER(builtin_unreachable, "what was declared unreachable is reached")
+PC_HANDLER(builtin_unreachable, "unreachable code is reached")
 PC_HANDLER(missing_return, "a function ends without returning its value")
 
 #undef PC_HANDLER

@@ -1,4 +1,4 @@
-// BlockPool against its model: every order, calls that must be refused half-way through a list among the others.
+// BlockPool against its model: every order, including calls that are refused half way through a list.
 #include <limits>
 
 #include "tests/index/native/model_pool.hpp"
@@ -53,14 +53,14 @@ class PoolLife {
     }
   }
 
-  // What is left comes out in the model's order, to the last block.
+  // The remaining blocks come out in the order of the model, to the last one.
   void allocate_all() {
     Exact<BlockId> out(static_cast<size_t>(model_.num_free()));
     PC_CHECK(pool_.try_allocate(out.span()), out.size());
     for (const BlockId block : out.span()) PC_CHECK(block == model_.take(), block);
     Exact<BlockId> one(1);
-    PC_CHECK(!pool_.try_allocate(one.span()), "a pool gave more than it has");
-    PC_CHECK(pool_.try_allocate({}), "nothing can always be had");
+    PC_CHECK(!pool_.try_allocate(one.span()), "an allocation beyond the pool succeeded");
+    PC_CHECK(pool_.try_allocate({}), "an empty allocation failed");
   }
 
   [[nodiscard]] std::vector<BlockId> references() {
@@ -70,7 +70,7 @@ class PoolLife {
     return held;
   }
 
-  // Some references that are held; one time in three with something wrong among them.
+  // Existing references; one time in three with an invalid entry.
   [[nodiscard]] Exact<BlockId> blocks() {
     std::vector<BlockId> list = references();
     if (!random_.one_in(5)) list.resize(std::min(list.size(), static_cast<size_t>(random_.below(9))));
@@ -143,7 +143,7 @@ constexpr std::initializer_list<Order> kOrders = {Order::Lifo, Order::Fifo, Orde
 
 }  // namespace
 
-PC_TEST(pool_lives_as_its_model_does) {
+PC_TEST(pool_behaves_as_its_model) {
   rounds(150, [](Random& random) {
     for (const Order order : kOrders) {
       const auto any = static_cast<BlockId>(random.between(2, 200));
@@ -154,7 +154,7 @@ PC_TEST(pool_lives_as_its_model_does) {
   });
 }
 
-// The bitmap of a pool in address order has one level more from 64, 64^2 and 64^3 ids on.
+// In address order, the bitmap of a pool gains a level at 64, 64^2 and 64^3 ids.
 PC_TEST(pool_of_several_bitmap_levels_gives_every_block_once) {
   rounds(3, [](Random& random) {
     for (const Order order : kOrders) {
@@ -175,7 +175,7 @@ PC_TEST(pool_of_several_bitmap_levels_gives_every_block_once) {
   });
 }
 
-PC_TEST(pool_refuses_sizes_that_no_pool_can_have) {
+PC_TEST(pool_refuses_impossible_sizes) {
   for (const int64_t size : {int64_t{1}, int64_t{0}, int64_t{-1}, int64_t{1} << 31, std::numeric_limits<int64_t>::max(),
                              std::numeric_limits<int64_t>::min()}) {
     PC_REFUSES(ShapeError, BlockPool(size, Order::Lifo));

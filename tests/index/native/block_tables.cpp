@@ -1,5 +1,5 @@
-// BlockTables against their model: one to three groups, shared pools, short pools, wrong calls, and somebody else who
-// holds blocks of the same pools.
+// BlockTables against their model: one to three groups, shared pools, short pools, invalid calls, and another holder of
+// blocks of the same pools.
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -69,7 +69,7 @@ class TablesLife {
     }
   }
 
-  // A copy that is given every change, in rounds of any size, is what the tables are.
+  // A mirror that receives every change, in batches of any size, equals the tables.
   void same_copy() {
     if (copy_.empty() || random_.one_in(3)) return;
     for (bool is_all = false; !is_all;) {
@@ -99,7 +99,8 @@ class TablesLife {
     tables_.reset();
     for (const auto& [name, row] : model_.rows) forget(row);
     for (size_t i = 0; i < pools_.size(); ++i) {
-      PC_CHECK(pools_[i]->num_free() == model_.pools[i].num_free(), pools_[i]->num_free(), " free when all is gone");
+      PC_CHECK(pools_[i]->num_free() == model_.pools[i].num_free(), pools_[i]->num_free(),
+               " free after everything was removed");
       pools_[i]->check_invariants();
     }
   }
@@ -112,7 +113,7 @@ class TablesLife {
     return static_cast<size_t>(model_.max_sequences + 1) * static_cast<size_t>(model_.max_blocks);
   }
 
-  // Begins anew each time: whoever follows last has the changes.
+  // Starts anew each time: follow_changes() restarts the recording.
   void follow() {
     tables_->follow_changes();
     copy_.assign(model_.num_groups() * num_entries() + static_cast<size_t>(model_.max_sequences) + 1, 0);
@@ -138,7 +139,7 @@ class TablesLife {
     return static_cast<RowId>(random_.below(model_.max_sequences));
   }
 
-  // Rows in use, in any order; now and then one too many.
+  // Used rows in any order; sometimes with an invalid one.
   Rows some_rows() {
     Rows rows;
     for (const auto& [name, row] : model_.rows) rows.push_back(name);
@@ -150,7 +151,7 @@ class TablesLife {
 
   TokenCount length_of(RowId row) const { return model_.rows.contains(row) ? model_.rows.at(row).length : 0; }
 
-  // A number for each row, from 0 to its length, seldom one that cannot be.
+  // A number for each row, from 0 to its length; rarely an invalid one.
   Counts positions(const Rows& rows) {
     Counts counts;
     for (const RowId row : rows) counts.push_back(static_cast<TokenCount>(random_.between(0, length_of(row))));
@@ -177,7 +178,7 @@ class TablesLife {
     }
   }
 
-  // Blocks that a row has, cut to tokens that every group can share, and then perhaps spoilt.
+  // Blocks of a row, truncated to tokens that every group can share, sometimes made invalid.
   std::vector<std::vector<BlockId>> some_prefix() {
     int64_t unit = 1;
     for (const TokenCount size : model_.block_sizes) unit = std::lcm(unit, size);
@@ -237,7 +238,7 @@ class TablesLife {
     return counts;
   }
 
-  // What a step does by the model: refused, short (nothing changes), or done; then slots are of each group.
+  // Result of a step in the model: refused, short (nothing changes), or done, with slots for each group.
   enum class Outcome { Refused, Short, Done };
   Outcome model_step(const Rows& rows, const Counts& counts, const std::vector<int32_t>& first_blocks,
                      const std::function<bool()>& real, std::vector<std::vector<SlotId>>& slots) {
@@ -304,7 +305,7 @@ class TablesLife {
     }
   }
 
-  // One slot too few in one group, a group too few: refused before anything is taken.
+  // One slot or one group missing: refused before anything is taken.
   void refuse_short_outputs(const Exact<RowId>& names, const Exact<TokenCount>& numbers, std::vector<SlotsOut> out) {
     try {
       tables_->check_step(names.span(), numbers.span());
@@ -319,7 +320,7 @@ class TablesLife {
     PC_REFUSES(ShapeError, static_cast<void>(tables_->try_extend(names.span(), numbers.span(), out)));
   }
 
-  // None, or a first block for each group; seldom what cannot be.
+  // Empty, or a first block for each group; rarely invalid.
   std::vector<int32_t> some_first_blocks() {
     std::vector<int32_t> firsts;
     if (random_.one_in(2)) return firsts;
@@ -400,7 +401,7 @@ class TablesLife {
     }
   }
 
-  // Somebody else takes and shares blocks of the same pools, and gives back only what is his.
+  // Another holder takes and shares blocks of the same pools, and frees only its own references.
   void outsider() {
     const auto which = static_cast<size_t>(random_.below(std::ssize(pools_)));
     auto& mine = theirs_[which];
@@ -415,7 +416,7 @@ class TablesLife {
     block[0] = static_cast<BlockId>(random_.below(model_.pools[which].num_blocks()));
     if (model_.pools[which].holders(block[0]) == 0) {
       if (model_.pools[which].num_free() == 0) return;
-      PC_CHECK(pools_[which]->try_allocate(block.span()), "a free block can be had");
+      PC_CHECK(pools_[which]->try_allocate(block.span()), "a free block cannot be allocated");
       PC_CHECK(model_.pools[which].take() == block[0], block[0]);
     } else {
       model_.pools[which].share(block[0]);
@@ -471,8 +472,8 @@ class TablesLife {
   ModelTables model_;
   std::vector<std::shared_ptr<BlockPool>> pools_;
   std::unique_ptr<BlockTables> tables_;
-  std::vector<int32_t> copy_;       // of tables and lengths, once changes are followed
-  std::vector<BlockId> theirs_[3];  // references of somebody else, by pool
+  std::vector<int32_t> copy_;       // mirror of tables and lengths, after follow_changes()
+  std::vector<BlockId> theirs_[3];  // references of another holder, by pool
 };
 
 BlockTables make(std::vector<int64_t> sizes, int64_t rows, int64_t blocks) {
@@ -483,7 +484,7 @@ BlockTables make(std::vector<int64_t> sizes, int64_t rows, int64_t blocks) {
 
 }  // namespace
 
-PC_TEST(tables_live_as_their_model_does) {
+PC_TEST(tables_behave_as_their_model) {
   rounds(400, [](Random& random) {
     TablesLife life(random);
     for (int i = 0; i < 120; ++i) {
@@ -495,7 +496,7 @@ PC_TEST(tables_live_as_their_model_does) {
   });
 }
 
-PC_TEST(tables_refuse_sizes_without_sense) {
+PC_TEST(tables_refuse_impossible_sizes) {
   for (const int64_t wrong : {int64_t{0}, int64_t{-1}, int64_t{1} << 31, INT64_MAX, INT64_MIN}) {
     PC_REFUSES(ShapeError, make({wrong}, 2, 2));
     PC_REFUSES(ShapeError, make({4}, wrong, 2));
@@ -505,7 +506,7 @@ PC_TEST(tables_refuse_sizes_without_sense) {
   PC_REFUSES(ShapeError, BlockTables({std::make_shared<BlockPool>(9, Order::Lifo)}, {4, 4}, 2, 2));
 }
 
-PC_TEST(tables_tell_no_changes_that_nobody_follows_or_that_int32_cannot_name) {
+PC_TEST(tables_refuse_changes_that_are_not_recorded_or_exceed_int32) {
   BlockTables tables = make({4}, 2, 2);
   Exact<ChangedEntry> changes(1);
   PC_REFUSES(UnsupportedOption, static_cast<void>(tables.take_changes(changes.span())));
@@ -514,8 +515,8 @@ PC_TEST(tables_tell_no_changes_that_nobody_follows_or_that_int32_cannot_name) {
   PC_CHECK(tables.take_changes(changes.span()) == 0, "nothing has changed");
 }
 
-// A pool whose blocks somebody gave back wrongly: the tables say so, and their end takes nobody else's block.
-PC_TEST(tables_name_a_block_that_somebody_else_gave_back) {
+// Another holder freed blocks of the tables: the tables report it, and their destructor frees no block twice.
+PC_TEST(tables_report_a_block_that_another_holder_freed) {
   auto pool = std::make_shared<BlockPool>(9, Order::Lifo);
   BlockTables tables({pool}, {4}, 3, 4);
   const RowId row = tables.add({});

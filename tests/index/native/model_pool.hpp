@@ -1,6 +1,6 @@
-// BlockPool again, so plainly that it is right: the oracle of the drivers.
+// Simple model of BlockPool: the oracle of the drivers.
 //
-// A value: whoever tries something keeps a copy, and puts it back when the call is refused.
+// The model is a value: a caller that may fail keeps a copy and restores it when the call is refused.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class ModelPool {
   [[nodiscard]] int32_t holders(BlockId block) const { return holders_[static_cast<size_t>(block)]; }
   [[nodiscard]] const std::vector<int32_t>& all_holders() const { return holders_; }
 
-  // The first free id is the next to go, in every order.
+  // The first free id is the next to be allocated, in every order.
   BlockId take() {
     const auto at = order_ == Order::Address ? std::min_element(free_.begin(), free_.end()) : free_.begin();
     const BlockId block = *at;
@@ -41,14 +41,14 @@ class ModelPool {
 
   void share(BlockId block) { ++held(block); }
 
-  // Whether it became free.
+  // Returns true if the block became free.
   bool drop(BlockId block) {
     if (--held(block) > 0) return false;
     give_back(block);
     return true;
   }
 
-  // Whether it is retired now.
+  // Returns true if the block is retired now.
   bool retire(BlockId block, int64_t step) {
     if (--held(block) > 0) return false;
     retired_[step].push_back(block);
@@ -87,8 +87,8 @@ class ModelPool {
   std::map<int64_t, std::vector<BlockId>> retired_;
 };
 
-// Runs `model` on a copy of `world` and `real` on the code: both succeed, or both refuse in the same way and leave the
-// world as it was. Returns whether they succeeded.
+// Runs `model` on a copy of `world` and `real` on the code: both succeed, or both raise the same kind of error and
+// change nothing. Returns true if they succeeded.
 template <typename World, typename Model, typename Real>
 bool agree(World& world, const char* what, Model&& model, Real&& real) {
   World next = world;
@@ -104,7 +104,7 @@ bool agree(World& world, const char* what, Model&& model, Real&& real) {
     real();
   } catch (const Error& error) {
     PC_CHECK(is_refused, what, " refused: ", error.what());
-    PC_CHECK(error.kind() == expected, what, " refused in another way: ", error.what());
+    PC_CHECK(error.kind() == expected, what, " raised another error: ", error.what());
     return false;
   }
   PC_CHECK(!is_refused, what, " was not refused");

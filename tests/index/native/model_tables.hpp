@@ -1,4 +1,4 @@
-// BlockTables again, token by token: the oracle of the drivers. A value, as the pools that it has inside.
+// Model of BlockTables, token by token: the oracle of the drivers. A value, like the pools that it contains.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class ModelTables {
   int32_t max_blocks = 0;
   std::map<RowId, ModelRow> rows;
   std::vector<std::vector<PendingCopy>> copies;  // of each group
-  // Of the latest step: what each group needs of its pool, and what the groups before left of it.
+  // Of the latest step: blocks that each group needs, and blocks of its pool that earlier groups leave.
   std::vector<int64_t> needed, available;
 
   [[nodiscard]] size_t num_groups() const { return block_sizes.size(); }
@@ -95,7 +95,7 @@ class ModelTables {
     for (size_t i = 0; i < names.size(); ++i) rows[names[i]] = before.at(parents[i]);
   }
 
-  // Slots of each group; `needed` and `available` say whether a pool was short. `first_blocks` is empty, or has the
+  // Slots of each group; compare `needed` and `available` to detect a short pool. `first_blocks` is empty, or has the
   // first block that each group takes.
   std::vector<std::vector<SlotId>> extend(const Rows& names, const Counts& counts,
                                           const std::vector<int32_t>& first_blocks = {}) {
@@ -230,7 +230,7 @@ class ModelTables {
     for (PendingCopy& each : copies[g]) each.is_dropped |= each.copy.target == target;
   }
 
-  // A block that does not exist stands for each that the pool lacks, so that what is needed is counted to the end.
+  // Invented blocks replace those that the pool lacks, so that all needed blocks are counted.
   BlockId take(size_t g) {
     ++needed[g];
     return pool(g).num_free() > 0 ? pool(g).take() : -1;

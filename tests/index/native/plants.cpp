@@ -1,5 +1,5 @@
-// Faults on purpose, inside the index where they can be had there: each sanitizer must see what the index's own code
-// does, not only what a driver does.
+// Planted faults, inside the code of the index where possible: each sanitizer must instrument the index itself, not
+// only the drivers.
 #include <memory>
 #include <thread>
 
@@ -47,7 +47,7 @@ PC_PLANT(signed_overflow, "runtime error: signed integer overflow") {
   most = most + 1;
 }
 
-PC_PLANT(index_behind_the_size_of_a_vector, "Assertion '__n < this->size()' failed") {
+PC_PLANT(index_past_the_size_of_a_vector, "Assertion '__n < this->size()' failed") {
   std::vector<int> values(3);
   values.reserve(8);
   volatile size_t at = 3;

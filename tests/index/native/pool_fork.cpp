@@ -1,5 +1,5 @@
-// fork() while threads lock pools one by one and several at once, and make and destroy others: it never waits for ever,
-// and the child finds every pool between two calls.
+// fork() while threads lock pools one by one and several at once, and make and destroy others: fork() does not
+// deadlock, and in the child no call is half done.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ struct Shared {
   std::atomic<bool> is_over{false};
 };
 
-// Takes many blocks of one pool and gives them back: in between, nobody holds some of them.
+// Takes many blocks of one pool and frees them one by one.
 void take_and_free(Shared& shared) {
   std::vector<BlockId> blocks(100);
   while (!shared.is_over) {
@@ -32,7 +32,7 @@ void take_and_free(Shared& shared) {
   }
 }
 
-// Locks both pools, whichever of them comes first in memory.
+// Locks both pools in the order of their addresses.
 void step(Shared& shared) {
   BlockTables tables({shared.second, shared.first}, {1, 1}, 1, 64);
   const RowId row = tables.add({});
@@ -52,7 +52,7 @@ void make_and_destroy(Shared& shared) {
   }
 }
 
-// The child's exit status: 0 where each pool is whole and serves.
+// Exit status of the child: 0 if each pool is consistent and allocates.
 int look_at(Shared& shared) {
   for (BlockPool* pool : {shared.first.get(), shared.second.get()}) {
     pool->check_invariants();
@@ -71,7 +71,7 @@ PC_TEST(a_forked_child_finds_every_pool_between_two_calls) {
   for (const auto work : {take_and_free, step, make_and_destroy}) threads.emplace_back(work, std::ref(shared));
   for (int i = 0; i < kForks; ++i) {
     const pid_t child = fork();
-    PC_CHECK(child >= 0, "no process can be made");
+    PC_CHECK(child >= 0, "fork() failed");
     if (child == 0) {
       alarm(60);  // a child that hangs ends by a signal
       _exit(look_at(shared));

@@ -1,6 +1,6 @@
-// Threads hammer one BlockPool. Who owns a block writes its cell, plainly: the pool's lock alone orders the writes of
-// one owner before those of the next. So a block that had two owners at once is a data race for TSan, and a stamp that
-// is not the owner's own for everybody else.
+// Concurrent use of one BlockPool. The owner of a block writes a cell without synchronisation: only the lock of the
+// pool orders the writes of one owner before those of the next. A block with two owners at once is a data race for
+// TSan, and a wrong stamp otherwise.
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 4;
 constexpr int kSteps = 1500;
 
-// A reference that one thread hands to another; the block is not written any more.
+// A reference that one thread passes to another; the block is no longer written.
 struct Gift {
   BlockId block;
   uint64_t stamp;
@@ -73,13 +73,13 @@ class Worker {
     for (; count > 0; --count) {
       const Gift gift = from.back();
       from.pop_back();
-      PC_CHECK(cell(gift.block) == gift.stamp, "block ", gift.block, " was written by somebody else");
+      PC_CHECK(cell(gift.block) == gift.stamp, "block ", gift.block, " was written by another thread");
       blocks.push_back(gift.block);
     }
     return blocks;
   }
 
-  // Back to the pool, at once or behind a step.
+  // Frees the blocks, or retires them for a step.
   void give(size_t count) {
     const std::vector<BlockId> blocks = pop(owned_, count);
     for (const BlockId block : blocks) cell(block) = 0;
@@ -92,7 +92,7 @@ class Worker {
     shared_.pool.reclaim(now - random_.below(3));
   }
 
-  // A block gets a second holder, who only reads; the first does not write it any more and gives its reference up.
+  // Adds a second, reading holder to a block; the first stops writing it and drops its reference.
   void hand_over() {
     if (owned_.empty()) return;
     const Gift gift = owned_.back();
@@ -116,7 +116,7 @@ class Worker {
     PC_CHECK(freed >= 0 && freed <= static_cast<BlockId>(blocks.size()), freed);
   }
 
-  // A list that goes wrong at its end changes nothing, whatever the others do meanwhile.
+  // A list with an invalid last entry changes nothing, during concurrent calls.
   void misbehave() {
     if (owned_.empty()) return;
     const BlockId mine = owned_.back().block;
@@ -147,8 +147,8 @@ class Worker {
 
   Shared& shared_;
   Random random_;
-  std::vector<Gift> owned_;   // held by nobody else
-  std::vector<Gift> guests_;  // held by somebody else too, perhaps
+  std::vector<Gift> owned_;   // no other holder
+  std::vector<Gift> guests_;  // perhaps another holder
 };
 
 void hammer(Random& random, BlockId num_blocks, Order order) {

@@ -1,7 +1,8 @@
-// What a radix tree holds, block by block: the part of its model that looks and changes nothing.
+// Contents of the model of a radix tree: a trie with one cell for each cached block. Nothing here changes the model.
 //
-// A cached block is a cell of a trie. A node of the tree is a chain of cells whose last one `ends_node`; what a node
-// has for all of its blocks stands in each cell of the chain, so that to split a node is to set one flag.
+// A node of the tree is a chain of cells, the last of which has `ends_node` set. Fields of a node are repeated in each
+// of its cells, so that splitting a node only sets a flag. Nodes matter because eviction orders and trims whole nodes;
+// drivers compare only observable state.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "pagecore/index/radix_tree.hpp"
+#include "pagecore/index/radix/tree.hpp"
 #include "tests/native/harness.hpp"
 
 namespace pagecore::test {
@@ -19,7 +20,7 @@ using Tokens = std::vector<int32_t>;
 using Ids = std::vector<int32_t>;
 using Lanes = std::vector<Ids>;
 
-// What a block is looked up by: its tokens, and (start, end, digest) of each span that overlaps it.
+// Lookup key of a block: its tokens, and (start, end, digest) of each span that overlaps it.
 using BlockKey = std::pair<Tokens, std::vector<std::array<int64_t, 3>>>;
 using Prefix = std::vector<BlockKey>;
 
@@ -35,7 +36,7 @@ struct Cell {
   Ids ids;  // by lane
   int32_t state = radix::kNoState;
   bool ends_node = false;
-  int run = 0;                          // what it came with, be it split since
+  int run = 0;                               // insertion that made it; splits keep it
   std::vector<ModelEvictionState> eviction;  // by component
 };
 
@@ -54,8 +55,8 @@ struct ModelOffer {
 };
 
 struct ModelMatch {
-  std::vector<int> path;  // all that is cached of the prefix
-  int64_t blocks = 0;     // what can be reused
+  std::vector<int> path;  // every cached block of the prefix
+  int64_t blocks = 0;     // reusable by every component
   int64_t checkpoint = 0;
   int32_t state = radix::kNoState;
   Lanes ids;
@@ -81,22 +82,22 @@ class ModelCells {
   std::vector<int64_t> windows;  // in blocks
   size_t num_lanes, num_components;
   std::map<int, Cell> cells;
-  std::map<int32_t, std::map<BlockKey, int>> roots;  // by namespace; what is empty is not there
+  std::map<int32_t, std::map<BlockKey, int>> roots;  // by namespace, without empty ones
   std::map<int, ModelReceipt> receipts;
 
-  // Looking up.
+  // Lookup.
 
   [[nodiscard]] bool is_window(size_t c) const { return c >= 1 && c <= windows.size(); }
   [[nodiscard]] bool is_state(size_t c) const { return has_states && c + 1 == num_components; }
   [[nodiscard]] static bool has(uint32_t components, size_t c) { return (components >> c & 1) != 0; }
 
-  // The cells from the top to this one.
+  // Returns the cells from the top to this one.
   [[nodiscard]] std::vector<int> path(int cell) const {
     std::vector<int> up;
     for (; cell >= 0; cell = cells.at(cell).parent) up.push_back(cell);
     return {up.rbegin(), up.rend()};
   }
-  // The cells of its node.
+  // Returns the cells of the node of a cell.
   [[nodiscard]] std::vector<int> node(int cell) const {
     while (!cells.at(cell).ends_node) cell = cells.at(cell).children.begin()->second;
     std::vector<int> up{cell};
@@ -110,14 +111,14 @@ class ModelCells {
       found.push_back(*next);
     return found;
   }
-  // What follows the cells that were found of a prefix.
+  // Returns the cell that follows those found of a prefix, or null.
   [[nodiscard]] const int* child(int32_t space, const std::vector<int>& found, const Prefix& prefix) const {
     if (found.empty() && !roots.contains(space)) return nullptr;
     const auto& children = found.empty() ? roots.at(space) : cells.at(found.back()).children;
     const auto next = children.find(prefix[found.size()]);
     return next == children.end() ? nullptr : &next->second;
   }
-  // Blocks of a prefix of `end` blocks that a component needs to be reused: [first, end).
+  // First of the blocks [first, end) that a component needs to reuse a prefix of `end` blocks.
   [[nodiscard]] int64_t first_needed(size_t c, int64_t end) const {
     if (c == 0) return 0;
     return is_state(c) ? end - 1 : std::max<int64_t>(0, end - windows[c - 1]);
@@ -151,7 +152,7 @@ class ModelCells {
     return ids;
   }
 
-  // What is held and what can go.
+  // Sizes and pins.
 
   [[nodiscard]] int64_t count(int cell, size_t c) const {
     if (is_state(c)) return cells.at(cell).state != radix::kNoState;
@@ -166,7 +167,12 @@ class ModelCells {
     }
     return pinned;
   }
-  // Receipts that hold the window there.
+  [[nodiscard]] std::vector<std::set<int>> all_pinned() const {
+    std::vector<std::set<int>> pinned_cells;
+    for (size_t c = 0; c < num_components; ++c) pinned_cells.push_back(pinned(c));
+    return pinned_cells;
+  }
+  // Receipts that pin a window at a cell.
   [[nodiscard]] int64_t window_pins(int cell, size_t w) const {
     return std::count_if(receipts.begin(), receipts.end(), [&](const auto& each) {
       if (each.second.end < 0 || !has(each.second.components, w)) return false;
@@ -187,9 +193,6 @@ class ModelCells {
     int64_t sum = 0;
     for (const auto& [name, cell] : cells) sum += kept.contains(name) ? 0 : count(name, c);
     return sum;
-  }
-  [[nodiscard]] int64_t num_nodes() const {
-    return std::count_if(cells.begin(), cells.end(), [](const auto& each) { return each.second.ends_node; });
   }
   [[nodiscard]] std::set<int32_t> held_ids(size_t lane) const {
     std::set<int32_t> ids;

@@ -1,4 +1,4 @@
-// A random life of a RadixTree, step by step beside its model; all that both can tell is compared after each step.
+// Random calls of a RadixTree and its model; observable state is compared after each call.
 #pragma once
 
 #include <memory>
@@ -40,7 +40,6 @@ class TreeLife {
 
   void same() {
     tree_.check_invariants();
-    PC_CHECK(tree_.num_nodes() == model_.num_nodes(), tree_.num_nodes(), " nodes, expected ", model_.num_nodes());
     PC_CHECK(tree_.num_receipts() == std::ssize(model_.receipts), tree_.num_receipts(), " receipts");
     for (size_t c = 0; c < model_.num_components; ++c) {
       const auto component = static_cast<int32_t>(c);
@@ -48,11 +47,13 @@ class TreeLife {
       PC_CHECK(tree_.evictable(component) == model_.evictable(c), tree_.evictable(component), " of component ", c,
                " can go, expected ", model_.evictable(c));
     }
+    const std::vector<std::set<int>> pinned = model_.all_pinned();
     for (const auto& [name, held] : receipts_) {
       const RadixTree::Receipt& receipt = held.receipt;
       const ModelReceipt& known = model_.receipts.at(name);
       PC_CHECK(tree_.depth(receipt.node) == std::ssize(model_.path(known.end)), "receipt ", name, " ends elsewhere");
       PC_CHECK(receipt.components == known.components, "receipt ", name, " holds ", receipt.components);
+      same_path(receipt, known, pinned);
     }
     for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
       const std::set<int32_t> ids = model_.held_ids(lane);
@@ -64,7 +65,26 @@ class TreeLife {
     PC_CHECK(std::ssize(used) - used.contains(0) == std::ssize(spaces_), spaces_.size(), " namespaces");
   }
 
-  // All is given back and evicted: nothing is left, and what a tree costs is small again.
+  // The ids and pins of every block that a receipt holds.
+  void same_path(const RadixTree::Receipt& receipt, const ModelReceipt& known,
+                 const std::vector<std::set<int>>& pinned) {
+    const std::vector<int> path = model_.path(known.end);
+    for (size_t i = 0; i < path.size(); ++i) {
+      const auto block = static_cast<int64_t>(i);
+      for (size_t lane = 0; lane < model_.num_lanes; ++lane) {
+        const int32_t id = tree_.id_at(receipt.node, block, static_cast<int32_t>(lane));
+        PC_CHECK(id == model_.id_at(path[i], lane), "lane ", lane, " has id ", id, " at block ", i);
+      }
+      for (size_t c = 0; c < model_.num_components; ++c) {
+        if (model_.is_state(c) && model_.cells.at(path[i]).state == radix::kNoState) continue;
+        const bool is_pinned = tree_.num_pins(receipt.node, block, static_cast<int32_t>(c)) > 0;
+        PC_CHECK(is_pinned == pinned[c].contains(path[i]), "component ", c, " of block ", i, " is ",
+                 is_pinned ? "" : "not ", "pinned");
+      }
+    }
+  }
+
+  // Releases and evicts everything: nothing is left.
   void end() {
     while (!receipts_.empty()) unlock();
     for (size_t c = model_.num_components; c-- > 0;) {
@@ -77,7 +97,7 @@ class TreeLife {
   }
 
  private:
-  // Runs `real`, perhaps first with memory that runs out: nothing may have changed when it does.
+  // Runs `real`, sometimes first with memory that runs out: nothing may change then.
   template <typename Real>
   void with_little_memory(Real&& real) {
     if (is_memory_short_ && random_.one_in(2)) {
@@ -92,7 +112,7 @@ class TreeLife {
     }
     real();
   }
-  // What never needs memory.
+  // Runs a call that must not allocate.
   template <typename Real>
   static void without_memory(Real&& real) {
     const ShortMemory memory(0);
@@ -105,7 +125,7 @@ class TreeLife {
     int32_t name = 0;  // of its namespace
   };
 
-  // Namespaces, as the binding keeps them.
+  // Namespaces, handled as in the binding.
 
   [[nodiscard]] radix::NamespaceId space_of(int32_t name) const {
     if (name == 0) return 0;
@@ -179,7 +199,7 @@ class TreeLife {
     if (random_.one_in(3)) hint.rank = static_cast<double>(random_.between(-2, 2));
     if (model_.full > 0) {
       without_memory([&] { tree_.unlock(receipt, some & every, hint); });
-    } else {  // a leaf may go, and its run be compacted, or not
+    } else {  // a leaf may be removed, and its storage compacted, or not
       tree_.unlock(receipt, some & every, hint);
     }
     const int gone = name;
@@ -190,7 +210,7 @@ class TreeLife {
     bury();
   }
 
-  // The receipt's place in the map, or none.
+  // Key of a receipt in the map, or -1.
   int some_receipt() { return receipts_.empty() || random_.one_in(2) ? -1 : random_.pick(receipts_).first; }
 
   void insert_into(const Offered& made, int receipt, RadixTree::Inserted& out) {
@@ -236,7 +256,7 @@ class TreeLife {
     }
   }
 
-  // A sequence runs on from where its receipt ends; what it offers of the blocks before is nobody's business.
+  // Extends a sequence past its receipt; ids offered for earlier blocks are ignored.
   void extend() {
     if (receipts_.empty()) return;
     auto& [name, held] = random_.pick(receipts_);
@@ -264,7 +284,7 @@ class TreeLife {
     if (is_new) tree_.drop_namespace_if_empty(space);
   }
 
-  // Several at once: what can be inserted needs no memory once it is prepared, and what cannot is refused as a whole.
+  // Inserts a batch: a prepared batch allocates nothing, and an invalid batch is refused as a whole.
   void insert_batch() {
     std::vector<Offered> made;
     std::vector<int> receipts;
@@ -284,10 +304,10 @@ class TreeLife {
     }
     std::vector<RadixTree::Inserted> out;
     if (!insert_all(made, receipts, out)) {
-      PC_CHECK(!is_possible || !is_honest, "a batch was refused that could be inserted");
+      PC_CHECK(!is_possible || !is_honest, "a valid batch was refused");
       return;
     }
-    PC_CHECK(is_possible, "a batch was let through that cannot be inserted");
+    PC_CHECK(is_possible, "an invalid batch was accepted");
     model_ = next;
     for (size_t i = 0; i < made.size(); ++i) {
       same_inserted(made[i].model, out[i], expected[i]);
@@ -295,7 +315,7 @@ class TreeLife {
     }
     bury();
   }
-  // The later one offers what the earlier one does.
+  // Copies ids of an earlier offer to a later one.
   void borrow(const Offered& from, Offered& to) {
     if (to.lanes.empty()) return;
     const auto lane = static_cast<size_t>(random_.below(std::ssize(to.lanes)));
@@ -337,7 +357,7 @@ class TreeLife {
       const ShortMemory memory(random_.one_in(2) ? 0 : INT64_MAX);
       for (size_t i = 0; i < made.size(); ++i) {
         RadixTree::Receipt* const receipt = receipts[i] < 0 ? nullptr : &receipts_.at(receipts[i]).receipt;
-        tree_.insert(offers[i], receipt, batch.answers[i], &batch.runs[i]);
+        tree_.insert(offers[i], receipt, batch.answers[i], &batch.storages[i]);
       }
     }
     drop_spaces();
@@ -373,7 +393,7 @@ class TreeLife {
   RadixTree tree_;
   Offers offers_;
   bool is_memory_short_;
-  std::map<int, Held> receipts_;  // by the model's name
+  std::map<int, Held> receipts_;  // by name in the model
   std::map<int32_t, radix::NamespaceId> spaces_;
 };
 

@@ -1,4 +1,4 @@
-// Put before operator new by -Wl,--wrap (tests/native/sanitize.mk), so that the sanitizer's own stays in use.
+// Wrappers of operator new, linked by -Wl,--wrap (tests/native/sanitize.mk), so that the sanitizer keeps its own.
 #include "tests/index/native/radix_memory.hpp"
 
 #include <cstddef>

@@ -1,12 +1,11 @@
-// Memory that runs out when a test wants it to: the linker puts these before operator new of every driver of the index.
+// Injected allocation failures: the linker wraps operator new in every driver of the index.
 #pragma once
 
 #include <cstdint>
 
 namespace pagecore::test {
 
-// While one lives, so many allocations succeed and no more; the one that fails throws std::bad_alloc, as do all after
-// it. One at a time.
+// Scope in which `allocations` allocations succeed, and every later one throws std::bad_alloc. Scopes do not nest.
 class ShortMemory {
  public:
   explicit ShortMemory(int64_t allocations);
@@ -14,7 +13,7 @@ class ShortMemory {
   ShortMemory& operator=(const ShortMemory&) = delete;
   ~ShortMemory();
 
-  // Whether one failed, be it that the code went on without.
+  // Returns true if an allocation failed, even if the code handled the failure.
   [[nodiscard]] static bool has_failed();
 };
 

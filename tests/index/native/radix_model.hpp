@@ -1,4 +1,4 @@
-// RadixTree again, on the cells that its blocks are: the oracle of the drivers. A value, as the other models are.
+// Model of RadixTree on a trie of cells: the oracle of the drivers. A value, like the other models.
 #pragma once
 
 #include <tuple>
@@ -11,7 +11,7 @@ class ModelTree : public ModelCells {
  public:
   using ModelCells::ModelCells;
 
-  // Pinning.
+  // Receipts.
 
   int lock(const ModelMatch& match) {
     ++turn;
@@ -32,7 +32,7 @@ class ModelTree : public ModelCells {
   }
   void advance(double time) { now = std::max(now, time); }
 
-  // Keeping: what was taken and what were duplicates, by lane, the states last.
+  // Insertions. Lists of ids are by lane, states last.
 
   struct Inserted {
     int64_t old = 0;
@@ -53,7 +53,7 @@ class ModelTree : public ModelCells {
     return out;
   }
 
-  // What the receipt's end has before it is not looked at.
+  // Ids before the end of the receipt are ignored.
   Inserted extend(const ModelOffer& offer, int name) {
     ModelReceipt& receipt = receipts.at(name);
     std::vector<int> known = path(receipt.end);
@@ -72,9 +72,9 @@ class ModelTree : public ModelCells {
     return out;
   }
 
-  // Giving up.
+  // Eviction.
 
-  // Of the full component it may be more than `amount`, where that holds no blocks.
+  // May evict more than `amount` of the full component if that holds no ids.
   Lanes evict(size_t c, int64_t amount) {
     Lanes out(num_lanes + 1);
     for (int64_t left = std::min(amount, evictable(c)); left > 0;) {
@@ -142,12 +142,7 @@ class ModelTree : public ModelCells {
     }
     return {end, components};
   }
-  [[nodiscard]] std::vector<std::set<int>> all_pinned() const {
-    std::vector<std::set<int>> pinned_cells;
-    for (size_t c = 0; c < num_components; ++c) pinned_cells.push_back(pinned(c));
-    return pinned_cells;
-  }
-  // What nobody pins any more was in use until now.
+  // Counts the end of a pin as a use.
   void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint) {
     for (size_t c = 0; c < num_components; ++c) {
       const std::set<int> after = pinned(c);
@@ -176,12 +171,12 @@ class ModelTree : public ModelCells {
     receipt = lock_end(end, components, false);
   }
 
-  // A leaf that one receipt alone has as its end, and that has no state.
+  // True for a leaf without a state that ends exactly one receipt.
   [[nodiscard]] bool can_grow(int end) const {
     if (end < 0 || !cells.at(end).children.empty()) return false;
     return receipts_at(end) == 1 && cells.at(end).state == radix::kNoState;
   }
-  // Its node goes on with what the offer has beyond it.
+  // Appends the blocks of the offer after the end of a node to the node.
   int grow(const ModelOffer& offer, int end) {
     for (const int cell : node(end)) {
       for (size_t c = 0; c < num_components; ++c) touch(cell, c, false);
@@ -210,7 +205,7 @@ class ModelTree : public ModelCells {
       }
     }
   }
-  // Undoes the split above the node, where nothing tells the two apart; whether it did.
+  // Joins a node with its parent if both come from one insertion and the same receipts pin them; returns true if so.
   bool join(int lower_end) {
     const std::vector<int> low = node(lower_end);
     const int upper = cells.at(low.front()).parent;
@@ -228,7 +223,7 @@ class ModelTree : public ModelCells {
     return true;
   }
 
-  // Refuses what cannot be; in the order in which the tree looks.
+  // Checks an offer in the order of the tree and sorts its ids into taken and duplicate ids.
   Inserted sort_offer(const ModelOffer& offer, const std::vector<int>& known, size_t from) const {
     const int64_t blocks = std::ssize(offer.prefix);
     expect(has_states || offer.states.empty(), ErrorKind::UnsupportedOption);
@@ -261,15 +256,16 @@ class ModelTree : public ModelCells {
     }
     return out;
   }
-  int new_cell(const ModelOffer& offer, size_t i, int parent, int run, const std::vector<ModelEvictionState>& eviction) {
+  int new_cell(const ModelOffer& offer, size_t i, int parent, int run,
+               const std::vector<ModelEvictionState>& eviction) {
     Cell cell{parent, offer.prefix[i], {}, {}, radix::kNoState, i + 1 == offer.prefix.size(), run, eviction};
     for (const Ids& lane : offer.lanes) cell.ids.push_back(lane[i]);
     (parent < 0 ? roots[-1 - parent] : cells.at(parent).children)[cell.key] = next_cell;
     cells[next_cell] = cell;
     return next_cell++;
   }
-  // Uses what is known of a prefix beyond its first `from` blocks, and adds the rest. Returns the last cell, or the
-  // namespace where there is none.
+  // Marks the known blocks of a prefix from block `from` on as used, and adds the rest. Returns the last cell, or the
+  // namespace for an empty prefix.
   int add_cells(const ModelOffer& offer, const std::vector<int>& known, size_t from) {
     int end = known.empty() ? -1 - offer.space : known.back();
     const bool is_all_known = known.size() == offer.prefix.size();
@@ -336,7 +332,7 @@ class ModelTree : public ModelCells {
     }
     return worst;
   }
-  // Without full lanes a leaf that nobody pins goes with the last of what it has; how many blocks of tokens went.
+  // Without full lanes, removes unpinned leaves without ids; returns the number of blocks removed.
   int64_t prune() {
     if (full > 0) return 0;
     const std::set<int> kept = pinned(0);
@@ -355,7 +351,7 @@ class ModelTree : public ModelCells {
     }
     return 0;
   }
-  // A leaf gives up its last blocks with all that they have.
+  // Removes the last blocks of a leaf with all of their ids.
   int64_t trim(std::vector<int> leaf, int64_t most, Lanes& out) {
     int64_t gone = 0;
     for (; gone < most && !leaf.empty(); ++gone, leaf.pop_back()) {

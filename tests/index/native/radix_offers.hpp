@@ -1,4 +1,4 @@
-// What callers of a radix tree give, right and now and then wrong: prefixes, blocks, states, retention hints.
+// Random arguments for a radix tree, sometimes invalid: prefixes, blocks, states, retention hints.
 #pragma once
 
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace pagecore::test {
 
-// A prefix as a caller has it: the memory is as long as it must be and no longer.
+// A prefix in memory of exact size.
 struct Key {
   int32_t name = 0;  // of the namespace
   Exact<int32_t> tokens;
@@ -80,7 +80,7 @@ class Offers {
     return prefix;
   }
 
-  // The tree's own ids, others for the same blocks, holes; now and then wrong.
+  // Ids of the tree, other ids for the same blocks, holes; sometimes invalid ids.
   Offered some_offer(bool is_honest) {
     Offered made{some_key(), {}, {}, {}};
     ModelOffer& model = made.model;
@@ -106,7 +106,7 @@ class Offers {
     return made;
   }
 
-  // Of a sequence whose receipt holds `old` blocks; what it offers for them is nobody's business.
+  // Extension of a sequence whose receipt holds `old` blocks; ids offered for these are ignored.
   Offered some_extension(size_t old, int32_t name) {
     const auto size = static_cast<size_t>(model_.block_size);
     size_t length = old * size + static_cast<size_t>(random_.below(random_.pick({1, 2, 5}) * model_.block_size + 1));
@@ -173,7 +173,7 @@ class Offers {
     }
     return hint;
   }
-  // One that the tree does not hold.
+  // Returns an id that the tree does not hold.
   int32_t fresh_id(size_t lane) {
     const std::set<int32_t> held = model_.held_ids(lane);
     do {

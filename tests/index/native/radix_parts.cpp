@@ -1,13 +1,14 @@
-// The parts that the radix tree is made of, where its life does not come: long probes, page edges, ties, one word off.
+// Parts of the radix tree at edge cases that random calls rarely reach: long probes, page edges, ties.
 #include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
 
-#include "pagecore/index/radix_heap.hpp"
-#include "pagecore/index/radix_held.hpp"
-#include "pagecore/index/radix_map.hpp"
-#include "pagecore/index/radix_runs.hpp"
+#include "pagecore/index/radix/child_map.hpp"
+#include "pagecore/index/radix/held_ids.hpp"
+#include "pagecore/index/radix/namespaces.hpp"
+#include "pagecore/index/radix/node_heap.hpp"
+#include "pagecore/index/radix/node_storage.hpp"
 #include "tests/index/native/radix_memory.hpp"
 #include "tests/native/harness.hpp"
 
@@ -17,13 +18,13 @@ using namespace pagecore::test;
 
 namespace {
 
-// Few hashes, some of which have their home at the end, so that probes are long and wrap around.
+// Few different hashes, some with their home at the end, so that probes are long and wrap around.
 uint32_t some_hash(Random& random) {
   const uint32_t near_end = UINT32_MAX - static_cast<uint32_t>(random.below(3)) * 0x08000000u;
   return random.pick({0u, 1u, 0x10000000u, near_end, near_end, static_cast<uint32_t>(random.bits())});
 }
 
-// Marks of `blocks` blocks, as a query has them: some have none, some have several.
+// Marks of `blocks` blocks, as in a query: none, one or several for each block.
 std::vector<Mark> some_marks(Random& random, int64_t blocks) {
   std::vector<Mark> marks;
   for (int64_t b = 0; b < blocks; ++b) {
@@ -51,14 +52,15 @@ bool same_marks(const std::vector<Mark>& a, const std::vector<Mark>& b) {
   });
 }
 
-// What slices of a run have, block by block: tokens, then the ids of each lane.
-std::vector<std::vector<int32_t>> content(const Runs& runs, RunId id, const std::vector<Slice>& slices, int64_t size) {
+// Contents of slices, block by block: tokens, ids of each lane, starts of marks.
+std::vector<std::vector<int32_t>> content(const StoragePool& pool, StorageId id, const std::vector<Slice>& slices,
+                                          int64_t size) {
   std::vector<std::vector<int32_t>> blocks;
   for (const Slice& slice : slices) {
     for (int32_t b = slice.start; b < slice.start + slice.size; ++b) {
-      blocks.emplace_back(runs.tokens(id, b), runs.tokens(id, b) + size);
-      for (int32_t lane = 0; lane < 2; ++lane) blocks.back().push_back(runs.lane(runs[id], lane)[b]);
-      for (const Mark& mark : of_block(runs[id].marks, b)) blocks.back().push_back(static_cast<int32_t>(mark.start));
+      blocks.emplace_back(pool.tokens(id, b), pool.tokens(id, b) + size);
+      for (int32_t lane = 0; lane < 2; ++lane) blocks.back().push_back(pool.lane(pool[id], lane)[b]);
+      for (const Mark& mark : of_block(pool[id].marks, b)) blocks.back().push_back(static_cast<int32_t>(mark.start));
     }
   }
   return blocks;
@@ -111,7 +113,7 @@ PC_TEST(child_map_finds_what_it_holds) {
   });
 }
 
-PC_TEST(child_map_stays_as_it_is_where_it_cannot_shrink) {
+PC_TEST(child_map_is_unchanged_if_it_cannot_shrink) {
   ChildMap map;
   map.reserve(1000);
   map.add(7, 1);
@@ -119,7 +121,7 @@ PC_TEST(child_map_stays_as_it_is_where_it_cannot_shrink) {
   {
     const ShortMemory none(0);
     map.shrink();
-    PC_CHECK(ShortMemory::has_failed(), "shrinking takes memory");
+    PC_CHECK(ShortMemory::has_failed(), "shrink() did not allocate");
   }
   map.check_invariants();
   PC_CHECK(map.nbytes() == before && map.find(7, [](NodeId it) { return it == 1; }) == 1, map.nbytes());
@@ -141,7 +143,7 @@ PC_TEST(node_heap_has_the_least_on_top) {
       }
       const HeapKey key{static_cast<double>(random.below(3)), static_cast<uint64_t>(random.below(3)),
                         static_cast<int32_t>(random.below(3))};
-      model[node] = {key.worth, key.turn, key.depth};
+      model[node] = {key.primary, key.turn, key.depth};
       const ShortMemory none(0);
       heap.put(node, key);
     }
@@ -150,8 +152,8 @@ PC_TEST(node_heap_has_the_least_on_top) {
     for (Key before{-1, 0, 0}; !heap.empty(); heap.erase(heap.top())) {
       const NodeId top = heap.top();
       const Key key = model.at(top);
-      for (const auto& [node, other] : model) PC_CHECK(key <= other, "node ", node, " should have gone before ", top);
-      PC_CHECK(before <= key && key == Key(heap.top_key().worth, heap.top_key().turn, heap.top_key().depth), top);
+      for (const auto& [node, other] : model) PC_CHECK(key <= other, "node ", node, " should precede ", top);
+      PC_CHECK(before <= key && key == Key(heap.top_key().primary, heap.top_key().turn, heap.top_key().depth), top);
       before = key;
       model.erase(top);
     }
@@ -160,7 +162,7 @@ PC_TEST(node_heap_has_the_least_on_top) {
   });
 }
 
-PC_TEST(held_ids_know_every_id) {
+PC_TEST(held_ids_hold_every_id) {
   rounds(30, [](Random& random) {
     HeldIds held;
     std::set<int32_t> model;
@@ -177,6 +179,50 @@ PC_TEST(held_ids_know_every_id) {
       if (i % 50 == 0) PC_CHECK(held.count() == std::ssize(model), held.count());
     }
     PC_CHECK(held.count() == std::ssize(model), held.count());
+  });
+}
+
+PC_TEST(namespaces_are_reused_after_they_are_forgotten) {
+  rounds(60, [](Random& random) {
+    Namespaces namespaces;
+    std::map<NamespaceId, int32_t> model{{0, 0}};  // number of children
+    std::set<NamespaceId> dead;                    // empty, and not forgotten
+    for (int i = 0; i < 300; ++i) {
+      const auto [space, children] = random.pick(model);
+      switch (random.below(4)) {
+        case 0: {
+          const NamespaceId made = namespaces.add();
+          PC_CHECK(model.emplace(made, 0).second, "namespace ", made, " is in use");
+          break;
+        }
+        case 1:
+          namespaces.add_child(space);
+          ++model[space];
+          dead.erase(space);
+          break;
+        case 2: {
+          {
+            const ShortMemory none(0);
+            if (children > 0) namespaces.remove_child(space);
+            namespaces.drop_if_empty(space);
+          }
+          if (children > 0) --model[space];
+          if (space != 0 && model[space] == 0) dead.insert(space);
+          break;
+        }
+        default:
+          if (random.one_in(2)) break;
+          for (NamespaceId gone = namespaces.next_dead(); gone >= 0; gone = namespaces.next_dead()) {
+            PC_CHECK(dead.erase(gone) == 1, "namespace ", gone, " is not dead");
+            model.erase(gone);
+            namespaces.forget_dead();
+          }
+          PC_CHECK(dead.empty(), dead.size(), " dead namespaces are left");
+      }
+      std::vector<int32_t> counted(namespaces.count());
+      for (const auto& [each, number] : model) counted[static_cast<size_t>(each)] = number;
+      namespaces.check_invariants(counted);
+    }
   });
 }
 
@@ -207,14 +253,14 @@ PC_TEST(common_marks_stop_at_the_first_block_that_differs) {
     int64_t expected = 0;
     while (expected < blocks && same_marks(of_block(left, expected), of_block(right, expected))) ++expected;
     for (Mark& mark : right) mark.block += static_cast<int32_t>(shift);
-    if (shift > 0 && random.one_in(2)) right.insert(right.begin(), Mark{0, 5, 6, {}});  // before the range: no matter
+    if (shift > 0 && random.one_in(2)) right.insert(right.begin(), Mark{0, 5, 6, {}});  // before the range: ignored
     const int64_t count = random.between(0, blocks);
     PC_CHECK(common_marks(left, 0, right, shift, count) == std::min(expected, count), "expected ", expected);
     PC_CHECK(common_marks(right, shift, left, 0, count) == std::min(expected, count), "expected ", expected);
   });
 }
 
-PC_TEST(block_hash_looks_at_all_that_tells_blocks_apart) {
+PC_TEST(block_hash_depends_on_parent_tokens_and_marks) {
   rounds(200, [](Random& random) {
     const BlockHash hash(random.one_in(4) ? 0 : random.bits());
     const int64_t count = random.pick({1, 2, 3, 4, 5, 7, 8, 16, 33});
@@ -222,15 +268,15 @@ PC_TEST(block_hash_looks_at_all_that_tells_blocks_apart) {
     for (int32_t& token : tokens.span()) token = random.pick({0, 1, -1, static_cast<int32_t>(random.bits())});
     const std::vector<Mark> marks = some_marks(random, 2);
     const uint32_t was = hash(3, tokens.data(), count, marks, 1);
-    PC_CHECK(hash(3, tokens.data(), count, of_block(marks, 1), 1) == was, "marks of other blocks count");
-    PC_CHECK(hash(4, tokens.data(), count, marks, 1) != was, "the parent does not count");
+    PC_CHECK(hash(3, tokens.data(), count, of_block(marks, 1), 1) == was, "the hash depends on marks of other blocks");
+    PC_CHECK(hash(4, tokens.data(), count, marks, 1) != was, "the hash ignores the parent");
     int32_t& token = tokens[static_cast<size_t>(random.below(count))];
     token ^= static_cast<int32_t>(1u << random.below(32));
-    PC_CHECK(hash(3, tokens.data(), count, marks, 1) != was, "a token does not count");
+    PC_CHECK(hash(3, tokens.data(), count, marks, 1) != was, "the hash ignores a token");
   });
 }
 
-// Equal hashes among 16,384 blocks that `block_of(i)` tells apart: 0.03 are expected of a random function.
+// Counts equal hashes among 16,384 different blocks; a random function has 0.03 on average.
 template <typename HashOf>
 void spreads(HashOf&& hash_of, const char* family, int part) {
   constexpr int32_t kBlocks = 1 << 14;
@@ -241,12 +287,12 @@ void spreads(HashOf&& hash_of, const char* family, int part) {
   PC_CHECK(hashes.end() - end <= 3, hashes.end() - end, " equal hashes of ", family, " ", part);
 }
 
-PC_TEST(block_hash_tells_families_of_blocks_apart) {
+PC_TEST(block_hash_distinguishes_families_of_blocks) {
   rounds(2, [](Random& random) {
     const BlockHash hash(random.bits());
     const std::vector<int32_t> zeros(16);
     const auto count = static_cast<int64_t>(zeros.size());
-    for (const int bits : {0, 8, 18}) {  // the token's low, middle and high bits count upwards
+    for (const int bits : {0, 8, 18}) {  // count in the low, middle and high bits of the token
       for (size_t at = 0; at < zeros.size(); ++at) {
         spreads([&, tokens = zeros](
                     int32_t i) mutable { return tokens[at] = i << bits, hash(0, tokens.data(), count, {}, 0); },
@@ -271,39 +317,39 @@ PC_TEST(block_hash_tells_families_of_blocks_apart) {
   });
 }
 
-PC_TEST(a_run_is_sparse_when_under_two_thirds_of_it_are_live) {
-  Run run;
+PC_TEST(a_storage_is_sparse_if_less_than_two_thirds_are_live) {
+  NodeStorage storage;
   for (const auto& [live, capacity, is_sparse] : {std::tuple{2, 3, false},
                                                   {1, 3, true},
                                                   {200, 300, false},
                                                   {199, 300, true},
                                                   {1 << 30, INT32_MAX, true},
                                                   {1, 1, false}}) {
-    run.live = live;
-    run.capacity = capacity;
-    PC_CHECK(Runs::is_sparse(run) == is_sparse, live, " of ", capacity);
+    storage.live = live;
+    storage.capacity = capacity;
+    PC_CHECK(StoragePool::is_sparse(storage) == is_sparse, live, " of ", capacity);
   }
 }
 
-PC_TEST(runs_keep_their_slices_when_they_shrink) {
+PC_TEST(storages_keep_their_slices_when_they_shrink) {
   rounds(300, [](Random& random) {
     const int64_t size = random.pick({1, 2, 16}), blocks = random.between(1, 12), first = random.below(3);
-    Runs runs(size, 2);
+    StoragePool pool(size, 2);
     const int64_t more = random.below(2);
     Exact<int32_t> tokens(static_cast<size_t>((first + blocks + more) * size));
     for (int32_t& token : tokens.span()) token = static_cast<int32_t>(random.bits());
     const std::vector<Mark> marks = some_marks(random, first + blocks + more);
-    Run made = runs.make({tokens.span(), marks, 0}, first, blocks);
+    NodeStorage made = pool.make({tokens.span(), marks, 0}, first, blocks);
     for (int32_t lane = 0; lane < 2; ++lane) {
-      for (int64_t b = 0; b < blocks; ++b) runs.lane(made, lane)[b] = static_cast<int32_t>(100 * lane + b);
+      for (int64_t b = 0; b < blocks; ++b) pool.lane(made, lane)[b] = static_cast<int32_t>(100 * lane + b);
     }
-    runs.reserve();
-    const RunId id = runs.add(std::move(made));
+    pool.reserve();
+    const StorageId id = pool.add(std::move(made));
     for (int64_t b = 0; b < blocks; ++b) {
-      PC_CHECK(std::equal(runs.tokens(id, b), runs.tokens(id, b) + size, tokens.data() + (first + b) * size), b);
-      PC_CHECK(same_marks(of_block(runs[id].marks, b), of_block(marks, first + b)), "marks of block ", b);
+      PC_CHECK(std::equal(pool.tokens(id, b), pool.tokens(id, b) + size, tokens.data() + (first + b) * size), b);
+      PC_CHECK(same_marks(of_block(pool[id].marks, b), of_block(marks, first + b)), "marks of block ", b);
     }
-    PC_CHECK(of_block(runs[id].marks, blocks).empty(), "marks of blocks that the run has not");
+    PC_CHECK(of_block(pool[id].marks, blocks).empty(), "marks of blocks outside the storage");
     std::vector<Slice> slices;
     for (int32_t start = 0; start < blocks;) {
       const auto length = static_cast<int32_t>(random.between(1, blocks - start));
@@ -312,20 +358,20 @@ PC_TEST(runs_keep_their_slices_when_they_shrink) {
     }
     int32_t live = 0;
     for (const Slice& slice : slices) live += slice.size;
-    runs[id].live = live;
+    pool[id].live = live;
     if (live > 0) {
-      const auto before = content(runs, id, slices, size);
+      const auto before = content(pool, id, slices, size);
       const std::vector<Slice> places = slices;
       {
         const ShortMemory memory(random.below(3));
-        static_cast<void>(runs.compact(id, slices));
+        static_cast<void>(pool.compact(id, slices));
         if (ShortMemory::has_failed()) slices = places;
       }
-      PC_CHECK(content(runs, id, slices, size) == before, "blocks were lost");
-      PC_CHECK(runs.compact(id, slices) && content(runs, id, slices, size) == before, "blocks were lost");
-      PC_CHECK(runs.held_blocks() == live, runs.held_blocks());
+      PC_CHECK(content(pool, id, slices, size) == before, "blocks were lost");
+      PC_CHECK(pool.compact(id, slices) && content(pool, id, slices, size) == before, "blocks were lost");
+      PC_CHECK(pool.held_blocks() == live, pool.held_blocks());
     }
-    runs.remove(id);
-    PC_CHECK(runs.size() == 0 && runs.held_blocks() == 0, runs.size());
+    pool.remove(id);
+    PC_CHECK(pool.size() == 0 && pool.held_blocks() == 0, pool.size());
   });
 }

@@ -1,7 +1,7 @@
-// Faults inside a radix tree: its own recount must name each, or what the drivers believe is worth nothing.
+// Planted faults inside a radix tree: check_invariants() must report each.
 #include <vector>
 
-#include "pagecore/index/radix_tree.hpp"
+#include "pagecore/index/radix/tree.hpp"
 #include "tests/index/native/radix_reach.hpp"
 #include "tests/native/harness.hpp"
 
@@ -12,20 +12,18 @@ using namespace pagecore::test;
 
 namespace {
 
-REACH(Nodes, RadixTree, nodes_)
-REACH(Parts, RadixTree, parts_)
-REACH(Map, RadixTree, map_)
-REACH(TreeRuns, RadixTree, runs_)
-REACH(Heaps, RadixTree, heaps_)
-REACH(Expiries, RadixTree, expiries_)
-REACH(Held, RadixTree, held_ids_)
-REACH(Evictable, RadixTree, evictable_)
-REACH(HeldCounts, RadixTree, held_)
-REACH(SpaceChildren, RadixTree, space_children_)
+REACH(Store, RadixTree, nodes_)
+REACH(Queues, RadixTree, queues_)
+REACH(TreeClaims, RadixTree, claims_)
+REACH(TreeNamespaces, RadixTree, namespaces_)
+REACH(Map, radix::NodeStore, map_)
+REACH(Storages, radix::NodeStore, storages_)
+REACH(Components, radix::EvictionQueues, queues_)
+REACH(NumChildren, radix::Namespaces, num_children_)
 REACH(HeapEntries, radix::NodeHeap, entries_)
 
-// Two prefixes of six blocks that share three, a window of two blocks, a state after four blocks of the first; nodes
-// 0: the second three of the first prefix but for the state's split, and so on: whichever, every field is checked.
+// Tree with two prefixes of six blocks that share three, a window of two blocks, and two states; a receipt pins the
+// first four blocks in every component.
 class FaultyTree {
  public:
   FaultyTree() : tree_(options()) {
@@ -41,12 +39,19 @@ class FaultyTree {
   auto& get(Tag tag) {
     return tree_.*reached(tag);
   }
-  // The receipt's node, which is pinned in every component; and a leaf, which is not.
-  auto& pinned_node() { return get(Nodes{})[static_cast<size_t>(receipt.node)]; }
-  auto& pinned_part(size_t component) { return get(Parts{})[static_cast<size_t>(receipt.node) * 3 + component]; }
-  radix::NodeId leaf() { return get(Heaps{})[0].top(); }
-  auto& leaf_node() { return get(Nodes{})[static_cast<size_t>(leaf())]; }
-  auto& leaf_part(size_t component) { return get(Parts{})[static_cast<size_t>(leaf()) * 3 + component]; }
+  radix::NodeStore& nodes() { return get(Store{}); }
+  radix::ChildMap& map() { return nodes().*reached(Map{}); }
+  radix::NodeStorage& storage_of(radix::NodeId node) {
+    return (nodes().*reached(Storages{}))[nodes().at(node).storage];
+  }
+  auto& component(size_t index) { return (get(Queues{}).*reached(Components{}))[index]; }
+  radix::HeldIds& held(int32_t lane) { return get(TreeClaims{}).held(lane); }
+  // The node of the receipt is pinned in every component; leaf() is not pinned.
+  radix::Node& pinned_node() { return nodes().at(receipt.node); }
+  radix::Part& pinned_part(int32_t component) { return nodes().part(receipt.node, component); }
+  radix::NodeId leaf() { return component(0).queue.top(); }
+  radix::Node& leaf_node() { return nodes().at(leaf()); }
+  radix::Part& leaf_part(int32_t component) { return nodes().part(leaf(), component); }
 
   void check() { tree_.check_invariants(); }
 
@@ -74,7 +79,7 @@ class FaultyTree {
 
 }  // namespace
 
-// What the process says as it dies of an exception.
+// `report` is part of the message of the exception that ends the process.
 #define PLANT(name, report, fault) \
   PC_PLANT(name, report) {         \
     FaultyTree tree;               \
@@ -82,43 +87,43 @@ class FaultyTree {
     tree.check();                  \
   }
 
-PLANT(tree_wrong_pin_count, "nodes_[i].path_pins == nodes_[i].receipts", ++tree.pinned_node().path_pins)
-PLANT(tree_forgotten_receipt, "nodes_[i].path_pins == nodes_[i].receipts", --tree.pinned_node().receipts)
-PLANT(tree_wrong_window_pins, "c == 0 || it.pins == pins[i]", ++tree.leaf_part(1).pins)
-PLANT(tree_window_receipt_lost, "c == 0 || it.pins == pins[i]", tree.pinned_part(1).receipts = 0)
-PLANT(tree_state_receipt_lost, "c == 0 || it.pins == pins[i]", tree.pinned_part(2).receipts = 0)
-PLANT(tree_lost_heap_entry, "heap.holds(node) == can_go", tree.get(Heaps{})[0].erase(tree.leaf()))
-PLANT(tree_pinned_node_in_heap, "heap.holds(node) == can_go", tree.get(Heaps{})[1].put(tree.receipt.node, {}))
-PLANT(tree_stale_heap_key, "!(heap.key(node) < wanted)", tree.leaf_part(0).eviction.used += 9)
+PLANT(tree_wrong_pin_count, "path_pins == nodes_.at(node).receipts", ++tree.pinned_node().path_pins)
+PLANT(tree_forgotten_receipt, "path_pins == nodes_.at(node).receipts", --tree.pinned_node().receipts)
+PLANT(tree_wrong_window_pins, "nodes_.part(node, c).pins == pins", ++tree.leaf_part(1).pins)
+PLANT(tree_window_receipt_lost, "nodes_.part(node, c).pins == pins", tree.pinned_part(1).receipts = 0)
+PLANT(tree_state_receipt_lost, "nodes_.part(node, c).pins == pins", tree.pinned_part(2).receipts = 0)
+PLANT(tree_lost_heap_entry, "queue.holds(node) == can_go", tree.component(0).queue.erase(tree.leaf()))
+PLANT(tree_pinned_node_in_heap, "queue.holds(node) == can_go", tree.component(1).queue.put(tree.receipt.node, {}))
+PLANT(tree_stale_heap_key, "!(queue.key(node) < key)", tree.leaf_part(0).eviction.used += 9)
 PLANT(tree_heap_out_of_order, "i == 0 || !(entries_[i].key < entries_[parent(i)].key)",
-      (tree.get(Heaps{})[0].*reached(HeapEntries{})).front().key.turn += 99)
-PLANT(tree_wrong_evictable, "evictable == evictable_", ++tree.get(Evictable{})[0])
-PLANT(tree_wrong_held, "held == held_", --tree.get(HeldCounts{})[1])
-PLANT(tree_id_not_noted, "ids.size()) == held.count()", tree.get(Held{})[0].erase(12))
-PLANT(tree_id_noted_that_is_gone, "ids.size()) == held.count()", static_cast<void>(tree.get(Held{})[2].add(99)))
-PLANT(tree_another_id_noted, "held.holds(id)", tree.get(Held{})[1].erase(12);
-      static_cast<void>(tree.get(Held{})[1].add(99)))
+      (tree.component(0).queue.*reached(HeapEntries{})).front().key.turn += 99)
+PLANT(tree_wrong_evictable, "num_evictable == evictable", ++tree.component(0).evictable)
+PLANT(tree_wrong_held, "num_held == held", --tree.component(1).held)
+PLANT(tree_id_not_noted, "ids.size()) == held(i).count()", tree.held(0).erase(12))
+PLANT(tree_id_noted_that_is_gone, "ids.size()) == held(i).count()", static_cast<void>(tree.held(2).add(99)))
+PLANT(tree_another_id_noted, "held(i).holds(id)", tree.held(1).erase(12); static_cast<void>(tree.held(1).add(99)))
 PLANT(tree_wrong_count_of_children, "nodes_[i].children == children[i]", ++tree.leaf_node().children)
 PLANT(tree_wrong_depth, "it.depth == ", ++tree.leaf_node().depth)
-PLANT(tree_child_lost_in_map, "map_.find(it.hash", tree.get(Map{}).erase(tree.leaf_node().hash, tree.leaf()))
+PLANT(tree_child_lost_in_map, "map_.find(it.hash", tree.map().erase(tree.leaf_node().hash, tree.leaf()))
 PLANT(tree_child_under_another_hash, "it.hash == hash_", tree.leaf_node().hash ^= 1)
 PLANT(tree_wrong_tokens, "it.hash == hash_",
-      ++tree.get(TreeRuns{})[tree.leaf_node().run].data[static_cast<size_t>(tree.leaf_node().start)])
-PLANT(tree_wrong_live_blocks, "live == run.live", --tree.get(TreeRuns{})[tree.leaf_node().run].live)
+      ++tree.storage_of(tree.leaf()).data[static_cast<size_t>(tree.leaf_node().start)])
+PLANT(tree_wrong_live_blocks, "live == storage.live", --tree.storage_of(tree.leaf()).live)
 PLANT(tree_window_count, "part(node, w).count == ", --tree.leaf_part(1).count)
 PLANT(tree_holes_said_where_ids_are, "std::count(ids, ids + first, kNullBlock) == first", tree.leaf_part(1).first = 1)
-PLANT(tree_state_count, "part(node, state_component()).count == ", tree.leaf_node().state = 77)
-PLANT(tree_namespace_count, "spaces[i] == std::max(0, space_children_[i])", ++tree.get(SpaceChildren{})[0])
+PLANT(tree_state_count, "part(node, components_.state()).count == ", tree.leaf_node().state = 77)
+PLANT(tree_namespace_count, "num_children[i] == std::max(0, num_children_[i])",
+      ++(tree.get(TreeNamespaces{}).*reached(NumChildren{}))[0])
 PLANT(tree_expiry_not_in_its_heap, "expiries.holds(node)", tree.leaf_part(0).eviction.expiry = 5)
 
-PC_PLANT(tree_reads_behind_the_tokens, "AddressSanitizer: heap-buffer-overflow") {
+PC_PLANT(tree_reads_past_the_tokens, "AddressSanitizer: heap-buffer-overflow") {
   FaultyTree tree;
   const Exact<int32_t> tokens(std::vector<int32_t>{1, 2, 3});
   const radix::Query longer{{tokens.data(), 4}, {}, 0};
   static_cast<void>(tree.tree_.match(longer, 4));
 }
 
-PC_PLANT(tree_reads_behind_the_ids, "AddressSanitizer: heap-buffer-overflow") {
+PC_PLANT(tree_reads_past_the_ids, "AddressSanitizer: heap-buffer-overflow") {
   FaultyTree tree;
   const std::vector<int32_t> tokens{5, 5, 5, 5};
   const Exact<int32_t> ids(std::vector<int32_t>{30, 31, 32});
@@ -126,7 +131,7 @@ PC_PLANT(tree_reads_behind_the_ids, "AddressSanitizer: heap-buffer-overflow") {
   tree.tree_.insert({{tokens, {}, 0}, {ids.data(), ids.data()}, {}, {}, 0}, nullptr, out);
 }
 
-PC_PLANT(tree_writes_behind_the_blocks, "AddressSanitizer: heap-buffer-overflow") {
+PC_PLANT(tree_writes_past_the_blocks, "AddressSanitizer: heap-buffer-overflow") {
   FaultyTree tree;
   Exact<int32_t> blocks(3);
   tree.tree_.copy_blocks(tree.receipt.node, 1, 0, {blocks.data(), 4});

@@ -1,5 +1,4 @@
-// Private parts of a class, reached as the language allows it: access is not checked where a template is instantiated
-// explicitly.
+// Access to private members for tests: explicit template instantiation does not check access.
 #pragma once
 
 namespace {
@@ -11,7 +10,7 @@ struct Reach {
 
 }  // namespace
 
-// REACH(Nodes, RadixTree, nodes_) in a namespace without a name; then tree.*reached(Nodes{}) is tree.nodes_.
+// After REACH(Nodes, RadixTree, nodes_) in an unnamed namespace, tree.*reached(Nodes{}) is tree.nodes_.
 #define REACH(tag, type, member) \
   struct tag {                   \
     friend auto reached(tag);    \

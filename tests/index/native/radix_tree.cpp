@@ -1,5 +1,5 @@
-// RadixTree against its model: every component and policy, namespaces, marks, batches, wrong offers, and memory that
-// runs out in the middle.
+// RadixTree against its model: every component and policy, namespaces, marks, batches, invalid offers, and allocation
+// failures.
 #include <numeric>
 
 #include "tests/index/native/radix_life.hpp"
@@ -10,9 +10,10 @@ using namespace pagecore::test;
 
 namespace {
 
-REACH(Hash, RadixTree, hash_)
+REACH(Nodes, RadixTree, nodes_)
+REACH(Hash, radix::NodeStore, hash_)
 
-// A seed for which the hash of a block does not depend on its parent, and is the same for many.
+// Seed for which the hash of a block ignores its parent and is equal for many blocks.
 constexpr uint64_t kWeakSeed = 0x9E3779B97F4A7C15u;
 
 Ids count_from(int32_t first, size_t count) {
@@ -21,7 +22,7 @@ Ids count_from(int32_t first, size_t count) {
   return ids;
 }
 
-// Three windows; one long prefix beside `leaves` short ones, so that every fill of nodes and of their map comes by.
+// Tree with three windows, one long prefix and `leaves` short ones, so that nodes and child map have every fill level.
 class CrowdedTree {
  public:
   CrowdedTree(int32_t leaves, bool has_states) : tree_(options(has_states)) {
@@ -58,7 +59,7 @@ class CrowdedTree {
   }
 };
 
-// However many nodes there are: `act` has the memory that it needs, or fails before anything changes.
+// Runs `act` for every number of nodes and of successful allocations: it succeeds, or fails and changes nothing.
 template <typename Act>
 void with_any_memory(bool has_states, Act&& act) {
   for (int32_t leaves = 0; leaves < 90; ++leaves) {
@@ -66,7 +67,7 @@ void with_any_memory(bool has_states, Act&& act) {
     for (int64_t allocations = 0; !is_done; ++allocations) {
       CrowdedTree crowded(leaves, has_states);
       RadixTree::Receipt receipt = crowded.lock({});
-      static_cast<void>(crowded.lock(count_from(0, 29)));  // what its splits leave of the memory is less than they took
+      static_cast<void>(crowded.lock(count_from(0, 29)));  // leaves less spare memory than its splits took
       const int64_t nodes = crowded.tree_.num_nodes();
       try {
         const ShortMemory memory(allocations);
@@ -80,7 +81,7 @@ void with_any_memory(bool has_states, Act&& act) {
   }
 }
 
-// The second time in memory that was given back.
+// Runs two rounds; the second starts with returned memory.
 void live_twice(TreeLife& life) {
   for (const int steps : {70, 20}) {
     for (int i = 0; i < steps; ++i) life.step();
@@ -90,20 +91,20 @@ void live_twice(TreeLife& life) {
 
 }  // namespace
 
-PC_TEST(tree_lives_as_its_model_does) {
+PC_TEST(tree_behaves_as_its_model) {
   rounds(300, [](Random& random) {
     TreeLife life(random, some_options(random), false);
     live_twice(life);
   });
 }
 
-PC_TEST(tree_tells_prefixes_apart_whose_hashes_are_equal) {
+PC_TEST(tree_distinguishes_prefixes_with_equal_hashes) {
   const Tokens tokens{1, 2, 3, 4};
   const radix::BlockHash weak(kWeakSeed);
-  PC_CHECK(weak(1, tokens.data(), 4, {}, 0) == weak(2, tokens.data(), 4, {}, 0), "the seed is not weak any more");
+  PC_CHECK(weak(1, tokens.data(), 4, {}, 0) == weak(2, tokens.data(), 4, {}, 0), "the seed is no longer weak");
   rounds(100, [&](Random& random) {
     TreeLife life(random, some_options(random), false);
-    life.tree().*reached(Hash{}) = weak;
+    (life.tree().*reached(Nodes{})).*reached(Hash{}) = weak;
     live_twice(life);
   });
 }
@@ -126,7 +127,7 @@ PC_TEST(tree_takes_all_memory_before_it_splits) {
   with_any_memory(false, [&](CrowdedTree& tree, RadixTree::Receipt& receipt) { tree.extend(astray, receipt); });
 }
 
-PC_TEST(tree_refuses_sizes_without_sense) {
+PC_TEST(tree_refuses_impossible_sizes) {
   RadixTree::Options options;
   const auto refused_with = [&](int64_t& option, int64_t wrong) {
     const int64_t right = option;

@@ -167,14 +167,14 @@ class TableLife {
 
 }  // namespace
 
-PC_TEST(request_table_lives_as_its_model_does) {
+PC_TEST(request_table_behaves_as_its_model) {
   rounds(150, [](Random& random) {
     TableLife life(random);
     for (int i = 0; i < 80; ++i) life.step();
   });
 }
 
-PC_TEST(request_table_refuses_sizes_without_sense) {
+PC_TEST(request_table_refuses_impossible_sizes) {
   for (const int64_t wrong : {int64_t{0}, int64_t{-1}, int64_t{1} << 31, INT64_MAX, INT64_MIN}) {
     PC_REFUSES(ShapeError, RequestTable(wrong, 4, SlotType::Int64));
     PC_REFUSES(ShapeError, RequestTable(4, wrong, SlotType::Int32));

@@ -1,4 +1,4 @@
-// SlotAllocator against a model that works slot by slot, alone and beside other threads on the same pool.
+// SlotAllocator against a model that works slot by slot, alone and with other threads on the same pool.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 
-using Sequence = std::vector<SlotId>;  // where its tokens are
+using Sequence = std::vector<SlotId>;  // of its tokens
 
 class SlotsLife {
  public:
@@ -42,7 +42,7 @@ class SlotsLife {
     PC_CHECK(slots_->num_available() == int64_t{model_.num_free()} * block_size_, slots_->num_available());
   }
 
-  // An open group is given back with the allocator.
+  // Freeing the allocator frees the blocks of an open group.
   void end() {
     slots_.reset();
     for (const BlockId block : claimed_) model_.drop(block);
@@ -53,7 +53,7 @@ class SlotsLife {
  private:
   [[nodiscard]] int64_t num_slots() const { return num_blocks_ * block_size_; }
 
-  // Plans have been made; carries them out, or finds blocks short. `grown` are the sequences, with their new lengths.
+  // Commits the plan, or finds blocks short. `grown`: the sequences with their new lengths.
   void commit(const std::vector<Sequence*>& grown, const std::vector<int64_t>& counts, int64_t planned) {
     int64_t total = 0, needed = 0;
     for (size_t i = 0; i < grown.size(); ++i) {
@@ -79,7 +79,7 @@ class SlotsLife {
     std::vector<SlotId> written = wide.copy();
     if (!is_wide) written.assign(narrow.data(), narrow.data() + size);
     if (!fits) {
-      for (const SlotId slot : written) PC_CHECK(slot == -9, "a step that is short writes nothing");
+      for (const SlotId slot : written) PC_CHECK(slot == -9, "a short step wrote slots");
       check_shortage(needed);
       return;
     }
@@ -111,7 +111,7 @@ class SlotsLife {
     if (sequences_.back().empty()) sequences_.pop_back();
   }
 
-  // Some sequences, each once: who named a last slot twice would get the slots behind it twice.
+  // Distinct sequences: the same last slot twice would return the slots after it twice.
   std::vector<Sequence*> some() {
     std::vector<Sequence*> named;
     for (Sequence& sequence : sequences_) named.push_back(&sequence);
@@ -120,7 +120,7 @@ class SlotsLife {
     return named;
   }
 
-  // In memory of exact size: lengths before, lengths after, last slots.
+  // Arguments in memory of exact size: lengths before, lengths after, last slots.
   struct Step {
     Exact<TokenCount> prefix, length;
     Exact<SlotId> last;
@@ -171,12 +171,12 @@ class SlotsLife {
     PC_REFUSES(ShapeError, slots_->plan_decode(two.span(), one.span()));
     PC_REFUSES(ShapeError, slots_->plan_extend(two.span(), two.span(), one.span()));
     extend_what_is_free();
-    // More than any pool has: no block is taken, no sum runs over.
+    // More tokens than any pool has: takes no block and overflows no sum.
     PC_CHECK(slots_->plan_allocate(kMost) == kMost, "planned");
-    PC_CHECK(!slots_->has_room(), "a pool has room for everything");
+    PC_CHECK(!slots_->has_room(), "has_room() is true for an impossible plan");
   }
 
-  // The partial block of a sequence that was freed.
+  // Continues the partial block of a freed sequence.
   void extend_what_is_free() {
     for (BlockId block = 1; block < num_blocks_ && block_size_ > 1; ++block) {
       const auto claims = std::count(claimed_.begin(), claimed_.end(), block);
@@ -213,7 +213,7 @@ class SlotsLife {
     PC_CHECK(freed == expected, freed, " became free, expected ", expected);
   }
 
-  // One good block first, then something wrong: nothing may be freed.
+  // A valid block followed by an invalid slot: nothing may be freed.
   void free_wrongly() {
     const auto refuse = [&](ErrorKind kind, Sequence list) {
       if (!sequences_.empty()) list.insert(list.begin(), sequences_[0][0]);
@@ -257,7 +257,7 @@ class SlotsLife {
   int64_t depth_ = 0;
 };
 
-// Each thread has an allocator of its own; who got a slot writes its cell.
+// Each thread has its own allocator and writes a cell for each slot that it gets.
 void use_slots(const std::shared_ptr<BlockPool>& pool, int64_t block_size, std::vector<uint64_t>& cells,
                uint64_t seed) {
   Random random(seed);
@@ -299,7 +299,7 @@ void use_slots(const std::shared_ptr<BlockPool>& pool, int64_t block_size, std::
 
 }  // namespace
 
-PC_TEST(slots_live_as_their_model_does) {
+PC_TEST(slots_behave_as_their_model) {
   rounds(300, [](Random& random) {
     SlotsLife life(random);
     for (int i = 0; i < 100; ++i) life.step();
@@ -319,7 +319,7 @@ PC_TEST(slot_allocators_of_several_threads_share_a_pool_and_no_slot) {
   });
 }
 
-PC_TEST(slot_allocator_refuses_what_it_cannot_name) {
+PC_TEST(slot_allocator_refuses_slots_beyond_int32) {
   const auto pool = std::make_shared<BlockPool>(3, Order::Lifo);
   for (const int64_t wrong : {int64_t{0}, int64_t{-1}, int64_t{1} << 31, kMost, kLeast})
     PC_REFUSES(ShapeError, SlotAllocator(pool, wrong));

@@ -1,4 +1,4 @@
-// The parts that the index is made of, at the sizes where something in them changes.
+// Parts of the index at boundary sizes.
 #include <algorithm>
 #include <limits>
 #include <set>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
 
-// Ids around every word and level that a set of `capacity` ids has.
+// Ids around every word and level boundary of a set of `capacity` ids.
 std::vector<BlockId> edges(BlockId capacity) {
   std::set<BlockId> ids;
   for (const int64_t unit : {1, 64, 64 * 64, 64 * 64 * 64}) {
@@ -36,7 +36,7 @@ class BuffersCheck {
  public:
   BuffersCheck(StepBuffers& buffers, Random& random) : buffers_(buffers), random_(random) {}
 
-  // A step writes all that is its own, up to the last entry; the rest must be padding then.
+  // Writes every entry of a step; the rest must be padding.
   void step() {
     const auto sequences = static_cast<int32_t>(random_.between(0, buffers_.max_sequences()));
     const auto tokens = static_cast<TokenCount>(sequences > 0 ? random_.between(0, buffers_.max_tokens()) : 0);
@@ -96,7 +96,7 @@ std::vector<int64_t> flat(const std::vector<BlockCopy>& copies) {
   return ids;
 }
 
-// What take() promises, without the bits: a copy whose target is dead goes, unless a copy that stays reads it.
+// Model of settle() and take(): drops copies with a dead target, unless a copy that stays reads the target.
 std::vector<BlockCopy> expected_copies(std::vector<ModelCopy> pending, const std::vector<bool>& is_live) {
   std::vector<BlockCopy> kept;
   std::set<BlockId> read;
@@ -112,7 +112,7 @@ std::vector<BlockCopy> expected_copies(std::vector<ModelCopy> pending, const std
 
 }  // namespace
 
-PC_TEST(bitmap_gives_its_lowest_ids) {
+PC_TEST(bitmap_returns_its_lowest_ids) {
   rounds(40, [](Random& random) {
     const auto any = static_cast<BlockId>(random.between(1, 9000));
     const BlockId capacity = random.pick({any, 1, 63, 64, 65, 4095, 4096, 4097, 64 * 64 * 64 + 1});
@@ -149,7 +149,7 @@ PC_TEST(bitmap_gives_its_lowest_ids) {
   });
 }
 
-PC_TEST(changed_entries_come_out_once_and_ascending) {
+PC_TEST(changed_entries_are_taken_once_and_ascending) {
   rounds(60, [](Random& random) {
     const auto size = static_cast<int32_t>(random.pick({int64_t{1}, int64_t{64}, random.between(2, 5000)}));
     ChangedEntries changed(size);
@@ -178,7 +178,7 @@ PC_TEST(changed_entries_come_out_once_and_ascending) {
   });
 }
 
-PC_TEST(free_list_gives_ids_in_its_order) {
+PC_TEST(free_list_takes_ids_in_its_order) {
   rounds(60, [](Random& random) {
     for (const Order order : {Order::Lifo, Order::Fifo, Order::Address}) {
       const auto any = static_cast<BlockId>(random.between(1, 300));
@@ -247,7 +247,7 @@ PC_TEST(pending_copies_keep_what_a_later_copy_reads) {
   });
 }
 
-PC_TEST(step_buffers_hold_all_that_they_promise) {
+PC_TEST(step_buffers_hold_the_largest_step) {
   rounds(60, [](Random& random) {
     const int64_t sequences = random.pick({0, 1, 2, 15, 16, 17}), tokens = random.pick({0, 1, 15, 16, 17, 64, 65});
     for (const SlotType type : {SlotType::Int32, SlotType::Int64}) {
@@ -257,14 +257,14 @@ PC_TEST(step_buffers_hold_all_that_they_promise) {
       const auto* end = static_cast<const std::byte*>(buffers.slots(buffers.num_groups() - 1)) +
                         tokens * (type == SlotType::Int64 ? 8 : 4);
       const auto behind = buffers.image() + buffers.image_nbytes() - end;
-      PC_CHECK(0 <= behind && behind < 64, "the image ends ", behind, " bytes behind the last slot");
+      PC_CHECK(0 <= behind && behind < 64, "the image ends ", behind, " bytes after the last slot");
       BuffersCheck check(buffers, random);
       for (int i = 0; i < 12; ++i) check.step();
     }
   });
 }
 
-PC_TEST(step_buffers_refuse_sizes_without_sense) {
+PC_TEST(step_buffers_refuse_impossible_sizes) {
   const auto make = [](int64_t sequences, int64_t tokens, int64_t groups) {
     StepBuffers(sequences, tokens, groups, SlotType::Int64);
   };
@@ -296,7 +296,7 @@ PC_TEST(divider_divides_as_the_processor_does) {
   });
 }
 
-PC_TEST(zeroed_array_is_zero_and_says_when_memory_is_short) {
+PC_TEST(zeroed_array_is_zero_and_reports_exhaustion) {
   for (const size_t size : {size_t{0}, size_t{1}, size_t{1000}, size_t{1} << 20}) {
     ZeroedArray<int64_t> array(size);
     for (size_t i = 0; i < size; ++i) PC_CHECK(array[i]++ == 0, i);

@@ -1,8 +1,8 @@
-// Several tables on the same pools, each with its writer, while other threads take and give back blocks.
+// Several tables on the same pools, each with its writer, while other threads take and free blocks.
 //
-// Every slot has a cell, written plainly by the table that got the slot: a token's number, which follows from its
-// sequence and position. Copy-on-write copies cells as an engine copies bytes. After every step the tokens of a row are
-// read back: a block that two held at once is a data race for TSan, or a number that nobody wrote.
+// Every slot has a cell that the table with the slot writes without synchronisation: the number of a token, which
+// follows from its sequence and position. Copy-on-write copies cells as an engine copies bytes. After every step the
+// tokens of a row are read back: a block with two writers at once is a data race for TSan, or a wrong number.
 #include <atomic>
 
 #include "tests/index/native/model_tables.hpp"
@@ -29,10 +29,10 @@ struct SharedPool {
   std::vector<uint64_t> cells;
 };
 
-// One writer: its tables, and the tokens that its rows should have.
+// One writer: its tables, and the expected tokens of its rows.
 class Writer {
  public:
-  // Two writers name the pools in different orders: the lock's own order must hold.
+  // Writers list the pools in different orders: the lock must sort them.
   Writer(SharedPool& a, SharedPool& b, uint64_t seed)
       : pools_{&a, &b}, random_(seed), tables_({a.pool, b.pool}, {kSizes[0], kSizes[1]}, 6, 20) {}
 
@@ -107,7 +107,7 @@ class Writer {
     if (!tables_.try_extend(std::span(&row, 1), std::span(&count, 1), out)) return;
     run_copies();
     if (count == 0) return;
-    // A row that was cut back into its holes: what stands before the new tokens is gone, they are not.
+    // The row was truncated into its holes: tokens before the new ones are gone.
     holes_[row] = std::min(holes_[row], static_cast<TokenCount>(sequences_[row].size()));
     for (size_t i = 0; i < size; ++i) {
       const uint64_t number = random_.bits();
@@ -152,10 +152,10 @@ class Writer {
   Random random_;
   BlockTables tables_;
   std::map<RowId, std::vector<uint64_t>> sequences_;
-  std::map<RowId, TokenCount> holes_;  // positions before this may be gone
+  std::map<RowId, TokenCount> holes_;  // earlier positions may be gone
 };
 
-// Takes, stamps and gives back blocks of both pools until the writers are done.
+// Takes, stamps and frees blocks of both pools until the writers are done.
 void meddle(SharedPool& a, SharedPool& b, const std::atomic<int>& num_writers, uint64_t seed) {
   Random random(seed);
   while (num_writers.load(std::memory_order_relaxed) > 0) {

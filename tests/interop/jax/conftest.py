@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def interop(jax: Any) -> Any:
-    """`pagecore.interop.jax`, where JAX is."""
+    """Return `pagecore.interop.jax`; skip where JAX is missing."""
     from pagecore.interop import jax as module
 
     return module

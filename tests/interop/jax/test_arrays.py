@@ -1,4 +1,4 @@
-"""pagecore's arrays in JAX: the same memory, or a refusal; and batches as arguments of jitted steps."""
+"""Zero-copy views of pagecore tensors in JAX, and batches as arguments of jitted steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ops.cases import DTYPES
 
 
 def filled_cache(dtype="float32", **options):
-    """Two sequences of 20 and 5 tokens in two layers of random numbers, and their batch."""
+    """Return a cache with sequences of 20 and 5 tokens in two layers of random numbers, and their batch."""
     cache = PagedKVCache(AttentionSpec(2, 64, dtype=dtype, num_query_heads=4), num_layers=2, num_blocks=8, **options)
     batch = cache.prepare([cache.add_sequence(range(20)), cache.add_sequence(range(50, 55))], [20, 5])
     rng = np.random.default_rng(0)
@@ -25,7 +25,7 @@ def filled_cache(dtype="float32", **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", ["HND", "NHD"])
-def test_a_cache_is_attended_to_where_it_lies(jax, interop, dtype, heads):
+def test_attention_reads_a_cache_in_place(jax, interop, dtype, heads):
     cache, batch = filled_cache(dtype, layout=KVLayout(heads=heads))
     planes = [interop.as_jax(plane, layout=heads) for plane in (cache.key(1), cache.value(1))]
     assert [plane.unsafe_buffer_pointer() for plane in planes] == [cache.key(1).pointer, cache.value(1).pointer]
@@ -44,14 +44,14 @@ def test_a_cache_is_attended_to_where_it_lies(jax, interop, dtype, heads):
     assert np.allclose(out.astype(np.float32), cache.attend(1, query, batch).astype(np.float32), atol=1e-2)
 
 
-def test_what_pagecore_writes_is_seen_and_the_memory_outlives_the_cache(jax, interop):
+def test_a_view_sees_later_writes_and_outlives_the_cache(jax, interop):
     cache, _ = filled_cache()
-    shown = interop.as_jax(cache.key(0), layout="HND")
+    view = interop.as_jax(cache.key(0), layout="HND")
     cache.key(0)[1, 2, 1, :3] = [7, 8, 9]
-    assert np.asarray(shown)[1, 1, 2, :3].tolist() == [7, 8, 9]
+    assert np.asarray(view)[1, 1, 2, :3].tolist() == [7, 8, 9]
     del cache
     gc.collect()
-    assert np.asarray(shown)[1, 1, 2, :3].tolist() == [7, 8, 9]
+    assert np.asarray(view)[1, 1, 2, :3].tolist() == [7, 8, 9]
 
 
 def test_a_write_in_jax_makes_a_copy(jax, interop):
@@ -63,37 +63,37 @@ def test_a_write_in_jax_makes_a_copy(jax, interop):
     assert np.asarray(after[0])[1, 1].all()
 
 
-def test_what_jax_would_copy_is_refused(interop):
+def test_tensors_that_jax_would_copy_raise(interop):
     cache, _ = filled_cache()
-    with pytest.raises(UnsupportedOption, match=r"in layout 'NHD', which jax\.jit would copy in every call; pass the"):
+    with pytest.raises(UnsupportedOption, match=r"in layout 'NHD', so jax\.jit would copy it in every call; pass the"):
         interop.as_jax(cache.key(0))
     blockwise, _ = filled_cache(layout="blockwise")
     for layout in ("NHD", "HND"):
-        with pytest.raises(UnsupportedOption, match="let it be layerwise"):
+        with pytest.raises(UnsupportedOption, match="use a layerwise pool"):
             interop.as_jax(blockwise.key(0), layout=layout)
-    with pytest.raises(UnsupportedOption, match="no multiple of 64, where JAX would copy"):
+    with pytest.raises(UnsupportedOption, match="only at a multiple of 64"):
         interop.as_jax(pagecore.zeros((100,))[1:])
-    with pytest.raises(UnsupportedOption, match="read-only, which JAX cannot say"):
+    with pytest.raises(UnsupportedOption, match="read-only and JAX has no read-only arrays"):
         interop.as_jax(cache.block_table())
     with pytest.raises(UnsupportedDtype, match="jax_enable_x64"):
         interop.as_jax(pagecore.zeros((4,), "int64"))
 
 
-def test_what_is_no_plane_is_refused(interop):
-    with pytest.raises(UnsupportedDtype, match=r"a ndarray is no pagecore\.Tensor; make one with pagecore\.as_tensor"):
+def test_other_types_ranks_and_layouts_raise(interop):
+    with pytest.raises(UnsupportedDtype, match=r"tensor is a ndarray; it must be a pagecore\.Tensor"):
         interop.as_jax(np.zeros(3))
-    with pytest.raises(ShapeError, match="layout='HND' is for the 4 axes of a cache's plane"):
+    with pytest.raises(ShapeError, match="layout='HND' needs the 4 axes of a cache's plane"):
         interop.as_jax(pagecore.zeros((4, 4)), layout="HND")
     with pytest.raises(UnsupportedOption, match="layout is 'DNH'; it must be 'NHD' or 'HND'"):
         interop.as_jax(pagecore.zeros((4, 4)), layout="DNH")
 
 
-def test_any_contiguous_tensor_is_shown(interop):
+def test_any_contiguous_tensor_can_be_viewed(interop):
     for shape in ((), (0, 3), (1, 5), (3, 1, 2)):
         tensor = pagecore.zeros(shape)
-        shown = interop.as_jax(tensor)
-        assert shown.shape == shape
-        assert tensor.size == 0 or shown.unsafe_buffer_pointer() == tensor.pointer
+        view = interop.as_jax(tensor)
+        assert view.shape == shape
+        assert tensor.size == 0 or view.unsafe_buffer_pointer() == tensor.pointer
 
 
 # ---- batches
@@ -121,7 +121,7 @@ def test_a_batch_becomes_arrays_of_fixed_shape(interop):
     assert interop.step_arrays(batch, max_blocks=2).block_table.tolist() == [[1, 2], [3, 0], [0, 0], [0, 0]]
 
 
-def test_the_arrays_stay_when_the_batch_goes_on(jax, interop):
+def test_step_arrays_are_copies_of_the_batch(jax, interop):
     cache = without_bytes()
     batch = cache.make_batch(2, 8)
     sequence = cache.add_sequence(range(6))
@@ -135,18 +135,18 @@ def test_the_arrays_stay_when_the_batch_goes_on(jax, interop):
     assert second.seq_lens.tolist() == [7, 0]
 
 
-def test_a_table_that_is_too_narrow_is_refused(interop):
+def test_a_block_table_that_is_too_narrow_raises(interop):
     cache = without_bytes()
     batch = cache.prepare([cache.add_sequence(range(9))], [9])
     assert interop.step_arrays(batch, max_blocks=3).block_table.shape[1] == 3
-    with pytest.raises(ShapeError, match="max_blocks is 2, and a sequence holds 3 blocks"):
+    with pytest.raises(ShapeError, match="max_blocks is 2, but a sequence holds 3 blocks"):
         interop.step_arrays(batch, max_blocks=2)
-    for width, says in ((0, "at least 1"), (99, "at most 15, the blocks"), ("a", "an integer"), (2.0, "an integer")):
+    for width, says in ((0, "at least 1"), (99, "at most 15, the capacity"), ("a", "an integer"), (2.0, "an integer")):
         with pytest.raises(ShapeError, match=f"max_blocks is {width!r}; .*{says}"):
             interop.step_arrays(batch, max_blocks=width)
 
 
-def test_wide_slots_are_refused_without_x64(jax, interop):
+def test_int64_slots_raise_without_x64(jax, interop):
     cache = without_bytes(index_dtype="int64")
     batch = cache.prepare([cache.add_sequence(range(9))], [9])
     with pytest.raises(UnsupportedOption, match="make the cache with index_dtype='int32', or set jax_enable_x64"):
@@ -155,8 +155,8 @@ def test_wide_slots_are_refused_without_x64(jax, interop):
         assert interop.step_arrays(batch).slot_mapping.dtype == np.int64
 
 
-def test_what_a_fork_writes_is_copied_first(jax, interop):
-    """Copy-on-write where JAX holds the bytes: the batch says what, a jitted function copies in place."""
+def test_copied_blocks_of_a_fork_are_applied_to_caches_of_jax(jax, interop):
+    """Copy-on-write if JAX owns the caches: the batch lists the blocks, and a jitted function copies them in place."""
     import jax.numpy as jnp
 
     cache = without_bytes()

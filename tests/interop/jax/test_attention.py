@@ -1,4 +1,4 @@
-"""paged_attention under jax.jit: within the bounds of the float64 oracle, with the bits of a call outside of JAX."""
+"""paged_attention under jax.jit, compared with the float64 oracle and bit for bit with calls outside of JAX."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ OPTIONS = {
 
 @BATCHES
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_every_option_keeps_the_bounds(jax, interop, lens, options):
+def test_every_option_equals_the_oracle(jax, interop, lens, options):
     check(jax, interop, make_case(Shape(**lens), **options))
 
 
 @pytest.mark.parametrize("query_dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_every_dtype_and_layout_keeps_the_bounds(jax, interop, query_dtype, cache_dtype, layout):
+def test_every_dtype_and_layout_equals_the_oracle(jax, interop, query_dtype, cache_dtype, layout):
     shape = Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, layout=layout, dims=(64, 48), **LENS)
     check(jax, interop, make_case(shape, window=40, softcap=20.0, sinks=SINKS), layout)
 
 
 @BATCHES
-def test_a_mask_hides_keys(jax, interop, lens):
+def test_masks(jax, interop, lens):
     shape = Shape(**lens)
     check(jax, interop, make_case(shape, mask=random_mask(shape)))
 
 
 @BATCHES
-def test_rows_pick_from_a_larger_table_and_padding_comes_out_empty(jax, interop, lens):
+def test_rows_of_a_larger_table_and_padding(jax, interop, lens):
     shape = Shape(shuffle_rows=True, padding=5 if "query_lens" in lens else 0, **lens)
     check(jax, interop, make_case(shape))
 
@@ -70,7 +70,9 @@ def test_sinks_and_slopes_have_any_float_dtype(jax, interop, dtype):
     check(jax, interop, make_case(Shape(**LENS), **options))
 
 
-@pytest.mark.parametrize("shape", [Shape(seq_lens=()), Shape(seq_lens=(5, 0), query_lens=(0, 0))], ids=["no one", "no"])
+@pytest.mark.parametrize(
+    "shape", [Shape(seq_lens=()), Shape(seq_lens=(5, 0), query_lens=(0, 0))], ids=["no sequences", "no queries"]
+)
 def test_an_empty_batch_gives_empty_arrays(jax, interop, shape):
     out, lse = attend(jax, interop, make_case(shape))
     assert out.shape == (0, 4, 64)
@@ -85,11 +87,11 @@ def test_indices_are_int64_under_x64(jax, interop):
         check(jax, interop, case)
 
 
-def test_int64_that_fits_becomes_int32_without_x64(jax, interop):
+def test_int64_indices_become_int32_without_x64(jax, interop):
     check(jax, interop, make_case(Shape(index_dtype="int64", **DECODE)))
 
 
-def test_lists_and_narrow_integers_are_indices_too(jax, interop):
+def test_lists_and_narrow_integers_are_accepted_as_indices(jax, interop):
     case = make_case(Shape(seq_lens=(20, 3)), seed=3)
     call = jax.jit(lambda q, k, v, t: interop.paged_attention(q, k, v, t, [20, 3], cu_query_lens=[0, 1, 2]))
     table = np.where(case.block_table > 100, 0, case.block_table).astype(np.int8)
@@ -98,7 +100,7 @@ def test_lists_and_narrow_integers_are_indices_too(jax, interop):
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_a_layer_of_stacked_caches_is_read_where_it_lies(jax, interop, layout):
+def test_a_layer_of_stacked_caches_is_read_in_place(jax, interop, layout):
     case = make_case(Shape(layout=layout, **LENS))
     rng = np.random.default_rng(1)
     layers = [[rng.standard_normal(case.key_cache.shape).astype(np.float32) for _ in range(2)] for _ in range(3)]
@@ -126,14 +128,14 @@ def test_a_layer_of_stacked_caches_is_read_where_it_lies(jax, interop, layout):
         assert np.asarray(known).tobytes() == expected
 
 
-def test_it_runs_outside_of_jit_too(jax, interop):
+def test_a_call_outside_of_jit(jax, interop):
     case = make_case(Shape(**DECODE))
     arrays = [jax.numpy.asarray(array) for array in case.arrays]
     assert np.asarray(interop.paged_attention(*arrays)).tobytes() == case.run().tobytes()
 
 
-def test_denormal_numbers_count_as_they_do_outside_of_jax(jax, interop):
-    """XLA lets its threads take them for 0."""
+def test_denormal_numbers_are_not_flushed(jax, interop):
+    """XLA's threads flush denormal numbers to 0; the handlers must not."""
     case = make_case(Shape(query_dtype="float32", cache_dtype="float32", **DECODE))
     case.value_cache *= np.float32(1e-40)
     out, _ = attend(jax, interop, case)
@@ -156,7 +158,7 @@ def test_scales_may_be_traced(jax, interop):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_long_call_is_shared_among_as_many_threads_as_are_set(jax, interop, threads):
+def test_a_long_call_gives_equal_bits_on_any_number_of_threads(jax, interop, threads):
     import pagecore
 
     case = make_case(Shape(seq_lens=(900, 2000), query_lens=(300, 200)))

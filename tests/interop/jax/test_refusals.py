@@ -1,4 +1,4 @@
-"""What paged_attention and write_kv of JAX refuse: shapes when they are traced, numbers when they run."""
+"""Errors of paged_attention and write_kv in JAX: shapes while tracing, numbers while running."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ATTENTION = [
     ({"block_table": [1, 2]}, ShapeError, "block_table has shape"),
     ({"block_table": [[1], [2, 3]]}, ShapeError, "block_table is not an array of integers"),
     ({"block_table": zeros(2, 4, dtype=np.uint32)}, None, ""),
-    ({"block_table": np.full((2, 4), 2**40)}, ShapeError, "past int32, and JAX would cut it; set jax_enable_x64"),
+    ({"block_table": np.full((2, 4), 2**40)}, ShapeError, "JAX would truncate to int32; set jax_enable_x64"),
     ({"rows": [0]}, ShapeError, "rows has shape"),
     ({"cu_query_lens": None}, ShapeError, "one query for each of seq_lens, or pass cu_query_lens="),
     ({"cu_query_lens": [0, 5]}, ShapeError, "one more than seq_lens"),
@@ -59,7 +59,7 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize(("change", "error", "message"), ATTENTION, ids=[next(iter(c[0])) for c in ATTENTION])
-def test_attention_says_when_it_is_traced_what_does_not_fit(jax, interop, change, error, message):
+def test_attention_raises_for_invalid_arguments_while_tracing(jax, interop, change, error, message):
     case = make_case(SHAPE)
     names = ("query", "key_cache", "value_cache", "block_table", "seq_lens")
     arguments = dict(zip(names, case.arrays, strict=True)) | case.options | change
@@ -83,17 +83,17 @@ WRITE = [
     ({"value": zeros(8, 2, 24)}, ShapeError, "value has shape .* axis 0 must have length 9: the tokens of key"),
     ({"key": zeros(9, 3, 16)}, ShapeError, "axis 1 must have length 2: the heads of key_cache"),
     ({"value": zeros(9, 2, 16)}, ShapeError, "axis 2 must have length 24: the head_dim of value_cache"),
-    ({"slot_mapping": np.arange(10)}, ShapeError, "slot_mapping has 10 slots for 9 tokens"),
+    ({"slot_mapping": np.arange(10)}, ShapeError, "slot_mapping has 10 slots; it must have at most 9"),
     ({"slot_mapping": zeros(9)}, UnsupportedDtype, "slot_mapping holds float32"),
-    ({"key_scale": 0.0}, UnsupportedOption, "and not 0 to be divided by"),
-    ({"key_scale": 1e-60}, UnsupportedOption, "and not 0 to be divided by"),
+    ({"key_scale": 0.0}, UnsupportedOption, "finite and not 0 as a float32"),
+    ({"key_scale": 1e-60}, UnsupportedOption, "finite and not 0 as a float32"),
     ({"layer": 1}, ShapeError, "it must have 5 axes"),
     ({"copy": True}, UnsupportedOption, "copy is True; it must be False, or None"),
 ]
 
 
 @pytest.mark.parametrize(("change", "error", "message"), WRITE, ids=[next(iter(c[0])) for c in WRITE])
-def test_write_says_when_it_is_traced_what_does_not_fit(jax, interop, change, error, message):
+def test_write_raises_for_invalid_arguments_while_tracing(jax, interop, change, error, message):
     rows, caches, slots = random_write()
     arguments = {"key": rows[0], "value": rows[1], "slot_mapping": slots} | change
     key, value, slots = (arguments.pop(name) for name in ("key", "value", "slot_mapping"))
@@ -101,7 +101,7 @@ def test_write_says_when_it_is_traced_what_does_not_fit(jax, interop, change, er
         jax.eval_shape(lambda *caches: interop.write_kv(key, value, *caches, slots, **arguments), *caches)
 
 
-def test_numbers_that_are_options_cannot_be_traced(jax, interop):
+def test_traced_options_raise(jax, interop):
     case = make_case(SHAPE)
     with pytest.raises(UnsupportedOption, match="scale is traced; it must be known when the function is compiled"):
         jax.jit(lambda scale: interop.paged_attention(*map(jax.numpy.array, case.arrays), scale=scale, **case.options))(
@@ -111,7 +111,7 @@ def test_numbers_that_are_options_cannot_be_traced(jax, interop):
         jax.jit(lambda on: interop.paged_attention(*map(jax.numpy.array, case.arrays), causal=on, **case.options))(True)
 
 
-def test_caches_that_jax_would_copy_are_refused(jax, interop):
+def test_caches_that_jax_would_copy_raise(jax, interop):
     case = make_case(SHAPE)
     query, _, _, table, lens = case.arrays
     for cache in (case.key_cache, pagecore.as_tensor(case.key_cache)):
@@ -119,13 +119,13 @@ def test_caches_that_jax_would_copy_are_refused(jax, interop):
             interop.paged_attention(query, cache, cache, table, lens, **case.options)
 
 
-def test_slots_past_int32_are_refused_without_x64(jax, interop):
+def test_slots_past_int32_raise_without_x64(jax, interop):
     rows = [jax.ShapeDtypeStruct((1, 1, 1), np.float32)] * 2
     caches = [jax.ShapeDtypeStruct((2**27, 16, 1, 1), np.float32)] * 2
     slots = jax.ShapeDtypeStruct((1,), np.int32)
     assert jax.eval_shape(interop.write_kv, *rows, *caches, slots)[0].shape == (2**27, 16, 1, 1)
     caches = [jax.ShapeDtypeStruct((2**27 + 1, 16, 1, 1), np.float32)] * 2
-    with pytest.raises(UnsupportedOption, match="2147483664 slots, more than int32 can count; set jax_enable_x64"):
+    with pytest.raises(UnsupportedOption, match="2147483664 slots, more than int32 can index; set jax_enable_x64"):
         jax.eval_shape(interop.write_kv, *rows, *caches, slots)
     with jax.enable_x64(True):
         slots = jax.ShapeDtypeStruct((1,), np.int64)
@@ -146,7 +146,7 @@ RUN = {
 
 
 @pytest.mark.parametrize(("which", "change", "message"), RUN.values(), ids=RUN)
-def test_a_run_says_which_number_does_not_fit(jax, interop, which, change, message):
+def test_a_run_raises_for_invalid_numbers_by_name(jax, interop, which, change, message):
     _, caches, _ = random_write()
     stacks = [np.stack([cache] * 3) for cache in caches]
     numbers = {"slots": [1], "layer": 1, "key_scale": 1.0, "value_scale": 1.0, "table": [[1]], "rows": [0]}
@@ -169,7 +169,7 @@ def test_a_run_says_which_number_does_not_fit(jax, interop, which, change, messa
         jax.block_until_ready(call(*stacks, **numbers))
 
 
-def test_gradients_are_refused_but_not_of_what_is_stopped(jax, interop):
+def test_gradients_raise_except_through_stop_gradient(jax, interop):
     case = make_case(Shape(seq_lens=(20,)))
     query, *rest = map(jax.numpy.array, case.arrays)
 
@@ -188,21 +188,21 @@ def test_gradients_are_refused_but_not_of_what_is_stopped(jax, interop):
         jax.jit(jax.grad(lambda key: interop.write_kv(key, rows[1], *caches, slots, copy=None)[0].sum()))(rows[0])
 
 
-def test_vmap_is_refused_but_not_a_map(jax, interop):
+def test_vmap_raises_and_map_works(jax, interop):
     case = make_case(Shape(seq_lens=(20,)))
     query, *rest = map(jax.numpy.array, case.arrays)
     many = jax.numpy.stack([query, query * 2])
-    with pytest.raises(UnsupportedOption, match=r"paged_attention under jax\.vmap: one call serves a whole batch"):
+    with pytest.raises(UnsupportedOption, match=r"paged_attention does not support jax\.vmap; one call serves"):
         jax.vmap(lambda query: interop.paged_attention(query, *rest))(many)
     out = jax.jit(lambda many: jax.lax.map(lambda query: interop.paged_attention(query, *rest), many))(many)
     assert np.asarray(out[0]).tobytes() == case.run().tobytes()
     rows, caches, slots = random_write()
-    with pytest.raises(UnsupportedOption, match=r"write_kv under jax\.vmap"):
+    with pytest.raises(UnsupportedOption, match=r"write_kv does not support jax\.vmap"):
         jax.vmap(lambda keys, values: interop.write_kv(*rows, keys, values, slots))(*(cache[None] for cache in caches))
 
 
-def test_functions_of_pagecore_say_where_those_for_traced_arrays_are(jax, interop):
-    """Under jax.jit an array has no memory that they could read or write."""
+def test_other_functions_of_pagecore_raise_for_traced_arrays_and_name_interop_jax(jax, interop):
+    """A traced array has no memory to read or write."""
     cache = np.zeros((3, 4, 2, 8), np.float32)
     spec = pagecore.AttentionSpec(2, 8, dtype="float32", num_query_heads=2)
     paged = pagecore.PagedKVCache(spec, num_layers=1, num_blocks=4)
@@ -224,8 +224,8 @@ def test_functions_of_pagecore_say_where_those_for_traced_arrays_are(jax, intero
         jax.jit(lambda at: static.update(0, cache[:1, :2, :1], cache[:1, :2, :1], at))(3)
 
 
-def test_one_array_given_as_both_caches_stays_two_results_or_is_refused(jax, interop):
-    """XLA copies what it cannot donate twice: a result is a value of its own."""
+def test_one_array_as_both_caches_gives_two_results_or_raises(jax, interop):
+    """XLA cannot donate an array twice, so it copies the array: the results do not alias each other."""
     cache, new = jax.numpy.zeros((3, 4, 2, 8)), jax.numpy.ones((2, 2, 8))
     slots = jax.numpy.array([4, 5])
     write = interop.jit(
@@ -240,9 +240,9 @@ def test_one_array_given_as_both_caches_stays_two_results_or_is_refused(jax, int
     assert not np.asarray(cache).any()
 
 
-@pytest.mark.filterwarnings("ignore")  # of JAX, on what it makes of nonsense
+@pytest.mark.filterwarnings("ignore")  # JAX warns about some foreign values
 @pytest.mark.parametrize("operation", ["paged_attention", "write_kv"])
-def test_foreign_arguments_are_refused_by_name_when_a_function_is_traced(jax, interop, operation):
+def test_foreign_arguments_raise_by_name_while_tracing(jax, interop, operation):
     ones, ids = jax.numpy.ones, jax.numpy.array
     caches = {"key_cache": ones((6, 4, 2, 8)), "value_cache": ones((6, 4, 2, 8)), "layer": None, "layout": "NHD"}
     caches |= {"key_scale": 1.0, "value_scale": ones(2)}

@@ -1,4 +1,4 @@
-"""The handlers belong to every build; which JAX they serve is said before XLA could stumble over it."""
+"""Registration of the handlers, and errors for missing or incompatible versions of JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_installed_jax_speaks_the_version_that_was_compiled(jax):
+def test_the_installed_jax_supports_the_compiled_version(jax):
     from pagecore.interop.jax import _xla
 
     text = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
@@ -23,7 +23,7 @@ def test_the_installed_jax_speaks_the_version_that_was_compiled(jax):
 
 
 @pytest.mark.parametrize("version", ["0 2", "1 3"])
-def test_another_jax_is_refused_before_anything_is_registered(jax, interop, monkeypatch, tmp_path, version):
+def test_an_incompatible_jax_raises_before_anything_is_registered(jax, interop, monkeypatch, tmp_path, version):
     from pagecore.interop.jax import registration
 
     header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
@@ -33,12 +33,12 @@ def test_another_jax_is_refused_before_anything_is_registered(jax, interop, monk
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     monkeypatch.setattr(jax.ffi, "register_ffi_target", None)
     with pytest.raises(
-        ImportError, match=rf"speaks version 0\.3 .* speaks {major}\.{minor}; it needs jax>=0\.10: pip install"
+        ImportError, match=rf"needs version 0\.3 .* has {major}\.{minor}; install jax>=0\.10: pip install"
     ):
         registration.register()
 
 
-def test_a_jax_without_headers_is_left_to_xla(jax, interop, monkeypatch, tmp_path):
+def test_a_jax_without_headers_is_checked_by_xla(jax, interop, monkeypatch, tmp_path):
     from pagecore.interop.jax import registration
 
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
@@ -50,7 +50,7 @@ def test_a_jax_without_headers_is_left_to_xla(jax, interop, monkeypatch, tmp_pat
     assert registered == dict.fromkeys(("pagecore_paged_attention", "pagecore_write_kv", "pagecore_addresses"), "cpu")
 
 
-def test_without_jax_the_import_says_what_to_install():
+def test_without_jax_the_import_error_names_the_package_to_install():
     code = """
 import sys
 sys.modules["jax"] = None

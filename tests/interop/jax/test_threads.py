@@ -1,4 +1,4 @@
-"""The handlers run on XLA's threads: without the interpreter's lock, several at a time."""
+"""The handlers run on XLA's threads, several at a time and without the GIL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT = Shape(seq_lens=(700, 900), query_lens=(200, 300))
 
 
 def in_threads(*bodies):
-    """Runs each body in a thread of its own, and raises what one of them raised."""
+    """Run each body in its own thread, and re-raise the first exception."""
     raised = []
 
     def guarded(body):
@@ -54,8 +54,8 @@ def test_two_jitted_functions_run_in_two_threads(jax, interop):
     in_threads(prompts, prompts, lambda: writes(1), lambda: writes(2))
 
 
-def test_a_handler_does_not_wait_for_the_interpreter(jax, interop):
-    """It ends while this thread never lets go of the interpreter's lock."""
+def test_a_handler_does_not_wait_for_the_gil(jax, interop):
+    """The call ends although this thread never releases the GIL."""
     case = make_case(PROMPT)
     arrays = [jax.numpy.array(array) for array in case.arrays]
 

@@ -1,4 +1,4 @@
-"""write_kv under jax.jit: what pagecore.write_kv writes, where the caches lie, and values that stay values."""
+"""write_kv under jax.jit: parity with pagecore.write_kv, writes in place, and arguments that keep their values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_layouts_and_scales(jax, interop, layout, scales):
     assert same(after, [laid_out(cache, layout) for cache in written(rows, caches, slots, **scales)])
 
 
-def test_a_cache_that_is_not_donated_keeps_its_value(jax, interop):
+def test_a_cache_that_is_not_donated_is_unchanged(jax, interop):
     rows, caches, slots = random_write(3)
     given = [jax.numpy.array(cache) for cache in caches]
     after = jax.jit(interop.write_kv)(*rows, *given, slots)
@@ -46,8 +46,8 @@ def test_a_cache_that_is_not_donated_keeps_its_value(jax, interop):
     assert same(after, written(rows, caches, slots))
 
 
-def test_both_values_are_there_where_copies_are_allowed(jax, interop):
-    """The old cache is used after the write, so that XLA copies it although it was donated."""
+def test_with_copies_allowed_old_and_new_contents_can_be_used(jax, interop):
+    """The old cache is used after the write, so XLA copies it although it was donated."""
     rows, caches, slots = random_write(4)
 
     def step(key_cache, value_cache):
@@ -59,7 +59,7 @@ def test_both_values_are_there_where_copies_are_allowed(jax, interop):
     assert same(doubled, [cache * 2 for cache in caches])
 
 
-def test_it_runs_outside_of_jit_where_copies_are_allowed(jax, interop):
+def test_with_copies_allowed_a_call_outside_of_jit_works(jax, interop):
     rows, caches, slots = random_write(5)
     given = [jax.numpy.array(cache) for cache in caches]
     after = interop.write_kv(*rows, *given, slots, copy=None)
@@ -67,7 +67,7 @@ def test_it_runs_outside_of_jit_where_copies_are_allowed(jax, interop):
     assert same(after, written(rows, caches, slots))
 
 
-def test_without_jit_by_its_own_switch_copies_are_allowed(jax, interop):
+def test_disable_jit_allows_copies(jax, interop):
     rows, caches, slots = random_write(5)
     step = interop.jit(lambda k, v: interop.write_kv(*rows, k, v, slots), caches=("k", "v"))
     with jax.disable_jit():
@@ -75,8 +75,8 @@ def test_without_jit_by_its_own_switch_copies_are_allowed(jax, interop):
     assert same(after, written(rows, caches, slots))
 
 
-def test_a_result_in_other_memory_is_the_argument_s_value_with_the_write(jax, interop):
-    """What XLA never asks for: a call whose results were not said to be its arguments."""
+def test_a_result_that_does_not_alias_its_argument_has_the_old_contents_and_the_write(jax, interop):
+    """A call without input_output_aliases, which pagecore itself never makes."""
     rows, caches, slots = random_write(6)
     results = [jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in caches]
     call = jax.jit(
@@ -154,7 +154,7 @@ def test_a_list_of_layers_is_written_in_place(jax, interop):
     assert all(same(got, written(rows, [cache * i for cache in caches], slots)) for i, got in enumerate(after))
 
 
-def test_slots_that_are_negative_or_left_out_write_nothing(jax, interop):
+def test_negative_and_missing_slots_write_nothing(jax, interop):
     rows, caches, slots = random_write(10)
     step = jax.jit(interop.write_kv)
     assert same(step(*rows, *map(jax.numpy.array, caches), np.full(9, -1)), caches)
@@ -171,8 +171,8 @@ def test_slots_are_int64_under_x64(jax, interop):
         assert same(step(*arrays), written(rows, caches, slots))
 
 
-def test_denormal_numbers_are_written_as_they_are(jax, interop):
-    """XLA lets its threads take them for 0."""
+def test_denormal_numbers_are_not_flushed(jax, interop):
+    """XLA's threads flush denormal numbers to 0; the handlers must not."""
     rows, caches, slots = random_write(12, cache_dtype="float16")
     rows = [array * np.float32(1e-40) for array in rows]
     scales = {"key_scale": 1e-36, "value_scale": 1e-37}
@@ -182,7 +182,7 @@ def test_denormal_numbers_are_written_as_they_are(jax, interop):
     assert same(after, expected)
 
 
-def test_a_write_after_which_the_old_cache_is_used_is_refused(jax, interop):
+def test_a_write_after_which_the_old_cache_is_used_raises(jax, interop):
     rows, caches, slots = random_write(13)
 
     def step(key_cache, value_cache):
@@ -192,10 +192,10 @@ def test_a_write_after_which_the_old_cache_is_used_is_refused(jax, interop):
         jax.block_until_ready(jax.jit(step, donate_argnums=(0, 1))(*map(jax.numpy.array, caches)))
 
 
-def test_a_write_outside_of_jit_is_refused(jax, interop):
+def test_a_write_outside_of_jit_raises(jax, interop):
     rows, caches, slots = random_write(14)
-    with pytest.raises(UnsupportedOption, match=r"key_cache is no argument of a function under jax\.jit"):
+    with pytest.raises(UnsupportedOption, match=r"key_cache is not an argument of a function under jax\.jit"):
         interop.write_kv(*rows, *map(jax.numpy.array, caches), slots)
     closed_over = [jax.numpy.array(cache) for cache in caches]
-    with pytest.raises(UnsupportedOption, match=r"key_cache is no argument of a function under jax\.jit"):
+    with pytest.raises(UnsupportedOption, match=r"key_cache is not an argument of a function under jax\.jit"):
         jax.jit(lambda: interop.write_kv(*rows, *closed_over, slots))()

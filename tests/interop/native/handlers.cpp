@@ -1,4 +1,5 @@
-// The custom calls of XLA, called as XLA calls them, over arrays whose every byte outside is the sanitizer's.
+// Custom calls, called through XLA's C interface. Arrays have exact allocations, so that sanitizers find every access
+// out of bounds.
 #include "pagecore/interop/jax/handlers.hpp"
 
 #include <cmath>
@@ -11,7 +12,7 @@
 using namespace pagecore;
 using namespace pagecore::test;
 
-// Opaque to handlers; ours is what it tells.
+// The error that create_error() makes; opaque to handlers.
 struct XLA_FFI_Error {
   XLA_FFI_Error_Code code;
   std::string text;
@@ -23,7 +24,7 @@ using Shape = std::vector<int64_t>;
 
 XLA_FFI_Error* create_error(XLA_FFI_Error_Create_Args* args) { return new XLA_FFI_Error{args->errc, args->message}; }
 
-// A dense array of exactly its own bytes.
+// A dense array in an exact allocation.
 template <typename T>
 class Operand {
  public:
@@ -61,7 +62,7 @@ Floats normal(Random& random, Shape shape) {
   return {XLA_FFI_DataType_F32, std::move(shape), [&] { return random.normal(); }};
 }
 
-// A call with its attributes, sorted by name as XLA's are.
+// A call and its attributes, sorted by name as by XLA.
 struct Call {
   std::vector<XLA_FFI_Buffer*> arguments;
   std::vector<XLA_FFI_Buffer*> results;
@@ -73,7 +74,7 @@ struct Call {
     integers["given"] |= int64_t{1} << option;
   }
 
-  // What the handler refused, if it did.
+  // Returns the error of the handler, if any.
   std::optional<XLA_FFI_Error> operator()(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*) noexcept) {
     XLA_FFI_Api api{};
     api.XLA_FFI_Error_Create = create_error;
@@ -108,9 +109,9 @@ struct Call {
                    scalar_pointers.data()};
     XLA_FFI_Error* error = handler(&frame);
     if (error == nullptr) return std::nullopt;
-    XLA_FFI_Error told = *error;
+    XLA_FFI_Error copy = *error;
     delete error;
-    return told;
+    return copy;
   }
 };
 
@@ -121,7 +122,7 @@ const bool connected = [] {
   return true;
 }();
 
-// Caches of some layers, blocks before or behind their heads.
+// Shape of caches: stacked layers or one layer, heads first or tokens first.
 struct Geometry {
   int64_t layers, layer, blocks, block_size, heads, dim;
   bool heads_first, stacked;
@@ -141,7 +142,7 @@ struct Geometry {
     if (stacked) axes.insert(axes.begin(), layers);
     return axes;
   }
-  // Where an element of the layer lies.
+  // Index of an element of the layer.
   [[nodiscard]] int64_t at(int64_t slot, int64_t head, int64_t d) const {
     const int64_t block = slot / block_size, token = slot % block_size;
     const int64_t inner = heads_first ? head * block_size + token : token * heads + head;
@@ -152,7 +153,7 @@ struct Geometry {
 
 }  // namespace
 
-PC_TEST(a_custom_call_writes_where_it_belongs) {
+PC_TEST(a_custom_call_writes_to_the_slots) {
   rounds(300, [](Random& random) {
     const Geometry g(random);
     const int64_t tokens = random.between(0, 12);
@@ -173,11 +174,11 @@ PC_TEST(a_custom_call_writes_where_it_belongs) {
               {key_result.buffer(), value_result.buffer()}};
     call.integers["heads_first"] = g.heads_first;
     if (g.stacked) call.give(xla::kLayer, layer.buffer());
-    Operand<uint32_t> homes(XLA_FFI_DataType_U32, {4});
+    Operand<uint32_t> recorded(XLA_FFI_DataType_U32, {4});
     if (in_place) {
-      Call where{{keys.buffer(), values.buffer()}, {homes.buffer()}};
-      PC_CHECK(!where(xla::addresses), "refused");
-      call.give(xla::kHomes, homes.buffer());
+      Call addresses{{keys.buffer(), values.buffer()}, {recorded.buffer()}};
+      PC_CHECK(!addresses(xla::addresses), "refused");
+      call.give(xla::kAddresses, recorded.buffer());
     }
     const auto refused = call(xla::write_kv);
     PC_CHECK(!refused, refused->text);
@@ -185,7 +186,7 @@ PC_TEST(a_custom_call_writes_where_it_belongs) {
   });
 }
 
-PC_TEST(a_custom_call_attends_to_what_is_there) {
+PC_TEST(a_custom_call_attends_to_the_cached_keys) {
   rounds(300, [](Random& random) {
     const Geometry g(random);
     const int64_t length = random.between(0, g.slots() - g.block_size), group = random.between(1, 3);
@@ -226,7 +227,7 @@ PC_TEST(a_custom_call_attends_to_what_is_there) {
   });
 }
 
-PC_TEST(a_custom_call_refuses_by_name_and_writes_nothing) {
+PC_TEST(a_custom_call_fails_by_name_and_writes_nothing) {
   rounds(100, [](Random& random) {
     const Geometry g(random);
     Floats rows = normal(random, {1, g.heads, g.dim}), keys = normal(random, g.shape()),
@@ -235,14 +236,14 @@ PC_TEST(a_custom_call_refuses_by_name_and_writes_nothing) {
     Ids slot(XLA_FFI_DataType_S32, {1}, [&] { return fault == 0 ? g.slots() : 0; });
     Ids layer(XLA_FFI_DataType_S32, {}, [&] { return fault == 3 ? random.pick({int64_t{-1}, g.layers}) : 0; });
     Floats scales(XLA_FFI_DataType_F32, {g.heads}, [&] { return fault == 1 ? 0.0 : 1.0; });
-    Operand<uint32_t> homes(XLA_FFI_DataType_U32, {4}, [] { return 0; });
+    Operand<uint32_t> recorded(XLA_FFI_DataType_U32, {4}, [] { return 0; });
     const std::vector<float> before = keys.copy();
     Call call{{rows.buffer(), rows.buffer(), keys.buffer(), values.buffer(), slot.buffer()},
               {keys.buffer(), values.buffer()}};
     call.integers["heads_first"] = g.heads_first;
     if (g.stacked) call.give(xla::kLayer, layer.buffer());
     call.give(xla::kKeyScale, scales.buffer());
-    if (fault == 2) call.give(xla::kHomes, homes.buffer());
+    if (fault == 2) call.give(xla::kAddresses, recorded.buffer());
     const char* const names[] = {"InvalidBlock: ", "UnsupportedOption: ", "UnsupportedOption: ", "ShapeError: "};
     const auto refused = call(xla::write_kv);
     PC_CHECK(refused && refused->text.starts_with(names[fault]), refused ? refused->text : "not refused");
@@ -251,7 +252,7 @@ PC_TEST(a_custom_call_refuses_by_name_and_writes_nothing) {
   });
 }
 
-PC_TEST(a_call_that_is_none_of_ours_is_an_error) {
+PC_TEST(a_call_with_other_arguments_is_an_internal_error) {
   rounds(1, [](Random& random) {
     Floats rows = normal(random, {1, 1, 8});
     PC_CHECK(Call{}(xla::write_kv)->code == XLA_FFI_Error_Code_INTERNAL, "not internal");
@@ -262,32 +263,32 @@ PC_TEST(a_call_that_is_none_of_ours_is_an_error) {
   });
 }
 
-PC_TEST(handlers_tell_their_version) {
+PC_TEST(handlers_report_their_version) {
   rounds(1, [](Random&) {
     for (auto* handler : {xla::paged_attention, xla::write_kv, xla::addresses}) {
-      XLA_FFI_Metadata told{};
-      XLA_FFI_Metadata_Extension asked{{sizeof asked, XLA_FFI_Extension_Metadata, nullptr}, &told};
+      XLA_FFI_Metadata reported{};
+      XLA_FFI_Metadata_Extension query{{sizeof query, XLA_FFI_Extension_Metadata, nullptr}, &reported};
       XLA_FFI_CallFrame frame{};
-      frame.extension_start = &asked.extension_base;
+      frame.extension_start = &query.extension_base;
       PC_CHECK(handler(&frame) == nullptr, "an error");
-      PC_CHECK(told.api_version.major_version == 0 && told.api_version.minor_version == 3, "another version");
+      PC_CHECK(reported.api_version.major_version == 0 && reported.api_version.minor_version == 3, "another version");
     }
   });
 }
 
-// Long enough to be shared among the pool's threads, which one call at a time has.
-PC_TEST(several_threads_call_at_a_time) {
+// Calls large enough to use the thread pool, which serves one call at a time.
+PC_TEST(several_threads_call_at_once) {
   rounds(4, [](Random& random) {
     const std::vector<uint64_t> seeds = random.seeds(3);
-    in_threads(3, [&](int who) {
-      Random own(seeds[static_cast<size_t>(who)]);
+    in_threads(3, [&](int thread) {
+      Random own(seeds[static_cast<size_t>(thread)]);
       const int64_t tokens = 640, blocks = 40, block_size = 16, dim = 512;
       float next = 0.0f;
       Floats rows(XLA_FFI_DataType_F32, {tokens, 1, dim}, [&] { return next++; });
       Floats keys(XLA_FFI_DataType_F32, {blocks, block_size, 1, dim});
       Floats values(XLA_FFI_DataType_F32, {blocks, block_size, 1, dim});
-      for (int turn = 0; turn < 5; ++turn) {
-        if (who == 0) num_threads.store(own.between(1, 3), std::memory_order_relaxed);
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        if (thread == 0) num_threads.store(own.between(1, 3), std::memory_order_relaxed);
         std::vector<int32_t> slots(tokens);
         for (int32_t i = 0; i < tokens; ++i) slots[static_cast<size_t>(i)] = i;
         own.shuffle(slots);

@@ -31,7 +31,7 @@ template <int N, typename T>
 PC_DEVICE void twice(Global<T> data) {
   data.store(pc_thread(), pc_from_float<T>(N * pc_to_float(data.load(pc_thread()))));
 }
-// Holds N numbers over a barrier: more than a thread has registers where N is large.
+// Keeps N numbers across a barrier; a large N exceeds the registers of a thread.
 template <int N>
 PC_DEVICE void mix(Global<float> data) {
   float x[N];
@@ -62,7 +62,7 @@ def nvrtc() -> Any:
 
 @pytest.fixture
 def toys(tmp_path, monkeypatch):
-    """Sources of their own beside the real primitives, and a cache of its own."""
+    """A folder of toy kernels with the real primitives, and an empty cache."""
     folder = tmp_path / "cuda_src"
     folder.mkdir()
     for name in ("abi.h", "primitives.cuh"):

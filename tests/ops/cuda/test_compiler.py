@@ -1,4 +1,4 @@
-"""Compiling needs no device: what comes out, what is refused, and what is said where there is no compiler."""
+"""Compilation without a device: images, refusals, and errors without a compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pagecore.ops.cuda.compiler import (
 from pagecore.ops.cuda.manifest import instances
 
 
-def test_several_instances_of_a_source_are_one_image_with_a_symbol_each(nvrtc, toys):
+def test_instances_of_a_source_become_one_image_with_one_symbol_each(nvrtc, toys):
     found = [each for each in instances() if each.source == "toy.cu"]
     compiled = compile_instances(found, "sm_80")
     assert compiled.image.startswith(b"\x7fELF")
@@ -40,7 +40,7 @@ def test_primitives_compile_for_every_architecture(nvrtc, toys, architecture):
 
 
 def image_of_nvrtc(nvrtc, text, architecture):
-    """The cubin of a kernel "f" as NVRTC's own C interface returns it."""
+    """Return the cubin of a kernel "f" through the C interface of NVRTC."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     library = ctypes.CDLL(next(line.split()[-1] for line in maps if "libnvrtc.so" in line))
     program = nvrtc.createProgram(text, "f.cu", [], [])
@@ -63,7 +63,7 @@ def test_an_image_has_every_byte_that_nvrtc_made(nvrtc, architecture):
 
 
 @pytest.mark.parametrize("cut", [2, 3, 100, -1, -40])
-def test_an_image_that_lacks_more_or_ends_otherwise_is_refused(nvrtc, cut):
+def test_an_image_of_a_wrong_length_is_refused(nvrtc, cut):
     text = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 3; }'
     whole = compile_source(text, "f.cu", {}, {"f": "f"}, "sm_90a").image
     image = whole[:-cut] if cut > 0 else whole + bytes(-cut)
@@ -79,7 +79,7 @@ def test_an_image_that_is_not_elf_is_refused(image):
         complete_image(image)
 
 
-def test_a_source_with_a_fault_is_refused_with_the_compiler_s_log(nvrtc):
+def test_a_source_with_an_error_is_refused_with_the_log_of_the_compiler(nvrtc):
     with pytest.raises(CompileError, match=r"refuses bad.cu for sm_80 (?s:.*)bad.cu\(2\): error: identifier \"b\""):
         compile_source("namespace pagecore {\n__global__ void a() { b(); }\n}", "bad.cu", {}, {}, "sm_80")
 
@@ -101,16 +101,16 @@ def test_an_architecture_that_is_too_old_is_refused(architecture):
 
 
 @pytest.mark.parametrize("architecture", ["90a", "compute_90", "sm_9", "sm_90b", "sm_90a ", ""])
-def test_what_is_no_architecture_is_refused(architecture):
+def test_an_invalid_architecture_is_refused(architecture):
     with pytest.raises(DeviceError, match="it is written sm_80, sm_90a"):
         check_architecture(architecture)
 
 
-def test_numbers_are_computed_as_ieee_says():
+def test_no_flag_changes_ieee_arithmetic():
     assert not [flag for flag in FLAGS if "fast" in flag or "ftz" in flag or "prec" in flag]
 
 
-def test_a_product_and_a_sum_are_rounded_apart_unless_the_source_says_otherwise(nvrtc):
+def test_a_product_and_a_sum_are_not_contracted(nvrtc):
     def image(expression):
         text = f'extern "C" __global__ void f(float* x) {{ x[3] = {expression}; }}'
         return compile_source(text, "f.cu", {}, {"f": "f"}, "sm_90a").image
@@ -120,7 +120,7 @@ def test_a_product_and_a_sum_are_rounded_apart_unless_the_source_says_otherwise(
 
 
 def binding(monkeypatch, version, major=12):
-    """Put a binding of NVRTC in CuPy's place; `version` is what it answers, or raises."""
+    """Replace CuPy by a stub whose NVRTC binding calls `version`."""
     cuda = types.ModuleType("cupy.cuda")
     cuda.nvrtc = types.SimpleNamespace(getVersion=version)
     cuda.runtime = types.SimpleNamespace(runtimeGetVersion=lambda: major * 1000 + 90)
@@ -150,7 +150,7 @@ def test_without_nvrtc_the_extras_are_named(monkeypatch, forgetful):
 
 
 @pytest.mark.parametrize("folder", ["cuda_nvrtc", "cu12"])
-def test_nvrtc_of_a_wheel_is_loaded_for_a_cupy_that_does_not_look_there(monkeypatch, forgetful, tmp_path, folder):
+def test_nvrtc_of_a_wheel_is_loaded_if_cupy_does_not_find_it(monkeypatch, forgetful, tmp_path, folder):
     library = tmp_path / "nvidia" / folder / "lib" / "libnvrtc.so.12"
     library.parent.mkdir(parents=True)
     library.touch()

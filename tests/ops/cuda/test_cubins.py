@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: found again, never half, and not missed where the disk cannot be written."""
+"""The disk cache of compiled kernels: keys, atomic writes, unsafe files, and folders that cannot be written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE = Cubin(b"\x7fELF\n\0image\n\n", {"add<float,1>": "_Z3add"}, "Used 3 registe
 
 @pytest.fixture
 def compiled(toys, monkeypatch):
-    """What was compiled, by a compiler that takes no time and may change its version."""
+    """Record the calls of a stub compiler, whose version a test may change."""
     done = []
 
     def compile_instances(instances, architecture):
@@ -33,7 +33,7 @@ def compiled(toys, monkeypatch):
     return done
 
 
-def test_a_kernel_is_compiled_once_and_found_again(compiled):
+def test_a_kernel_is_compiled_once_and_then_read_from_the_cache(compiled):
     one = instance("add<float,1>")
     assert cubin([one], "sm_80") == cubin([one], "sm_80") == Cubin(b"image 1", {"add<float,1>": "symbol"}, "log")
     assert compiled == [(("add<float,1>",), "sm_80")]
@@ -56,7 +56,7 @@ def change_flags(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("change", [change_source, change_header, change_compiler, change_flags])
-def test_whatever_the_code_depends_on_is_in_the_key(compiled, toys, monkeypatch, change):
+def test_the_key_depends_on_every_input_of_the_compiler(compiled, toys, monkeypatch, change):
     one = instance("add<float,1>")
     before = cache_key([one], "sm_80")
     change(toys, monkeypatch)
@@ -69,14 +69,14 @@ def test_instances_and_architectures_have_keys_of_their_own(compiled):
     assert len(set(keys)) == 4
 
 
-def test_a_source_that_the_kernel_does_not_include_is_not_in_the_key(compiled, toys):
+def test_the_key_does_not_depend_on_other_sources(compiled, toys):
     one = instance("add<float,1>")
     before = cache_key([one], "sm_80")
     (toys / "decode_toy.cu").write_text("// another\n")
     assert cache_key([one], "sm_80") == before
 
 
-def test_a_file_holds_what_was_written(tmp_path):
+def test_a_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "deep" / "er" / "one.cubin"
     assert write_cubin(path, ONE)
     assert read_cubin(path) == ONE
@@ -89,7 +89,7 @@ def whole(tmp_path):
     return (tmp_path / "one.cubin").read_bytes()
 
 
-def test_a_file_that_was_torn_anywhere_is_no_file(tmp_path, whole):
+def test_a_truncated_file_is_rejected(tmp_path, whole):
     path = tmp_path / "one.cubin"
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
@@ -98,14 +98,14 @@ def test_a_file_that_was_torn_anywhere_is_no_file(tmp_path, whole):
     assert read_cubin(path) is None
 
 
-def test_a_file_with_any_byte_changed_is_no_file(tmp_path, whole):
+def test_a_file_with_a_changed_byte_is_rejected(tmp_path, whole):
     path = tmp_path / "one.cubin"
     for i in range(len(whole)):
         path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         assert read_cubin(path) is None, i
 
 
-def test_a_torn_file_is_compiled_anew_and_replaced(compiled, toys):
+def test_a_truncated_file_is_compiled_again_and_replaced(compiled, toys):
     one = instance("add<float,1>")
     cubin([one], "sm_80")
     (path,) = (toys.parent / "cache").iterdir()
@@ -119,14 +119,14 @@ def test_a_torn_file_is_compiled_anew_and_replaced(compiled, toys):
 
 
 def cached(compiled, toys):
-    """The path of the kernel "add<float,1>", compiled once."""
+    """Compile the kernel "add<float,1>", and return the path of its file."""
     cubin([instance("add<float,1>")], "sm_80")
     (path,) = (toys.parent / "cache").iterdir()
     return path
 
 
 def with_head(head):
-    """A file with a right checksum over any head."""
+    """Return a file with an arbitrary head and a valid checksum."""
     payload = head + b"\nimage"
     return cubins._MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
 
@@ -148,7 +148,7 @@ WRONG_HEADS = {
 
 
 @pytest.mark.parametrize("head", WRONG_HEADS.values(), ids=WRONG_HEADS)
-def test_a_right_checksum_over_a_wrong_head_is_compiled_again_and_replaced(compiled, toys, head):
+def test_a_file_with_a_wrong_head_is_compiled_again_and_replaced(compiled, toys, head):
     path = cached(compiled, toys)
     path.write_bytes(with_head(head))
     assert [cubin([instance("add<float,1>")], "sm_80").image for _ in range(2)] == [b"image 2"] * 2
@@ -176,7 +176,7 @@ ODD = [make_writable_by_the_group, make_writable_by_others, make_symbolic_link, 
 
 
 @pytest.mark.parametrize("make_odd", ODD)
-def test_an_odd_file_is_compiled_again_and_replaced_by_a_private_one(compiled, toys, make_odd):
+def test_an_unsafe_file_is_compiled_again_and_replaced_by_a_private_one(compiled, toys, make_odd):
     path = cached(compiled, toys)
     make_odd(path)
     assert [cubin([instance("add<float,1>")], "sm_80").image for _ in range(2)] == [b"image 2"] * 2
@@ -194,7 +194,7 @@ def test_a_file_above_the_limit_is_not_read(compiled, toys, monkeypatch):
 
 
 def owned_by(monkeypatch, user, matches):
-    """Let `os.fstat` name another owner of the files and folders that match."""
+    """Make `os.fstat` report another owner for matching files and folders."""
     plain = os.fstat
 
     def fstat(descriptor):
@@ -218,7 +218,7 @@ def test_a_file_of_another_user_is_not_loaded(compiled, toys, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which can give files away")
 @pytest.mark.parametrize("given", ["file", "folder"])
-def test_root_loads_nothing_that_another_user_owns(compiled, toys, given):
+def test_root_does_not_load_files_of_another_user(compiled, toys, given):
     path = cached(compiled, toys)
     os.chown(path if given == "file" else path.parent, 65534, 65534)
     if given == "file":
@@ -230,7 +230,7 @@ def test_root_loads_nothing_that_another_user_owns(compiled, toys, given):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o707])
-def test_a_folder_that_others_can_write_is_neither_read_nor_written_and_named_once(compiled, toys, mode):
+def test_a_folder_that_others_can_write_is_not_used_and_one_warning_is_given(compiled, toys, mode):
     path = cached(compiled, toys)
     before = path.read_bytes()
     path.parent.chmod(mode)
@@ -252,7 +252,7 @@ def test_a_folder_of_another_user_is_not_used(compiled, toys, monkeypatch):
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_folder_and_its_files_are_made_for_this_user_alone_whatever_the_umask(compiled, toys):
+def test_a_folder_and_its_files_are_private_under_any_umask(compiled, toys):
     before = os.umask(0)
     try:
         path = cached(compiled, toys)
@@ -262,7 +262,7 @@ def test_a_folder_and_its_files_are_made_for_this_user_alone_whatever_the_umask(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
@@ -271,14 +271,14 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_means_compiling_each_time(compiled, tmp_path):
+def test_a_kernel_is_compiled_each_time_if_the_folder_cannot_be_written(compiled, tmp_path):
     (tmp_path / "file").touch()
     set_cache_folder(tmp_path / "file" / "cache")
     one = instance("add<float,1>")
     assert [cubin([one], "sm_80").image for _ in range(2)] == [b"image 1", b"image 2"]
 
 
-def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(compiled, toys):
+def test_a_file_that_cannot_be_replaced_leaves_no_partial_file(compiled, toys):
     one = instance("add<float,1>")
     path = toys.parent / "cache" / f"{cache_key([one], 'sm_80')}.cubin"
     path.mkdir(parents=True)
@@ -286,7 +286,7 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(compiled, toys):
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_the_folder_is_the_parameter_s_else_the_environment_s_else_the_user_s(monkeypatch, tmp_path):
+def test_the_folder_comes_from_the_parameter_the_environment_or_the_user_in_this_order(monkeypatch, tmp_path):
     for name in ("PAGECORE_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -319,7 +319,7 @@ def write_often(path, number):
             raise SystemExit(1)
 
 
-def test_of_processes_that_write_one_file_readers_see_all_of_one(tmp_path):
+def test_readers_see_one_whole_file_while_several_processes_write_it(tmp_path):
     path = tmp_path / "one.cubin"
     write_cubin(path, Cubin(b"\1" * 1000, {"one": "1"}, ""))
     context = multiprocessing.get_context("spawn")
@@ -348,7 +348,7 @@ def compile_toy(folder, cache, queue):
 
 
 @pytest.mark.slow
-def test_processes_that_compile_one_kernel_at_once_all_get_it(nvrtc, toys):
+def test_several_processes_may_compile_one_kernel_at_once(nvrtc, toys):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     arguments = (toys, toys.parent / "cache", queue)
@@ -364,7 +364,7 @@ def test_processes_that_compile_one_kernel_at_once_all_get_it(nvrtc, toys):
     assert read_cubin(path) in found
 
 
-def test_threads_that_write_one_file_do_not_meet(tmp_path):
+def test_threads_may_write_one_file_at_once(tmp_path):
     path = tmp_path / "one.cubin"
     threads = [threading.Thread(target=write_cubin, args=(path, ONE)) for _ in range(8)]
     for thread in threads:

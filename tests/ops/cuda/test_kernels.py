@@ -1,4 +1,4 @@
-"""Kernels by name: loaded once for each runtime and device, and only when they are asked for."""
+"""Loading of kernels by name: once for each runtime and device, at the first use."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_another_runtime_has_kernels_of_its_own(runtime):
     assert len(loads(runtime)) == len(loads(other)) == 1
 
 
-def test_a_launch_says_everything_to_the_runtime(runtime):
+def test_a_launch_passes_all_arguments_to_the_runtime(runtime):
     launch("add<float,2>", (3, 4, 5), 128, 1024, 77, 4096, 1)
     assert runtime.calls[-1] == ("launch", ("add<float,2>", 1), (3, 4, 5), 128, 1024, 77, 4096)
 
 
-def test_a_launch_into_a_capture_loads_nothing(runtime):
+def test_a_launch_during_a_capture_does_not_load_a_kernel(runtime):
     runtime.capturing = (77,)
     with pytest.raises(DeviceError, match=r"add<float,2> is not loaded yet.*run the call once before the capture"):
         launch("add<float,2>", (1, 1, 1), 128, 0, 77, 4096, 0)
@@ -53,12 +53,12 @@ def test_a_launch_into_a_capture_loads_nothing(runtime):
     launch("add<float,2>", (1, 1, 1), 128, 0, 77, 4096, 0)
 
 
-def test_a_kernel_that_is_not_in_the_manifest_is_no_kernel(runtime):
+def test_a_kernel_that_is_not_in_the_manifest_is_refused(runtime):
     with pytest.raises(KeyError, match="no kernel is called add<double,1>"):
         kernel("add<double,1>", 0)
 
 
-def test_the_image_is_compiled_for_the_device_and_only_when_asked_for(runtime, monkeypatch):
+def test_the_image_is_compiled_for_the_device_at_the_first_use(runtime, monkeypatch):
     asked = []
 
     def cubin(instances, architecture):
@@ -95,7 +95,7 @@ def test_a_device_that_is_too_old_is_refused_before_anything_is_compiled(runtime
     assert loads(runtime) == []
 
 
-def test_threads_that_ask_at_once_load_it_once(runtime):
+def test_concurrent_threads_load_a_kernel_once(runtime):
     threads = [threading.Thread(target=kernel, args=("add<float,1>", 0)) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -35,7 +35,7 @@ def test_an_entry_is_built_for_the_cross_product_of_its_values():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('[[kernel]]\nentry = "a"', "has the keys"),
         ('[[kernel]]\nentry = "a"\nsource = "b.cu"\nvalue = [[1]]', "has the keys"),
@@ -44,12 +44,12 @@ def test_an_entry_is_built_for_the_cross_product_of_its_values():
         ("[[kernel", "Expected"),
     ],
 )
-def test_a_manifest_with_a_fault_is_refused(text, told):
-    with pytest.raises(ValueError, match=told):
+def test_an_invalid_manifest_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
         parse_manifest(text)
 
 
-def test_the_manifest_names_sources_that_are_there():
+def test_every_source_of_the_manifest_exists():
     for source in {each.source for each in instances()}:
         assert (source_folder() / source).is_file(), source
     assert len({each.name for each in instances()}) == len(instances())
@@ -61,13 +61,13 @@ def test_an_instance_is_found_by_its_name(toys):
         instance("add<pc_half, 2>")
 
 
-def test_a_source_comes_with_every_header_that_it_reaches(toys):
+def test_a_source_is_read_with_all_headers_that_it_includes(toys):
     text, headers = with_headers("toy.cu")
     assert text == read_source("toy.cu")
     assert set(headers) == {"toy.cuh", "primitives.cuh", "abi.h"}
 
 
-def test_a_package_without_its_sources_says_what_to_do(monkeypatch, tmp_path):
+def test_a_package_without_sources_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "__file__", str(tmp_path / "pagecore" / "ops" / "cuda" / "sources.py"))
-    with pytest.raises(DeviceError, match=r"CUDA sources are neither in .* nor beside it: install pagecore again"):
+    with pytest.raises(DeviceError, match=r"CUDA sources are neither in .* nor next to it: install pagecore again"):
         source_folder.__wrapped__()

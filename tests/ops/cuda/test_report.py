@@ -1,4 +1,4 @@
-"""The report: what the compiler's log says of a kernel, and what is wrong with that."""
+"""The report: usage from the compiler's log, faults, and output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ptxas info    : Used 34 registers, used 1 barriers
 """
 
 
-def test_the_log_s_part_of_a_kernel_is_read():
+def test_the_usage_of_a_kernel_is_read_from_the_log():
     assert read_usage(LOG, "_Z1a", "a", "sm_90a") == Usage("a", "sm_90a", 255, 1840, 4384, 4024, 512)
     plain = read_usage(LOG, "_Z1b", "b", "sm_90a")
     assert plain == Usage("b", "sm_90a", 34, 0, 0, 0, 0)
@@ -38,14 +38,14 @@ def test_the_log_s_part_of_a_kernel_is_read():
 @pytest.mark.parametrize(
     "log", ["", LOG.replace("Used 34 registers", ""), LOG.replace("spill loads\nptxas info    : Used 34", "")]
 )
-def test_a_log_that_does_not_say_is_a_failure_and_no_zero(log):
+def test_a_log_without_the_usage_is_a_failure(log):
     found = read_usage(log, "_Z1b", "b", "sm_90a")
     assert isinstance(found, Failure)
     assert "says nothing of _Z1b" in found.message
 
 
 @pytest.mark.parametrize("entry", ["decode", "prefill", "general"])
-def test_attention_kernels_tell_what_they_are_launched_with(entry):
+def test_attention_kernels_have_a_launch_shape(entry):
     shapes = [launch_shape(each.entry, each.arguments) for each in instances() if each.entry == entry]
     assert shapes
     for threads, shared_bytes in shapes:
@@ -61,7 +61,7 @@ def test_decode_and_prefill_must_not_spill(source, strict):
     assert must_not_spill(Instance("a<1>", "a", source, ("1",))) == strict
 
 
-# By dims of a call, those of the smallest instance that holds them.
+# Dims of a call, and of the smallest instance that serves them.
 @pytest.mark.parametrize(
     ("dims", "served"),
     [
@@ -125,7 +125,7 @@ def test_real_figures_come_from_the_compiler(nvrtc, toys):
     assert (found.stack_bytes, found.spills, found.static_shared_bytes) == (0, False, 0)
 
 
-def test_a_spill_is_seen(nvrtc, toys):
+def test_a_spill_is_reported(nvrtc, toys):
     (found,) = measure([Instance("spill<400>", "spill", "decode_toy.cu", ("400",))], ["sm_80"])
     assert isinstance(found, Usage)
     assert found.registers >= 254
@@ -135,7 +135,7 @@ def test_a_spill_is_seen(nvrtc, toys):
 
 @pytest.fixture
 def measured(toys, monkeypatch):
-    """Figures as given, without a compiler."""
+    """Replace the compiler by given figures."""
     figures = {}
 
     def measure(chosen, architectures, num_processes):
@@ -148,7 +148,7 @@ def measured(toys, monkeypatch):
     return figures
 
 
-def test_the_table_has_a_row_a_kernel_and_a_column_an_architecture(measured, capsys):
+def test_the_table_has_one_row_for_each_kernel_and_one_column_for_each_architecture(measured, capsys):
     measured["add<float,1>", "sm_90a"] = Usage("add<float,1>", "sm_90a", 255, 16, 8, 4, 512)
     assert main(["--arch", "sm_80,sm_90a", "--jobs", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -160,7 +160,7 @@ def test_the_table_has_a_row_a_kernel_and_a_column_an_architecture(measured, cap
     assert "3 processes" in lines[-1]
 
 
-def test_a_spill_in_decode_is_a_fault_and_elsewhere_none(measured, capsys):
+def test_a_spill_is_a_fault_only_in_decode_and_prefill(measured, capsys):
     for name in ("add<float,1>", "spill<8>"):
         measured[name, "sm_80"] = Usage(name, "sm_80", 255, 16, 8, 4, 0)
     assert main(["--arch", "sm_80"]) == 1
@@ -171,17 +171,17 @@ def test_a_spill_in_decode_is_a_fault_and_elsewhere_none(measured, capsys):
 def test_a_stack_in_decode_is_a_fault_even_without_a_spill(measured, capsys):
     measured["spill<8>", "sm_80"] = Usage("spill<8>", "sm_80", 200, 16, 0, 0, 0)
     assert main(["--arch", "sm_80"]) == 1
-    told = capsys.readouterr().err
-    assert told == "spill<8> for sm_80 has a stack of 16 bytes; decode and prefill must have none\n"
+    errors = capsys.readouterr().err
+    assert errors == "spill<8> for sm_80 has a stack of 16 bytes; decode and prefill must have none\n"
 
 
-def test_a_kernel_that_failed_is_a_fault_with_its_log(measured, capsys):
+def test_a_failed_kernel_is_a_fault_with_its_log(measured, capsys):
     for name in ("add<float,1>", "add<float,2>"):
         measured[name, "sm_80"] = Failure(name, "sm_80", "refused:\ntoy.cu(3): error")
     assert main(["--arch", "sm_80"]) == 1
-    told = capsys.readouterr()
-    assert "failed" in told.out
-    assert told.err == "add<float,1> for sm_80: refused:\ntoy.cu(3): error\nadd<float,2> for sm_80: fails as well\n"
+    output = capsys.readouterr()
+    assert "failed" in output.out
+    assert output.err == "add<float,1> for sm_80: refused:\ntoy.cu(3): error\nadd<float,2> for sm_80: fails as well\n"
 
 
 def test_all_figures_go_to_json(measured, capsys, tmp_path):
@@ -208,16 +208,16 @@ def test_all_figures_go_to_json(measured, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--kernel", "nothing"], "no kernel of the manifest has 'nothing' in its name"),
         (["--arch", "sm_75"], "the kernels need sm_80"),
         (["--arch", "90a"], "it is written sm_80"),
     ],
 )
-def test_what_cannot_be_tried_is_refused(measured, capsys, arguments, told):
+def test_invalid_arguments_are_refused(measured, capsys, arguments, message):
     assert main(arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_architecture_can_be_that_of_the_device(measured, capsys):
@@ -227,13 +227,13 @@ def test_the_architecture_can_be_that_of_the_device(measured, capsys):
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two"])
-def test_processes_are_counted_from_one(measured, capsys, jobs):
+def test_the_number_of_processes_must_be_positive(measured, capsys, jobs):
     with pytest.raises(SystemExit, match="2"):
         main(["--jobs", jobs])
 
 
-def test_kernels_are_compiled_in_processes_in_the_order_of_the_question(toys, monkeypatch):
-    """The pool is Python's own; one that runs in this process shows what is handed to it."""
+def test_results_of_several_processes_keep_the_order_of_the_instances(toys, monkeypatch):
+    """A stub pool that runs in this process records the tasks."""
     made = []
 
     class Pool:

@@ -1,7 +1,7 @@
-// Arrays for the drivers of the host kernels: of any strides, in memory whose every byte outside is guarded.
+// Arrays with any strides for the drivers of the host kernels, with guard bytes on both sides.
 //
-// What instructions write that a sanitizer does not know (streaming stores) is found in the guards' own bytes; what it
-// does know, ASan reports when it happens, because the guards are poisoned.
+// The guards are poisoned, so that ASan reports stray accesses as they happen. Stray streaming stores, which ASan does
+// not see, show in the bytes of the guards.
 #pragma once
 
 #include <cmath>
@@ -21,11 +21,9 @@
 
 namespace pagecore::test {
 
-using cpu::Float;
-
 class Guarded {
  public:
-  // `shift` bytes behind the start of a cache line.
+  // The array starts `shift` bytes after the start of a cache line.
   Guarded(int64_t size, int64_t shift)
       : size_(size), before_(kGuard + shift), memory_(new (std::align_val_t{kGuard}) char[total()]) {
     std::memset(memory_, kMark, total());
@@ -72,12 +70,12 @@ class Guarded {
 };
 
 struct ArrayStyle {
-  bool inner_contiguous = true;  // the last axis
-  bool may_gap = true;           // bytes between elements that belong to nobody
-  bool may_reverse = false;      // negative strides, not of the last axis where that is contiguous
+  bool inner_contiguous = true;  // of the last axis
+  bool may_gap = true;           // gaps between elements
+  bool may_reverse = false;      // negative strides, except on a contiguous last axis
 };
 
-// Elements of `itemsize` bytes, any order of axes.
+// Elements of `itemsize` bytes with the axes in any memory order.
 class Array {
  public:
   Array(Random& random, std::vector<int64_t> shape, int64_t itemsize, ArrayStyle style = {})
@@ -90,7 +88,7 @@ class Array {
       extent *= std::max<int64_t>(shape_[axis], 1);
       is_empty = is_empty || shape_[axis] == 0;
     }
-    // The gap behind the last element is not part of the array.
+    // The array ends at its last element, without the gap.
     extent = is_empty ? 0 : itemsize_;
     for (size_t axis = 0; axis < shape_.size() && !is_empty; ++axis) extent += (shape_[axis] - 1) * strides_[axis];
     for (size_t axis = 0; axis + (style.inner_contiguous ? 1 : 0) < shape_.size() && style.may_reverse; ++axis) {
@@ -111,7 +109,7 @@ class Array {
   [[nodiscard]] int64_t itemsize() const { return itemsize_; }
   [[nodiscard]] char* data() const { return memory_->data() + start_; }
   [[nodiscard]] const Guarded& memory() const { return *memory_; }
-  // Where an element lies in the memory.
+  // Offset of an element in the memory.
   [[nodiscard]] int64_t offset(const std::vector<int64_t>& index) const {
     int64_t at = start_;
     for (size_t axis = 0; axis < index.size(); ++axis) at += index[axis] * strides_[axis];
@@ -121,7 +119,7 @@ class Array {
   void fill_bytes(char value) { std::memset(memory_->data(), value, static_cast<size_t>(memory_->size())); }
 
  private:
-  // Axes from the innermost in memory to the outermost.
+  // Axes in memory order, innermost first.
   std::vector<size_t> order(Random& random, const ArrayStyle& style) const {
     std::vector<size_t> axes;
     const size_t free = shape_.size() - (style.inner_contiguous && !shape_.empty() ? 1 : 0);
@@ -138,7 +136,7 @@ class Array {
   std::optional<Guarded> memory_;
 };
 
-// Integers of either width, any stride.
+// int32 or int64 with any stride.
 class Ids {
  public:
   Ids(Random& random, const std::vector<int64_t>& values)
@@ -149,7 +147,7 @@ class Ids {
     for (int64_t i = 0; i < size_; ++i) store(i, values[static_cast<size_t>(i)]);
   }
 
-  [[nodiscard]] cpu::Indices indices() const { return {memory_.data(), size_, stride_, is_wide_}; }
+  [[nodiscard]] Indices indices() const { return {memory_.data(), size_, stride_, is_wide_}; }
 
  private:
   [[nodiscard]] int64_t itemsize() const { return is_wide_ ? 8 : 4; }
@@ -182,7 +180,7 @@ class IdTable {
     }
   }
 
-  [[nodiscard]] cpu::Table table() const { return {memory_.data(), num_rows_, width_, row_stride_, is_wide_}; }
+  [[nodiscard]] Table table() const { return {memory_.data(), num_rows_, width_, row_stride_, is_wide_}; }
 
  private:
   [[nodiscard]] int64_t itemsize() const { return is_wide_ ? 8 : 4; }

@@ -1,6 +1,6 @@
-// paged_attention with every option at random, on every instruction set of the machine, against float64.
+// Attention with random options on every instruction set of the machine, against float64.
 //
-// Every slot that nobody attends to holds NaN, and ids of blocks that nobody attends to may be anything.
+// Slots that no query attends to hold NaN, and ids of such blocks are arbitrary.
 #include <limits>
 #include <memory>
 #include <optional>
@@ -75,7 +75,7 @@ class Case {
   // ---- making
 
   void choose_sizes() {
-    const bool is_wide = random_.one_in(20);  // one query's heads are more rows than an item aims at
+    const bool is_wide = random_.one_in(20);  // the heads of one query exceed the row target of an item
     group_ = random_.pick({1, 1, 2, 3, 8});
     if (meets_pairs_ && random_.one_in(4)) group_ = random_.between(kDecodeRows - 1, kDecodeRows + 1);
     if (is_wide) group_ = kPromptRows + random_.between(1, 9);
@@ -110,7 +110,7 @@ class Case {
     cu_.push_back(0);
     for (int64_t i = 0; i < num_sequences; ++i) {
       const int64_t queries = is_decode ? 1 : random_.pick({int64_t{0}, int64_t{1}, random_.between(1, 9)});
-      const int64_t most = random_.one_in(25) ? 2200 : 150;  // some are folded, and split by batch-invariant plans
+      const int64_t most = random_.one_in(25) ? 2200 : 150;  // long ones are folded, and split if batch-invariant
       const int64_t length = random_.pick(
           {int64_t{0}, int64_t{63}, int64_t{64}, int64_t{65}, random_.between(0, most), random_.between(0, most)});
       sequences_.push_back({query, queries, length, 0});
@@ -135,7 +135,7 @@ class Case {
     }
   }
 
-  // Blocks at random, each of one sequence alone; an id that nobody looks at is nonsense.
+  // Assigns random blocks, each to one sequence; entries that no query attends to are invalid ids.
   void make_table() {
     const int64_t num_rows = std::ssize(sequences_) + random_.between(0, 2);
     num_blocks_ = 1;
@@ -305,7 +305,7 @@ class Case {
       }
     }
     const double factor = total == 0.0 ? 0.0 : (value_scale_ ? (*value_scale_)[head / group_] : 1.0) / total;
-    // Where all are bfloat16, weights may be rounded to it as the output is.
+    // If all inputs are bfloat16, the weights may be rounded to bfloat16 like the output.
     const bool rounds = query_type_ == Float::BF16 && key_type_ == Float::BF16 && value_type_ == Float::BF16;
     const double bound = out_type_ == Float::BF16 ? (rounds ? 1e-2 : 5e-3) : out_type_ == Float::F16 ? 1e-3 : 3e-5;
     for (size_t d = 0; d < out.size(); ++d) {
@@ -363,7 +363,7 @@ class Case {
     }
   }
 
-  // One entry that some query attends to.
+  // Invalidates one entry that some query attends to.
   void wrong_block(int64_t block) {
     for (size_t i = 0; i < sequences_.size(); ++i) {
       for (int64_t key = 0; key < sequences_[i].length; ++key) {
@@ -380,7 +380,7 @@ class Case {
   }
 
   Random& random_;
-  const bool meets_pairs_;  // of bfloat16 throughout, and mostly of whole pairs: few rows meet them where they lie
+  const bool meets_pairs_;  // all bfloat16, mostly with whole pairs, so that few rows are read in place
   int64_t group_, num_kv_heads_, num_heads_, dim_, value_dim_, block_size_, num_blocks_, num_tokens_, width_;
   std::vector<Sequence> sequences_;
   std::vector<int64_t> cu_, lens_, row_names_;

@@ -1,6 +1,5 @@
-// What launches of the data-moving kernels are told: every byte that is to move is the business of one unit, units lie
-// where a thread may move them at once, and pairs of one wave have nothing to do with each other. No kernel runs here,
-// and no address is read.
+// Launch parameters of the data-moving CUDA kernels: each byte is moved by exactly one unit, units are aligned for
+// vector accesses, and the pairs of one wave are independent. No kernel runs, and no address is read.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -15,8 +14,6 @@
 using namespace pagecore;
 using namespace pagecore::test;
 using namespace pagecore::cuda;
-using cpu::BlockArray;
-using cpu::Float;
 
 namespace {
 
@@ -24,7 +21,7 @@ int64_t divide(int64_t n, const PcDivisor& by) {
   return static_cast<int64_t>((static_cast<uint64_t>(n) * by.multiplier) >> (31 + by.shift));
 }
 
-// From where the first byte of a block lies to where those that move lie, in both arrays.
+// Offsets of the moved bytes from the start of a block, in source and target.
 using Bytes = std::set<std::pair<int64_t, int64_t>>;
 
 struct Axis {
@@ -44,7 +41,7 @@ void add_bytes(Bytes& bytes, const std::vector<Axis>& axes, size_t depth, int64_
 
 char* address(int64_t value) { return reinterpret_cast<char*>(static_cast<uintptr_t>(value)); }
 
-// Axes of a block as an array may have them: in any order of memory, with gaps, padded, reversed.
+// Axes of a block in any memory order, with gaps, padding and negative strides.
 std::vector<int64_t> strides_of(Random& random, const std::vector<int64_t>& shape, int64_t itemsize) {
   std::vector<size_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
@@ -85,10 +82,10 @@ Types any_types(Random& random) {
   }
   const auto from = random.pick({Float::F32, Float::F16, Float::BF16});
   const auto to = random.pick({Float::F32, Float::F16, Float::BF16});
-  return {static_cast<int32_t>(from), static_cast<int32_t>(to), cpu::size_of(from), cpu::size_of(to)};
+  return {static_cast<int32_t>(from), static_cast<int32_t>(to), size_of(from), size_of(to)};
 }
 
-// The units first .. end - 1 of a plan, checked one by one; bytes, or elements where they are cast.
+// Checks the units first .. end - 1 of a plan; adds their bytes, or their elements if they are converted.
 Bytes bytes_of_units(const MovePlan& plan, int64_t end, uint64_t source_bits, uint64_t target_bits,
                      const Types& types) {
   const bool casts = plan.types.from != kBytes;
@@ -211,7 +208,7 @@ PC_TEST(layouts_that_engines_have_move_in_vectors) {
   check(plan_tokens(hnd, packed, false), 3, 16);
 }
 
-PC_TEST(pairs_of_a_wave_have_nothing_to_do_with_each_other) {
+PC_TEST(pairs_of_a_wave_are_independent) {
   rounds(3'000, [](Random& random) {
     const bool one_cache = random.one_in(2);
     const int64_t blocks = random.pick({2, 10, 100, 3000}), count = random.pick({0, 1, 7, 40, 300});
@@ -223,7 +220,7 @@ PC_TEST(pairs_of_a_wave_have_nothing_to_do_with_each_other) {
     int64_t at = 0;
     for (const PairRun& run : runs_of(pairs, one_cache)) {
       PC_CHECK(run.begin == at && run.end > run.begin && run.end - run.begin <= PC_MAX_PAIRS, "pairs ", run.begin,
-               " to ", run.end, " behind ", at);
+               " to ", run.end, " after ", at);
       at = run.end;
       if (run.ordered) continue;
       std::set<int64_t> read, written;
@@ -239,7 +236,7 @@ PC_TEST(pairs_of_a_wave_have_nothing_to_do_with_each_other) {
   });
 }
 
-PC_TEST(chains_are_ordered_and_pairs_apart_are_waves) {
+PC_TEST(chains_run_in_order_and_independent_pairs_in_waves) {
   const auto runs = [](std::vector<int64_t> sources, std::vector<int64_t> targets) {
     BlockPairs pairs;
     pairs.sources = std::move(sources);
@@ -258,12 +255,12 @@ PC_TEST(chains_are_ordered_and_pairs_apart_are_waves) {
   PC_CHECK(two.size() == 2 && !two[0].ordered && two[1].begin == 1, two.size());
 }
 
-PC_TEST(arrays_that_lie_alike_share_launches_of_as_many_as_fit) {
+PC_TEST(arrays_of_equal_layout_share_launches) {
   Random random(1);
   std::vector<BlockArray> arrays;
   for (int i = 0; i < 300; ++i) {
     BlockArray array;
-    array.data = address((int64_t{1} << 40) + (i << 20) + (i % 3 == 2 ? 8 : 0));  // a third allows less at once
+    array.data = address((int64_t{1} << 40) + (i << 20) + (i % 3 == 2 ? 8 : 0));  // a third has a smaller alignment
     array.itemsize = 2;
     array.dtype = 1;
     array.num_blocks = 40 + i;
@@ -308,7 +305,7 @@ PC_TEST(independent_pairs_on_the_device_share_out_the_grid_and_others_do_not) {
     array.block_stride = array.shape[0];
     const std::vector<BlockArray> arrays(static_cast<size_t>(random.between(1, PC_MAX_ARRAYS)), array);
     const int64_t count = random.pick({int64_t{1}, random.between(1, 5000), int64_t{INT32_MAX}});
-    const cpu::Indices ids{address(int64_t{1} << 41), count, 8, false};
+    const Indices ids{address(int64_t{1} << 41), count, 8, false};
     const bool one_cache = random.one_in(2), independent = random.one_in(2);
     const auto launches = pair_launches(arrays, arrays, device_pairs(ids, ids, independent), one_cache, 132);
     PC_CHECK(launches.size() == 1, launches.size(), " launches");
@@ -338,8 +335,8 @@ PC_TEST(more_units_than_a_launch_counts_are_written_in_turns) {
   rounds(500, [](Random& random) {
     const int64_t heads = random.pick({1, 8, 128}), dim = random.pick({64, 100, 128}),
                   tokens = random.between(1, 1 << 30);
-    cpu::WriteArgs args;
-    for (cpu::Rows* rows : {&args.key, &args.value}) {
+    WriteArgs args;
+    for (TokenArray* rows : {&args.key, &args.value}) {
       rows->data = address(int64_t{1} << 40);
       rows->type = Float::BF16;
       rows->num_tokens = tokens;
@@ -348,7 +345,7 @@ PC_TEST(more_units_than_a_launch_counts_are_written_in_turns) {
       rows->head_stride = 2 * dim;
       rows->token_stride = 2 * dim * heads;
     }
-    for (cpu::Cache* cache : {&args.key_cache, &args.value_cache}) {
+    for (Cache* cache : {&args.key_cache, &args.value_cache}) {
       *cache = {address(int64_t{1} << 42), Float::BF16,     1 << 20, 16, heads, dim,
                 32 * heads * dim,          2 * heads * dim, 2 * dim};
     }
@@ -375,11 +372,11 @@ PC_TEST(more_rows_than_a_launch_counts_are_merged_in_turns) {
   rounds(500, [](Random& random) {
     const int64_t heads = random.pick({1, 7, 128}), dim = random.pick({1, 20, 64, 128, 520});
     const int64_t tokens = random.between(1, 1 << 30);
-    cpu::MergeArgs args;
-    for (cpu::Rows* rows : {&args.out_a, &args.out_b, &args.out}) {
+    MergeArgs args;
+    for (TokenArray* rows : {&args.out_a, &args.out_b, &args.out}) {
       *rows = {address(int64_t{1} << 40), Float::F16, tokens, heads, dim, 2 * dim * heads, 2 * dim};
     }
-    for (cpu::Lse* lse : {&args.lse_a, &args.lse_b, &args.lse}) {
+    for (Lse* lse : {&args.lse_a, &args.lse_b, &args.lse}) {
       *lse = {address(int64_t{1} << 41), tokens, 4 * heads, 4};
     }
     check_turns(merge_launches(args), tokens, [&](const MergeLaunch& launch, int64_t token) {
@@ -395,7 +392,7 @@ PC_TEST(more_rows_than_a_launch_counts_are_merged_in_turns) {
   });
 }
 
-PC_TEST(what_cannot_be_counted_is_refused) {
+PC_TEST(sizes_past_the_limits_are_refused) {
   BlockArray array;
   array.data = address(int64_t{1} << 40);
   array.itemsize = 1;

@@ -1,4 +1,4 @@
-// The promises C1 to C3 of plans for CUDA, in a buffer that ends where its layout says.
+// Promises C1 to C3 of CUDA plans, in a buffer that ends where its layout ends.
 #include <map>
 
 #include "pagecore/ops/cuda/cuda_plan.hpp"
@@ -94,7 +94,7 @@ void covers(const Planned& plan) {
 }  // namespace
 
 PC_TEST(cuda_plan_keeps_its_promises) {
-  CudaPlanner planner;  // one for all, as in a plan that is made anew
+  CudaPlanner planner;  // reused, as in a plan that is replanned
   rounds(300, [&](Random& random) { covers(any_plan(random, planner)); });
 }
 

@@ -1,4 +1,4 @@
-// float16, bfloat16 and float32 one number at a time, by their definitions.
+// Scalar reference conversions of float16, bfloat16 and float32, and views of arrays as kernel arguments.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ inline void narrow(Float type, double number, char* to) {
   if (std::isnan(number)) {
     half = static_cast<uint16_t>(infinite | (1 << (fraction_bits - 1)));
   } else if (!std::isinf(number)) {
-    // In units of the last place of its binade, or of the subnormals, it is rounded to an integer.
+    // Round to an integer in units of the last place of its binade, or of the subnormals.
     const int exponent = std::max(magnitude == 0.0 ? -bias : std::ilogb(magnitude), 1 - bias);
     const double units = std::nearbyint(std::ldexp(magnitude, fraction_bits - exponent));
     const double bits = units + std::ldexp(exponent + bias - 1, fraction_bits);
@@ -56,21 +56,21 @@ inline void narrow(Float type, double number, char* to) {
 }
 
 inline bool same_number(Float type, const char* a, const char* b) {
-  if (std::memcmp(a, b, static_cast<size_t>(cpu::size_of(type))) == 0) return true;
+  if (std::memcmp(a, b, static_cast<size_t>(size_of(type))) == 0) return true;
   return std::isnan(widen(type, a)) && std::isnan(widen(type, b));
 }
 
 // [token, head, dim] and [block, token, head, dim].
-inline cpu::Rows as_rows(const Array& array, Float type) {
+inline TokenArray as_rows(const Array& array, Float type) {
   return {array.data(), type, array.shape(0), array.shape(1), array.shape(2), array.stride(0), array.stride(1)};
 }
-inline cpu::Cache as_cache(const Array& array, Float type) {
+inline Cache as_cache(const Array& array, Float type) {
   return {array.data(),   type,           array.shape(0),  array.shape(1),
           array.shape(2), array.shape(3), array.stride(0), array.stride(1),
           array.stride(2)};
 }
-inline cpu::BlockArray as_blocks(const Array& array, int32_t dtype) {
-  cpu::BlockArray blocks;
+inline BlockArray as_blocks(const Array& array, int32_t dtype) {
+  BlockArray blocks;
   blocks.data = array.data();
   blocks.dtype = dtype;
   blocks.num_blocks = array.shape(0);
@@ -83,17 +83,17 @@ inline cpu::BlockArray as_blocks(const Array& array, int32_t dtype) {
   }
   return blocks;
 }
-inline cpu::Lse as_lse(const Array& array) { return {array.data(), array.shape(0), array.stride(0), array.stride(1)}; }
+inline Lse as_lse(const Array& array) { return {array.data(), array.shape(0), array.stride(0), array.stride(1)}; }
 
 // One float for each head.
 class HeadNumbers {
  public:
   HeadNumbers(Random& random, int64_t num_heads, double low, double high)
-      : type_(random.pick(kFloats)), array_(random, {num_heads, 1}, cpu::size_of(type_)) {
+      : type_(random.pick(kFloats)), array_(random, {num_heads, 1}, size_of(type_)) {
     for (int64_t head = 0; head < num_heads; ++head)
       narrow(type_, low + (high - low) * random.unit(), array_.at({head, 0}));
   }
-  [[nodiscard]] cpu::PerHead per_head() const { return {array_.data(), type_, array_.stride(0)}; }
+  [[nodiscard]] PerHead per_head() const { return {array_.data(), type_, array_.stride(0)}; }
   [[nodiscard]] double operator[](int64_t head) const { return widen(type_, array_.at({head, 0})); }
 
  private:
@@ -123,7 +123,7 @@ inline void same_bytes(const Array& array, const std::vector<char>& expected, co
     PC_CHECK(found[i] == expected[i], what, ": byte ", i, " of ", found.size(), " is wrong");
 }
 
-// A plan as the ops take it.
+// A plan as the operations take it.
 [[nodiscard]] inline cpu::PlanView view_of(const Plan& plan) {
   cpu::PlanView view;
   view.items = plan.items();

@@ -15,7 +15,7 @@ namespace {
 
 thread_local KernelTable hooked;
 
-void move_hooked(const Move& move, const Run* runs, int64_t num_runs) {
+void move_hooked(const Move& move, const CopyRun* runs, int64_t num_runs) {
   Move streamed = move;
   streamed.streams = streamed.streams || hooks.streams;
   real_kernels().move(streamed, runs, num_runs);

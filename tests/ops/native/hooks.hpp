@@ -1,5 +1,5 @@
-// What large calls do, tried at every size: the linker puts our kernels() before the product's (--wrap), which streams
-// past the caches and deals a write out to threads when a test says so.
+// Hooks that apply the paths of large calls at every size. The linker puts our kernels() before the library's (--wrap);
+// it streams and divides writes into shares when a test says so.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace pagecore::test {
 
 struct Hooks {
   bool streams = false;
-  int32_t share_bits = 0;  // a write is done in 2^share_bits shares, the last one first
+  int32_t share_bits = 0;  // a write runs in 2^share_bits shares, last share first
 };
 extern thread_local Hooks hooks;
 

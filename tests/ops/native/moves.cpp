@@ -1,4 +1,4 @@
-// Blocks copied, gathered, scattered, transferred: every byte of the target is compared, the gaps among them.
+// Copy, gather, scatter and transfer of blocks; every byte of the target is compared, including gaps.
 #include <limits>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
@@ -12,7 +12,7 @@ using namespace pagecore::cpu;
 
 namespace {
 
-constexpr int32_t kPlain = 5;  // a dtype of the table that is no float: moved as bytes
+constexpr int32_t kPlain = 5;  // a dtype that is not a float: moved as bytes
 
 struct Type {
   int32_t dtype;
@@ -38,7 +38,7 @@ void put(Type from, const char* source, Type to, char* target) {
   }
 }
 
-// Of the elements that the first `num_outer` axes leave, from where these say, in the order of their indices.
+// Offsets of the elements within the inner axes, in index order.
 std::vector<int64_t> inner_offsets(const Array& array, size_t num_outer) {
   std::vector<int64_t> offsets{0};
   for (size_t axis = num_outer; axis < array.shape().size(); ++axis) {
@@ -51,7 +51,7 @@ std::vector<int64_t> inner_offsets(const Array& array, size_t num_outer) {
   return offsets;
 }
 
-// Random bytes are numbers of every kind; only NaN has no bits that conversion keeps.
+// Random bytes cover all kinds of numbers. NaN is replaced, because conversion does not keep its bits.
 void spare_nan(const Array& array, Type type) {
   if (type.dtype == kPlain) return;
   const auto each = static_cast<Float>(type.dtype);
@@ -60,7 +60,7 @@ void spare_nan(const Array& array, Type type) {
   }
 }
 
-// The axes behind block and token.
+// The axes after block and token.
 std::vector<int64_t> inner_shape(Random& random) {
   std::vector<int64_t> shape;
   for (int64_t i = random.between(0, 3); i > 0; --i) shape.push_back(random.pick({1, 2, 3, 5, 8}));
@@ -111,7 +111,7 @@ class Packed {
     for (size_t i = 0; i < planes_.size(); ++i) same_bytes(planes_[i].packed, expected[i], isa());
   }
 
-  // A block stands in several rows here: what is written last stays, plane by plane and sequence by sequence.
+  // A block occurs in several rows here: the last write wins, plane by plane and sequence by sequence.
   void scatter() {
     make_planes();
     std::vector<std::vector<char>> expected;
@@ -133,7 +133,7 @@ class Packed {
     Array cache, packed;
   };
 
-  // Blocks in order, at random, or missing.
+  // Blocks in order, at random, or null.
   std::vector<int64_t> line() {
     std::vector<int64_t> ids;
     int64_t next = random_.below(num_blocks_);
@@ -157,7 +157,7 @@ class Packed {
     }
   }
 
-  // each(offset in the cache's memory, offset in the packed array's, whether it is a hole) of every element.
+  // Calls each(offset in the cache's memory, offset in the packed memory, is a hole) for every element.
   template <typename Visit>
   void visit(const Plane& plane, Visit&& each) const {
     const std::vector<int64_t> in_cache = inner_offsets(plane.cache, 2), in_packed = inner_offsets(plane.packed, 1);
@@ -190,7 +190,7 @@ class Packed {
         {table.table(), lens.indices(), has_rows_ ? rows.indices() : Indices{}, block_size_, num_blocks_, num_tokens_});
   }
 
-  // Everything that can be wrong, each alone; nothing may be written.
+  // Tries each kind of wrong argument alone; nothing may be written.
   template <typename Call>
   void refuse(Call&& call) {
     std::vector<std::vector<char>> before;
@@ -332,7 +332,7 @@ void copy_some(Random& random) {
 
 }  // namespace
 
-PC_TEST(gather_and_scatter_move_what_the_table_says) {
+PC_TEST(gather_and_scatter_follow_the_block_table) {
   for (const std::string& name : available_isas()) {
     set_isa(name);
     rounds(120, [](Random& random) {

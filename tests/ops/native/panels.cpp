@@ -1,4 +1,4 @@
-// Packed tiles and products with them, on every level that this machine has, against float64.
+// Packed tiles and matrix products on every instruction set of this machine, against float64.
 #include "tests/ops/native/tile_cases.hpp"
 
 using namespace pagecore;
@@ -47,7 +47,7 @@ void check_pairs(Random& random, const Products& level) {
 
 // ---- products
 
-// A product and what it must give; what lies between the rows is NaN.
+// A product and its expected result; gaps between rows hold NaN.
 struct Case {
   int64_t rows, depth, columns, lda, ldb, ldc;
   bool in_pairs;
@@ -92,7 +92,7 @@ struct Case {
     return rows == 0 ? 0 : 4 * ((rows - 1) * stride + width);
   }
 
-  // Rows row .. row + count and columns column .. column + width, into a copy of what was there.
+  // Computes rows row .. row + count and columns column .. column + width, in a copy of the old output.
   [[nodiscard]] std::vector<float> run(Random& random, const Products& level, int64_t row, int64_t count,
                                        int64_t column, int64_t width, int64_t first_rows = 0) const {
     const std::vector<char> was = before.bytes();
@@ -119,7 +119,7 @@ struct Case {
     for (int64_t i = 0; i < std::ssize(found); ++i) {
       const int64_t m = i / ldc, n = i % ldc;
       if (n >= columns) {
-        PC_CHECK(std::isnan(found[i]), level.name, ": what lies between the rows was written");
+        PC_CHECK(std::isnan(found[i]), level.name, ": a gap between rows was written");
         continue;
       }
       double sum = factor.empty() ? 0.0 : static_cast<double>(factor[m]) * before[i], magnitude = std::fabs(sum);
@@ -139,7 +139,7 @@ void check_product(Random& random, const Products& level, bool pairs) {
   const Case product(random, pairs);
   const std::vector<float> all = product.run(random, level, 0, product.rows, 0, product.columns);
   product.compare(level, all);
-  // Alone, or beside others, a row has the same bits.
+  // A row has the same bits regardless of other rows.
   const int64_t row = random.below(product.rows), count = random.between(1, product.rows - row);
   const int64_t column = kPadding * random.below(product.columns / kPadding);
   const int64_t width = kPadding * random.between(1, (product.columns - column) / kPadding);
@@ -147,7 +147,7 @@ void check_product(Random& random, const Products& level, bool pairs) {
   for (int64_t m = row; m < row + count; ++m) {
     for (int64_t n = column; n < column + width; ++n) {
       PC_CHECK(same_bits(part[m * product.ldc + n], all[m * product.ldc + n]), level.name, ": bits of [", m, ", ", n,
-               "] of ", product.rows, " x ", product.columns, " depend on what is beside it");
+               "] of ", product.rows, " x ", product.columns, " depend on other rows or columns");
     }
   }
 }
@@ -166,13 +166,13 @@ PC_TEST(packed_pairs_hold_every_number_that_is_used_and_zeros) {
   });
 }
 
-PC_TEST(products_of_floats_are_those_of_float64_and_rows_do_not_meet) {
+PC_TEST(products_of_floats_match_float64_and_rows_are_independent) {
   rounds(60, [](Random& random) {
     for (const Products* level : levels()) check_product(random, *level, false);
   });
 }
 
-PC_TEST(products_of_pairs_are_those_of_float64_and_rows_do_not_meet) {
+PC_TEST(products_of_pairs_match_float64_and_rows_are_independent) {
   rounds(60, [](Random& random) {
     for (const Products* level : levels()) {
       if (level->has_pairs) check_product(random, *level, true);

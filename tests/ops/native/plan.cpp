@@ -1,4 +1,4 @@
-// The planner's promises P1 to P5, on batches of every shape, and a plan that survives a batch it refuses.
+// Promises P1 to P5 of the planner on random batches, and a plan that rejects a batch without changing.
 #include <map>
 
 #include "pagecore/ops/cpu/ops.hpp"
@@ -47,7 +47,7 @@ bool attends(const PlanOptions& options, int64_t position, int64_t key) {
   return options.window_left < 0 || key >= position - options.window_left;
 }
 
-// P1 and P2: every row's attended keys are covered, each once, and nothing lies outside.
+// P1 and P2: the attended keys of every row are covered exactly once, and nothing outside.
 void covers(const PlanOptions& options, const Batch& batch, const Items& items) {
   std::map<int64_t, std::vector<std::pair<int64_t, int64_t>>> keys_of;
   for (const PcWorkItem& item : items) {
@@ -107,7 +107,7 @@ Items items_of(const PlanOptions& options, const Batch& batch, int64_t& num_part
   return items.copy();
 }
 
-// P4: alone, a sequence is planned as it is in the batch.
+// P4: a sequence is planned alone as it is in the batch.
 void is_invariant(PlanOptions options, const Batch& batch, const Items& items, Random& random) {
   options.num_workers = random.between(1, 50);
   size_t at = 0;
@@ -125,7 +125,7 @@ void is_invariant(PlanOptions options, const Batch& batch, const Items& items, R
   PC_CHECK(at == items.size(), at);
 }
 
-// P5, and what it is for: workers that claim the units one by one end near each other.
+// P5 and its purpose: workers that claim units one by one finish close together.
 void keeps_workers_busy(const PlanOptions& options, const Items& items) {
   std::vector<int64_t> loads(static_cast<size_t>(options.num_workers), 0);
   const int64_t heads = options.num_kv_heads;

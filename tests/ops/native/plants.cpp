@@ -1,4 +1,4 @@
-// Faults on purpose, in the kernels of every instruction set and in what stands around them.
+// Planted faults in the kernels of every instruction set and around them.
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 #include "tests/ops/native/floats.hpp"
@@ -9,7 +9,7 @@ using namespace pagecore::cpu;
 
 namespace {
 
-// A write of one row of 33 numbers, float32 to bfloat16, into `cache`, which has room for one.
+// Writes one row of 33 numbers, float32 to bfloat16, to `cache`, which has room for one.
 void write_row(char* cache, const char* row, char* slots) {
   WriteArgs args;
   args.key = args.value = {const_cast<char*>(row), Float::F32, 1, 1, 33, 132, 132};
@@ -39,7 +39,7 @@ struct WriteBuffers {
 
 namespace {
 
-// A kernel that reads or writes one number too many, of each instruction set of this machine.
+// A kernel that reads or writes one number too many, on each instruction set of this machine.
 struct EveryIsa {
   EveryIsa() {
     for (const std::string& name : available_isas()) {
@@ -49,8 +49,8 @@ struct EveryIsa {
           WriteBuffers(cache_size, row_size).run();
         };
       };
-      planted_.emplace_back("write_behind_the_end_on_" + name, "AddressSanitizer: heap-buffer-overflow", plant(32, 33));
-      planted_.emplace_back("read_behind_the_end_on_" + name, "AddressSanitizer: heap-buffer-overflow", plant(33, 32));
+      planted_.emplace_back("write_past_the_end_on_" + name, "AddressSanitizer: heap-buffer-overflow", plant(32, 33));
+      planted_.emplace_back("read_past_the_end_on_" + name, "AddressSanitizer: heap-buffer-overflow", plant(33, 32));
     }
   }
   std::vector<Planted> planted_;
@@ -72,8 +72,8 @@ PC_PLANT(signed_overflow_in_the_strides, "runtime error: signed integer overflow
   write_kv(args);
 }
 
-// The guard's own bytes find what no sanitizer looks at.
-PC_PLANT(stray_byte_beside_an_array, "was written") {
+// The guard bytes show stray writes that sanitizers do not see.
+PC_PLANT(stray_byte_next_to_an_array, "was written") {
   const Guarded memory(10, 3);
   ASAN_UNPOISON_MEMORY_REGION(memory.data() + 10, 8);
   volatile char* stray = memory.data();

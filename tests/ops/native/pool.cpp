@@ -1,4 +1,4 @@
-// The thread pool: every unit once, workers told apart, callers that come together, forks, the caller's rounding.
+// The thread pool: every unit runs once, worker numbers are distinct, concurrent callers, forks, and rounding modes.
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ using namespace pagecore::cpu;
 
 namespace {
 
-// Plain counters on purpose: TSan must find that every unit is one thread's, and done when the call returns.
+// Plain counters: TSan must see that every unit belongs to one thread and is done when the call returns.
 void every_unit_runs_once(int64_t num_units, int64_t num_threads) {
   Exact<int> runs(static_cast<size_t>(num_units));
   runs.fill(0);
@@ -30,22 +30,22 @@ void every_unit_runs_once(int64_t num_units, int64_t num_threads) {
   for (const int count : runs.copy()) PC_CHECK(count == 1, "a unit ran ", count, " times");
 }
 
-// Returns when `count` threads are inside at the same time.
+// Returns when `count` threads are in it at the same time.
 void meet(std::atomic<int>& inside, int count) {
   inside.fetch_add(1);
   while (inside.load() < count) std::this_thread::yield();
 }
 
-#if !defined(__SANITIZE_THREAD__)  // a child of several threads that starts others is past what TSan follows
+#if !defined(__SANITIZE_THREAD__)  // TSan does not support threads started in the child of a multi-threaded process
 
-// And past what qemu emulates, in whose name the process runs.
+// qemu-user does not support them either; the process then has qemu's name.
 bool can_fork() {
   char name[16] = {};
   prctl(PR_GET_NAME, name);
   return std::strncmp(name, "qemu-", 5) != 0;
 }
 
-// The child works, and says so by its exit status.
+// Runs body() in a forked child, which reports success by its exit status.
 template <typename Body>
 void in_child(Body&& body) {
   const pid_t child = fork();
@@ -56,7 +56,7 @@ void in_child(Body&& body) {
     _exit(42);
   }
   int status = 0;
-  PC_CHECK(waitpid(child, &status, 0) == child, "the child is lost");
+  PC_CHECK(waitpid(child, &status, 0) == child, "waitpid failed");
   PC_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42, "the child ended with status ", status);
 }
 
@@ -71,7 +71,7 @@ PC_TEST(pool_runs_every_unit_once) {
   });
 }
 
-PC_TEST(pool_brings_as_many_threads_as_are_asked_for) {
+PC_TEST(pool_runs_on_the_requested_number_of_threads) {
   for (const int threads : {2, 5, 3, 9}) {
     rounds(20, [&](Random&) {
       std::atomic<int> inside{0};
@@ -108,7 +108,7 @@ PC_TEST(pool_wakes_a_caller_that_fell_asleep) {
   });
 }
 
-PC_TEST(pool_serves_callers_that_come_together) {
+PC_TEST(pool_serves_concurrent_callers) {
   rounds(10, [](Random& random) {
     const std::vector<uint64_t> seeds = random.seeds(5);
     in_threads(5, [&](int who) {
@@ -159,7 +159,7 @@ PC_TEST(pool_works_in_a_child_and_in_its_child) {
   });
 }
 
-PC_TEST(pool_works_in_a_child_forked_while_another_thread_has_the_threads) {
+PC_TEST(pool_works_in_a_child_forked_during_a_call) {
   if (!can_fork()) return;
   rounds(20, [](Random& random) {
     std::atomic<bool> stop{false}, runs{false};

@@ -1,4 +1,4 @@
-// write_kv and merge, to the bit where bits are promised; whatever lies between the rows must stay as it was.
+// write_kv and merge, bit for bit where promised; bytes between rows must not change.
 #include <limits>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
@@ -12,7 +12,7 @@ using namespace pagecore::cpu;
 
 namespace {
 
-// Numbers of every kind, ties and overflows of the narrow types among them.
+// Numbers of every kind, including ties and overflows of the narrow types.
 double any_number(Random& random) {
   const double number = random.normal();
   const double tie = (1.0 + static_cast<double>(random.below(4096)) / 4096) *
@@ -26,7 +26,7 @@ void fill_numbers(Random& random, const Array& array, Float type) {
                  [&](const std::vector<int64_t>& at) { narrow(type, any_number(random), array.at(at)); });
 }
 
-// One plane of a write: new rows, a cache, perhaps a scale.
+// One plane of a write: new rows, a cache, and possibly a scale.
 struct Plane {
   Plane(Random& random, int64_t tokens, int64_t blocks, int64_t block_size, int64_t heads)
       : from(random.pick(kFloats)),
@@ -38,7 +38,7 @@ struct Plane {
     if (random.one_in(3)) scale.emplace(random, heads, 0.3, 3.0);
   }
 
-  // What the memory of the cache must be after a write.
+  // Returns the expected memory of the cache after a write.
   [[nodiscard]] std::vector<char> written(const std::vector<int64_t>& slots) const {
     std::vector<char> bytes = cache.memory().copy();
     for (size_t token = 0; token < slots.size(); ++token) {
@@ -79,7 +79,7 @@ struct Plane {
   std::optional<HeadNumbers> scale;
 };
 
-// Slots at random, some of them twice, with runs of slots that follow one another, and some that are skipped.
+// Random slots, some of them repeated or skipped, with runs of consecutive slots.
 std::vector<int64_t> any_slots(Random& random, int64_t count, int64_t num_slots) {
   std::vector<int64_t> slots;
   while (std::ssize(slots) < count) {
@@ -144,7 +144,7 @@ void merge_some(Random& random) {
     const double y = random.one_in(4) ? -INFINITY : random.one_in(3) ? x : 20.0 * random.normal();
     narrow(Float::F32, x, lse_a.at(at));
     narrow(Float::F32, y, lse_b.at(at));
-    // A part without weight is not looked at.
+    // A part with weight 0 is not read.
     if (x == -INFINITY) std::memset(a.at({at[0], at[1], 0}), -1, static_cast<size_t>(dim * size_of(type_a)));
     if (y == -INFINITY) std::memset(b.at({at[0], at[1], 0}), -1, static_cast<size_t>(dim * size_of(type_b)));
   });
@@ -190,7 +190,7 @@ PC_TEST(merge_joins_two_parts_by_their_weights) {
   set_isa("");
 }
 
-PC_TEST(an_instruction_set_that_is_not_here_is_refused) {
+PC_TEST(an_unavailable_instruction_set_is_refused) {
   const std::string before = isa();
   for (const char* name : {"x86-64-v9", "v3", "avx2", " "}) PC_REFUSES(UnsupportedOption, set_isa(name));
   PC_CHECK(isa() == before, isa());

@@ -1,4 +1,4 @@
-// Attention that threads share: what each of them writes is its own, and the bits are those of one thread.
+// Attention on several threads: threads write disjoint memory, and the bits equal those of one thread.
 #include <memory>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kBlockSize = 16, kKvHeads = 3, kHeads = 6, kDim = 64;
 
-// Long enough that several threads are worth it; with splits to merge, and padding to clear.
+// Long enough for several threads, with splits to merge and padding to clear.
 class Shared {
  public:
   explicit Shared(Random& random) : random_(random) {

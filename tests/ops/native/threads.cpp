@@ -1,5 +1,5 @@
-// Engines call the ops from several threads at once, on caches of their own and on parts of one, while somebody
-// changes the instruction set.
+// Operations called from several threads at once, on separate caches and on parts of one, while another thread changes
+// the instruction set.
 #include <atomic>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kBlockSize = 4, kHeads = 2, kDim = 20, kBlocksEach = 8;
 
-// Thread `who` has the blocks who * kBlocksEach on of the one cache, and nobody else touches them.
+// Thread `who` owns kBlocksEach blocks of the shared cache, from who * kBlocksEach on.
 class Engine {
  public:
   Engine(const Array& key, const Array& value, int64_t who, uint64_t seed)
@@ -25,7 +25,7 @@ class Engine {
       write();
       const double before = attend();
       copy();
-      PC_CHECK(attend() == before, "a copied sequence gives other numbers");
+      PC_CHECK(attend() == before, "the copy of a sequence gives another result");
       gather();
     }
   }
@@ -33,7 +33,7 @@ class Engine {
  private:
   static constexpr int64_t kTokens = kBlocksEach / 2 * kBlockSize;
 
-  // Numbers into the first half of the blocks.
+  // Writes random numbers to the first half of the blocks.
   void write() {
     const Array rows(random_, {kTokens, kHeads, kDim}, 4);
     for_each_index(rows.shape(), [&](const auto& at) { narrow(Float::F32, random_.normal(), rows.at(at)); });
@@ -49,7 +49,7 @@ class Engine {
     half_ = 0;
   }
 
-  // The half that is used goes to the other.
+  // Copies the used half to the other half.
   void copy() {
     std::vector<int64_t> from, to;
     for (int64_t i = 0; i < kBlocksEach / 2; ++i) {
@@ -129,7 +129,7 @@ PC_TEST(ops_of_several_threads_do_not_touch_each_other) {
 
 namespace {
 
-// Slots in runs that overlap: of the tokens that name one, the last stays.
+// Overlapping runs of slots: the last token of a slot wins.
 struct SharedWrite {
   explicit SharedWrite(Random& random) {
     while (std::ssize(slots) < kTokens) {
@@ -143,7 +143,7 @@ struct SharedWrite {
   std::vector<int64_t> slots;
 };
 
-// Chains of blocks, blocks that are written twice, blocks of several sequences.
+// Chains of blocks, blocks that are written twice, and blocks of several sequences.
 void copy_and_move(Random& random, const Array& key, const Array& value, int64_t num_threads) {
   using W = SharedWrite;
   const auto dtype = static_cast<int32_t>(key.itemsize() == 4 ? 0 : 1);

@@ -1,4 +1,4 @@
-// Tiles of a cache, numbers to work on, and the levels that work on them: what the drivers of the products share.
+// Random tiles of a cache, random numbers, and the instruction sets under test, for the drivers of packed products.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ inline const Products* level_of(const std::string& isa) {
 #else
   if (isa == neon::kProducts.name) return &neon::kProducts;
 #endif
-  fail_check(__FILE__, __LINE__, "every level has its products", isa);
+  fail_check(__FILE__, __LINE__, "every instruction set must have its products", isa);
 }
 
 inline std::vector<const Products*> levels() {
@@ -32,7 +32,7 @@ inline std::vector<const Products*> levels() {
   return all;
 }
 
-// `size` numbers with a guard around them, which hold NaN until they are written.
+// `size` guarded numbers, NaN until written.
 template <typename T>
 class Numbers {
  public:
@@ -50,7 +50,7 @@ class Numbers {
   Guarded memory_;
 };
 
-// A row of the cache for each token. Those that may not be read hold NaN, and their places lead nowhere.
+// A row of the cache for each token. Unused rows hold NaN, and their offsets are invalid.
 class TileTokens {
  public:
   TileTokens(Random& random, Float type, int64_t dim) : type_(type), dim_(dim), used_(kTileTokens, 1) {
@@ -71,7 +71,7 @@ class TileTokens {
 
   [[nodiscard]] const TileView& view() const { return view_; }
   [[nodiscard]] bool is_finite() const { return is_finite_; }
-  // What must stand for number d of token t.
+  // The expected number d of token t.
   [[nodiscard]] float number(int64_t t, int64_t d) const {
     return is_used(t) && d < dim_ ? static_cast<float>(widen(type_, place(t, d))) : 0.0f;
   }
@@ -89,7 +89,7 @@ class TileTokens {
     const int64_t rarity = random.pick({2, 20});
     for (uint8_t& each : used_) each = masked_ && random.one_in(rarity) ? 0 : 1;
   }
-  // In runs at a constant stride.
+  // Places rows in runs with a constant stride.
   void place_rows(Random& random) {
     const int64_t run = random.pick({1, 5, 16, 64}), size = size_of(type_), stride = size * (dim_ + random.below(3));
     for (int64_t t = 0; t < kTileTokens; ++t) {

@@ -1,4 +1,4 @@
-"""The demo: every token verified, and a wrong one found."""
+"""The demo: every token is verified, and wrong tokens are found."""
 
 import dataclasses
 
@@ -10,10 +10,10 @@ from pagecore.errors import UnsupportedOption
 from pagecore.serving.demo import DemoConfig, chat, chat_turns, demo
 from pagecore.serving.demo.model import Model
 from pagecore.serving.demo.verify import Verdict, verify
-from pagecore.serving.report import demo_rows
 from pagecore.serving.request import Request, Run
 from pagecore.serving.reuse import POLICIES
 from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.tables import demo_rows
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_the_demo_preempts_forks_and_copies_on_write(report):
 
 
 @pytest.mark.parametrize(("seed", "least"), [(0, 6), (3, 2)])
-def test_turns_that_go_on_find_their_own_history(seed, least):
+def test_follow_up_turns_reuse_their_own_history(seed, least):
     asked = []
 
     class Noted(Scheduler):
@@ -67,7 +67,7 @@ def test_turns_that_go_on_find_their_own_history(seed, least):
         history = before.tokens.tolist()
         assert len(history) == len(before.request.prompt) + before.request.max_new_tokens
         assert now.request.prompt.tolist() == history + turn.text.tolist()
-        # The system prompt is known to everybody; the rest of the history to this chat alone.
+        # All chats share the 24 tokens of the system prompt; the rest of the history belongs to this chat.
         beyond += now.num_reused_tokens > 24
     assert beyond >= least
     assert report.history_tokens == sum(len(runs[turn.after].tokens) for turn in follow_ups)
@@ -81,13 +81,13 @@ def test_the_demo_reuses_recovers_and_evicts(report):
     assert report.evicted_blocks > 50
     assert report.saved_prefill_tokens == report.prefix_hit_tokens + report.recovered_tokens
     rows = dict(demo_rows(report))
-    found = f"{report.history_hit_tokens:,} of {report.history_tokens:,} tokens of history"
-    assert rows["chats that go on"] == f"{report.follow_ups} turns, {found} reused"
-    assert rows["prefix hits"].startswith(f"{report.prefix_hit_tokens:,} of {report.prompt_tokens:,} tokens of prompt")
+    found = f"{report.history_hit_tokens:,} of {report.history_tokens:,} history tokens reused"
+    assert rows["follow-up turns"] == f"{report.follow_ups}; {found}"
+    assert rows["prefix hits"].startswith(f"{report.prefix_hit_tokens:,} of {report.prompt_tokens:,} prompt tokens")
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
-def test_every_token_is_verified_whatever_is_given_up_first(policy):
+def test_every_token_is_verified_with_every_eviction_policy(policy):
     report = demo(DemoConfig(evict=policy, num_requests=14))
     assert report.evict == policy
     assert report.prefix_hit_tokens > 0
@@ -95,20 +95,20 @@ def test_every_token_is_verified_whatever_is_given_up_first(policy):
     assert report.verdict.passed
 
 
-def test_a_demo_that_reuses_nothing_says_nothing_of_it():
+def test_a_demo_without_reuse_has_no_rows_about_it():
     report = demo(dataclasses.replace(FEW, evict="none"))
     assert (report.prefix_hit_tokens, report.history_hit_tokens, report.evicted_blocks) == (0, 0, 0)
     assert report.verdict.passed
-    assert not {"prefix hits", "chats that go on", "evicted"} & dict(demo_rows(report)).keys()
+    assert not {"prefix hits", "follow-up turns", "evicted"} & dict(demo_rows(report)).keys()
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(UnsupportedOption, match="evict is 'random'; use one of lru, "):
+    with pytest.raises(UnsupportedOption, match="evict is 'random'; expected one of lru, "):
         DemoConfig(evict="random")
 
 
-def test_verification_fails_when_what_is_reused_is_not_what_was_said(monkeypatch):
-    """Whoever goes on with a chat is given the blocks of another history."""
+def test_verification_fails_when_a_reused_block_is_wrong(monkeypatch):
+    """A follow-up turn gets a block with other values than those of its history."""
     add = PagedKVCache.add_sequence
 
     def careless(self, tokens, **options):
@@ -136,7 +136,7 @@ def test_every_token_is_verified_when_preempted_sequences_are_swapped(report):
     assert "swap space" not in dict(demo_rows(report))
 
 
-def test_verification_fails_when_what_is_swapped_in_is_not_what_was_swapped_out(monkeypatch):
+def test_verification_fails_when_swap_in_corrupts_a_block(monkeypatch):
     swap_in = PagedKVCache.swap_in
 
     def spoilt(self, sequences):
@@ -149,7 +149,7 @@ def test_verification_fails_when_what_is_swapped_in_is_not_what_was_swapped_out(
     assert not demo(DemoConfig(swap=True)).verdict.passed
 
 
-def test_the_demo_can_be_repeated():
+def test_the_demo_is_deterministic():
     timeless = {"serve_s": 0.0, "verify_s": 0.0}
     first, again = (dataclasses.replace(demo(FEW), **timeless) for _ in range(2))
     assert first == again
@@ -186,7 +186,7 @@ def test_verification_fails_when_attention_is_broken(monkeypatch, broken):
     assert "dense attention chooses" in verdict.wrong[0]
 
 
-def test_verification_fails_when_writes_go_wrong(monkeypatch):
+def test_verification_fails_when_writes_are_wrong(monkeypatch):
     write = PagedKVCache.write
 
     def zeros_in_the_last_layer(self, layer, key, value, batch):
@@ -202,12 +202,12 @@ def model():
 
 
 def finished_run(model, new=4, samples=1):
-    """A run that took the best token each time."""
+    """Return a finished run that took the best token each time."""
     request = Request(0, np.arange(10), new, samples)
     run = Run(request)
     verdict = Verdict()
     for _ in range(new):
-        # The check itself names the token that it would have chosen.
+        # The message of a failed check names the expected token.
         run.tokens = np.append(run.tokens, -1)
         verdict.wrong.clear()
         probe = Run(Request(0, request.prompt, len(run.tokens) - 10, samples))
@@ -218,13 +218,13 @@ def finished_run(model, new=4, samples=1):
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_the_tokens_that_dense_attention_chooses_pass(model, samples):
+def test_tokens_chosen_by_dense_attention_pass(model, samples):
     verdict = verify([finished_run(model, samples=samples)], model, 0, 1.0)
     assert verdict.passed
     assert (verdict.tokens, verdict.ties) == (4, 0)
 
 
-def test_a_wrong_token_is_named(model):
+def test_a_wrong_token_is_reported_by_position(model):
     run = finished_run(model)
     run.tokens[-1] = (run.tokens[-1] + 1) % 512
     verdict = verify([run], model, 0, 1.0)
@@ -242,14 +242,14 @@ def test_a_lost_token_is_wrong(model):
     run = finished_run(model)
     run.tokens = run.tokens[:-1]
     verdict = verify([run], model, 0, 1.0)
-    assert "3 tokens instead of 4" in verdict.wrong[0]
+    assert "got 3 tokens, expected 4" in verdict.wrong[0]
 
 
-def test_nothing_generated_is_not_verified(model):
+def test_verification_of_no_tokens_does_not_pass(model):
     assert not verify([], model, 0, 1.0).passed
 
 
-def test_scores_within_rounding_are_ties_and_said_to_be(model, monkeypatch):
+def test_scores_within_rounding_are_counted_as_ties(model, monkeypatch):
     run = finished_run(model, new=1)
     best = int(run.tokens[-1])
     run.tokens[-1] = (best + 1) % 512

@@ -1,4 +1,4 @@
-"""The demo's model: its attention, and sampling that can be repeated."""
+"""The model of the demo, its dense attention, and its reproducible sampling."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SMALL = ModelSizes(vocab_size=64, width=32, num_layers=3, num_query_heads=4, num
 
 
 def attend_by_loops(query, key, value, window):
-    """One query, one key at a time."""
+    """Compute attention with one query and one key at a time."""
     length, heads, dim = query.shape
     group = heads // key.shape[1]
     out = np.zeros_like(query)
@@ -25,7 +25,7 @@ def attend_by_loops(query, key, value, window):
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 @pytest.mark.parametrize("heads", [(1, 1), (4, 2), (3, 1)])
-def test_dense_attention_is_what_loops_say(window, heads):
+def test_dense_attention_equals_plain_loops(window, heads):
     random = np.random.default_rng(0)
     query, key, value = (random.standard_normal((9, count, 8)) for count in (heads[0], heads[1], heads[1]))
     np.testing.assert_allclose(
@@ -39,7 +39,7 @@ def whole(model, tokens, shift=0):
     return model.forward(tokens, positions, lambda layer, q, k, v: dense_attention(q, k, v, windows(layer)))
 
 
-def test_a_token_at_a_time_gives_what_the_whole_text_gives():
+def test_one_token_at_a_time_equals_the_whole_text():
     model = Model(SMALL, seed=3, dtype=np.float64)
     tokens = np.random.default_rng(1).integers(0, 64, 20)
     past = [([], []) for _ in range(SMALL.num_layers)]
@@ -56,7 +56,7 @@ def test_a_token_at_a_time_gives_what_the_whole_text_gives():
     np.testing.assert_allclose(rows, whole(model, tokens), rtol=1e-9, atol=1e-12)
 
 
-def test_attention_knows_distances_not_places():
+def test_attention_depends_on_distances_only():
     model = Model(SMALL, seed=3, dtype=np.float64)
     tokens = np.random.default_rng(1).integers(0, 64, 20)
     np.testing.assert_allclose(whole(model, tokens), whole(model, tokens, shift=17), rtol=1e-9, atol=1e-12)
@@ -72,18 +72,18 @@ def test_models_of_one_seed_have_the_same_weights_in_every_dtype():
     assert not np.allclose(Model(SMALL, 6).head, single.head)
 
 
-def test_every_second_layer_has_the_window():
+def test_every_second_layer_has_a_window():
     assert [spec.window for spec in SMALL.specs()] == [None, 5, None]
 
 
-def test_noise_is_the_same_for_the_same_place_only():
+def test_noise_is_a_function_of_seed_request_sample_and_position():
     places = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]
     drawn = [noise(*place, 8) for place in places]
     assert (noise(*places[0], 8) == drawn[0]).all()
     assert len({tuple(values) for values in drawn}) == len(places)
 
 
-def test_temperature_zero_takes_the_logits_as_they_are():
+def test_scores_at_temperature_zero_are_the_logits():
     logits = np.array([1.0, 3.0, 2.0], np.float32)
     assert scores(logits, 0, 1, 2, 3, 0.0).tolist() == [1, 3, 2]
 

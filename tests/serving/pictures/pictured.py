@@ -1,4 +1,4 @@
-"""Small runs of the scheduler that preempt, fork and leave windows, for the tests of the pictures."""
+"""Small runs of the scheduler with preemptions, forks and windows, for the tests of the pictures."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ WINDOWED = AttentionSpec(1, 8, dtype="float32", window=12)
 
 
 def requests(count=14, seed=0):
-    """Prompts of all lengths, of which every second begins alike; every third asks for three samples."""
+    """Return requests of various lengths; every second one has a common prefix, every third one three samples."""
     random = np.random.default_rng(seed)
     listed = []
     for number in range(count):
@@ -24,7 +24,7 @@ def requests(count=14, seed=0):
 
 
 def serve(watchers, *, layers=FULL, num_blocks=26, max_running=6, count=14, prefix_cache=True):
-    """Run all requests to their end without a model; the scheduler and the metrics of the run."""
+    """Serve all requests without a model; return the scheduler and the metrics of the run."""
     cache = PagedKVCache(
         layers,
         block_size=4,

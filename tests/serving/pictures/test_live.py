@@ -1,4 +1,4 @@
-"""The block map in the terminal: what it shows, how often, and where it shows nothing."""
+"""Live block map in the terminal: content, refresh rate, and terminals without support."""
 
 import io
 
@@ -22,8 +22,8 @@ def terminal(**options):
     )
 
 
-class Looker:
-    """Takes a look at a live map at one step of a run: its lines, and the run's true state."""
+class Observer:
+    """Watcher that captures the live map and the state of the cache at one step of a run."""
 
     def __init__(self, live, console, at=40):
         self.live, self.console, self.at = live, console, at
@@ -38,16 +38,16 @@ class Looker:
             self.maps = [scheduler.cache.block_map(group) for group in range(scheduler.cache.num_groups)]
 
 
-def look(console, at=40, **options):
+def observe(console, at=40, **options):
     ticks = iter(range(10**9))
-    looker = Looker(LiveMap(console, clock=lambda: next(ticks)), console, at)
-    serve([looker], **options)
-    return looker
+    observer = Observer(LiveMap(console, clock=lambda: next(ticks)), console, at)
+    serve([observer], **options)
+    return observer
 
 
 def test_the_live_map_shows_each_block_of_each_group_and_the_counters():
-    seen = look(terminal(color_system=None), layers=[FULL, WINDOWED], num_blocks=[46, 40])
-    assert seen.lines[0].startswith(f"step 40   blocks held {seen.stats.utilization:.0%}   waste inside ")
+    seen = observe(terminal(color_system=None), layers=[FULL, WINDOWED], num_blocks=[46, 40])
+    assert seen.lines[0].startswith(f"step 40   blocks held {seen.stats.utilization:.0%}   fragmentation ")
     assert seen.lines[1] == "group 0: 45 blocks"
     assert seen.lines[-2] == "▒ shared by several   ░ cached   · free"
     titles = [number for number, line in enumerate(seen.lines) if line.startswith("group")]
@@ -63,14 +63,14 @@ def test_the_live_map_shows_each_block_of_each_group_and_the_counters():
                 assert (glyph == "▒") == (block_map.holders[block] > 1)
                 assert glyph not in "░·"
         assert "░" in glyphs
-        # One letter for each sequence, as long as there are as many letters.
+        # Each sequence has its own letter while the letters suffice.
         letters = {(glyphs[width * (block - 1)], owner) for block, owner in enumerate(block_map.owner) if owner >= 0}
         alone = {pair for pair in letters if pair[0] != "▒"}
         assert len(alone) == len({glyph for glyph, _ in alone}) > 2
 
 
-def test_a_pool_that_is_larger_than_the_terminal_is_sampled():
-    seen = look(terminal(width=10, height=9, color_system=None), num_blocks=60)
+def test_a_pool_larger_than_the_terminal_is_sampled():
+    seen = observe(terminal(width=10, height=9, color_system=None), num_blocks=60)
     assert seen.lines[1] == "group 0: 5"
     glyphs = "".join(seen.lines[2:-2])
     assert len(glyphs) == 20
@@ -78,12 +78,12 @@ def test_a_pool_that_is_larger_than_the_terminal_is_sampled():
     assert [glyph == "·" for glyph in glyphs] == free
 
 
-def test_a_terminal_without_room_is_no_error():
-    seen = look(terminal(width=1, height=1), layers=[FULL, WINDOWED], num_blocks=[60, 60])
+def test_a_tiny_terminal_raises_no_error():
+    seen = observe(terminal(width=1, height=1), layers=[FULL, WINDOWED], num_blocks=[60, 60])
     assert seen.lines
 
 
-def test_neighbours_that_run_at_once_have_colours_of_their_own_for_life():
+def test_concurrent_runs_keep_different_colours_for_life():
     console = terminal()
     live = LiveMap(console, clock=iter(range(10**9)).__next__)
     colours = {}
@@ -100,8 +100,8 @@ def test_neighbours_that_run_at_once_have_colours_of_their_own_for_life():
     assert len(live._colours) < 100
 
 
-def test_colours_of_the_palette_reach_a_terminal_that_has_them():
-    seen = look(terminal(), at=20, num_blocks=120, max_running=12)
+def test_a_truecolor_terminal_shows_the_colours_of_the_palette():
+    seen = observe(terminal(), at=20, num_blocks=120, max_running=12)
     used = {tuple(bytes.fromhex(colour[1:])) for colour in PALETTE}
     assert sum(f"38;2;{red};{green};{blue}m" in "".join(seen.lines) for red, green, blue in used) == 7
 
@@ -109,33 +109,33 @@ def test_colours_of_the_palette_reach_a_terminal_that_has_them():
 def test_a_terminal_of_sixteen_colours_shows_seven_of_them():
     codes = {
         part.split("m")[0]
-        for line in look(terminal(color_system="standard"), at=20, num_blocks=120, max_running=12).lines
+        for line in observe(terminal(color_system="standard"), at=20, num_blocks=120, max_running=12).lines
         for part in line.split("\x1b[")[1:]
     }
     assert len(codes - {"0", "1", "2"}) == len(PALETTE)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_blocks_in_its_encoding_gets_plain_characters(encoding):
+def test_an_encoding_without_block_characters_gets_ascii(encoding):
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding), force_terminal=True, width=60, height=24)
-    seen = look(console)
+    seen = observe(console)
     text = "".join(seen.lines)
     text.encode(encoding)
     assert "." in text
     assert "#" in text
 
 
-def test_the_map_is_drawn_ten_times_a_second_at_most():
+def test_the_map_is_rendered_at_most_ten_times_a_second():
     now, drawn = 0.0, 0
     live = LiveMap(terminal(), clock=lambda: now)
-    draw = live._drawn
+    draw = live._render
 
     def counted(*arguments):
         nonlocal drawn
         drawn += 1
         return draw(*arguments)
 
-    live._drawn = counted
+    live._render = counted
     steps = 0
 
     def watch(scheduler, metrics):
@@ -149,7 +149,7 @@ def test_the_map_is_drawn_ten_times_a_second_at_most():
     assert REFRESHES_PER_SECOND == 10
 
 
-def test_a_live_map_appears_with_what_is_below_it_and_vanishes():
+def test_a_live_map_is_shown_above_its_bar_and_cleared_at_the_end():
     console = terminal()
     with LiveMap(console, "the bar below", clock=iter(range(10**9)).__next__) as live:
         serve([live])
@@ -157,11 +157,11 @@ def test_a_live_map_appears_with_what_is_below_it_and_vanishes():
     text = console.file.getvalue()
     assert "group 0: 25 blocks" in text
     assert text.index("group 0") < text.rindex("the bar below")
-    # Transient: the last thing written clears the lines above.
+    # The display is transient: the last output clears the lines above.
     assert text.endswith("\x1b[1A\x1b[2K")
 
 
-def test_it_is_torn_down_where_the_run_fails():
+def test_the_cursor_is_restored_when_the_run_fails():
     console = terminal()
     with pytest.raises(KeyboardInterrupt), LiveMap(console):
         raise KeyboardInterrupt
@@ -169,7 +169,7 @@ def test_it_is_torn_down_where_the_run_fails():
 
 
 @pytest.mark.parametrize("options", [{"force_terminal": False}, {"_environ": {"TERM": "dumb"}}])
-def test_on_no_terminal_nothing_is_shown_and_nothing_looked_at(options):
+def test_without_a_terminal_nothing_is_shown_or_inspected(options):
     console = terminal(**options)
     with LiveMap(console) as live:
         assert not live.is_shown

@@ -1,15 +1,14 @@
-"""Colours and labels of runs: different for neighbours, readable, the same in every map."""
+"""Colours and labels of runs: different for neighbours, readable, and the same in every map."""
 
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from pagecore.serving.pictures.palette import PALETTE, colours_of, labels_of, readable_on
-from pagecore.serving.pictures.plot import CACHED_COLOUR
+from pagecore.serving.pictures.palette import CACHED_COLOUR, PALETTE, colours_of, labels_of, readable_on
 from pagecore.serving.pictures.timeline import CACHED
 
-# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB: how people without one kind of cone see.
+# Simulation of colour vision deficiency on linear RGB, severity 1 (Machado, Oliveira and Fernandes, 2009).
 SIGHT = {
     "all": np.eye(3),
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -31,7 +30,7 @@ def lab(colour, sight):
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_colours_stay_apart_for_every_kind_of_sight(sight):
+def test_colours_differ_for_every_kind_of_colour_vision(sight):
     for one, other in combinations([*PALETTE, "#FFFFFF", CACHED_COLOUR, "#222222"], 2):
         assert np.linalg.norm(lab(one, sight) - lab(other, sight)) > 10, (one, other)
 
@@ -45,7 +44,7 @@ def test_names_are_readable_on_every_colour(colour):
 
 
 def striped(random, rows=40, columns=60, runs=30):
-    """Runs in rectangles, as sequences that come and go leave them."""
+    """Return cells with overlapping rectangles of runs, as in a block map."""
     cells = np.zeros((rows, columns), np.int32)
     for number in range(1, runs + 1):
         row, column = random.integers(0, rows), random.integers(0, columns)
@@ -55,7 +54,7 @@ def striped(random, rows=40, columns=60, runs=30):
 
 
 def touching(cells):
-    """Pairs of runs that touch, and how often, by the plainest means."""
+    """Return the pairs of adjacent runs and the number of adjacent cells, by plain loops."""
     found = {}
     rows, columns = cells.shape
     for row in range(rows):
@@ -78,7 +77,7 @@ def test_runs_that_touch_have_different_colours(seed):
     assert all(len({colours[number] for number in pair}) == 2 for pair in touching(cells))
 
 
-def test_a_run_has_one_colour_in_all_maps_and_where_it_touches_others_in_any_of_them():
+def test_a_run_has_one_colour_in_all_maps_and_differs_from_its_neighbours_in_each():
     first = np.repeat(np.arange(1, 8, dtype=np.int32)[:, None], 3, axis=1)
     second = np.repeat(np.array([[1], [7], [2], [6], [3], [5], [4]], np.int32), 3, axis=1)
     colours = colours_of([first, second])
@@ -86,8 +85,8 @@ def test_a_run_has_one_colour_in_all_maps_and_where_it_touches_others_in_any_of_
         assert all(len({colours[number] for number in pair}) == 2 for pair in touching(cells))
 
 
-def test_where_colours_run_out_those_that_touch_least_are_the_same():
-    # Nine runs that all touch each other for long, but the last two, which touch once.
+def test_runs_that_touch_least_share_a_colour_when_colours_run_out():
+    # Eight runs that all touch each other in many cells, except the last two, which touch once.
     rows = [np.repeat([one, other], 9) for one, other in combinations(range(1, 9), 2) if (one, other) != (7, 8)]
     cells = np.zeros((2 * len(rows) + 1, 18), np.int32)
     cells[:-1:2] = rows
@@ -98,14 +97,14 @@ def test_where_colours_run_out_those_that_touch_least_are_the_same():
     assert len(set(colours.values())) == 7
 
 
-def test_all_colours_are_used_and_none_much_more_than_another():
+def test_all_colours_are_used_equally_often():
     cells = np.repeat(np.arange(1, 71, dtype=np.int32)[:, None], 4, axis=1)
     cells[1::2] = 0
     counts = np.bincount(list(colours_of([cells]).values()))
     assert counts.tolist() == [5] * 7
 
 
-def test_no_runs_have_no_colours_and_no_labels():
+def test_a_map_without_runs_has_no_colours_and_no_labels():
     assert colours_of([]) == colours_of([np.zeros((3, 3), np.int32)]) == {}
     assert labels_of(np.zeros((3, 3), np.int32), 1, 1) == {}
     assert labels_of(np.ones((3, 3), np.int32), 4, 1) == labels_of(np.ones((3, 3), np.int32), 1, 4) == {}
@@ -113,7 +112,7 @@ def test_no_runs_have_no_colours_and_no_labels():
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 5), (4, 3)])
-def test_a_label_stands_in_a_box_of_its_own_run_if_there_is_one(seed, height, width):
+def test_a_label_is_placed_in_a_box_of_its_own_run_if_there_is_one(seed, height, width):
     cells = striped(np.random.default_rng(seed))
     cells[:, ::9] *= -1
     cells[10:20, 5:30] = CACHED

@@ -1,4 +1,4 @@
-"""The picture of a run: what its panels show, and that nothing in it runs into anything else."""
+"""Picture of a run: the content of its panels, and a layout without overlaps."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.serving.metrics import Metrics
-from pagecore.serving.pictures.palette import PALETTE
+from pagecore.serving.pictures.palette import CACHED_COLOUR, PALETTE
 from pagecore.serving.pictures.timeline import CACHED, FREE, Timeline
 from pagecore.serving.request import Request
 from pagecore.serving.scheduler import Scheduler
@@ -22,7 +22,7 @@ require("matplotlib")
 
 from matplotlib.colors import to_hex  # noqa: E402
 
-from pagecore.serving.pictures.plot import CACHED_COLOUR, draw, save  # noqa: E402
+from pagecore.serving.pictures.plot import draw, save  # noqa: E402
 
 
 def run(layers=FULL, columns=64, rows=384, **options):
@@ -43,7 +43,7 @@ def titles(figure):
 
 
 def hexes(image):
-    """The colours of an image's cells, row by row from below."""
+    """Return the colours of the cells of an image, row by row from below."""
     return [[to_hex(np.asarray(cell) / 255).upper() for cell in row] for row in image.get_array()]
 
 
@@ -53,8 +53,8 @@ def test_a_picture_has_its_panels_with_titles_units_and_one_axis_of_steps(two_gr
         "Use of the blocks",
         "Sequences",
         f"Preemptions in each {stride} steps",
-        "Reused of the prompts admitted",
-        f"Cached blocks given up in each {stride} steps",
+        "Prompt tokens reused",
+        f"Cached blocks evicted in each {stride} steps",
         "Block map of group 0: 25 blocks of 4 tokens",
         "Block map of group 1: 19 blocks of 4 tokens",
     ]
@@ -64,7 +64,7 @@ def test_a_picture_has_its_panels_with_titles_units_and_one_axis_of_steps(two_gr
     assert any(text.get_text() == "two groups" for text in figure.texts)
 
 
-def test_the_block_map_shows_every_run_in_its_colour_shared_dark_cached_grey_and_free_white(two_groups):
+def test_the_block_map_shows_runs_in_their_colours_shared_dark_cached_grey_and_free_white(two_groups):
     timeline, colours = two_groups.timeline, {}
     for group, ax in enumerate(two_groups.figure.axes[5:]):
         cells, (image,) = timeline.cells(group), ax.images
@@ -86,7 +86,7 @@ def test_the_block_map_shows_every_run_in_its_colour_shared_dark_cached_grey_and
     assert len(set(colours.values())) == len(PALETTE)
 
 
-def test_a_cell_of_the_block_map_stands_where_its_block_and_its_steps_are(two_groups):
+def test_a_cell_of_the_block_map_is_drawn_at_its_block_and_its_steps(two_groups):
     for group, ax in enumerate(two_groups.figure.axes[5:]):
         timeline, (image,) = two_groups.timeline, ax.images
         left, right, bottom, top = image.get_extent()
@@ -97,12 +97,12 @@ def test_a_cell_of_the_block_map_stands_where_its_block_and_its_steps_are(two_gr
         assert image.origin == "lower"
 
 
-def test_a_pool_of_many_blocks_says_how_few_of_them_are_shown():
+def test_the_title_of_a_sampled_pool_names_the_share_of_blocks_shown():
     timeline = run(rows=10).timeline
     ax = draw(timeline, "").axes[5]
     assert ax.get_title(loc="left") == "Block map: 25 blocks of 4 tokens, one in 3 shown"
     assert ax.images[0].get_array().shape[0] == 9
-    # The last row is block 25 and stands for 25 to 27, of which the middle is where the first block of each row is.
+    # Each row covers three blocks and is centred on the first of them; the last row is block 25.
     assert ax.get_ylim() == (-0.5, 26.5)
 
 
@@ -122,7 +122,7 @@ def test_preemptions_are_bars_with_their_sum_and_marks_above_each_block_map(two_
 
 
 @pytest.mark.parametrize("columns", [2, 4, 8, 16, 64, 1000])
-def test_the_bars_reach_to_the_last_step_and_leave_no_preemption_out(columns):
+def test_the_bars_reach_the_last_step_and_count_every_preemption(columns):
     ran = run(columns=columns)
     (bars,) = draw(ran.timeline, "").axes[2].patches
     assert bars.get_data().edges[-1] == ran.metrics.steps
@@ -162,12 +162,12 @@ def test_the_lines_are_the_metrics(two_groups):
 def test_hits_are_a_line_with_gaps_and_evictions_bars_with_their_sum(two_groups):
     timeline, metrics = two_groups.timeline, two_groups.metrics
     (line,), (bars,) = (ax.patches for ax in two_groups.figure.axes[3:5])
-    asked, found = metrics.prefix_query.values(), metrics.prefix_hit.values()
+    queries, hits = metrics.prefix_query.values(), metrics.prefix_hit.values()
     assert line.get_data().edges[-1] == metrics.steps
-    for value, query, hit in zip(line.get_data().values, asked, found, strict=True):
+    for value, query, hit in zip(line.get_data().values, queries, hits, strict=True):
         assert (np.isnan(value) and query == hit == 0) or value == pytest.approx(100 * hit / query)
-    assert any(found)
-    assert 0 in asked
+    assert any(hits)
+    assert 0 in queries
     reuse = two_groups.scheduler.reuse
     share = reuse.prefix_hit_tokens / reuse.prefix_query_tokens
     assert two_groups.figure.axes[3].get_legend().get_texts()[0].get_text() == f"tokens (all: {share:.1%})"
@@ -175,12 +175,12 @@ def test_hits_are_a_line_with_gaps_and_evictions_bars_with_their_sum(two_groups)
     assert sum(bars.get_data().values) == metrics.evicted_blocks > 0
 
 
-def test_a_cache_that_reuses_nothing_has_no_panels_of_hits_and_evictions():
+def test_without_a_prefix_cache_there_are_no_panels_of_hits_and_evictions():
     figure = draw(run(prefix_cache=False).timeline, "")
     assert [title.split()[0] for title in titles(figure)] == ["Use", "Sequences", "Preemptions", "Block"]
 
 
-def test_runs_bear_their_names_inside_their_own_cells(two_groups):
+def test_names_of_runs_are_inside_their_own_cells(two_groups):
     labelled = 0
     for group, ax in enumerate(two_groups.figure.axes[5:]):
         cells = two_groups.timeline.cells(group)
@@ -194,7 +194,7 @@ def test_runs_bear_their_names_inside_their_own_cells(two_groups):
 
 
 def shown_texts(figure):
-    """Every text outside the maps, and where it is drawn."""
+    """Yield every visible text outside the maps."""
     for ax in figure.axes:
         ticks = [(ax.get_ylim(), ax.get_yticks(), ax.get_yticklabels())]
         if ax is figure.axes[-1]:
@@ -216,28 +216,28 @@ def test_no_two_texts_of_a_picture_overlap_and_none_is_cut_off(layers, num_block
     for number, (name, box) in enumerate(boxes):
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1, name
         assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1, name
-        for other, beside in boxes[number + 1 :]:
-            assert not box.overlaps(beside), (name, other)
+        for other, other_box in boxes[number + 1 :]:
+            assert not box.overlaps(other_box), (name, other)
     for ax in figure.axes:
         for text in [ax._left_title, *(ax.get_legend().get_texts() if ax.get_legend() else [])]:
             assert not any(text.get_window_extent().overlaps(other.bbox) for other in figure.axes), text
 
 
-def test_a_run_without_preemptions_says_so_in_a_low_panel():
+def test_a_run_without_preemptions_has_a_low_panel_with_the_word_none():
     calm, busy = (draw(run(num_blocks=blocks).timeline, "") for blocks in (200, 26))
     assert [text.get_text() for text in calm.axes[2].texts] == ["none"]
     assert calm.axes[2].get_legend() is None
     assert calm.get_figheight() < busy.get_figheight()
 
 
-def test_a_run_of_no_step_is_drawn_too(tmp_path):
+def test_a_run_without_steps_can_be_drawn(tmp_path):
     save(Timeline(), tmp_path / "none.png", "nothing")
     (text,) = draw(Timeline(), "nothing").axes[3].texts
     assert text.get_text() == "no step was run"
 
 
 @pytest.mark.parametrize(("num_blocks", "title"), [(2, "1 block of 4 tokens"), (3, "2 blocks of 4 tokens")])
-def test_each_block_of_a_tiny_pool_is_named_once(num_blocks, title):
+def test_each_block_of_a_tiny_pool_has_one_tick(num_blocks, title):
     timeline = Timeline()
     cache = PagedKVCache(FULL, block_size=4, num_blocks=num_blocks, device="none")
     scheduler, metrics = Scheduler(cache), Metrics()
@@ -251,7 +251,7 @@ def test_each_block_of_a_tiny_pool_is_named_once(num_blocks, title):
     assert names == [str(block) for block in range(1, num_blocks)]
 
 
-def test_a_run_that_is_shorter_than_a_span_still_has_its_picture():
+def test_a_run_shorter_than_a_span_can_be_drawn():
     class OneStep(Timeline):
         def __call__(self, scheduler, metrics):
             if metrics.steps == 1:
@@ -269,7 +269,7 @@ def test_the_file_is_a_png_whatever_its_name(tmp_path, two_groups):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_drawing_needs_no_display_and_leaves_pyplot_alone():
+def test_drawing_needs_no_display_and_does_not_import_pyplot():
     code = (
         "import sys\n"
         "from pagecore.serving.pictures.plot import draw\n"

@@ -1,4 +1,4 @@
-"""What a timeline keeps of a run: the maps of some steps, in bounded memory."""
+"""Timeline: the block maps of equally spaced steps, in bounded memory."""
 
 import tracemalloc
 
@@ -14,7 +14,7 @@ from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
 
 class Recorder:
-    """Everything of every step, by the plainest means: the oracle of a timeline."""
+    """Record of every step by plain loops: the oracle of a timeline."""
 
     def __init__(self):
         self.maps = []
@@ -26,7 +26,7 @@ class Recorder:
         for group, blocks in enumerate(scheduler.cache.num_blocks):
             table = np.asarray(scheduler.cache.block_table(group))
             holders = [[] for _ in range(blocks)]
-            # In the order in which their sequences were made, as the block map lists them.
+            # In the order in which their sequences were made, as in the block map.
             made = scheduler.cache.block_map(group).sequences
             for run in sorted(scheduler.holders, key=lambda run: made.index(run.sequence.id)):
                 for block in table[run.sequence.row].tolist():
@@ -37,8 +37,8 @@ class Recorder:
         self.preemptions.append(scheduler.num_preemptions)
 
 
-def named(holders):
-    """A block as people would say it."""
+def describe_block(holders):
+    """Describe a block by its holders."""
     if not holders:
         return "free"
     if holders == ["cached"]:
@@ -46,8 +46,8 @@ def named(holders):
     return ("shared " if len(holders) > 1 else "") + name_of(holders[0])
 
 
-def said(timeline, number):
-    """A cell as people would say it."""
+def describe_cell(timeline, number):
+    """Describe a cell in the same words."""
     if number in (FREE, CACHED):
         return "free" if number == FREE else "cached"
     return ("shared " if number < 0 else "") + timeline.names[abs(number)]
@@ -55,7 +55,7 @@ def said(timeline, number):
 
 @pytest.mark.parametrize(("columns", "rows"), [(2, 1), (4, 7), (16, 100), (64, 25), (1000, 24)])
 @pytest.mark.parametrize("layers", [FULL, [FULL, WINDOWED]], ids=["one group", "two groups"])
-def test_a_timeline_holds_the_block_maps_at_the_ends_of_equal_spans(columns, rows, layers):
+def test_a_timeline_keeps_the_block_maps_at_the_ends_of_equal_spans(columns, rows, layers):
     recorder, timeline = Recorder(), Timeline(columns, rows)
     serve([recorder, timeline], layers=layers, num_blocks=26 if layers is FULL else [26, 20])
     assert timeline.steps == len(recorder.maps) > 100
@@ -65,12 +65,14 @@ def test_a_timeline_holds_the_block_maps_at_the_ends_of_equal_spans(columns, row
         cells, step = timeline.cells(group), timeline.block_step(group)
         for column in range(timeline.num_columns):
             expected = recorder.maps[(column + 1) * timeline.stride - 1][group][::step]
-            assert [said(timeline, number) for number in cells[:, column].tolist()] == [*map(named, expected)]
+            assert [describe_cell(timeline, number) for number in cells[:, column].tolist()] == [
+                *map(describe_block, expected)
+            ]
         assert len(cells) <= rows
 
 
 @pytest.mark.parametrize("columns", [2, 8, 1000])
-def test_every_evicted_block_is_in_the_span_in_which_it_went(columns):
+def test_every_eviction_is_counted_in_its_span(columns):
     evicted, timeline = [], Timeline(columns)
     scheduler, _ = serve([lambda scheduler, _: evicted.append(scheduler.cache.stats().num_evicted_blocks), timeline])
     assert timeline.has_prefix_cache
@@ -81,7 +83,7 @@ def test_every_evicted_block_is_in_the_span_in_which_it_went(columns):
 
 
 @pytest.mark.parametrize("columns", [2, 8, 1000])
-def test_every_preemption_is_in_the_span_in_which_it_happened(columns):
+def test_every_preemption_is_counted_in_its_span(columns):
     recorder, timeline = Recorder(), Timeline(columns)
     scheduler, _ = serve([recorder, timeline])
     assert scheduler.num_preemptions > 3
@@ -143,7 +145,7 @@ def test_a_timeline_forgets_runs_and_names_that_it_no_longer_shows():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 25])
-def test_a_timeline_names_every_run_that_it_shows_also_those_that_only_share(rows):
+def test_a_timeline_names_every_run_that_it_shows_including_runs_with_only_shared_blocks(rows):
     timeline = Timeline(64, rows)
 
     def watch(scheduler, metrics):
@@ -179,7 +181,7 @@ def test_a_timeline_without_rows_is_refused():
         Timeline(2, 0)
 
 
-def test_a_timeline_of_no_step_is_empty():
+def test_a_timeline_without_steps_is_empty():
     timeline = Timeline()
     assert (timeline.steps, timeline.num_columns, timeline.num_groups, timeline.num_blocks) == (0, 0, 0, ())
     assert timeline.preemptions() == timeline.swaps() == timeline.evictions() == [0]

@@ -1,4 +1,4 @@
-"""A replay: what it serves and reports, and that wrong attention does not pass."""
+"""Replay: served requests, report, and detection of wrong attention."""
 
 import json
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from pagecore.serving.replay import attend, replay
 from pagecore.serving.replay.attend import AttendCheck, TokenVectors
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import TraceError, TraceRequest
-from pagecore.serving.report import human_bytes, replay_rows, sparkline
+from pagecore.serving.tables import human_bytes, replay_rows, sparkline
 
 
 def write_trace(path, lengths):
@@ -35,7 +35,7 @@ def trace(tmp_path, lengths):
     return write_trace(tmp_path / "trace.jsonl", lengths)
 
 
-def test_everything_is_finished_and_counted_exactly(trace, lengths):
+def test_all_requests_finish_and_are_counted_exactly(trace, lengths):
     report = replay(trace, ReplayOptions(blocks=1000, max_tokens_per_step=512))
     assert (report.requests_total, report.requests_finished, report.requests_refused) == (40, 40, 0)
     assert report.prompt_tokens == sum(inputs for inputs, _ in lengths)
@@ -47,7 +47,7 @@ def test_everything_is_finished_and_counted_exactly(trace, lengths):
     assert 0 < report.index_us_p50 <= report.index_us_p99 <= report.index_us_max
 
 
-def test_a_pool_that_is_too_small_preempts_and_still_finishes_everything(trace, lengths):
+def test_a_small_pool_preempts_and_still_finishes_all_requests(trace, lengths):
     report = replay(trace, ReplayOptions(blocks=130, max_tokens_per_step=512))
     assert report.requests_finished == 40
     assert report.generated_tokens == sum(outputs for _, outputs in lengths)
@@ -56,7 +56,7 @@ def test_a_pool_that_is_too_small_preempts_and_still_finishes_everything(trace, 
     assert report.computed_tokens > sum(inputs + max(outputs - 1, 0) for inputs, outputs in lengths)
 
 
-def test_what_can_never_fit_is_refused_and_not_finished(tmp_path):
+def test_requests_that_can_never_fit_are_refused(tmp_path):
     trace = write_trace(tmp_path / "trace.jsonl", [(100, 5), (161, 1), (150, 11), (150, 12), (3, 1)])
     report = replay(trace, ReplayOptions(blocks=11))
     assert (report.requests_total, report.requests_finished, report.requests_refused) == (5, 3, 2)
@@ -64,7 +64,7 @@ def test_what_can_never_fit_is_refused_and_not_finished(tmp_path):
     assert report.prompt_tokens == 253
 
 
-def test_memory_and_blocks_mean_the_same_pool(trace):
+def test_memory_and_blocks_make_the_same_pool(trace):
     by_blocks = replay(trace, ReplayOptions(blocks=200))
     by_memory = replay(trace, ReplayOptions(memory=200 * 16 * 1000 + 999, bytes_per_token=1000))
     assert by_blocks.num_blocks == by_memory.num_blocks == 200
@@ -75,14 +75,14 @@ def test_only_the_first_requests_are_replayed(trace):
     assert replay(trace, ReplayOptions(requests=3)).requests_total == 3
 
 
-def test_a_malformed_line_ends_a_replay_before_it_begins(trace):
+def test_a_malformed_line_is_refused_before_the_first_step(trace):
     with trace.open("a") as file:
         file.write("{}\n")
     with pytest.raises(TraceError, match="line 41: field 'timestamp' is missing"):
         replay(trace, ReplayOptions(), lambda done, total: pytest.fail("a step was made"))
 
 
-def test_the_standard_input_is_replayed_as_it_comes(trace, monkeypatch):
+def test_the_standard_input_is_replayed_while_it_is_read(trace, monkeypatch):
     totals = set()
     with trace.open("rb") as file:
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=file))
@@ -91,7 +91,7 @@ def test_the_standard_input_is_replayed_as_it_comes(trace, monkeypatch):
     assert totals == {None}
 
 
-def test_a_prompt_that_the_cache_cannot_hold_is_never_made(trace, monkeypatch):
+def test_the_prompt_of_a_refused_request_is_never_made(trace, monkeypatch):
     made = []
     prompt = TraceRequest.prompt
     monkeypatch.setattr(TraceRequest, "prompt", lambda self: made.append(self.input_length) or prompt(self))
@@ -100,8 +100,8 @@ def test_a_prompt_that_the_cache_cannot_hold_is_never_made(trace, monkeypatch):
     assert len(made) == 40 - report.requests_refused
 
 
-def test_memory_stays_bounded_by_a_step(trace):
-    """Requests are read from the file as they are admitted, not before."""
+def test_the_queue_holds_the_tokens_of_about_one_step(trace):
+    """Requests are read from the file shortly before they are admitted."""
     import pagecore.serving.replay.replayer as module
 
     waiting = []
@@ -129,12 +129,12 @@ def test_attention_is_right_through_preemptions(trace):
 
 @pytest.fixture
 def talkative(tmp_path):
-    """Short prompts with long answers, so that many are preempted in a small pool; and what computing it once takes."""
+    """Write a trace with long answers, which a small pool preempts; return it and the number of tokens to compute."""
     lengths = np.random.default_rng(7).integers([1, 50], [150, 250], (30, 2)).tolist()
     return write_trace(tmp_path / "talk.jsonl", lengths), sum(inputs + outputs - 1 for inputs, outputs in lengths)
 
 
-# Room in the swap space for all that is preempted, for some, and for next to nothing.
+# The swap space has room for all preempted runs, for some of them, and for almost none.
 @pytest.mark.parametrize(("blocks", "least", "most"), [(60, 1.0, 1.0), (15, 0.2, 0.9), (2, 0.0, 0.2)])
 def test_attention_is_right_through_swaps(talkative, blocks, least, most):
     trace, tokens = talkative
@@ -151,7 +151,7 @@ def test_attention_is_right_through_swaps(talkative, blocks, least, most):
     assert report.max_relative_error < 1e-5
     assert report.passed
     rows = dict(replay_rows(report))
-    assert rows["swap space"] == f"{blocks - 1} blocks, at most {report.swapped_blocks_peak} of them used"
+    assert rows["swap space"] == f"{blocks - 1} blocks, at most {report.swapped_blocks_peak} of them in use"
     assert rows["preemptions"].startswith(f"{report.preemptions}")
 
 
@@ -189,7 +189,7 @@ def test_a_lost_write_does_not_pass(trace, monkeypatch):
     def sloppy(self, step):
         written.append(step)
         if len(written) == 1:
-            # Zeros, not nothing: memory that was never written may hold anything, the right numbers too.
+            # Write zeros: memory that is not written could contain the right numbers from an earlier run.
             write = self.cache.write
             monkeypatch.setattr(self.cache, "write", lambda layer, k, v, batch: write(layer, 0 * k, 0 * v, batch))
         run(self, step)
@@ -198,7 +198,7 @@ def test_a_lost_write_does_not_pass(trace, monkeypatch):
     assert not replay(trace, ReplayOptions(blocks=1000, requests=5, attend=True)).passed
 
 
-def test_vectors_are_told_apart_by_request_position_seed_and_name():
+def test_vectors_differ_by_request_position_seed_and_name():
     vectors, other = TokenVectors(0), TokenVectors(1)
     requests, positions = (grid.ravel() for grid in np.meshgrid(np.arange(50), np.arange(60)))
     key = vectors.of("key", requests, positions)
@@ -237,12 +237,12 @@ def test_vectors_are_told_apart_by_request_position_seed_and_name():
         ({"max_running": 2**40}, ShapeError),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, error):
+def test_invalid_options_are_refused(options, error):
     with pytest.raises(error):
         ReplayOptions(**options)
 
 
-def test_a_pool_larger_than_this_machine_is_refused_before_it_is_made(trace, monkeypatch):
+def test_a_pool_larger_than_free_memory_is_refused_before_it_is_made(trace, monkeypatch):
     monkeypatch.setattr("pagecore.serving.replay.replayer.free_memory", lambda: 10_000)
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):
         replay(trace, ReplayOptions(blocks=1000, attend=True))
@@ -250,19 +250,19 @@ def test_a_pool_larger_than_this_machine_is_refused_before_it_is_made(trace, mon
         replay(trace, ReplayOptions(blocks=900, bytes_per_token=1, swap_memory=1600, attend=True))
 
 
-def test_a_report_is_json_and_a_table(trace):
+def test_a_report_is_available_as_json_and_as_a_table(trace):
     report = replay(trace, ReplayOptions(blocks=1000, requests=3))
     assert json.loads(json.dumps(report.as_json()))["requests_finished"] == 3
     assert "max_relative_error" not in report.as_json()
     assert dict(replay_rows(report))["requests finished"] == "3 of 3"
 
 
-def test_a_sparkline_is_no_longer_than_asked():
+def test_a_sparkline_is_at_most_as_long_as_requested():
     assert sparkline([]) == ""
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert len(sparkline([0.5] * 1000, width=40)) == 40
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**50, "1024.0 TiB")])
-def test_bytes_are_shown_with_their_unit(count, text):
+def test_bytes_are_formatted_with_a_unit(count, text):
     assert human_bytes(count) == text

@@ -1,4 +1,4 @@
-"""A replay that reuses prefixes: against a dictionary of block prefixes, and with keys that others computed."""
+"""Prefix reuse in a replay, compared with a dictionary of block prefixes, and checked with real attention."""
 
 import json
 import os
@@ -11,21 +11,21 @@ import pytest
 from pagecore.cache import PagedKVCache
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import replay
-from pagecore.serving.replay.attend import ids_at, stand_in_id
+from pagecore.serving.replay.attend import ids_at, placeholder_id
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import HASH_BLOCK, read_trace
-from pagecore.serving.report import replay_rows, sparkline
 from pagecore.serving.request import Request
 from pagecore.serving.reuse import POLICIES
+from pagecore.serving.tables import replay_rows, sparkline
 from tests.serving.prefixes import count_hits
 
-# A recorded trace to hold the dictionary against, such as Mooncake's.
+# Path of a recorded trace, such as Mooncake's, to compare with the dictionary.
 RECORDED = os.environ.get("PAGECORE_TRACE")
 
 
 @pytest.fixture
 def chats(tmp_path):
-    """Forty requests of which most go on with an earlier one, at once or after others."""
+    """Write a trace of forty requests, most of which continue an earlier one."""
     random = np.random.default_rng(3)
     known, lines, fresh = [[]], [], 0
     for number in range(40):
@@ -34,7 +34,7 @@ def chats(tmp_path):
         blocks = -(-length // HASH_BLOCK)
         ids = [*earlier, *range(fresh, fresh + blocks - len(earlier))]
         fresh += blocks
-        # The last id may stand for a block that is not full, and is not shared then.
+        # The last id may belong to a partial block, which is not shared.
         known.append(ids[: length // HASH_BLOCK])
         output = int(random.integers(0, 40))
         lines.append({"timestamp": number, "input_length": length, "output_length": output, "hash_ids": ids})
@@ -48,16 +48,16 @@ def prompts(path):
 
 
 def whole_texts(path):
-    """Each prompt, and all that is computed of the request: the last token that it generates is not."""
+    """Yield each prompt and all computed tokens of its request; the last generated token is not computed."""
     for request in read_trace(path):
         prompt = request.prompt().tolist()
-        generated = [stand_in_id(Request(request.number, prompt, 0))] * max(request.output_length - 1, 0)
+        generated = [placeholder_id(Request(request.number, prompt, 0))] * max(request.output_length - 1, 0)
         yield prompt, prompt + generated
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 100, 512, 1000])
 @pytest.mark.parametrize("budget", [8192, 700])
-def test_prefills_one_by_one_hit_what_a_dictionary_of_block_prefixes_knows(chats, block_size, budget):
+def test_sequential_prefills_hit_the_blocks_of_a_dictionary_of_prefixes(chats, block_size, budget):
     options = ReplayOptions(
         blocks="unbounded", block_size=block_size, max_running=1, prefill_only=True, max_tokens_per_step=budget
     )
@@ -75,17 +75,17 @@ def test_prefills_one_by_one_hit_what_a_dictionary_of_block_prefixes_knows(chats
 
 
 @pytest.mark.parametrize("block_size", [16, 512])
-def test_requests_with_answers_hit_what_a_dictionary_of_block_prefixes_knows(chats, block_size):
+def test_sequential_requests_hit_the_blocks_of_a_dictionary_of_prefixes(chats, block_size):
     report = replay(chats, ReplayOptions(blocks="unbounded", block_size=block_size, max_running=1))
     assert (report.prefix_query_blocks, report.prefix_hit_blocks) == count_hits(whole_texts(chats), block_size)
     assert report.generated_tokens > 0
 
 
-@pytest.mark.skipif(RECORDED is None, reason="PAGECORE_TRACE names no recorded trace")
-def test_a_recorded_trace_hits_what_a_dictionary_of_its_ids_knows():
+@pytest.mark.skipif(RECORDED is None, reason="PAGECORE_TRACE does not name a recorded trace")
+def test_a_recorded_trace_hits_the_blocks_of_a_dictionary_of_its_ids():
     options = ReplayOptions(blocks="unbounded", block_size=HASH_BLOCK, max_running=1, prefill_only=True)
     report = replay(RECORDED, options)
-    # A whole block is its id: the dictionary need not see its tokens.
+    # The id of a full block identifies its tokens, so the dictionary does not need them.
     texts = (
         (request.input_length, request.hash_ids[: request.input_length // HASH_BLOCK])
         for request in read_trace(Path(RECORDED))
@@ -95,7 +95,7 @@ def test_a_recorded_trace_hits_what_a_dictionary_of_its_ids_knows():
 
 
 @pytest.mark.parametrize(("max_running", "block_size"), [(3, 16), (256, 16), (256, 512)])
-def test_blocks_without_bound_hold_all_that_is_computed_and_evict_nothing(chats, max_running, block_size):
+def test_unbounded_blocks_hold_all_computed_tokens_and_evict_nothing(chats, max_running, block_size):
     report = replay(chats, ReplayOptions(blocks="unbounded", max_running=max_running, block_size=block_size))
     lengths = [len(computed) for _, computed in whole_texts(chats)]
     assert report.num_blocks == 1 + sum(-(-length // block_size) for length in lengths)
@@ -104,15 +104,15 @@ def test_blocks_without_bound_hold_all_that_is_computed_and_evict_nothing(chats,
     assert report.requests_finished == 40
 
 
-def test_progress_counts_what_is_reused_and_ends_at_its_total(chats):
+def test_progress_counts_reused_tokens_and_ends_at_its_total(chats):
     seen = []
     replay(chats, ReplayOptions(blocks="unbounded"), lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == sum(len(computed) for _, computed in whole_texts(chats))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_blocks_without_bound_want_a_trace_that_ends():
-    with pytest.raises(UnsupportedOption, match="trace - is the standard input, whose end is not known"):
+def test_unbounded_blocks_are_refused_for_the_standard_input():
+    with pytest.raises(UnsupportedOption, match="trace - is the standard input, which cannot be scanned"):
         replay("-", ReplayOptions(blocks="unbounded"))
 
 
@@ -120,18 +120,18 @@ def test_more_blocks_than_ids_are_refused(tmp_path):
     line = {"timestamp": 0, "input_length": 1, "output_length": 2**24 - 1, "hash_ids": [0]}
     trace = tmp_path / "long.jsonl"
     trace.write_text("\n".join([json.dumps(line)] * 129))
-    with pytest.raises(ShapeError, match=f"fills {129 * (2**24 - 1)} blocks; block ids end at 2147483647"):
+    with pytest.raises(ShapeError, match=f"fills {129 * (2**24 - 1)} blocks; the largest block id is 2147483647"):
         replay(trace, ReplayOptions(blocks="unbounded", block_size=1))
 
 
-def test_blocks_without_bound_must_fit_this_machine_to_be_attended(chats, monkeypatch):
+def test_unbounded_blocks_with_attention_must_fit_this_machine(chats, monkeypatch):
     monkeypatch.setattr("pagecore.serving.replay.replayer.free_memory", lambda: 10_000)
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of"):
         replay(chats, ReplayOptions(blocks="unbounded", attend=True))
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
-def test_attention_is_right_over_blocks_that_others_computed(chats, policy):
+def test_attention_is_right_over_blocks_that_other_requests_computed(chats, policy):
     report = replay(chats, ReplayOptions(blocks=300, evict=policy, max_tokens_per_step=512, attend=True))
     assert (report.requests_finished, report.evict) == (40, policy)
     assert report.prefix_hit_blocks > 20
@@ -141,7 +141,7 @@ def test_attention_is_right_over_blocks_that_others_computed(chats, policy):
     assert report.passed
 
 
-def test_policies_give_up_different_blocks(chats):
+def test_policies_evict_different_blocks(chats):
     found = {
         policy: replay(chats, ReplayOptions(blocks=300, evict=policy)).prefix_hit_blocks
         for policy in ("lru", "mru", "none")
@@ -151,7 +151,7 @@ def test_policies_give_up_different_blocks(chats):
 
 
 @pytest.mark.parametrize("swap", [None, 2400])
-def test_attention_is_right_where_the_preempted_find_their_own_blocks(tmp_path, swap):
+def test_attention_is_right_when_preempted_runs_reuse_their_own_blocks(tmp_path, swap):
     lengths = np.random.default_rng(7).integers([1, 50], [150, 250], (30, 2)).tolist()
     lines = [
         {"timestamp": 0, "input_length": inputs, "output_length": outputs, "hash_ids": [number % 3]}
@@ -170,10 +170,10 @@ def test_attention_is_right_where_the_preempted_find_their_own_blocks(tmp_path, 
     assert report.saved_prefill_tokens == report.prefix_hit_tokens + report.recovered_tokens
     assert report.max_relative_error < 1e-5
     rows = dict(replay_rows(report))
-    assert rows["prefill saved"].endswith(f"{report.recovered_tokens:,} of them recovered after preemptions")
+    assert rows["prefill saved"].endswith(f"{report.recovered_tokens:,} of these after preemptions")
 
 
-def test_a_block_that_is_not_what_it_is_said_to_be_does_not_pass(chats, monkeypatch):
+def test_a_corrupted_cached_block_does_not_pass(chats, monkeypatch):
     add = PagedKVCache.add_sequence
 
     def spoilt(self, tokens, **options):
@@ -187,8 +187,8 @@ def test_a_block_that_is_not_what_it_is_said_to_be_does_not_pass(chats, monkeypa
     assert not replay(chats, ReplayOptions(blocks="unbounded", attend=True)).passed
 
 
-def test_a_prefix_taken_for_another_does_not_pass(chats, monkeypatch):
-    """Whoever asks for any prompt is given what the first prompt left."""
+def test_a_prefix_of_another_prompt_does_not_pass(chats, monkeypatch):
+    """The lookup of any prompt returns the blocks of the first prompt."""
     add = PagedKVCache.add_sequence
     first = []
 
@@ -201,7 +201,7 @@ def test_a_prefix_taken_for_another_does_not_pass(chats, monkeypatch):
     assert not replay(chats, ReplayOptions(blocks="unbounded", attend=True, requests=20)).passed
 
 
-def test_without_a_prefix_cache_nothing_is_kept_found_or_given_up(chats):
+def test_without_a_prefix_cache_nothing_is_reused_or_evicted(chats):
     report = replay(chats, ReplayOptions(blocks=300, evict="none"))
     assert report.evict == "none"
     assert (report.prefix_hit_tokens, report.prefix_hit_blocks, report.saved_prefill_tokens) == (0, 0, 0)
@@ -210,7 +210,7 @@ def test_without_a_prefix_cache_nothing_is_kept_found_or_given_up(chats):
     assert not {"prefix hits", "hits in blocks", "hits over time", "evicted"} & dict(replay_rows(report)).keys()
 
 
-def test_series_of_hits_and_evictions_stand_beside_the_others(chats):
+def test_series_of_hits_and_evictions_have_the_points_of_the_other_series(chats):
     report = replay(chats, ReplayOptions(blocks=300, max_tokens_per_step=64, max_running=4))
     points = len(report.utilization_series)
     assert len(report.prefix_hit_series) == len(report.evicted_series) == points > 100
@@ -222,12 +222,14 @@ def test_series_of_hits_and_evictions_stand_beside_the_others(chats):
     assert max(known) > 0
     assert json.loads(json.dumps(report.as_json()))["prefix_hit_series"] == report.prefix_hit_series
     rows = dict(replay_rows(report))
-    assert rows["prefix hits"].startswith(f"{report.prefix_hit_tokens:,} of {report.prefix_query_tokens:,} tokens")
+    assert rows["prefix hits"].startswith(
+        f"{report.prefix_hit_tokens:,} of {report.prefix_query_tokens:,} prompt tokens"
+    )
     assert rows["hits in blocks"].startswith(f"{report.prefix_hit_blocks:,} of {report.prefix_query_blocks:,} ")
-    assert rows["evicted"] == f"{report.evicted_blocks:,} blocks, by lru"
+    assert rows["evicted"] == f"{report.evicted_blocks:,} blocks (policy lru)"
 
 
-def test_a_sparkline_leaves_gaps_where_nothing_is_known():
+def test_a_sparkline_has_gaps_for_unknown_shares():
     assert sparkline([1.0, None, 0.0]) == "█ ▁"
     assert sparkline([None, 1.0, None, None], width=2) == "█ "
 
@@ -238,7 +240,7 @@ def test_prefill_only_generates_nothing(chats):
     assert report.computed_tokens == report.prompt_tokens - report.saved_prefill_tokens
 
 
-def test_ids_are_those_of_the_prompt_and_then_the_stand_in():
+def test_ids_are_those_of_the_prompt_and_then_the_placeholder():
     request = Request(7, [5, 6, 4], 9)
     assert ids_at(request, np.arange(6)).tolist() == [5, 6, 4, *[2**31 - 8] * 3]
     assert ids_at(request, np.array([4, 1])).tolist() == [2**31 - 8, 6]
@@ -247,21 +249,21 @@ def test_ids_are_those_of_the_prompt_and_then_the_stand_in():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"evict": "random"}, "evict is 'random'; use one of lru, lfu"),
+        ({"evict": "random"}, "evict is 'random'; expected one of lru, lfu"),
         ({"evict": "priority"}, "evict is 'priority'"),
         ({"evict": None}, "evict is None"),
-        ({"blocks": "many"}, "blocks is 'many'; give a number, or 'unbounded'"),
+        ({"blocks": "many"}, "blocks is 'many'; expected a number or 'unbounded'"),
         ({"blocks": "unbounded", "memory": "1GiB"}, "exclude each other"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, text):
+def test_invalid_options_are_refused(options, text):
     with pytest.raises(UnsupportedOption) as raised:
         ReplayOptions(**options)
     assert text in str(raised.value)
 
 
 @pytest.mark.parametrize(("policy", "swap"), [*product(["lru", "slru"], [None, "1GiB"])])
-def test_a_replay_can_be_repeated(chats, policy, swap):
+def test_a_replay_is_deterministic(chats, policy, swap):
     options = ReplayOptions(blocks=300, evict=policy, swap_memory=swap)
     first, again = (replay(chats, options).as_json() for _ in range(2))
     timed = ("index_us_p50", "index_us_p99", "index_us_max", "wall_s")

@@ -1,4 +1,4 @@
-"""Traces: what is read from them, and which line is refused for what."""
+"""Traces: the requests that are read, and the errors of malformed lines."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def trace(tmp_path):
     return tmp_path / "trace.jsonl"
 
 
-def test_requests_come_in_order_with_their_fields(trace):
+def test_requests_are_read_in_order_with_their_fields(trace):
     write(trace, GOOD, "", {**GOOD, "timestamp": 5.5, "output_length": 0, "type": "text"}, GOOD | {"timestamp": 5.5})
     first, second, _ = read_trace(trace)
     assert (first.number, first.line, first.timestamp_ms) == (0, 1, 5.0)
@@ -46,14 +46,14 @@ def test_the_largest_hash_id_still_fits_int32(trace):
     assert request.prompt()[-1] == 2**31 - 1
 
 
-def test_a_limit_leaves_the_rest_unread(trace):
+def test_lines_after_the_limit_are_not_read(trace):
     write(trace, GOOD, GOOD, "not JSON")
     assert len(list(read_trace(trace, limit=2))) == 2
     assert list(read_trace(trace, limit=0)) == []
     assert scan_trace(trace, limit=2).num_requests == 2
 
 
-def test_a_scan_sums_what_a_trace_holds(trace):
+def test_a_scan_sums_the_requests_of_a_trace(trace):
     write(trace, GOOD, {**GOOD, "input_length": 10, "output_length": 700}, {**GOOD, "output_length": 0})
     summary = scan_trace(trace)
     assert (summary.num_requests, summary.max_length) == (3, 710)
@@ -62,8 +62,8 @@ def test_a_scan_sums_what_a_trace_holds(trace):
 
 MALFORMED = [
     ("{", "not JSON"),
-    ("[1, 2]", "not a JSON object"),
-    ("null", "not a JSON object"),
+    ("[1, 2]", "expected a JSON object, got"),
+    ("null", "expected a JSON object, got"),
     ("[" * 100_000, "nested"),
     ('{"timestamp": ' + "9" * 5000 + "}", "not JSON"),
     ("\x00", "not JSON"),
@@ -76,16 +76,16 @@ MALFORMED = [
     *[({**GOOD, "output_length": bad}, "output_length is") for bad in (-1, 2**31, 0.0, "3", False, None)],
     ({**GOOD, "input_length": 1, "output_length": 2**24}, "a request has at most 16777216 tokens"),
     *[({**GOOD, name: 2**24 + 1}, f"{name} is 16777217") for name in ("input_length", "output_length")],
-    ({**GOOD, "hash_ids": [0] * 32769}, "hash_ids holds 32769 ids; a request has at most 32768"),
-    *[({**GOOD, "hash_ids": bad}, "not a list") for bad in (None, 7, "79", {"7": 9})],
+    ({**GOOD, "hash_ids": [0] * 32769}, "hash_ids has 32769 ids; a request has at most 32768"),
+    *[({**GOOD, "hash_ids": bad}, "expected a list of integers") for bad in (None, 7, "79", {"7": 9})],
     *[({**GOOD, "hash_ids": bad}, "needs 2") for bad in ([], [7])],
-    *[({**GOOD, "hash_ids": [7, bad]}, "hash_ids holds") for bad in (-1, 2**22, 10**400, 1.0, "9", None, True)],
-    ({**GOOD, "timestamp": 4}, "earlier than the 5 "),
+    *[({**GOOD, "hash_ids": [7, bad]}, "hash_ids contains") for bad in (-1, 2**22, 10**400, 1.0, "9", None, True)],
+    ({**GOOD, "timestamp": 4}, "earlier than 5 on a previous line"),
 ]
 
 
 @pytest.mark.parametrize(("line", "reason"), MALFORMED)
-def test_a_malformed_line_is_named_by_number_and_reason(trace, line, reason):
+def test_a_malformed_line_is_reported_by_number_and_reason(trace, line, reason):
     write(trace, GOOD, "", line, GOOD)
     requests = read_trace(trace)
     next(requests)
@@ -99,7 +99,7 @@ def test_a_malformed_line_is_named_by_number_and_reason(trace, line, reason):
         scan_trace(trace)
 
 
-def test_text_that_is_not_utf8_is_named_by_line(trace):
+def test_text_that_is_not_utf8_is_reported_by_line(trace):
     trace.write_bytes(json.dumps(GOOD).encode() + b"\n\xff\xfe\n")
     with pytest.raises(TraceError, match="line 2: not UTF-8"):
         list(read_trace(trace))
@@ -115,12 +115,12 @@ def test_an_endless_line_is_refused_without_being_read_whole(trace, monkeypatch)
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_an_empty_trace_is_refused(trace, content):
     trace.write_text(content)
-    with pytest.raises(TraceError, match="holds no request"):
+    with pytest.raises(TraceError, match="contains no request"):
         list(read_trace(trace))
 
 
 @pytest.mark.parametrize("read", [scan_trace, lambda path: list(read_trace(path))])
-def test_what_cannot_be_read_is_a_trace_error(tmp_path, read):
+def test_an_unreadable_trace_is_a_trace_error(tmp_path, read):
     with pytest.raises(TraceError, match=r"missing.jsonl cannot be read: No such file"):
         read(tmp_path / "missing.jsonl")
     with pytest.raises(TraceError, match="Is a directory"):
@@ -128,7 +128,7 @@ def test_what_cannot_be_read_is_a_trace_error(tmp_path, read):
 
 
 class Input:
-    """A standard input that is a pipe."""
+    """Standard input backed by a pipe."""
 
     def __init__(self, content):
         reading, writing = os.pipe()
@@ -147,14 +147,14 @@ def test_the_standard_input_is_read_once_and_not_closed(monkeypatch):
     sys.stdin.buffer.close()
 
 
-def test_a_standard_input_that_is_not_there_is_a_trace_error(monkeypatch):
+def test_a_missing_standard_input_is_a_trace_error(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(TraceError, match="no standard input of bytes"):
+    with pytest.raises(TraceError, match="standard input is not open as bytes"):
         next(read_trace("-"))
 
 
 @pytest.mark.parametrize("read", [scan_trace, lambda path: next(read_trace(path))], ids=["scan", "read"])
-def test_a_fifo_and_a_device_are_refused_and_not_waited_for(tmp_path, read):
+def test_a_fifo_and_a_device_are_refused_without_waiting(tmp_path, read):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(TraceError, match=r"fifo cannot be read: it is a FIFO; .* or '-' for the standard input"):
         read(tmp_path / "fifo")
@@ -164,7 +164,7 @@ def test_a_fifo_and_a_device_are_refused_and_not_waited_for(tmp_path, read):
 
 @pytest.mark.parametrize("path", [None, 5, 1.5, b"\0", "\0", ["a"], object()])
 @pytest.mark.parametrize("read", [scan_trace, lambda path: next(read_trace(path))], ids=["scan", "read"])
-def test_what_is_not_a_path_is_a_trace_error(read, path):
+def test_an_invalid_path_is_a_trace_error(read, path):
     with pytest.raises(TraceError, match="expected the path of a trace"):
         read(path)
 
@@ -176,8 +176,8 @@ def test_a_limit_that_is_not_a_count_is_refused(trace, limit):
         next(read_trace(trace, limit))
 
 
-def test_the_longest_request_takes_64_mib_and_no_line_more(trace):
-    """A line is a few bytes for each 512 tokens, so that a short file could ask for much."""
+def test_the_prompt_of_one_line_takes_at_most_64_mib(trace):
+    """A line has a few bytes for each 512 tokens, so a short file could require much memory."""
     ids = [0] * 2**15
     write(trace, {**GOOD, "input_length": 2**24, "output_length": 0, "hash_ids": ids})
     assert os.path.getsize(trace) < 100_000

@@ -1,7 +1,7 @@
-// The instructions of AMX, on its tiles: eight registers of up to 16 rows x 64 bytes each.
+// The AMX instructions, on its tiles: eight registers of up to 16 rows x 64 bytes.
 //
-// As inline assembly, because GCC 12 knows neither which tile an instruction changes nor that ldtilecfg reads the whole
-// of its operand, and drops stores to it.
+// Inline assembly, because GCC 12 does not know which tile an instruction changes or that ldtilecfg reads its whole
+// operand, and so drops stores to the operand.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,24 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-constexpr int kTileRows = 16;
-constexpr int kTileBytes = 64;  // of a row
+constexpr int kAmxRows = 16;
+constexpr int kAmxRowBytes = 64;
 
-// What ldtilecfg reads.
-struct alignas(64) TileConfig {
+// The operand of ldtilecfg.
+struct alignas(64) AmxConfig {
   uint8_t palette = 0;
   uint8_t start_row = 0;
   uint8_t reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 };
-static_assert(sizeof(TileConfig) == 64 && offsetof(TileConfig, palette) == 0 && offsetof(TileConfig, start_row) == 1 &&
-              offsetof(TileConfig, row_bytes) == 16 && offsetof(TileConfig, rows) == 48);
+static_assert(sizeof(AmxConfig) == 64 && offsetof(AmxConfig, palette) == 0 && offsetof(AmxConfig, start_row) == 1 &&
+              offsetof(AmxConfig, row_bytes) == 16 && offsetof(AmxConfig, rows) == 48);
 
-// Every one is volatile, so that they stay in their order, and touches memory, so that what they read is written before
-// them and what they write is read behind them. `stride` is in bytes.
-struct HardwareTiles {
-  PC_FORCE_INLINE static void configure(const TileConfig& config) {
+// Each statement is volatile, which keeps the statements in order, and clobbers memory, so that stores before an
+// instruction are visible to it and its stores are visible afterwards. `stride` is in bytes.
+struct HardwareAmx {
+  PC_FORCE_INLINE static void configure(const AmxConfig& config) {
     asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
   }
   PC_FORCE_INLINE static void release() { asm volatile("tilerelease" : : : "memory"); }
@@ -41,7 +41,7 @@ struct HardwareTiles {
   PC_FORCE_INLINE static void load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(T), "r"(from), "r"(stride) : "memory");
   }
-  // Of what will not be read again soon.
+  // For data that will not be read again soon.
   template <int T>
   PC_FORCE_INLINE static void load_once(const void* from, int64_t stride) {
     asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" : : "i"(T), "r"(from), "r"(stride) : "memory");
@@ -50,7 +50,7 @@ struct HardwareTiles {
   PC_FORCE_INLINE static void store(void* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(T), "r"(to), "r"(stride) : "memory");
   }
-  // sum[m][n] += left[m][2k] * right[k][2n] + left[m][2k + 1] * right[k][2n + 1] over k: bfloat16 to float32.
+  // sum[m][n] += left[m][2k] * right[k][2n] + left[m][2k + 1] * right[k][2n + 1] over all k, bfloat16 to float32.
   template <int kSum, int kLeft, int kRight>
   PC_FORCE_INLINE static void multiply() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight) : "memory");

@@ -1,4 +1,5 @@
-// AMX in memory, as Intel's manual has it; what would fault there ends the process here, with a reason.
+// AMX emulated in memory, as specified in Intel's manual. Where the hardware would fault, the emulation prints the
+// violated rule and aborts.
 #pragma once
 
 #include <cstdio>
@@ -10,41 +11,41 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-struct TileFile {
-  TileConfig config;  // palette 0: not configured
-  alignas(64) uint8_t bytes[8][kTileRows][kTileBytes] = {};
+struct AmxState {
+  AmxConfig config;  // palette 0: not configured
+  alignas(64) uint8_t bytes[8][kAmxRows][kAmxRowBytes] = {};
 };
 
-thread_local TileFile tile_file;
+thread_local AmxState amx_state;
 
-class EmulatedTiles {
+class EmulatedAmx {
  public:
-  static void configure(const TileConfig& config) {
-    tile_file = {};
+  static void configure(const AmxConfig& config) {
+    amx_state = {};
     if (config.palette == 0) return;
-    expects(config.palette == 1, "the palette is 0 or 1");
-    for (const uint8_t each : config.reserved) expects(each == 0, "what is reserved in a configuration is 0");
-    expects(config.start_row == 0, "only an interrupted instruction starts behind row 0");
+    expects(config.palette == 1, "the palette must be 0 or 1");
+    for (const uint8_t each : config.reserved) expects(each == 0, "reserved bytes of a configuration must be 0");
+    expects(config.start_row == 0, "start_row must be 0; only an interrupted instruction resumes after row 0");
     for (int tile = 0; tile < 16; ++tile) {
       const int rows = config.rows[tile], row_bytes = config.row_bytes[tile];
-      expects(tile < 8 || (rows == 0 && row_bytes == 0), "palette 1 has eight tiles");
-      expects(rows <= kTileRows && row_bytes <= kTileBytes, "a tile has at most 16 rows of 64 bytes");
-      expects((rows == 0) == (row_bytes == 0), "a tile has rows and columns, or neither");
+      expects(tile < 8 || (rows == 0 && row_bytes == 0), "palette 1 has only eight tiles");
+      expects(rows <= kAmxRows && row_bytes <= kAmxRowBytes, "a tile has at most 16 rows of 64 bytes");
+      expects((rows == 0) == (row_bytes == 0), "a tile must have rows and columns, or neither");
     }
-    tile_file.config = config;
+    amx_state.config = config;
   }
-  static void release() { tile_file = {}; }
+  static void release() { amx_state = {}; }
   template <int T>
   static void zero() {
     shape_of(T);
-    __builtin_memset(tile_file.bytes[T], 0, sizeof(tile_file.bytes[T]));
+    __builtin_memset(amx_state.bytes[T], 0, sizeof(amx_state.bytes[T]));
   }
   template <int T>
   static void load(const void* from, int64_t stride) {
     const Shape shape = shape_of(T);
     zero<T>();
     for (int row = 0; row < shape.rows; ++row) {
-      __builtin_memcpy(tile_file.bytes[T][row], static_cast<const char*>(from) + row * stride, shape.row_bytes);
+      __builtin_memcpy(amx_state.bytes[T][row], static_cast<const char*>(from) + row * stride, shape.row_bytes);
     }
   }
   template <int T>
@@ -55,23 +56,25 @@ class EmulatedTiles {
   static void store(void* to, int64_t stride) {
     const Shape shape = shape_of(T);
     for (int row = 0; row < shape.rows; ++row) {
-      __builtin_memcpy(static_cast<char*>(to) + row * stride, tile_file.bytes[T][row], shape.row_bytes);
+      __builtin_memcpy(static_cast<char*>(to) + row * stride, amx_state.bytes[T][row], shape.row_bytes);
     }
   }
-  // The even products in one sum and the odd ones in another, then both to what was there.
+  // Even and odd products are summed separately; then both sums are added to the old value.
   template <int kSum, int kLeft, int kRight>
   static void multiply() {
     static_assert(kSum != kLeft && kSum != kRight && kLeft != kRight);
     const Shape sum = shape_of(kSum), left = shape_of(kLeft), right = shape_of(kRight);
-    expects(sum.row_bytes % 4 == 0 && left.row_bytes % 4 == 0 && right.row_bytes % 4 == 0, "rows are whole pairs");
-    expects(sum.rows == left.rows, "the sum and its left side have the same rows");
-    expects(sum.row_bytes == right.row_bytes, "the sum and its right side have the same columns");
-    expects(left.row_bytes / 4 == right.rows, "the left side's columns meet the right side's rows");
+    expects(sum.row_bytes % 4 == 0 && left.row_bytes % 4 == 0 && right.row_bytes % 4 == 0,
+            "rows must hold whole pairs");
+    expects(sum.rows == left.rows, "the sum must have the rows of the left side");
+    expects(sum.row_bytes == right.row_bytes, "the sum must have the columns of the right side");
+    expects(left.row_bytes / 4 == right.rows,
+            "the left side must have one pair in a row for each row of the right side");
     for (int m = 0; m < sum.rows; ++m) {
       Vec even = {}, odd = {};
       for (int k = 0; k < right.rows; ++k) {
         uint32_t pair;
-        __builtin_memcpy(&pair, tile_file.bytes[kLeft][m] + 4 * k, sizeof(pair));
+        __builtin_memcpy(&pair, amx_state.bytes[kLeft][m] + 4 * k, sizeof(pair));
         const auto pairs = (BitVec)load_row(kRight, k);
         even = without_denormals(fma(low(BitVec{} + pair), low(pairs), even));
         odd = without_denormals(fma(high(BitVec{} + pair), high(pairs), odd));
@@ -79,10 +82,10 @@ class EmulatedTiles {
       const Vec was = without_denormals(load_row(kSum, m));
       const Vec is = without_denormals(was + without_denormals(even + odd));
       const auto size = static_cast<size_t>(sum.row_bytes);
-      __builtin_memset(tile_file.bytes[kSum][m], 0, kTileBytes);
-      __builtin_memcpy(tile_file.bytes[kSum][m], &is, size);
+      __builtin_memset(amx_state.bytes[kSum][m], 0, kAmxRowBytes);
+      __builtin_memcpy(amx_state.bytes[kSum][m], &is, size);
     }
-    for (int m = sum.rows; m < kTileRows; ++m) __builtin_memset(tile_file.bytes[kSum][m], 0, kTileBytes);
+    for (int m = sum.rows; m < kAmxRows; ++m) __builtin_memset(amx_state.bytes[kSum][m], 0, kAmxRowBytes);
   }
 
  private:
@@ -93,18 +96,18 @@ class EmulatedTiles {
 
   static void expects(bool condition, const char* rule) {
     if (condition) return;
-    std::fprintf(stderr, "AMX, emulated: %s\n", rule);
+    std::fprintf(stderr, "emulated AMX: %s\n", rule);
     std::abort();
   }
   static Shape shape_of(int tile) {
-    const TileConfig& config = tile_file.config;
-    expects(config.palette == 1, "tiles are configured before they are used");
-    expects(config.rows[tile] != 0, "a tile that is used has rows");
+    const AmxConfig& config = amx_state.config;
+    expects(config.palette == 1, "tiles must be configured before they are used");
+    expects(config.rows[tile] != 0, "a tile must have rows to be used");
     return {config.rows[tile], config.row_bytes[tile]};
   }
 
   PC_FORCE_INLINE static Vec load_row(int tile, int row) {
-    return pagecore::cpu::PC_ISA::load(reinterpret_cast<const float*>(tile_file.bytes[tile][row]));
+    return pagecore::cpu::PC_ISA::load(reinterpret_cast<const float*>(amx_state.bytes[tile][row]));
   }
   PC_FORCE_INLINE static Vec without_denormals(Vec v) {
     const BitVec bits = (BitVec)v;

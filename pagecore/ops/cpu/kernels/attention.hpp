@@ -1,37 +1,42 @@
-// Attention of one item: the queries of one tile, all heads of one pass, over the item's keys.
+// Attention of one work item: the queries of one tile over the keys of the item, for the heads of one pass.
 //
-//   for each tile of 64 keys                     offsets once, from the block table
+//   for each tile of 64 keys                 offsets once, from the block table
 //     for each key head
-//       scores    rows x 64
-//       weights                                  one softmax step for each row
+//       scores   [rows, 64]
+//       softmax  [rows, 64]                  one online-softmax step per row
 //     for each key head
-//       values    rows x dim
+//       values   [rows, dim]
 //
-// All heads of the keys before the values, so that whole blocks are read as they lie in memory. A row is one (query,
-// head of the group), queries outermost. Few rows meet keys and values where they lie in the cache; many rows, masks
-// and dims that are no whole vectors meet packed copies. Of a tile to whose parts rows attend differently, and for AMX,
-// the values are packed in any case.
+// All heads finish with the keys of a tile before any starts with its values, so that whole blocks are read in memory
+// order. A row is one (query, head of the group) pair, with queries outermost.
 //
-// Products with a packed copy give each row the same bits beside any other rows, so batch invariance takes them always.
+// With few query rows, keys and values are read in place. With many rows, a mask, or a head dim that is not a multiple
+// of the vector width, the tile is packed first. Values are always packed for AMX and for tiles in which rows attend to
+// different keys.
+//
+// Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
+// pack.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/direct.hpp"
 #include "pagecore/ops/cpu/kernels/finish.hpp"
 #include "pagecore/ops/cpu/kernels/packed.hpp"
-#include "pagecore/ops/cpu/kernels/sight.hpp"
+#include "pagecore/ops/cpu/kernels/query.hpp"
 #include "pagecore/ops/cpu/kernels/softmax.hpp"
+#include "pagecore/ops/cpu/kernels/visibility.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// Rows from which on a packed copy of the tile costs less than it saves.
+// From this number of rows on, packing a tile costs less than it saves.
 constexpr int64_t kPackRows = 16;
-static_assert(kPackRows <= kDecodeRows, "AMX decodes fewer rows than are packed");
+static_assert(kPackRows <= kDecodeRows, "AMX must serve every row count that is not packed");
 
-class Pass {
+// The state of one pass: an item and head_count of its key heads.
+class ItemPass {
  public:
-  Pass(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, int64_t head_begin,
-       int64_t head_count, float* memory)
+  ItemPass(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, int64_t head_begin,
+           int64_t head_count, float* memory)
       : args_(args),
         batch_(batch),
         item_(item),
@@ -41,11 +46,11 @@ class Pass {
         group_(args.query.num_heads / args.key.num_heads),
         rows_(item.query_count * group_),
         value_stride_(padded(args.value.dim)),
-        sight_(args, batch, item, group_),
-        pairs_(meets_pairs(args)),
+        visible_(args, batch, item, group_),
+        pairs_(takes_pairs(args)),
         packed_(batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
                 !is_whole(args.value.dim)),
-        by_tiles_(kHasTiles && pairs_ && !packed_ && batch.from_cache),
+        by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
         streams_(streams_for(args.key.dim * size_of(args.key.type))) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
@@ -54,7 +59,7 @@ class Pass {
   void run() {
     start();
     if (pairs_) {
-      Tiles tiles;
+      AmxTiles tiles;
       tiles_ = &tiles;
       visit_tiles();
     } else {
@@ -64,8 +69,8 @@ class Pass {
   }
 
  private:
-  // Weights are then rounded to bfloat16, which an output of bfloat16 does not show.
-  static bool meets_pairs(const AttentionArgs& args) {
+  // True if the call multiplies pairs of bfloat16. Softmax weights are then rounded to bfloat16, as the output is.
+  static bool takes_pairs(const AttentionArgs& args) {
     return kHasPairs && args.query.type == Float::BF16 && args.key.type == Float::BF16 &&
            args.value.type == Float::BF16 && args.out.type == Float::BF16;
   }
@@ -75,6 +80,11 @@ class Pass {
   // ---- before the first tile
 
   void start() {
+    clear_sums();
+    for (int64_t head = 0; head < head_count_; ++head) load_queries(head);
+  }
+
+  PC_FORCE_INLINE void clear_sums() {
     const int64_t all = head_count_ * rows_;
     for (int64_t i = 0; i < all; ++i) {
       scratch_.max[i] = scratch_.total_max[i] = -kInfinity;
@@ -82,39 +92,29 @@ class Pass {
     }
     for (int64_t i = 0; i < all * value_stride_; i += kLanes) store(scratch_.acc + i, Vec{});
     for (int64_t i = 0; i < value_stride_; i += kLanes) store(scratch_.zeros + i, Vec{});
-    for (int64_t head = 0; head < head_count_; ++head) {
-      // Float queries take the product of the scales, rounded once for each number; of pairs, scores take it.
-      double factor = args_.scale * static_cast<double>(head_value(args_.key_scale, head_begin_ + head, 1.0f));
-      if (args_.softcap != 0.0) factor /= args_.softcap;
-      scratch_.scale[head] = pairs_ ? static_cast<float>(factor) : 1.0f;
-      for (int64_t row = 0; row < rows_; ++row) take_query(head, row, factor);
-#if defined(PC_AMX)
-      if (!by_tiles_) continue;
-      pack_query_pairs(query_pairs() + head * rows_ * query_stride_, query_stride_, rows_, args_.key.dim,
-                       query_panel(head));
-#endif
-    }
   }
 
-  // The row in float32, multiplied by what its scores are multiplied by; for pairs as it is. Zeros behind it.
-  void take_query(int64_t head, int64_t row, double factor) {
-    const Rows& query = args_.query;
-    const int64_t token = item_.query_begin + row / group_;
-    const int64_t query_head = (head_begin_ + head) * group_ + row % group_;
-    const char* source = query.data + token * query.token_stride + query_head * query.head_stride;
-    const int64_t at = (head * rows_ + row) * query_stride_;
-    if (pairs_) {
-      uint16_t* target = query_pairs() + at;
-      __builtin_memcpy(target, source, static_cast<size_t>(2 * query.dim));
-      for (int64_t d = query.dim; d < query_stride_; ++d) target[d] = 0;
-      return;
+  // The factor of the scores is the softmax scale times the head's key scale. Float queries are multiplied by it here,
+  // rounded once per number; bfloat16 queries stay as they are, and softmax() multiplies their scores.
+  PC_FORCE_INLINE void load_queries(int64_t head) {
+    double factor = args_.scale * static_cast<double>(head_value(args_.key_scale, head_begin_ + head, 1.0f));
+    if (args_.softcap != 0.0) factor /= args_.softcap;
+    scratch_.scale[head] = pairs_ ? static_cast<float>(factor) : 1.0f;
+    for (int64_t row = 0; row < rows_; ++row) {
+      const int64_t token = item_.query_begin + row / group_;
+      const int64_t query_head = (head_begin_ + head) * group_ + row % group_;
+      const int64_t at = (head * rows_ + row) * query_stride_;
+      if (pairs_) {
+        copy_query(args_, token, query_head, query_pairs() + at, query_stride_);
+      } else {
+        scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
+      }
     }
-    float* target = scratch_.query + at;
-    with_float(query.type, [&]<Float T>() {
-      for_each_vector<T>(source, query.dim, [&](int64_t d, Vec v, int64_t) { store(target + d, v); });
-    });
-    for (int64_t d = 0; d < query.dim; ++d) target[d] = static_cast<float>(static_cast<double>(target[d]) * factor);
-    for (int64_t d = query.dim; d < query_stride_; ++d) target[d] = 0.0f;
+#if defined(PC_AMX)
+    if (!by_amx_) return;
+    pack_query_pairs(query_pairs() + head * rows_ * query_stride_, query_stride_, rows_, args_.key.dim,
+                     query_panel(head));
+#endif
   }
 
   [[nodiscard]] uint16_t* query_pairs() const { return reinterpret_cast<uint16_t*>(scratch_.query); }
@@ -123,7 +123,7 @@ class Pass {
     return scratch_.query_panel + head * query_stride_ / 2 * kDecodeRows;
   }
 
-  // ---- tiles
+  // ---- tiles of keys
 
   void visit_tiles() {
     Tile tiles[2];
@@ -141,32 +141,33 @@ class Pass {
     }
   }
 
-  // Keys and values are met where they lie.
-  [[nodiscard]] bool direct() const { return !packed_ && !by_tiles_; }
+  // Keys and values are read in place.
+  [[nodiscard]] bool direct() const { return !packed_ && !by_amx_; }
 
-  // In the order in which it will most likely be visited.
+  // Locates a tile, in the order in which it will most likely be visited.
   void locate_tile(int64_t position, Tile& tile) {
     locate(args_, blocks_, item_, position, tile);
     if (direct() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, streams_);
   }
 
   void attend(Tile& tile, const Tile* next) {
-    sight_.look_at(tile, scratch_);
-    if (sight_.empty()) return;
-    set_order(tile, sight_.whole() && direct() ? streams_ : kNatural);
+    visible_.visit(tile, scratch_);
+    if (visible_.empty()) return;
+    set_order(tile, visible_.whole() && direct() ? streams_ : kNatural);
     for (int64_t head = 0; head < head_count_; ++head) {
       score(tile, head);
-      soften(tile, head);
+      softmax(tile, head);
     }
-    for (int64_t head = 0; head < head_count_; ++head) weigh(tile, head, next);
+    for (int64_t head = 0; head < head_count_; ++head) accumulate_values(tile, head, next);
   }
 
   [[nodiscard]] bool last(int64_t head) const { return head + 1 == head_count_; }
 
-  [[nodiscard]] static Ahead next_head(const Cache& cache) { return {cache.head_stride, {}, 0}; }
+  [[nodiscard]] static NextRows next_head(const Cache& cache) { return {cache.head_stride, {}, 0}; }
 
-  // With a mask, what comes next need not be there.
-  [[nodiscard]] Ahead elsewhere(const Cache& cache, const int64_t* offsets, int64_t head) const {
+  // The rows of `head` at `offsets`, to prefetch. With a mask, a block that no row attends to may not exist, so nothing
+  // is prefetched.
+  [[nodiscard]] NextRows next_rows_at(const Cache& cache, const int64_t* offsets, int64_t head) const {
     if (args_.mask != nullptr) return {};
     return {0, {head_base(cache, head), offsets}, cache.dim * size_of(cache.type)};
   }
@@ -175,11 +176,12 @@ class Pass {
     return cache.data + (head_begin_ + head) * cache.head_stride;
   }
 
-  [[nodiscard]] RowRange rows_at_work() const { return packed_ ? sight_.rows() : RowRange{0, rows_}; }
+  // The rows of a head that the current tile can change.
+  [[nodiscard]] RowRange active_rows() const { return packed_ ? visible_.rows() : RowRange{0, rows_}; }
 
-  // The rows of a head that attend to the tile, with all that they have; before and behind them nothing changes.
+  // The active rows of a head with their queries, scores and sums.
   [[nodiscard]] HeadRows rows_of(int64_t head) const {
-    const RowRange rows = rows_at_work();
+    const RowRange rows = active_rows();
     const int64_t at = head * rows_ + rows.first;
     return {rows.first,
             rows.last - rows.first,
@@ -196,36 +198,37 @@ class Pass {
   }
 
   void score(const Tile& tile, int64_t head) {
-    const Tokens keys{head_base(args_.key, head), tile.key_offsets};
+    const TokenRows keys{head_base(args_.key, head), tile.key_offsets};
     const HeadRows rows = rows_of(head);
-    const Ahead values = elsewhere(args_.value, tile.value_offsets, direct() ? 0 : head);
+    const NextRows values = next_rows_at(args_.value, tile.value_offsets, direct() ? 0 : head);
     const int64_t dim = args_.key.dim;
     if (packed_) {
       with_float(args_.key.type, [&]<Float K>() {
         if constexpr (K == Float::BF16 && kHasPairs) {
-          if (pairs_) return score_packed_pairs(*tiles_, rows, keys, sight_.use(), values, dim, scratch_);
+          if (pairs_) return score_packed_pairs(*tiles_, rows, keys, visible_.use(), values, dim, scratch_);
         }
-        score_packed<K>(rows, keys, sight_.use(), values, dim, scratch_);
+        score_packed<K>(rows, keys, visible_.use(), values, dim, scratch_);
       });
       return;
     }
-    if constexpr (kHasTiles) {
-      if (by_tiles_) {
-        return score_tiles(*tiles_, rows, query_panel(head), keys, sight_.use(), values, dim, scratch_);
+    if constexpr (kHasAmx) {
+      if (by_amx_) {
+        return score_in_place_amx(*tiles_, rows, query_panel(head), keys, visible_.use(), values, dim, scratch_);
       }
     }
-    const Ahead ahead = last(head) ? values : next_head(args_.key);
+    const NextRows next_rows = last(head) ? values : next_head(args_.key);
     if constexpr (kHasPairs) {
-      if (pairs_) return score_pairs(rows, keys, ahead, dim);
+      if (pairs_) return score_pairs(rows, keys, next_rows, dim);
     }
-    with_float(args_.key.type, [&]<Float K>() { score_rows<K>(rows, keys, ahead, dim); });
+    with_float(args_.key.type, [&]<Float K>() { score_rows<K>(rows, keys, next_rows, dim); });
   }
 
-  // Scores to weights.
-  void soften(const Tile& tile, int64_t head) {
-    // Memory would rest meanwhile: a part of the values that are wanted later.
-    Errand errand(!direct() ? Ahead{} : elsewhere(args_.value, tile.value_offsets, head), kTileTokens / 2);
-    const RowRange rows = rows_at_work();
+  // Turns scores into weights, and updates the running maximum and sum of each row.
+  void softmax(const Tile& tile, int64_t head) {
+    // Softmax does not touch memory; prefetch part of the values meanwhile.
+    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(args_.value, tile.value_offsets, head),
+                                  kTileTokens / 2);
+    const RowRange rows = active_rows();
     for (int64_t row = rows.first; row < rows.last; ++row) {
       const int64_t query = row / group_, at = head * rows_ + row;
       RowScores scores{scratch_.low[row],
@@ -239,58 +242,51 @@ class Pass {
       if (args_.mask != nullptr) scores.keep = scratch_.keep + query * kTileTokens;
       if (args_.alibi_slopes.data != nullptr) {
         scores.slope = head_value(args_.alibi_slopes, (head_begin_ + head) * group_ + row % group_, 0.0f);
-        const int64_t anchor = bias_anchor(sight_.window(), sight_.position(query), sight_.length(), scores.slope);
+        const int64_t anchor =
+            bias_anchor(visible_.window(), visible_.position(query), visible_.length(), scores.slope);
         scores.bias_begin = static_cast<int32_t>(tile.start - anchor);
       }
       scratch_.factor[at] = softmax_row(scores, scratch_.scores + at * kTileTokens,
                                         pairs_ ? scratch_.weights + at * kTileTokens : nullptr, scratch_.max[at],
-                                        scratch_.sum[at], errand);
+                                        scratch_.sum[at], background);
     }
   }
 
-  void weigh(const Tile& tile, int64_t head, const Tile* next) {
-    const Tokens values{head_base(args_.value, head), tile.value_offsets};
+  void accumulate_values(const Tile& tile, int64_t head, const Tile* next) {
+    const TokenRows values{head_base(args_.value, head), tile.value_offsets};
     const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
-    const bool in_place = direct() && sight_.uniform();
-    const Ahead next_keys = next == nullptr ? Ahead{} : elsewhere(args_.key, next->key_offsets, in_place ? 0 : head);
+    const bool in_place = direct() && visible_.uniform();
+    const NextRows next_keys =
+        next == nullptr ? NextRows{} : next_rows_at(args_.key, next->key_offsets, in_place ? 0 : head);
     if (!in_place) {
       with_float(args_.value.type, [&]<Float V>() {
         if constexpr (V == Float::BF16 && kHasPairs) {
           if (pairs_) {
-            return weigh_packed_pairs(*tiles_, rows, values, sight_, next_keys, dim, group_, by_tiles_, scratch_);
+            return accumulate_packed_pairs(*tiles_, rows, values, visible_, next_keys, dim, group_, by_amx_, scratch_);
           }
         }
-        weigh_packed<V>(rows, values, sight_, next_keys, dim, group_, scratch_);
+        accumulate_packed<V>(rows, values, visible_, next_keys, dim, group_, scratch_);
       });
       return;
     }
-    const Ahead ahead = last(head) ? next_keys : next_head(args_.value);
-    const Span span{sight_.use().first, sight_.use().last};
+    const NextRows next_rows = last(head) ? next_keys : next_head(args_.value);
+    const Span span{visible_.use().first, visible_.use().last};
     if constexpr (kHasPairs) {
-      if (pairs_) return weigh_pairs(rows, values, ahead, span, dim, scratch_.zeros);
+      if (pairs_) return accumulate_pairs(rows, values, next_rows, span, dim, scratch_.zeros);
     }
-    with_float(args_.value.type, [&]<Float V>() { weigh_rows<V>(rows, values, ahead, span, dim); });
+    with_float(args_.value.type, [&]<Float V>() { accumulate_rows<V>(rows, values, next_rows, span, dim); });
   }
 
-  // ---- sums
+  // ---- running sums
 
-  // What the rows have since the last fold joins the total.
+  // Adds the sums since the last fold to the totals.
   void fold() {
-    if (!folded_) {
-      for (int64_t i = 0; i < head_count_ * rows_ * value_stride_; i += kLanes) store(scratch_.total_acc + i, Vec{});
-      folded_ = true;
-    }
-    for (int64_t row = 0; row < head_count_ * rows_; ++row) {
-      float* acc = scratch_.acc + row * value_stride_;
-      fold_row(scratch_.total_max[row], scratch_.total_sum[row], scratch_.total_acc + row * value_stride_,
-               scratch_.max[row], scratch_.sum[row], acc, value_stride_);
-      scratch_.max[row] = -kInfinity;
-      scratch_.sum[row] = 0.0f;
-      for (int64_t d = 0; d < value_stride_; d += kLanes) store(acc + d, Vec{});
-    }
+    fold_sums(scratch_, head_count_ * rows_, value_stride_, !folded_);
+    folded_ = true;
   }
 
+  // Stores each row: the output and its lse, or the partial sums of a split.
   void finish() {
     if (folded_) fold();
     const float* row_max = folded_ ? scratch_.total_max : scratch_.max;
@@ -302,15 +298,12 @@ class Pass {
       const int64_t head = kv_head * group_ + i % rows_ % group_;
       const float* row = acc + i * value_stride_;
       if (item_.num_splits == 1) {
-        finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, sight_.position(query),
-                   sight_.length(), row_max[i], row_sum[i], row);
-        continue;
+        finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, visible_.position(query),
+                   visible_.length(), row_max[i], row_sum[i], row);
+      } else {
+        store_partial(batch_, (item_.partial + query) * args_.query.num_heads + head, row_max[i], row_sum[i], row,
+                      value_stride_);
       }
-      const int64_t at = (item_.partial + query) * args_.query.num_heads + head;
-      batch_.partial_stats[2 * at] = row_max[i];
-      batch_.partial_stats[2 * at + 1] = row_sum[i];
-      for (int64_t d = 0; d < value_stride_; d += kLanes)
-        store(batch_.partial_out + at * value_stride_ + d, load(row + d));
     }
   }
 
@@ -322,20 +315,20 @@ class Pass {
   int64_t group_;
   int64_t rows_;  // of one head
   int64_t value_stride_;
-  Sight sight_;
-  bool pairs_;     // all of bfloat16, and multiplied in pairs
-  bool packed_;    // every tile is copied first
-  bool by_tiles_;  // keys are read by AMX where they lie, values are copied
+  Visibility visible_;
+  bool pairs_;   // queries, keys, values and output are bfloat16, multiplied in pairs
+  bool packed_;  // every tile is packed first
+  bool by_amx_;  // AMX reads keys in place; values are packed
   int64_t query_stride_;
   const Order& streams_;
   Scratch scratch_;
-  Tiles* tiles_ = nullptr;
+  AmxTiles* tiles_ = nullptr;
   bool folded_ = false;
 };
 
 inline void attend_item(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item,
                         int64_t head_begin, int64_t head_count, float* scratch) {
-  Pass(args, batch, item, head_begin, head_count, scratch).run();
+  ItemPass(args, batch, item, head_begin, head_count, scratch).run();
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// float16 and bfloat16 to float32 and back, whole vectors and rows. Widening is exact; narrowing rounds to nearest,
-// ties to even, and keeps NaN a NaN.
+// Conversion of vectors and rows between float32 and float16 or bfloat16. Widening is exact. Narrowing rounds to
+// nearest, ties to even, and keeps NaN a NaN.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/vec.hpp"
@@ -28,7 +28,7 @@ PC_FORCE_INLINE Vec widen_f16(HalfVec h) {
   return (Vec)vcvt_f32_f16((float16x4_t)h);
 #else
   const BitVec bits = __builtin_convertvector(h, BitVec);
-  // The difference of the exponents' biases; subnormals come out right.
+  // 2^112 is the difference of the exponent biases; multiplying by it also handles subnormals.
   const Vec two_112 = (Vec)(BitVec{} + 0x77800000);
   const BitVec number = (BitVec)((Vec)((bits & 0x7fff) << 13) * two_112);
   const BitVec special = number | 0x7f800000;
@@ -48,7 +48,7 @@ PC_FORCE_INLINE HalfVec narrow_f16(Vec v) {
   const BitVec bits = (BitVec)v;
   const BitVec sign = bits & 0x80000000;
   const BitVec magnitude = bits ^ sign;
-  // Adding 0.5 leaves a subnormal's bits, rounded, at the end of the sum.
+  // Adding 0.5 leaves the rounded bits of a subnormal at the low end of the sum.
   const BitVec half = BitVec{} + 0x3f000000;
   const BitVec subnormal = (BitVec)((Vec)magnitude + (Vec)half) - half;
   const BitVec normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
@@ -77,7 +77,7 @@ PC_FORCE_INLINE void store_from_float(void* p, Vec v) {
 template <Float T>
 constexpr int64_t kSize = T == Float::F32 ? 4 : 2;
 
-// The last few numbers of a row, with zeros behind them.
+// The last `count` numbers of a row, padded with zeros.
 template <Float T>
 PC_FORCE_INLINE Vec load_tail(const char* p, int64_t count) {
   alignas(64) char padded[kLanes * kSize<T>] = {};
@@ -92,7 +92,7 @@ PC_FORCE_INLINE void store_tail(char* p, Vec v, int64_t count) {
   __builtin_memcpy(p, padded, static_cast<size_t>(count * kSize<T>));
 }
 
-// visit(offset, vector, count) for each vector of a row of `dim` numbers; the last may be short.
+// Calls visit(offset, vector, count) for each vector of a row of `dim` numbers. The last may be partial.
 template <Float T, typename Visit>
 PC_FORCE_INLINE void for_each_vector(const char* row, int64_t dim, Visit&& visit) {
   int64_t d = 0;
@@ -110,7 +110,7 @@ PC_FORCE_INLINE void store_part(char* row, int64_t offset, Vec v, int64_t count)
   }
 }
 
-// Calls f.template operator()<T>() for the dtype that `type` names.
+// Calls f.template operator()<T>() for dtype `type`.
 template <typename F>
 PC_FORCE_INLINE auto with_float(Float type, F&& f) {
   switch (type) {
@@ -120,7 +120,7 @@ PC_FORCE_INLINE auto with_float(Float type, F&& f) {
   }
 }
 
-// One number of a per-head array, or `absent`.
+// One number of a per-head array; `absent` if there is no array.
 PC_FORCE_INLINE float head_value(const PerHead& values, int64_t head, float absent) {
   if (values.data == nullptr) return absent;
   const char* p = values.data + head * values.stride;

@@ -1,4 +1,4 @@
-// One tile and one head, keys and values where they lie in the cache.
+// Scores and values of one tile and one head, with keys and values read in place.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/dot.hpp"
@@ -7,56 +7,60 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// Only whole blocks of tokens are scored; what no row attends to gets no weight. The next rows are asked for once.
+// Scores whole blocks of tokens; softmax gives tokens that a row does not attend to weight 0. Only the first row block
+// prefetches the next rows.
 template <typename ScoreBlock>
-PC_FORCE_INLINE void score_blocks(const HeadRows& rows, Ahead ahead, ScoreBlock&& score_block) {
+PC_FORCE_INLINE void score_blocks(const HeadRows& rows, NextRows next_rows, ScoreBlock&& score_block) {
   for_each_row_block(rows.count, [&]<int R>(int64_t row) {
     const Span span = span_of(rows.low + row, rows.high + row, R);
     if (span.first >= span.last) return;
     const int last = (span.last + kBlockTokens - 1) & ~(kBlockTokens - 1);
     for (int token = span.first & ~(kBlockTokens - 1); token < last; token += kBlockTokens) {
-      score_block.template operator()<R>(row, token, ahead);
+      score_block.template operator()<R>(row, token, next_rows);
     }
-    ahead = {};
+    next_rows = {};
   });
 }
 
 template <Float K>
-void score_rows(const HeadRows& rows, const Tokens& keys, const Ahead& ahead, int64_t dim) {
-  score_blocks(rows, ahead, [&]<int R>(int64_t row, int token, const Ahead& next) __attribute__((always_inline)) {
-    score_block<K, R>(rows.query + row * rows.query_stride, rows.query_stride, keys, next, token, dim,
-                      rows.scores + row * kTileTokens);
-  });
+void score_rows(const HeadRows& rows, const TokenRows& keys, const NextRows& next_rows, int64_t dim) {
+  score_blocks(rows, next_rows,
+               [&]<int R>(int64_t row, int token, const NextRows& next) __attribute__((always_inline)) {
+                 score_block<K, R>(rows.query + row * rows.query_stride, rows.query_stride, keys, next, token, dim,
+                                   rows.scores + row * kTileTokens);
+               });
 }
 
-// `span` holds the keys that every row attends to.
+// Every row attends to exactly the keys of `span`.
 template <Float V>
-void weigh_rows(const HeadRows& rows, const Tokens& values, Ahead ahead, Span span, int64_t dim) {
+void accumulate_rows(const HeadRows& rows, const TokenRows& values, NextRows next_rows, Span span, int64_t dim) {
   for_each_row_block(rows.count, [&]<int R>(int64_t row) {
     const RowSums sums{rows.scores + row * kTileTokens, rows.acc + row * rows.acc_stride, rows.acc_stride,
                        rows.factor + row};
     for_each_width<kWidest<R>, 1>(dim / kLanes, [&]<int N>(int64_t vector) __attribute__((always_inline)) {
-      value_block<V, R, N>(sums, values, ahead, span.first, span.last, vector);
+      value_block<V, R, N>(sums, values, next_rows, span.first, span.last, vector);
     });
-    ahead = {};
+    next_rows = {};
   });
 }
 
-// The same of bfloat16 in pairs.
-inline void score_pairs([[maybe_unused]] const HeadRows& rows, [[maybe_unused]] const Tokens& keys,
-                        [[maybe_unused]] const Ahead& ahead, [[maybe_unused]] int64_t dim) {
+// score_rows for pairs of bfloat16.
+inline void score_pairs([[maybe_unused]] const HeadRows& rows, [[maybe_unused]] const TokenRows& keys,
+                        [[maybe_unused]] const NextRows& next_rows, [[maybe_unused]] int64_t dim) {
 #if defined(__AVX512BF16__)
-  score_blocks(rows, ahead, [&]<int R>(int64_t row, int token, const Ahead& next) __attribute__((always_inline)) {
-    dot_score_block<R>(rows.query_pairs + row * rows.query_stride, rows.query_stride, keys, next, token, dim,
-                       rows.scores + row * kTileTokens);
-  });
+  score_blocks(rows, next_rows,
+               [&]<int R>(int64_t row, int token, const NextRows& next) __attribute__((always_inline)) {
+                 dot_score_block<R>(rows.query_pairs + row * rows.query_stride, rows.query_stride, keys, next, token,
+                                    dim, rows.scores + row * kTileTokens);
+               });
 #endif
 }
 
-// Pairs begin at even places: a token without a neighbour in the span gets `zeros`, a row of them.
-inline void weigh_pairs([[maybe_unused]] const HeadRows& rows, [[maybe_unused]] Tokens values,
-                        [[maybe_unused]] Ahead ahead, [[maybe_unused]] Span span, [[maybe_unused]] int64_t dim,
-                        [[maybe_unused]] const float* zeros) {
+// accumulate_rows for pairs of bfloat16. A pair starts at an even index; if only one of its tokens is in `span`, the
+// row `zeros` replaces the other.
+inline void accumulate_pairs([[maybe_unused]] const HeadRows& rows, [[maybe_unused]] TokenRows values,
+                             [[maybe_unused]] NextRows next_rows, [[maybe_unused]] Span span,
+                             [[maybe_unused]] int64_t dim, [[maybe_unused]] const float* zeros) {
 #if defined(__AVX512BF16__)
   int64_t offsets[kTileTokens];
   const Span pairs{span.first & ~1, (span.last + 1) & ~1};
@@ -71,9 +75,9 @@ inline void weigh_pairs([[maybe_unused]] const HeadRows& rows, [[maybe_unused]] 
     const RowSums sums{nullptr, rows.acc + row * rows.acc_stride, rows.acc_stride, rows.factor + row};
     const uint16_t* weights = rows.weights + row * kTileTokens;
     for_each_width<kWidest<R>, 2>(dim / kLanes, [&]<int N>(int64_t vector) __attribute__((always_inline)) {
-      dot_value_block<R, N>(sums, weights, values, ahead, pairs.first, pairs.last, vector);
+      dot_value_block<R, N>(sums, weights, values, next_rows, pairs.first, pairs.last, vector);
     });
-    ahead = {};
+    next_rows = {};
   });
 #endif
 }

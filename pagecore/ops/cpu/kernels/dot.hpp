@@ -1,9 +1,10 @@
-// Scores and values of bfloat16 without widening: AVX-512's dot product of pairs, straight from the cache.
+// Scores and values of bfloat16 without widening, by AVX-512's dot product of pairs, with keys and values read in
+// place.
 //
-//   scores   pairs along the dims: 32 numbers of a key against 32 of a query row, both as they are
-//   values   pairs of tokens: the rows of two are woven together, and so are the weights, rounded to bfloat16
+//   scores   pairs along the dims: 32 numbers of a key times 32 numbers of a query row
+//   values   pairs of tokens: two value rows are interleaved, and so are their weights, rounded to bfloat16
 //
-// The order of adding is the same in every shape of block, as it is in scores.hpp and values.hpp.
+// The order of additions is the same for every block shape, as in scores.hpp and values.hpp.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/values.hpp"
@@ -13,7 +14,7 @@ namespace {
 
 #if defined(__AVX512BF16__)
 
-// Numbers of a vector of pairs.
+// bfloat16 numbers in a vector.
 constexpr int kPairLanes = 2 * kLanes;
 
 typedef uint16_t PairVec __attribute__((vector_size(4 * kLanes)));
@@ -32,7 +33,7 @@ PC_FORCE_INLINE Vec dot(PairVec a, PairVec b, Vec sum) {
   return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
-// {a0 b0 a1 b1 ...} of the first and of the last 16 numbers of both.
+// {a0 b0 a1 b1 ...} of the first and of the last 16 numbers of a and b.
 PC_FORCE_INLINE PairVec weave_low(PairVec a, PairVec b) {
   return __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11,
                                  43, 12, 44, 13, 45, 14, 46, 15, 47);
@@ -43,16 +44,16 @@ PC_FORCE_INLINE PairVec weave_high(PairVec a, PairVec b) {
 }
 
 template <int R>
-PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, const Tokens& keys, const Ahead& ahead,
-                                     int token, int64_t dim, float* scores) {
-  ask_elsewhere(ahead, token, kBlockTokens);
+PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, const TokenRows& keys,
+                                     const NextRows& next_rows, int token, int64_t dim, float* scores) {
+  prefetch_elsewhere(next_rows, token, kBlockTokens);
   const char* key[kBlockTokens];
 #pragma GCC unroll 4
   for (int t = 0; t < kBlockTokens; ++t) key[t] = keys.base + keys.offsets[token + t];
   Vec sums[R][kBlockTokens] = {};
   for (int64_t d = 0; d < dim; d += kPairLanes) {
 #pragma GCC unroll 4
-    for (int t = 0; t < kBlockTokens; ++t) fetch_line(key[t] + d * kSize<Float::BF16> + ahead.distance);
+    for (int t = 0; t < kBlockTokens; ++t) prefetch_line(key[t] + d * kSize<Float::BF16> + next_rows.distance);
     PairVec k[kBlockTokens];
 #pragma GCC unroll 4
     for (int t = 0; t < kBlockTokens; ++t) k[t] = load_pairs(key[t] + d * kSize<Float::BF16>);
@@ -66,14 +67,14 @@ PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, cons
   store_sums<R>(sums, scores + token);
 }
 
-// Vectors first_vector .. first_vector + N of the rows' sums, N even.
+// Accumulates vectors first_vector .. first_vector + N of the rows' values; N is even.
 template <int R, int N>
-PC_FORCE_INLINE void dot_value_block(const RowSums& rows, const uint16_t* weights, const Tokens& values,
-                                     const Ahead& ahead, int first, int last, int64_t first_vector) {
+PC_FORCE_INLINE void dot_value_block(const RowSums& rows, const uint16_t* weights, const TokenRows& values,
+                                     const NextRows& next_rows, int first, int last, int64_t first_vector) {
   const int64_t byte = first_vector * kLanes * kSize<Float::BF16>;
   Vec sums[R][N] = {};
   for (int token = first; token < last; token += 2) {
-    if (first_vector == 0) ask_elsewhere(ahead, token, 2);
+    if (first_vector == 0) prefetch_elsewhere(next_rows, token, 2);
     const char* p = values.base + values.offsets[token] + byte;
     const char* q = values.base + values.offsets[token + 1] + byte;
     PairVec v[N];
@@ -81,8 +82,8 @@ PC_FORCE_INLINE void dot_value_block(const RowSums& rows, const uint16_t* weight
     for (int n = 0; n < N; n += 2) {
       const PairVec a = load_pairs(p + n * kLanes * kSize<Float::BF16>);
       const PairVec b = load_pairs(q + n * kLanes * kSize<Float::BF16>);
-      fetch_line(p + n * kLanes * kSize<Float::BF16> + ahead.distance);
-      fetch_line(q + n * kLanes * kSize<Float::BF16> + ahead.distance);
+      prefetch_line(p + n * kLanes * kSize<Float::BF16> + next_rows.distance);
+      prefetch_line(q + n * kLanes * kSize<Float::BF16> + next_rows.distance);
       v[n] = weave_low(a, b);
       v[n + 1] = weave_high(a, b);
     }

@@ -1,4 +1,4 @@
-// A row's running sums become its output and lse, at once or after the splits of its keys are joined.
+// Normalisation of a row's running sums into its output and lse, directly or after merging the splits of its keys.
 #pragma once
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
@@ -9,16 +9,16 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// ALiBi adds slope * (key - position). Over a long context that is a large number, most of which the softmax cancels
-// again; so rows work with slope * (key - anchor), where the anchor is the attended key whose bias is greatest, and the
-// rest is added to the lse at the end, in float64.
+// ALiBi adds slope * (key - position). In a long context that number is large, and softmax cancels most of it. Rows
+// therefore use slope * (key - anchor), where the anchor is the attended key with the greatest bias, and the remainder
+// is added to the lse at the end, in float64.
 PC_FORCE_INLINE int64_t bias_anchor(const Window& window, int64_t position, int64_t length, float slope) {
   const KeyRange keys = attended_keys(window, position, position, length);
   if (keys.begin == keys.end) return 0;
   return slope > 0.0f ? keys.end - 1 : keys.begin;
 }
 
-// What multiplies one head's stored values, its sink, its slope.
+// Per-head options of the output.
 struct HeadOptions {
   float slope;
   float sink;
@@ -31,7 +31,7 @@ PC_FORCE_INLINE HeadOptions head_options(const AttentionArgs& args, int64_t head
           head_value(args.value_scale, kv_head, 1.0f)};
 }
 
-PC_FORCE_INLINE void store_output(const Rows& out, int64_t token, int64_t head, const float* acc, float factor) {
+PC_FORCE_INLINE void store_output(const TokenArray& out, int64_t token, int64_t head, const float* acc, float factor) {
   char* row = out.data + token * out.token_stride + head * out.head_stride;
   with_float(out.type, [&]<Float T>() {
     for (int64_t d = 0; d < out.dim; d += kLanes) {
@@ -41,20 +41,21 @@ PC_FORCE_INLINE void store_output(const Rows& out, int64_t token, int64_t head, 
   });
 }
 
-// position and length as in the scores: the ALiBi anchor follows from them.
-inline void finish_row(const AttentionArgs& args, const HeadOptions& head_opts, int64_t token, int64_t head,
+// Writes the output and lse of one row. `position` and `length` are those of the scores; they determine the ALiBi
+// anchor.
+inline void finish_row(const AttentionArgs& args, const HeadOptions& options, int64_t token, int64_t head,
                        int64_t position, int64_t length, float row_max, float row_sum, const float* acc) {
   double bias = 0.0;
-  if (head_opts.slope != 0.0f) {
+  if (options.slope != 0.0f) {
     const Window window = make_window(args.causal, args.window_left, args.window_right);
-    const int64_t anchor = bias_anchor(window, position, length, head_opts.slope);
-    bias = static_cast<double>(head_opts.slope) * static_cast<double>(anchor - position);
+    const int64_t anchor = bias_anchor(window, position, length, options.slope);
+    bias = static_cast<double>(options.slope) * static_cast<double>(anchor - position);
   }
   double top = row_max;
   double total = row_sum;
-  double factor = head_opts.value_scale;
-  if (head_opts.has_sink) {
-    const double sink = static_cast<double>(head_opts.sink) - bias;
+  double factor = options.value_scale;
+  if (options.has_sink) {
+    const double sink = static_cast<double>(options.sink) - bias;
     if (sink > top) {
       const double rescale = __builtin_exp(top - sink);
       total = total * rescale + 1.0;
@@ -73,7 +74,16 @@ inline void finish_row(const AttentionArgs& args, const HeadOptions& head_opts, 
   }
 }
 
-// Folds the partial rows of one query tile, first to last, and finishes them. Scratch: one padded value row.
+// Stores the sums of one row of a split as partial row `at`, for merge_splits.
+PC_FORCE_INLINE void store_partial(const AttentionBatch& batch, int64_t at, float row_max, float row_sum,
+                                   const float* acc, int64_t stride) {
+  batch.partial_stats[2 * at] = row_max;
+  batch.partial_stats[2 * at + 1] = row_sum;
+  for (int64_t d = 0; d < stride; d += kLanes) store(batch.partial_out + at * stride + d, load(acc + d));
+}
+
+// Folds the partial rows of one query tile, first to last, and writes its output. `acc` is scratch for one padded value
+// row.
 inline void merge_splits(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, float* acc) {
   const int64_t heads = args.query.num_heads, group = heads / args.key.num_heads, stride = padded(args.value.dim);
   const int64_t length = batch.seq_lens[item.sequence];
@@ -93,6 +103,7 @@ inline void merge_splits(const AttentionArgs& args, const AttentionBatch& batch,
   }
 }
 
+// Sets the output to 0 and the lse to -inf.
 inline void clear_rows(const AttentionArgs& args, int64_t token_begin, int64_t token_end) {
   for (int64_t token = token_begin; token < token_end; ++token) {
     for (int64_t head = 0; head < args.out.num_heads; ++head) {

@@ -1,4 +1,4 @@
-// All kernels of one instruction set. The file that includes this defines PC_ISA and is compiled for it.
+// All kernels of one instruction set. The including file defines PC_ISA and is compiled for that instruction set.
 #pragma once
 
 #include "pagecore/ops/cpu/kernel_table.hpp"

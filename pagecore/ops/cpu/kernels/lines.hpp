@@ -1,5 +1,5 @@
-// Stores that pass the caches by, a whole line at a time: what is written once and not read again soon need not be read
-// before it is written, and drives out nothing.
+// Copies by whole cache lines, with streaming stores that bypass the caches: lines that are written once and not read
+// soon are not read before the write and evict nothing.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/vec.hpp"
@@ -13,7 +13,7 @@ PC_FORCE_INLINE void copy_bytes(char* to, const char* from, int64_t count) {
   __builtin_memcpy(to, from, static_cast<size_t>(count));
 }
 
-// `to` is the start of a line.
+// `to` is line-aligned.
 PC_FORCE_INLINE void stream_line(char* to, const char* from) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
@@ -33,7 +33,7 @@ PC_FORCE_INLINE void stream_line(char* to, const char* from) {
 #endif
 }
 
-// One line to any address.
+// Copies one line to any address.
 PC_FORCE_INLINE void copy_line(char* to, const char* from) {
 #pragma GCC unroll 4
   for (size_t i = 0; i < kLine; i += sizeof(Vec)) {
@@ -41,7 +41,7 @@ PC_FORCE_INLINE void copy_line(char* to, const char* from) {
   }
 }
 
-// Bytes `begin` to `end` of a line; the others are neither read nor written.
+// Copies bytes [begin, end) of a line; the others are neither read nor written.
 PC_FORCE_INLINE void copy_line_part(char* to, const char* from, int64_t begin, int64_t end) {
 #if defined(__AVX512BW__)
   const __mmask64 part = ~__mmask64{0} << begin & ~__mmask64{0} >> (kLine - end);
@@ -51,40 +51,40 @@ PC_FORCE_INLINE void copy_line_part(char* to, const char* from, int64_t begin, i
 #endif
 }
 
-// Asks for a line that will be read or written soon; any address will do. (For writing too as if to be read: prefetchw
-// takes a third longer on Zen 4. And never from a lambda: GCC 12 drops a function of its own that does nothing but
-// ask.)
-PC_FORCE_INLINE void fetch_line(const char* p) { __builtin_prefetch(p, 0, 2); }
+// Prefetches a line that will be read or written soon; any address is allowed. Lines to be written are prefetched for
+// reading too, because prefetchw takes a third longer on Zen 4. Do not call this from a lambda: GCC 12 drops an
+// out-of-line function that only prefetches.
+PC_FORCE_INLINE void prefetch_line(const char* p) { __builtin_prefetch(p, 0, 2); }
 
-PC_FORCE_INLINE void fetch(const char* p, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLine) fetch_line(p + i);
+PC_FORCE_INLINE void prefetch_bytes(const char* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLine) prefetch_line(p + i);
 }
 
-// Calls move(to, from) for each of the `count / kLine` lines, and asks for one in `kAsk` bytes of those
-// at `next`: for reading two of four do, since caches fetch lines in pairs; for writing it takes all.
+// Calls move(to, from) for each of the `count / kLine` lines, and prefetches one line in kAsk bytes of those at `next`.
+// Reads need only half of them, since caches fetch lines in pairs; writes need all.
 template <int64_t kAsk, typename MoveLine>
 PC_FORCE_INLINE void move_lines(char* to, const char* from, int64_t count, const char* next, MoveLine&& move) {
   int64_t i = 0;
   for (; i + 4 * kLine <= count; i += 4 * kLine) {
 #pragma GCC unroll 4
-    for (int64_t line = 0; line < 4 * kLine; line += kAsk) fetch_line(next + i + line);
+    for (int64_t line = 0; line < 4 * kLine; line += kAsk) prefetch_line(next + i + line);
 #pragma GCC unroll 4
     for (int64_t line = 0; line < 4 * kLine; line += kLine) move(to + i + line, from + i + line);
   }
   for (; i + kLine <= count; i += kLine) {
-    fetch_line(next + i);
+    prefetch_line(next + i);
     move(to + i, from + i);
   }
 }
 
-// `count` is a multiple of kLine; every line of `to` is written by one store, so that none is cut in two.
+// `count` is a multiple of kLine. Each line of `to` is written by a single store.
 template <int64_t kAsk>
 PC_FORCE_INLINE void copy_lines(char* to, const char* from, int64_t count, const char* next) {
 #if defined(__AVX512BW__)
   const auto shift = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % kLine);
   if (shift != 0) {
-    fetch_line(next);
-    if (kAsk == kLine) fetch_line(next + count - 1);
+    prefetch_line(next);
+    if (kAsk == kLine) prefetch_line(next + count - 1);
     to -= shift, from -= shift;
     copy_line_part(to, from, shift, kLine);
     move_lines<kAsk>(to + kLine, from + kLine, count - kLine, next + kLine, copy_line);
@@ -102,37 +102,36 @@ PC_FORCE_INLINE void copy_row(char* to, const char* from, int64_t bytes, const c
   copy_bytes(to + bytes - rest, from + bytes - rest, rest);
 }
 
-// Streamed stores come after everything that other threads see of this one later.
+// Orders the streaming stores before all later stores of this thread.
 PC_FORCE_INLINE void finish_streams() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-// Collects bytes that belong to consecutive addresses, wherever they come from and whatever their number, until they
-// make lines.
+// Collects bytes for consecutive target addresses into whole lines, from sources of any address and length.
 //
 //   buffer  [ one line | . . . . begin === === === end . . . . . . . . .]
-//            dropped    ^ bytes: belongs at `line`, the start of a line
+//            scratch    ^ bytes_: its target is `line_`, the start of a line
 class LineWriter {
  public:
-  // The most that one call of reserve can ask for.
+  // The maximum size of one reserve() call.
   static constexpr int64_t kRoom = 4096;
 
-  // The next `count` bytes, which belong at `to`: the lines that they fill go straight on, what is left of them waits.
-  // Lines `ahead` of those at `from` are asked for.
+  // Appends `count` bytes whose target is `to`. Whole lines are written at once, and the remainder stays buffered.
+  // Prefetches the source `ahead` bytes further on.
   PC_FORCE_INLINE void write(char* to, const char* from, int64_t count, int64_t ahead) {
     if (to != line_ + end_) start(to);
     if (end_ >= kLine) drain();
     if (count < kLine) {
-      fetch_line(from + ahead);
+      prefetch_line(from + ahead);
       copy_bytes(bytes_ + end_, from, count);
       end_ += count;
       return;
     }
     if (end_ > 0) {
       const int64_t missing = kLine - end_;
-      fetch_line(from + ahead);
+      prefetch_line(from + ahead);
       fill_first_line(from);
       write_first_line();
       from += missing;
@@ -144,7 +143,7 @@ class LineWriter {
     if (end_ > 0) keep_rest(from + count - end_);
   }
 
-  // Where to put the next `count` bytes, which belong at `to`.
+  // Returns where the caller must put the next `count` bytes, whose target is `to`.
   PC_FORCE_INLINE char* reserve(char* to, int64_t count) {
     if (to != line_ + end_) {
       start(to);
@@ -156,7 +155,7 @@ class LineWriter {
     return room;
   }
 
-  // Writes what has been collected; a line that is not whole is written as far as it goes.
+  // Writes all buffered bytes, including a partial last line.
   PC_FORCE_INLINE void finish() {
     if (begin_ == end_) return;
     drain();
@@ -173,18 +172,18 @@ class LineWriter {
     line_ = to - begin_;
   }
 
-  // Puts the `end_` bytes at `from`, the last of a row of a line or more, at the front.
+  // Moves the `end_` bytes at `from`, the end of a row of at least a line, to the front.
   PC_FORCE_INLINE void keep_rest(const char* from) {
 #if defined(__AVX512BW__)
     _mm512_store_si512(bytes_, _mm512_maskz_loadu_epi8(~__mmask64{0} >> (kLine - end_), from));
 #else
-    // A whole line that ends where the row does, because nothing may be read behind it; its front is dropped.
+    // Copies the whole line that ends with the row, because bytes past the row must not be read.
     copy_line(bytes_ + end_ - kLine, from + end_ - kLine);
 #endif
   }
 
-  // Adds what the line at the front lacks. (Where a store of a whole line made its front and another makes it whole,
-  // the next load of it need not wait for both to have reached the cache.)
+  // Completes the line at the front from `from`. One masked load and one aligned store let the next load of the line
+  // proceed by store forwarding.
   PC_FORCE_INLINE void fill_first_line(const char* from) {
 #if defined(__AVX512BW__)
     const __mmask64 lacks = ~__mmask64{0} << end_;
@@ -194,7 +193,7 @@ class LineWriter {
 #endif
   }
 
-  // Writes the line at the front, whose last byte is there; its first ones need not be ours.
+  // Writes the line at the front, which is complete from begin_ on.
   PC_FORCE_INLINE void write_first_line() {
     if (begin_ > 0) {
       copy_line_part(line_, bytes_, begin_, kLine);
@@ -205,7 +204,7 @@ class LineWriter {
     begin_ = 0;
   }
 
-  // Writes the lines that are whole, and moves the rest to the front.
+  // Writes the complete lines and moves the remainder to the front.
   inline void drain() {
     if (end_ < kLine) return;
     write_first_line();

@@ -1,4 +1,4 @@
-// exp and tanh of float32 vectors, both within about one unit in the last place. The polynomials are minimax fits.
+// exp and tanh of float32 vectors, accurate to about 1 ulp. The polynomials are minimax fits.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/vec.hpp"
@@ -18,11 +18,11 @@ PC_FORCE_INLINE Vec exp_near_zero(Vec r) {
   return fma(p, r * r, r) + 1.0f;
 }
 
-// For x <= 88: exactly 1 at 0; exactly 0 below -86, -inf included; NaN stays NaN.
+// For x <= 88. Exactly 1 at 0; exactly 0 below -86, including -inf; NaN for NaN.
 PC_FORCE_INLINE Vec exp(Vec x) {
   const Vec lowest = splat(-86.0f);
 #if defined(__AVX512F__)
-  // One instruction rounds, and one multiplies by a power of two; NaN goes through the second operand.
+  // One instruction rounds and one scales by 2^n. max() returns its second operand for NaN, so NaN propagates.
   const Vec bounded = max(lowest, x);
   const Vec n = (Vec)_mm512_maskz_roundscale_ps(kAllLanes, (__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
   Vec r = fma(n, splat(-0.693359375f), bounded);
@@ -35,7 +35,7 @@ PC_FORCE_INLINE Vec exp(Vec x) {
   const Vec magic = splat(12582912.0f);
   const Vec shifted = fma(bounded, splat(1.44269504f), magic);
   const Vec n = shifted - magic;
-  // ln 2 in two parts, the first of few bits, so that r is exact.
+  // ln 2 in two parts, the first with few bits, so that r is exact.
   Vec r = fma(n, splat(-0.693359375f), bounded);
   r = fma(n, splat(2.12194440e-4f), r);
   const Vec p = exp_near_zero(r);
@@ -46,7 +46,7 @@ PC_FORCE_INLINE Vec exp(Vec x) {
 
 PC_FORCE_INLINE float exp1(float x) { return exp(splat(x))[0]; }
 
-// Relative accuracy holds at 0 too.
+// Relatively accurate near 0 too.
 PC_FORCE_INLINE Vec tanh(Vec x) {
   const BitVec sign = (BitVec)x & 0x80000000;
   const Vec magnitude = (Vec)((BitVec)x ^ sign);

@@ -1,4 +1,4 @@
-// Two attention outputs over different keys joined into one, row by row.
+// Merge of two attention outputs over different keys, row by row.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
@@ -7,15 +7,17 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-PC_FORCE_INLINE Vec load_row_part(const Rows& rows, const char* row, int64_t d, int64_t count) {
+PC_FORCE_INLINE Vec load_row_part(const TokenArray& rows, const char* row, int64_t d, int64_t count) {
   return with_float(rows.type, [&]<Float T>() {
     return count == kLanes ? load_as_float<T>(row + d * kSize<T>) : load_tail<T>(row + d * kSize<T>, count);
   });
 }
 
-// out = a * weight_a + b * weight_b; a part of weight 0 is not looked at.
+// out = a * weight_a + b * weight_b. An input with weight 0 is not read.
 inline void merge_row(const MergeArgs& args, int64_t token, int64_t head, float weight_a, float weight_b) {
-  const auto row_of = [&](const Rows& rows) { return rows.data + token * rows.token_stride + head * rows.head_stride; };
+  const auto row_of = [&](const TokenArray& rows) {
+    return rows.data + token * rows.token_stride + head * rows.head_stride;
+  };
   for (int64_t d = 0; d < args.out.dim; d += kLanes) {
     const int64_t count = args.out.dim - d < kLanes ? args.out.dim - d : kLanes;
     Vec merged = {};

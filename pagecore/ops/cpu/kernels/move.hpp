@@ -1,4 +1,5 @@
-// Gather, scatter and transfer: runs of tokens or blocks between two arrangements in memory, cast on the way.
+// Gather, scatter and transfer: copies of runs of tokens or blocks between two memory layouts, with optional dtype
+// conversion.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
@@ -8,25 +9,25 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// What is cast or collected goes in parts of this many elements (or bytes, where they are all the same).
+// Rows are converted in parts of this many elements.
 constexpr int64_t kPart = 256;
-// While a piece is moved the next one is asked for; in a row that is longer than this, what lies this far on.
+// While a piece is moved the next piece is prefetched, or, in a longer row, the data this many bytes further on.
 constexpr int64_t kFarBytes = 32768;
-// Of rows of so many bytes the machine itself finds out what comes next: less need be asked for.
+// The hardware prefetcher follows rows of at least this many bytes, which need fewer software prefetches.
 constexpr int64_t kLongRow = 4096;
 
 struct Piece {
-  const char* source;  // null: zeros
+  const char* source;  // null: write zeros
   char* target;
   int64_t count;
 };
 
-// The pieces of all runs, one after another.
+// Iterates over the pieces of all runs.
 class Pieces {
  public:
-  Pieces(const Move& move, const Run* runs, int64_t num_runs) : move_(move), run_(runs), end_(runs + num_runs) {}
+  Pieces(const Move& move, const CopyRun* runs, int64_t num_runs) : move_(move), run_(runs), end_(runs + num_runs) {}
 
-  // The next piece, or one without tokens when there are no more.
+  // The next piece; its count is 0 after the last.
   PC_FORCE_INLINE Piece next() {
     if (left_ > 0) {
       if (piece_.source != nullptr) piece_.source += move_.source_piece;
@@ -44,13 +45,13 @@ class Pieces {
 
  private:
   const Move& move_;
-  const Run* run_;
-  const Run* end_;
-  int64_t left_ = 0;  // of the run that piece_ belongs to
+  const CopyRun* run_;
+  const CopyRun* end_;
+  int64_t left_ = 0;  // tokens or blocks left of the current run
   Piece piece_{};
 };
 
-// visit(source, target) for each row of a piece.
+// Calls visit(source, target) for each row of a piece.
 template <typename Visit>
 inline void for_each_row(const MoveAxis* axes, int32_t num_axes, const char* source, char* target, Visit& visit) {
   if (num_axes > 2) {
@@ -74,7 +75,7 @@ PC_FORCE_INLINE void cast_elements(const char* source, char* target, int64_t cou
   for_each_vector<From>(source, count, [&](int64_t i, Vec v, int64_t part) { store_part<To>(target, i, v, part); });
 }
 
-// visit(first, count) for the parts of a row.
+// Calls visit(first, count) for the parts of a row.
 template <typename Visit>
 PC_FORCE_INLINE void for_each_part(int64_t row, Visit&& visit) {
   for (int64_t i = 0; i < row; i += kPart) visit(i, row - i < kPart ? row - i : kPart);
@@ -83,7 +84,7 @@ PC_FORCE_INLINE void for_each_part(int64_t row, Visit&& visit) {
 template <Float From, Float To>
 PC_FORCE_INLINE void cast_row(const char* source, char* target, int64_t row, int64_t ahead) {
   for_each_part(row, [&](int64_t first, int64_t count) {
-    fetch(source + first * kSize<From> + ahead, count * kSize<From>);
+    prefetch_bytes(source + first * kSize<From> + ahead, count * kSize<From>);
     cast_elements<From, To>(source + first * kSize<From>, target + first * kSize<To>, count);
   });
 }
@@ -91,15 +92,15 @@ PC_FORCE_INLINE void cast_row(const char* source, char* target, int64_t row, int
 template <Float From, Float To>
 PC_FORCE_INLINE void stream_cast(LineWriter& writer, const char* source, char* target, int64_t row, int64_t ahead) {
   for_each_part(row, [&](int64_t first, int64_t count) {
-    fetch(source + first * kSize<From> + ahead, count * kSize<From>);
+    prefetch_bytes(source + first * kSize<From> + ahead, count * kSize<From>);
     char* room = writer.reserve(target + first * kSize<To>, count * kSize<To>);
     cast_elements<From, To>(source + first * kSize<From>, room, count);
   });
 }
 
-// copy(source, target, elements, ahead) moves a row; what lies `ahead` of it will be wanted next.
+// Calls copy(source, target, elements, ahead) for each row; the source `ahead` bytes further on is needed next.
 template <typename Copy>
-inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Copy&& copy) {
+inline void move_pieces(const Move& move, const CopyRun* runs, int64_t num_runs, Copy&& copy) {
   Pieces pieces(move, runs, num_runs);
   MoveAxis axes[8];
   for (int i = 0; i < move.num_axes; ++i) axes[i] = move.axes[i];
@@ -125,9 +126,9 @@ inline void move_pieces(const Move& move, const Run* runs, int64_t num_runs, Cop
   }
 }
 
-// With a size known to the compiler, a short row is a few moves.
+// With a compile-time size, a short row takes a few instructions.
 template <int64_t kBytes>
-inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void copy_short_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   move_pieces(move, runs, num_runs, [](const char* source, char* target, int64_t, int64_t ahead) {
     if constexpr (kBytes % kLine == 0) {
       copy_lines<2 * kLine>(target, source, kBytes, source + ahead);
@@ -137,7 +138,7 @@ inline void copy_short_rows(const Move& move, const Run* runs, int64_t num_runs)
   });
 }
 
-inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void copy_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   if (move.varying != move.num_axes) {
     switch (move.row * move.source_itemsize) {
       case 1: return copy_short_rows<1>(move, runs, num_runs);
@@ -156,7 +157,7 @@ inline void copy_rows(const Move& move, const Run* runs, int64_t num_runs) {
   });
 }
 
-inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void stream_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   LineWriter writer;
   const int64_t size = move.source_itemsize;
   move_pieces(move, runs, num_runs, [&](const char* source, char* target, int64_t row, int64_t ahead) {
@@ -167,7 +168,7 @@ inline void stream_rows(const Move& move, const Run* runs, int64_t num_runs) {
 }
 
 template <Float From, Float To>
-inline void cast_rows(const Move& move, const Run* runs, int64_t num_runs) {
+inline void cast_rows(const Move& move, const CopyRun* runs, int64_t num_runs) {
   if (!move.streams) {
     move_pieces(move, runs, num_runs, cast_row<From, To>);
     return;
@@ -180,8 +181,8 @@ inline void cast_rows(const Move& move, const Run* runs, int64_t num_runs) {
   finish_streams();
 }
 
-// The places of all runs must have been checked.
-inline void move_runs(const Move& move, const Run* runs, int64_t num_runs) {
+// The caller has checked the source and target of every run.
+inline void move_runs(const Move& move, const CopyRun* runs, int64_t num_runs) {
   if (!move.converts) return move.streams ? stream_rows(move, runs, num_runs) : copy_rows(move, runs, num_runs);
   with_float(move.from, [&]<Float From>() {
     with_float(move.to, [&]<Float To>() {

@@ -1,7 +1,7 @@
-// Matrix products with a packed right side (panels.hpp): out = left . right, or factor[row] * out + left . right.
+// Matrix products with a packed right side (panels.hpp): out = left . right, or out = factor[row] * out + left . right.
 //
-// A register block holds R rows x N vectors of sums. Each sum starts from zero and takes its products one after the
-// other in the order of depth, in every shape of block: a row's bits do not depend on the rows beside it.
+// A register block holds R rows x N vectors of sums. Each sum starts at zero and adds its products in the order of
+// depth, in every block shape, so a row's bits do not depend on the other rows.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
@@ -16,7 +16,7 @@ constexpr int kSumVectors = 2;
 #endif
 constexpr int kSumRows = 6;
 
-// A step of depth is four bytes of a left row and a row of the right side.
+// One step consumes four bytes of each left row and one row of the right side.
 struct Product {
   const char* left;
   int64_t left_stride;  // in bytes
@@ -24,7 +24,7 @@ struct Product {
   int64_t right_stride;
   float* out;
   int64_t out_stride;
-  const float* factor;  // [rows]; null: what `out` held does not count
+  const float* factor;  // [rows]; null: overwrite `out`
   int64_t rows;
   int64_t steps;
   int64_t columns;
@@ -35,7 +35,7 @@ struct OfFloats {
   PC_FORCE_INLINE static Vec add(Vec sum, Left left, Vec right) { return fma(splat(left), right, sum); }
 };
 
-// sums -> out: the one place where a product meets what was there.
+// Stores a sum. Every product combines with the old output here.
 PC_FORCE_INLINE void add_product(float* out, Vec sum, const float* factor) {
   store(out, factor == nullptr ? sum : fma(load(out), splat(*factor), sum));
 }
@@ -95,7 +95,7 @@ void multiply(const Product& p) {
   }
 }
 
-// a [rows, depth], b [depth, columns], c [rows, columns]; strides in numbers. `columns` is a multiple of kPadding.
+// a [rows, depth], b [depth, columns], c [rows, columns]; strides in elements. `columns` is a multiple of kPadding.
 inline void multiply_floats(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                             const float* factor, int64_t rows, int64_t depth, int64_t columns) {
   multiply<OfFloats>({reinterpret_cast<const char*>(a), 4 * lda, b, ldb, c, ldc, factor, rows, depth, columns});

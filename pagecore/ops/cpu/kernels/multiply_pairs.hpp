@@ -1,9 +1,9 @@
-// multiply.hpp of bfloat16 in pairs, by the levels that have kHasPairs.
+// Matrix products of bfloat16 pairs, for instruction sets with kHasPairs.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/multiply.hpp"
 #if defined(PC_AMX)
-#include "pagecore/ops/cpu/kernels/multiply_tiles.hpp"
+#include "pagecore/ops/cpu/kernels/multiply_amx.hpp"
 #endif
 
 namespace pagecore::cpu::PC_ISA {
@@ -16,12 +16,12 @@ constexpr bool kHasPairs = false;
 #endif
 
 #if !defined(PC_AMX)
-// What a product of pairs must be lent; only AMX needs something.
-class Tiles {
+// State that pair products need; only AMX has any.
+class AmxTiles {
  public:
-  Tiles() {}
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
+  AmxTiles() {}
+  AmxTiles(const AmxTiles&) = delete;
+  AmxTiles& operator=(const AmxTiles&) = delete;
 };
 #endif
 
@@ -34,15 +34,15 @@ struct OfPairs {
 };
 #endif
 
-// a [rows, depth] of bfloat16, b [depth / 2, columns] of pairs, c [rows, columns]; strides in numbers of each. `depth`
-// is a multiple of kPairDepth, `columns` of kPadding. Denormals are zeros. Traps where there is no kHasPairs.
-inline void multiply_pairs([[maybe_unused]] Tiles& tiles, [[maybe_unused]] const uint16_t* a,
+// a [rows, depth] bfloat16, b [depth / 2, columns] pairs, c [rows, columns]; strides in elements of each. `depth` is a
+// multiple of kPairDepth, `columns` of kPadding. Denormals count as zero. Traps without kHasPairs.
+inline void multiply_pairs([[maybe_unused]] AmxTiles& tiles, [[maybe_unused]] const uint16_t* a,
                            [[maybe_unused]] int64_t lda, [[maybe_unused]] const uint32_t* b,
                            [[maybe_unused]] int64_t ldb, [[maybe_unused]] float* c, [[maybe_unused]] int64_t ldc,
                            [[maybe_unused]] const float* factor, [[maybe_unused]] int64_t rows,
                            [[maybe_unused]] int64_t depth, [[maybe_unused]] int64_t columns) {
 #if defined(PC_AMX)
-  multiply_tiles(tiles, {a, lda, b, ldb, c, ldc, factor, depth, columns, rows < kTileRows ? rows : kTileRows}, rows);
+  multiply_amx(tiles, {a, lda, b, ldb, c, ldc, factor, depth, columns, rows < kAmxRows ? rows : kAmxRows}, rows);
 #elif defined(__AVX512BF16__)
   multiply<OfPairs>({reinterpret_cast<const char*>(a), 2 * lda, reinterpret_cast<const float*>(b), ldb, c, ldc, factor,
                      rows, depth / 2, columns});

@@ -1,14 +1,13 @@
-// Tiles of keys and values as the right sides of matrix products.
+// Packing of key and value tiles as the right sides of matrix products.
 //
-//   product                  right side   float panel                pairs of bfloat16, a dword each
+//   product                  right side   float panel                pairs of bfloat16, one dword each
 //   scores = query . key^T   keys         [padded dim][64 tokens]    [pair_padded(dim) / 2][64]: numbers 2k, 2k + 1
 //   sums = weights . value   values       [64][padded dim]           [32][padded dim]: tokens 2p, 2p + 1
 //
-// Tokens that are not used, and what lies behind the last number of a row, become zeros, and are not read. What is
-// `ahead` is fetched meanwhile.
+// Unused tokens and the padding of a row become zeros and are not read. `next_rows` is prefetched meanwhile.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/ahead.hpp"
+#include "pagecore/ops/cpu/kernels/prefetch.hpp"
 #include "pagecore/ops/cpu/kernels/tile.hpp"
 #include "pagecore/ops/cpu/kernels/transpose.hpp"
 
@@ -20,21 +19,21 @@ using TwiceLanes = std::make_integer_sequence<int, 2 * kLanes>;
 
 PC_FORCE_INLINE Halves max(Halves a, Halves b) { return a > b ? a : b; }
 
-// {a0, b0, a1, b1 ...} from the kFrom-th of each on.
+// {a0, b0, a1, b1 ...} from element kFrom of each on.
 template <int kFrom, int... I>
 PC_FORCE_INLINE Halves zip(Halves a, Halves b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, (kFrom + I / 2 + (I & 1) * 2 * kLanes)...);
 }
 
-// Where each token's row begins; null where it must not be read.
-PC_FORCE_INLINE void used_rows(const Tokens& tokens, const TileUse& use, const char* (&rows)[kTileTokens]) {
+// The row of each token; null for a token that must not be read.
+PC_FORCE_INLINE void rows_in_use(const TokenRows& tokens, const TileUse& use, const char* (&rows)[kTileTokens]) {
   for (int t = 0; t < kTileTokens; ++t) {
     const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
     rows[t] = used ? tokens.base + tokens.offsets[t] : nullptr;
   }
 }
 
-// kLanes numbers from `row + at` on, of which those before `end` are there; all are bytes.
+// kLanes numbers from byte `at` of the row on; zeros from byte `end` on.
 template <Float T>
 PC_FORCE_INLINE Vec load_inside(const char* row, int64_t at, int64_t end) {
   if (row == nullptr || at >= end) return Vec{};
@@ -44,16 +43,16 @@ PC_FORCE_INLINE Vec load_inside(const char* row, int64_t at, int64_t end) {
   return load_as_float<T>(bytes);
 }
 
-// put(i, vector of tokens first .. first + kLanes, first) for each number i < depth of rows of `bytes`.
+// Calls put(i, vector of tokens first .. first + kLanes, first) for each number i < depth of rows of `bytes` bytes.
 template <Float T, typename Put>
-PC_FORCE_INLINE void for_each_column(const Tokens& tokens, const TileUse& use, const Ahead& ahead, int64_t bytes,
-                                     int64_t depth, Put&& put) {
+PC_FORCE_INLINE void for_each_column(const TokenRows& tokens, const TileUse& use, const NextRows& next_rows,
+                                     int64_t bytes, int64_t depth, Put&& put) {
   const char* rows[kTileTokens];
-  used_rows(tokens, use, rows);
+  rows_in_use(tokens, use, rows);
   for (int64_t d = 0; d < depth; d += kLanes) {
     const int64_t at = d * kSize<T>;
     for (int t = 0; t < kTileTokens; t += kLanes) {
-      for (int i = 0; i < kLanes; ++i) ask_elsewhere(ahead, t + i, at, kLanes * kSize<T>);
+      for (int i = 0; i < kLanes; ++i) prefetch_elsewhere(next_rows, t + i, at, kLanes * kSize<T>);
       bool whole = at + kLanes * kSize<T> <= bytes;
       for (int i = 0; i < kLanes; ++i) whole = whole && rows[t + i] != nullptr;
       Vec square[kLanes];
@@ -72,37 +71,37 @@ PC_FORCE_INLINE void for_each_column(const Tokens& tokens, const TileUse& use, c
   }
 }
 
-// Of bfloat16. A pair is moved as if it were one float32.
-inline void pack_key_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel,
-                           const Ahead& ahead = {}) {
+// Packs bfloat16 keys. A pair is moved like one float32.
+inline void pack_key_pairs(const TokenRows& tokens, const TileUse& use, int64_t dim, uint32_t* panel,
+                           const NextRows& next_rows = {}) {
   const auto put = [panel](int64_t pair, Vec v, int first) __attribute__((always_inline)) {
     store(reinterpret_cast<float*>(panel) + pair * kTileTokens + first, v);
   };
-  for_each_column<Float::F32>(tokens, use, ahead, dim * kSize<Float::BF16>, pair_padded(dim) / 2, put);
+  for_each_column<Float::F32>(tokens, use, next_rows, dim * kSize<Float::BF16>, pair_padded(dim) / 2, put);
 }
 
 template <Float T>
-void pack_keys(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel, const Ahead& ahead = {}) {
+void pack_keys(const TokenRows& tokens, const TileUse& use, int64_t dim, float* panel, const NextRows& next_rows = {}) {
   if constexpr (T == Float::BF16) {
-    // Moved as pairs, and taken apart behind that: half the moves.
+    // Transposed as pairs and split afterwards, which halves the transposes.
     const auto put = [panel](int64_t pair, Vec v, int first) __attribute__((always_inline)) {
       store(panel + 2 * pair * kTileTokens + first, (Vec)((BitVec)v << 16));
       store(panel + (2 * pair + 1) * kTileTokens + first, (Vec)((BitVec)v & 0xffff0000));
     };
-    for_each_column<Float::F32>(tokens, use, ahead, dim * kSize<T>, padded(dim) / 2, put);
+    for_each_column<Float::F32>(tokens, use, next_rows, dim * kSize<T>, padded(dim) / 2, put);
   } else {
     const auto put = [panel](int64_t number, Vec v, int first)
                          __attribute__((always_inline)) { store(panel + number * kTileTokens + first, v); };
-    for_each_column<T>(tokens, use, ahead, dim * kSize<T>, padded(dim), put);
+    for_each_column<T>(tokens, use, next_rows, dim * kSize<T>, padded(dim), put);
   }
 }
 
-// Whether numbers are finite: all that it keeps of them is the largest exponent.
+// Tests whether numbers are finite, by their largest exponent.
 class Finite {
  public:
   PC_FORCE_INLINE void see(Vec v) {
     const IntVec exponents = (IntVec)v & 0x7f800000;
-    top_ = top_ > exponents ? top_ : exponents;  // of integers, because that is one instruction everywhere
+    top_ = top_ > exponents ? top_ : exponents;  // an integer maximum is one instruction everywhere
   }
   [[nodiscard]] PC_FORCE_INLINE bool all() const { return max_lane((Vec)top_) < __builtin_inff(); }
 
@@ -110,16 +109,16 @@ class Finite {
   IntVec top_ = {};
 };
 
-// Returns whether all numbers that it read are finite: where they are not, a weight of 0 does not keep them out of a
-// product.
+// Returns true if all numbers that it read are finite. Otherwise a weight of 0 does not keep a number out of a product.
 template <Float T>
-bool pack_values(const Tokens& tokens, const TileUse& use, int64_t dim, float* panel, const Ahead& ahead = {}) {
+bool pack_values(const TokenRows& tokens, const TileUse& use, int64_t dim, float* panel,
+                 const NextRows& next_rows = {}) {
   const char* rows[kTileTokens];
-  used_rows(tokens, use, rows);
+  rows_in_use(tokens, use, rows);
   const int64_t bytes = dim * kSize<T>, whole = dim / kLanes * kLanes, width = padded(dim);
   Finite finite;
   for (int t = 0; t < kTileTokens; ++t) {
-    ask_elsewhere(ahead, t, 1);
+    prefetch_elsewhere(next_rows, t, 1);
     float* to = panel + t * width;
     int64_t d = 0;
     for (; d < whole && rows[t] != nullptr; d += kLanes) {
@@ -136,15 +135,15 @@ bool pack_values(const Tokens& tokens, const TileUse& use, int64_t dim, float* p
   return finite.all();
 }
 
-// The same of bfloat16, two tokens side by side.
-inline bool pack_value_pairs(const Tokens& tokens, const TileUse& use, int64_t dim, uint32_t* panel,
-                             const Ahead& ahead = {}) {
+// pack_values for bfloat16, with two tokens interleaved.
+inline bool pack_value_pairs(const TokenRows& tokens, const TileUse& use, int64_t dim, uint32_t* panel,
+                             const NextRows& next_rows = {}) {
   const char* rows[kTileTokens];
-  used_rows(tokens, use, rows);
+  rows_in_use(tokens, use, rows);
   const int64_t whole = dim / (2 * kLanes) * (2 * kLanes), width = padded(dim);
   Halves top = {};  // exponents
   for (int t = 0; t < kTileTokens; t += 2) {
-    ask_elsewhere(ahead, t, 2);
+    prefetch_elsewhere(next_rows, t, 2);
     const char *first = rows[t], *second = rows[t + 1];
     auto* to = reinterpret_cast<float*>(panel + t / 2 * width);
     int64_t d = 0;

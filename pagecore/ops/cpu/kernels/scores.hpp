@@ -1,18 +1,18 @@
-// Scores: query rows times the keys of one tile.
+// Scores of one tile: query rows times keys that are read in place.
 //
-// A register block holds kBlockRows rows x 4 keys; each of its sums runs over the dims in one vector accumulator, then
-// over the lanes in the order of sum(). That order is the same in every shape of block, so a row's bits do not depend
-// on its neighbours.
+// A register block holds kBlockRows rows x 4 keys. Each sum runs over the dims in one vector accumulator, then over the
+// lanes in the order of sum(). The order is the same for every block shape, so a row's bits do not depend on its
+// neighbours.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/ahead.hpp"
 #include "pagecore/ops/cpu/kernels/convert.hpp"
-#include "pagecore/ops/cpu/kernels/rows_of_head.hpp"
+#include "pagecore/ops/cpu/kernels/prefetch.hpp"
+#include "pagecore/ops/cpu/kernels/tile.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// Sums of rows x tokens to scores, one row of 64 after another.
+// Reduces the sums of R rows x 4 tokens and stores them in scores [R, 64].
 template <int R>
 PC_FORCE_INLINE void store_sums(const Vec (&sums)[R][kBlockTokens], float* scores) {
   if constexpr (R == kBlockRows) {
@@ -26,9 +26,9 @@ PC_FORCE_INLINE void store_sums(const Vec (&sums)[R][kBlockTokens], float* score
 }
 
 template <Float K, int R>
-PC_FORCE_INLINE void score_block(const float* query, int64_t stride, const Tokens& keys, const Ahead& ahead, int token,
-                                 int64_t dim, float* scores) {
-  ask_elsewhere(ahead, token, kBlockTokens);
+PC_FORCE_INLINE void score_block(const float* query, int64_t stride, const TokenRows& keys, const NextRows& next_rows,
+                                 int token, int64_t dim, float* scores) {
+  prefetch_elsewhere(next_rows, token, kBlockTokens);
   const char* key[kBlockTokens];
 #pragma GCC unroll 4
   for (int t = 0; t < kBlockTokens; ++t) key[t] = keys.base + keys.offsets[token + t];
@@ -36,7 +36,7 @@ PC_FORCE_INLINE void score_block(const float* query, int64_t stride, const Token
   for (int64_t d = 0; d < dim; d += kLanes) {
     if (d * kSize<K> % kLine == 0) {
 #pragma GCC unroll 4
-      for (int t = 0; t < kBlockTokens; ++t) fetch_line(key[t] + d * kSize<K> + ahead.distance);
+      for (int t = 0; t < kBlockTokens; ++t) prefetch_line(key[t] + d * kSize<K> + next_rows.distance);
     }
     Vec k[kBlockTokens];
 #pragma GCC unroll 4
@@ -51,12 +51,13 @@ PC_FORCE_INLINE void score_block(const float* query, int64_t stride, const Token
   store_sums<R>(sums, scores + token);
 }
 
-// The range of keys that any of `count` rows attends to.
+// A range of keys of a tile.
 struct Span {
   int first;
   int last;
 };
 
+// The range of keys that any of `count` rows attends to.
 PC_FORCE_INLINE Span span_of(const int32_t* low, const int32_t* high, int64_t count) {
   Span span{static_cast<int>(kTileTokens), 0};
   for (int64_t r = 0; r < count; ++r) {
@@ -67,7 +68,7 @@ PC_FORCE_INLINE Span span_of(const int32_t* low, const int32_t* high, int64_t co
   return span;
 }
 
-// visit.template operator()<R>(row) for blocks of R rows.
+// Calls visit.template operator()<R>(row) for each block of R rows.
 template <typename Visit>
 PC_FORCE_INLINE void for_each_row_block(int64_t rows, Visit&& visit) {
   int64_t row = 0;

@@ -1,32 +1,33 @@
-// Scores become weights, a row at a time; rows keep a running maximum and sum, and fold at fixed places.
+// Online softmax: scores to weights, a row at a time, with a running maximum and sum per row that are folded every
+// kFoldTokens keys.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/ahead.hpp"
 #include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/math.hpp"
+#include "pagecore/ops/cpu/kernels/prefetch.hpp"
 #include "pagecore/ops/cpu/kernels/tile.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// What changes the scores of one row within a tile.
+// Modifiers of the scores of one row in one tile.
 struct RowScores {
-  int32_t low, high;    // keys of the tile that it attends to
-  const Order* order;   // in which the scores stand
-  const uint8_t* keep;  // of the keys between, these; null: all. The order is natural then.
-  float scale;          // what scores are multiplied by first
-  float softcap;        // 0: none. Scores come divided by it.
+  int32_t low, high;    // keys [low, high) of the tile are attended
+  const Order* order;   // order of the scores
+  const uint8_t* keep;  // mask over the tile; null: none. With a mask the order is natural.
+  float scale;          // multiplies the raw scores
+  float softcap;        // 0: none. Scores are already divided by it.
   float slope;          // 0: none
-  int32_t bias_begin;   // tile start - the key whose bias is 0
+  int32_t bias_begin;   // tile start minus the key with bias 0
 };
 
-// What scores are counted from: the maximum, or 0 where nothing is attended to, because -inf - -inf is NaN.
+// The origin subtracted from scores: the maximum, or 0 if nothing is attended, because -inf - -inf is NaN.
 PC_FORCE_INLINE float finite_or_zero(float top) { return top == -kInfinity ? 0.0f : top; }
 
 constexpr int kTileVectors = kTileTokens / kLanes;
 
-// Only where a level multiplies pairs. Weights are 0, at least e^-86, or NaN: the machine's own rounding, which takes
-// denormals for 0, will do.
+// Stores weights as bfloat16; for instruction sets with pairs only. Weights are 0, at least e^-86, or NaN, so the
+// hardware rounding, which flushes denormals, is exact enough.
 PC_FORCE_INLINE void store_weights([[maybe_unused]] const Vec (&x)[kTileVectors], [[maybe_unused]] uint16_t* pairs) {
 #if defined(__AVX512BF16__)
 #pragma GCC unroll 16
@@ -38,12 +39,12 @@ PC_FORCE_INLINE void store_weights([[maybe_unused]] const Vec (&x)[kTileVectors]
 #endif
 }
 
-// Whether nothing but the scale changes the scores.
+// True if only the scale modifies the scores.
 PC_FORCE_INLINE bool is_plain(const RowScores& row) {
   return row.low == 0 && row.high == kTileTokens && row.keep == nullptr && row.softcap == 0.0f && row.slope == 0.0f;
 }
 
-// scores[64] with softcap and bias, -inf where not attended.
+// Applies softcap and bias to 64 scores; keys that are not attended get -inf.
 PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors]) {
 #pragma GCC unroll 4
   for (int i = 0; i < kTileVectors; ++i) {
@@ -60,15 +61,15 @@ PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors])
   }
 }
 
-// scores[64] -> weights exp(score - max), 0 where not attended; in bfloat16 too, where `pairs` is not null. Returns the
-// factor for the row's older sums.
+// Replaces 64 scores by weights exp(score - max), 0 for keys that are not attended, and also stores them as bfloat16 if
+// `pairs` is not null. Returns the factor that rescales the older sums of the row.
 PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t* pairs, float& row_max, float& row_sum,
-                                  Errand& errand) {
+                                  BackgroundPrefetch& background) {
   Vec x[kTileVectors];
 #pragma GCC unroll 16
   for (int i = 0; i < kTileVectors; ++i) {
     x[i] = load(scores + i * kLanes) * row.scale;
-    errand.go();
+    background.step();
   }
   if (!is_plain(row)) change_scores(row, x);
   Vec top = x[0];
@@ -84,7 +85,7 @@ PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t*
     x[i] = exp(x[i] - origin);
     store(scores + i * kLanes, x[i]);
     added += x[i];
-    errand.go();
+    background.step();
   }
   if (pairs != nullptr) store_weights(x, pairs);
   const float factor = old_max == new_max ? 1.0f : exp1(old_max - origin);
@@ -93,7 +94,7 @@ PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t*
   return factor;
 }
 
-// (max, sum, acc) += (max, sum, acc) of later keys. Exact where either is empty.
+// Adds the (max, sum, acc) of later keys to a total. Exact if either is empty.
 PC_FORCE_INLINE void fold_row(float& total_max, float& total_sum, float* total_acc, float row_max, float row_sum,
                               const float* acc, int64_t dim) {
   const float top = total_max > row_max ? total_max : row_max;
@@ -105,6 +106,22 @@ PC_FORCE_INLINE void fold_row(float& total_max, float& total_sum, float* total_a
   for (int64_t d = 0; d < dim; d += kLanes) {
     const Vec added = load(acc + d) * new_factor;
     store(total_acc + d, fma(load(total_acc + d), splat(old_factor), added));
+  }
+}
+
+// Adds the sums of `rows` rows since the last fold to their totals, and clears the sums. The first fold initialises the
+// total accumulators.
+PC_FORCE_INLINE void fold_sums(const Scratch& scratch, int64_t rows, int64_t stride, bool first) {
+  if (first) {
+    for (int64_t i = 0; i < rows * stride; i += kLanes) store(scratch.total_acc + i, Vec{});
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    float* acc = scratch.acc + row * stride;
+    fold_row(scratch.total_max[row], scratch.total_sum[row], scratch.total_acc + row * stride, scratch.max[row],
+             scratch.sum[row], acc, stride);
+    scratch.max[row] = -kInfinity;
+    scratch.sum[row] = 0.0f;
+    for (int64_t d = 0; d < stride; d += kLanes) store(acc + d, Vec{});
   }
 }
 

@@ -1,4 +1,4 @@
-// Where the tokens of a tile lie in the cache.
+// Tiles of 64 keys: their order, their offsets in the cache, and the rows that attend to them.
 #pragma once
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
@@ -6,14 +6,14 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// The order in which a tile's tokens are visited: which one at each place.
+// The order in which a tile's tokens are visited: the token at each index.
 //
 //   natural            0  1  2  3  4  5  6  7  8 ...
 //   streams of one     0 16 32 48  1 17 33 49  2 ...
 //   streams of two     0  1 16 17 32 33 48 49  2 ...
 //
-// In streams the four quarters of the tile take turns (four blocks, where these have 16 tokens): what fetches ahead of
-// the processor then does so in all of them. Turns of half a kilobyte serve it best.
+// Streams alternate between the four quarters of the tile (four blocks if the block size is 16), so that the hardware
+// prefetcher runs ahead in all of them. Turns of 512 bytes suit it best.
 struct Order {
   int32_t token[kTileTokens];
 };
@@ -35,8 +35,8 @@ constexpr Order kNatural = make_order(1, 1), kStreamsOfOne = make_order(kStreams
 
 PC_FORCE_INLINE const Order& streams_for(int64_t row_bytes) { return row_bytes <= 256 ? kStreamsOfTwo : kStreamsOfOne; }
 
-// One tile of keys: positions start .. start + 64, of which the item has first .. last. Offsets from a head's first
-// byte, by place.
+// One tile of keys: positions start .. start + 64, of which the item covers [first, last). Offsets are relative to a
+// head's first byte and indexed by the order.
 struct Tile {
   int64_t start;
   int first;
@@ -46,12 +46,28 @@ struct Tile {
   int64_t value_offsets[kTileTokens];
 };
 
-// Which tokens of a tile, in natural order, some row attends to: [first, last), and of those where `used` is not 0. The
-// rest must not be read.
+// Tokens of a tile, in natural order, that some row attends to: [first, last), filtered by `used`. Other tokens must
+// not be read.
 struct TileUse {
   int first;
   int last;
-  const uint8_t* used;  // [64], or null: all
+  const uint8_t* used;  // [64]; null: all
+};
+
+// The query rows of one key head.
+struct HeadRows {
+  int64_t first;  // index among the rows of the head
+  int64_t count;
+  const int32_t* low;  // [rows]; row r attends to keys [low[r], high[r]) of the tile
+  const int32_t* high;
+  const float* query;           // [rows, query_stride]; or
+  const uint16_t* query_pairs;  // [rows, query_stride], bfloat16
+  int64_t query_stride;
+  float* scores;      // [rows, 64]; overwritten by the weights
+  uint16_t* weights;  // [rows, 64], bfloat16
+  float* acc;         // [rows, acc_stride]
+  int64_t acc_stride;
+  const float* factor;  // [rows]; rescales the old acc
 };
 
 PC_FORCE_INLINE void copy_place(Tile& tile, int from, int to) {
@@ -72,7 +88,7 @@ PC_FORCE_INLINE void set_order(Tile& tile, const Order& order) {
   tile.order = &order;
 }
 
-// The tile that holds `position`, in natural order. Places outside the item's keys stand for the nearest inside.
+// Locates the tile of `position`, in natural order. Indices outside [first, last) repeat the nearest index inside.
 inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWorkItem& item, int64_t position,
                    Tile& tile) {
   const Cache& key = args.key;
@@ -85,7 +101,7 @@ inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWor
   int64_t block = (tile.start + tile.first) / key.block_size;
   int64_t within = tile.start + tile.first - block * key.block_size;
   for (int t = tile.first; t < tile.last; ++block, within = 0) {
-    // With a mask, the id of a block that nobody attends to may be anything; nothing is read there.
+    // With a mask, the id of a block that no row attends to may be arbitrary; the block is not read.
     const int64_t named = blocks.at(block);
     const int64_t id = named >= 0 && named < key.num_blocks && named < value.num_blocks ? named : 0;
     int64_t key_offset = id * key.block_stride + within * key.token_stride;

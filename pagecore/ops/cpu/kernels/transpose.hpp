@@ -1,4 +1,4 @@
-// A square of kLanes vectors, its rows made columns. Bits only move: what they mean is the caller's.
+// Transpose of a square of kLanes vectors, on raw bits.
 #pragma once
 
 #include <utility>
@@ -10,7 +10,7 @@ namespace {
 
 using Lanes = std::make_integer_sequence<int, kLanes>;
 
-// Within each quarter of four lanes: {a0, b0, a1, b1}, and of the upper two {a2, b2, a3, b3}.
+// In each quarter of four lanes: {a0, b0, a1, b1} (low) or {a2, b2, a3, b3} (high).
 template <int kFrom, int... I>
 PC_FORCE_INLINE Vec zip(Vec a, Vec b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, ((I & ~3) + kFrom + (I & 3) / 2 + (I & 1) * kLanes)...);
@@ -18,7 +18,7 @@ PC_FORCE_INLINE Vec zip(Vec a, Vec b, std::integer_sequence<int, I...>) {
 PC_FORCE_INLINE Vec zip_low(Vec a, Vec b) { return zip<0>(a, b, Lanes{}); }
 PC_FORCE_INLINE Vec zip_high(Vec a, Vec b) { return zip<2>(a, b, Lanes{}); }
 
-// Every second quarter of a, then of b.
+// The even or odd quarters of a, then those of b.
 template <int kFrom, int... I>
 PC_FORCE_INLINE Vec quarters(Vec a, Vec b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, (I / 4 * 8 + kFrom * 4 + I % 4)...);
@@ -26,7 +26,7 @@ PC_FORCE_INLINE Vec quarters(Vec a, Vec b, std::integer_sequence<int, I...>) {
 PC_FORCE_INLINE Vec even_quarters(Vec a, Vec b) { return quarters<0>(a, b, Lanes{}); }
 PC_FORCE_INLINE Vec odd_quarters(Vec a, Vec b) { return quarters<1>(a, b, Lanes{}); }
 
-// First the squares of 4 x 4 that lie in the quarters of four rows, then the quarters among the rows.
+// Transposes the 4 x 4 squares in each quarter of four rows, then the quarters among the rows.
 PC_FORCE_INLINE void transpose(Vec (&m)[kLanes]) {
 #pragma GCC unroll 4
   for (int i = 0; i < kLanes; i += 4) {

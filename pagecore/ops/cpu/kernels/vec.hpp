@@ -1,7 +1,7 @@
-// Vectors of float32, as wide as the instruction set: GCC/Clang vector extensions, so that one source serves all.
+// Vectors of float32, as wide as the instruction set allows, by GCC and Clang vector extensions.
 //
-// This folder is compiled once for each instruction set (isa/*.cpp define PC_ISA, the name of its namespace). All of it
-// is in an unnamed namespace: had anything linkage, the linker could pick code that is too new for the machine.
+// This folder is compiled once per instruction set: isa/*.cpp define PC_ISA, the name of its namespace. All code is in
+// an unnamed namespace, because the linker could otherwise keep a copy that the machine cannot run.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
-// Query rows and value vectors of a register block: what fits beside four keys in the registers that there are.
+// Size of a register block: query rows and value vectors that fit in the registers next to four keys.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kBlockRows = 4;
 #else
@@ -41,7 +41,7 @@ typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
 typedef float Vec4 __attribute__((vector_size(16)));
 
-// The same at any address, of any object.
+// Unaligned, aliasing variants.
 typedef float LooseVec __attribute__((vector_size(4 * kLanes), aligned(1), may_alias));
 typedef uint16_t LooseHalfVec __attribute__((vector_size(2 * kLanes), aligned(1), may_alias));
 typedef uint8_t LooseByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
@@ -53,11 +53,11 @@ PC_FORCE_INLINE void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = 
 PC_FORCE_INLINE void store_four(float* p, Vec4 v) { *reinterpret_cast<LooseVec4*>(p) = v; }
 
 #if defined(__AVX512F__)
-// Intrinsics without a mask start from an undefined vector, which GCC 12 warns of.
+// GCC 12 warns that intrinsics without a mask use an undefined vector.
 constexpr __mmask16 kAllLanes = 0xffff;
 #endif
 
-// a where it is greater, else b, NaN included. Of the comparison GCC makes two instructions.
+// a if a > b, else b (also for NaN). GCC compiles the comparison to two instructions.
 PC_FORCE_INLINE Vec max(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_max_ps(kAllLanes, (__m512)a, (__m512)b);
@@ -66,8 +66,8 @@ PC_FORCE_INLINE Vec max(Vec a, Vec b) {
 #endif
 }
 
-// a * b + c, rounded once where the machine can. Explicit, because the compiler's choice of which product of two it
-// fuses could differ between instances, and a row's bits must not.
+// a * b + c, rounded once if the machine has FMA. Explicit, because the compiler could fuse differently in different
+// instances, and a row's bits must not depend on that.
 PC_FORCE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -82,7 +82,7 @@ PC_FORCE_INLINE Vec fma(Vec a, Vec b, Vec c) {
 
 PC_FORCE_INLINE float fma(float a, float b, float c) { return fma(splat(a), splat(b), splat(c))[0]; }
 
-// Halves the vector until four lanes are left: lane i of the result sums (or maximises) lanes i, i + 4, i + 8 ...
+// Reduces a vector to four lanes: lane i of the result is the sum (or maximum) of lanes i, i + 4, i + 8 ...
 #if defined(__AVX512F__)
 typedef float Vec8 __attribute__((vector_size(32)));
 PC_FORCE_INLINE Vec8 low(Vec v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
@@ -128,20 +128,20 @@ PC_FORCE_INLINE float max_lane(Vec v) {
   return x[0];
 }
 
-// {sum(a), sum(b), sum(c), sum(d)}, each added in the order of sum().
+// {sum(a), sum(b), sum(c), sum(d)}, each in the order of sum().
 PC_FORCE_INLINE Vec4 sum_each(Vec a, Vec b, Vec c, Vec d) {
   const Vec4 p = sum_to_four(a), q = sum_to_four(b), r = sum_to_four(c), s = sum_to_four(d);
-  // {p0 + p2, p1 + p3, q0 + q2, q1 + q3}, and the same of r and s
+  // {p0 + p2, p1 + p3, q0 + q2, q1 + q3}, and likewise for r and s
   const Vec4 pq = __builtin_shufflevector(p, q, 0, 1, 4, 5) + __builtin_shufflevector(p, q, 2, 3, 6, 7);
   const Vec4 rs = __builtin_shufflevector(r, s, 0, 1, 4, 5) + __builtin_shufflevector(r, s, 2, 3, 6, 7);
   return __builtin_shufflevector(pq, rs, 0, 2, 4, 6) + __builtin_shufflevector(pq, rs, 1, 3, 5, 7);
 }
 
-// out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the adds, the same order of
-// adding.
+// out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the additions, in the same
+// order.
 #if defined(__AVX512F__)
-// Each step adds halves of two vectors with one shuffle and blends, of which a machine does more at a time. Intrinsics,
-// because GCC makes shuffles of blends.
+// Each step adds halves of two vectors with one shuffle and blends, which have a higher throughput. Intrinsics, because
+// GCC turns blends into shuffles.
 PC_FORCE_INLINE Vec blend(Vec a, Vec b, __mmask16 from_b) {
   return (Vec)_mm512_mask_blend_ps(from_b, (__m512)a, (__m512)b);
 }
@@ -164,7 +164,7 @@ PC_FORCE_INLINE Vec add_ones(Vec a, Vec b) {  // in each four: {a0 + a1, b0 + b1
          __builtin_shufflevector(others, others, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
 }
 PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], float* out, int64_t stride) {
-  Vec t[kBlockTokens];  // a four for each of the rows 0, 2, 1, 3, still to be added
+  Vec t[kBlockTokens];  // four partial sums for each of rows 0, 2, 1, 3
 #pragma GCC unroll 4
   for (int i = 0; i < kBlockTokens; ++i) {
     t[i] = add_fours(add_eights(sums[0][i], sums[1][i]), add_eights(sums[2][i], sums[3][i]));

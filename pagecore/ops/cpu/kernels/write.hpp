@@ -1,25 +1,25 @@
-// Slot-mapped write: rows of new tokens into the slots of a cache, converted on the way.
+// Slot-mapped write: rows of new tokens to cache slots, with dtype conversion.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/lines.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
-#include "pagecore/ops/cpu/shares.hpp"
+#include "pagecore/ops/cpu/moves.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// Tokens whose slots follow one another in one stretch of one block.
+// Consecutive tokens with consecutive slots, within one stretch of one block.
 struct SlotRun {
   int64_t token;
   int64_t block;
-  int64_t offset;  // of the first slot in its block
+  int64_t offset;  // offset of the first slot in its block
   int64_t count;
 };
 
 constexpr int64_t kRunBatch = 64;
 
-// The runs of one part of a call, a batch at a time.
+// Lists the runs of one part of a call, a batch at a time.
 class SlotRuns {
  public:
   SlotRuns(const WritePart& part, const Cache& cache)
@@ -30,7 +30,7 @@ class SlotRuns {
         is_power_(uint64_t{1} << shift_ == block_size_),
         share_(part.share) {}
 
-  // Lists the next runs and returns their number, 0 when there are no more.
+  // Lists the next runs and returns their number; 0 after the last.
   int64_t list(SlotRun* runs) { return slots_.wide ? list_as<int64_t>(runs) : list_as<int32_t>(runs); }
 
  private:
@@ -38,7 +38,7 @@ class SlotRuns {
   int64_t list_as(SlotRun* runs) {
     const char* data = slots_.data;
     const int64_t stride = slots_.stride, size = slots_.size;
-    // A negative slot is a large one here. One load: see Indices::at.
+    // As uint64, a negative slot is out of range too. A single load; see Indices::at.
     const auto at = [=](int64_t token) {
       return static_cast<uint64_t>(
           int64_t{__atomic_load_n(reinterpret_cast<const Id*>(data + token * stride), __ATOMIC_RELAXED)});
@@ -76,29 +76,29 @@ class SlotRuns {
   int64_t token_ = 0;
 };
 
-// One of key and value.
+// The key or the value of a write.
 struct WritePlane {
-  const Rows& rows;
+  const TokenArray& rows;
   const Cache& cache;
   const PerHead& scale;
 };
 
-// What the rows of a run have in common.
+// Properties shared by the rows of a run.
 struct RunShape {
-  int64_t next_source;  // where the next run reads and writes, from where this one does
+  int64_t next_source;  // bytes from this run to the next one, in the source and the target
   int64_t next_target;
-  bool is_cut;      // its pieces begin or end within a line; a piece follows no other row in the cache
+  bool is_cut;      // a piece starts or ends within a cache line; no other row precedes it in the cache
   bool is_one_row;  // each piece is a row
-  bool is_short;    // pieces are so short that their first and last lines count
+  bool is_short;    // a piece is so short that its first and last lines matter
 };
 
 constexpr int64_t kShortPiece = 1024;
 
-// visit(target, source, elements, head, ahead) for the rows of all runs, in the order in which a run lies in the cache.
-// A row goes on as long as both sides do: over the heads of a token, or the tokens of a run, or both.
+// Calls visit(target, source, elements, head, shape) for the rows of all runs, in the memory order of the cache. A row
+// extends as long as it is contiguous on both sides: over the heads of a token, the tokens of a run, or both.
 template <typename Visit>
 inline void visit_rows(const WritePlane& plane, SlotRuns slots, Visit&& visit) {
-  const Rows& rows = plane.rows;
+  const TokenArray& rows = plane.rows;
   const Cache& cache = plane.cache;
   const MoveAxis heads{rows.num_heads, rows.head_stride, cache.head_stride};
   MoveAxis tokens{1, rows.token_stride, cache.token_stride};
@@ -119,7 +119,7 @@ inline void visit_rows(const WritePlane& plane, SlotRuns slots, Visit&& visit) {
       tokens.size = runs[i].count;
       MoveAxis outer = heads_outside ? heads : tokens, inner = heads_outside ? tokens : heads;
       int64_t row = rows.dim;
-      // Each head of a scaled row has a number of its own.
+      // With scales, each head has its own divisor, so rows stay per head.
       if (plane.scale.data == nullptr && joins(inner, row)) {
         row *= inner.size;
         inner.size = 1;
@@ -144,11 +144,11 @@ inline void visit_rows(const WritePlane& plane, SlotRuns slots, Visit&& visit) {
   }
 }
 
-// Rows that are streamed need the lines that they share with others at their ends.
+// Prefetches the first and last line of the next row, which streaming stores must merge with neighbouring data.
 PC_FORCE_INLINE void fetch_ends(const char* row, int64_t bytes, const RunShape& shape) {
   if (!shape.is_cut || !shape.is_one_row) return;
-  fetch_line(row + shape.next_target);
-  fetch_line(row + shape.next_target + bytes - 1);
+  prefetch_line(row + shape.next_target);
+  prefetch_line(row + shape.next_target + bytes - 1);
 }
 
 inline void copy_plane(const WritePlane& plane, const SlotRuns& slots, bool streams) {
@@ -169,7 +169,7 @@ inline void copy_plane(const WritePlane& plane, const SlotRuns& slots, bool stre
   writer.finish();
 }
 
-// `count` numbers from one dtype to another, divided by `divisor`.
+// Converts `count` numbers, divided by `divisor`.
 using Convert = void (*)(const char* source, char* target, int64_t count, float divisor);
 
 template <Float From, Float To, bool kScales>
@@ -191,8 +191,8 @@ inline void convert_plane(const WritePlane& plane, const SlotRuns& slots, bool s
   const Convert convert = conversion(plane);
   const int64_t source_size = size_of(plane.rows.type), target_size = size_of(plane.cache.type);
   const auto write = [&](char* target, const char* source, int64_t row, int64_t head, const RunShape& shape) {
-    fetch(target + shape.next_target, row * target_size);
-    fetch_line(target + shape.next_target + row * target_size - 1);
+    prefetch_bytes(target + shape.next_target, row * target_size);
+    prefetch_line(target + shape.next_target + row * target_size - 1);
     convert(source, target, row, head_value(plane.scale, head, 1.0f));
   };
   if (!streams) return visit_rows(plane, slots, write);
@@ -207,7 +207,7 @@ inline void convert_plane(const WritePlane& plane, const SlotRuns& slots, bool s
     for (int64_t i = 0; i < row; i += kPart) {
       const int64_t count = row - i < kPart ? row - i : kPart;
       const char* part = source + i * source_size;
-      if (row <= kPart) fetch(part + shape.next_source, count * source_size);
+      if (row <= kPart) prefetch_bytes(part + shape.next_source, count * source_size);
       convert(part, writer.reserve(target + i * target_size, count * target_size), count, divisor);
     }
   });

@@ -1,10 +1,10 @@
-// Includes the kernels of PC_ISA, as isa/*.cpp do, and exports them for the drivers.
+// The kernels of PC_ISA, exported for the drivers.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/multiply_pairs.hpp"
 #include "pagecore/ops/cpu/kernels/panels.hpp"
 #if defined(PC_AMX)
-#include "pagecore/ops/cpu/kernels/decode_tiles.hpp"
+#include "pagecore/ops/cpu/kernels/decode_amx.hpp"
 #endif
 #include "tests/ops/native/levels/products.hpp"
 
@@ -12,27 +12,26 @@ namespace pagecore::test::PC_ISA {
 namespace {
 
 using namespace cpu::PC_ISA;
-using cpu::Float;
 
-Tokens tokens_of(const TileView& tile) { return {tile.base, tile.offsets}; }
+TokenRows tokens_of(const TileView& tile) { return {tile.base, tile.offsets}; }
 TileUse use_of(const TileView& tile) { return {tile.first, tile.last, tile.used}; }
-// Fetching changes nothing, wherever it is.
-Ahead ahead_of(const TileView& tile, int64_t row_bytes) { return {0, tokens_of(tile), row_bytes}; }
+// Prefetching changes nothing, at any address.
+NextRows next_rows_of(const TileView& tile, int64_t row_bytes) { return {0, tokens_of(tile), row_bytes}; }
 
 void pack_any_keys(Float type, const TileView& tile, int64_t dim, float* panel) {
   with_float(type, [&]<Float T>() {
-    pack_keys<T>(tokens_of(tile), use_of(tile), dim, panel, ahead_of(tile, dim * kSize<T>));
+    pack_keys<T>(tokens_of(tile), use_of(tile), dim, panel, next_rows_of(tile, dim * kSize<T>));
   });
 }
 bool pack_any_values(Float type, const TileView& tile, int64_t dim, float* panel) {
   return with_float(type, [&]<Float T>() {
-    return pack_values<T>(tokens_of(tile), use_of(tile), dim, panel, ahead_of(tile, dim * kSize<T>));
+    return pack_values<T>(tokens_of(tile), use_of(tile), dim, panel, next_rows_of(tile, dim * kSize<T>));
   });
 }
 
 void multiply_in_parts(int64_t first_rows, const uint16_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c,
                        int64_t ldc, const float* factor, int64_t rows, int64_t depth, int64_t columns) {
-  Tiles tiles;
+  AmxTiles tiles;
   multiply_pairs(tiles, a, lda, b, ldb, c, ldc, factor, first_rows, depth, columns);
   const float* rest = factor == nullptr ? nullptr : factor + first_rows;
   multiply_pairs(tiles, a + first_rows * lda, lda, b, ldb, c + first_rows * ldc, ldc, rest, rows - first_rows, depth,
@@ -43,36 +42,36 @@ void multiply_in_parts(int64_t first_rows, const uint16_t* a, int64_t lda, const
 void score_keys(const TileView& keys, int64_t dim, const uint16_t* query, int64_t stride, int64_t rows, uint32_t* panel,
                 uint16_t* copy, float* scores) {
   pack_query_pairs(query, stride, rows, dim, panel);
-  Tiles tiles;
-  score_tile_amx(tiles, tokens_of(keys), use_of(keys), ahead_of(keys, 2 * dim), dim, panel, rows, scores, copy);
+  AmxTiles tiles;
+  score_amx(tiles, tokens_of(keys), use_of(keys), next_rows_of(keys, 2 * dim), dim, panel, rows, scores, copy);
 }
 
-void weigh_values(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
-                  const float* factor, int64_t rows) {
-  Tiles tiles;
-  value_tile_amx(tiles, weights, values, columns, acc, stride, factor, rows);
+void accumulate_values(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
+                       const float* factor, int64_t rows) {
+  AmxTiles tiles;
+  accumulate_amx(tiles, weights, values, columns, acc, stride, factor, rows);
 }
 
-void load_without_tiles() {
-  const float row[kTileColumns] = {};
+void load_unconfigured() {
+  const float row[kAmxColumns] = {};
   Amx::load<0>(row, 0);
 }
 
-void multiply_misfits() {
-  TileConfig config;
+void multiply_mismatched() {
+  AmxConfig config;
   config.palette = 1;
   for (int tile = 0; tile < 3; ++tile) {
-    config.row_bytes[tile] = kTileBytes;
-    config.rows[tile] = static_cast<uint8_t>(kTileRows - tile);
+    config.row_bytes[tile] = kAmxRowBytes;
+    config.rows[tile] = static_cast<uint8_t>(kAmxRows - tile);
   }
   Amx::configure(config);
   Amx::multiply<0, 1, 2>();
 }
 #else
-constexpr decltype(Products::score_tile) score_keys = nullptr;
-constexpr decltype(Products::value_tile) weigh_values = nullptr;
-constexpr decltype(Products::load_without_tiles) load_without_tiles = nullptr;
-constexpr decltype(Products::multiply_misfits) multiply_misfits = nullptr;
+constexpr decltype(Products::score_amx) score_keys = nullptr;
+constexpr decltype(Products::accumulate_amx) accumulate_values = nullptr;
+constexpr decltype(Products::load_unconfigured) load_unconfigured = nullptr;
+constexpr decltype(Products::multiply_mismatched) multiply_mismatched = nullptr;
 #endif
 
 }  // namespace
@@ -94,9 +93,9 @@ const Products kProducts = {
     multiply_floats,
     multiply_in_parts,
     score_keys,
-    weigh_values,
-    load_without_tiles,
-    multiply_misfits,
+    accumulate_values,
+    load_unconfigured,
+    multiply_mismatched,
 };
 
 }  // namespace pagecore::test::PC_ISA

@@ -1,4 +1,4 @@
-// The packing and the products of one level, as a driver can call them.
+// Packing and matrix products of one instruction set, for drivers.
 #pragma once
 
 #include <string>
@@ -18,23 +18,23 @@ struct TileView {
 struct Products {
   const char* name;
   bool has_pairs;
-  void (*pack_keys)(cpu::Float, const TileView&, int64_t dim, float* panel);
+  void (*pack_keys)(Float, const TileView&, int64_t dim, float* panel);
   void (*pack_key_pairs)(const TileView&, int64_t dim, uint32_t* panel);
-  bool (*pack_values)(cpu::Float, const TileView&, int64_t dim, float* panel);
+  bool (*pack_values)(Float, const TileView&, int64_t dim, float* panel);
   bool (*pack_value_pairs)(const TileView&, int64_t dim, uint32_t* panel);
   void (*multiply_floats)(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                           const float* factor, int64_t rows, int64_t depth, int64_t columns);
-  // The first rows in a call of their own.
+  // Computes the first rows in a separate call.
   void (*multiply_pairs)(int64_t first_rows, const uint16_t* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c,
                          int64_t ldc, const float* factor, int64_t rows, int64_t depth, int64_t columns);
-  // Null where there are no tiles. `panel` is for the packed query, `copy` for keys.
-  void (*score_tile)(const TileView& keys, int64_t dim, const uint16_t* query, int64_t stride, int64_t rows,
-                     uint32_t* panel, uint16_t* copy, float* scores);
-  void (*value_tile)(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
-                     const float* factor, int64_t rows);
-  // Uses them as the machine would refuse.
-  void (*load_without_tiles)();
-  void (*multiply_misfits)();
+  // Null without AMX. `panel` is for the packed query, `copy` for keys.
+  void (*score_amx)(const TileView& keys, int64_t dim, const uint16_t* query, int64_t stride, int64_t rows,
+                    uint32_t* panel, uint16_t* copy, float* scores);
+  void (*accumulate_amx)(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
+                         const float* factor, int64_t rows);
+  // Misuses of AMX that the hardware would reject.
+  void (*load_unconfigured)();
+  void (*multiply_mismatched)();
 };
 
 namespace v2 {

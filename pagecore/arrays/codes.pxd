@@ -1,0 +1,16 @@
+# The numbers that a Tensor carries: dtype codes by the table of dtype.hpp, device types by DLPack.
+cdef extern from "pagecore/arrays/dtype.hpp" nogil:
+    enum class DType "pagecore::DType":
+        pass
+
+    enum:
+        FLOAT32 "static_cast<int>(pagecore::DType::F32)"
+        # Kernels compute with float32, float16 and bfloat16.
+        LAST_FLOAT "static_cast<int>(pagecore::DType::BF16)"
+        UINT8 "static_cast<int>(pagecore::DType::U8)"
+        INT32 "static_cast<int>(pagecore::DType::I32)"
+        INT64 "static_cast<int>(pagecore::DType::I64)"
+        BOOL "static_cast<int>(pagecore::DType::Bool)"
+
+        CPU "static_cast<int>(kDLCPU)"
+        CUDA "static_cast<int>(kDLCUDA)"

@@ -1,0 +1,109 @@
+"""The interface to CUDA devices: memory, streams, events, kernels.
+
+`cupy_runtime.CupyRuntime` implements it with CuPy, and the tests implement it with an emulator. `cuda.runtime()`
+returns the implementation in use. No other module knows which one that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """Properties of a device that select kernels and launch shapes.
+
+    Attributes
+    ----------
+    name : str
+    architecture : str
+        Compiler target: "sm_80", "sm_90a".
+    num_multiprocessors : int
+    shared_bytes_per_block : int
+        Limit of dynamic shared memory for one block.
+    shared_bytes_per_multiprocessor : int
+    """
+
+    name: str
+    architecture: str
+    num_multiprocessors: int
+    shared_bytes_per_block: int
+    shared_bytes_per_multiprocessor: int
+
+
+class Event(Protocol):
+    """A point in the work of a stream."""
+
+    def record(self, stream: int) -> None:
+        """Record the work submitted to `stream` so far."""
+
+    def synchronize(self) -> None:
+        """Wait until the recorded work is done; return at once if nothing was recorded."""
+
+
+class Runtime(Protocol):
+    """Operations on CUDA devices. Addresses and stream handles are ints; stream 0 is the default stream.
+
+    Copies, fills and launches are asynchronous, in the order of their stream. Every call may raise `DeviceError`.
+    """
+
+    def num_devices(self) -> int:
+        """Return the number of usable devices, 0 if there are none."""
+
+    def properties(self, device: int) -> DeviceProperties:
+        """Return the properties of a device; they are queried once."""
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Return the free and the total memory of a device in bytes."""
+
+    def current_stream(self, device: int) -> int:
+        """Return the stream for work whose caller passed neither a stream nor an array of a framework with one."""
+
+    def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
+        """Allocate device memory for work of `stream`; return its address, a multiple of 256, and its owner."""
+
+    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Allocate page-locked host memory, from which copies are asynchronous; the array owns it."""
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Copy bytes between any two addresses, on a device or on the host."""
+
+    def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
+        """Set bytes of device memory to `byte`."""
+
+    def make_event(self, device: int) -> Event:
+        """Return a new event without timing."""
+
+    def wait_event(self, stream: int, event: Event) -> None:
+        """Make later work of `stream` wait for an event."""
+
+    def synchronize(self, stream: int, device: int | None = None) -> None:
+        """Wait for all work of a stream. A default stream is that of `device`, or of every device if it is None."""
+
+    def is_capturing(self, stream: int) -> bool:
+        """Return True if work submitted to `stream` is captured in a graph instead of being run."""
+
+    def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]], shared_bytes: int) -> Any:
+        """Load a kernel; return a handle for `launch`.
+
+        Parameters
+        ----------
+        name : str
+            The instance's name in the manifest.
+        device : int
+        image : callable
+            Returns the cubin for the device and the kernel's symbol in it. A runtime that runs no machine code does not
+            call it.
+        shared_bytes : int
+            Limit of dynamic shared memory that launches of the kernel request.
+        """
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], num_threads: int, shared_bytes: int, stream: int, parameters: int
+    ) -> None:
+        """Launch a kernel whose one parameter is the struct at the address `parameters`; the struct is copied."""

@@ -1,0 +1,116 @@
+"""Construction of a paged cache: check the arguments, size the pools, and assemble the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
+
+from pagecore.arrays import Tensor, as_tensor
+from pagecore.cache import lifecycle
+from pagecore.cache._state import CacheState
+from pagecore.cache.adopted import buffers_of, count_adopted
+from pagecore.cache.layer_ops import LayerOps, layer_ops
+from pagecore.cache.layers import Layer, Layers, arrange
+from pagecore.cache.limits import (
+    cache_device,
+    check_slots,
+    count_blocks,
+    refuse_unserved,
+    row_capacity,
+    scrub_option,
+    slot_dtype,
+)
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.step.staging import Staging
+from pagecore.cache.store import Store
+from pagecore.index import BlockPool, BlockTables
+from pagecore.storage import KVLayout, TensorParallel
+from pagecore.storage.checks import ceil_div, require_int
+from pagecore.storage.memory import Memory
+from pagecore.storage.parallel import as_parallel
+
+
+def build_parts(
+    layers: Layers,
+    *,
+    num_layers: int | None,
+    block_size: int,
+    num_blocks: int | Listed[int] | None,
+    memory: Memory | None,
+    max_sequences: int,
+    max_tokens_per_sequence: int | None,
+    device: str,
+    layout: str | KVLayout | None,
+    parallel: TensorParallel | None,
+    prefix_cache: bool,
+    eviction_policy: str,
+    index_dtype: str,
+    clock: Callable[[], float],
+    buffers: object,
+    scrub: bool,
+) -> CacheParts:
+    """Return the parts of a cache; see `PagedKVCache` for the arguments and errors."""
+    refuse_unserved(prefix_cache, eviction_policy)
+    ranks = as_parallel(parallel)
+    policy = str(eviction_policy)
+    block_size = require_int("block_size", block_size)
+    max_sequences = require_int("max_sequences", max_sequences, max=None)
+    device = cache_device(device)
+    scrub = scrub_option(scrub, device)
+    slots = slot_dtype(index_dtype)
+    placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
+    given = buffers_of(buffers, groups, block_size, layout, memory, device)
+    if given is not None and num_blocks is None:
+        blocks = count_adopted(given, groups, block_size, layout)
+    else:
+        blocks = count_blocks(groups, block_size, num_blocks, memory, device)
+    check_slots(blocks, block_size, slots)
+    max_tokens = row_capacity(blocks, block_size, max_tokens_per_sequence)
+    tables = BlockTables(
+        [BlockPool(n) for n in blocks],
+        block_sizes=[block_size] * len(blocks),
+        max_sequences=max_sequences,
+        max_blocks_per_sequence=ceil_div(max_tokens, block_size),
+    )
+    staging = Staging(tables, device) if device.startswith("cuda") else None
+    store = Store(groups, blocks, block_size, layout, device, given, scrub)
+    ops = _ops_of(placed, device)
+    windows = [group.window for group in groups]
+    state = CacheState(tables, windows, policy if prefix_cache else None, clock, lifecycle.remove, scrub)
+    parts = CacheParts(
+        state=state,
+        store=store,
+        staging=staging,
+        layers=placed,
+        ops=ops,
+        groups=groups,
+        group_ops=[_first_of(group, placed, ops) for group in range(len(groups))],
+        block_tables=_views(tables) if staging is None else staging.block_tables,
+        device=device,
+        index_dtype=slots,
+        eviction_policy=policy,
+        block_size=block_size,
+        max_tokens_per_sequence=max_tokens,
+        scrub=scrub,
+        parallel=ranks,
+    )
+    if scrub:
+        store.zero_adopted()  # last: if the cache cannot be made, the caller's memory is unchanged
+    return parts
+
+
+def _views(tables: BlockTables) -> list[Tensor]:
+    return [as_tensor(tables.table(group)) for group in range(tables.num_groups)]
+
+
+def _ops_of(layers: list[Layer], device: str) -> list[LayerOps]:
+    """Return the operations of each layer; layers with the same spec object share them."""
+    made: dict[int, LayerOps] = {}
+    for layer in layers:
+        if id(layer.spec) not in made:
+            made[id(layer.spec)] = layer_ops(layer.spec, device)
+    return [made[id(layer.spec)] for layer in layers]
+
+
+def _first_of(group: int, layers: list[Layer], ops: list[LayerOps]) -> LayerOps:
+    return next(one for layer, one in zip(layers, ops, strict=True) if layer.group == group)

@@ -1,0 +1,58 @@
+"""Occupancy of a cache: the blocks that its sequences use, read from its block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.inspect.stats import CacheStats
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.prefix._evict import evictable
+from pagecore.storage.checks import ceil_div
+
+Table = NDArray[np.int32]
+
+
+def measure(parts: CacheParts) -> CacheStats:
+    """Return the statistics of a cache, under its lock."""
+    state, tables, block_size = parts.state, parts.tables, parts.block_size
+    pools = tables.pools
+    resident: list[Sequence] = []
+    swapped: list[Sequence] = []
+    for sequence in state.listed():
+        (swapped if sequence.is_swapped else resident).append(sequence)
+    num_evictable = 0 if parts.prefix is None else sum(evictable(parts.prefix))
+    used = sum(pool.num_used for pool in pools) - num_evictable
+    held = used * block_size
+    wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(len(pools)))
+    return CacheStats(
+        num_sequences=len(resident) + len(swapped),
+        num_tokens=sum(sequence.num_computed_tokens for sequence in resident),
+        num_blocks=sum(pool.num_blocks - 1 for pool in pools),
+        num_free_blocks=sum(pool.num_free for pool in pools),
+        num_used_blocks=used,
+        num_evictable_blocks=num_evictable,
+        fragmentation=wasted / held if held else 0.0,
+        num_copied_blocks=state.num_copied_blocks,
+        num_scrubbed_blocks=state.num_scrubbed_blocks,
+        nbytes=parts.store.nbytes,
+        num_swapped_sequences=len(swapped),
+        num_swapped_tokens=sum(sequence.num_computed_tokens for sequence in swapped),
+        num_swapped_blocks=sum(space.num_used_blocks for space in parts.swap_spaces),
+        **({} if parts.prefix is None else parts.prefix.figures()),
+    )
+
+
+def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -> int:
+    """Return the slots of held blocks without a valid token; a shared block counts once, for its fullest holder."""
+    waste: dict[int, int] = {}
+    for sequence in sequences:
+        first, valid = divmod(sequence.num_computed_tokens, block_size)
+        for block in table[sequence.row, first : ceil_div(sequence.capacity, block_size)].tolist():
+            if block:
+                waste[block] = min(waste.get(block, block_size), block_size - valid)
+            valid = 0
+    return sum(waste.values())

@@ -1,0 +1,247 @@
+"""The read-only part of a paged cache: its layers, arrays, statistics and recounts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Listed
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pagecore.arrays import Tensor
+from pagecore.cache import lifecycle
+from pagecore.cache._lock import Held
+from pagecore.cache._sequence import Sequence, as_list, token_ids
+from pagecore.cache.inspect.block_map import BlockMap, map_blocks
+from pagecore.cache.inspect.occupancy import measure
+from pagecore.cache.inspect.stats import CacheStats
+from pagecore.cache.layers import group_number
+from pagecore.cache.parts import CacheParts, PartsOwner
+from pagecore.cache.prefix.retention import Spans, retention_options, reusable
+from pagecore.cache.sequences import Sequences
+from pagecore.cache.step._plan import shortage
+from pagecore.cache.swap.shortage import shortage_with_swapped
+from pagecore.errors import InvalidSequence
+from pagecore.storage import Spec
+
+NONE = np.zeros(0, np.int32)
+
+
+class CacheReader(PartsOwner):
+    """Properties and queries of `PagedKVCache` that change nothing."""
+
+    def __init__(self, parts: CacheParts) -> None:
+        self._parts = parts
+        self.block_size = parts.block_size
+        self.max_sequences = parts.tables.max_sequences
+        self.max_tokens_per_sequence = parts.max_tokens_per_sequence
+        self.device = parts.device
+        self.eviction_policy = parts.eviction_policy
+        self.scrub = parts.scrub
+        self.index_dtype = parts.index_dtype
+        self.parallel = parts.parallel
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_layers(self) -> int:
+        """Number of model layers, including aliases."""
+        return len(self._parts.layers)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups; the layers of a group share a pool."""
+        return self._parts.num_groups
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group, including the null block."""
+        return tuple(pool.num_blocks for pool in self._parts.tables.pools)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks of the scarcest group that are free or can be freed by eviction."""
+        return min(lifecycle.available(self._parts.state))
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """True if sequences reuse the computed prefixes of others."""
+        return self._parts.prefix is not None
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences in the cache, including those that are swapped out."""
+        return self._parts.state.num_live
+
+    @property
+    def sequences(self) -> Sequences:
+        """The sequences in the cache by id, including those that are swapped out: a read-only mapping."""
+        return Sequences(self._parts.state)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all planes in all pools of this rank."""
+        return self._parts.store.nbytes
+
+    # -- layers and arrays ---------------------------------------------------------------------------------------
+
+    def group_of(self, layer: int) -> int:
+        """Return the number of the group that model layer `layer` belongs to."""
+        return self._parts.layer(layer).group
+
+    def spec(self, layer: int) -> Spec:
+        """Return the spec of this rank's part of a model layer; for an alias, that of the layer that it shares."""
+        return self._parts.layer(layer).spec
+
+    def plane(self, name: str, layer: int) -> Tensor:
+        """Return one plane of a model layer, such as "key", "value" or "latent".
+
+        Returns
+        -------
+        Tensor
+            ``[num_blocks, block_size, *plane.shape]``, or ``[num_blocks, *plane.shape]`` for a plane per block, in the
+            plane's dtype. It aliases the pool and keeps its memory alive.
+
+        Raises
+        ------
+        UnsupportedOption
+            The spec of the layer has no plane of that name.
+        ShapeError
+            The cache does not have that layer.
+        DeviceError
+            The cache was made with ``device="none"``.
+        """
+        place = self._parts.layer(layer)
+        return self._parts.store.pool(place).plane(name, place.index)
+
+    def key(self, layer: int) -> Tensor:
+        """Return ``plane("key", layer)``, ``[num_blocks, block_size, num_kv_heads, head_dim]``; it aliases the pool."""
+        return self.plane("key", layer)
+
+    def value(self, layer: int) -> Tensor:
+        """Return ``plane("value", layer)``, ``[num_blocks, block_size, num_kv_heads, v_head_dim]``; also an alias."""
+        return self.plane("value", layer)
+
+    def block_table(self, group: int = 0) -> Tensor:
+        """Return the block table of a group, for attention kernels of your own.
+
+        Returns
+        -------
+        Tensor
+            int32 ``[max_sequences + 1, max_blocks]``, read-only. It aliases the index and changes with the cache; on
+            CUDA it is a copy on the device, which each prepare updates. `Sequence.row` is the row of a sequence.
+            Entries past a row's blocks are 0, and so are the holes that a window left. The last row contains only 0:
+            padding refers to it.
+
+        Raises
+        ------
+        ShapeError
+            The cache does not have that group.
+        """
+        return self._parts.block_tables[group_number(group, self.num_groups)]
+
+    @property
+    def row_lengths(self) -> Tensor:
+        """Tokens of each row that have slots, including those of a step in flight.
+
+        int32 ``[max_sequences + 1]``, read-only. It aliases the index and changes with the cache; on CUDA it is a copy
+        on the device, as `block_table` is. Unused rows are 0, and so is the last, to which padding refers.
+        """
+        return self._parts.row_lengths
+
+    # -- queries -------------------------------------------------------------------------------------------------
+
+    def held_from(self, sequence: Sequence, group: int = 0) -> int:
+        """Return the position from which on a group has every computed token of a sequence.
+
+        The position is a multiple of the block size, and 0 in a group without a window. In a group with a window it may
+        equal `num_computed_tokens`; the group then has none of them.
+
+        Raises
+        ------
+        InvalidSequence
+            A sequence that is not of this cache, or that is swapped out.
+        ShapeError
+            The cache does not have that group.
+        """
+        return lifecycle.held_from(self._parts.state, sequence, group_number(group, self.num_groups))
+
+    def match_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+    ) -> int:
+        """Return the number of tokens that `add_sequence` would reuse; 0 without a prefix cache.
+
+        Nothing is held, and nothing counts as used. Arguments, ShapeError and UnsupportedDtype are those of
+        `add_sequence`.
+        """
+        ids = token_ids(tokens)
+        options = retention_options(self.eviction_policy, namespace, spans)
+        most = reusable(len(ids), max_tokens)
+        with Held(self._parts.state.lock):
+            return 0 if self._parts.prefix is None else self._parts.prefix.match_length(ids, options, most)
+
+    def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
+        """Return the number of blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
+
+        If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare.
+        """
+        with Held(self._parts.state.lock):
+            listed = as_list(sequences)
+            if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
+                self._parts.state.give_up_lost()
+                return shortage_with_swapped(self._parts, listed, counts)
+            return max(shortage(self._parts.state, listed, counts))
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def stats(self) -> CacheStats:
+        """Return the current statistics of the cache."""
+        with Held(self._parts.state.lock):
+            self._parts.state.give_up_lost()
+            return measure(self._parts)
+
+    def block_map(self, group: int = 0) -> BlockMap:
+        """Return the current holders of each block of a group; works with every device, including "none".
+
+        Raises
+        ------
+        ShapeError
+            The cache does not have that group.
+        """
+        number = group_number(group, self.num_groups)
+        with Held(self._parts.state.lock):
+            self._parts.state.give_up_lost()
+            known = NONE if self._parts.prefix is None else self._parts.prefix.cached(number)
+            return map_blocks(number, self._parts.tables, self._parts.state.listed(), known)
+
+    def check_invariants(self) -> None:
+        """Recount every block from its holders; raise `PagecoreError` if the index contradicts itself."""
+        state, tables = self._parts.state, self._parts.tables
+        with Held(state.lock):
+            state.give_up_lost()
+            sequences = state.listed()
+            tables.check_invariants(exclusive=state.prefix is None)
+            if state.prefix is not None:
+                state.prefix.check_invariants(sequences)
+            if state.tenants is not None:
+                state.tenants.check_invariants(sequences)
+            for sequence in sequences:
+                if not sequence.is_swapped and sequence.num_computed_tokens > tables.length(sequence.row):
+                    raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
+            if len(sequences) != state.num_live:
+                raise InvalidSequence(f"{len(sequences)} sequences are listed, but {state.num_live} are counted")
+            for space in self._parts.swap_spaces:
+                space.check_invariants()
+
+    def __repr__(self) -> str:
+        used = sum(pool.num_used for pool in self._parts.tables.pools)
+        blocks = sum(self.num_blocks) - self.num_groups
+        return (
+            f"PagedKVCache({self.num_layers} layers in {self.num_groups} groups on {self.device!r}, "
+            f"{self.num_sequences} sequences, {used} of {blocks} blocks of {self.block_size} tokens in use)"
+        )

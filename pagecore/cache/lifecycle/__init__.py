@@ -1,0 +1,24 @@
+"""Operations on the sequences of a cache: add, fork, reorder, append, truncate and remove.
+
+Each function takes the lock of the cache, plans, and then commits by calls that cannot fail; see `CacheState`.
+"""
+
+from pagecore.cache.lifecycle._add import add, fork
+from pagecore.cache.lifecycle._append import append
+from pagecore.cache.lifecycle._queries import available, clear, held_from, require_live
+from pagecore.cache.lifecycle._remove import remove
+from pagecore.cache.lifecycle._reorder import reorder
+from pagecore.cache.lifecycle._truncate import truncate
+
+__all__ = [
+    "add",
+    "append",
+    "available",
+    "clear",
+    "fork",
+    "held_from",
+    "remove",
+    "reorder",
+    "require_live",
+    "truncate",
+]

@@ -1,0 +1,119 @@
+"""New sequences: with a cached prefix, or as a fork of another sequence."""
+
+from libc.stdint cimport int32_t, int64_t
+from libcpp.span cimport span
+from libcpp.vector cimport vector
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, new_sequence, require
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.index._integers cimport const_int32
+from pagecore.index._namespace_key cimport key_of
+from pagecore.index._radix_tree cimport NativeMatch
+
+import numpy as np
+
+from pagecore.errors import OutOfRows
+
+NO_IDS = np.zeros(0, np.int32)
+
+
+def add(CacheState state not None, name, const int32_t[::1] ids not None, options, int64_t most):
+    """Add a sequence whose row begins with its cached prefix, up to `most` tokens; see `PagedKVCache.add_sequence`."""
+    cdef Sequence sequence
+    cdef NativeMatch found
+    cdef Prefix prefix
+    cdef vector[span[const_int32]] none
+    cdef int32_t row
+    _guard = Held(state.lock)
+    state.begin()
+    sequence = new_sequence(state.new_name(name), ids)
+    if state.prefix is not None:
+        sequence.hold = PrefixHold(state.prefix.tree, options, state.tables.max_blocks_per_sequence)
+    if state.tenants is not None:
+        sequence.tenant = state.tenants.number_of(None if options.namespace is None else key_of(options.namespace))
+    state.reserve_name(sequence)  # until here code of the caller may run
+    require_row(state)
+    if state.prefix is None:
+        row = state.tables.add_raw(none)
+    else:
+        state.prefix.match_sequence(sequence, most // state.block_size, &found)
+        prefix = found_prefix(state, found)
+        state.prefix.reserve_moves(1)
+        row = state.tables.add_raw(prefix.spans)
+        # The row is there: from here on nothing fails.
+        state.prefix.attach(sequence, found)
+        sequence.computed = sequence.cached = <int32_t>found.blocks * state.block_size
+    come_alive(state, sequence, row)
+    if name is None:
+        state.next_number += 1
+    return sequence
+
+
+def fork(CacheState state not None, parent, name):
+    """Add a sequence that shares all blocks of `parent`; see `PagedKVCache.fork`."""
+    cdef Sequence source, child
+    cdef PrefixHold hold
+    cdef int32_t row
+    _guard = Held(state.lock)
+    state.begin()
+    require(state, parent, True)
+    child = new_sequence(state.new_name(name), NO_IDS)
+    state.reserve_name(child)  # until here code of the caller may run
+    source = require(state, parent, True)
+    require_row(state)
+    child.reserve(source.known)
+    child.append(source.ids, source.known)
+    if state.prefix is not None:
+        child.hold = source.hold.blank_copy()
+        state.prefix.number_namespaces([source])
+        state.prefix.publish_one(source, False)
+    row = state.tables.fork_raw(source.row)
+    # The row is there: from here on nothing fails.
+    child.tenant = source.tenant
+    child.computed = source.computed
+    child.cached = source.cached
+    if state.prefix is not None:
+        hold = source.hold
+        state.prefix.inherit(child, child.hold, hold, hold.published, hold.has_duplicates)
+    come_alive(state, child, row)
+    if name is None:
+        state.next_number += 1
+    return child
+
+
+cdef class Prefix:
+    """Cached blocks of each group that a new row begins with."""
+    cdef vector[vector[int32_t]] blocks
+    cdef vector[span[const_int32]] spans
+
+
+cdef Prefix found_prefix(CacheState state, const NativeMatch& found):
+    cdef Prefix prefix = Prefix.__new__(Prefix)
+    cdef size_t group, num_groups = state.prefix.lane_of.size()
+    prefix.blocks.resize(num_groups)
+    prefix.spans.resize(num_groups)
+    for group in range(num_groups):
+        prefix.blocks[group].resize(<size_t>found.blocks)
+        if found.blocks > 0:
+            state.prefix.tree.copy_match_raw(
+                found, state.prefix.lane_of[group], span[int32_t](prefix.blocks[group].data(), <size_t>found.blocks)
+            )
+        prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), <size_t>found.blocks)
+    return prefix
+
+
+cdef int require_row(CacheState state) except -1:
+    if state.tables.num_free_rows() == 0:
+        raise OutOfRows(
+            f"all {state.tables.max_sequences} rows are in use; remove a sequence, swap one out or raise max_sequences"
+        )
+    return 0
+
+
+cdef void come_alive(CacheState state, Sequence sequence, int32_t row) noexcept:
+    sequence.row = row
+    state.by_row[row] = sequence
+    sequence.owner = state
+    state.num_live += 1

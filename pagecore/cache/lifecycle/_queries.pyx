@@ -1,0 +1,53 @@
+"""Queries about sequences and available blocks."""
+
+from libc.stdint cimport int32_t, int64_t
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require, require_each
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.prefix._evict cimport clear as clear_prefix
+
+from pagecore.cache._sequence import as_list
+from pagecore.cache.prefix._evict import evictable
+from pagecore.errors import InvalidSequence
+
+
+def require_live(CacheState state not None, sequences):
+    """Return `sequences` as a list; raise InvalidSequence for one that is not in the cache or listed twice."""
+    return require_each(state, as_list(sequences), False)
+
+
+def available(CacheState state not None):
+    """Return the number of blocks of each group that are free or can be freed by eviction."""
+    _guard = Held(state.lock)
+    state.sweep()
+    cached = [0] * state.tables.num_groups if state.prefix is None else evictable(state.prefix)
+    counts = []
+    for pool, more in zip(state.tables.pools, cached):
+        counts.append(pool.num_free + more)
+    return counts
+
+
+def clear(CacheState state not None):
+    """Evict every cached block that no row uses; return the number of freed blocks."""
+    _guard = Held(state.lock)
+    state.begin()
+    return 0 if state.prefix is None else clear_prefix(state.prefix)
+
+
+def held_from(CacheState state not None, sequence, int32_t group):
+    """Return the position of the first token whose key and value a group still has; see `PagedKVCache.held_from`."""
+    cdef Sequence checked
+    cdef int64_t holes = 0
+    cdef int64_t held
+    cdef const int32_t* blocks
+    _guard = Held(state.lock)
+    state.sweep()
+    checked = require(state, sequence, False)
+    if checked.swap_space is not None:
+        raise InvalidSequence(f"sequence {checked.id!r} is swapped out; swap it in first")
+    held = (<int64_t>checked.computed + state.block_size - 1) // state.block_size
+    blocks = state.tables.row_raw(checked.row, group).data()
+    while holes < held and blocks[holes] == 0:
+        holes += 1
+    return holes * state.block_size

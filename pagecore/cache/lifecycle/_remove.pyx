@@ -1,0 +1,51 @@
+"""Remove: drop a sequence, also while its step is in flight or while it is swapped out."""
+
+from libc.math cimport NAN
+from libc.stdint cimport int32_t
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.step._step cimport Step
+from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.index._radix_query cimport RetentionHint
+
+
+def remove(CacheState state not None, sequence, rank=None):
+    """Remove a sequence and release its blocks, tail first; see `PagedKVCache.remove`."""
+    cdef Sequence removed
+    cdef Step step
+    cdef int32_t row
+    cdef RetentionHint hint
+    hint.rank = NAN if rank is None else <double>rank
+    _guard = Held(state.lock)
+    state.begin()
+    removed = require(state, sequence, False)
+    while removed.flight is not None and (<Step>removed.flight).is_used_elsewhere():
+        state.wait_for(removed.flight)
+        removed = require(state, sequence, False)
+    step = <Step>removed.flight
+    if step is not None:
+        step.skip_sequence_on_device(removed)
+    if state.prefix is not None and removed.row >= 0:
+        state.prefix.number_namespaces([removed])
+        state.prefix.publish_one(removed, False)
+    row = removed.row
+    if row >= 0:
+        state.tables.remove_raw(&row, 1)
+    # The row is gone: from here on nothing fails.
+    if removed.stored is not None:
+        (<StoredBlocks>removed.stored).release()
+    if state.prefix is not None:
+        state.prefix.release(removed, hint)
+    if step is not None:
+        step.skip_sequence(removed)
+    removed.owner = removed.flight = removed.swap_space = removed.stored = None
+    removed.row = removed.pending = -1
+    state.num_live -= 1
+    if row >= 0:
+        state.by_row[row] = None
+    try:
+        state.drop_name(removed)
+    except Exception:  # the id can no longer be compared; the sequence is removed all the same
+        pass

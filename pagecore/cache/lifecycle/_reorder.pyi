@@ -1,0 +1,8 @@
+from collections.abc import Iterable
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache._state import CacheState
+
+class Heir: ...
+
+def reorder(state: CacheState, sequences: Iterable[Sequence], parents: Iterable[Sequence]) -> None: ...

@@ -1,0 +1,100 @@
+"""Reorder: each sequence becomes a copy of its parent, as in beam search."""
+
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+from libcpp.vector cimport vector
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require, require_each
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.index._radix_query cimport RetentionHint
+
+from pagecore.cache._sequence import as_list
+from pagecore.errors import NotEnoughMemory, ShapeError
+
+
+def reorder(CacheState state not None, sequences, parents):
+    """Make each sequence a copy of its parent as it was before the call; see `PagedKVCache.reorder`."""
+    cdef list children, sources
+    cdef list heirs = []
+    cdef Heir heir
+    cdef vector[int32_t] rows, parent_rows
+    cdef RetentionHint none
+    sequences, parents = as_list(sequences), as_list(parents)
+    if len(sequences) != len(parents):
+        raise ShapeError(f"{len(parents)} parents are given for {len(sequences)} sequences; give one for each")
+    _guard = Held(state.lock)
+    state.begin()
+    sources = []
+    for parent in parents:
+        sources.append(require(state, parent, True))
+    if state.prefix is not None:
+        state.prefix.number_namespaces(sources)
+    children = require_each(state, sequences, True)
+    for child, parent in zip(children, sources):
+        rows.push_back((<Sequence>child).row)
+        parent_rows.push_back((<Sequence>parent).row)
+        if child is not parent:
+            heir = Heir()
+            heir.child, heir.parent = child, parent
+            heir.copy_ids()
+            if state.prefix is not None:
+                heir.hold = heir.parent.hold.blank_copy()
+            heirs.append(heir)
+    if state.prefix is not None:
+        state.prefix.publish(sources, False)
+    state.tables.reorder_raw(rows.data(), parent_rows.data(), <Py_ssize_t>rows.size())
+    # The rows have changed: from here on nothing fails.
+    for each in heirs:
+        (<Heir>each).read_parent()
+    for each in heirs:
+        (<Heir>each).write_child(state)
+    if state.prefix is not None:
+        for each in heirs:
+            state.prefix.tree.release_raw((<Heir>each).old_hold.receipt, none)
+
+
+cdef class Heir:
+    """A sequence of a reorder and the state of its parent before the call."""
+    cdef Sequence child, parent
+    cdef PrefixHold old_hold, hold, parent_hold
+    cdef int32_t* ids           # a copy of the parent's, for the child
+    cdef int32_t known, computed, cached, published
+    cdef int64_t tenant
+    cdef bint has_duplicates
+
+    def __dealloc__(self):
+        free(self.ids)
+
+    cdef int copy_ids(self) except -1:
+        self.known = self.parent.known
+        self.ids = <int32_t*>malloc(max(self.known, 1) * sizeof(int32_t))
+        if self.ids == NULL:
+            raise NotEnoughMemory(f"not enough memory for {self.known} token ids; remove a sequence")
+        if self.known > 0:
+            memcpy(self.ids, self.parent.ids, self.known * sizeof(int32_t))
+        return 0
+
+    cdef void read_parent(self) noexcept:
+        self.tenant = self.parent.tenant
+        self.computed = self.parent.computed
+        self.cached = self.parent.cached
+        self.old_hold = self.child.hold
+        self.parent_hold = self.parent.hold
+        if self.parent_hold is not None:
+            self.published = self.parent_hold.published
+            self.has_duplicates = self.parent_hold.has_duplicates
+
+    cdef void write_child(self, CacheState state) noexcept:
+        cdef int32_t* old = self.child.ids
+        self.child.ids = self.ids
+        self.ids = old
+        self.child.known = self.known
+        self.child.ids_capacity = max(self.known, 1)
+        self.child.tenant = self.tenant
+        self.child.computed = self.computed
+        self.child.cached = self.cached
+        if state.prefix is not None:
+            state.prefix.inherit(self.child, self.hold, self.parent_hold, self.published, self.has_duplicates)

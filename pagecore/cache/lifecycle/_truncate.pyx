@@ -1,0 +1,82 @@
+"""Truncate: forget the tokens of sequences past a length."""
+
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require_each
+from pagecore.cache._state cimport CacheState
+from pagecore.index._integers cimport Integers, as_integers
+
+from pagecore.cache._sequence import as_list
+from pagecore.errors import ShapeError, UnsupportedOption
+
+
+def truncate(CacheState state not None, sequences, lengths):
+    """Forget the tokens of each sequence past a length; see `PagedKVCache.truncate`."""
+    cdef list shortened
+    cdef vector[int32_t] rows, kept, computed
+    cdef Sequence sequence
+    cdef size_t i
+    sequences = as_list(sequences)
+    numbers = listed_lengths(lengths, len(sequences))
+    _guard = Held(state.lock)
+    state.begin()
+    shortened = require_each(state, sequences, True)
+    for sequence, length in zip(shortened, numbers):
+        most = max(sequence.known, sequence.computed)
+        if not 0 <= length <= most:
+            raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens: give 0 to {most}")
+        rows.push_back(sequence.row)
+        kept.push_back(length)
+        computed.push_back(min(<int32_t>length, sequence.computed))
+    for i in range(state.windows.size()):
+        check_windows(state, state.window_groups[i], state.windows[i], rows, computed)
+    if state.prefix is not None:
+        state.prefix.reserve_moves(len(shortened))
+    state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
+    # The rows have changed: from here on nothing fails.
+    for i in range(rows.size()):
+        sequence = <Sequence>shortened[i]
+        if state.prefix is not None:
+            state.prefix.truncate(sequence, computed[i])
+        sequence.known = min(sequence.known, kept[i])
+        sequence.computed = computed[i]
+        sequence.cached = min(sequence.cached, kept[i])
+
+
+cdef list listed_lengths(object lengths, Py_ssize_t count):
+    """Return one length for each of `count` sequences; `lengths` is an int for all, or one for each."""
+    cdef Integers given = as_integers(lengths, "length", ShapeError)
+    cdef list listed = []
+    cdef Py_ssize_t i
+    if given.is_scalar:
+        return [given.data[0]] * count
+    if given.size != count:
+        raise ShapeError(f"{given.size} lengths are given for {count} sequences; give one for each")
+    for i in range(count):
+        listed.append(given.data[i])
+    return listed
+
+
+cdef int check_windows(
+    CacheState state, int32_t group, int64_t window, const vector[int32_t]& rows, const vector[int32_t]& lengths
+) except -1:
+    """Raise UnsupportedOption for a length at which keys that the next token sees were released."""
+    cdef size_t i
+    cdef int64_t held, holes
+    cdef const int32_t* blocks
+    for i in range(rows.size()):
+        if lengths[i] == 0:
+            continue
+        blocks = state.tables.row_raw(rows[i], group).data()
+        held = (<int64_t>lengths[i] + state.block_size - 1) // state.block_size
+        holes = 0
+        while holes < held and blocks[holes] == 0:
+            holes += 1
+        if holes * state.block_size > max(0, lengths[i] - (window - 1)):
+            raise UnsupportedOption(
+                f"length is {lengths[i]}, but the keys before position {holes * state.block_size} have left the window "
+                f"of {window} tokens and were released; truncate to 0 and compute the sequence again"
+            )
+    return 0

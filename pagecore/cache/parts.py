@@ -1,0 +1,119 @@
+"""The parts of a paged cache that its operations share."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pagecore.arrays import Tensor, as_tensor
+from pagecore.cache._state import CacheState
+from pagecore.cache.layer_ops import LayerOps
+from pagecore.cache.layers import Group, Layer, layer_number
+from pagecore.cache.prefix._cache import PrefixCache
+from pagecore.cache.step.staging import Staging
+from pagecore.cache.store import Store
+from pagecore.errors import UnsupportedOption
+from pagecore.index import BlockTables
+from pagecore.storage import TensorParallel
+
+
+class SwappedBlocks(Protocol):
+    """A memory that holds the blocks of swapped sequences, as statistics and recounts see it."""
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks in use, summed over the groups."""
+
+    def check_invariants(self) -> None:
+        """Recount every block from the sequences that hold it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheParts:
+    """Everything that the operations of one paged cache need.
+
+    `PagedKVCache` owns one, and its operations take it instead of the cache.
+
+    Attributes
+    ----------
+    state : CacheState
+        Block tables, prefix cache, sequences and the lock.
+    store : Store
+        Pools of bytes; empty for ``device="none"``.
+    staging : Staging or None
+        Copy of the block tables on the device; None on the host.
+    layers : list of Layer
+        Group and index of each model layer.
+    ops : list of LayerOps
+        Operations of each model layer.
+    groups : list of Group
+    group_ops : list of LayerOps
+        Operations of each group's first layer, which plan for the group.
+    block_tables : list of Tensor
+        Block table of each group on the cache's device: int32 ``[max_sequences + 1, max_blocks]``.
+    device, index_dtype, eviction_policy : str
+    block_size, max_tokens_per_sequence : int
+    scrub : bool
+    parallel : TensorParallel
+    swap_spaces : WeakSet of SwappedBlocks
+        Swap spaces that serve the cache.
+    """
+
+    state: CacheState
+    store: Store
+    staging: Staging | None
+    layers: list[Layer]
+    ops: list[LayerOps]
+    groups: list[Group]
+    group_ops: list[LayerOps]
+    block_tables: list[Tensor]
+    device: str
+    index_dtype: Literal["int64", "int32"]
+    eviction_policy: str
+    block_size: int
+    max_tokens_per_sequence: int
+    scrub: bool
+    parallel: TensorParallel
+    swap_spaces: weakref.WeakSet[SwappedBlocks] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def tables(self) -> BlockTables:
+        """Block tables on the host."""
+        return self.state.tables
+
+    @property
+    def prefix(self) -> PrefixCache | None:
+        """The prefix cache, if the cache has one."""
+        return self.state.prefix
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of layers."""
+        return len(self.groups)
+
+    @property
+    def row_lengths(self) -> Tensor:
+        """Length of each row on the cache's device: int32 ``[max_sequences + 1]``."""
+        return as_tensor(self.tables.row_lengths) if self.staging is None else self.staging.row_lengths
+
+    def layer(self, layer: int) -> Layer:
+        """Return the place of a model layer; raise ShapeError if the cache does not have it."""
+        return self.layers[layer_number(layer, len(self.layers))]
+
+    def ops_of(self, layer: int) -> LayerOps:
+        """Return the operations of a model layer; raise ShapeError if the cache does not have it."""
+        return self.ops[layer_number(layer, len(self.layers))]
+
+
+class PartsOwner:
+    """Base class of caches that consist of `CacheParts`."""
+
+    _parts: CacheParts
+
+
+def parts_of(cache: object) -> CacheParts:
+    """Return the parts of a paged cache; raise UnsupportedOption for any other object."""
+    if not isinstance(cache, PartsOwner):
+        raise UnsupportedOption(f"cache is {cache!r}; a swap space serves a PagedKVCache")
+    return cache._parts

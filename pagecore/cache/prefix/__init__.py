@@ -1,0 +1,1 @@
+"""The prefix cache: computed blocks that outlive their sequence and serve later sequences with the same prefix."""

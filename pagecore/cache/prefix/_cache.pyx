@@ -1,0 +1,329 @@
+"""The prefix cache: computed blocks that outlive their sequence, for sequences with the same prefix.
+
+The tree decides which blocks are cached, and the pools count their holders. This package keeps the two in agreement.
+Its callers hold the lock of the cache.
+
+P1: The tree holds one reference to every block that it knows, and each sequence one to every block of its row.
+P2: A block that a row shares with the tree lies on the path that the sequence's receipt covers. An evictable block
+    therefore has no other holder, and evicting it frees it. The converse does not hold: a receipt may cover blocks
+    that no row uses, because their window has moved on, or because the sequence computed the same tokens in blocks of
+    its own ("duplicates"). Those blocks can be freed too.
+P3: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
+    longer if the sequence was truncated inside a block; it shares that block with the tree until it writes to it.
+
+Calls that plan a change may fail and change nothing that the caller can observe. Calls that commit a change cannot
+fail: they allocate nothing and run no Python code. Publishing is the exception: where the tree lacks memory, the blocks
+stay unpublished until the next commit.
+"""
+
+from libc.math cimport INFINITY
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+
+from pagecore.cache._sequence cimport Sequence, num_whole
+from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._block_tables cimport BlockTables
+from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint
+from pagecore.index._radix_tree cimport NativeMatch, RadixTree
+
+import numpy as np
+
+from pagecore.cache.prefix.retention import as_finite
+from pagecore.errors import PagecoreError, UnsupportedOption
+
+
+cdef class PrefixCache:
+    """The prefix tree of a cache, kept in agreement with its block tables and pools.
+
+    The groups without a window are the lanes of the tree's full component; each group with a window is a component of
+    its own.
+
+    Parameters
+    ----------
+    windows : list of (int or None)
+        Window of each group.
+    tables : BlockTables
+    by_row : list
+        The sequence in each row of the tables, or None; the cache keeps the list up to date.
+    policy : str
+        Eviction policy of the tree.
+    clock : callable
+        Returns the time in seconds; only the policy "priority" calls it.
+    """
+
+    def __cinit__(self, list windows not None, BlockTables tables not None, list by_row not None, str policy, clock):
+        if not callable(clock):
+            raise UnsupportedOption(f"clock is {clock!r}; give a function that returns seconds")
+        full = [group for group, window in enumerate(windows) if window is None]
+        windowed = [group for group, window in enumerate(windows) if window is not None]
+        for group in windowed:
+            self.num_seen.push_back(min(<object>windows[group] - 1, INT32_MAX))
+        self.block_size = tables.block_sizes[0]
+        self.tree = RadixTree(
+            self.block_size, full=len(full), windows=[max(seen, 1) for seen in self.num_seen], policy=policy
+        )
+        self.policy = policy
+        self.tables = tables
+        self.by_row = by_row
+        self.clock = clock if policy == "priority" else None
+        self.now = -INFINITY
+        self.num_full = len(full)
+        self.num_lanes = len(windows)
+        self.components.resize(self.num_lanes)
+        self.lane_of.resize(self.num_lanes)
+        self.pools = []
+        for lane, group in enumerate([*full, *windowed]):
+            self.groups.push_back(group)
+            self.lane_of[group] = lane
+            self.components[group] = 0 if lane < self.num_full else 1 + lane - self.num_full
+            self.pools.append(tables.pools[group])
+        self._reserve_scratch()
+
+    def _reserve_scratch(self):
+        cdef int32_t lane
+        cdef int64_t row = self.tables.max_blocks_per_sequence
+        self.lanes.resize(self.num_lanes)
+        self.ids.resize(row)
+        self.block_indices.reserve(row)
+        self.counts.resize(self.num_lanes)
+        self.left.resize(self.num_lanes)
+        self.counted.resize(self.num_lanes)
+        for lane in range(self.num_lanes):
+            self.counted[lane].resize((<BlockPool>self.pools[lane]).num_blocks // 64 + 1)
+            self.tree.reserve_ids_raw(lane, (<BlockPool>self.pools[lane]).num_blocks)
+        self.tree.reserve_raw(1)
+
+    # -- plan ----------------------------------------------------------------------------------------------------
+
+    cdef int tick(self) except -1:
+        """Read the clock before anything changes; the time holds for the whole call."""
+        if self.clock is not None:
+            self.now = as_finite("the clock's time", self.clock())
+            self.tree.advance_raw(self.now)
+        self.tree._forget_dead()
+        return 0
+
+    cdef int number_namespaces(self, list sequences) except -1:
+        """Number the namespace of each sequence that may publish its first block.
+
+        The numbers are valid until code of the caller may run or the lock is released: publish before that.
+        """
+        cdef Sequence sequence
+        for sequence in sequences:
+            if sequence.hold.receipt.key is None:
+                sequence.hold.namespace_number = 0
+            elif sequence.hold.receipt.native.node < 0:
+                sequence.hold.namespace_number = self.tree.space_raw(sequence.hold.receipt)
+        return 0
+
+    cdef int reserve_moves(self, int64_t count) except -1:
+        return self.tree.reserve_raw(count)
+
+    cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1:
+        cdef PrefixHold hold = sequence.hold
+        cdef object number = None if hold.receipt.key is None else self.tree.spaces.get(hold.receipt.key, -1)
+        hold.namespace_number = 0 if number is None else number
+        return self.tree.match_raw(self.query_of(sequence, sequence.known // self.block_size), max_blocks, found)
+
+    cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept:
+        cdef Query query
+        cdef PrefixHold hold = sequence.hold
+        query.tokens = Int32s(sequence.ids, <size_t>num_blocks * self.block_size)
+        query.marks = Marks(hold.marks.data(), hold.marks.size())
+        query.space = hold.namespace_number
+        return query
+
+    # -- commit --------------------------------------------------------------------------------------------------
+
+    cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:
+        """Hold the match of a new sequence, and count it as a hit or a miss."""
+        self.tree.lock_raw(found, sequence.hold.receipt)
+        sequence.hold.published = <int32_t>found.blocks
+        self.num_query_tokens += sequence.known
+        self.num_hit_tokens += found.blocks * self.block_size
+        self.num_hits += found.blocks > 0
+        self.num_misses += found.blocks == 0
+
+    cdef void inherit(
+        self, Sequence child, PrefixHold hold, PrefixHold source, int32_t published, bint has_duplicates
+    ) noexcept:
+        """Give `child`, whose row has become a copy of another sequence's, a copy of that sequence's hold `source`.
+
+        `hold` is empty and becomes the copy. The receipt of the child's previous hold is released by the caller.
+        """
+        cdef PrefixHold old = child.hold
+        if old is not None:
+            self.num_truncated -= old.truncated_inside_block
+            old.truncated_inside_block = False
+            self.note_duplicates(old, False)
+        self.tree.fork_raw(source.receipt, hold.receipt)
+        child.hold = hold
+        hold.published = published
+        self.note_truncated(hold)
+        self.note_duplicates(hold, has_duplicates)
+
+    cdef void publish(self, list sequences, bint may_share) noexcept:
+        cdef Sequence sequence
+        for sequence in sequences:
+            self.publish_one(sequence, may_share)
+
+    cdef void publish_one(self, Sequence sequence, bint may_share) noexcept:
+        """Offer the full, computed and known blocks of a sequence to the tree, and extend its receipt over them.
+
+        Blocks that other rows share are published only with `may_share`: the caller then publishes those rows too.
+        Call `number_namespaces` before.
+        """
+        cdef int32_t whole = num_whole(sequence, self.block_size)
+        cdef PrefixHold hold = sequence.hold
+        cdef int32_t lane
+        cdef bint is_kept
+        if whole > hold.published and not may_share:
+            # Otherwise another row would have blocks of the tree that its receipt does not cover.
+            whole = hold.published + self.num_unshared(sequence, hold.published, whole)
+        if whole > hold.published and (hold.namespace_number >= 0 or hold.receipt.native.node >= 0):
+            for lane in range(self.num_lanes):
+                self.lanes[lane] = self.tables.row_raw(sequence.row, self.groups[lane]).data()
+            if hold.offers_whole:
+                is_kept = self.tree.try_insert_raw(
+                    hold.receipt, self.query_of(sequence, whole), self.lanes, hold.hint(self.now), self.now
+                )
+            else:
+                is_kept = self.tree.try_extend_raw(hold.receipt, self.query_of(sequence, whole), self.lanes)
+            if is_kept:
+                for lane in range(self.num_lanes):
+                    (<BlockPool>self.pools[lane]).share_raw(
+                        self.tree.inserted.taken[lane].data(), self.tree.inserted.taken[lane].size()
+                    )
+                    if self.tree.inserted.duplicates[lane].size() > 0:
+                        self.note_duplicates(hold, True)
+                hold.published = whole
+                self.note_truncated(hold)
+        if hold.receipt.native.node < 0 and hold.namespace_number > 0:
+            self.tree.drop_space_raw(hold.namespace_number)
+            hold.namespace_number = -1
+
+    cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept:
+        """Return the number of blocks in [first, last) before the first that has another holder."""
+        cdef int32_t lane
+        cdef size_t count = <size_t>(last - first)
+        for lane in range(self.num_lanes):
+            count = (<BlockPool>self.pools[lane]).num_unshared_raw(
+                self.tables.row_raw(sequence.row, self.groups[lane]).data() + first, count
+            )
+        return <int32_t>count
+
+    cdef void truncate(self, Sequence sequence, int32_t length) noexcept:
+        """Shorten the receipt of a sequence whose row was truncated to `length` tokens."""
+        if sequence.hold.published != INT32_MAX or length == 0:
+            sequence.hold.published = min(sequence.hold.published, length // self.block_size)
+        self.shorten(sequence.hold, (length + self.block_size - 1) // self.block_size)
+
+    cdef void shorten(self, PrefixHold hold, int32_t num_blocks) noexcept:
+        self.tree.shorten_raw(hold.receipt, num_blocks)
+        self.note_truncated(hold)
+
+    cdef void leave(self, Sequence sequence) noexcept:
+        """Empty the receipt of a sequence that lost its row and may get another one."""
+        self.tree.shorten_raw(sequence.hold.receipt, 0)
+        if sequence.hold.published != INT32_MAX:
+            sequence.hold.published = 0
+        self.note_truncated(sequence.hold)
+        self.note_duplicates(sequence.hold, False)
+
+    cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept:
+        """Release the receipt of a sequence that was removed."""
+        self.tree.release_raw(sequence.hold.receipt, hint)
+        self.num_truncated -= sequence.hold.truncated_inside_block
+        sequence.hold.truncated_inside_block = False
+        self.note_duplicates(sequence.hold, False)
+
+    cdef void note_truncated(self, PrefixHold hold) noexcept:
+        cdef bint is_inside = self.tree.depth_raw(hold.receipt) > hold.published
+        self.num_truncated += <int32_t>is_inside - <int32_t>hold.truncated_inside_block
+        hold.truncated_inside_block = is_inside
+
+    cdef void note_duplicates(self, PrefixHold hold, bint has_duplicates) noexcept:
+        self.num_duplicated += <int32_t>has_duplicates - <int32_t>hold.has_duplicates
+        hold.has_duplicates = has_duplicates
+
+    # -- blocks of a path ----------------------------------------------------------------------------------------
+
+    cdef int32_t own_block(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
+        """Return the block at an index of the sequence's row; 0 if the row has none."""
+        cdef Int32s row = self.tables.row_raw(sequence.row, self.groups[lane])
+        return row.data()[block_index] if <size_t>block_index < row.size() else 0
+
+    cdef int32_t shared_block(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
+        """Return the sequence's own block if it has exactly one other holder (the tree or another row); else 0."""
+        cdef int32_t block = self.own_block(sequence, block_index, lane)
+        return block if block != 0 and (<BlockPool>self.pools[lane]).ref_count_raw(block) == 2 else 0
+
+    cdef int32_t tree_block(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
+        """Return the tree's block at an index of the path that the receipt covers; 0 past its end."""
+        if self.tree.depth_raw(sequence.hold.receipt) <= block_index:
+            return 0
+        return self.tree.block_at_raw(sequence.hold.receipt, block_index, lane)
+
+    cdef int32_t substitute(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
+        """Replace the tree's block by the sequence's own block, or by a hole; return the number of freed blocks."""
+        cdef int32_t own = self.own_block(sequence, block_index, lane)
+        cdef BlockPool pool = <BlockPool>self.pools[lane]
+        if own != 0:
+            pool.share_raw(&own, 1)
+        cdef int32_t old = self.tree.replace_raw(sequence.hold.receipt, block_index, own, lane)
+        return pool.free_raw(&old, 1)
+
+    # -- for Python ----------------------------------------------------------------------------------------------
+
+    def figures(self):
+        """Return the fields of `CacheStats` that concern the prefix cache."""
+        names = [self.tree.components[component] for component in self.components]
+        return {
+            "num_cached_blocks": sum(self.tree.evictable(name) + self.tree.protected(name) for name in names),
+            "num_evicted_blocks": self.num_evicted_blocks,
+            "prefix_hits": self.num_hits,
+            "prefix_misses": self.num_misses,
+            "prefix_query_tokens": self.num_query_tokens,
+            "prefix_hit_tokens": self.num_hit_tokens,
+        }
+
+    def cached(self, int32_t group):
+        """Return every block of a group that the tree holds: int32, ascending, a new array."""
+        return self.tree.held_blocks(self.lane_of[group])
+
+    def match_length(self, ids, options, most):
+        """Return the number of tokens, up to `most`, that a sequence with these ids would reuse."""
+        return self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most).num_tokens
+
+    def check_invariants(self, sequences):
+        """Recount every block from the rows and the tree; `sequences` lists those of the cache."""
+        cdef Sequence sequence
+        self.tree.check_invariants()
+        for lane, group in enumerate(self.groups):
+            pool = self.pools[lane]
+            holders = np.bincount(self.tables.table(group).ravel(), minlength=pool.num_blocks)
+            holders[0] = 0
+            holders[self.tree.held_blocks(lane)] += 1
+            if not np.array_equal(holders, pool.ref_counts()):
+                raise PagecoreError(
+                    f"group {group}: reference counts do not match the holders (block tables + prefix tree)"
+                )
+        num_truncated = num_duplicated = 0
+        for sequence in sequences:
+            published = 0 if sequence.hold.published == INT32_MAX else sequence.hold.published
+            held = self.tree.depth_raw(sequence.hold.receipt)
+            if (
+                held < published
+                or (held > published) != sequence.hold.truncated_inside_block
+                or (sequence.row < 0 and held)
+            ):
+                raise PagecoreError(f"{sequence!r}: receipt covers {held} blocks but {published} were published")
+            num_truncated += sequence.hold.truncated_inside_block
+            num_duplicated += sequence.hold.has_duplicates
+        if (num_truncated, num_duplicated) != (self.num_truncated, self.num_duplicated):
+            raise PagecoreError(
+                f"{num_truncated} sequences truncated inside a block and {num_duplicated} with duplicates were found; "
+                f"the prefix cache counts {self.num_truncated} and {self.num_duplicated}"
+            )
+        if self.tree.num_receipts != len(sequences):
+            raise PagecoreError(f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences")

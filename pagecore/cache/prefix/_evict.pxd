@@ -1,0 +1,17 @@
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.cache.prefix._cache cimport PrefixCache
+
+# Subtract from `missing` the blocks of each group that eviction can free for a step in which `writers` write to the
+# blocks inside which they were truncated; `first_blocks` as in `StepPlan`.
+cdef void subtract_evictable(
+    PrefixCache prefix, vector[int64_t]& missing, list writers, const vector[int32_t]& first_blocks
+) noexcept
+
+# Evict until `left` blocks of each group are freed or nothing more can be evicted; subtract the freed blocks from
+# `left`, and return the number of blocks that the tree gave up.
+cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept
+
+# Evict every block that no row uses; return the number of freed blocks.
+cdef int64_t clear(PrefixCache prefix) noexcept

@@ -1,0 +1,197 @@
+"""Eviction: blocks that only the tree holds, counted and freed.
+
+Two kinds of blocks can be freed: those that the tree calls evictable, because no receipt covers them, and those that
+receipts cover but no row uses ("unused": duplicates, and blocks that a window has passed).
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libcpp.algorithm cimport fill
+from libcpp.span cimport span
+from libcpp.vector cimport vector
+
+from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.prefix._cache cimport PrefixCache
+from pagecore.cache.prefix._truncated cimport becomes_exclusive
+from pagecore.index._block_pool cimport BlockPool
+
+
+# -- count -------------------------------------------------------------------------------------------------------------
+
+
+cdef void count_evictable(PrefixCache prefix, vector[int64_t]& out) noexcept:
+    """Write the number of blocks of each group that eviction can free."""
+    cdef int32_t group
+    for group in range(prefix.num_lanes):
+        out[group] = prefix.tree.evictable_raw(prefix.components[group])
+    count_unused(prefix, prefix.counts)
+    for group in range(prefix.num_lanes):
+        out[group] += prefix.counts[group]
+
+
+cdef void subtract_evictable(
+    PrefixCache prefix, vector[int64_t]& missing, list writers, const vector[int32_t]& first_blocks
+) noexcept:
+    cdef int32_t group, lane
+    cdef bint is_short = False
+    for group in range(prefix.num_lanes):
+        missing[group] -= prefix.tree.evictable_raw(prefix.components[group])
+        is_short = is_short or missing[group] > 0
+    if not is_short:
+        return
+    count_unused(prefix, prefix.counts)
+    for group in range(prefix.num_lanes):
+        missing[group] -= prefix.counts[group]
+    for writer in writers:
+        for lane in range(prefix.num_lanes):
+            group = prefix.groups[lane]
+            if not first_blocks.empty() and (<Sequence>writer).hold.published < first_blocks[group]:
+                continue  # the step does not write to that block
+            missing[group] -= becomes_exclusive(prefix, <Sequence>writer, lane, writers)
+
+
+cdef void count_unused(PrefixCache prefix, vector[int64_t]& counts) noexcept:
+    """Count the unused blocks of each group, each block once."""
+    cdef int32_t lane, block, block_index
+    cdef uint64_t bit
+    fill(counts.begin(), counts.end(), 0)
+    if prefix.num_duplicated == 0 and prefix.num_seen.empty():
+        return
+    for lane in range(prefix.num_lanes):
+        fill(prefix.counted[lane].begin(), prefix.counted[lane].end(), 0)
+    for candidate in prefix.by_row:
+        if candidate is None or not may_have_unused(prefix, <Sequence>candidate):
+            continue
+        for lane in range(prefix.num_lanes):
+            find_unused(prefix, <Sequence>candidate, lane)
+            for block_index in prefix.block_indices:
+                block = prefix.ids[block_index]
+                bit = (<uint64_t>1) << (block & 63)
+                if prefix.counted[lane][block >> 6] & bit == 0:
+                    prefix.counted[lane][block >> 6] |= bit
+                    counts[prefix.groups[lane]] += 1
+
+
+cdef bint may_have_unused(PrefixCache prefix, Sequence sequence) noexcept:
+    return not prefix.num_seen.empty() or sequence.hold.has_duplicates
+
+
+cdef void find_unused(PrefixCache prefix, Sequence sequence, int32_t lane) noexcept:
+    """Write the indices of the unused blocks of a sequence's path to `block_indices`, and the path to `ids`."""
+    cdef int64_t end = prefix.tree.depth_raw(sequence.hold.receipt)
+    cdef int64_t first = 0
+    cdef int64_t last = end if sequence.hold.has_duplicates else 0
+    cdef int64_t seen
+    if lane >= prefix.num_full:
+        seen = prefix.num_seen[lane - prefix.num_full]
+        first = max(0, end - (max(seen, 1) + prefix.block_size - 1) // prefix.block_size)
+        if not sequence.hold.has_duplicates:
+            last = min(end, max(0, sequence.computed - seen) // prefix.block_size)
+    prefix.block_indices.clear()
+    if first >= last:
+        return
+    prefix.tree.copy_tail_raw(
+        sequence.hold.receipt, lane, span[int32_t](prefix.ids.data() + first, <size_t>(end - first))
+    )
+    (<BlockPool>prefix.pools[lane]).find_held_once_raw(
+        prefix.ids.data() + first, <size_t>(last - first), prefix.block_indices
+    )
+    for i in range(prefix.block_indices.size()):
+        prefix.block_indices[i] += <int32_t>first
+
+
+# -- free --------------------------------------------------------------------------------------------------------------
+
+
+cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept:
+    cdef int32_t group
+    cdef int64_t given_up = 0
+    cdef int64_t wanted = 0
+    cdef bint is_short = False
+    for group in range(prefix.num_lanes):
+        is_short = is_short or left[group] > prefix.tree.evictable_raw(prefix.components[group])
+    if is_short:
+        given_up += reclaim_unused(prefix, left)
+    for group in range(prefix.num_lanes):
+        if prefix.components[group] == 0:
+            wanted = max(wanted, left[group])
+    if wanted > 0:
+        given_up += evict(prefix, 0, wanted, left)
+    for group in range(prefix.num_lanes):
+        if prefix.components[group] != 0 and left[group] > 0:
+            given_up += evict(prefix, prefix.components[group], left[group], left)
+    return given_up
+
+
+cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector[int64_t]& left) noexcept:
+    """Evict up to `amount` blocks of a component; subtract the freed blocks of each group from `left`."""
+    cdef int32_t lane, freed
+    cdef int64_t evicted, given_up = 0
+    while amount > 0:
+        evicted = prefix.tree.evict_raw(component, amount)
+        if evicted == 0:
+            break
+        given_up += evicted
+        amount -= evicted
+        for lane in range(prefix.num_lanes):
+            freed = (<BlockPool>prefix.pools[lane]).free_raw(
+                prefix.tree.gone_raw[lane].data(), prefix.tree.gone_raw[lane].size()
+            )
+            left[prefix.groups[lane]] -= freed
+            prefix.num_evicted_blocks += freed
+    return given_up
+
+
+cdef int64_t reclaim_unused(PrefixCache prefix, vector[int64_t]& left) noexcept:
+    """Free unused blocks by substituting the sequences' own blocks for them in the tree."""
+    cdef int32_t lane, group, block_index, freed
+    cdef int64_t given_up = 0
+    if prefix.num_duplicated == 0 and prefix.num_seen.empty():
+        return 0
+    for candidate in prefix.by_row:
+        if candidate is None or not may_have_unused(prefix, <Sequence>candidate):
+            continue
+        for lane in range(prefix.num_lanes):
+            group = prefix.groups[lane]
+            if left[group] <= 0:
+                continue
+            find_unused(prefix, <Sequence>candidate, lane)
+            for block_index in prefix.block_indices:
+                if left[group] <= 0:
+                    break
+                freed = prefix.substitute(<Sequence>candidate, block_index, lane)
+                left[group] -= freed
+                prefix.num_evicted_blocks += freed
+                given_up += 1
+    return given_up
+
+
+cdef int64_t clear(PrefixCache prefix) noexcept:
+    cdef int32_t group, component
+    cdef int64_t freed = 0
+    count_evictable(prefix, prefix.left)
+    for group in range(prefix.num_lanes):
+        freed += prefix.left[group]
+    reclaim_unused(prefix, prefix.left)
+    for component in range(<int32_t>prefix.num_seen.size() + 1):
+        evict(prefix, component, prefix.tree.evictable_raw(component), prefix.left)
+    for group in range(prefix.num_lanes):
+        freed -= prefix.left[group]
+    return freed
+
+
+# -- for Python --------------------------------------------------------------------------------------------------------
+
+
+def evictable(PrefixCache prefix not None):
+    """Return the number of blocks of each group that eviction can free, as a list of int."""
+    count_evictable(prefix, prefix.left)
+    return list(prefix.left)
+
+
+def lacking(PrefixCache prefix not None, missing, list writers not None):
+    """Return the blocks of each group that a step lacks after eviction; `writers` bring tokens to the step."""
+    cdef vector[int64_t] left = missing
+    cdef vector[int32_t] all_blocks
+    truncated = [each for each in writers if (<Sequence>each).hold.truncated_inside_block]
+    subtract_evictable(prefix, left, truncated, all_blocks)
+    return [max(0, count) for count in left]

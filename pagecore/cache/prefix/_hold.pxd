@@ -1,0 +1,26 @@
+from libc.stdint cimport int32_t
+from libcpp.vector cimport vector
+
+from pagecore.index._radix_query cimport Mark, RetentionHint
+from pagecore.index._radix_tree cimport RadixTree, Receipt
+
+
+cdef class PrefixHold:
+    cdef Receipt receipt
+    cdef vector[Mark] marks     # of the spans, up to the length of a row
+    cdef bint offers_whole      # published from the start each time: it has spans, or a value that the tree keeps
+    cdef double priority        # NaN for none
+    cdef double time_to_live    # infinite for none
+    cdef double rank            # NaN for none
+    # Number of its namespace in the tree; valid while the receipt is not empty, or within one call.
+    cdef int32_t namespace_number
+    # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: never publish it.
+    cdef int32_t published
+    # The sequence was truncated inside block `published`; the receipt still covers that block.
+    cdef bint truncated_inside_block
+    # The sequence owns blocks whose content the tree already has from another sequence.
+    cdef bint has_duplicates
+
+    # An empty hold with the same options.
+    cdef PrefixHold blank_copy(self)
+    cdef RetentionHint hint(self, double now) noexcept

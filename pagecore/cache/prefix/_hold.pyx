@@ -1,0 +1,54 @@
+"""The prefix cache's record of one sequence: its receipt, its published blocks and its retention options."""
+
+from libc.math cimport INFINITY, NAN
+from libc.stdint cimport int32_t
+
+from pagecore.index._namespace_key cimport key_of
+from pagecore.index._radix_query cimport RetentionHint, read_marks
+from pagecore.index._radix_tree cimport RadixTree
+
+
+cdef class PrefixHold:
+    """A sequence's hold on its published prefix; empty until `PrefixCache.attach` or `inherit` fills it.
+
+    Parameters
+    ----------
+    tree : RadixTree
+    options : RetentionOptions
+    max_blocks : int
+        Blocks that a row has room for. Spans are read up to there, since the sequence may grow into them.
+    """
+
+    def __cinit__(self, RadixTree tree=None, options=None, int32_t max_blocks=0):
+        self.priority = self.rank = NAN
+        self.time_to_live = INFINITY
+        if tree is None:
+            return
+        self.receipt = tree.blank_receipt(None if options.namespace is None else key_of(options.namespace))
+        self.offers_whole = options.spans is not None or tree.policy in ("priority", "rank")
+        if options.spans is not None:
+            read_marks(options.spans, tree.block_size, max_blocks, self.marks)
+        if options.priority is not None:
+            self.priority = options.priority
+        if options.time_to_live is not None:
+            self.time_to_live = options.time_to_live
+        if options.rank is not None:
+            self.rank = options.rank
+
+    cdef PrefixHold blank_copy(self):
+        cdef PrefixHold other = PrefixHold.__new__(PrefixHold)
+        other.receipt = self.receipt.tree.blank_receipt(self.receipt.key)
+        other.marks.assign(self.marks.begin(), self.marks.end())
+        other.offers_whole = self.offers_whole
+        other.priority = self.priority
+        other.time_to_live = self.time_to_live
+        other.rank = self.rank
+        other.namespace_number = self.namespace_number
+        return other
+
+    cdef RetentionHint hint(self, double now) noexcept:
+        cdef RetentionHint hint
+        hint.priority = self.priority
+        hint.expiry = INFINITY if self.time_to_live == INFINITY else now + self.time_to_live
+        hint.rank = self.rank
+        return hint

@@ -1,0 +1,153 @@
+"""The second half of a step: commit it, or undo everything that `take` did."""
+
+from libc.stdint cimport int32_t, int64_t
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.step._record cimport StepRecord
+from pagecore.index._integers cimport Integers, as_integers
+
+from pagecore.errors import ShapeError
+
+
+cdef int commit(StepRecord step, object accepted) except -1:
+    cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
+    cdef Py_ssize_t live
+    _guard = Held(step.state.lock)
+    step.state.begin()
+    step.require_in_flight("committed")
+    step.state.wait_for(step)
+    step.require_in_flight("committed")
+    read_accepted(step, given)
+    if step.state.prefix is not None:
+        step.state.prefix.number_namespaces(step.live())
+    # From here on nothing fails.
+    live = step.list_live(True)
+    if given is not None:
+        step.state.tables.truncate_raw(step.live_rows.data(), step.lengths.data(), live, True)
+    if step.plan.is_arrival:  # blocks that a window has passed were not written completely: they are not published
+        release_windows(step, live)
+    end_flight(step, True)
+    if not step.plan.is_arrival:
+        release_windows(step, live)
+    return 0
+
+
+cdef int abandon(StepRecord step) except -1:
+    _guard = Held(step.state.lock)
+    step.state.begin()
+    step.require_in_flight("abandoned")
+    step.state.wait_for(step)
+    step.require_in_flight("abandoned")
+    step.check_reachable()
+    step.skip_on_device(0, step.buffers.num_tokens)
+    undo_blocks(step)
+    return 0
+
+
+cdef int undo(StepRecord step) except -1:
+    if not step.in_flight:
+        return 0
+    step.has_uncopied = True
+    undo_blocks(step)
+    if step.staged is not None:
+        try:
+            step.staged.send_slots()  # padding by now
+        except Exception:  # the device has failed already, which is why the step is undone
+            pass
+    return 0
+
+
+cdef int give_up(StepRecord step) except -1:
+    if not step.in_flight:
+        return 0
+    undo_blocks(step)
+    if step.staged is not None:
+        try:
+            step.staged.check_reachable()
+            step.staged.send_slots()
+        except Exception:  # a stream that is captured or broken takes nothing; the batch is out of use anyway
+            pass
+    return 0
+
+
+cdef int read_accepted(StepRecord step, object accepted) except -1:
+    """Check and store the accepted count of each sequence; None accepts all tokens."""
+    cdef Integers given = accepted
+    cdef int32_t i, kept, count
+    if given is not None and not given.is_scalar and given.size != step.plan.num_sequences:
+        raise ShapeError(
+            f"accepted has {given.size} counts; give one for each of the {step.plan.num_sequences} sequences"
+        )
+    for i in range(step.plan.num_sequences):
+        count = step.plan.counts[i]
+        kept = count if given is None else given.data[0 if given.is_scalar else i]
+        if not 0 <= kept <= count:
+            raise ShapeError(
+                f"accepted[{i}] is {kept}; the step brought {count} tokens of that sequence: give 0 to {count}"
+            )
+        if step.plan.is_arrival and kept < count:
+            raise ShapeError(
+                f"accepted[{i}] is {kept} of the {count} tokens that arrived; an arrival has only the blocks that the "
+                "token after all of them sees: commit it whole, or abandon it"
+            )
+        step.accepted[i] = kept
+    return 0
+
+
+cdef int release_windows(StepRecord step, Py_ssize_t live) except -1:
+    """Release the blocks of each listed row that its next token does not see; `lengths` has the rows' lengths."""
+    cdef size_t i, k
+    for i in range(step.state.windows.size()):
+        for k in range(<size_t>live):
+            step.positions[k] = <int32_t>max(0, step.lengths[k] - (step.state.windows[i] - 1))
+        step.state.tables.release_before_raw(
+            step.live_rows.data(), step.state.window_groups[i], step.positions.data(), live
+        )
+    return 0
+
+
+cdef void end_flight(StepRecord step, bint is_kept) noexcept:
+    """End the flight of each live sequence; rejected ids, and all ids after them, are forgotten."""
+    cdef int32_t i
+    cdef Sequence sequence
+    for i in range(step.plan.num_sequences):
+        if not step.is_live(i):
+            continue
+        sequence = <Sequence>step.plan.sequences[i]
+        sequence.pending = -1
+        sequence.flight = None
+        if is_kept:
+            sequence.computed += step.accepted[i]
+            if step.accepted[i] < step.plan.counts[i]:
+                sequence.known = min(sequence.known, sequence.computed)
+            if step.state.prefix is not None:
+                step.state.prefix.publish_one(sequence, False)
+    step.in_flight = step.is_lost = step.is_device_stale = False
+
+
+cdef int undo_blocks(StepRecord step) except -1:
+    """Give back the blocks that the step took; its slots on the host become padding."""
+    cdef Py_ssize_t live
+    if step.has_uncopied:
+        undo_copies(step)
+    live = step.list_live(False)
+    step.state.tables.truncate_raw(step.live_rows.data(), step.lengths.data(), live, False)
+    step.buffers.native.skip_slots(0, step.buffers.num_tokens)
+    end_flight(step, False)
+    return 0
+
+
+cdef int undo_copies(StepRecord step) except -1:
+    """Restore the blocks that the rows held before copy-on-write, which has not run."""
+    cdef size_t group
+    for group in range(step.copies.size()):
+        if step.copies[group].size() > 0:
+            step.state.tables.undo_copies_raw(
+                step.plan.rows.data(), step.plan.num_sequences, <int64_t>group, step.copies[group].data(),
+                <Py_ssize_t>step.copies[group].size()
+            )
+            step.state.num_copied_blocks -= <int64_t>step.copies[group].size()
+            step.copies[group].clear()
+    step.has_uncopied = False
+    return 0

@@ -1,0 +1,33 @@
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libcpp.vector cimport vector
+
+from pagecore.cache._state cimport CacheState
+
+
+cdef class StepPlan:
+    cdef readonly CacheState state
+    cdef list sequences
+    cdef readonly int32_t num_sequences
+    cdef readonly int64_t num_tokens
+    cdef readonly bint is_arrival
+    cdef uint64_t num_fills
+    # One entry for each sequence; the vectors may be longer.
+    cdef vector[int32_t] rows
+    cdef vector[int32_t] counts
+    cdef vector[int32_t] first_blocks  # of an arrival: the first block that each group takes; else empty
+    cdef vector[int64_t] missing       # of each group
+    cdef vector[int32_t] converted     # scratch of `fill`
+
+    cdef int reserve(self, size_t num_sequences) except -1
+    # Checks and stores the sequences of a step and their counts.
+    cdef int fill(
+        self, list sequences, object counts, bint is_arrival, int64_t max_sequences, int64_t max_tokens
+    ) except -1
+    # Checks the stored sequences again, after code of the caller may have run.
+    cdef int recheck(self) except -1
+    cdef int64_t convert(self, object counts, int32_t num_sequences) except -1
+    cdef int list_rows(self) except -1
+    # The sequences with new tokens that were truncated inside a block which they share with the tree.
+    cdef list list_writers(self)
+    # Counts the blocks that each group lacks, evictable ones subtracted; returns True if no group lacks any.
+    cdef bint count_missing(self, list writers) except -1

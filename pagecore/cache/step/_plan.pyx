@@ -1,0 +1,160 @@
+"""The plan of a step: its sequences, their numbers of new tokens, and the blocks that those need."""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require_each
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.prefix._evict cimport subtract_evictable
+from pagecore.index._integers cimport Integers, as_int64, as_integers
+
+from pagecore.cache._sequence import as_list
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
+
+
+cdef class StepPlan:
+    """The sequences of a step and the number of tokens that each brings.
+
+    Attributes
+    ----------
+    num_sequences, num_tokens : int
+    is_arrival : bool
+        The step is one sequence whose tokens were computed elsewhere.
+    """
+
+    def __cinit__(self, CacheState state not None):
+        self.state = state
+        self.sequences = []
+        self.first_blocks.reserve(<size_t>state.tables.num_groups)
+        self.missing.resize(<size_t>state.tables.num_groups)
+
+    cdef int reserve(self, size_t num_sequences) except -1:
+        if num_sequences > self.rows.size():
+            self.rows.resize(num_sequences)
+            self.counts.resize(num_sequences)
+            self.converted.resize(num_sequences)
+        return 0
+
+    cdef int fill(
+        self, list sequences, object counts, bint is_arrival, int64_t max_sequences, int64_t max_tokens
+    ) except -1:
+        cdef list checked
+        cdef int64_t num_tokens
+        cdef uint64_t number
+        cdef int32_t i
+        if len(sequences) > max_sequences:
+            raise ShapeError(f"{len(sequences)} sequences are given; the batch has room for {max_sequences}")
+        self.reserve(len(sequences))
+        self.num_fills += 1
+        number = self.num_fills
+        num_tokens = self.convert(counts, <int32_t>len(sequences))
+        if num_tokens > max_tokens:
+            raise ShapeError(f"the step has {num_tokens} tokens; the batch has room for {max_tokens}")
+        checked = require_each(self.state, sequences, True)
+        if self.num_fills != number:
+            raise InvalidSequence("converting the counts prepared the same batch; pass plain integers as counts")
+        self.sequences = checked
+        self.num_sequences = <int32_t>len(checked)
+        self.num_tokens = num_tokens
+        self.is_arrival = is_arrival
+        for i in range(self.num_sequences):
+            self.counts[i] = self.converted[i]
+        return self.list_rows()
+
+    cdef int recheck(self) except -1:
+        require_each(self.state, self.sequences, True)
+        return self.list_rows()
+
+    cdef int list_rows(self) except -1:
+        cdef int32_t i
+        for i in range(self.num_sequences):
+            self.rows[i] = (<Sequence>self.sequences[i]).row
+        self.first_blocks.clear()
+        if self.is_arrival:
+            self.state.list_first_visible(
+                <int64_t>(<Sequence>self.sequences[0]).computed + self.counts[0], self.first_blocks
+            )
+        return 0
+
+    cdef int64_t convert(self, object counts, int32_t num_sequences) except -1:
+        """Convert the counts, an int for all sequences or one for each; return their sum."""
+        cdef Integers given
+        cdef int64_t total = 0
+        cdef int32_t i
+        if type(counts) is list or type(counts) is tuple:
+            # One by one: for the few numbers of a step that is faster than an array.
+            check_size(len(counts), num_sequences)
+            try:
+                for i in range(num_sequences):
+                    self.converted[i] = checked_count(as_int64(counts[i], "count"))
+            except UnsupportedDtype:
+                as_integers(counts, "count", ShapeError)  # raises ShapeError for nested lists
+                raise
+        else:
+            given = as_integers(counts, "count", ShapeError)
+            if not given.is_scalar:
+                check_size(given.size, num_sequences)
+            for i in range(num_sequences):
+                self.converted[i] = checked_count(given.data[0] if given.is_scalar else given.data[i])
+        for i in range(num_sequences):
+            total += self.converted[i]
+        return total
+
+    cdef list list_writers(self):
+        cdef list writers = []
+        cdef int32_t i
+        if self.state.prefix is not None and self.state.prefix.num_truncated:
+            for i in range(self.num_sequences):
+                if self.counts[i] > 0 and (<Sequence>self.sequences[i]).hold.truncated_inside_block:
+                    writers.append(self.sequences[i])
+        return writers
+
+    cdef bint count_missing(self, list writers) except -1:
+        cdef size_t group
+        self.state.tables.shortage_raw(
+            self.rows.data(), self.counts.data(), self.num_sequences, self.missing, self.first_blocks
+        )
+        if self.state.prefix is not None:
+            subtract_evictable(self.state.prefix, self.missing, writers, self.first_blocks)
+        for group in range(self.missing.size()):
+            if self.missing[group] > 0:
+                return False
+        return True
+
+    def has_room(self):
+        """Return True if the blocks of the step are free or can be freed by eviction."""
+        return self.count_missing(self.list_writers())
+
+
+cdef int check_size(Py_ssize_t size, int32_t num_sequences) except -1:
+    if size != num_sequences:
+        raise ShapeError(f"{size} counts are given for {num_sequences} sequences; give one for each")
+    return 0
+
+
+cdef int32_t checked_count(int64_t count) except -1:
+    if not 0 <= count <= INT32_MAX:
+        raise ShapeError(f"a count is {count}; counts are 0 to {INT32_MAX}")
+    return <int32_t>count
+
+
+def plan_step(CacheState state not None, list sequences not None, counts, bint is_arrival=False):
+    """Return the plan of a step of any size; call it under the lock of the cache."""
+    cdef StepPlan plan = StepPlan(state)
+    plan.fill(sequences, counts, is_arrival, INT32_MAX, INT32_MAX)
+    return plan
+
+
+def shortage(CacheState state not None, sequences, counts):
+    """Return the number of blocks that each group lacks for a step, counting free and evictable blocks."""
+    cdef StepPlan plan
+    cdef size_t group
+    cdef list listed = as_list(sequences)
+    _guard = Held(state.lock)
+    state.sweep()
+    plan = plan_step(state, listed, counts)
+    plan.has_room()
+    lacking = []
+    for group in range(plan.missing.size()):
+        lacking.append(max(0, plan.missing[group]))
+    return lacking

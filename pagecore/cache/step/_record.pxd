@@ -1,0 +1,44 @@
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.cache._sequence cimport Sequence
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.step._plan cimport StepPlan
+from pagecore.index._block_tables cimport BlockCopy, StepBuffers
+
+
+cdef class StepRecord:
+    cdef readonly StepBuffers buffers
+    cdef readonly CacheState state
+    cdef StepPlan plan             # of the last load
+    cdef readonly bint in_flight   # prepared, and neither committed nor abandoned yet
+    cdef readonly bint is_lost     # its batch was collected
+    cdef bint has_uncopied         # its copies on write have not run yet
+    cdef bint is_device_stale      # the device may have padding for slots that the host still has
+    cdef public object staged      # StagedPart of a batch on a device; None on the host
+    # Scratch of max_sequences entries each, so that a step does not allocate.
+    cdef vector[int32_t] accepted
+    cdef vector[int32_t] live_rows
+    cdef vector[int32_t] lengths
+    cdef vector[int32_t] positions
+    cdef vector[vector[BlockCopy]] copies  # copies on write of each group
+    cdef vector[int32_t] held              # in a cache that scrubs: blocks of the rows before the step, see `Tenants`
+    cdef vector[vector[BlockCopy]] stale   # blocks of each group to be zeroed, as targets of a copy
+    cdef vector[size_t] users              # threads that currently write or attend with the step
+
+    cdef list pair_arrays(self, const vector[vector[BlockCopy]]& pairs)
+    cdef bint has_stale(self) noexcept
+    cdef int require_in_flight(self, str verb) except -1
+    cdef bint is_live(self, int32_t index) noexcept
+    cdef list live(self)
+    # Writes the rows of the live sequences and their lengths after the step; returns their number.
+    cdef Py_ssize_t list_live(self, bint is_kept) noexcept
+    # Index of the first token of a sequence in the flat arrays of the step.
+    cdef int32_t first_token(self, int32_t index) noexcept
+    # Raises DeviceError if changes of the step would now be recorded in a graph.
+    cdef int check_reachable(self) except -1
+    # Sends padding for the slots of tokens [first, last) to the device; the host's slots follow after that.
+    cdef int skip_on_device(self, int32_t first, int32_t last) except -1
+    # The slots of a sequence that is removed become padding: first those on the device, then those on the host.
+    cdef int skip_sequence_on_device(self, Sequence sequence) except -1
+    cdef void skip_sequence(self, Sequence sequence) noexcept

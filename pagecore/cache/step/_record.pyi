@@ -1,0 +1,20 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache._state import CacheState
+from pagecore.cache.step._plan import StepPlan
+from pagecore.cache.step.staged import StagedPart
+from pagecore.index import StepBuffers
+
+class StepRecord:
+    staged: StagedPart | None
+    def __init__(self, state: CacheState, buffers: StepBuffers, plan: StepPlan | None = None) -> None: ...
+    @property
+    def buffers(self) -> StepBuffers: ...
+    @property
+    def state(self) -> CacheState: ...
+    @property
+    def in_flight(self) -> bool: ...
+    @property
+    def is_lost(self) -> bool: ...
+    def copied(self) -> tuple[NDArray[np.int32], ...]: ...

@@ -1,0 +1,123 @@
+"""The record of one step: its plan, its buffers, and everything that must be undone if it fails."""
+
+from libc.stdint cimport int32_t
+from libc.string cimport memcpy
+from libcpp.vector cimport vector
+
+from pagecore.cache._sequence cimport Sequence
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.step._plan cimport StepPlan
+from pagecore.index._block_tables cimport BlockCopy, StepBuffers
+from pagecore.index._integers cimport new_int32
+
+from pagecore.errors import InvalidSequence
+
+
+cdef class StepRecord:
+    """The data of a step, which `take`, `commit` and `abandon` change.
+
+    Parameters
+    ----------
+    state : CacheState
+    buffers : StepBuffers
+    plan : StepPlan, optional
+        The plan of the first step; an empty plan by default.
+    """
+
+    def __cinit__(self, CacheState state not None, StepBuffers buffers not None, StepPlan plan=None):
+        cdef size_t size = <size_t>max(1, buffers.max_sequences)
+        cdef size_t group, num_groups = <size_t>buffers.num_groups
+        self.state = state
+        self.buffers = buffers
+        self.plan = StepPlan(state) if plan is None else plan
+        self.plan.reserve(size)
+        self.accepted.resize(size)
+        self.live_rows.resize(size)
+        self.lengths.resize(size)
+        self.positions.resize(size)
+        self.copies.resize(num_groups)
+        for group in range(num_groups):
+            self.copies[group].reserve(size)  # a row copies at most one block of a group
+
+    def copied(self):
+        """Return the copies on write of each group, in the order in which they must run: a tuple of int32 [n, 2]."""
+        return tuple(self.pair_arrays(self.copies))
+
+    cdef list pair_arrays(self, const vector[vector[BlockCopy]]& pairs):
+        cdef int32_t* data = NULL
+        cdef size_t group, size
+        arrays = []
+        for group in range(pairs.size()):
+            size = pairs[group].size()
+            array = new_int32(<Py_ssize_t>(2 * size), &data)
+            if size > 0:
+                memcpy(data, pairs[group].data(), size * sizeof(BlockCopy))
+            arrays.append(array.reshape(-1, 2))
+        return arrays
+
+    cdef bint has_stale(self) noexcept:
+        cdef size_t group
+        for group in range(self.stale.size()):
+            if self.stale[group].size() > 0:
+                return True
+        return False
+
+    # -- sequences -----------------------------------------------------------------------------------------------
+
+    cdef int require_in_flight(self, str verb) except -1:
+        if not self.in_flight:
+            raise InvalidSequence(
+                f"the batch has no step in flight; it can be {verb} once after each prepare"
+            )
+        return 0
+
+    cdef bint is_live(self, int32_t index) noexcept:
+        return (<Sequence>self.plan.sequences[index]).flight is self
+
+    cdef list live(self):
+        live = []
+        for each in self.plan.sequences:
+            if (<Sequence>each).flight is self:
+                live.append(each)
+        return live
+
+    cdef Py_ssize_t list_live(self, bint is_kept) noexcept:
+        cdef Py_ssize_t live = 0
+        cdef int32_t i
+        cdef Sequence sequence
+        for i in range(self.plan.num_sequences):
+            if self.is_live(i):
+                sequence = <Sequence>self.plan.sequences[i]
+                self.live_rows[live] = sequence.row
+                self.lengths[live] = sequence.computed + (self.accepted[i] if is_kept else 0)
+                live += 1
+        return live
+
+    cdef int32_t first_token(self, int32_t index) noexcept:
+        cdef int32_t i, total = 0
+        for i in range(index):
+            total += self.plan.counts[i]
+        return total
+
+    # -- on a device ---------------------------------------------------------------------------------------------
+
+    cdef int check_reachable(self) except -1:
+        if self.staged is not None:
+            self.staged.check_reachable()
+        return 0
+
+    cdef int skip_on_device(self, int32_t first, int32_t last) except -1:
+        if self.staged is not None:
+            self.is_device_stale = True
+            self.staged.send_slots(first, last)
+        return 0
+
+    cdef int skip_sequence_on_device(self, Sequence sequence) except -1:
+        cdef int32_t first = self.first_token(sequence.step_index)
+        self.check_reachable()
+        return self.skip_on_device(first, first + self.plan.counts[sequence.step_index])
+
+    cdef void skip_sequence(self, Sequence sequence) noexcept:
+        cdef int32_t first = self.first_token(sequence.step_index)
+        self.buffers.native.skip_slots(first, first + self.plan.counts[sequence.step_index])
+        self.is_device_stale = False

@@ -1,0 +1,110 @@
+"""The first half of a step: take its blocks, copy on write, fill its buffers and plan its attention."""
+
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy
+
+from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.prefix._evict cimport free_blocks
+from pagecore.cache.prefix._truncated cimport give_up_truncated
+from pagecore.cache.step._end cimport undo
+from pagecore.cache.step._plan cimport StepPlan
+from pagecore.cache.step._record cimport StepRecord
+from pagecore.ops._plan cimport AttentionPlan
+
+
+cdef bint take(StepRecord step, list plans, copy) except -1:
+    cdef list writers = step.plan.list_writers()
+    if step.state.prefix is not None and writers:
+        step.state.prefix.reserve_moves(len(writers))
+    if step.state.tenants is not None:
+        step.state.tenants.note_held(step.plan.sequences, step.held)
+    if not take_blocks(step, writers):
+        return False
+    # `writers` is empty if their truncated blocks had to be given up to make room. Otherwise that comes last, so that
+    # a step which is undone leaves the prefix cache unchanged.
+    begin_flight(step)
+    try:
+        if step.state.tenants is not None:
+            step.state.tenants.list_stale(step.plan.sequences, step.held, step.copies, step.stale)
+        if step.staged is not None or step.has_uncopied or step.has_stale():
+            copy(step.copied(), step.pair_arrays(step.stale))
+        if step.state.tenants is not None:
+            step.state.tenants.settle(step.plan.sequences, step.stale)
+        if step.staged is None:
+            for plan in plans:
+                replan(step, plan)
+    except BaseException:
+        undo(step)
+        raise
+    for writer in writers:
+        give_up_truncated(step.state.prefix, <Sequence>writer)
+    step.has_uncopied = False
+    return True
+
+
+cdef bint take_blocks(StepRecord step, list writers) except -1:
+    """Take the blocks of every group, evicting cached blocks where free ones are short; all or nothing."""
+    cdef StepPlan plan = step.plan
+    if try_prepare(step):
+        return True
+    if step.state.prefix is None or not plan.count_missing(writers):
+        return False
+    # Enough blocks can be freed: from here on nothing fails.
+    for writer in writers:
+        give_up_truncated(step.state.prefix, <Sequence>writer)
+    del writers[:]
+    while not try_prepare(step):
+        step.state.tables.shortage_raw(
+            plan.rows.data(), plan.counts.data(), plan.num_sequences, plan.missing, plan.first_blocks
+        )
+        if free_blocks(step.state.prefix, plan.missing) == 0:
+            return False
+    return True
+
+
+cdef bint try_prepare(StepRecord step) except -1:
+    cdef StepPlan plan = step.plan
+    return step.state.tables.try_prepare_raw(
+        plan.rows.data(), plan.counts.data(), plan.num_sequences, step.buffers, plan.first_blocks
+    )
+
+
+cdef int begin_flight(StepRecord step) except -1:
+    cdef size_t group
+    cdef int32_t i
+    cdef Sequence sequence
+    step.in_flight = True
+    step.has_uncopied = False
+    for i in range(step.plan.num_sequences):
+        sequence = <Sequence>step.plan.sequences[i]
+        sequence.pending = step.plan.counts[i]
+        sequence.flight = step
+        sequence.step_index = i
+    for group in range(step.copies.size()):
+        step.state.tables.take_copies_raw(<int64_t>group, step.copies[group])
+        step.has_uncopied = step.has_uncopied or step.copies[group].size() > 0
+        step.state.num_copied_blocks += <int64_t>step.copies[group].size()
+    fill_token_ids(step)
+    return 0
+
+
+cdef void fill_token_ids(StepRecord step) noexcept:
+    """Write the ids of the step's tokens; -1 for ids that are not known yet."""
+    cdef int32_t* out = step.buffers.token_ids_data
+    cdef int32_t i, k, count, known
+    cdef Sequence sequence
+    for i in range(step.plan.num_sequences):
+        sequence = <Sequence>step.plan.sequences[i]
+        count = step.plan.counts[i]
+        known = max(0, min(count, sequence.known - sequence.computed))
+        if known > 0:
+            memcpy(out, sequence.ids + sequence.computed, known * sizeof(int32_t))
+        for k in range(known, count):
+            out[k] = -1
+        out += count
+
+
+cdef int replan(StepRecord step, AttentionPlan plan) except -1:
+    """Plan the attention of one group for the prepared step; padding rows have no queries."""
+    plan.replan(step.buffers.cu_query_lens_data, step.buffers.seq_lens_data, step.buffers.max_sequences)
+    return 0

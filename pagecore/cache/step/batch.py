@@ -1,0 +1,161 @@
+"""The batch: the arrays that one forward pass needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays import Tensor
+from pagecore.cache._state import CacheState
+from pagecore.cache.layers import layer_number
+from pagecore.cache.step._step import BatchTicket, Step
+from pagecore.cache.step.arrays import arrays_of
+from pagecore.errors import InvalidSequence
+from pagecore.index import StepBuffers
+from pagecore.ops import AttentionPlan
+
+
+@dataclass(frozen=True)
+class BatchGroup:
+    """The part of a batch that one group of layers needs.
+
+    Attributes
+    ----------
+    slot_mapping : Tensor
+        int64 (or the cache's index dtype) ``[max_tokens]``: the slot of each new token; -1 for padding.
+    block_table : Tensor
+        int32 ``[cache.max_sequences + 1, max_blocks]``: the whole block table of the group, an alias of
+        `PagedKVCache.block_table`. `Batch.rows` lists the rows of the step.
+    plan : AttentionPlan or None
+        Plan of the step's attention; None if the spec does not specify its number of query heads.
+    """
+
+    slot_mapping: Tensor
+    block_table: Tensor
+    plan: AttentionPlan | None
+
+
+class Batch:
+    """The arrays of one forward pass, at fixed addresses, filled by `PagedKVCache.prepare`.
+
+    A batch serves `write` and `attend` from its prepare until its step is committed or abandoned. As a context manager
+    it abandons a step that is still in flight when an exception ends the block. A batch that is garbage-collected
+    abandons its step too.
+
+    A batch has room for `max_sequences` and `max_tokens`. Unused entries are padding: length 0, slot -1, and a row of
+    the block table that holds only null blocks. The arrays are Tensors that alias the batch:
+    ``numpy.asarray(batch.positions)`` and ``torch.from_dlpack(batch.positions)`` copy nothing. The next prepare with
+    this batch overwrites them. On CUDA they are device memory, which that prepare overwrites in the order of its
+    stream. Keep a batch on CUDA, and its cache, alive until the device has finished the work that uses them.
+
+    Attributes
+    ----------
+    rows : Tensor, int32 [max_sequences]
+        Row of each sequence in the block tables.
+    query_lens, seq_lens : Tensor, int32 [max_sequences]
+        New tokens of each sequence, and its length including them.
+    cu_query_lens : Tensor, int32 [max_sequences + 1]
+        Start of each sequence's new tokens in the flat arrays.
+    positions : Tensor, int32 [max_tokens]
+        Position of each new token in its sequence.
+    token_ids : Tensor, int32 [max_tokens]
+        Id of each new token that was known when the step was prepared; -1 for the others.
+    host : StepArrays
+        The same arrays on the host, from which those on the device were copied.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        layer_groups: list[int],
+        tables: list[Tensor],
+        plans: list[AttentionPlan | None],
+    ):
+        self._step = step
+        self._ticket = BatchTicket(step)
+        self._layer_groups = layer_groups
+        self.host = arrays_of(step.buffers)
+        arrays = self.host if step.staged is None else step.staged.arrays
+        self.rows = arrays.rows
+        self.query_lens = arrays.query_lens
+        self.cu_query_lens = arrays.cu_query_lens
+        self.seq_lens = arrays.seq_lens
+        self.positions = arrays.positions
+        self.token_ids = arrays.token_ids
+        self._groups = [BatchGroup(*parts) for parts in zip(arrays.slot_mappings, tables, plans, strict=True)]
+
+    @property
+    def max_sequences(self) -> int:
+        """Number of sequences that the batch has room for."""
+        return self._buffers.max_sequences
+
+    @property
+    def max_tokens(self) -> int:
+        """Number of new tokens that the batch has room for."""
+        return self._buffers.max_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences of the step."""
+        return self._buffers.num_sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of new tokens of the step."""
+        return self._buffers.num_tokens
+
+    @property
+    def in_flight(self) -> bool:
+        """True while a prepared step has been neither committed nor abandoned."""
+        return self._step.in_flight
+
+    def group(self, layer: int) -> BatchGroup:
+        """Return the slot mapping, block table and plan of the group of a model layer.
+
+        Raises
+        ------
+        ShapeError
+            The cache does not have that layer.
+        """
+        return self._groups[self._group_of(layer)]
+
+    def copied_blocks(self, layer: int) -> NDArray[np.int32]:
+        """Return the copies on write of the step in the pool of a model layer: (source, target), int32 ``[n, 2]``.
+
+        A cache that holds bytes has already copied them. With ``device="none"`` the owner of the bytes copies them, in
+        this order and in every layer of the group, before the step writes.
+        """
+        return self._step.copied()[self._group_of(layer)]
+
+    def _group_of(self, layer: int) -> int:
+        return self._layer_groups[layer_number(layer, len(self._layer_groups))]
+
+    @property
+    def _buffers(self) -> StepBuffers:
+        return self._step.buffers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self.in_flight:
+            self._step.abandon()
+
+    def __repr__(self) -> str:
+        sequences = f"{self.num_sequences} of {self.max_sequences} sequences"
+        return f"Batch({sequences}, {self.num_tokens} of {self.max_tokens} tokens)"
+
+
+def own_batch(state: CacheState, batch: Batch) -> Batch:
+    """Return a batch of the cache with this state; raise InvalidSequence for anything else."""
+    if not isinstance(batch, Batch) or batch._step.state is not state:
+        raise InvalidSequence(f"expected a batch of this cache (from prepare or make_batch), got {batch!r}")
+    return batch
+
+
+def own_step(state: CacheState, batch: Batch) -> Step:
+    """Return the step of a batch of the cache with this state; raise InvalidSequence for anything else."""
+    return own_batch(state, batch)._step

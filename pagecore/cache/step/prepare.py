@@ -1,0 +1,115 @@
+"""Preparation of a step: its batch, its blocks, copy-on-write and the plans of its attention.
+
+Everything here runs under the lock of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.cache._sequence import Sequence, as_list
+from pagecore.cache.limits import with_evictable
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.step._plan import StepPlan, plan_step
+from pagecore.cache.step._step import Step
+from pagecore.cache.step.batch import Batch, own_batch
+from pagecore.cache.step.staged import StagedPart
+from pagecore.cache.step.staging import StagedBatch
+from pagecore.errors import OutOfBlocks, UnsupportedOption
+from pagecore.index import StepBuffers
+from pagecore.ops import AttentionPlan
+
+Pairs = NDArray[np.int32]
+Load = tuple[list[Sequence], ArrayLike, bool]
+Ready = tuple[Batch, Step, Load | None, list[AttentionPlan], Callable[[tuple[Pairs, ...], list[Pairs]], None]]
+
+
+def ready(
+    parts: CacheParts,
+    sequences: Listed[Sequence],
+    counts: ArrayLike,
+    out: Batch | None,
+    stream: object,
+    is_arrival: bool = False,
+) -> Ready | None:
+    """Return the batch of a step and the other arguments of `take_step`; None if blocks are short.
+
+    Without `out` the step is planned and its blocks are counted first, so that a wrong count allocates no arrays. The
+    new batch then has exactly the size of the step.
+    """
+    handle = None
+    if parts.staging is not None:
+        handle = parts.staging.stream_of(stream)
+    elif stream is not None:
+        raise UnsupportedOption(f"stream is {stream!r}; a cache on {parts.device!r} has no streams: leave it out")
+    listed = as_list(sequences)
+    load: Load | None = None
+    if out is None:
+        plan = plan_step(parts.state, listed, counts, is_arrival)
+        if not plan.has_room():
+            return None
+        batch = new_batch(parts, max(1, plan.num_sequences), max(1, plan.num_tokens), handle, plan)
+    else:
+        batch, load = own_batch(parts.state, out), (listed, counts, is_arrival)
+    # An arrival does not attend.
+    plans = [] if is_arrival else [group.plan for group in batch._groups if group.plan is not None]
+    return batch, batch._step, load, plans, partial(_copy, parts, batch._step.staged, handle)
+
+
+def refusal(parts: CacheParts) -> OutOfBlocks:
+    """Return the error that says why the last step could not be taken."""
+    try:
+        parts.tables.refuse()
+    except OutOfBlocks as error:
+        return error if parts.prefix is None else with_evictable(error, evictable(parts.prefix))
+
+
+def new_batch(
+    parts: CacheParts,
+    max_sequences: int,
+    max_tokens: int,
+    stream: int | None = None,
+    plan: StepPlan | None = None,
+) -> Batch:
+    """Return a batch of a cache.
+
+    Parameters
+    ----------
+    stream : int, optional
+        Stream of the only step of the batch; None for a batch of any number of steps.
+    plan : StepPlan, optional
+        Plan of the first step.
+    """
+    buffers = StepBuffers(max_sequences, max_tokens, parts.num_groups, parts.index_dtype)
+    step = Step(parts.state, buffers, plan)
+    plans = [ops.plan() for ops in parts.group_ops]
+    if parts.staging is not None:
+        pairs = zip(plans, parts.group_ops, strict=True)
+        staged = [(attention, ops.value_dim) for attention, ops in pairs if attention is not None]
+        step.staged = StagedBatch(parts.staging, buffers, staged, stream)
+    return Batch(step, [layer.group for layer in parts.layers], parts.block_tables, plans)
+
+
+def _copy(
+    parts: CacheParts, staged: StagedPart | None, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]
+) -> None:
+    """Zero the blocks that another namespace used last, then copy the shared blocks that the step writes to.
+
+    On a device, first send everything else that the step needs.
+    """
+    if staged is not None:
+        assert stream is not None
+        staged.send(copies, stale, parts.store, stream)
+        return
+    for group, pairs in enumerate(stale):
+        if len(pairs):
+            parts.store.zero(group, pairs)
+    for group, pairs in enumerate(copies):
+        if len(pairs):
+            parts.store.copy(group, pairs)

@@ -1,0 +1,21 @@
+"""Write and attend of a prepared step; `Step.run` calls them while the step is in flight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.step.batch import Batch
+
+
+def write_step(parts: CacheParts, layer: int, key: Any, value: Any, batch: Batch, stream: object) -> None:
+    """Write the step's keys and values of a model layer; see `PagedKVCache.write`."""
+    place, ops = parts.layer(layer), parts.ops_of(layer)
+    ops.write(parts.store.pool(place), place.index, key, value, batch, batch._groups[place.group], stream)
+
+
+def attend_step(parts: CacheParts, layer: int, query: Any, batch: Batch, options: dict[str, Any]) -> Any:
+    """Return the attention of the step's queries at a model layer; see `PagedKVCache.attend`."""
+    batch._step.require_computed_here()
+    place, ops = parts.layer(layer), parts.ops_of(layer)
+    return ops.attend(parts.store.pool(place), place.index, query, batch, batch._groups[place.group], options)

@@ -1,0 +1,31 @@
+"""The interface through which a step reaches its arrays on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache.step.arrays import StepArrays
+from pagecore.cache.store import Store
+
+
+class StagedPart(Protocol):
+    """Device memory of a batch, and the transfers that fill it; `StagedBatch` implements it for CUDA."""
+
+    @property
+    def arrays(self) -> StepArrays:
+        """The arrays of the batch on the device, at fixed addresses."""
+
+    def send(
+        self, copies: Listed[NDArray[np.int32]], stale: Listed[NDArray[np.int32]], store: Store, stream: int
+    ) -> None:
+        """Send a prepared step and all changes of the block tables; zero and copy blocks. See `StagedBatch.send`."""
+
+    def send_slots(self, first: int = 0, last: int = 0) -> None:
+        """Send the slot mappings again, with padding for the slots of tokens [first, last)."""
+
+    def check_reachable(self) -> None:
+        """Raise DeviceError if work that is submitted now would be recorded in a graph."""

@@ -1,0 +1,245 @@
+"""Staging of a step on CUDA: one pinned copy to the device, and a kernel that applies the changed table entries.
+
+    host      arrays of the step, plans, copies on write, changed table entries ──► a slot of pinned memory
+    device                                                                               │ one copy
+              all of it at the batch's fixed addresses                             ◄─────┘
+              key and value              ◄── transfer_blocks ──── zeros for blocks of another namespace, with scrub
+              key and value              ◄── copy_blocks ──────── copies on write
+              block tables, row lengths  ◄── scatter_entries ──── changed entries
+
+If more entries have changed than a batch has room for, further rounds send only changes. All work goes to one stream,
+or to another stream that waits for it, and the host does not wait. Each step therefore reads the data that was sent for
+it, until the next step is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays import Tensor, cuda, empty, strided, zeros
+from pagecore.arrays.devices import check_device, device_index
+from pagecore.arrays.pinned import PinnedRing
+from pagecore.arrays.streams import note_work, stream_handle
+from pagecore.cache.step._staging import (
+    COUNT_BYTES,
+    ENTRY_BYTES,
+    fix_plan,
+    image_nbytes,
+    image_offset,
+    pack_changes,
+    pack_image,
+    pack_pairs,
+    pack_plan,
+    pad_slots,
+    place_plan,
+)
+from pagecore.cache.step.arrays import arrays_of
+from pagecore.cache.store import Store
+from pagecore.errors import DeviceError
+from pagecore.index import BlockTables, StepBuffers
+from pagecore.ops import AttentionPlan
+from pagecore.ops.cuda._moves import scatter_entries
+from pagecore.storage.checks import ceil_div
+
+# Entries in addition to those of a usual step: forked and removed rows change many.
+SPARE_ENTRIES = 1024
+# Alignment of the parts of a batch's memory, in bytes.
+ALIGNMENT = 256
+PAIR_BYTES = 8
+
+
+class Staging:
+    """The device's copy of a cache's block tables, and the pinned memory through which it is updated.
+
+    Attributes
+    ----------
+    device : int
+    block_tables : list of Tensor
+        int32 ``[max_sequences + 1, max_blocks]`` for each group, as of the last step that was sent.
+    row_lengths : Tensor
+        int32 ``[max_sequences + 1]``, as of the last step that was sent.
+    stream : int
+        Stream of the last step; later work waits for it, also on another stream.
+    """
+
+    def __init__(self, tables: BlockTables, device: str) -> None:
+        index = device_index(device)
+        assert index is not None
+        check_device(index)
+        self.device = index
+        self.tables = tables
+        self.runtime = cuda.runtime()
+        self.ring = PinnedRing(self.runtime, index)
+        self.stream = self.runtime.current_stream(index)
+        self._passed = self.runtime.make_event(index)
+        rows, width = tables.max_sequences + 1, tables.max_blocks_per_sequence
+        tables.follow_changes()
+        self.memory = zeros((tables.num_groups * rows * width + rows,), "int32", device)
+        self.block_tables = [
+            self.memory[first : first + rows * width].reshape(rows, width)
+            for first in range(0, tables.num_groups * rows * width, rows * width)
+        ]
+        self.row_lengths = self.memory[tables.num_groups * rows * width :]
+        self._is_lost = False
+
+    def stream_of(self, stream: object) -> int:
+        """Return the handle of the stream of a step; None is CuPy's current stream."""
+        handle = stream_handle(stream, None, self.device)
+        self.refuse_captured(handle)
+        if handle != self.stream:
+            self.refuse_captured(self.stream)
+        return handle
+
+    def refuse_captured(self, stream: int) -> None:
+        """Raise DeviceError if the stream is being captured into a graph."""
+        if self.runtime.is_capturing(stream):
+            raise DeviceError(
+                f"stream {stream:#x} is being captured: a graph can use a step, but not prepare, undo or swap one; do "
+                "that before the capture begins, or after it"
+            )
+
+    def switch_stream(self, stream: int) -> None:
+        """Make `stream` current; its work waits for everything submitted to the previous stream."""
+        if stream != self.stream:
+            self._passed.record(self.stream)
+            self.runtime.wait_event(stream, self._passed)
+            self.stream = stream
+
+    def begin_sending(self) -> None:
+        """Start a transfer of table changes; unless end_sending follows, the next one sends all tables again."""
+        if self._is_lost:
+            self.runtime.fill(self.memory.pointer, 0, self.memory.nbytes, self.stream)
+            self.tables.follow_changes()
+        self._is_lost = True
+
+    def end_sending(self) -> None:
+        """Note that all changes taken since begin_sending were submitted."""
+        self._is_lost = False
+
+    def apply(self, address: int, capacity: int) -> None:
+        """Submit the kernel that applies the changes at a device address to the tables."""
+        scatter_entries(address + COUNT_BYTES, address, capacity, self.memory, self.stream)
+
+
+class StagedBatch:
+    """A batch's memory on the device, in one allocation; implements `StagedPart`.
+
+        image of the StepBuffers arrays | plans | copies of each group | number of changes | changes
+
+    Parameters
+    ----------
+    staging : Staging
+    buffers : StepBuffers
+    plans : list of (AttentionPlan, int)
+        Plan and value width of each group that has a plan.
+    stream : int, optional
+        Stream of the only step of the batch; None for a batch of any number of steps.
+
+    Attributes
+    ----------
+    arrays : StepArrays
+        Arrays on the device, at fixed addresses.
+    """
+
+    def __init__(
+        self, staging: Staging, buffers: StepBuffers, plans: Listed[tuple[AttentionPlan, int]], stream: int | None
+    ) -> None:
+        self._staging = staging
+        self._buffers = buffers
+        self._plans: list[tuple[AttentionPlan, int]] = []
+        self._changes = aligned(image_nbytes(buffers))
+        for plan, _ in plans:
+            self._plans.append((plan, self._changes))
+            self._changes += aligned(fix_plan(buffers, plan))
+        # A row copies at most one block of a group: the block to which it appends.
+        most = aligned(buffers.max_sequences * PAIR_BYTES)
+        self._copies = [self._changes + group * most for group in range(buffers.num_groups)]
+        self._changes += buffers.num_groups * most
+        self._capacity = usual_changes(staging.tables, buffers) + SPARE_ENTRIES
+        num_bytes = self._changes + COUNT_BYTES + self._capacity * ENTRY_BYTES
+        # The memory of a single-step batch is used by one stream. For any other batch the host waits once, below, so
+        # that every stream may use the memory.
+        self._memory = empty((num_bytes,), "uint8", f"cuda:{staging.device}", stream=stream)
+        self.arrays = arrays_of(buffers, self._on_device)
+        staging.ring.reserve(num_bytes)
+        self._stream = staging.stream if stream is None else stream
+        for (plan, value_dim), (_, offset) in zip(plans, self._plans, strict=True):
+            place_plan(plan, self._memory.pointer + offset, value_dim, self._stream)
+        if stream is None:
+            self.send_image(0)
+            staging.runtime.synchronize(self._stream, staging.device)
+
+    def send(
+        self, copies: Listed[NDArray[np.int32]], stale: Listed[NDArray[np.int32]], store: Store, stream: int
+    ) -> None:
+        """Submit the prepared step, the changed table entries and the block copies to a stream.
+
+        Parameters
+        ----------
+        copies : list of int32 [n, 2]
+            Copies on write of each group, for `Store.copy`; the list may be empty.
+        stale : list of int32 [n, 2]
+            Blocks of each group to zero before the copies, for `Store.zero`; the list may be empty.
+        """
+        staging, target = self._staging, self._memory.pointer
+        staging.switch_stream(stream)
+        self._stream = stream
+        slot, begin = staging.ring.take(), 0
+        pack_image(self._buffers, slot.address)
+        for plan, offset in self._plans:
+            pack_plan(self._buffers, plan, slot.address + offset)
+        copied = [(group, pairs) for group, pairs in enumerate(copies) if len(pairs)]
+        for group, pairs in copied:
+            assert len(pairs) <= self._buffers.max_sequences
+            pack_pairs(pairs, slot.address + self._copies[group])
+        staging.begin_sending()
+        while True:
+            count = pack_changes(staging.tables, slot.address + self._changes, self._capacity)
+            slot.send(begin, self._changes + COUNT_BYTES + count * ENTRY_BYTES, target + begin, self._stream)
+            if count:
+                staging.apply(target + self._changes, self._capacity)
+            if count < self._capacity:
+                break
+            slot, begin = staging.ring.take(), self._changes
+        staging.end_sending()
+        for group, pairs in enumerate(stale):
+            if len(pairs):
+                store.zero(group, pairs, self._stream)
+        for group, pairs in copied:
+            on_device = strided(self._memory, pairs.shape, None, self._copies[group], "int32")
+            store.copy(group, on_device, self._stream)
+        note_work(self._memory, self._stream)
+
+    def check_reachable(self) -> None:
+        """Raise DeviceError if work that is submitted now would be recorded in a graph."""
+        self._staging.refuse_captured(self._stream)
+
+    def send_slots(self, first: int = 0, last: int = 0) -> None:
+        """Send the slot mappings again on the step's stream, with padding for the slots of tokens [first, last)."""
+        self.send_image(image_offset(self._buffers, self._buffers.slot_mappings[0]), first, last)
+
+    def send_image(self, begin: int, first: int = 0, last: int = 0) -> None:
+        """Send the image of the arrays from byte `begin` on, with padding for the slots of tokens [first, last)."""
+        slot = self._staging.ring.take()
+        pack_image(self._buffers, slot.address)
+        pad_slots(self._buffers, slot.address, first, last)
+        slot.send(begin, image_nbytes(self._buffers), self._memory.pointer + begin, self._stream)
+
+    def _on_device(self, array: NDArray[Any]) -> Tensor:
+        offset = image_offset(self._buffers, array)
+        return strided(self._memory, array.shape, None, offset, str(array.dtype))
+
+
+def aligned(num_bytes: int) -> int:
+    """Return a size rounded up to `ALIGNMENT`."""
+    return ceil_div(num_bytes, ALIGNMENT) * ALIGNMENT
+
+
+def usual_changes(tables: BlockTables, buffers: StepBuffers) -> int:
+    """Return the maximum number of table entries that a step and the release of window blocks change."""
+    rows, tokens = buffers.max_sequences, buffers.max_tokens
+    return rows + sum(3 * rows + tokens // size for size in tables.block_sizes)

@@ -1,0 +1,225 @@
+"""Move sequences out of the blocks of a cache into a swap space, and back.
+
+Both functions take the lock of the cache, plan, copy the bytes into blocks that no sequence uses yet, and then commit
+by calls that cannot fail; see `CacheState`.
+"""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libcpp.span cimport span
+from libcpp.vector cimport vector
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require_each
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.prefix._evict cimport free_blocks
+from pagecore.cache.swap._stored cimport StoredBlocks, copy_vector
+from pagecore.cache.swap._transfer cimport Transfer
+from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._integers cimport const_int32
+
+from pagecore.cache._sequence import as_list
+from pagecore.errors import InvalidSequence, OutOfRows
+
+
+def swap_out(CacheState state not None, sequences, space, refuse, moves):
+    """Move the computed blocks of sequences into `space`; return None, or the error if the space lacks blocks.
+
+    Parameters
+    ----------
+    refuse : callable
+        ``refuse(needed, pools)`` returns an error if the pools of the space have too few blocks, else None.
+    moves : callable
+        ``moves(space, False)`` returns the argument of `Transfer.copy`.
+    """
+    cdef Transfer transfer
+    cdef vector[int32_t] rows
+    cdef Sequence sequence
+    cdef size_t i
+    sequences = as_list(sequences)
+    _guard = Held(state.lock)
+    state.begin()
+    transfer = Transfer(space, require_each(state, sequences, True), space.block_pools)
+    if state.prefix is not None:
+        state.prefix.number_namespaces(transfer.sequences)
+    transfer.old.resize(len(transfer.sequences))
+    for i in range(transfer.old.size()):
+        sequence = <Sequence>transfer.sequences[i]
+        rows.push_back(sequence.row)
+        read_row(state, sequence, transfer.old[i])
+    transfer.plan()
+    error = refuse(transfer.needed(), space.block_pools)
+    if error is not None:
+        return error
+    planes = moves(space, False)
+    transfer.take()
+    transfer.copy(planes)
+    if state.prefix is not None:
+        state.prefix.publish(transfer.sequences, False)
+    state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
+    # The rows are gone: from here on nothing fails.
+    for i in range(rows.size()):
+        sequence = <Sequence>transfer.sequences[i]
+        (<StoredBlocks>transfer.arriving[i]).share()
+        sequence.stored = transfer.arriving[i]
+        sequence.swap_space = space
+        sequence.row = -1
+        state.by_row[rows[i]] = None
+        if state.prefix is not None:
+            state.prefix.leave(sequence)
+    transfer.lease.release()
+    return None
+
+
+def swap_in(CacheState state not None, sequences, refuse, moves):
+    """Move sequences back into rows and blocks; return None, or the error if rows or blocks are short.
+
+    Cached blocks that were evicted to make room stay evicted if copying fails.
+
+    Parameters
+    ----------
+    refuse : callable
+        ``refuse(needed, pools)`` returns an error if the cache has too few blocks, evictable ones counted, else None.
+    moves : callable
+        ``moves(space, True)`` returns the argument of `Transfer.copy`.
+    """
+    cdef list coming, transfers, copies
+    cdef vector[int64_t] missing
+    cdef vector[int32_t] rows, lengths
+    cdef vector[vector[span[const_int32]]] spans
+    cdef vector[bint] is_exact
+    cdef Sequence sequence
+    cdef StoredBlocks arriving
+    cdef size_t i, k, group
+    cdef size_t num_groups = len(state.tables.pools)
+    cdef bint may_share = True
+    sequences = as_list(sequences)
+    _guard = Held(state.lock)
+    state.begin()
+    coming = require_swapped(state, sequences)
+    if state.prefix is not None:
+        state.prefix.number_namespaces(coming)
+    transfers = plan_arrival(state, coming)
+    needed = []
+    for group in range(num_groups):
+        needed.append(0)
+        for each in transfers:
+            needed[group] += (<Transfer>each).distinct[group].size()
+    if len(coming) > state.tables.num_free_rows():
+        return OutOfRows(
+            f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "
+            "free; remove a sequence or swap one out, or raise max_sequences"
+        )
+    pools = state.tables.pools
+    error = refuse(needed, pools)
+    if error is not None:
+        return error
+    for group in range(num_groups):
+        missing.push_back(max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw()))
+    copies = []
+    coming = []
+    for each in transfers:
+        copies.append(moves((<Transfer>each).space, True))
+        coming.extend((<Transfer>each).sequences)
+    spans.resize(len(coming))
+    for i in range(spans.size()):
+        spans[i].resize(num_groups)
+        lengths.push_back((<Sequence>coming[i]).computed)
+        is_exact.push_back((<Sequence>coming[i]).swap_space.is_exact)
+        may_share = may_share and (<Sequence>coming[i]).known >= (<Sequence>coming[i]).computed
+    rows.reserve(len(coming))
+    if state.prefix is not None:
+        free_blocks(state.prefix, missing)
+    for each in transfers:
+        (<Transfer>each).take()
+        if state.tenants is not None:
+            state.tenants.doubt((<Transfer>each).lease.blocks)
+    for each, planes in zip(transfers, copies):
+        (<Transfer>each).copy(planes)
+    i = 0
+    for each in transfers:
+        for k in range((<Transfer>each).old.size()):
+            arriving = <StoredBlocks>(<Transfer>each).arriving[k]
+            for group in range(num_groups):
+                spans[i][group] = span[const_int32](arriving.blocks[group].data(), arriving.blocks[group].size())
+            i += 1
+    try:
+        for i in range(spans.size()):
+            rows.push_back(state.tables.add_raw(spans[i]))
+        state.tables.truncate_raw(rows.data(), lengths.data(), <Py_ssize_t>rows.size(), False)
+    except BaseException:
+        state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
+        raise
+    # The rows are there: from here on nothing fails.
+    for i in range(rows.size()):
+        sequence = <Sequence>coming[i]
+        (<StoredBlocks>sequence.stored).release()
+        sequence.stored = sequence.swap_space = None
+        sequence.row = rows[i]
+        state.by_row[rows[i]] = sequence
+        if state.tenants is not None:
+            state.tenants.own_row(rows[i], sequence.tenant)
+        if state.prefix is not None and not is_exact[i]:
+            sequence.hold.published = INT32_MAX  # its keys and values were rounded: other sequences must not reuse them
+    for each in transfers:
+        (<Transfer>each).lease.release()
+    if state.prefix is not None:
+        # Blocks that several of them share may be published if the ids of all of them are known.
+        state.prefix.publish(coming, may_share)
+    return None
+
+
+cdef int read_row(CacheState state, Sequence sequence, vector[vector[int32_t]]& blocks) except -1:
+    """Write the blocks of an idle sequence that have computed tokens; spare capacity is left out."""
+    cdef size_t group, count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
+    cdef const int32_t* row
+    blocks.resize(<size_t>state.tables.num_groups)
+    for group in range(blocks.size()):
+        row = state.tables.row_raw(sequence.row, <int64_t>group).data()
+        blocks[group].assign(row, row + count)
+    return 0
+
+
+cdef list plan_arrival(CacheState state, list coming):
+    """Plan one transfer from each space that holds any of the sequences."""
+    cdef Transfer transfer
+    cdef size_t i
+    by_space = {}
+    for sequence in coming:
+        by_space.setdefault(id((<Sequence>sequence).swap_space), []).append(sequence)
+    transfers = []
+    for some in by_space.values():
+        transfer = Transfer((<Sequence>some[0]).swap_space, some, state.tables.pools)
+        transfer.old.resize(len(some))
+        for i in range(transfer.old.size()):
+            copy_vector(transfer.old[i], (<StoredBlocks>(<Sequence>some[i]).stored).blocks)
+        transfer.plan()
+        transfers.append(transfer)
+    return transfers
+
+
+cdef list require_swapped(CacheState state, list sequences):
+    cdef list checked = require_each(state, sequences, False)
+    for sequence in checked:
+        if (<Sequence>sequence).swap_space is None:
+            raise InvalidSequence(
+                f"sequence {(<Sequence>sequence).id!r} is not swapped out; pass only sequences with is_swapped True"
+            )
+    return checked
+
+
+def stored_blocks(Sequence sequence not None):
+    """Return the blocks that a swap space holds for a sequence: one int32 array for each group, copies."""
+    return (<StoredBlocks>sequence.stored).arrays
+
+
+def num_distinct(CacheState state not None, list sequences not None):
+    """Return the number of distinct blocks of each group that several swapped sequences hold."""
+    cdef list transfers = plan_arrival(state, sequences)
+    return [sum(counts) for counts in zip(*[(<Transfer>each).needed() for each in transfers])]
+
+
+def check_stored(CacheState state not None, Sequence sequence not None, space):
+    """Raise InvalidSequence if a sequence is inconsistent with the blocks that `space` holds for it."""
+    count = (sequence.computed + state.block_size - 1) // state.block_size
+    if sequence.row != -1 or any([len(entries) != count for entries in stored_blocks(sequence)]):
+        raise InvalidSequence(f"{sequence!r} is inconsistent with the blocks that {space!r} holds for it")

@@ -1,0 +1,73 @@
+"""Moves between a cache and its swap spaces: swap_out and swap_in.
+
+Preemption by swapping, as in PagedAttention (Kwon et al. 2023, section 4.5): keys and values are moved to host memory
+and back instead of being computed again. Everything here runs under the lock of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from functools import partial
+from typing import Any
+
+from pagecore.arrays import Tensor
+from pagecore.cache.limits import out_of_blocks, with_evictable
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.swap._swap import swap_in, swap_out
+from pagecore.cache.swap.space import SwapSpace
+from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows
+from pagecore.index import BlockPool
+
+# A group, and the planes of one name in each of its layers: sources and targets.
+Planes = tuple[int, list[Tensor], list[Tensor]]
+SPACE_ADVICE = " of the swap space; swap a sequence in, or make the space larger"
+CACHE_ADVICE = "; remove a sequence or swap one out"
+
+
+def move_out(parts: CacheParts, sequences: Any, space: SwapSpace) -> OutOfBlocks | None:
+    """Move the computed blocks of sequences into a space; return None, or the error if the space lacks blocks."""
+    if not isinstance(space, SwapSpace) or not space.serves(parts):
+        raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {space!r}")
+    return swap_out(parts.state, sequences, space, partial(_short, SPACE_ADVICE), partial(_moves, parts))
+
+
+def move_in(parts: CacheParts, sequences: Any) -> OutOfBlocks | OutOfRows | None:
+    """Move sequences back into rows and blocks of the cache; return None, or the error if rows or blocks are short."""
+    return swap_in(parts.state, sequences, partial(_short_of_cache, parts), partial(_moves, parts))
+
+
+def _short(advice: str, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:
+    """Return the error if a pool has fewer free blocks than needed."""
+    free = [pool.num_free for pool in pools]
+    if all(count <= available for count, available in zip(needed, free, strict=True)):
+        return None
+    return out_of_blocks(needed, free, "free", advice)
+
+
+def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:
+    """Return the error if a pool of the cache has fewer free and evictable blocks than needed."""
+    refusal = _short(CACHE_ADVICE, needed, pools)
+    if refusal is None or parts.prefix is None:
+        return refusal
+    cached = evictable(parts.prefix)
+    if all(count <= pool.num_free + more for count, pool, more in zip(needed, pools, cached, strict=True)):
+        return None
+    return with_evictable(refusal, cached)
+
+
+def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[int | None, list[Planes]]:
+    """Return the stream of the last step, which computed the moved blocks, and the planes to copy between."""
+    stream = None
+    if parts.staging is not None:
+        stream = parts.staging.stream
+        parts.staging.refuse_captured(stream)
+    sides = (space.kv_pools, parts.store.pools) if is_arrival else (parts.store.pools, space.kv_pools)
+    moved: list[Planes] = []
+    # A cache without bytes has no pools, so that nothing is copied.
+    for group, pools in enumerate(zip(*sides, strict=True)):
+        # Plane by plane: only planes per token have a token axis.
+        for plane in pools[0].spec.planes:
+            source, target = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in pools)
+            moved.append((group, source, target))
+    return stream, moved

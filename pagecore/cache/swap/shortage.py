@@ -1,0 +1,78 @@
+"""Blocks that a step lacks if some of its sequences must be swapped in first."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.lifecycle import require_live
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.prefix._evict import lacking
+from pagecore.cache.swap._stored import hold
+from pagecore.cache.swap._swap import num_distinct, stored_blocks
+from pagecore.errors import ShapeError
+from pagecore.index._integers import int32_array
+from pagecore.storage.checks import ceil_div
+
+
+def shortage_with_swapped(parts: CacheParts, sequences: list[Sequence], counts: ArrayLike) -> int:
+    """Return the blocks that one swap_in, and then a prepare, lack in the scarcest group; 0 if both succeed."""
+    each = int32_array(counts, "count", ShapeError)
+    each = np.full(len(sequences), each) if each.ndim == 0 else each
+    if len(each) != len(sequences):
+        raise ShapeError(f"{len(each)} counts are given for {len(sequences)} sequences; give one for each")
+    tables = parts.tables
+    require_live(parts.state, sequences)
+    coming = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if one.is_swapped]
+    staying = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if not one.is_swapped]
+    needed = _needed(parts, coming)
+    # Held for a moment, so that the tables count the missing blocks of the other rows without them.
+    held, counts_held = hold(tables.pools, needed)
+    missing: tuple[int, ...] = tables.shortage([one.row for one, _ in staying], [count for _, count in staying])
+    del held
+    short = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
+    if parts.prefix is not None:
+        short = lacking(parts.prefix, short, [one for one, count in staying if count])
+    return max(0, *short)
+
+
+def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]]) -> list[int]:
+    """Return the blocks of each group for sequences that are swapped in together and then grow by a count each."""
+    needed = [sum(_growth(parts, sequence, count) for sequence, count in coming)] * parts.num_groups
+    by_space: dict[int, list[tuple[Sequence, int]]] = {}
+    for sequence, count in coming:
+        by_space.setdefault(id(sequence.swap_space), []).append((sequence, count))
+    for some in by_space.values():
+        held = [stored_blocks(sequence) for sequence, _ in some]
+        distinct = num_distinct(parts.state, [sequence for sequence, _ in some])
+        for group in range(parts.num_groups):
+            copies = _num_copies(parts.block_size, some, [blocks[group] for blocks in held])
+            needed[group] += distinct[group] + copies
+    return needed
+
+
+def _num_copies(block_size: int, some: list[tuple[Sequence, int]], held: list[NDArray[np.int32]]) -> int:
+    """Return the number of copies on write: the last holder of a block writes to it, every other holder to a copy."""
+    holders = Counter(block for blocks in held for block in blocks.tolist() if block)
+    writers = Counter(
+        int(blocks[sequence.num_computed_tokens // block_size])
+        for (sequence, count), blocks in zip(some, held, strict=True)
+        if count and sequence.num_computed_tokens % block_size
+    )
+    return sum(min(n, holders[block] - 1) for block, n in writers.items() if block)
+
+
+def _growth(parts: CacheParts, sequence: Sequence, count: int) -> int:
+    """Return the number of blocks that `count` more tokens need in addition to the stored ones."""
+    length = sequence.num_computed_tokens
+    if count < 0:
+        raise ShapeError(f"a count is {count}; counts are 0 or more")
+    if length + count > parts.max_tokens_per_sequence:
+        raise ShapeError(
+            f"sequence {sequence.id!r} would have {length + count} tokens; a row holds at most "
+            f"{parts.max_tokens_per_sequence}: make the cache with a larger max_tokens_per_sequence or num_blocks"
+        )
+    return ceil_div(length + count, parts.block_size) - ceil_div(length, parts.block_size)

@@ -1,0 +1,219 @@
+"""Swap space: a second memory for the blocks of sequences that are swapped out."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pagecore.arrays import DType, as_dtype
+from pagecore.arrays._make import pinned
+from pagecore.cache._lock import Held
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.layers import Group
+from pagecore.cache.limits import count_blocks
+from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
+from pagecore.cache.swap._swap import check_stored, stored_blocks
+from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
+from pagecore.index import BlockPool
+from pagecore.storage import KVLayout, KVPool, Plane
+from pagecore.storage.checks import flag
+from pagecore.storage.layout import as_layout
+from pagecore.storage.memory import Memory
+from pagecore.storage.spec import CACHE_DTYPES
+
+NONE = np.zeros(0, np.int32)
+
+
+class SwapSpace:
+    """Host memory for the computed blocks of sequences that are swapped out of one cache.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+        The cache that the space serves. A cache may have several spaces.
+    num_blocks : int or list of int
+        Blocks of each group, including the null block; a list has one entry per group. Exclusive with `memory`.
+    memory : int, str or float
+        Memory budget for all groups, as for `PagedKVCache`.
+    layout : str or KVLayout, optional
+        Memory layout of the blocks; by default that of the cache.
+    dtype : str or anything that names a dtype, optional
+        Store float32, float16 or bfloat16 instead of the cache's own float dtype. Values are rounded to it when they
+        are swapped out; by default they come back bit for bit.
+    scrub : bool, optional
+        Zero the memory when the space is made; by default as the cache does. True requires a cache with `scrub`:
+        whole blocks are moved, and only in such a cache do they hold nothing but zeros and values of the sequence's own
+        namespace. In other caches the slots past the computed tokens may hold values of another namespace, which are
+        then copied into the space too.
+
+    Attributes
+    ----------
+    cache : PagedKVCache
+
+    Notes
+    -----
+    A cache with ``device="none"`` has spaces without bytes: block ids only. A cache on CUDA has spaces of page-locked
+    memory, which the device reads and writes in the order of the stream of the last step; the host does not wait. A
+    space is used under the lock of its cache.
+
+    Raises
+    ------
+    ShapeError, NotEnoughMemory
+        Sizes that do not fit.
+    UnsupportedOption, UnsupportedDtype
+        An object that is not a cache; a dtype that is not a float, or a dtype for planes that do not store floats.
+
+    Examples
+    --------
+    >>> from pagecore.cache import PagedKVCache, SwapSpace
+    >>> from pagecore.storage import AttentionSpec
+    >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=5)
+    >>> space = SwapSpace(cache, num_blocks=9)
+    >>> sequence = cache.add_sequence(range(20))
+    >>> cache.commit(cache.prepare([sequence], 20))
+    >>> cache.swap_out([sequence], space)
+    >>> cache.num_available, space.num_available, sequence.is_swapped
+    (4, 6, True)
+    >>> cache.swap_in([sequence])
+    >>> cache.num_available, space.num_available, sequence.num_computed_tokens
+    (2, 8, 20)
+    """
+
+    def __init__(
+        self,
+        cache: PartsOwner,
+        *,
+        num_blocks: int | Listed[int] | None = None,
+        memory: Memory | None = None,
+        layout: str | KVLayout | None = None,
+        dtype: DType | str | None = None,
+        scrub: bool | None = None,
+    ) -> None:
+        parts = parts_of(cache)
+        is_scrubbed = parts.scrub if scrub is None else flag("scrub", scrub)
+        if is_scrubbed and not parts.scrub:
+            raise UnsupportedOption(
+                "scrub is True, but the cache has scrub=False: whole blocks are moved, and those of the cache may hold "
+                "values of another namespace; make the cache with scrub=True"
+            )
+        groups = [_converted(group, dtype) for group in parts.groups]
+        blocks = count_blocks(groups, parts.block_size, num_blocks, memory)
+        order = None if layout is None else as_layout(layout)
+        self.cache = cache
+        self._parts = parts
+        # True if values come back bit for bit.
+        self.is_exact = all(
+            one.spec.planes == other.spec.planes for one, other in zip(groups, parts.groups, strict=True)
+        )
+        self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
+        # Zipped with the cache's pools: a cache without bytes has none.
+        self.kv_pools = [
+            _host_pool(parts, group, n, order or pool.layout, is_scrubbed)
+            for group, n, pool in zip(groups, blocks, parts.store.pools, strict=False)
+        ]
+        staging = parts.staging
+        self._last_use = None if staging is None else staging.runtime.make_event(staging.device)
+        parts.swap_spaces.add(self)
+
+    def serves(self, parts: CacheParts) -> bool:
+        """Return True if the space serves the cache with these parts."""
+        return self._parts is parts
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group, including the null block."""
+        return tuple(pool.num_blocks for pool in self.block_pools)
+
+    @property
+    def num_available(self) -> int:
+        """Free blocks of the scarcest group."""
+        return min(pool.num_free for pool in self.block_pools)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks in use, summed over the groups."""
+        return sum(pool.num_used for pool in self.block_pools)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences whose blocks the space holds."""
+        return len(self._held())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all groups; 0 for a cache without bytes."""
+        return sum(pool.nbytes for pool in self.kv_pools)
+
+    def check_invariants(self) -> None:
+        """Recount every block from the sequences that hold it; raise `PagecoreError` if the counts differ."""
+        with Held(self._parts.state.lock):
+            held = self._held()
+            for sequence in held:
+                check_stored(self._parts.state, sequence, self)
+            for group, pool in enumerate(self.block_pools):
+                pool.check_invariants()
+                entries = np.concatenate([stored_blocks(sequence)[group] for sequence in held] or [NONE])
+                counts = np.bincount(entries[entries != 0], minlength=pool.num_blocks)
+                if not np.array_equal(counts, pool.ref_counts()):
+                    raise PagecoreError(f"group {group} of {self!r}: reference counts do not match the holders")
+
+    def _held(self) -> list[Sequence]:
+        return [sequence for sequence in self._parts.state.listed() if sequence.swap_space is self]
+
+    def note_use(self) -> None:
+        """Record an event on the stream of the cache, to which copies of the space's blocks were just submitted."""
+        if self._last_use is not None:
+            assert self._parts.staging is not None
+            self._last_use.record(self._parts.staging.stream)
+
+    def __del__(self) -> None:
+        # Submitted copies must finish before their memory is freed.
+        last_use = getattr(self, "_last_use", None)
+        if last_use is None or sys.is_finalizing():
+            return
+        try:
+            last_use.synchronize()
+        except Exception as error:  # a destructor warns and never raises
+            message = f"the memory of a swap space is freed while a device may still copy to or from it: {error}"
+            warnings.warn(message, ResourceWarning, stacklevel=1)
+
+    def __repr__(self) -> str:
+        blocks = sum(self.num_blocks) - len(self.block_pools)
+        return f"SwapSpace({self.num_sequences} sequences, {self.num_used_blocks} of {blocks} blocks used)"
+
+
+def _host_pool(parts: CacheParts, group: Group, num_blocks: int, layout: KVLayout, scrub: bool) -> KVPool:
+    """Return a pool in host memory; page-locked, and reachable from the device, for a cache on CUDA."""
+    buffers = None
+    if parts.staging is not None:
+        bound = layout.bind(group.spec.planes, group.num_layers, num_blocks, parts.block_size)
+        sizes = [bound.buffer_nbytes(i) for i in range(bound.num_buffers)]
+        buffers = [pinned(size, parts.device, zeroed=scrub) for size in sizes]
+    device = "cpu" if buffers is None else parts.device
+    is_new = scrub and buffers is None
+    return KVPool(group.spec, group.num_layers, num_blocks, parts.block_size, layout, device, buffers, scrub=is_new)
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """A spec of stored planes only, without any attention options."""
+
+    planes: tuple[Plane, ...]
+    window: int | None = None
+
+
+def _converted(group: Group, dtype: DType | str | None) -> Group:
+    """Return the group with its floats stored as `dtype`."""
+    if dtype is None:
+        return group
+    target = as_dtype(dtype)
+    for name, one in [("dtype", target), *((f"plane {plane.name!r}", plane.dtype) for plane in group.spec.planes)]:
+        if str(one) not in CACHE_DTYPES:
+            raise UnsupportedDtype(
+                f"{name} is {one}; a swap space converts between {', '.join(CACHE_DTYPES)}: leave dtype out"
+            )
+    return Group(_Planes(tuple(replace(plane, dtype=target) for plane in group.spec.planes)), group.num_layers)

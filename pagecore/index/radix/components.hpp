@@ -1,0 +1,51 @@
+// Components of a tree, and the lanes of block ids that they own.
+//
+//   component   0: full              1 ..: one for each window       last: state, if there are states
+//   lane        0 .. full_lanes - 1  full_lanes ..: one each         num_lanes(): state ids, in lists by lane
+//
+// Every node has the full component: its blocks, or only tokens where full_lanes is 0. A window holds ids of its lane,
+// null where they were evicted. A state is one id at the end of a node.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace pagecore::radix {
+
+struct Components {
+  int64_t block_size = 16;
+  int32_t full_lanes = 1;
+  std::vector<int64_t> windows;  // in blocks
+  bool has_states = false;
+
+  [[nodiscard]] int32_t num_windows() const { return static_cast<int32_t>(windows.size()); }
+  [[nodiscard]] int32_t num_lanes() const { return full_lanes + num_windows(); }
+  [[nodiscard]] int32_t count() const { return 1 + num_windows() + (has_states ? 1 : 0); }
+  [[nodiscard]] uint32_t all() const { return (uint32_t{1} << count()) - 1; }
+
+  [[nodiscard]] bool is_window(int32_t component) const { return component >= 1 && component <= num_windows(); }
+  // The component of states, or -1.
+  [[nodiscard]] int32_t state() const { return has_states ? num_windows() + 1 : -1; }
+  [[nodiscard]] uint32_t state_bit() const { return has_states ? uint32_t{1} << state() : 0; }
+  [[nodiscard]] int32_t lane_of(int32_t window) const { return full_lanes + window - 1; }
+  // The component that owns a lane, or of states for num_lanes().
+  [[nodiscard]] int32_t owner_of(int32_t lane) const {
+    return lane == num_lanes() ? state() : lane < full_lanes ? 0 : lane - full_lanes + 1;
+  }
+
+  // A prefix of `end` blocks needs blocks [first_needed, end) of a component to be reused.
+  [[nodiscard]] int64_t first_needed(int32_t component, int64_t end) const {
+    if (component == 0) return 0;
+    return is_window(component) ? window_start(component, end) : end - 1;
+  }
+  [[nodiscard]] int64_t window_start(int32_t window, int64_t end) const {
+    return std::max<int64_t>(0, end - windows[static_cast<size_t>(window - 1)]);
+  }
+};
+
+[[nodiscard]] inline bool has_component(uint32_t components, int32_t component) {
+  return (components >> component & 1) != 0;
+}
+
+}  // namespace pagecore::radix

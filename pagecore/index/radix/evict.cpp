@@ -1,0 +1,118 @@
+// Eviction, worst first. The caller owns the references: it frees the ids that are returned.
+#include <algorithm>
+
+#include "pagecore/index/radix/tree.hpp"
+
+namespace pagecore {
+
+using radix::kNoState;
+
+int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time) {
+  amount = std::min(amount, evictable(component));
+  out.resize(static_cast<size_t>(num_lanes()) + 1);
+  for (Ids& ids : out) ids.clear();
+  for (int32_t i = 0; i <= num_lanes(); ++i) {
+    const int32_t owner = components_.owner_of(i);
+    if (owner < 0 || (component != 0 && owner != component)) continue;
+    out[static_cast<size_t>(i)].reserve(static_cast<size_t>(std::min(amount, held(owner))));
+  }
+  advance(time);
+  if (amount <= 0) return 0;
+  queues_.expire();
+  const int64_t evicted =
+      component == 0 ? evict_full(amount, out)
+      : components_.is_window(component)
+          ? evict_window(component, amount, out[static_cast<size_t>(components_.lane_of(component))])
+          : evict_states(amount, out.back());
+  shrink();
+  return evicted;
+}
+
+// Evicts blocks from the tails of leaves; more than `amount` if the rest of a path is left empty.
+int64_t RadixTree::evict_full(int64_t amount, std::vector<Ids>& out) {
+  int64_t left = amount;
+  while (left > 0) {
+    queues_.expire();  // parents that have just become leaves are in the queue now
+    const NodeId leaf = queues_.worst(0);
+    const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, nodes_.at(leaf).size));
+    give_up_tail(leaf, blocks, out);
+    NodeId rest = leaf;
+    if (blocks == nodes_.at(leaf).size) {
+      rest = nodes_.at(leaf).parent;
+      remove_leaf(leaf);
+    } else {
+      nodes_.trim(leaf, blocks);
+    }
+    left -= blocks + prune(rest);
+  }
+  return amount - left;
+}
+
+// Takes the ids of every component from the last `blocks` blocks of a leaf.
+void RadixTree::give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) {
+  const int32_t size = nodes_.at(leaf).size;
+  for (int32_t i = 0; i < num_lanes(); ++i) {
+    Ids& ids = out[static_cast<size_t>(i)];
+    const int32_t* const held = nodes_.lane(leaf, i);
+    const size_t before = ids.size();
+    for (int32_t j = size - 1; j >= size - blocks; --j) {
+      if (held[j] != kNullBlock) ids.push_back(held[j]);
+    }
+    claims_.held(i).erase(std::span(ids).subspan(before));
+    const int32_t window = components_.owner_of(i);
+    if (window > 0) queues_.change_count(leaf, window, -static_cast<int32_t>(ids.size() - before));
+  }
+  queues_.change_count(leaf, 0, -blocks);
+  int32_t& state = nodes_.at(leaf).state;
+  if (state == kNoState) return;
+  out.back().push_back(state);
+  claims_.states().erase(state);
+  state = kNoState;
+  queues_.change_count(leaf, components_.state(), -1);
+}
+
+// Evicts the first blocks of a node first: the last ones serve the longest prefix.
+int64_t RadixTree::evict_window(int32_t window, int64_t amount, Ids& out) {
+  const int32_t lane = components_.lane_of(window);
+  for (int64_t left = amount; left > 0;) {
+    const NodeId node = queues_.worst(window);
+    radix::Part& part = nodes_.part(node, window);
+    int32_t* const ids = nodes_.lane(node, lane);
+    const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, part.count));
+    for (int32_t taken = 0; taken < blocks; ++part.first) {
+      int32_t& id = ids[part.first];
+      if (id == kNullBlock) continue;
+      out.push_back(id);
+      claims_.held(lane).erase(id);
+      id = kNullBlock;
+      ++taken;
+    }
+    queues_.change_count(node, window, -blocks);
+    prune(node);
+    left -= blocks;
+  }
+  return amount;
+}
+
+int64_t RadixTree::evict_states(int64_t amount, Ids& out) {
+  for (int64_t i = 0; i < amount; ++i) {
+    const NodeId node = queues_.worst(components_.state());
+    int32_t& state = nodes_.at(node).state;
+    out.push_back(state);
+    claims_.states().erase(state);
+    state = kNoState;
+    queues_.change_count(node, components_.state(), -1);
+    prune(node);
+  }
+  return amount;
+}
+
+// Returns memory that the tree no longer needs, now and then.
+void RadixTree::shrink() noexcept {
+  if (!nodes_.shrink()) return;
+  queues_.shrink(nodes_.capacity());
+  claims_.shrink();
+  path_ = {};
+}
+
+}  // namespace pagecore

@@ -1,0 +1,145 @@
+#include "pagecore/index/radix/eviction_queues.hpp"
+
+#include <new>
+
+namespace pagecore::radix {
+
+void EvictionQueues::expire() {
+  for (int32_t c = 0; c < nodes_.components().count(); ++c) {
+    const NodeHeap& expiries = of(c).expiries;
+    while (!expiries.empty() && expiries.top_key().primary <= now_) {
+      const NodeId node = expiries.top();
+      nodes_.part(node, c).eviction.expire();
+      refresh(node, c);
+    }
+  }
+}
+
+void EvictionQueues::change_count(NodeId node, int32_t component, int32_t by) {
+  nodes_.part(node, component).count += by;
+  of(component).held += by;
+  if (nodes_.pins(node, component) == 0) of(component).evictable += by;
+  refresh(node, component);
+}
+
+void EvictionQueues::pinned(NodeId node, int32_t component) {
+  of(component).evictable -= nodes_.part(node, component).count;
+  refresh(node, component);
+}
+
+void EvictionQueues::unpinned(NodeId node, int32_t component, const RetentionHint& hint) {
+  Part& part = nodes_.part(node, component);
+  of(component).evictable += part.count;
+  touch(node, component, false);
+  hint.apply(part.eviction, now_);
+  refresh(node, component);
+}
+
+void EvictionQueues::refresh(NodeId node, int32_t component) {
+  Component& it = of(component);
+  if (!can_go(node, component)) {
+    it.queue.erase(node);
+    if (policy_ == Policy::Priority) it.expiries.erase(node);
+    return;
+  }
+  const EvictionState& eviction = nodes_.part(node, component).eviction;
+  it.queue.put(node, eviction_key(policy_, eviction, nodes_.at(node).depth));
+  if (policy_ != Policy::Priority) return;
+  if (eviction.expiry < kNever) {
+    it.expiries.put(node, {eviction.expiry, 0, 0});
+  } else {
+    it.expiries.erase(node);
+  }
+}
+
+void EvictionQueues::refresh(NodeId node) {
+  for (int32_t c = 0; c < nodes_.components().count(); ++c) refresh(node, c);
+}
+
+void EvictionQueues::remove(NodeId node) {
+  for (Component& it : queues_) {
+    it.queue.erase(node);
+    if (policy_ == Policy::Priority) it.expiries.erase(node);
+  }
+}
+
+void EvictionQueues::start(NodeId node, int32_t component, const RetentionHint& hint) {
+  EvictionState& eviction = nodes_.part(node, component).eviction;
+  eviction = EvictionState{};
+  eviction.used = eviction.made = turn_;
+  hint.initialise(eviction);
+}
+
+void EvictionQueues::use(NodeId node, const RetentionHint& hint) {
+  for (int32_t c = 0; c < nodes_.components().count(); ++c) {
+    touch(node, c, false);
+    hint.apply(nodes_.part(node, c).eviction, now_);
+    refresh(node, c);
+  }
+}
+
+void EvictionQueues::inherit(NodeId node, NodeId from) {
+  for (int32_t c = 0; c < nodes_.components().count(); ++c) {
+    EvictionState& eviction = nodes_.part(node, c).eviction;
+    const EvictionState& other = nodes_.part(from, c).eviction;
+    eviction.priority = other.priority;
+    eviction.expiry = other.expiry;
+    eviction.rank = other.rank;
+    refresh(node, c);
+  }
+}
+
+void EvictionQueues::reserve(size_t capacity) {
+  if (capacity <= capacity_) return;
+  for (Component& it : queues_) {
+    it.queue.reserve(capacity);
+    it.expiries.reserve(policy_ == Policy::Priority ? capacity : 0);
+  }
+  capacity_ = capacity;
+}
+
+void EvictionQueues::shrink(size_t capacity) noexcept {
+  if (capacity >= capacity_) return;
+  capacity_ = capacity;  // a heap that cannot shrink has more
+  try {
+    for (Component& it : queues_) {
+      it.queue.shrink(capacity);
+      it.expiries.shrink(policy_ == Policy::Priority ? capacity : 0);
+    }
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+size_t EvictionQueues::nbytes() const {
+  size_t total = queues_.capacity() * sizeof(Component);
+  for (const Component& it : queues_) total += it.queue.nbytes() + it.expiries.nbytes();
+  return total;
+}
+
+void EvictionQueues::check_invariants() const {
+  const bool expires = policy_ == Policy::Priority;
+  for (int32_t c = 0; c < nodes_.components().count(); ++c) {
+    const auto& [queue, expiries, held, evictable] = of(c);
+    queue.check_invariants();
+    expiries.check_invariants();
+    int64_t num_held = 0, num_evictable = 0, num_queued = 0;
+    for (NodeId node = 0; node < nodes_.num_ids(); ++node) {
+      if (nodes_.at(node).size == 0) continue;
+      const EvictionState& eviction = nodes_.part(node, c).eviction;
+      num_held += nodes_.part(node, c).count;
+      num_evictable += nodes_.pins(node, c) > 0 ? 0 : nodes_.part(node, c).count;
+      num_queued += can_go(node, c);
+      PC_ASSERT(queue.holds(node) == can_go(node, c));
+      PC_ASSERT(!expires || expiries.holds(node) == (can_go(node, c) && eviction.expiry < kNever));
+      if (expires && expiries.holds(node)) PC_ASSERT(expiries.key(node).primary == eviction.expiry);
+      if (!can_go(node, c)) continue;
+      const HeapKey key = eviction_key(policy_, eviction, nodes_.at(node).depth);
+      PC_ASSERT(!(queue.key(node) < key) && !(key < queue.key(node)));
+    }
+    PC_ASSERT(num_queued == queue.size());
+    PC_ASSERT(num_held == held);
+    PC_ASSERT(num_evictable == evictable);
+  }
+}
+
+}  // namespace pagecore::radix

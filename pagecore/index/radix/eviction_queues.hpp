@@ -1,0 +1,100 @@
+// Eviction order: for each component, a queue of the nodes that can lose it, worst first.
+//
+// I1: the queue of a component has a node iff the node can lose the component now: full: an unpinned leaf; window or
+//     state: an unpinned node with an id there. Its key is eviction_key() of the node's eviction state.
+// I2: with policy Priority, `expiries` has the nodes of the queue whose priority expires, keyed by the time of that.
+// I3: evictable + protected = held, where evictable counts the ids of unpinned nodes.
+// A node enters and leaves the queues through refresh(), after any change of its count, pins, children or depth.
+// Cost: O(log n) a refresh of one component. Memory: 36 bytes a node and component, doubled for policy Priority; all
+// taken by reserve(), nothing else fails. Threads: one writer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "pagecore/index/radix/node_store.hpp"
+
+namespace pagecore::radix {
+
+class EvictionQueues {
+ public:
+  EvictionQueues(NodeStore& nodes, Policy policy)
+      : nodes_(nodes), policy_(policy), queues_(static_cast<size_t>(nodes.components().count())) {}
+  EvictionQueues(const EvictionQueues&) = delete;
+  EvictionQueues& operator=(const EvictionQueues&) = delete;
+
+  // Time: a turn for each call that changes the tree, and the caller's clock, which never runs backwards.
+
+  void begin_turn() { ++turn_; }
+  void advance(double time) { now_ = std::max(now_, time); }
+
+  // Sizes and order.
+
+  [[nodiscard]] int64_t held(int32_t component) const { return of(component).held; }
+  [[nodiscard]] int64_t evictable(int32_t component) const { return of(component).evictable; }
+  // Precondition: evictable(component) > 0, and expire() was called in this turn.
+  [[nodiscard]] NodeId worst(int32_t component) const {
+    PC_ASSERT(!of(component).queue.empty());
+    return of(component).queue.top();
+  }
+  // Resets the priorities that have expired by now.
+  void expire();
+
+  // Changes of nodes.
+
+  // Adds `by` to the ids that the node has of a component.
+  void change_count(NodeId node, int32_t component, int32_t by);
+  // Called after the pins of a component went from 0 to 1, or from 1 to 0, which ends its use.
+  void pinned(NodeId node, int32_t component);
+  void unpinned(NodeId node, int32_t component, const RetentionHint& hint);
+  void refresh(NodeId node, int32_t component);
+  void refresh(NodeId node);  // of every component
+  // Takes the node out of every queue.
+  void remove(NodeId node);
+
+  // Changes of eviction states; refresh() follows, by the caller unless noted.
+
+  void touch(NodeId node, int32_t component, bool is_hit) {
+    EvictionState& eviction = nodes_.part(node, component).eviction;
+    eviction.used = turn_;
+    if (is_hit && eviction.hits < std::numeric_limits<int32_t>::max()) ++eviction.hits;
+  }
+  // A new component: its first use is this turn.
+  void start(NodeId node, int32_t component, const RetentionHint& hint);
+  // A use of every component by an insertion; refreshes.
+  void use(NodeId node, const RetentionHint& hint);
+  // Copies priority and rank of every component; refreshes.
+  void inherit(NodeId node, NodeId from);
+
+  // Makes room for nodes with ids below `capacity`.
+  void reserve(size_t capacity);
+  // Reduces the room to `capacity`, above every id in the queues; keeps it if memory is short.
+  void shrink(size_t capacity) noexcept;
+  [[nodiscard]] size_t nbytes() const;
+  void check_invariants() const;
+
+ private:
+  struct Component {
+    NodeHeap queue;
+    NodeHeap expiries;
+    int64_t held = 0;
+    int64_t evictable = 0;
+  };
+  [[nodiscard]] Component& of(int32_t component) { return queues_[static_cast<size_t>(component)]; }
+  [[nodiscard]] const Component& of(int32_t component) const { return queues_[static_cast<size_t>(component)]; }
+  [[nodiscard]] bool can_go(NodeId node, int32_t component) const {
+    return nodes_.part(node, component).count > 0 && nodes_.pins(node, component) == 0 &&
+           (component != 0 || nodes_.at(node).children == 0);
+  }
+
+  NodeStore& nodes_;
+  Policy policy_;
+  std::vector<Component> queues_;
+  size_t capacity_ = 0;  // that every heap has at least
+  uint64_t turn_ = 0;
+  double now_ = -kNever;
+};
+
+}  // namespace pagecore::radix

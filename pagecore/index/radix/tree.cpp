@@ -1,0 +1,214 @@
+// Construction, structure and receipts of the tree.
+#include "pagecore/index/radix/tree.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+namespace pagecore {
+
+using radix::kNoNode;
+
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+int64_t checked_size(const char* name, int64_t value, int64_t most) {
+  PC_EXPECTS(value >= 1 && value <= most, ShapeError, name, " is ", value, "; use 1 to ", most);
+  return value;
+}
+
+radix::Components checked_components(const RadixTree::Options& options) {
+  const int64_t block_size = checked_size("block_size", options.block_size, int64_t{1} << 20);
+  PC_EXPECTS(options.full_lanes >= 0 && options.full_lanes <= 64, ShapeError, "full is ", options.full_lanes,
+             "; use 0 to 64");
+  PC_EXPECTS(options.full_lanes > 0 || !options.windows.empty() || options.has_states, ShapeError,
+             "full is 0 and there are no windows and no states; give one of them");
+  PC_EXPECTS(options.windows.size() <= 16, ShapeError, options.windows.size(), " windows are given; use at most 16");
+  radix::Components components{block_size, static_cast<int32_t>(options.full_lanes), {}, options.has_states};
+  for (const int64_t window : options.windows) {
+    components.windows.push_back((checked_size("a window", window, kMaxInt32) + block_size - 1) / block_size);
+  }
+  if (options.has_states) {
+    checked_size("state_interval", options.state_interval, kMaxInt32);
+    PC_EXPECTS(options.state_interval % block_size == 0, ShapeError, "state_interval is ", options.state_interval,
+               "; use a multiple of the block size ", block_size);
+  }
+  return components;
+}
+
+uint64_t draw_seed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace
+
+RadixTree::RadixTree(const Options& options)
+    : nodes_(checked_components(options), draw_seed()),
+      queues_(nodes_, options.policy),
+      state_interval_(options.state_interval) {}
+
+void RadixTree::reserve(int64_t nodes) {
+  if (const size_t capacity = nodes_.growth(nodes); capacity > 0) queues_.reserve(capacity);
+  nodes_.reserve(nodes);
+}
+
+void RadixTree::reserve_evicted(std::vector<Ids>& out) const {
+  out.resize(static_cast<size_t>(num_lanes()) + 1);
+  for (Ids& ids : out) ids.reserve(static_cast<size_t>(kReservedIds));
+}
+
+// Structure. Nothing fails after reserve().
+
+radix::NodeId RadixTree::split(NodeId node, int32_t blocks) {
+  const NodeId top = nodes_.split(node, blocks);
+  queues_.refresh(node);
+  queues_.refresh(top);
+  return top;
+}
+
+// Returns the node of a path that ends after `blocks` > 0 blocks; splits a node if none does.
+radix::NodeId RadixTree::split_path(NodeId node, int64_t blocks) {
+  while (nodes_.at(node).depth >= blocks) node = nodes_.at(node).parent;
+  const int64_t size = blocks - nodes_.at(node).depth;
+  return size == nodes_.at(node).size ? node : split(node, static_cast<int32_t>(size));
+}
+
+void RadixTree::remove_leaf(NodeId leaf) {
+  queues_.remove(leaf);
+  const NodeId parent = nodes_.remove_leaf(leaf);
+  if (parent >= 0) {
+    queues_.refresh(parent, 0);
+  } else {
+    namespaces_.remove_child(radix::namespace_of(parent));
+  }
+}
+
+// Removes the node if it is empty, and then each parent that becomes empty; returns the number of blocks.
+int64_t RadixTree::prune(NodeId node) {
+  int64_t blocks = 0;
+  while (node >= 0 && nodes_.at(node).size > 0 && nodes_.is_empty(node)) {
+    const NodeId parent = nodes_.at(node).parent;
+    blocks += nodes_.at(node).size;
+    queues_.change_count(node, 0, -nodes_.at(node).size);
+    remove_leaf(node);
+    node = parent;
+  }
+  return blocks;
+}
+
+// Receipts.
+
+// Receipt for the path that ends with `end`; splits nodes where the windows begin.
+RadixTree::Receipt RadixTree::lock_end(NodeId end, uint32_t components, bool is_hit) {
+  for (int32_t w = 1; w <= components_.num_windows(); ++w) {
+    const int64_t start = components_.window_start(w, nodes_.end(end));
+    if (start > 0 && radix::has_component(components, w)) static_cast<void>(split_path(end, start));
+  }
+  return pins_.lock(end, components, is_hit);
+}
+
+RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
+  if (match.node != kNoNode) reserve(1 + components_.num_windows());
+  queues_.begin_turn();
+  if (match.node == kNoNode) return pins_.lock(kNoNode, components, true);
+  // Another lock() may have split the node.
+  while (nodes_.at(match.node).depth >= match.blocks) match.node = nodes_.at(match.node).parent;
+  match.offset = static_cast<int32_t>(match.blocks - nodes_.at(match.node).depth);
+  const NodeId found = match.node;
+  if (match.offset < nodes_.at(found).size) match.node = split(found, match.offset);
+  if (nodes_.at(match.node).state == radix::kNoState) components &= ~components_.state_bit();
+  const Receipt receipt = lock_end(match.node, components, true);
+  match.offset = nodes_.at(match.node).size;  // lock_end() may have split the node where a window begins
+  prune(found);                               // the lower half of a split
+  return receipt;
+}
+
+void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint) {
+  queues_.begin_turn();
+  pins_.release(receipt, components, hint);
+  prune(receipt.node);
+  if (receipt.components == 0) receipt.node = kNoNode;  // the node may be gone
+}
+
+void RadixTree::shorten(Receipt& receipt, int64_t blocks) noexcept {
+  const NodeId old = receipt.node;
+  if (old == kNoNode || blocks >= nodes_.end(old)) return;
+  if (blocks > 0) {
+    move_receipt(receipt, split_path(old, blocks));
+  } else {
+    queues_.begin_turn();
+    pins_.release(receipt, components_.all(), {});
+    receipt = pins_.lock(kNoNode, components_.all(), false);
+  }
+  prune(old);  // the lower half of a split keeps its id
+}
+
+// Single ids of a path.
+
+void RadixTree::copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const {
+  PC_EXPECTS(static_cast<int64_t>(out.size()) <= nodes_.end(end), ShapeError, "the path has ", nodes_.end(end),
+             " blocks, got room for ", out.size());
+  for (size_t left = out.size(); left > 0; end = nodes_.at(end).parent) {
+    const auto size = static_cast<size_t>(nodes_.at(end).size);
+    const size_t count = std::min(left, size);
+    std::copy_n(nodes_.lane(end, lane) + (size - count), count,
+                out.begin() + static_cast<std::ptrdiff_t>(left - count));
+    left -= count;
+  }
+}
+
+int32_t RadixTree::id_at(NodeId end, int64_t block, int32_t lane) const {
+  const NodeId node = nodes_.node_with(end, block);
+  return nodes_.lane(node, lane)[block - nodes_.at(node).depth];
+}
+
+int32_t RadixTree::num_pins(NodeId end, int64_t block, int32_t component) const {
+  return nodes_.pins(nodes_.node_with(end, block), component);
+}
+
+int32_t RadixTree::replace_id(NodeId end, int64_t block, int32_t lane, int32_t id) {
+  const bool is_window = lane >= components_.full_lanes;
+  PC_EXPECTS(id >= (is_window ? 0 : 1), InvalidBlock, "block ", id, " cannot be cached in lane ", lane,
+             "; expected ids >= ", is_window ? 0 : 1);
+  const NodeId node = nodes_.node_with(end, block);
+  const auto place = static_cast<int32_t>(block - nodes_.at(node).depth);
+  int32_t& held = nodes_.lane(node, lane)[place];
+  const int32_t old = held;
+  if (old == id) return old;
+  PC_EXPECTS(id == kNullBlock || claims_.held(lane).add(id), DoubleFree, "block ", id,
+             " is in the tree already, at another place; offer only ids that hold this prefix");
+  held = id;
+  if (old != kNullBlock) claims_.held(lane).erase(old);
+  if (!is_window) return old;
+  const int32_t window = components_.owner_of(lane);
+  if (old == kNullBlock) nodes_.part(node, window).first = std::min(nodes_.part(node, window).first, place);
+  const int32_t by = (id != kNullBlock ? 1 : 0) - (old != kNullBlock ? 1 : 0);
+  if (by != 0) queues_.change_count(node, window, by);
+  return old;
+}
+
+// Sizes.
+
+RadixTree::Ids RadixTree::held_ids(int32_t lane) const {
+  Ids ids;
+  ids.reserve(static_cast<size_t>(claims_.held(lane).count()));
+  claims_.held(lane).list(ids);
+  return ids;
+}
+
+size_t RadixTree::nbytes() const {
+  return sizeof(*this) + nodes_.nbytes() + queues_.nbytes() + claims_.nbytes() +
+         path_.steps.capacity() * sizeof(radix::PathStep);
+}
+
+void RadixTree::check_invariants() const {
+  nodes_.check_invariants();
+  pins_.check_invariants();
+  queues_.check_invariants();
+  claims_.check_invariants();
+  namespaces_.check_invariants(nodes_.count_tops(namespaces_.count()));
+}
+
+}  // namespace pagecore

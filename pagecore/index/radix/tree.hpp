@@ -1,0 +1,185 @@
+// Prefix cache: a radix tree from token prefixes to the blocks that hold their keys and values.
+//
+// The tree has nodes (NodeStore), an eviction order (EvictionQueues), receipts that pin nodes (Pins), the ids that it
+// holds (Claims) and namespaces (Namespaces); this class orchestrates them. It decides and frees nothing: calls return
+// ids, and the caller owns the references.
+//
+// I1: a call that throws has changed nothing observable: checks, claims and memory come before the first change.
+// I2: without full lanes, a node that nothing keeps is removed in the same call (prune).
+// I3: nodes that one call touches lie on one path or have different turns, so that eviction keys never tie.
+// Cost: match O(tokens); lock and unlock O(nodes of the path); evict O(log n) a node. No recursion. Threads: one
+// writer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "pagecore/index/radix/claims.hpp"
+#include "pagecore/index/radix/eviction_queues.hpp"
+#include "pagecore/index/radix/namespaces.hpp"
+#include "pagecore/index/radix/node_store.hpp"
+#include "pagecore/index/radix/pins.hpp"
+
+namespace pagecore {
+
+class RadixTree {
+ public:
+  using Ids = radix::Ids;
+  using Inserted = radix::Inserted;
+  using NodeId = radix::NodeId;
+  using Offer = radix::Offer;
+  using Receipt = radix::Receipt;
+  using State = radix::State;
+
+  struct Options {
+    int64_t block_size = 16;
+    int64_t full_lanes = 1;        // 0: nodes hold only tokens, for windows or states
+    std::vector<int64_t> windows;  // in tokens
+    bool has_states = false;
+    int64_t state_interval = 0;  // tokens between the states that a caller keeps
+    radix::Policy policy = radix::Policy::Lru;
+  };
+  struct Match {
+    int64_t blocks = 0;       // reusable by every component
+    int64_t full_blocks = 0;  // held by the full component
+    int64_t checkpoint = 0;   // tokens after which a new state would serve this prefix, or 0
+    NodeId node = radix::kNoNode;
+    int32_t offset = 0;  // blocks of the node within the reusable prefix
+    int32_t state = radix::kNoState;
+  };
+  // Memory of a batch of insertions, by offer.
+  struct Batch {
+    std::vector<Inserted> answers;
+    std::vector<radix::NodeStorage> storages;
+  };
+
+  explicit RadixTree(const Options& options);
+  RadixTree(const RadixTree&) = delete;
+  RadixTree& operator=(const RadixTree&) = delete;
+
+  // Namespaces. A new one is dropped with drop_namespace_if_empty() if nothing was inserted. A number is reused once
+  // the caller has seen it in dead_namespace() and forgotten it.
+
+  [[nodiscard]] radix::NamespaceId add_namespace() { return namespaces_.add(); }
+  [[nodiscard]] radix::NamespaceId dead_namespace() noexcept { return namespaces_.next_dead(); }
+  void forget_dead_namespace() noexcept { namespaces_.forget_dead(); }
+  void drop_namespace_if_empty(radix::NamespaceId space) noexcept { namespaces_.drop_if_empty(space); }
+
+  // Lookup. Changes nothing.
+
+  // The longest reusable prefix, at most `limit` blocks.
+  [[nodiscard]] Match match(const radix::Query& query, int64_t limit) const;
+  // The first out.size() ids of a match; in a window's lane, ids before the window are null.
+  void copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span<int32_t> out) const;
+  // The last out.size() ids of the path that ends with `end`.
+  void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
+  // The id of one block of a path, counted from the start of the prefix.
+  [[nodiscard]] int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
+  // Pins that keep a block of a path from being evicted in a component; of a state, those of the node with the block.
+  [[nodiscard]] int32_t num_pins(NodeId end, int64_t block, int32_t component) const;
+  // Blocks of the prefix of a receipt.
+  [[nodiscard]] int64_t depth(NodeId end) const { return nodes_.end(end); }
+
+  // Receipts.
+
+  // Pins a match and counts the hit. Between match() and lock(), only other lock() calls may change the tree. Updates
+  // the node and offset of the match.
+  [[nodiscard]] Receipt lock(Match& match, uint32_t components);
+  [[nodiscard]] Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
+  void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
+  // Reduces the prefix of the receipt to its first `blocks` blocks; 0 leaves a receipt of an empty prefix.
+  void shorten(Receipt& receipt, int64_t blocks) noexcept;
+
+  // Insertions.
+
+  // Adds what the tree lacks of an offer. `receipt`, if given, moves to the end of the offer. `spare`, if given, is
+  // storage for a new node, from prepare_all().
+  void insert(const Offer& offer, Receipt* receipt, Inserted& out, radix::NodeStorage* spare = nullptr);
+  // insert() for a sequence that continues past its receipt. Blocks before the end of the receipt are not compared
+  // again. `query.space` is used only for an empty receipt. Marks and states are not supported here.
+  void extend(const Offer& offer, Receipt& receipt, Inserted& out);
+  // insert() and extend() that return false instead of throwing, with nothing changed.
+  [[nodiscard]] bool try_insert(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
+  [[nodiscard]] bool try_extend(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
+  // Checks every offer against the tree and the others, and reserves memory. Unless it throws, insert() of each, in
+  // this order, with its part of the batch and no other call in between, cannot fail.
+  void prepare_all(std::span<const Offer> offers, Batch& batch);
+  // Replaces the id of a block by `id`, which may be null in a window; returns the old id.
+  int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
+
+  // Eviction.
+
+  // Evicts min(amount, evictable(component)) ids into `out`, by lane, states last; returns the number. Without full
+  // lanes, evicting component 0 also counts nodes that are left empty. `time` is as for advance().
+  int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time = -radix::kNever);
+  // Sets the caller's clock to the later of `time` and its current value.
+  void advance(double time) { queues_.advance(time); }
+
+  // Reservations, for callers whose own change must not fail half way. Each throws or changes nothing observable.
+  // unlock(), lock_again() and evict() of at most kReservedIds into `out` of reserve_evicted() never fail.
+
+  static constexpr int64_t kReservedIds = 4096;
+  // lock() and shorten() cannot fail afterwards while they make at most `nodes` nodes.
+  void reserve(int64_t nodes);
+  // The most nodes that a lock() or shorten() makes.
+  [[nodiscard]] int64_t nodes_to_move() const { return 2 + components_.num_windows(); }
+  void reserve_locks(int64_t count) { reserve(count * (1 + components_.num_windows())); }
+  // replace_id() of ids below `num_ids` cannot fail afterwards.
+  void reserve_ids(int32_t lane, int32_t num_ids) { claims_.held(lane).reserve(num_ids); }
+  void reserve_evicted(std::vector<Ids>& out) const;
+
+  // Sizes.
+
+  [[nodiscard]] int64_t evictable(int32_t component) const { return queues_.evictable(component); }
+  [[nodiscard]] int64_t held(int32_t component) const { return queues_.held(component); }
+  // Every id of a lane in ascending order; states for num_lanes().
+  [[nodiscard]] Ids held_ids(int32_t lane) const;
+  [[nodiscard]] int32_t num_components() const { return components_.count(); }
+  [[nodiscard]] int32_t num_lanes() const { return components_.num_lanes(); }
+  [[nodiscard]] int64_t num_nodes() const { return nodes_.size(); }
+  [[nodiscard]] int64_t num_receipts() const { return pins_.num_receipts(); }
+  [[nodiscard]] size_t nbytes() const;
+  void check_invariants() const;
+
+ private:
+  // tree.cpp
+  NodeId split(NodeId node, int32_t blocks);
+  NodeId split_path(NodeId node, int64_t blocks);
+  void remove_leaf(NodeId leaf);
+  int64_t prune(NodeId node);
+  Receipt lock_end(NodeId end, uint32_t components, bool is_hit);
+
+  // insert.cpp
+  void survey(const Offer& offer, NodeId parent, Inserted& out);
+  NodeId add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::NodeStorage&& storage);
+  void fill_window(const Offer& offer, int32_t window);
+  void add_state(NodeId end, const State& state, const radix::RetentionHint& hint);
+  void move_receipt(Receipt& receipt, NodeId end);
+
+  // extend.cpp
+  [[nodiscard]] bool can_grow(NodeId node) const;
+  void grow(NodeId leaf, const Offer& offer, int32_t blocks);
+  void move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end);
+
+  // evict.cpp
+  int64_t evict_full(int64_t amount, std::vector<Ids>& out);
+  int64_t evict_window(int32_t window, int64_t amount, Ids& out);
+  int64_t evict_states(int64_t amount, Ids& out);
+  void give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out);
+  void shrink() noexcept;
+
+  // batch.cpp
+  void check_batch(std::span<const Offer> offers, std::span<Inserted> answers);
+
+  radix::NodeStore nodes_;
+  const radix::Components& components_ = nodes_.components();
+  radix::EvictionQueues queues_;
+  radix::Pins pins_{nodes_, queues_};
+  radix::Claims claims_{nodes_};
+  radix::Namespaces namespaces_;
+  int64_t state_interval_;
+  radix::Path path_;  // scratch of insertions
+};
+
+}  // namespace pagecore

@@ -1,0 +1,16 @@
+"""torch operators (`torch.ops.pagecore`) for eager code, `torch.compile` and `torch.export`.
+
+Importing this module registers them; nothing is compiled against torch:
+
+    write_kv, plan_attention, paged_attention, paged_attention_lse, paged_attention_out, merge_attention, copy_blocks
+
+The functions of this module take the same arguments as `pagecore.write_kv`, `pagecore.paged_attention` and so on, and
+call those operators. `as_torch` views a `pagecore.Tensor` (a plane of a pool, an array of a batch) as a torch tensor
+over the same memory. The operators have no gradients. On CUDA they run on torch's current stream.
+"""
+
+from pagecore.interop.torch.attention import merge_attention, paged_attention, plan_attention
+from pagecore.interop.torch.conversion import as_torch
+from pagecore.interop.torch.writes import copy_blocks, write_kv
+
+__all__ = ["as_torch", "copy_blocks", "merge_attention", "paged_attention", "plan_attention", "write_kv"]

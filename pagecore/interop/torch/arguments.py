@@ -1,0 +1,132 @@
+"""Checks and conversions of arguments before torch dispatches an operator."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch._C._functorch import (
+    TransformType,
+    is_functorch_wrapped_tensor,
+)
+from torch._C._functorch import (
+    get_interpreter_stack as _transforms,
+)
+from torch.autograd import forward_ad
+
+from pagecore.arrays import Tensor
+from pagecore.arrays.refusals import brief
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+
+Window: TypeAlias = int | tuple[int | None, int | None] | None
+Scale: TypeAlias = torch.Tensor | float | None
+
+_WINDOW_MAX = 2**31 - 1  # wider than any sequence is long
+WRITE_ARRAYS = "key value key_cache value_cache slot_mapping"
+ATTENTION_ARRAYS = "query key_cache value_cache block_table seq_lens out"
+
+# Types of each option that torch accepts without a check; `_check_option` decides about other types.
+_ARRAY = (torch.Tensor, type(None))
+_NUMBER = (float, int, torch.SymFloat, torch.SymInt)
+_OPTIONS = {
+    **dict.fromkeys(("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale"), _ARRAY),
+    "plan": _ARRAY,
+    "scale": (*_NUMBER, type(None)),
+    "softcap": _NUMBER,
+    "causal": (int,),
+}
+
+
+def check_arguments(*arrays: object, options: dict[str, Any] | None = None, names: str = ATTENTION_ARRAYS) -> None:
+    """Raise for arguments that torch would reject without a remedy, or would accept and give gradients of 0.
+
+    Parameters
+    ----------
+    *arrays : object
+        Must be torch tensors.
+    options : dict, optional
+        The other arguments by name.
+    names : str
+        Names of `arrays`, separated by spaces; the last one names all further arrays.
+    """
+    for array in arrays:
+        if not isinstance(array, torch.Tensor):
+            position = next(position for position, each in enumerate(arrays) if each is array)
+            listed = names.split()
+            raise _not_a_tensor(array, listed[min(position, len(listed) - 1)])
+    if options:
+        for name, value in options.items():
+            if name in _OPTIONS and not isinstance(value, _OPTIONS[name]):
+                _check_option(name, value)
+    if not torch.compiler.is_compiling() and (_transforms() or forward_ad._current_level >= 0):
+        _refuse_gradients((*arrays, *(options or {}).values()))
+
+
+def _check_option(name: str, value: Any) -> None:
+    if _OPTIONS[name] is _ARRAY:
+        raise _not_a_tensor(value, name)
+    if name == "causal":
+        if not isinstance(value, np.bool_):
+            raise UnsupportedOption(f"causal is {brief(value)}; it must be True or False")
+        return
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        raise UnsupportedOption(f"{name} requires grad, and the operator has no gradient; pass {name}.item()")
+    if not isinstance(value, np.number | torch.Tensor) or value.ndim:
+        raise UnsupportedOption(f"{name} is {brief(value)}; it must be a number")
+
+
+def _not_a_tensor(array: object, name: str) -> UnsupportedDtype:
+    remedy = "as_torch(tensor)" if type(array) is Tensor else "torch.as_tensor(array)"
+    kind = f"{type(array).__module__}.{type(array).__name__}".removeprefix("builtins.")
+    return UnsupportedDtype(
+        f"{name} is a {kind}; expected a torch.Tensor: pass {remedy}, or call the function of the package pagecore"
+    )
+
+
+def _refuse_gradients(given: tuple[Any, ...]) -> None:
+    """Refuse torch.func and forward mode, which treat an operator without a gradient as a constant."""
+    is_differentiated = any(
+        transform.key() in (TransformType.Grad, TransformType.Jvp) for transform in _transforms() or ()
+    )
+    for array in (each for each in given if isinstance(each, torch.Tensor)):
+        is_wrapped = is_differentiated and is_functorch_wrapped_tensor(array)
+        if is_wrapped or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(array).tangent is not None):
+            raise UnsupportedOption(
+                "torch.func or forward mode differentiates an operator of pagecore, which has no gradient; call the "
+                "operator outside of the differentiated function, or use another implementation of attention"
+            )
+
+
+def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
+    """Expand a number to a float32 tensor ``[Hkv]``; return any other value unchanged."""
+    if not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
+        return scale
+    if key_cache.ndim != 4:
+        raise ShapeError(f"key_cache has shape {tuple(key_cache.shape)}; it must have 4 axes")
+    return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
+
+
+def window_sides(window: Window) -> tuple[int, int]:
+    """Return ``(left, right)`` of the option `window`, -1 for no bound.
+
+    A single number counts the query's own key: 1 is a left side of 0.
+    """
+    if window is None:
+        return -1, -1
+    if isinstance(window, tuple | list):
+        if len(window) != 2:
+            raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")
+        left, right = (-1 if side is None else _count(side, window) for side in window)
+        return left, right
+    if _count(window, window) < 1:
+        raise UnsupportedOption(f"window is {brief(window)}; it must be at least 1, the query's own key, or None")
+    return _count(window, window) - 1, -1
+
+
+def _count(number: Any, window: Window) -> Any:
+    if isinstance(number, int | np.integer):
+        return min(max(int(number), -2), _WINDOW_MAX)
+    if isinstance(number, torch.SymInt):
+        return number
+    raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")

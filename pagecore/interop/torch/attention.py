@@ -1,0 +1,189 @@
+"""Attention over paged caches, its plans, and merging of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pagecore import ops
+from pagecore.arrays.refusals import brief
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.interop.torch import registration
+from pagecore.interop.torch.arguments import Scale, Window, check_arguments, per_head_scale, window_sides
+
+
+def plan_attention(
+    cu_query_lens: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    num_tokens: int | None = None,
+    causal: bool = True,
+    window: Window = None,
+) -> torch.Tensor:
+    """Plan the attention of one batch as a torch operator, once for all layers of a step.
+
+    Pass the plan to every call of `paged_attention` with the same lengths, heads, causality and window; a call without
+    a plan plans its batch itself. On CUDA a kernel writes the plan: nothing is copied to the host, the host does not
+    wait, and a captured graph plans again in each replay. On the host the plan is empty, and each call plans its batch
+    itself.
+
+    Parameters
+    ----------
+    cu_query_lens : Tensor, integers [B + 1], or None
+        Prefix sums of the query lengths. None: one query per sequence.
+    seq_lens : Tensor, integers [B]
+        Number of keys of each sequence, new tokens included.
+    num_query_heads, num_kv_heads : int
+    num_tokens : int, optional
+        Rows of the query, padding included. Required with `cu_query_lens`; defaults to B without it.
+    causal : bool
+    window : int, (int or None, int or None), optional
+        `causal` and `window` must equal those of the calls that use the plan.
+
+    Returns
+    -------
+    Tensor, uint8 [B + 1, bytes]
+        A new tensor on the device of `seq_lens`. Calls that use one plan must run one after the other on one stream:
+        they share counters inside the plan, which each call resets.
+
+    Raises
+    ------
+    UnsupportedDtype
+        An argument is not a torch tensor, or its dtype is not an integer.
+    ShapeError, DeviceError, UnsupportedOption
+        Shapes or devices do not match, or an option is invalid. Only `pagecore.debug(True)` checks that a plan was made
+        for the lengths, causality and window of a call.
+    """
+    options: dict[str, Any] = {"cu_query_lens": cu_query_lens, "causal": causal}
+    check_arguments(seq_lens, options=options, names="seq_lens")
+    if num_tokens is None:
+        if cu_query_lens is not None:
+            raise ShapeError("num_tokens is missing; with cu_query_lens, pass the number of rows of the query")
+        num_tokens = seq_lens.shape[0]
+    left, right = window_sides(window)
+    plan: torch.Tensor = registration.plan_attention(
+        cu_query_lens,
+        seq_lens,
+        num_tokens=num_tokens,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        causal=causal,
+        window_left=left,
+        window_right=right,
+    )
+    return plan
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    window: Window = None,
+    key_scale: Scale = None,
+    value_scale: Scale = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attend to paged keys and values: `pagecore.paged_attention` as a torch operator.
+
+    Takes all options of `pagecore.paged_attention` except `stream`; the operator runs on torch's current stream. All
+    tensors are on one device.
+
+    Parameters
+    ----------
+    query : Tensor, [T, Hq, D]
+    key_cache : Tensor, [num_blocks, block_size, Hkv, D]
+    value_cache : Tensor, [num_blocks, block_size, Hkv, Dv]
+    block_table : Tensor, integers [rows, max_blocks]
+    seq_lens : Tensor, integers [B]
+    window : int, (int or None, int or None), optional
+    key_scale, value_scale : float or Tensor [Hkv], optional
+    out : Tensor, [T, Hq, Dv], optional
+        Mutated and returned. Not supported together with `return_lse`.
+    return_lse : bool
+    **options
+        Passed on; `plan` must be a result of `plan_attention` of this module. A call without a plan plans its batch
+        itself.
+
+    Returns
+    -------
+    Tensor, [T, Hq, Dv], or (Tensor, Tensor)
+        With `return_lse` also the log-sum-exp, float32 [T, Hq].
+
+    Raises
+    ------
+    UnsupportedDtype
+        An array is not a torch tensor.
+    UnsupportedOption
+        `stream`, an `AttentionPlan`, or `out` with `return_lse`.
+    PagecoreError
+        As `pagecore.paged_attention`. Tracing a graph already raises for shapes, dtypes and devices.
+    """
+    if window is not None:
+        options["window_left"], options["window_right"] = window_sides(window)
+    if key_scale is not None:
+        options["key_scale"] = per_head_scale(key_scale, key_cache)
+    if value_scale is not None:
+        options["value_scale"] = per_head_scale(value_scale, key_cache)
+    if options.pop("stream", None) is not None:
+        raise UnsupportedOption(
+            "stream is not an option of the torch operator, which runs on torch's current stream; leave stream out, or "
+            "call pagecore.paged_attention"
+        )
+    if type(options.get("plan")) is ops.AttentionPlan:
+        raise UnsupportedOption(
+            "plan is an AttentionPlan, which the torch operator does not take; pass the result of "
+            "pagecore.interop.torch.plan_attention, or call pagecore.paged_attention"
+        )
+    arrays = (query, key_cache, value_cache, block_table, seq_lens)
+    if return_lse is not True and return_lse is not False:
+        raise UnsupportedOption(f"return_lse is {brief(return_lse)}; it must be True or False")
+    if out is None:
+        check_arguments(*arrays, options=options)
+        if return_lse:
+            both: tuple[torch.Tensor, torch.Tensor] = registration.paged_attention_lse(*arrays, **options)
+            return both
+        attended: torch.Tensor = registration.paged_attention(*arrays, **options)
+        return attended
+    if return_lse:
+        raise UnsupportedOption(
+            "out and return_lse are both given; the operator with out= does not return the lse: leave one out"
+        )
+    check_arguments(*arrays, out, options=options)
+    registration.paged_attention_out(*arrays, out, **options)
+    return out
+
+
+def merge_attention(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge attention over two disjoint sets of keys: `pagecore.merge_attention` as a torch operator.
+
+    Parameters
+    ----------
+    out_a, out_b : Tensor, [T, H, D]
+    lse_a, lse_b : Tensor, float32 [T, H]
+
+    Returns
+    -------
+    out : Tensor, [T, H, D]
+    lse : Tensor, float32 [T, H]
+        New tensors.
+
+    Raises
+    ------
+    UnsupportedDtype
+        An array is not a torch tensor.
+    PagecoreError
+        As `pagecore.merge_attention`.
+    """
+    check_arguments(out_a, lse_a, out_b, lse_b, names="out_a lse_a out_b lse_b")
+    merged: tuple[torch.Tensor, torch.Tensor] = registration.merge_attention(out_a, lse_a, out_b, lse_b)
+    return merged

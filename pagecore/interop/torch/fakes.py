@@ -1,0 +1,100 @@
+"""Fake implementations of the operators: result shapes for tracing, and the errors that tracing can already raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.interop.torch.plans import check_lengths, check_plan, empty_plan
+
+
+def _write_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any, **scales: Any) -> None:
+    _check_traced(("key", key, 3), ("value", value, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    _refuse_meta_mix(key, slot_mapping=slots, **scales)
+    _refuse_symbolic_offset(key_cache=key_cache, value_cache=value_cache)
+
+
+def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
+    check_lengths(cu_query_lens, seq_lens)
+    return empty_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"])
+
+
+def _paged_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, lens: Any, **options: Any) -> Any:
+    _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    _refuse_meta_mix(query, block_table=table, seq_lens=lens, **options)
+    check_plan(options.get("plan"), query, key_cache, lens)
+    return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
+
+
+def _paged_attention_lse(query: Any, *arrays: Any, **options: Any) -> Any:
+    out = _paged_attention(query, *arrays, **options)
+    return out, query.new_empty((query.shape[0], query.shape[1]), dtype=torch.float32)
+
+
+def _paged_attention_out(
+    query: Any, key_cache: Any, value_cache: Any, table: Any, lens: Any, out: Any, **options: Any
+) -> None:
+    expected = _paged_attention(query, key_cache, value_cache, table, lens, **options)
+    _check_traced(("query", query, 3), ("out", out, 3))
+    if out.dtype != expected.dtype:
+        raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is")
+    _refuse_symbolic_offset(out=out)
+
+
+def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+    _check_traced(("out_a", out_a, 3), ("lse_a", lse_a, 2), ("out_b", out_b, 3), ("lse_b", lse_b, 2))
+    return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+def _copy_blocks(caches: list[Any], pairs: Any, **_: bool) -> None:
+    for position, cache in enumerate(caches):
+        _refuse_symbolic_offset(**{f"caches[{position}]": cache})
+        _refuse_meta_mix(cache, pairs=pairs)
+
+
+def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) -> None:
+    for name, array, ndim in (first, *others):
+        if array.ndim != ndim:
+            raise ShapeError(f"{name} has shape {tuple(array.shape)}; it must have {ndim} axes")
+        if not array.is_floating_point():
+            raise UnsupportedDtype(f"{name} is {array.dtype}; float32, float16 and bfloat16 are served: convert it")
+        if array.device != first[1].device:
+            raise DeviceError(f"{name} is on {array.device} and {first[0]} on {first[1].device}; move one to the other")
+        if array.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedOption(
+                f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or compute it under "
+                "torch.no_grad()"
+            )
+
+
+def _refuse_meta_mix(first: Any, **others: Any) -> None:
+    """Refuse to mix "meta" tensors with others: torch would trace the call instead of computing it."""
+    for name, array in others.items():
+        if isinstance(array, torch.Tensor) and (array.device.type == "meta") != (first.device.type == "meta"):
+            raise DeviceError(f"{name} is on {array.device} and the others on {first.device}; move one to the other")
+
+
+def _refuse_symbolic_offset(**mutated: Any) -> None:
+    """Refuse to mutate a view whose offset is symbolic: torch 2.13 drops the offset and writes to another place."""
+    for name, array in mutated.items():
+        offset = array.storage_offset()
+        if isinstance(offset, torch.SymInt) and not offset.node.expr.is_Symbol:
+            raise UnsupportedOption(
+                f"{name} is a view whose offset is only known at run time, and torch.compile would write to another "
+                "place; create the view outside of the compiled function, call mark_static() on the cache, or leave "
+                "dynamic=True out"
+            )
+
+
+FAKES: dict[str, Callable[..., Any]] = {
+    "write_kv": _write_kv,
+    "plan_attention": _plan_attention,
+    "paged_attention": _paged_attention,
+    "paged_attention_lse": _paged_attention_lse,
+    "paged_attention_out": _paged_attention_out,
+    "merge_attention": _merge_attention,
+    "copy_blocks": _copy_blocks,
+}

@@ -1,0 +1,56 @@
+"""Eager implementations of the operators, for host and CUDA tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pagecore import ops
+from pagecore.interop.torch.plans import check_lengths, empty_plan
+from pagecore.ops.cuda._device_plan import plan_lengths
+
+
+def _write_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, **scales: Any) -> None:
+    ops.write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
+
+
+def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
+    check_lengths(cu_query_lens, seq_lens)
+    plan = empty_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"])
+    if seq_lens.device.type == "cuda":
+        window = options.pop("window_left", -1), options.pop("window_right", -1)
+        plan_lengths(plan, seq_lens, cu_query_lens, **options, window=window)
+    return plan
+
+
+def _paged_attention(*arrays: Any, window_left: int = -1, window_right: int = -1, **options: Any) -> Any:
+    return ops.paged_attention(*arrays, window=(window_left, window_right), **options)
+
+
+def _paged_attention_lse(*arrays: Any, **options: Any) -> Any:
+    return _paged_attention(*arrays, return_lse=True, **options)
+
+
+def _paged_attention_out(
+    query: Any, key_cache: Any, value_cache: Any, table: Any, seq_lens: Any, out: Any, **options: Any
+) -> None:
+    _paged_attention(query, key_cache, value_cache, table, seq_lens, out=out, **options)
+
+
+def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+    return ops.merge_attention(out_a, lse_a, out_b, lse_b)
+
+
+def _copy_blocks(caches: list[Any], pairs: Any, *, independent: bool = False) -> None:
+    ops.copy_blocks(caches, pairs, independent=independent)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "write_kv": _write_kv,
+    "plan_attention": _plan_attention,
+    "paged_attention": _paged_attention,
+    "paged_attention_lse": _paged_attention_lse,
+    "paged_attention_out": _paged_attention_out,
+    "merge_attention": _merge_attention,
+    "copy_blocks": _copy_blocks,
+}

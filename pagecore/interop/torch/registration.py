@@ -1,0 +1,57 @@
+"""Schemas of the operators, and their registration as `torch.ops.pagecore`."""
+
+from __future__ import annotations
+
+import torch
+
+from pagecore.interop.torch.fakes import FAKES
+from pagecore.interop.torch.kernels import KERNELS
+
+_ATTENTION = (
+    "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, {out}*, "
+    "Tensor? rows=None, Tensor? cu_query_lens=None, float? scale=None, bool causal=True, SymInt window_left=-1, "
+    "SymInt window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? mask=None, "
+    "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? plan=None"
+)
+_PLAN = (
+    "Tensor? cu_query_lens, Tensor seq_lens, *, SymInt num_tokens, int num_query_heads, int num_kv_heads, "
+    "bool causal=True, SymInt window_left=-1, SymInt window_right=-1"
+)
+_WRITE = (
+    "Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, *, "
+    "Tensor? key_scale=None, Tensor? value_scale=None"
+)
+_SCHEMAS = {
+    "write_kv": f"({_WRITE}) -> ()",
+    "plan_attention": f"({_PLAN}) -> Tensor",
+    "paged_attention": f"({_ATTENTION.format(out='')}) -> Tensor",
+    "paged_attention_lse": f"({_ATTENTION.format(out='')}) -> (Tensor, Tensor)",
+    "paged_attention_out": f"({_ATTENTION.format(out='Tensor(a!) out, ')}) -> ()",
+    "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
+    "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
+}
+# Sparse tensors reach the kernels, too: pagecore's error names the argument, torch's error would list its backends.
+_DISPATCH_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
+# Makes Inductor pass caches with their own strides; a contiguous copy would be as large as the cache.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library("pagecore", "DEF")
+    for name, schema in _SCHEMAS.items():
+        library.define(name + schema, tags=_TAGS)
+        for key in _DISPATCH_KEYS:
+            library.impl(name, KERNELS[name], key)
+        torch.library.register_fake(f"pagecore::{name}", FAKES[name], lib=library)
+    return library
+
+
+# torch drops the registration together with this object.
+_library = _register()
+write_kv = torch.ops.pagecore.write_kv.default
+plan_attention = torch.ops.pagecore.plan_attention.default
+paged_attention = torch.ops.pagecore.paged_attention.default
+paged_attention_lse = torch.ops.pagecore.paged_attention_lse.default
+paged_attention_out = torch.ops.pagecore.paged_attention_out.default
+merge_attention = torch.ops.pagecore.merge_attention.default
+copy_blocks = torch.ops.pagecore.copy_blocks.default

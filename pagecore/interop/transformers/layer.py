@@ -1,0 +1,60 @@
+"""The view of one layer that transformers expects in ``cache.layers``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence as Listed
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from pagecore.errors import UnsupportedOption
+from pagecore.interop.transformers.attention import Columns
+
+
+class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer of a `PagedCache`, for code of transformers that calls the layer instead of the cache."""
+
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, cache: Cache, index: int, windows: Listed[int | None]) -> None:
+        super().__init__()
+        self._cache = weakref.ref(cache)
+        self._index = index
+        self._windows = windows
+        self.is_sliding = windows[index] is not None
+        self.is_initialized = True
+
+    def lazy_initialization(self, *_: Any) -> None:
+        """Do nothing: blocks are allocated when the cache is made."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        """Store keys and values; see `PagedCache.update`."""
+        return self._paged_cache.update(key_states, value_states, self._index)
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """Return the number of columns, those of the forward pass included, and the offset 0."""
+        columns = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return Columns(self.get_seq_length() + columns, self._windows), 0
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Return the number of computed columns, padding included."""
+        length: int = self._paged_cache.get_seq_length()
+        return length
+
+    def get_max_length(self) -> int:
+        """Return -1: the length of a row is only limited by the free blocks."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    @property
+    def _paged_cache(self) -> Cache:
+        cache = self._cache()
+        if cache is None:
+            raise UnsupportedOption(
+                "the PagedCache of this layer was deleted; keep a reference to the cache while its layers are used"
+            )
+        return cache

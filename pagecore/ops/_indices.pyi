@@ -1,0 +1,1 @@
+# Everything in _indices is for cimport.

@@ -1,0 +1,1 @@
+# Everything in _numbers is for cimport.

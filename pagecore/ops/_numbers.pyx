@@ -1,0 +1,194 @@
+"""Options and per-head numbers: scales, sinks, slopes, windows, flags."""
+
+from cpython.object cimport PyObject
+from libc.math cimport isfinite
+from libc.stdint cimport INT32_MAX, int64_t
+
+from pagecore.arrays._tensor cimport Tensor, as_tensor, new_tensor
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU, FLOAT32
+from pagecore.ops._checks cimport check_aligned, check_last_axis, is_aligned
+from pagecore.ops._indices cimport viewed
+from pagecore.ops._place cimport Place, check_reachable, to_device
+
+import numpy as np
+
+from pagecore.arrays.refusals import brief
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+
+cdef extern from "Python.h":
+    bint PyIndex_Check(object value)
+    Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
+
+
+# ---- numbers of heads
+
+cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place* place):
+    return numbers_to_device(numbers_of_heads(array, name, num_heads, place), name, place)
+
+
+cdef Tensor numbers_to_device(Tensor tensor, str name, const Place* place):
+    """Copy host numbers to the device of the call, as float32."""
+    if tensor is None or place.device_type == tensor.device_type:
+        return tensor
+    return to_device(tensor if tensor.dtype_code == FLOAT32 else copy_numbers(tensor, name), name, place)
+
+
+cdef Tensor numbers_of_heads(object array, str name, int64_t num_heads, const Place* place):
+    """Return the numbers where the caller has them: on the host or on the device of the call."""
+    cdef Tensor tensor = viewed(array, name)
+    if tensor is not None and tensor.device_type != CPU:
+        check_reachable(tensor, name, place)
+        if tensor.dtype_code != FLOAT32:
+            raise UnsupportedDtype(f"{name} is {tensor.dtype} on {tensor.device}; it must be float32 there: convert it")
+        check_last_axis(tensor, name)
+        check_aligned(tensor, name)
+    elif tensor is None or tensor.dtype_code > LAST_FLOAT or not is_aligned(tensor):
+        tensor = copy_numbers(array, name)
+    if tensor.ndim != 1 or tensor.shape_[0] != num_heads:
+        raise ShapeError(f"{name} has shape {tensor.shape}; it must be [{num_heads}], one number for each head")
+    return tensor
+
+
+cdef Tensor copy_numbers(object array, str name):
+    """Return a copy of numbers of any dtype as contiguous float32."""
+    try:
+        values = np.asarray(array.numpy() if type(array) is Tensor else array)
+        if values.dtype.kind not in "iufV" or values.dtype.names is not None:
+            raise TypeError(f"{values.dtype} is not supported")
+        values = np.array(values, dtype=np.float32, order="C")
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {brief(error)}") from None
+    return as_tensor(values)
+
+
+# ---- scales
+
+cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place):
+    return numbers_to_device(checked_scales(scale, name, num_kv_heads, divides, place), name, place)
+
+
+cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* place, float* divisor):
+    divisor[0] = 1.0
+    if scale is None:
+        return None
+    if is_one_number(scale, name):
+        divisor[0] = checked_scale(scale, name, True)
+        return None
+    return scale_numbers(scale, name, num_kv_heads, True, place)
+
+
+cdef bint is_one_number(object scale, str name) except -1:
+    """Return True if the host can read `scale` as one number. A number on a device is not read: that would wait."""
+    if isinstance(scale, (float, int)):
+        return True
+    try:
+        if getattr(scale, "ndim", 1) != 0:
+            return False
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedOption(f"{name}: the {type(scale).__name__} cannot be read: {brief(error)}") from error
+    cdef Tensor tensor = viewed(scale, name)
+    return tensor is None or tensor.device_type == CPU
+
+
+cdef Tensor checked_scales(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place):
+    """Return the scales where the caller has them; None if they are all 1."""
+    cdef Tensor tensor
+    cdef double value
+    cdef int64_t i
+    if scale is None:
+        return None
+    if is_one_number(scale, name):
+        value = checked_scale(scale, name, divides)
+        if value == 1.0:
+            return None
+        tensor = new_tensor(1, &num_kv_heads, FLOAT32, False)
+        for i in range(num_kv_heads):
+            (<float*>tensor.data)[i] = <float>value
+        return tensor
+    tensor = numbers_of_heads(scale, name, num_kv_heads, place)
+    if tensor.device_type == CPU:
+        for each in tensor.numpy().tolist():
+            check_scale(each, name, divides)
+    return tensor
+
+
+cdef double checked_scale(object scale, str name, bint divides) except? -1:
+    cdef double value = finite_number(scale, name)
+    check_scale(value, name, divides)
+    return value
+
+
+cdef int check_scale(double value, str name, bint divides) except -1:
+    if not isfinite(<float>value) or divides and <float>value == 0.0:
+        limit = "finite, and not 0 to be divided by" if divides else "finite"
+        raise UnsupportedOption(f"{name} holds {value}; as a float32 it must be {limit}")
+    return 0
+
+
+# ---- options
+
+cdef double finite_number(object number, str name) except? -1:
+    cdef double value
+    try:
+        value = number
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedOption(f"{name} is {brief(number)}; it must be a number: {brief(error)}") from None
+    if not isfinite(<float>value):
+        raise UnsupportedOption(f"{name} is {value}; it must be finite as a float32")
+    return value
+
+
+cdef bint read_flag(object value, str name) except -1:
+    if value is True or value is False:
+        return value
+    try:
+        if isinstance(value, (int, np.bool_)) or getattr(value, "ndim", None) == 0:
+            return bool(value)
+    except Exception:
+        pass
+    raise UnsupportedOption(f"{name} is {brief(value)}; it must be True or False")
+
+
+cdef Py_ssize_t clipped(object number, object window) except? -1:
+    try:
+        return PyNumber_AsSsize_t(number, NULL)
+    except MemoryError:
+        raise
+    except Exception:  # PyIndex_Check accepts an array of several numbers
+        raise UnsupportedOption(f"window is {brief(window)}; it counts keys and must hold integers or None") from None
+
+
+cdef int64_t read_side(object number, object window) except? -1:
+    """Return one side of a window; -1 for None, and for bounds past the longest sequence."""
+    cdef int64_t side
+    if number is None:
+        return -1
+    if not PyIndex_Check(number):
+        raise UnsupportedOption(f"window is {brief(window)}; it counts keys and must hold integers or None")
+    side = clipped(number, window)
+    if side < -1:
+        raise UnsupportedOption(f"window is {brief(window)}; a side must be at least 0, or None or -1 for no bound")
+    return side if side < INT32_MAX else -1
+
+
+cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
+    left[0] = right[0] = -1
+    if window is None:
+        return 0
+    if isinstance(window, (tuple, list)):
+        if len(window) != 2:
+            raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")
+        left[0] = read_side(window[0], window)
+        right[0] = read_side(window[1], window)
+        return 0
+    if PyIndex_Check(window) and clipped(window, window) < 1:
+        raise UnsupportedOption(f"window is {brief(window)}; it must be at least 1, the query's own key, or None")
+    left[0] = read_side(window, window)
+    left[0] -= left[0] > 0
+    return 0

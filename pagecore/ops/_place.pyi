@@ -1,0 +1,1 @@
+# Everything in _place is for cimport.

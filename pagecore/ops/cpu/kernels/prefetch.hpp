@@ -1,0 +1,66 @@
+// Rows of a tile's tokens, and prefetching of the rows that are needed next.
+//
+// A processor drops prefetches while too many are outstanding, so the kernels issue a few at a time throughout their
+// work.
+#pragma once
+
+#include "pagecore/ops/cpu/kernel_table.hpp"
+#include "pagecore/ops/cpu/kernels/lines.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+// Token rows: the row at index i is at base + offsets[i].
+struct TokenRows {
+  const char* base = nullptr;
+  const int64_t* offsets = nullptr;
+};
+
+// The rows that the kernels need next: at a fixed distance from the rows in use, or in a tile of their own.
+struct NextRows {
+  int64_t distance = 0;  // bytes from a row in use to the row needed next
+  TokenRows rows;        // used instead if base is not null
+  int64_t row_bytes = 0;
+};
+
+// Prefetches bytes [from, from + bytes) of the row at index `place`.
+PC_FORCE_INLINE void prefetch_elsewhere(const NextRows& next, int place, int64_t from, int64_t bytes) {
+  if (from >= next.row_bytes) return;
+  const char* row = next.rows.base + next.rows.offsets[place];
+  for (int64_t i = from; i < from + bytes; i += kLine) prefetch_line(row + i);
+}
+
+// Prefetches `count` rows from index `place` on.
+PC_FORCE_INLINE void prefetch_elsewhere(const NextRows& next, int place, int count) {
+  if (next.rows.base == nullptr) return;
+  for (int t = 0; t < count; ++t) prefetch_elsewhere(next, place + t, 0, next.row_bytes);
+}
+
+// Prefetches the first `places` rows, two cache lines a step, during work that does not touch memory.
+class BackgroundPrefetch {
+ public:
+  PC_FORCE_INLINE BackgroundPrefetch(const NextRows& next, int places)
+      : rows_(next.rows), row_bytes_(next.row_bytes), left_(next.rows.base == nullptr ? 0 : places) {}
+
+  PC_FORCE_INLINE void step() {
+    if (left_ == 0) return;
+    const char* line = rows_.base + rows_.offsets[place_] + byte_;
+    prefetch_line(line);
+    prefetch_line(line + kLine);
+    byte_ += 2 * kLine;
+    if (byte_ < row_bytes_) return;
+    byte_ = 0;
+    ++place_;
+    --left_;
+  }
+
+ private:
+  const TokenRows rows_;
+  const int64_t row_bytes_;
+  int left_;
+  int place_ = 0;
+  int64_t byte_ = 0;
+};
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,97 @@
+// Keys of a tile that the rows of a pass attend to; identical for all heads.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/tile.hpp"
+#include "pagecore/ops/key_range.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+struct RowRange {
+  int64_t first;
+  int64_t last;
+};
+
+// Computes low, high and keep of a Scratch for one tile at a time. The accessors describe the tile visited last.
+class Visibility {
+ public:
+  Visibility(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, int64_t group)
+      : window_(make_window(args.causal, args.window_left, args.window_right)),
+        queries_(item.query_count),
+        group_(group),
+        length_(batch.seq_lens[item.sequence]),
+        position_(length_ - (batch.cu_query_lens[item.sequence + 1] - item.query_begin)) {
+    if (args.mask == nullptr) return;
+    const int64_t first_query = item.query_begin - batch.cu_query_lens[item.sequence];
+    mask_ = args.mask + batch.mask_starts[item.sequence] + first_query * length_;
+  }
+
+  [[nodiscard]] const Window& window() const { return window_; }
+  [[nodiscard]] int64_t length() const { return length_; }
+  [[nodiscard]] int64_t position(int64_t query) const { return position_ + query; }
+
+  void visit(const Tile& tile, const Scratch& scratch) {
+    uniform_ = mask_ == nullptr;
+    use_ = {static_cast<int>(kTileTokens), 0, nullptr};
+    rows_ = {queries_ * group_, 0};
+    for (int64_t query = 0; query < queries_; ++query) {
+      const KeyRange keys = attended_keys(window_, position(query), position(query), length_);
+      const int low = clamp_to_tile(keys.begin, tile);
+      const int high = clamp_to_tile(keys.end, tile);
+      for (int64_t g = 0; g < group_; ++g) {
+        scratch.low[query * group_ + g] = low;
+        scratch.high[query * group_ + g] = high;
+      }
+      uniform_ = uniform_ && low == scratch.low[0] && high == scratch.high[0];
+      if (low >= high) continue;
+      use_.first = low < use_.first ? low : use_.first;
+      use_.last = high > use_.last ? high : use_.last;
+      rows_ = {query * group_ < rows_.first ? query * group_ : rows_.first, (query + 1) * group_};
+    }
+    if (mask_ != nullptr && !empty()) apply_mask(tile, scratch);
+  }
+
+  // True if no row attends to any key.
+  [[nodiscard]] bool empty() const { return use_.first >= use_.last; }
+  // True if all rows attend to the same keys.
+  [[nodiscard]] bool uniform() const { return uniform_; }
+  // True if every row attends to all keys.
+  [[nodiscard]] bool whole() const { return uniform_ && use_.first == 0 && use_.last == kTileTokens; }
+  [[nodiscard]] const TileUse& use() const { return use_; }
+  // The range of rows that attend to any key.
+  [[nodiscard]] const RowRange& rows() const { return rows_; }
+
+ private:
+  [[nodiscard]] static int clamp_to_tile(int64_t position, const Tile& tile) {
+    const int64_t t = position - tile.start;
+    return static_cast<int>(t < tile.first ? tile.first : t > tile.last ? tile.last : t);
+  }
+
+  void apply_mask(const Tile& tile, const Scratch& scratch) {
+    for (int64_t t = 0; t < kTileTokens; ++t) used_[t] = 0;
+    use_.used = used_;
+    for (int64_t query = 0; query < queries_; ++query) {
+      const uint8_t* mask = mask_ + query * length_ + tile.start;
+      uint8_t* keep = scratch.keep + query * kTileTokens;
+      for (int t = 0; t < kTileTokens; ++t) {
+        const bool attended = t >= scratch.low[query * group_] && t < scratch.high[query * group_] && mask[t] != 0;
+        keep[t] = attended ? 1 : 0;
+        used_[t] |= keep[t];
+      }
+    }
+  }
+
+  Window window_;
+  int64_t queries_;
+  int64_t group_;
+  int64_t length_;
+  int64_t position_;               // of the item's first query
+  const uint8_t* mask_ = nullptr;  // row of the item's first query
+  bool uniform_ = true;
+  TileUse use_{};
+  RowRange rows_{};
+  uint8_t used_[kTileTokens];
+};
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,1 @@
+# Everything in _index_checks is for cimport.

@@ -1,0 +1,80 @@
+"""Configuration of the demo, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from pagecore.errors import ShapeError
+from pagecore.serving.checks import as_flag, as_instance
+from pagecore.serving.demo.model import ModelSizes
+from pagecore.serving.reuse import POLICIES, check_policy
+from pagecore.storage.checks import as_float, require_int
+
+__all__ = ["DemoConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """Requests, limits and memory of the demo.
+
+    By default the pools hold about half of the sequences that could run at once, so that runs are preempted.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of weights, prompts and sampling.
+    num_requests : int
+        Chat turns to serve.
+    block_size : int
+        Tokens of a block.
+    num_blocks : tuple of int
+        Blocks of each of the two groups, the null block counted. The group with a sliding window needs fewer, because
+        blocks that its window has passed are freed.
+    max_running, max_tokens_per_step : int
+        Limits of the scheduler.
+    max_length : int
+        Tokens of the longest sequence.
+    temperature : float
+        Sampling temperature of requests with several samples; the others take the best token.
+    swap : bool
+        Swap preempted runs out to a second memory with as much room as the pools, instead of recomputing them.
+    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
+        Eviction policy of the prefix cache; "none" turns reuse off.
+    model : ModelSizes
+
+    Raises
+    ------
+    ShapeError
+        A number is out of its range.
+    UnsupportedOption
+        `evict` is unknown, or `swap` or `model` has another type.
+    """
+
+    seed: int = 0
+    num_requests: int = 24
+    block_size: int = 16
+    num_blocks: tuple[int, int] = (85, 53)
+    max_running: int = 12
+    max_tokens_per_step: int = 96
+    max_length: int = 448
+    temperature: float = 0.8
+    swap: bool = False
+    evict: str = POLICIES[0]
+    model: ModelSizes = field(default_factory=ModelSizes)
+
+    def __post_init__(self) -> None:
+        require_int("seed", self.seed, 0)
+        for name in ("num_requests", "block_size", "max_running", "max_tokens_per_step", "max_length"):
+            require_int(name, getattr(self, name))
+        if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != 2:
+            raise ShapeError(
+                f"num_blocks is {self.num_blocks!r}; expected a tuple with one number for each of the 2 groups"
+            )
+        for blocks in self.num_blocks:
+            require_int("num_blocks", blocks, 2)
+        if not 0 <= as_float("temperature", self.temperature) < math.inf:
+            raise ShapeError(f"temperature is {self.temperature}; expected a finite number, 0 or more")
+        as_flag("swap", self.swap)
+        check_policy(self.evict)
+        as_instance("model", self.model, ModelSizes)

@@ -1,0 +1,54 @@
+"""Report of one run of the demo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagecore.serving.demo.verify import Verdict
+
+__all__ = ["DemoReport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """Statistics and verdict of a run of the demo; times in seconds, shares from 0 to 1.
+
+    `swaps` of the `preemptions` swapped the run out, and the other preempted runs were recomputed; `swap_nbytes` is
+    the size of the swap space. `static_nbytes` is the memory that static caches of `max_length` tokens would need for
+    `running_peak` sequences. `follow_ups` counts the turns that continued a chat: of their `history_tokens`,
+    `history_hit_tokens` were reused. The other statistics of reuse are those of `ReplayReport`.
+    """
+
+    requests: int
+    sequences: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    prefix_token_hit_rate: float
+    recovered_tokens: int
+    saved_prefill_tokens: int
+    evict: str
+    evicted_blocks: int
+    follow_ups: int
+    history_tokens: int
+    history_hit_tokens: int
+    steps: int
+    num_blocks: int
+    num_groups: int
+    block_size: int
+    utilization_peak: float
+    utilization_mean: float
+    fragmentation_mean: float
+    copied_blocks: int
+    preemptions: int
+    swaps: int
+    forks: int
+    running_peak: int
+    max_length: int
+    nbytes: int
+    swap_nbytes: int
+    static_nbytes: int
+    serve_s: float
+    verify_s: float
+    verdict: Verdict

@@ -1,0 +1,91 @@
+"""Limits of a scheduler, checked against its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.serving.request import RequestError
+from pagecore.storage.checks import as_float, require_int
+
+if TYPE_CHECKING:
+    from pagecore.cache import PagedKVCache, SwapSpace
+
+__all__ = ["Limits", "choose_limits"]
+
+# Methods of a cache that the scheduler calls.
+CACHE_CALLS = ("add_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon", "append_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a scheduler.
+
+    Attributes
+    ----------
+    max_running : int
+        Sequences that run at once; at most the rows of the cache, and at most `max_tokens_per_step`.
+    max_tokens_per_step : int
+        Tokens of one step, as the caller chose it.
+    budget : int
+        Tokens of one step that the cache can hold; at most `max_tokens_per_step`.
+    max_length : int
+        Slots of the longest sequence that the cache can hold alone.
+    headroom : int
+        Slots that an admission leaves free while other runs are running.
+    """
+
+    max_running: int
+    max_tokens_per_step: int
+    budget: int
+    max_length: int
+    headroom: int
+
+    def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
+        """Raise `RequestError` for a request that the cache cannot hold alone; see `Scheduler.check_request`."""
+        num_prompt_tokens = require_int("num_prompt_tokens", num_prompt_tokens, max=None)
+        max_new_tokens = require_int("max_new_tokens", max_new_tokens, 0, max=None)
+        samples = require_int("samples", samples, max=None)
+        # The last generated token is never computed.
+        num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
+        if num_slots > self.max_length:
+            raise RequestError(
+                f"request {id} needs {num_slots} slots ({num_prompt_tokens} tokens of prompt, "
+                f"{max_new_tokens} to generate); the cache holds {self.max_length} for one sequence; "
+                "give it more blocks or longer rows, or shorten the request"
+            )
+        if samples > self.max_running:
+            raise RequestError(
+                f"request {id} has {samples} samples; at most {self.max_running} sequences run at once; "
+                "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or use fewer samples"
+            )
+
+
+def choose_limits(
+    cache: PagedKVCache, max_running: int, max_tokens_per_step: int, headroom: float, swap_space: SwapSpace | None
+) -> Limits:
+    """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
+    if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
+        raise UnsupportedOption(f"expected a PagedKVCache as cache, got {cache!r}")
+    max_running = require_int("max_running", max_running)
+    max_tokens_per_step = require_int("max_tokens_per_step", max_tokens_per_step)
+    headroom = as_float("headroom", headroom)
+    if not 0 <= headroom <= 1:
+        raise ShapeError(f"headroom is {headroom}; expected a share of the pool between 0 and 1")
+    if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
+        raise UnsupportedOption(
+            f"swap_space {swap_space!r} does not belong to this cache; make it with SwapSpace(cache)"
+        )
+    max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
+    # The pool is empty: a single sequence may use all of its slots.
+    num_slots = cache.num_available * cache.block_size
+    max_length = min(num_slots, cache.max_tokens_per_sequence)
+    return Limits(
+        max_running=max_running,
+        max_tokens_per_step=max_tokens_per_step,
+        # Each token of a step has its own slot, so a step with more tokens than slots could never be prepared.
+        budget=min(max_tokens_per_step, max(num_slots, max_running)),
+        max_length=max_length,
+        headroom=int(max_length * headroom),
+    )

@@ -1,0 +1,73 @@
+"""Tables of a memory plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagecore.serving.tables import human_bytes
+
+if TYPE_CHECKING:
+    from pagecore.serving.planner import GroupPlan, ModelPlan
+    from pagecore.storage import Spec
+
+__all__ = ["context_columns", "group_columns", "plan_rows"]
+
+Columns = tuple[list[str], list[list[str]]]
+
+
+def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
+    """Return the name and value of each line of the summary."""
+    model, memory = plan.model, plan.memory
+    longest = "" if model.max_length is None else f", up to {model.max_length:,} tokens"
+    each = "each group" if len(memory.groups) > 1 else "the pool"
+    rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
+    return [
+        ("model", f"{model.model_type}, {len(model.layers)} layers{longest}"),
+        ("memory", f"{human_bytes(memory.memory)} for key and value{rank}"),
+        ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
+        ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {each}"),
+        ("tokens", f"{memory.num_tokens:,}"),
+    ]
+
+
+def group_columns(plan: ModelPlan) -> Columns:
+    """Return the headings and lines of the table of groups."""
+    headings = ["group", "layers", "window", "planes", "bytes per token", "bytes per block"]
+    return headings, [_group_line(number, group) for number, group in enumerate(plan.memory.groups)]
+
+
+def context_columns(plan: ModelPlan) -> Columns:
+    """Return the headings and lines of the table of contexts; with several groups it includes the best split."""
+    headings = ["context", "blocks per request", "requests"]
+    several = len(plan.memory.groups) > 1
+    lines = []
+    for context in plan.memory.contexts:
+        line = [f"{context.context:,}", _added(context.blocks_per_request), f"{context.requests:,}"]
+        if several:
+            best = context.best_num_blocks
+            line += [f"{context.best_requests:,}", "none" if best is None else str(list(best))]
+        lines.append(line)
+    return headings + (["best split", "its num_blocks"] if several else []), lines
+
+
+def _group_line(number: int, group: GroupPlan) -> list[str]:
+    return [
+        str(number),
+        str(group.num_layers),
+        "all" if group.window is None else f"{group.window:,}",
+        _planes(group.spec),
+        f"{group.bytes_per_token:,.0f}",
+        f"{group.bytes_per_block:,}",
+    ]
+
+
+def _planes(spec: Spec) -> str:
+    """Format planes with their shapes and dtypes; planes of equal shape and dtype are listed together."""
+    alike: dict[str, list[str]] = {}
+    for plane in spec.planes:
+        alike.setdefault(f"{' x '.join(map(str, plane.shape))} {plane.dtype}", []).append(plane.name)
+    return "; ".join(f"{', '.join(names)} {what}" for what, names in alike.items())
+
+
+def _added(counts: tuple[int, ...]) -> str:
+    return " + ".join(f"{count:,}" for count in counts)

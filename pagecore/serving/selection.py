@@ -1,0 +1,79 @@
+"""Selection of a step's rows: decodes, chunks of prompts, admissions, and preemption while blocks are short."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from pagecore.errors import OutOfBlocks
+from pagecore.serving.admission import Admission, StepRows, select
+
+if TYPE_CHECKING:
+    from pagecore.serving.limits import Limits
+    from pagecore.serving.roster import Roster
+
+__all__ = ["prepare_step"]
+
+
+def prepare_step(roster: Roster, limits: Limits) -> StepRows:
+    """Choose the rows of the next step and prepare the roster's batch for them; the roster must not be empty.
+
+    Raises
+    ------
+    OutOfBlocks, OutOfRows
+        As `Scheduler.schedule`.
+    """
+    cache = roster.cache
+    _unpin_all_but_head(roster)
+    rows = select(roster.running, limits.budget)
+    if roster.waiting:
+        Admission(roster, rows, limits).admit()
+    if not rows.runs:
+        _refuse_to_stall(roster)
+    while cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
+        if roster.pinned:
+            roster.unpin(roster.head)
+        elif len(roster.running) <= 1:
+            cache.prepare(rows.sequences, rows.counts, out=roster.batch)
+            break
+        else:
+            _preempt(roster, cache.shortage(rows.sequences, rows.counts))
+            rows = select(roster.running, limits.budget)
+    return rows
+
+
+def _unpin_all_but_head(roster: Roster) -> None:
+    """Release prefixes that an interrupted admission left pinned for runs after the head of the queue."""
+    for run in list(roster.pinned):
+        if run is not roster.head:
+            roster.unpin(run)
+
+
+def _preempt(roster: Roster, missing: int) -> None:
+    """Preempt the youngest runs until `missing` blocks may be free, and at least one run.
+
+    A preempted run frees at most the blocks of its known tokens, and fewer where it shares them. The estimate is
+    therefore an upper bound, and no run is preempted that could stay: the caller prepares again, and calls again if
+    blocks are still short.
+    """
+    block_size = roster.cache.block_size
+    freed = 0
+    for run in list(roster.running)[:0:-1]:
+        slots = max(run.sequence.num_tokens, run.sequence.capacity)
+        # Samples may have been about to copy the block that they share.
+        freed += -(-slots // block_size) + (run.request.samples > 1)
+        roster.preempt(run)
+        if freed >= missing:
+            return
+
+
+def _refuse_to_stall(roster: Roster) -> NoReturn:
+    """Raise OutOfBlocks: nothing runs and the head of the queue does not fit, although it fits an empty pool."""
+    run = roster.head
+    available = roster.cache.num_available
+    needed = available + roster.cache.shortage([run.sequence], [run.num_tokens_left])
+    raise OutOfBlocks(
+        f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
+        "although nothing runs: blocks are held outside the scheduler; remove what holds them",
+        needed,
+        available,
+    )

@@ -1,0 +1,146 @@
+"""Tables of the reports of the demo and the replay, and formatting of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pagecore.serving.reuse import NO_REUSE
+
+if TYPE_CHECKING:
+    from pagecore.serving.demo import DemoReport
+    from pagecore.serving.replay import ReplayReport
+
+__all__ = ["demo_rows", "human_bytes", "replay_rows", "sparkline"]
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def human_bytes(count: float) -> str:
+    """Format bytes with a binary unit: 1536 is "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable: the last unit takes every count")
+
+
+def sparkline(shares: Sequence[float | None], width: int = 40) -> str:
+    """Draw shares between 0 and 1 as at most `width` bars, each the mean of adjacent shares; None is a gap."""
+    if not shares:
+        return ""
+    width = min(width, len(shares))
+    bars = []
+    for column in range(width):
+        part = shares[column * len(shares) // width : (column + 1) * len(shares) // width]
+        known = [share for share in part if share is not None]
+        bars.append(BARS[min(int(sum(known) / len(known) * len(BARS)), len(BARS) - 1)] if known else " ")
+    return "".join(bars)
+
+
+def _preemptions(report: DemoReport | ReplayReport) -> str:
+    """Format the number of preemptions of each kind."""
+    recomputed = report.preemptions - report.swaps
+    if not report.swaps:
+        return f"{recomputed:,}, all recomputed" if recomputed else "0"
+    return f"{report.preemptions:,}: {report.swaps:,} swapped out, {recomputed:,} recomputed"
+
+
+def _reuse_rows(report: DemoReport | ReplayReport) -> list[tuple[str, str]]:
+    """Rows about the prefix cache; none if it was off."""
+    if report.evict == NO_REUSE:
+        return []
+    recovered = f", {report.recovered_tokens:,} of these after preemptions" if report.recovered_tokens else ""
+    return [
+        (
+            "prefix hits",
+            f"{report.prefix_hit_tokens:,} of {report.prefix_query_tokens:,} prompt tokens "
+            f"({report.prefix_token_hit_rate:.1%})",
+        ),
+        ("prefill saved", f"{report.saved_prefill_tokens:,} tokens{recovered}"),
+        ("evicted", f"{report.evicted_blocks:,} blocks (policy {report.evict})"),
+    ]
+
+
+def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
+    if report.evict == NO_REUSE:
+        return []
+    return [
+        (
+            "hits in blocks",
+            f"{report.prefix_hit_blocks:,} of {report.prefix_query_blocks:,} ({report.prefix_block_hit_rate:.1%})",
+        ),
+        ("hits over time", sparkline(report.prefix_hit_series)),
+    ]
+
+
+def _history(report: DemoReport) -> list[tuple[str, str]]:
+    """Row about the history reused by follow-up turns."""
+    if not report.follow_ups or report.evict == NO_REUSE:
+        return []
+    reused = f"{report.history_hit_tokens:,} of {report.history_tokens:,} history tokens reused"
+    return [("follow-up turns", f"{report.follow_ups}; {reused}")]
+
+
+def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
+    """Return the name and value of each line of the demo's table."""
+    verdict = report.verdict
+    ties = f", {verdict.ties} of them ties in float32" if verdict.ties else ""
+    return [
+        ("requests", f"{report.requests} ({report.sequences} sequences, {report.forks} forked)"),
+        ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
+        ("steps", f"{report.steps:,} in {report.serve_s:.1f} s"),
+        ("blocks", f"{report.num_blocks} of {report.block_size} tokens each, in {report.num_groups} groups"),
+        ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
+        ("fragmentation", f"{report.fragmentation_mean:.1%} of the slots in held blocks (mean)"),
+        *_reuse_rows(report),
+        *_history(report),
+        ("copy-on-write", f"{report.copied_blocks} blocks"),
+        ("preemptions", _preemptions(report)),
+        ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} concurrent sequences"),
+        *([("swap space", human_bytes(report.swap_nbytes))] if report.swap_nbytes else []),
+        (
+            "static caches",
+            f"{human_bytes(report.static_nbytes)} for {report.running_peak} sequences of {report.max_length} tokens "
+            f"({report.static_nbytes / report.nbytes:.1f}x)",
+        ),
+        ("checked", f"{verdict.tokens:,} tokens against dense attention in {report.verify_s:.1f} s{ties}"),
+    ]
+
+
+def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """Return the name and value of each line of a replay's table."""
+    rate = report.computed_tokens / report.wall_s if report.wall_s else 0.0
+    rows = [
+        ("requests finished", f"{report.requests_finished:,} of {report.requests_total:,}"),
+        ("requests refused", f"{report.requests_refused:,}, too long for the cache"),
+        ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
+        ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} per second)"),
+        *_reuse_rows(report),
+        *_reuse_over_time(report),
+        ("preemptions", _preemptions(report)),
+        ("steps", f"{report.steps:,}"),
+        ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens each"),
+        ("utilisation", f"mean {report.utilization_mean:.1%}, peak {report.utilization_peak:.1%}"),
+        ("utilisation over time", sparkline(report.utilization_series)),
+        ("fragmentation", f"{report.fragmentation_mean:.2%} of the slots in held blocks (mean)"),
+        (
+            "index time per step",
+            f"p50 {report.index_us_p50:.1f} us, p99 {report.index_us_p99:.1f} us, max {report.index_us_max:.1f} us",
+        ),
+        ("wall time", f"{report.wall_s:.1f} s"),
+    ]
+    if report.num_swap_blocks is not None:
+        swap = f"{report.num_swap_blocks - 1:,} blocks, at most {report.swapped_blocks_peak:,} of them in use"
+        rows.insert([name for name, _ in rows].index("blocks") + 1, ("swap space", swap))
+    if not report.requests_refused:
+        del rows[1]
+    if report.rows_checked is not None:
+        rows.append(("attended", f"{report.rows_attended:,} rows"))
+        rows.append(
+            (
+                "checked",
+                f"{report.rows_checked:,} rows against float64, worst relative error {report.max_relative_error:.1e}",
+            )
+        )
+    return rows

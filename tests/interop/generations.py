@@ -1,0 +1,57 @@
+"""Helpers of the tests of `generate` with a paged cache."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from tests.interop.families import dynamic_cache, torch
+
+WINDOWED = pytest.mark.parametrize("family", ["llama", "gemma3"])
+
+
+def run(model, ids, cache, mask=None, **options):
+    mask = torch.ones_like(ids) if mask is None else mask
+    options = {"max_new_tokens": 8, "do_sample": False} | options
+    return model.generate(ids, attention_mask=mask, past_key_values=cache, **options).tolist()
+
+
+def expect(model, ids, mask=None, **options):
+    """Return the tokens with a DynamicCache; the model attends with "pagecore" afterwards."""
+    expected = run(model, ids, dynamic_cache(model), mask, **options)
+    model.set_attn_implementation("pagecore")
+    return expected
+
+
+def num_cached(cache):
+    cache.reset()
+    cache.kv.check_invariants()
+    return cache.kv.stats().num_cached_blocks
+
+
+@contextmanager
+def computed(model):
+    """Record the number of columns of each forward pass."""
+    columns = []
+
+    def count(_, arguments, options):
+        columns.append((options.get("input_ids") if not arguments else arguments[0]).shape[1])
+
+    hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    yield columns
+    hook.remove()
+
+
+class Failure(Exception):
+    pass
+
+
+@contextmanager
+def failing(model, error, layer=1):
+    def fail(*_):
+        raise error
+
+    hook = model.base_model.layers[layer].register_forward_pre_hook(fail)
+    yield
+    hook.remove()

@@ -1,0 +1,60 @@
+"""Modules that `import pagecore` loads: none that makes it slow to start."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pagecore
+
+ROOT = Path(__file__).parent.parent
+# Each takes milliseconds to load or loads dozens of others, and a cache needs none of them before its first use.
+HEAVY = {
+    "asyncio",
+    "concurrent",
+    "csv",
+    "email",
+    "http",
+    "importlib.metadata",
+    "importlib.resources",
+    "logging",
+    "multiprocessing",
+    "pagecore.cli",
+    "pagecore.interop",
+    "pagecore.serving",
+    "pdb",
+    "pydoc",
+    "shutil",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "unittest",
+    "urllib.request",
+    "xml",
+    "zipfile",
+}
+PROGRAM = """
+import sys
+import numpy, ml_dtypes
+known = set(sys.modules)
+import pagecore
+print(*(set(sys.modules) - known))
+"""
+
+
+def is_within(module, package):
+    return module == package or module.startswith(package + ".")
+
+
+def test_import_pagecore_loads_nothing_heavy_beyond_numpy_and_ml_dtypes():
+    output = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True).stdout
+    loaded = set(output.split())
+    assert "pagecore.cache" in loaded
+    assert {module for module in loaded for package in HEAVY if is_within(module, package)} == set()
+
+
+def test_version_is_read_from_the_package_without_metadata():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "pagecore.__version__"
+    assert f'\n__version__ = "{pagecore.__version__}"\n' in (ROOT / "pagecore/__init__.py").read_text()
