@@ -12,7 +12,6 @@ from pagecore.errors import OutOfBlocks, OutOfRows, ShapeError, UnsupportedDtype
 from tests.interop.families import EOS, left_padded, make_cache, make_model, prompts, torch, transformers
 from tests.interop.generations import WINDOWED, Failure, expect, failing, num_cached, run
 
-
 # ---- rows
 
 
