@@ -18,6 +18,8 @@ from bench.prefix_load import LENGTH, SHARED, CacheFlush, Load
 from bench.prefix_sides import ChainedDict, Ours, check_found
 from bench.runner import Bench
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 HOME = Path(os.environ.get("PAGECORE_PEERS", "~/.cache/pagecore-peers")).expanduser()
 SIDES = (Ours, ChainedDict)

@@ -10,6 +10,8 @@ import pytest
 from tests.cache.fuzz_targets import TARGETS
 from tests.faults import is_full
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 CALLS = 40_000 if is_full() else 1_500
 

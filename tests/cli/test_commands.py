@@ -20,6 +20,8 @@ from tests.arrays.fake_runtime import FakeRuntime
 from tests.cli.command_line import call, refused, write_trace
 from tests.models.published import PUBLISHED
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "requests_finished",
     "preemptions",

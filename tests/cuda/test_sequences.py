@@ -206,7 +206,7 @@ def test_indices_on_the_host_are_checked(cuda):
 def test_gathering_without_out_requires_lengths_on_the_host(cuda):
     cache = cuda.put(random_numbers((9, 4, 2), "float32"))
     table, lens = cuda.put(np.asarray([[3, 2]])), cuda.put(np.asarray([5]))
-    with pytest.raises(UnsupportedOption, match=r"seq_lens is on cuda:0, the host cannot sum it.*out="):
+    with pytest.raises(UnsupportedOption, match=r"seq_lens is on cuda:0; the host cannot sum it.*out="):
         pagecore.gather_blocks(cache, table, lens)
     with pytest.raises(ShapeError, match=r"out\[1\] has shape \(4, 2\); axis 0 must have length 5: as out\[0\] has"):
         pagecore.gather_blocks([cache, cache], table, lens, out=[cuda.empty((5, 2)), cuda.empty((4, 2))])

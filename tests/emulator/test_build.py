@@ -13,6 +13,8 @@ from tests.emulator import build
 from tests.emulator.faults import Fault, plant
 from tests.emulator.probing import KERNELS
 
+pytestmark = pytest.mark.slow
+
 SCALE = """
 #include "scale.cuh"
 namespace pagecore {

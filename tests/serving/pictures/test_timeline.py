@@ -12,6 +12,8 @@ from pagecore.serving.pictures.timeline import CACHED, FREE, RunNumbers, Timelin
 from pagecore.serving.request import State
 from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
+pytestmark = pytest.mark.slow
+
 
 class Recorder:
     """Record of every step by plain loops: the oracle of a timeline."""

@@ -19,6 +19,8 @@ from pagecore.serving.reuse import POLICIES
 from pagecore.serving.tables import replay_rows, sparkline
 from tests.serving.prefixes import count_hits
 
+pytestmark = pytest.mark.slow
+
 # Path of a recorded trace, such as Mooncake's, to compare with the dictionary.
 RECORDED = os.environ.get("PAGECORE_TRACE")
 
