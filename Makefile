@@ -45,7 +45,7 @@ test: $(VENV)/.test build
 	$(BIN)/python -m pytest -m serial $$(grep -rlw mark.serial tests --include='test_*.py')
 
 test-quick: $(VENV)/.test build
-	$(BIN)/python -m pytest -q -x $(PARALLEL) -m "not slow and not serial"
+	$(BIN)/python -m pytest -q -x $(PARALLEL) -m "not slow and not serial" --ignore tests/interop
 
 # Every case of the matrix of CUDA kernels in the emulator; make test runs a part of it.
 emulate: $(VENV)/.test build

@@ -15,9 +15,9 @@ from tests.cache.prefixes import ALIKE, computed, kept
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"namespace": []}, UnsupportedDtype, "no hash"),
+        ({"namespace": []}, UnsupportedDtype, "not hashable"),
         ({"namespace": float("nan")}, UnsupportedDtype, "not equal to itself"),
-        ({"spans": [(0, 4, b"a"), (3, 5, b"b")]}, ShapeError, "before the end"),
+        ({"spans": [(0, 4, b"a"), (3, 5, b"b")]}, ShapeError, "give disjoint spans"),
         ({"spans": [(0, 4, None)]}, UnsupportedDtype, "digest"),
         ({"max_tokens": -1}, ShapeError, "max_tokens"),
         ({"max_tokens": "4"}, (ShapeError, UnsupportedDtype), "max_tokens"),

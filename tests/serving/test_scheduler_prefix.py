@@ -176,7 +176,7 @@ def test_requests_reuse_prefixes_of_their_own_namespace_only(first, second, hits
 
 @pytest.mark.parametrize("namespace", [[], {}, ("a", [1])])
 def test_a_namespace_without_a_hash_is_refused(namespace):
-    with pytest.raises(UnsupportedDtype, match="has no hash"):
+    with pytest.raises(UnsupportedDtype, match="is not hashable"):
         Request(0, [1, 2], 1, namespace=namespace)
 
 
