@@ -1,4 +1,4 @@
-"""Every example runs as it stands, where the frameworks that it imports are."""
+"""Every example runs unmodified, if the frameworks that it imports are installed, and prints its promised line."""
 
 import os
 import re
