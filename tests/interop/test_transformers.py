@@ -15,8 +15,6 @@ from tests.interop.families import (
     transformers,
 )
 
-pytestmark = pytest.mark.slow
-
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 # Full attention; alternating windows; learned positions.
 SOME_FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])

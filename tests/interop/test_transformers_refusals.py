@@ -17,8 +17,6 @@ from tests.ops.test_fuzz import attempt
 from pagecore.interop.transformers import PagedCache, attention  # isort: skip  # after families, which skips
 from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
 
-pytestmark = pytest.mark.slow
-
 SPEC = AttentionSpec(2, 16, dtype="float32", num_query_heads=4)
 OWN_MASK = "uses a mask of its own"
 
