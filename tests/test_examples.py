@@ -1,4 +1,4 @@
-"""Every example runs unmodified if the frameworks that it imports are installed."""
+"""Every example runs unmodified, if the frameworks that it imports are installed, and prints its promised line."""
 
 import os
 import re

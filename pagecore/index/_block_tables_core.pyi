@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,14 +11,14 @@ class TablesCore:
     def pools(self) -> tuple[BlockPool, ...]: ...
     @property
     def block_sizes(self) -> tuple[int, ...]: ...
-    def __init__(
-        self,
+    def __new__(
+        cls,
         pools: BlockPool | Sequence[BlockPool],
         *,
         block_sizes: SupportsIndex | Sequence[SupportsIndex] = 16,
         max_sequences: SupportsIndex,
         max_blocks_per_sequence: SupportsIndex,
-    ) -> None: ...
+    ) -> Self: ...
     def length(self, row: SupportsIndex) -> int: ...
     def lengths(self, rows: ArrayLike) -> NDArray[np.int32]: ...
     def capacity(self, row: SupportsIndex) -> int: ...

@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,8 @@ class RadixCore:
     windows: tuple[int, ...]
     policy: str
     state_interval: int | None
-    def __init__(
-        self,
+    def __new__(
+        cls,
         block_size: int = 16,
         *,
         full: int = 1,
@@ -36,7 +37,7 @@ class RadixCore:
         states: bool = False,
         state_interval: int | None = None,
         policy: str = "lru",
-    ) -> None: ...
+    ) -> Self: ...
     def held_blocks(self, lane: int = 0) -> NDArray[np.int32]: ...
     def held_states(self) -> NDArray[np.int32]: ...
     def evictable(self, component: str = "full") -> int: ...
