@@ -8,8 +8,6 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from tests.interop.families import EOS, dynamic_cache, left_padded, make_cache, make_model, prompts, torch, transformers
 from tests.interop.generations import WINDOWED, computed, expect, num_cached, run
 
-pytestmark = pytest.mark.slow
-
 # ---- prefix reuse
 
 

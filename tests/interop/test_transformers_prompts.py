@@ -11,8 +11,6 @@ from pagecore.errors import ShapeError
 from tests.interop.families import EOS, PAD, dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import WINDOWED, computed, expect, run
 
-pytestmark = pytest.mark.slow
-
 SHORT = {"max_new_tokens": 5}
 
 
