@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_core cimport RadixCore, Receipt
+from pagecore.index._radix_core cimport RadixCore, Receipt, as_receipt
 from pagecore.index._radix_native cimport NativeBatch, NativeMatch, Offers
 from pagecore.index._radix_query cimport Insertion, Offer, Prefix, RetentionHint, read_hint
 from pagecore.index._radix_values cimport Inserted
@@ -46,8 +46,8 @@ cdef list lock_each(RadixCore tree, list prefixes, double now):
         tree._fill((<Receipt> receipts[i]).match, found[i])
     tree._reserve_locks(len(receipts))
     for i in range(len(receipts)):
-        tree._lock(found[i], <Receipt> receipts[i])
-    tree.advance_raw(now)
+        tree._lock(found[i], <Receipt> receipts[i], now)
+    tree.advance_raw(now)  # also for an empty list
     return receipts
 
 
@@ -63,9 +63,9 @@ cdef int release_each(RadixCore tree, object receipts, object time) except -1:
         tree._check_receipt(<Receipt> each)
     if num_different < len(given):
         raise DoubleFree("a receipt is in the list twice; release each receipt once")
-    tree.advance_raw(now)
+    tree.advance_raw(now)  # also for an empty list
     for each in given:
-        tree._unlock(<Receipt> each, tree.every_component, hint)
+        tree._unlock(<Receipt> each, tree.every_component, hint, now)
     tree._forget_dead()
     return 0
 
@@ -110,12 +110,6 @@ cdef list insert_each(RadixCore tree, object entries, object time):
         if insertion.receipt is not None and (<Inserted> done[i]).num_tokens > 0:
             (<Receipt> insertion.receipt).key = insertion.prefix.key
     return done
-
-
-cdef Receipt as_receipt(object receipt):
-    if not isinstance(receipt, Receipt):
-        raise UnsupportedDtype(f"expected a Receipt (as returned by match_and_lock), got {type(receipt).__name__}")
-    return <Receipt> receipt
 
 
 cdef list as_list(object values, str name):

@@ -22,6 +22,15 @@ cdef class Receipt:
     cdef object key  # of the namespace; None for the default namespace
 
 
+cdef int refuse_receipt(object receipt) except -1
+
+# Raises UnsupportedDtype if `receipt` is not a Receipt.
+cdef inline Receipt as_receipt(object receipt):
+    if not isinstance(receipt, Receipt):
+        refuse_receipt(receipt)
+    return <Receipt> receipt
+
+
 cdef class RadixCore:
     cdef unique_ptr[NativeRadixTree] native
     cdef NativeInserted inserted           # result of the last insertion
@@ -56,8 +65,8 @@ cdef class RadixCore:
     cdef int _fill(self, Match match, const NativeMatch& found) except -1
     cdef Match _match(self, Prefix prefix)
     cdef int _reserve_locks(self, Py_ssize_t count) except -1
-    cdef int _lock(self, NativeMatch& found, Receipt receipt) except -1
-    cdef int _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint) except -1
+    cdef int _lock(self, NativeMatch& found, Receipt receipt, double now) except -1
+    cdef int _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint, double now) except -1
     cdef int _insert(self, Insertion insertion, Inserted inserted) except -1
     cdef int _extend(self, Insertion insertion, Receipt receipt, Inserted inserted) except -1
     cdef int _prepare_all(self, Offers offers, NativeBatch& batch) except -1

@@ -123,6 +123,10 @@ cdef class Receipt:
 seal(Receipt)
 
 
+cdef int refuse_receipt(object receipt) except -1:
+    raise UnsupportedDtype(f"expected a Receipt (as returned by match_and_lock), got {type(receipt).__name__}")
+
+
 cdef class RadixCore:
     """Base of `RadixTree`: construction, sizes, and calls with converted arguments."""
 
@@ -277,9 +281,7 @@ cdef class RadixCore:
         cdef Insertion insertion = read_insertion(
             self.block_size, self.num_lanes, tokens, blocks, states, namespace, spans
         )
-        if receipt is not None and not isinstance(receipt, Receipt):
-            raise UnsupportedDtype(f"expected a Receipt (as returned by match_and_lock), got {type(receipt).__name__}")
-        insertion.receipt = receipt
+        insertion.receipt = None if receipt is None else as_receipt(receipt)
         read_hint(&insertion.hint, &insertion.time, self.policy, time, priority, time_to_live, rank)
         own_insertion(insertion, self.block_size, 0)
         return insertion
@@ -330,14 +332,18 @@ cdef class RadixCore:
         return match
 
     cdef Receipt _new_receipt(self, Prefix prefix):
-        cdef Receipt receipt = self.blank_receipt(prefix.key)
+        cdef Receipt receipt = Receipt.__new__(Receipt)
+        receipt.tree = self
+        receipt.key = prefix.key
         receipt.match = self._new_match()
         return receipt
 
     cdef int _find(self, Prefix prefix, NativeMatch* found) except -1:
         if prefix.key is not None:
             prefix.space = self.spaces.get(prefix.key, -1)
-        return self.match_raw(prefix.query(), prefix.limit, found)
+        if prefix.space >= 0:
+            found[0] = deref(self.native).match(prefix.query(), prefix.limit)
+        return 0
 
     cdef int _fill(self, Match match, const NativeMatch& found) except -1:
         """Fill a new match; the only Python objects made are arrays and ints."""
@@ -350,7 +356,9 @@ cdef class RadixCore:
         for lane in range(self.num_lanes):
             array = new_int32(found.blocks, &data)
             if found.blocks > 0:
-                self.copy_match_raw(found, lane, span[int32_t](data, <size_t> found.blocks))
+                deref(self.native).copy_blocks(
+                    found.node, found.offset, lane, span[int32_t](data, <size_t> found.blocks)
+                )
             if self.num_lanes == 1:
                 match.blocks = array
             else:
@@ -369,11 +377,13 @@ cdef class RadixCore:
         deref(self.native).reserve_locks(count)
         return 0
 
-    cdef int _lock(self, NativeMatch& found, Receipt receipt) except -1:
+    cdef int _lock(self, NativeMatch& found, Receipt receipt, double now) except -1:
         receipt.native = deref(self.native).lock(found, self.every_component)
+        deref(self.native).advance(now)
         return 0
 
-    cdef int _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint) except -1:
+    cdef int _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint, double now) except -1:
+        deref(self.native).advance(now)
         deref(self.native).unlock(receipt.native, components, hint)
         return 0
 

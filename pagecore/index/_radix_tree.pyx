@@ -3,15 +3,8 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
 
 from pagecore.index._integers cimport as_int64
-from pagecore.index._radix_batch cimport (
-    as_receipt,
-    insert_each,
-    lock_each,
-    match_each,
-    read_prefixes,
-    release_each,
-)
-from pagecore.index._radix_core cimport RadixCore, Receipt
+from pagecore.index._radix_batch cimport insert_each, lock_each, match_each, read_prefixes, release_each
+from pagecore.index._radix_core cimport RadixCore, Receipt, as_receipt
 from pagecore.index._radix_native cimport NativeMatch
 from pagecore.index._radix_query cimport Insertion, Prefix, RetentionHint, as_time, read_insertion, read_hint
 from pagecore.index._radix_values cimport Evicted, Inserted
@@ -144,8 +137,7 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         cdef Receipt receipt = self._new_receipt(prefix)
         self._find(prefix, &found)
         self._fill(receipt.match, found)
-        self._lock(found, receipt)
-        self.advance_raw(now)
+        self._lock(found, receipt, now)
         return receipt
 
     def release(self, receipt, component=None, *, time=None, rank=None):
@@ -180,8 +172,7 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         self._check_receipt(held)
         if held.native.components & which == 0:
             raise DoubleFree(f"the receipt does not pin {component!r}; it pins {held.components}")
-        self.advance_raw(now)
-        self._unlock(held, which, hint)
+        self._unlock(held, which, hint, now)
         self._forget_dead()
 
     # Insertion.
