@@ -31,7 +31,7 @@ endif
 # $(call about,TIME) is the expected time of a step that has not run here before.
 about = $(if $(wildcard $@),, (about $(1)))
 
-.PHONY: demo test test-quick emulate lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
+.PHONY: demo test test-quick emulate kernels lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -50,6 +50,10 @@ test-quick: $(VENV)/.test build
 # Every case of the matrix of CUDA kernels in the emulator; make test runs a part of it.
 emulate: $(VENV)/.test build
 	PAGECORE_EMULATE=full $(BIN)/python -m pytest $(PARALLEL) tests/cuda tests/emulator --runtime emulator
+
+# Compile every CUDA kernel for every architecture, and record its registers and spills (about 4 min on two cores).
+kernels: $(VENV)/.test $(VENV)/.cuda13 build
+	$(BIN)/python -m tests.ops.cuda.usage_record
 
 # stubtest imports the native modules and compares them with their stubs; that of interop needs JAX, which may be missing.
 STUBTEST := --concise --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt \

@@ -1,8 +1,9 @@
-"""Every kernel of the manifest compiles for every architecture; decode and prefill spill nothing."""
+"""Every kernel of the manifest compiles for every architecture; decode and prefill spill nothing.
+
+Programs that the record of resources covers are not compiled again, except those of one architecture.
+"""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,8 @@ from pagecore.ops.cuda.cubins import cache_key, set_cache_folder
 from pagecore.ops.cuda.manifest import instances
 from pagecore.ops.cuda.report import faults
 from pagecore.ops.cuda.usage import measure
-
-# Kept from run to run and shared by the processes of a run: only what has changed since is compiled again.
-FOLDER = Path(__file__).parents[3] / "build" / "cubins"
-SOURCES = sorted({each.source for each in instances()})
+from tests.ops.cuda import usage_record
+from tests.ops.cuda.usage_record import FOLDER, SOURCES, is_compiled_always, of_source, recorded
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,22 @@ def cache(nvrtc):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_kernel_compiles_and_decode_and_prefill_spill_nothing(architecture, source):
-    chosen = [each for each in instances() if each.source == source]
-    results = list(measure(chosen, [architecture]))
+    chosen, results = of_source(source), recorded(source, architecture)
+    if results is None or is_compiled_always(architecture):
+        compiled = list(measure(chosen, [architecture]))
+        assert results is None or compiled == results, "the record is wrong: run make kernels"
+        results = compiled
     assert [each.kernel for each in results] == [each.name for each in chosen]
     assert not faults(chosen, results)
+
+
+def test_one_architecture_is_compiled_in_spite_of_the_record(nvrtc, monkeypatch):
+    monkeypatch.delenv("PAGECORE_KERNELS", raising=False)
+    assert sum(map(is_compiled_always, ARCHITECTURES)) == 1
+    monkeypatch.setenv("PAGECORE_KERNELS", "all")
+    assert all(map(is_compiled_always, ARCHITECTURES))
+
+
+def test_the_record_of_a_changed_source_does_not_count(nvrtc, monkeypatch):
+    monkeypatch.setattr(usage_record, "cache_key", lambda *_: "changed")
+    assert all(recorded(source, name) is None for source in SOURCES for name in ARCHITECTURES)

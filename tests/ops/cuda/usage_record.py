@@ -1,0 +1,77 @@
+"""The record of kernel resources: which programs were compiled without spills, by the digest of all that they depend on.
+
+Compiling every kernel for every architecture takes eight minutes of one core. The compiler is deterministic, so a
+program needs no second check while its source, headers, flags and compiler are those of the record. `make kernels`
+compiles all programs and writes the record anew; a difference in the file shows how a change affects registers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from pagecore.ops.cuda.compiler import ARCHITECTURES
+from pagecore.ops.cuda.cubins import cache_key, set_cache_folder
+from pagecore.ops.cuda.manifest import Instance, instances
+from pagecore.ops.cuda.usage import Failure, Usage, measure
+
+# Cubins of earlier runs, shared by the processes of a run.
+FOLDER = Path(__file__).parents[3] / "build" / "cubins"
+RECORD = Path(__file__).parent / "usage_record.json"
+SOURCES = sorted({each.source for each in instances()})
+
+
+def of_source(source: str) -> list[Instance]:
+    return [each for each in instances() if each.source == source]
+
+
+def key_of(chosen: Sequence[Instance], architecture: str) -> str:
+    """Return a digest of sources, headers, flags, compiler version and architecture of some instances."""
+    keys = [cache_key([each], architecture) for each in chosen]
+    return hashlib.sha256(" ".join(keys).encode()).hexdigest()[:32]
+
+
+def recorded(source: str, architecture: str) -> list[Usage] | None:
+    """Return the record of a source on one architecture; None if it is not of the present source and compiler."""
+    chosen = of_source(source)
+    entry = json.loads(RECORD.read_text()).get(f"{source} {architecture}")
+    if entry is None or entry["key"] != key_of(chosen, architecture):
+        return None
+    return [Usage(name, architecture, *figures) for name, figures in entry["kernels"].items()]
+
+
+def is_compiled_always(architecture: str) -> bool:
+    """Return True for the architecture that is compiled in spite of the record; the sources select it.
+
+    PAGECORE_KERNELS=all selects every architecture.
+    """
+    digest = hashlib.sha256("".join(key_of(of_source(source), ARCHITECTURES[0]) for source in SOURCES).encode())
+    return os.environ.get("PAGECORE_KERNELS") == "all" or architecture == ARCHITECTURES[digest.digest()[0] % 6]
+
+
+def write() -> None:
+    """Compile every kernel for every architecture, and write the record."""
+    set_cache_folder(FOLDER)
+    entries = {}
+    for architecture in ARCHITECTURES:
+        results = {each.kernel: each for each in measure(instances(), [architecture], os.cpu_count() or 1)}
+        for source in SOURCES:
+            chosen = of_source(source)
+            failed = [each for name in chosen if isinstance(each := results[name.name], Failure)]
+            if failed:
+                raise SystemExit(f"{failed[0].kernel} for {architecture} does not compile:\n{failed[0].message}")
+            figures = {each.name: astuple(results[each.name])[2:] for each in chosen}
+            entries[f"{source} {architecture}"] = {"key": key_of(chosen, architecture), "kernels": figures}
+    lines = []
+    for name, entry in sorted(entries.items()):
+        kernels = ",\n".join(f"  {json.dumps(each)}: {list(figures)}" for each, figures in entry["kernels"].items())
+        lines.append(f'{json.dumps(name)}: {{"key": "{entry["key"]}", "kernels": {{\n{kernels}}}}}')
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write()
