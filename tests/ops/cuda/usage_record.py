@@ -1,4 +1,4 @@
-"""The record of kernel resources: which programs were compiled without spills, by the digest of all that they depend on.
+"""The record of kernel resources: programs that were compiled without spills, by a digest of all that they depend on.
 
 Compiling every kernel for every architecture takes eight minutes of one core. The compiler is deterministic, so a
 program needs no second check while its source, headers, flags and compiler are those of the record. `make kernels`
