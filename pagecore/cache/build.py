@@ -91,6 +91,7 @@ def build_parts(
         eviction_policy=policy,
         block_size=block_size,
         max_tokens_per_sequence=max_tokens,
+        num_slots=(min(blocks) - 1) * block_size,
         scrub=scrub,
         parallel=ranks,
     )

@@ -54,6 +54,8 @@ class CacheParts:
         Block table of each group on the cache's device: int32 ``[max_sequences + 1, max_blocks]``.
     device, index_dtype, eviction_policy : str
     block_size, max_tokens_per_sequence : int
+    num_slots : int
+        Slots of the smallest pool: a step that computes more tokens is short of blocks.
     scrub : bool
     parallel : TensorParallel
     swap_spaces : WeakSet of SwappedBlocks
@@ -73,6 +75,7 @@ class CacheParts:
     eviction_policy: str
     block_size: int
     max_tokens_per_sequence: int
+    num_slots: int
     scrub: bool
     parallel: TensorParallel
     swap_spaces: weakref.WeakSet[SwappedBlocks] = field(default_factory=weakref.WeakSet)

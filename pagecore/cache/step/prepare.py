@@ -40,8 +40,8 @@ def ready(
 ) -> Ready | None:
     """Return the batch of a step and the other arguments of `take_step`; None if blocks are short.
 
-    Without `out` the step is planned and its blocks are counted first, so that a wrong count allocates no arrays. The
-    new batch then has exactly the size of the step.
+    Without `out` the new batch has exactly the size of the step. A step of more tokens than the pools hold is refused
+    before its arrays are allocated; otherwise blocks are counted once, when they are taken.
     """
     handle = None
     if parts.staging is not None:
@@ -52,7 +52,7 @@ def ready(
     load: Load | None = None
     if out is None:
         plan = plan_step(parts.state, listed, counts, is_arrival)
-        if not plan.has_room():
+        if plan.num_tokens > parts.num_slots and not plan.has_room():
             return None
         batch = new_batch(parts, max(1, plan.num_sequences), max(1, plan.num_tokens), handle, plan)
     else:
