@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "pagecore/arrays/dtype.hpp"
+#include "pagecore/ops/format.hpp"
 
 #define PC_FORCE_INLINE [[gnu::always_inline]] inline
 
@@ -44,7 +45,17 @@ struct Table {
   PC_FORCE_INLINE Indices row(int64_t i) const { return {data + i * row_stride, width, wide ? 8 : 4, wide}; }
 };
 
-// Keys or values of a cache, logically [block, token, head, dim]; dim is contiguous.
+// Stored scales of a quantised cache, logically [block, token, head, group]; the groups of a row are contiguous. Absent
+// when data is null.
+struct ScalePlane {
+  char* data = nullptr;
+  int64_t block_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// Keys or values of a cache, logically [block, token, head, dim]; dim is contiguous. `dim` counts numbers; `type` is the
+// dtype of the stored codes, of which a byte can hold two (row_bytes).
 struct Cache {
   char* data = nullptr;
   Float type = Float::F32;
@@ -55,7 +66,33 @@ struct Cache {
   int64_t block_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
+  Format format = Format::Plain;
+  ScalePlane scales;
 };
+
+// Bytes of the codes of `dim` numbers of a cache.
+PC_FORCE_INLINE int64_t row_bytes(const Cache& cache) {
+  switch (cache.format) {
+    case Format::Plain: return cache.dim * size_of(cache.type);
+    case Format::I4Token:
+    case Format::FP4Block16:
+    case Format::NVFP4: return cache.dim / 2;
+    default: return cache.dim;
+  }
+}
+
+// Bytes of the stored scales of a row.
+PC_FORCE_INLINE int64_t scale_bytes(const Cache& cache) {
+  switch (cache.format) {
+    case Format::E4M3Token:
+    case Format::I8Token:
+    case Format::I4Token: return 4;
+    case Format::FP4Block16:
+    case Format::NVFP4: return cache.dim / 16;
+    case Format::MXFP8: return cache.dim / 32;
+    default: return 0;
+  }
+}
 
 // Query, key, value or output, logically [token, head, dim]; dim is contiguous.
 struct TokenArray {

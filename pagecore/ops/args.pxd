@@ -10,6 +10,19 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport DType, INT64
 
 
+cdef extern from "pagecore/ops/format.hpp" namespace "pagecore" nogil:
+    enum class Format(int32_t):
+        Plain
+        E4M3
+        E5M2
+        E4M3Token
+        I8Token
+        I4Token
+        FP4Block16
+        NVFP4
+        MXFP8
+
+
 cdef extern from "pagecore/ops/args.hpp" namespace "pagecore" nogil:
     cdef cppclass Indices:
         const char* data
@@ -24,6 +37,12 @@ cdef extern from "pagecore/ops/args.hpp" namespace "pagecore" nogil:
         int64_t row_stride
         cbool wide
 
+    cdef cppclass ScalePlane:
+        char* data
+        int64_t block_stride
+        int64_t token_stride
+        int64_t head_stride
+
     cdef cppclass Cache:
         char* data
         DType type
@@ -34,6 +53,8 @@ cdef extern from "pagecore/ops/args.hpp" namespace "pagecore" nogil:
         int64_t block_stride
         int64_t token_stride
         int64_t head_stride
+        Format format
+        ScalePlane scales
 
     cdef cppclass TokenArray:
         char* data

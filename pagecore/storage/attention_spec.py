@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.errors import ShapeError, UnsupportedDtype
-from pagecore.storage.checks import as_float, as_tuple, require_int
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.storage.checks import as_float, as_tuple, require_int, shown
+from pagecore.storage.formats import as_format
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.spec import CACHE_DTYPES, Plane
 
@@ -39,11 +40,18 @@ class AttentionSpec:
         If not 0, scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
     sinks : sequence of float, optional
         One additional logit per query head in the denominator of the softmax (GPT-OSS).
+    format : str, optional
+        Quantised format of the stored keys and values: "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token",
+        "int4_token", "fp4_block16", "nvfp4" or "mxfp8". `dtype` remains the dtype of the model's keys and values. By
+        default they are stored in `dtype`.
+    key_scale, value_scale : float or sequence of float, optional
+        Given factor of the stored numbers, for the layer or for each key-value head: of the formats "float8_e4m3fn" and
+        "float8_e5m2", and the global scale of "nvfp4", a float. The other formats compute their scales.
 
     Raises
     ------
-    ShapeError, UnsupportedDtype
-        Invalid sizes, numbers or dtype.
+    ShapeError, UnsupportedDtype, UnsupportedOption
+        Invalid sizes, numbers, dtype or format, or a head dim that the groups of the format do not divide.
     """
 
     num_kv_heads: int
@@ -55,6 +63,9 @@ class AttentionSpec:
     scale: float | None = None
     softcap: float = 0.0
     sinks: Iterable[SupportsFloat] | None = None
+    format: str | None = None
+    key_scale: SupportsFloat | Iterable[SupportsFloat] = 1.0
+    value_scale: SupportsFloat | Iterable[SupportsFloat] = 1.0
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -86,6 +97,41 @@ class AttentionSpec:
             listed = as_tuple("sinks", self.sinks, "one number for each query head")
             put("sinks", tuple(as_float("a sink", sink) for sink in listed))
             self._check_sinks()
+        if self.format is not None:
+            stored = as_format(self.format)
+            put("format", stored.name)
+            stored.check_dim("head_dim", self.head_dim)
+            stored.check_dim("v_head_dim", self.v_head_dim or self.head_dim)
+        for name in ("key_scale", "value_scale"):
+            put(name, self._checked_factor(name))
+
+    def _checked_factor(self, name: str) -> float | tuple[float, ...]:
+        """Return the given factor of keys or values as a float, or as a tuple with one for each head."""
+        given = getattr(self, name)
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
+            factor: float | tuple[float, ...] = as_float(name, given)
+        else:
+            factor = tuple(as_float(f"an entry of {name}", each) for each in given)
+            if len(factor) != self.num_kv_heads:
+                raise ShapeError(
+                    f"{name} has {len(factor)} entries; expected a number, or one per key-value head: "
+                    f"{self.num_kv_heads}"
+                )
+        for each in factor if isinstance(factor, tuple) else (factor,):
+            if not (math.isfinite(each) and each > 0):
+                raise ShapeError(f"{name} is {each}; expected a finite number above 0")
+        if factor != 1.0 and (self.format is None or not as_format(self.format).takes_factor):
+            which = (
+                "a spec without a format"
+                if self.format is None
+                else f"format {self.format!r}, which computes its scales,"
+            )
+            raise UnsupportedOption(f"{name} is {shown(given)}, but {which} takes none; leave it out")
+        if self.format == "nvfp4" and isinstance(factor, tuple):
+            raise UnsupportedOption(
+                f"{name} has {len(factor)} entries; the global scale of 'nvfp4' is one float for the layer"
+            )
+        return factor
 
     def _check_sinks(self) -> None:
         if any(math.isnan(float(sink)) for sink in self.sinks or ()):
@@ -98,12 +144,22 @@ class AttentionSpec:
 
     @property
     def planes(self) -> tuple[Plane, ...]:
-        """Key ``(num_kv_heads, head_dim)`` and value ``(num_kv_heads, v_head_dim)``."""
-        dtype = as_dtype(self.dtype)
+        """Key ``(num_kv_heads, head_dim)`` and value ``(num_kv_heads, v_head_dim)``.
+
+        With a format, the last extent counts stored codes, and planes "key_scale" and "value_scale" ``(num_kv_heads,
+        groups)`` follow if the format computes scales.
+        """
         assert self.v_head_dim is not None
-        return (
-            Plane("key", (self.num_kv_heads, self.head_dim), dtype),
-            Plane("value", (self.num_kv_heads, self.v_head_dim), dtype),
+        heads, dims = self.num_kv_heads, {"key": self.head_dim, "value": self.v_head_dim}
+        if self.format is None:
+            return tuple(Plane(name, (heads, dim), as_dtype(self.dtype)) for name, dim in dims.items())
+        stored = as_format(self.format)
+        codes = tuple(Plane(name, (heads, stored.row_codes(dim)), stored.dtype) for name, dim in dims.items())
+        if stored.scale_dtype is None:
+            return codes
+        scale_dtype = stored.scale_dtype
+        return codes + tuple(
+            Plane(f"{name}_scale", (heads, stored.row_scales(dim)), scale_dtype) for name, dim in dims.items()
         )
 
     def shard(self, parallel: TensorParallel) -> AttentionSpec:
@@ -111,16 +167,26 @@ class AttentionSpec:
         heads = parallel.heads(self.num_kv_heads)
         sinks = None if self.sinks is None else tuple(self.sinks)
         num_query_heads = self.num_query_heads if sinks is None else len(sinks)
+        factors = {
+            name: factor[heads.start : heads.stop]
+            for name in ("key_scale", "value_scale")
+            if isinstance(factor := getattr(self, name), tuple)
+        }
         if num_query_heads is None:
-            return replace(self, num_kv_heads=len(heads))
+            return replace(self, num_kv_heads=len(heads), **factors)
         queries = parallel.query_heads(num_query_heads)
         return replace(
             self,
             num_kv_heads=len(heads),
+            **factors,
             num_query_heads=None if self.num_query_heads is None else len(queries),
             sinks=None if sinks is None else sinks[queries.start : queries.stop],
         )
 
     def with_dtype(self, dtype: DType | str) -> AttentionSpec:
-        """Return the same layer with keys and values stored as `dtype`."""
+        """Return the same layer with keys and values of another dtype; a format stays."""
         return replace(self, dtype=dtype)
+
+    def with_format(self, format: str | None) -> AttentionSpec:
+        """Return the same layer stored in a format with factors of 1; None for no format."""
+        return replace(self, format=format, key_scale=1.0, value_scale=1.0)
