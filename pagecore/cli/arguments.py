@@ -105,6 +105,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="auto", help="dtype of keys and values: auto (the model's), bfloat16, float16 ..."
     )
+    parser.add_argument(
+        "--kv-format",
+        default="auto",
+        metavar="FORMAT",
+        help="format of stored keys and values: auto (the config's), none, float8_e4m3fn, int8_token, nvfp4 ...",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the plan to FILE")
     parser.set_defaults(command=commands.show_plan)
 

@@ -120,6 +120,7 @@ def show_plan(arguments: argparse.Namespace) -> int:
         block_size=arguments.block_size,
         context=arguments.context,
         dtype=arguments.dtype,
+        format=None if arguments.kv_format == "none" else arguments.kv_format,
     )
     print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
     print_columns("groups", *group_columns(plan))

@@ -11,6 +11,7 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models.families import FAMILIES, FLAT, TEXT_MODELS, Family
 from pagecore.models.fields import Fields, open_config, shown
+from pagecore.models.quantization import requested_format
 from pagecore.models.unserved import FULL, SLIDING, unserved_attention, unserved_kind
 from pagecore.storage import AttentionSpec
 from pagecore.storage.checks import LAYERS_MAX
@@ -41,7 +42,9 @@ class ModelConfig:
     max_length: int | None
 
 
-def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | None = None) -> list[AttentionSpec]:
+def specs_from_config(
+    config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
+) -> list[AttentionSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
@@ -61,11 +64,16 @@ def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     sinks : array_like [layers][query heads], optional
         The learned sinks of a family that has them (gpt_oss). Sinks are weights and not part of a config. Without them
         the specs have sinks of 0.0, which is sufficient for memory planning, but not for attention.
+    format : str or None
+        Format of stored keys and values, as for `AttentionSpec`; None stores them in `dtype`. "auto" uses the one that
+        the config's `quantization_config` asks for (`kv_cache_scheme` of compressed-tensors and ModelOpt,
+        `kv_cache_quant_algo` of ModelOpt), else none. Scales are weights and not part of a config; pass those of a
+        checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
 
     Returns
     -------
     list of AttentionSpec
-        One spec for each model layer, with heads, dims, dtype, window, scale, softcap and sinks.
+        One spec for each model layer, with heads, dims, dtype, format, window, scale, softcap and sinks.
 
     Raises
     ------
@@ -73,14 +81,17 @@ def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
         The file cannot be read, a field is missing or invalid, or fields contradict each other. A ShapeError whose
         message names file and field.
     UnsupportedOption
-        The `model_type` is unknown, or its attention is not supported; the message names the field.
+        The `model_type` is unknown, its attention is not supported, or no format stores the keys and values as the
+        config asks; the message names the field.
     UnsupportedDtype
         A cache cannot have the dtype.
     """
-    return list(read_model_config(config, dtype=dtype, sinks=sinks).layers)
+    return list(read_model_config(config, dtype=dtype, sinks=sinks, format=format).layers)
 
 
-def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | None = None) -> ModelConfig:
+def read_model_config(
+    config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
+) -> ModelConfig:
     """Return the specs together with the model's type and maximum length.
 
     Parameters, errors and supported models are those of `specs_from_config`.
@@ -103,6 +114,7 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     windows = _windows(fields, family, num_layers)
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows)
     stored = _dtype(whole, fields) if isinstance(dtype, str) and dtype == "auto" else as_dtype(dtype)
+    stored_format = requested_format(whole, fields, format)
     softcap = _softcap(fields)
     layers = tuple(
         AttentionSpec(
@@ -114,6 +126,7 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
             scale=family.scale(fields, head_dim, layer),
             softcap=softcap,
             sinks=sink,
+            format=stored_format,
         )
         for layer, (window, sink) in enumerate(zip(windows, _sinks(model_type, num_layers, heads, sinks), strict=True))
     )

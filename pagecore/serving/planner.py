@@ -228,10 +228,15 @@ def plan_model(
     block_size: int = 16,
     context: SupportsIndex | Iterable[SupportsIndex] | None = None,
     dtype: object = "auto",
+    format: str | None = "auto",
     device: str = "cpu",
 ) -> ModelPlan:
-    """Plan a model from its config.json; `context` defaults to a few lengths up to the longest of the model."""
-    model = read_model_config(config, dtype=dtype)
+    """Plan a model from its config.json.
+
+    `context` defaults to a few lengths up to the longest of the model; `dtype` and `format` are those of
+    `specs_from_config`.
+    """
+    model = read_model_config(config, dtype=dtype, format=format)
     if context is None:
         longest = model.max_length or INT32_MAX
         lengths = [length for length in CONTEXTS if length < longest]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
@@ -167,18 +167,19 @@ class AttentionSpec:
         heads = parallel.heads(self.num_kv_heads)
         sinks = None if self.sinks is None else tuple(self.sinks)
         num_query_heads = self.num_query_heads if sinks is None else len(sinks)
-        factors = {
-            name: factor[heads.start : heads.stop]
-            for name in ("key_scale", "value_scale")
-            if isinstance(factor := getattr(self, name), tuple)
-        }
-        if num_query_heads is None:
-            return replace(self, num_kv_heads=len(heads), **factors)
-        queries = parallel.query_heads(num_query_heads)
-        return replace(
+        part = replace(
             self,
             num_kv_heads=len(heads),
-            **factors,
+            num_query_heads=None,
+            sinks=None,
+            key_scale=_part(self.key_scale, heads),
+            value_scale=_part(self.value_scale, heads),
+        )
+        if num_query_heads is None:
+            return part
+        queries = parallel.query_heads(num_query_heads)
+        return replace(
+            part,
             num_query_heads=None if self.num_query_heads is None else len(queries),
             sinks=None if sinks is None else sinks[queries.start : queries.stop],
         )
@@ -190,3 +191,8 @@ class AttentionSpec:
     def with_format(self, format: str | None) -> AttentionSpec:
         """Return the same layer stored in a format with factors of 1; None for no format."""
         return replace(self, format=format, key_scale=1.0, value_scale=1.0)
+
+
+def _part(factor: Any, heads: range) -> Any:
+    """Return the factors of some heads."""
+    return factor[heads.start : heads.stop] if isinstance(factor, tuple) else factor

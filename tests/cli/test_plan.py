@@ -1,6 +1,7 @@
 """`pagecore plan`, and a replay with the groups of a model."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -48,10 +49,22 @@ def test_every_option_reaches_the_plan(capsys, tmp_path, config):
     assert (plan["memory"], plan["block_size"], plan["bytes_per_token"]) == (2**30, 32, 42 * 8 * 256 * 2 * 4)
 
 
+def test_a_format_of_the_cache_changes_the_bytes(capsys, tmp_path):
+    llama, out_file = Path(__file__).parents[1] / "models" / "llama-3.1-8b.json", tmp_path / "plan.json"
+    blocks = {}
+    for name in ("none", "float8_token", "nvfp4"):
+        code, out, _ = call(capsys, "plan", llama, "--memory", "40GiB", "--kv-format", name, "--json", out_file)
+        assert code == 0
+        assert ("key_scale" in out.replace("\n", "")) == (name != "none")
+        blocks[name] = json.loads(out_file.read_text())["num_blocks"]
+    assert blocks == {"none": 20480, "float8_token": 39718, "nvfp4": 72817}
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ([], "--memory"),
+        (["--memory", "1GiB", "--kv-format", "fp7"], "format is 'fp7'; use one of"),
         (["--memory", "lots"], "memory is 'lots'"),
         (["--memory", "1KiB"], "two blocks"),
         (["--memory", "1GiB", "--ranks", "3"], "num_kv_heads is 8"),

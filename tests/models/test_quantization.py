@@ -1,0 +1,78 @@
+"""The format that a checkpoint's config asks for."""
+
+import pytest
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.models import specs_from_config
+from tests.models.published import PUBLISHED
+
+LLAMA = PUBLISHED["llama-3-8b"]
+FP8 = {"dynamic": False, "num_bits": 8, "strategy": "tensor", "symmetric": True, "type": "float"}
+
+
+def formats(config, **options):
+    return {spec.format for spec in specs_from_config(config, **options)}
+
+
+def asking(**fields):
+    return LLAMA | {"quantization_config": fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": FP8}, "float8_e4m3fn"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": FP8 | {"strategy": "attn_head"}}, "float8_e4m3fn"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": FP8 | {"strategy": "token"}}, "float8_token"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}}, "int8_token"),
+        ({"kv_cache_scheme": {"num_bits": 4, "type": "int", "strategy": "token"}}, "int4_token"),
+        ({"kv_cache_scheme": {"num_bits": 4, "type": "float", "group_size": 16}}, "nvfp4"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+            "float8_e4m3fn",
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+        ({"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}}, "float8_e4m3fn"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, None),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None),
+        ({"quantization": {"kv_cache_quant_algo": None}}, None),
+    ],
+)
+def test_the_config_decides_the_format(fields, expected):
+    assert formats(asking(**fields)) == {expected}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kv_cache_scheme": {"num_bits": 8, "type": "int", "strategy": "tensor"}},
+        {"kv_cache_scheme": FP8 | {"dynamic": True}},
+        {"kv_cache_scheme": FP8 | {"num_bits": 6}},
+        {"kv_cache_scheme": {"num_bits": 4, "type": "float", "group_size": 32}},
+        {"kv_cache_scheme": "fp8"},
+        {"kv_cache_quant_algo": "INT8"},
+        {"kv_cache_quant_algo": ["FP8"]},
+        {"quantization": {"kv_cache_quant_algo": "W4A8"}},
+    ],
+)
+def test_a_scheme_that_no_format_stores_is_refused_unless_a_format_is_passed(fields):
+    with pytest.raises(UnsupportedOption, match=r"config: quantization_config.*kv_cache.*; pass format= one of float8"):
+        specs_from_config(asking(**fields))
+    assert formats(asking(**fields), format="int8_token") == {"int8_token"}
+    assert formats(asking(**fields), format=None) == {None}
+
+
+def test_a_multimodal_config_may_ask_at_either_level():
+    gemma = PUBLISHED["gemma-3-4b"]
+    asked = {"quantization_config": {"kv_cache_scheme": FP8}}
+    assert formats(gemma | asked) == {"float8_e4m3fn"}
+    assert formats(gemma | {"text_config": gemma["text_config"] | asked}) == {"float8_e4m3fn"}
+
+
+def test_bytes_and_errors_of_a_format():
+    plain, fp8, fp4 = (specs_from_config(LLAMA, format=name)[0] for name in (None, "float8_token", "nvfp4"))
+    assert [sum(plane.nbytes for plane in spec.planes) for spec in (plain, fp8, fp4)] == [4096, 2112, 1152]
+    with pytest.raises(UnsupportedOption, match="format is 'fp7'; use one of float8_e4m3fn"):
+        specs_from_config(LLAMA, format="fp7")
+    with pytest.raises(ShapeError, match="head_dim is 24; format 'nvfp4' needs a multiple of 16"):
+        specs_from_config(LLAMA | {"head_dim": 24}, format="nvfp4")

@@ -1,0 +1,82 @@
+"""Formats of specs: their planes, their factors, and the parts of ranks."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage import AttentionSpec, TensorParallel
+from pagecore.storage.formats import FORMATS, as_format
+
+# Bytes of key and value of one token: 4 heads of 64 and 32.
+BYTES = {
+    "float8_e4m3fn": 384,
+    "float8_e5m2": 384,
+    "float8_token": 384 + 32,
+    "int8_token": 384 + 32,
+    "int4_token": 192 + 32,
+    "fp4_block16": 192 + 24,
+    "nvfp4": 192 + 24,
+    "mxfp8": 384 + 12,
+}
+
+
+def spec(**options):
+    return AttentionSpec(4, 64, 32, num_query_heads=8, **options)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_planes_hold_codes_and_scales(name):
+    planes = {plane.name: plane for plane in spec(format=name).planes}
+    stored = as_format(name)
+    assert sum(plane.nbytes for plane in planes.values()) == BYTES[name]
+    assert [*planes] == ["key", "value"] + (["key_scale", "value_scale"] if stored.scale_dtype else [])
+    assert {plane.shape[0] for plane in planes.values()} == {4}
+    assert planes["key"].dtype == planes["value"].dtype == stored.dtype
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_rank_has_its_heads_of_every_plane(name):
+    part = spec(format=name).shard(TensorParallel(1, 2))
+    assert (part.num_kv_heads, part.num_query_heads, part.format) == (2, 4, name)
+    assert {plane.shape[0] for plane in part.planes} == {2}
+
+
+def test_factors_are_those_of_the_rank_heads():
+    whole = spec(format="float8_e4m3fn", key_scale=np.array([1.0, 2.0, 3.0, 4.0]), value_scale=0.5)
+    assert (whole.key_scale, whole.value_scale) == ((1.0, 2.0, 3.0, 4.0), 0.5)
+    assert whole.shard(TensorParallel(1, 2)).key_scale == (3.0, 4.0)
+    assert whole.shard(TensorParallel(1, 2)).value_scale == 0.5
+    assert pickle.loads(pickle.dumps(whole)) == whole
+    assert hash(whole) != hash(whole.with_format(None))
+    assert whole.with_format("nvfp4").key_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"format": "fp8"}, UnsupportedOption, "format is 'fp8'; use one of float8_e4m3fn, float8_e5m2"),
+        ({"format": 8}, UnsupportedOption, "format is 8; use one of"),
+        ({"format": "int8_token", "key_scale": 2.0}, UnsupportedOption, "key_scale is 2.0, but format 'int8_token'"),
+        ({"value_scale": 2.0}, UnsupportedOption, "value_scale is 2.0, but a spec without a format takes none"),
+        ({"format": "nvfp4", "key_scale": (1.0, 2.0, 1.0, 1.0)}, UnsupportedOption, "global scale of 'nvfp4' is one"),
+        ({"format": "float8_e5m2", "key_scale": (1.0, 2.0)}, ShapeError, "key_scale has 2 entries; .* one per .* 4"),
+        ({"format": "float8_e5m2", "key_scale": 0.0}, ShapeError, "key_scale is 0.0; expected a finite number above 0"),
+        ({"format": "float8_e5m2", "key_scale": float("nan")}, ShapeError, "key_scale is nan"),
+        ({"format": "float8_e5m2", "value_scale": "1"}, ShapeError, "value_scale is '1'; expected a number"),
+    ],
+)
+def test_invalid_formats_and_factors_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        spec(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "unit"), [("int4_token", 63, 2), ("fp4_block16", 40, 16), ("nvfp4", 72, 16), ("mxfp8", 80, 32)]
+)
+def test_a_head_dim_that_groups_do_not_divide_is_refused(name, dim, unit):
+    with pytest.raises(ShapeError, match=f"head_dim is {dim}; format '{name}' needs a multiple of {unit}"):
+        AttentionSpec(1, dim, format=name)
+    with pytest.raises(ShapeError, match=f"v_head_dim is {dim}"):
+        AttentionSpec(1, 64, dim, format=name)
