@@ -38,6 +38,9 @@ class PagedCache(Cache):  # type: ignore[misc]
         registers hooks on the model, which are removed with the cache.
     layers : list of AttentionSpec, optional
         Specs of the layers; read from the model's config by default, in the model's dtype.
+    format : str, optional
+        Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token"; by default they
+        have the model's dtype. Pass either `format` or `layers`.
     block_size : int
     num_blocks, memory, max_sequences, prefix_cache, ... :
         Passed to `PagedKVCache`; the device is the model's.
@@ -71,7 +74,13 @@ class PagedCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, layers: Listed[Spec] | None = None, block_size: int = 16, **options: Any
+        self,
+        model: PreTrainedModel,
+        *,
+        layers: Listed[Spec] | None = None,
+        format: str | None = None,
+        block_size: int = 16,
+        **options: Any,
     ) -> None:
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedOption(
@@ -85,7 +94,9 @@ class PagedCache(Cache):  # type: ignore[misc]
             )
         check_implementation(model)
         if layers is None:
-            layers = specs_of_model(config, str(model.dtype).removeprefix("torch."))
+            layers = specs_of_model(config, str(model.dtype).removeprefix("torch."), format)
+        elif format is not None:
+            raise UnsupportedOption(f"format is {brief(format)}, and layers are given; give their specs the format")
         if not isinstance(layers, list | tuple):
             raise UnsupportedOption(
                 f"layers is a {type(layers).__name__}; expected a list with one spec for each layer"

@@ -15,7 +15,7 @@ from pagecore.storage import AttentionSpec
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
-def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
+def specs_of_model(config: Any, dtype: str, format: str | None = None) -> list[AttentionSpec]:
     """Return the spec of each layer.
 
     Known families are read by `specs_from_config`; the fields of other configs are read with their usual meaning. If a
@@ -27,6 +27,9 @@ def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
         Config of the text model.
     dtype : str
         Name of the dtype of keys and values.
+    format : str, optional
+        Format in which they are stored; by default as they are. The model's `quantization_config` is not read: its
+        format needs the scales of the checkpoint.
 
     Raises
     ------
@@ -37,7 +40,7 @@ def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
         As `specs_from_config`.
     """
     if config.model_type in FAMILIES:
-        return specs_from_config(config.to_dict(), dtype=dtype)
+        return specs_from_config(config.to_dict(), dtype=dtype, format=format)
     attention = unserved_kind(config.model_type, lambda name: _given(config, name))
     if attention is not None:
         raise UnsupportedOption(
@@ -47,7 +50,7 @@ def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
     kv_heads = 1 if _given(config, "multi_query") else _given(config, "num_key_value_heads") or heads
     head_dim = _given(config, "head_dim") or _number(config, "hidden_size") // heads
     return [
-        AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads)
+        AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads, format=format)
         for window in _windows(config)
     ]
 
