@@ -55,9 +55,25 @@ class AttentionOps(LayerOps):
         self._spec = spec
         self._device = device
         self._defaults: dict[str, Any] = {"window": window_of(spec)}
+        self._summaries: tuple[str, ...] = ()
+        self._write_options: dict[str, Any] = {}
         if isinstance(spec, AttentionSpec):
+            self._keep_summaries(spec)
             sinks = None if spec.sinks is None else to_device(np.array(list(spec.sinks), np.float32), device)
             self._defaults.update(scale=spec.scale, softcap=spec.softcap, sinks=sinks)
+
+    def _keep_summaries(self, spec: AttentionSpec) -> None:
+        """Note the summaries of keys that each write keeps up."""
+        if spec.key_bounds:
+            self._summaries += ("key_min", "key_max")
+        if spec.label_channels is not None:
+            self._summaries += ("label",)
+            self._write_options["label_channels"] = np.array(spec.label_channels, np.int32)
+        if self._summaries and self._device not in ("cpu", "none"):
+            raise UnsupportedOption(
+                f"the layer stores {', '.join(self._summaries)}, which only the host keeps up; use device='cpu', or a "
+                "spec without key_bounds and label_channels"
+            )
 
     @property
     def value_dim(self) -> int:
@@ -87,7 +103,12 @@ class AttentionOps(LayerOps):
         rows = tensor.shape[0] if tensor.ndim else 0
         # On a device `write_kv` gets the caller's own array, whose framework determines the default stream.
         given = tensor if keys.device == "cpu" else key
-        write_kv(given, value, keys, values, slots if rows >= slots.shape[0] else slots[:rows], stream=stream)
+        if rows < slots.shape[0]:
+            slots = slots[:rows]
+        options = self._write_options
+        if self._summaries:
+            options = {**options, **{name: pool.plane(name, index) for name in self._summaries}}
+        write_kv(given, value, keys, values, slots, stream=stream, **options)
 
     def attend(
         self, pool: KVPool, index: int, query: Any, batch: Batch, group: BatchGroup, options: dict[str, Any]

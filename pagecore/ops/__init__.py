@@ -4,6 +4,7 @@ from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
 from pagecore.ops._debug import debug
 from pagecore.ops._plan import AttentionPlan, plan_attention
+from pagecore.ops._select import score_blocks, score_tokens, select
 from pagecore.ops._write import write_kv
 
 __all__ = [
@@ -15,6 +16,9 @@ __all__ = [
     "paged_attention",
     "plan_attention",
     "scatter_blocks",
+    "score_blocks",
+    "score_tokens",
+    "select",
     "transfer_blocks",
     "write_kv",
 ]

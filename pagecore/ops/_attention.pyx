@@ -36,7 +36,9 @@ from pagecore.ops._place cimport (
     note_written,
 )
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._selected cimport Selected, read_selected
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
+from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda._attention cimport attention as launch_attention
 from pagecore.ops.cuda._moves cimport merge as launch_merge
 
@@ -63,6 +65,10 @@ def paged_attention(
     sinks=None,
     alibi_slopes=None,
     mask=None,
+    blocks=None,
+    block_counts=None,
+    indices=None,
+    index_counts=None,
     key_scale=None,
     value_scale=None,
     out=None,
@@ -106,6 +112,14 @@ def paged_attention(
     alibi_slopes : numbers, [Hq], optional
     mask : bool, flat, optional
         ``[query_len, seq_len]`` of every sequence in order, True to attend; combined with the other masks.
+    blocks : integers, [B, Hkv, n], optional
+        On the host: the blocks that each key head of each sequence reads, as ascending logical numbers (block i has
+        positions ``i * block_size`` to ``(i + 1) * block_size - 1``); see `select`. Other keys are neither read nor
+        attended to. Masks, windows and biases use the true positions. A given plan supplies `batch_invariant` only.
+    block_counts : integers, [B, Hkv], optional
+        Entries of each list of `blocks`; by default a list ends before its first negative entry.
+    indices, index_counts : integers, [B, Hkv, n] and [B, Hkv], optional
+        Single tokens instead of blocks, as ascending positions.
     key_scale, value_scale : float or [Hkv], optional
         Factors of the stored keys or values.
     out : array, [T, Hq, Dv], optional
@@ -219,6 +233,8 @@ def paged_attention(
     if alibi_slopes is not None:
         slopes = head_numbers(alibi_slopes, "alibi_slopes", num_heads, &place)
     cdef Tensor bits = None if mask is None else flat_mask(mask, &place)
+    cdef Selected selected = read_selected(
+        blocks, block_counts, indices, index_counts, num_sequences, num_kv_heads, k.shape_[1], &place)
     cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", num_kv_heads, False, &place)
     cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", num_kv_heads, False, &place)
 
@@ -228,11 +244,16 @@ def paged_attention(
     if out is not None:
         check_out(
             result, q, k, v, table, lens, picked, cu, sink_numbers, slopes, bits, key_scales, value_scales)
+        if selected is not None:
+            selected.check_apart_from(result)
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if returns_lse else None
+    cdef Selection selection
+    if selected is not None:
+        selected.fill(&selection)
     if place.device_type == CPU:
         run_attention(
             q, k, v, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, cap, sink_numbers, slopes,
-            bits, key_scales, value_scales, result, lse,
+            bits, key_scales, value_scales, result, lse, selection,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,

@@ -23,13 +23,17 @@ from pagecore.ops._overlap cimport (
     ranges_meet,
 )
 from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, to_device
+from pagecore.ops._summaries cimport KeySummary, read_summary
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
 from pagecore.ops.cuda._moves cimport write_kv as launch_write
 
 from pagecore.errors import ShapeError
 
 
-def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None, value_scale=None, stream=None):
+def write_kv(
+    key, value, key_cache, value_cache, slot_mapping, *, key_scale=None, value_scale=None, key_min=None, key_max=None,
+    label=None, label_channels=None, stream=None,
+):
     """Write new keys and values to slots of a paged cache, with a cast and optional scaling.
 
     All arrays are on one device, the host or CUDA. A call on CUDA is one launch, or two if the dtypes of key and value
@@ -49,6 +53,14 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     key_scale, value_scale : float or [Hkv], optional
         Factors of the stored numbers: new keys or values are divided by them. An array on CUDA is float32; for CUDA
         arrays one on the host is copied to the device.
+    key_min, key_max : array, [num_blocks, Hkv, D], optional
+        On the host: element-wise bounds of the keys of each block, for `score_blocks`. They are extended by the new
+        keys, rounded to their dtype. A key in the first slot of a block starts the bounds of the block anew, so blocks
+        must be filled from their first slot on; overwriting a later slot only widens them.
+    label : array, [num_blocks, block_size, Hkv, S], optional
+        On the host: the channels `label_channels` of each key, for `score_tokens`.
+    label_channels : integers, [Hkv, S], optional
+        Channels of each head, 0 to D - 1; given with `label`.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `key`.
@@ -91,6 +103,11 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
     cdef Tensor slots = given_indices(slot_mapping, "slot_mapping", 1, "[at most num_tokens]", &place)
     if slots.shape_[0] > k.shape_[0]:
         raise ShapeError(f"slot_mapping has {slots.shape_[0]} slots for {k.shape_[0]} tokens; it must not have more")
+    cdef KeySummary summary = None
+    if key_min is not None or key_max is not None or label is not None or label_channels is not None:
+        summary = read_summary(
+            key_min, key_max, label, label_channels, k, keys, slots,
+            ((k, "key"), (v, "value"), (keys, "key_cache"), (values, "value_cache"), (slots, "slot_mapping")), &place)
     cdef Tensor key_scales, value_scales
     cdef float key_divisor, value_divisor
     if place.device_type == CPU:
@@ -98,6 +115,8 @@ def write_kv(key, value, key_cache, value_cache, slot_mapping, *, key_scale=None
         value_scales = scale_numbers(value_scale, "value_scale", keys.shape_[2], True, &place)
         check_memory(k, v, keys, values, slots, key_scales, value_scales)
         run_write(k, v, keys, values, slots, key_scales, value_scales)
+        if summary is not None:
+            summary.run()
         return
     key_scales = divisors(key_scale, "key_scale", keys.shape_[2], &place, &key_divisor)
     value_scales = divisors(value_scale, "value_scale", keys.shape_[2], &place, &value_divisor)

@@ -6,15 +6,16 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu.args cimport HostCalls
+from pagecore.ops.cpu.args cimport HostCalls, Selection
+from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
 
 
-# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
+# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse. `selection` may be empty.
 cdef int attention(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
     double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
-    Tensor lse) except -1
+    Tensor lse, const Selection& selection) except -1
 
 # Optional: key_scale, value_scale.
 cdef int write_kv(
@@ -36,6 +37,11 @@ cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq
 
 # out may be out_a or out_b, lse may be lse_a or lse_b. Optional: lse.
 cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
+
+# Sparse selection; see select.hpp.
+cdef int score(const ScoreArgs& args, const ScoreBatch& batch) except -1
+cdef int select(const SelectArgs& args) except -1
+cdef int summarise(const SummaryArgs& args) except -1
 
 # The checks of index arrays on the host that the functions above make, without the work. A call that runs on another
 # device uses them to raise the same errors.

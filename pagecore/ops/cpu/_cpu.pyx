@@ -25,6 +25,7 @@ from pagecore.ops.cpu.args cimport (
     HostCalls,
     PackedSequences,
     PlanView,
+    Selection,
     choose_isa,
     current_isa,
     list_isas,
@@ -43,6 +44,15 @@ from pagecore.ops.cpu.args cimport (
     run_transfer,
     run_write,
     sum_lengths,
+)
+from pagecore.ops.cpu.select cimport (
+    ScoreArgs,
+    ScoreBatch,
+    SelectArgs,
+    SummaryArgs,
+    run_score,
+    run_select,
+    run_summarise,
 )
 
 from pagecore.arrays.refusals import brief
@@ -70,7 +80,7 @@ cdef int attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
         double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale,
-        Tensor out, Tensor lse) except -1:
+        Tensor out, Tensor lse, const Selection& selection) except -1:
     cdef AttentionArgs args
     cdef PlanView view
     cdef int64_t num_threads = threads_of_a_call()
@@ -90,6 +100,7 @@ cdef int attention(
     set_mask(&args, mask)
     args.out = token_array(out)
     args.lse = lse_array(lse)
+    args.selection = selection
     if plan is None:
         with nogil:
             run_attention(args, NULL, num_threads)
@@ -260,6 +271,29 @@ cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor ou
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_merge(args, num_threads)
+    return 0
+
+
+# ---- sparse selection
+
+cdef int score(const ScoreArgs& args, const ScoreBatch& batch) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_score(args, batch, num_threads)
+    return 0
+
+
+cdef int select(const SelectArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_select(args, num_threads)
+    return 0
+
+
+cdef int summarise(const SummaryArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_summarise(args, num_threads)
     return 0
 
 

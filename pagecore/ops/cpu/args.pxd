@@ -20,6 +20,18 @@ from pagecore.ops.plan cimport PcWorkItem
 
 
 cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
+    cdef cppclass Selection:
+        const char* data
+        const char* counts
+        int64_t width
+        int64_t sequence_stride
+        int64_t head_stride
+        int64_t counts_sequence_stride
+        int64_t counts_head_stride
+        int64_t unit
+        cbool wide
+        cbool counts_wide
+
     cdef cppclass AttentionArgs:
         TokenArray query
         Cache key
@@ -39,6 +51,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         PerHead value_scale
         const uint8_t* mask
         int64_t mask_size
+        Selection selection
         TokenArray out
         Lse lse
 

@@ -6,6 +6,7 @@
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
+#include "pagecore/ops/cpu/select_args.hpp"
 
 namespace pagecore::cpu {
 
@@ -45,6 +46,8 @@ struct AttentionBatch {
   const int32_t* seq_lens = nullptr;
   const int32_t* rows = nullptr;         // [num_sequences], rows of the block table
   const int64_t* mask_starts = nullptr;  // [num_sequences], offset of each sequence's mask; null without a mask
+  const int32_t* selected = nullptr;     // [sequence, key head, width], ascending; null without a selection
+  const int32_t* selected_counts = nullptr;  // [sequence, key head]
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
   bool from_cache = false;               // keys and values are small enough to be in the processor's caches
@@ -123,6 +126,10 @@ struct KernelTable {
   void (*write)(const WritePart&);
   // The caller has checked all source and target indices; source and target must not overlap.
   void (*move)(const Move&, const CopyRun* runs, int64_t num_runs);
+  // `rows` is scratch for 2 * queries of a group * padded(dim) numbers.
+  void (*score)(const ScoreArgs&, const ScorePart&, float* rows);
+  // Summarises the new keys of one head.
+  void (*summarise)(const SummaryArgs&, int64_t head);
 };
 
 // One table per isa/*.cpp of this build.

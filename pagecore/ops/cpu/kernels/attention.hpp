@@ -22,6 +22,7 @@
 #include "pagecore/ops/cpu/kernels/finish.hpp"
 #include "pagecore/ops/cpu/kernels/packed.hpp"
 #include "pagecore/ops/cpu/kernels/query.hpp"
+#include "pagecore/ops/cpu/kernels/selected.hpp"
 #include "pagecore/ops/cpu/kernels/softmax.hpp"
 #include "pagecore/ops/cpu/kernels/visibility.hpp"
 
@@ -39,7 +40,8 @@ class ItemPass {
            int64_t head_count, float* memory)
       : args_(args),
         batch_(batch),
-        item_(item),
+        selected_(selected_keys(args, batch, item.sequence, head_begin)),
+        item_(selected_.entries == nullptr ? item : selected_item(args, batch, item, selected_)),
         blocks_(args.table.row(batch.rows[item.sequence])),
         head_begin_(head_begin),
         head_count_(head_count),
@@ -146,7 +148,11 @@ class ItemPass {
 
   // Locates a tile, in the order in which it will most likely be visited.
   void locate_tile(int64_t position, Tile& tile) {
-    locate(args_, blocks_, item_, position, tile);
+    if (selected_.entries == nullptr) {
+      locate(args_, blocks_, item_, position, tile);
+    } else {
+      locate_selected(args_, blocks_, selected_, item_, position, tile);
+    }
     if (direct() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, streams_);
   }
 
@@ -244,7 +250,8 @@ class ItemPass {
         scores.slope = head_value(args_.alibi_slopes, (head_begin_ + head) * group_ + row % group_, 0.0f);
         const int64_t anchor =
             bias_anchor(visible_.window(), visible_.position(query), visible_.length(), scores.slope);
-        scores.bias_begin = static_cast<int32_t>(tile.start - anchor);
+        scores.bias_begin = static_cast<int32_t>((tile.is_selected ? 0 : tile.start) - anchor);
+        if (tile.is_selected) scores.positions = tile.positions;
       }
       scratch_.factor[at] = softmax_row(scores, scratch_.scores + at * kTileTokens,
                                         pairs_ ? scratch_.weights + at * kTileTokens : nullptr, scratch_.max[at],
@@ -309,7 +316,8 @@ class ItemPass {
 
   const AttentionArgs& args_;
   const AttentionBatch& batch_;
-  const PcWorkItem& item_;
+  SelectedKeys selected_;  // of the pass's only head; absent: all keys
+  PcWorkItem item_;        // with a selection, its keys count in the head's list
   Indices blocks_;
   int64_t head_begin_, head_count_;
   int64_t group_;

@@ -5,10 +5,11 @@
 #include "pagecore/ops/cpu/kernels/attention.hpp"
 #include "pagecore/ops/cpu/kernels/merge.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
+#include "pagecore/ops/cpu/kernels/select.hpp"
 #include "pagecore/ops/cpu/kernels/write.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 
-const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write, move_runs};
+const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write, move_runs, score, summarise};
 
 }  // namespace pagecore::cpu::PC_ISA

@@ -19,6 +19,7 @@ struct RowScores {
   float softcap;        // 0: none. Scores are already divided by it.
   float slope;          // 0: none
   int32_t bias_begin;   // tile start minus the key with bias 0
+  const int32_t* positions = nullptr;  // [64], of a selection; bias_begin is then the negative key with bias 0
 };
 
 // The origin subtracted from scores: the maximum, or 0 if nothing is attended, because -inf - -inf is NaN.
@@ -44,6 +45,12 @@ PC_FORCE_INLINE bool is_plain(const RowScores& row) {
   return row.low == 0 && row.high == kTileTokens && row.keep == nullptr && row.softcap == 0.0f && row.slope == 0.0f;
 }
 
+inline IntVec look_up(const int32_t* table, const IntVec& index) {
+  IntVec found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane]];
+  return found;
+}
+
 // Applies softcap and bias to 64 scores; keys that are not attended get -inf.
 PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors]) {
 #pragma GCC unroll 4
@@ -51,7 +58,10 @@ PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors])
     IntVec index;
     __builtin_memcpy(&index, row.order->token + i * kLanes, sizeof index);
     if (row.softcap != 0.0f) x[i] = tanh(x[i]) * row.softcap;
-    if (row.slope != 0.0f) x[i] = fma(__builtin_convertvector(index + row.bias_begin, Vec), splat(row.slope), x[i]);
+    if (row.slope != 0.0f) {
+      const IntVec key = row.positions == nullptr ? index : look_up(row.positions, index);
+      x[i] = fma(__builtin_convertvector(key + row.bias_begin, Vec), splat(row.slope), x[i]);
+    }
     IntVec attended = (index >= row.low) & (index < row.high);
     if (row.keep != nullptr) {
       const LooseByteVec keep = *reinterpret_cast<const LooseByteVec*>(row.keep + i * kLanes);

@@ -37,11 +37,16 @@ PC_FORCE_INLINE const Order& streams_for(int64_t row_bytes) { return row_bytes <
 
 // One tile of keys: positions start .. start + 64, of which the item covers [first, last). Offsets are relative to a
 // head's first byte and indexed by the order.
+//
+// With a selection, a tile is 64 consecutive keys of a head's list of selected keys: `start` counts in that list, and
+// `positions` has the places of the keys in the sequence.
 struct Tile {
   int64_t start;
   int first;
   int last;
   const Order* order;
+  bool is_selected;
+  int32_t positions[kTileTokens];
   int64_t key_offsets[kTileTokens];
   int64_t value_offsets[kTileTokens];
 };
@@ -95,6 +100,7 @@ inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWor
   const Cache& value = args.value;
   tile.start = position / kTileTokens * kTileTokens;
   tile.order = &kNatural;
+  tile.is_selected = false;
   const int64_t end = tile.start + kTileTokens;
   tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
   tile.last = static_cast<int>((item.key_end < end ? item.key_end : end) - tile.start);

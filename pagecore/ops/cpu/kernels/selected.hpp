@@ -1,0 +1,95 @@
+// Tiles of selected keys: each key head reads the blocks, or single tokens, of its own list.
+//
+// The selected keys of a head, in ascending order, are numbered 0, 1, 2 ...; items, tiles and folds count in these
+// numbers, as they count in positions without a selection. Windows, masks and biases use the positions.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/tile.hpp"
+#include "pagecore/ops/key_range.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+// The selection of one sequence and key head: ascending numbers of units of `unit` tokens, which divides the block
+// size. Absent when entries is null.
+struct SelectedKeys {
+  const int32_t* entries = nullptr;
+  int64_t count = 0;
+  int64_t unit = 1;
+};
+
+PC_FORCE_INLINE SelectedKeys selected_keys(const AttentionArgs& args, const AttentionBatch& batch, int64_t sequence,
+                                           int64_t head) {
+  if (batch.selected == nullptr) return {};
+  const int64_t at = sequence * args.key.num_heads + head;
+  return {batch.selected + at * args.selection.width, batch.selected_counts[at], args.selection.unit};
+}
+
+// The number of selected keys before `position`.
+inline int64_t num_selected_before(const SelectedKeys& keys, int64_t position) {
+  int64_t low = 0, high = keys.count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if ((keys.entries[middle] + int64_t{1}) * keys.unit <= position) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const int64_t start = low < keys.count ? keys.entries[low] * keys.unit : position;
+  return low * keys.unit + (start < position ? position - start : 0);
+}
+
+// The item with its keys cut to those that the head has selected and some query of the item may attend to.
+inline PcWorkItem selected_item(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item,
+                                const SelectedKeys& keys) {
+  const int64_t length = batch.seq_lens[item.sequence];
+  const int64_t first = length - (batch.cu_query_lens[item.sequence + 1] - item.query_begin);
+  const Window window = make_window(args.causal, args.window_left, args.window_right);
+  const KeyRange range = attended_keys(window, first, first + item.query_count - 1, length);
+  const int64_t begin = num_selected_before(keys, range.begin), end = num_selected_before(keys, range.end);
+  PcWorkItem cut = item;
+  if (begin > cut.key_begin) cut.key_begin = static_cast<int32_t>(begin);
+  if (end < cut.key_end) cut.key_end = static_cast<int32_t>(end);
+  return cut;
+}
+
+PC_FORCE_INLINE void copy_selected_place(Tile& tile, int from, int to) {
+  copy_place(tile, from, to);
+  tile.positions[to] = tile.positions[from];
+}
+
+// locate() in the head's list.
+inline void locate_selected(const AttentionArgs& args, const Indices& blocks, const SelectedKeys& keys,
+                            const PcWorkItem& item, int64_t position, Tile& tile) {
+  const Cache& key = args.key;
+  const Cache& value = args.value;
+  tile.start = position / kTileTokens * kTileTokens;
+  tile.order = &kNatural;
+  tile.is_selected = true;
+  const int64_t end = tile.start + kTileTokens;
+  tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
+  tile.last = static_cast<int>((item.key_end < end ? item.key_end : end) - tile.start);
+  int64_t entry = (tile.start + tile.first) / keys.unit;
+  int64_t within = tile.start + tile.first - entry * keys.unit;
+  for (int t = tile.first; t < tile.last; ++entry, within = 0) {
+    int64_t at = keys.entries[entry] * keys.unit + within;
+    const int64_t block = at / key.block_size, offset = at - block * key.block_size;
+    const int64_t named = blocks.at(block);
+    const int64_t id = named >= 0 && named < key.num_blocks && named < value.num_blocks ? named : 0;
+    int64_t key_offset = id * key.block_stride + offset * key.token_stride;
+    int64_t value_offset = id * value.block_stride + offset * value.token_stride;
+    for (; t < tile.last && within < keys.unit; ++t, ++within, ++at) {
+      tile.positions[t] = static_cast<int32_t>(at);
+      tile.key_offsets[t] = key_offset;
+      tile.value_offsets[t] = value_offset;
+      key_offset += key.token_stride;
+      value_offset += value.token_stride;
+    }
+  }
+  for (int t = 0; t < tile.first; ++t) copy_selected_place(tile, tile.first, t);
+  for (int t = tile.last; t < kTileTokens; ++t) copy_selected_place(tile, tile.last - 1, t);
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA
