@@ -1,7 +1,7 @@
 """Plain twin of the quantised formats: codes and scales of rows in NumPy, and the numbers that they stand for.
 
-The native codecs round by arithmetic on bits. The twin rounds by tables of all codes, in float64, and computes scales in
-float32, one rounded operation at a time.
+The native codecs round by arithmetic on bits. The twin rounds by tables of all codes, in float64, and computes scales
+in float32, one rounded operation at a time.
 
 Bits of each format, for a row x of float32 (float16 and bfloat16 are widened first); each operation rounds to float32:
 
@@ -10,16 +10,17 @@ Bits of each format, for a row x of float32 (float16 and bfloat16 are widened fi
 - float8_token: scale ``max(amax / 448, 1e-6)``; codes ``x * (1 / scale)``. NaN is 0x7f.
 - int8_token: scale ``max(amax / 127, 1e-6)``; codes ``x * (1 / scale)``, halves away from 0.
 - int4_token: low ``min(0, x)``, high ``max(0, x)``; scale ``max((high - low) / 15, 1e-6)``; zero point
-  ``-low * (1 / scale)`` and codes ``x * (1 / scale) + zero point``, halves away from 0, within 0 to 15. The 4 low bits of
-  the stored scale hold the zero point, and count as 0 in the scale that is read.
+  ``-low * (1 / scale)`` and codes ``x * (1 / scale) + zero point``, halves away from 0, within 0 to 15. The 4 low bits
+  of the stored scale hold the zero point, and count as 0 in the scale that is read.
 - fp4_block16: scale ``2 ** ceil(log2(max(amax / 6, 1e-10)))``; halves up in magnitude.
 - nvfp4: scale ``e4m3(amax / (6 * factor))``; codes ``x / (scale * factor)`` to nearest even, 0 if the scale is 0.
-- nvfp4_4over6: of the codes with the scales of ``amax / (6 * factor)`` and ``amax / (4 * factor)`` those with the smaller
-  sum of squared errors, of the first if they are equal. The sum adds i and i + 8, then i and i + 4, i + 2, i + 1.
+- nvfp4_4over6: of the codes with the scales of ``amax / (6 * factor)`` and ``amax / (4 * factor)`` those with the
+  smaller sum of squared errors, the first if the sums are equal. The sum adds i and i + 8, then i and i + 4, i + 2,
+  i + 1.
 - mxfp8: scale ``2 ** ceil(log2(max(amax, 1e-30) / 448))``; codes ``x / scale`` to nearest even.
 
-A row of int8_token or int4_token with NaN has the scale NaN, a group of fp4_block16 the byte 255 and a group of nvfp4 the
-byte 0x7f; the codes and zero points of these are 0. They read as NaN.
+A row of int8_token or int4_token with NaN has the scale NaN, a group of fp4_block16 the byte 255 and a group of nvfp4
+the byte 0x7f; the codes and zero points of these are 0. They read as NaN.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def dequantize_row(codes: Any, format: str, scales: Any = None, scale: float = 1
 
 
 def nearest_even(x: Floats, table: npt.NDArray[np.float64], largest: int) -> Bytes:
-    """Return the codes of the numbers of `table` nearest to x, of two the even one; codes above `largest` are not used."""
+    """Return the codes up to `largest` of the numbers of `table` nearest to x, of two the even one."""
     magnitudes = table[: largest + 1]
     size = np.minimum(np.abs(x.astype(np.float64)), magnitudes[-1])
     above = np.minimum(np.searchsorted(magnitudes, size), largest)
