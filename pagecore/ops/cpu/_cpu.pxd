@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu.args cimport HostCalls
+from pagecore.ops.cpu.args cimport Codec, HostCalls
 
 
 # Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
@@ -21,6 +21,10 @@ cdef int attention(
 cdef int write_kv(
     Tensor key, Tensor value, StoredCache key_cache, StoredCache value_cache, Tensor slot_mapping, Tensor key_scale,
     Tensor value_scale, bint four_over_six) except -1
+
+# Fills the codes, or the numbers, of all rows.
+cdef int quantize(const Codec& codec) except -1
+cdef int dequantize(const Codec& codec) except -1
 
 # The first axis of each cache counts blocks. `pairs` is [n, 2] of (source, target), copied in order.
 cdef int copy_blocks(list caches, Tensor pairs) except -1

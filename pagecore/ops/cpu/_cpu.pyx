@@ -23,6 +23,7 @@ from pagecore.ops.args cimport (
 )
 from pagecore.ops.cpu.args cimport (
     AttentionArgs,
+    Codec,
     HostCalls,
     PackedSequences,
     PlanView,
@@ -38,8 +39,10 @@ from pagecore.ops.cpu.args cimport (
     run_check_slots,
     run_check_transferred,
     run_copy,
+    run_dequantize,
     run_gather,
     run_merge,
+    run_quantize,
     run_scatter,
     run_transfer,
     run_write,
@@ -120,6 +123,20 @@ cdef int write_kv(
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_write(args, num_threads)
+    return 0
+
+
+cdef int quantize(const Codec& codec) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_quantize(codec, num_threads)
+    return 0
+
+
+cdef int dequantize(const Codec& codec) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_dequantize(codec, num_threads)
     return 0
 
 
