@@ -5,6 +5,7 @@
 
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cpu/codec.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 
 namespace pagecore::cpu {
@@ -128,6 +129,9 @@ struct KernelTable {
   void (*clear)(const AttentionArgs&, int64_t token_begin, int64_t token_end);
   void (*merge)(const MergeArgs&);
   void (*write)(const WritePart&);
+  // Rows [begin, end) to codes and scales, and back.
+  void (*quantize)(const Codec&, int64_t begin, int64_t end);
+  void (*dequantize)(const Codec&, int64_t begin, int64_t end);
   // The caller has checked all source and target indices; source and target must not overlap.
   void (*move)(const Move&, const CopyRun* runs, int64_t num_runs);
 };
