@@ -1,9 +1,10 @@
-"""Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention."""
+"""Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention, quantise."""
 
 from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
 from pagecore.ops._debug import debug
 from pagecore.ops._plan import AttentionPlan, plan_attention
+from pagecore.ops._quantize import dequantize, quantize
 from pagecore.ops._select import score_blocks, score_tokens, select
 from pagecore.ops._write import write_kv
 
@@ -11,10 +12,12 @@ __all__ = [
     "AttentionPlan",
     "copy_blocks",
     "debug",
+    "dequantize",
     "gather_blocks",
     "merge_attention",
     "paged_attention",
     "plan_attention",
+    "quantize",
     "scatter_blocks",
     "score_blocks",
     "score_tokens",

@@ -3,6 +3,7 @@
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/attention.hpp"
+#include "pagecore/ops/cpu/kernels/codec.hpp"
 #include "pagecore/ops/cpu/kernels/merge.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
 #include "pagecore/ops/cpu/kernels/select.hpp"
@@ -10,6 +11,8 @@
 
 namespace pagecore::cpu::PC_ISA {
 
-const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write, move_runs, score, summarise};
+const KernelTable kTable = {
+    attend_item, merge_splits, clear_rows, merge, write, quantize_rows, dequantize_rows, move_runs, score, summarise,
+};
 
 }  // namespace pagecore::cpu::PC_ISA

@@ -62,30 +62,16 @@ PC_FORCE_INLINE void copy_selected_place(Tile& tile, int from, int to) {
 // locate() in the head's list.
 inline void locate_selected(const AttentionArgs& args, const Indices& blocks, const SelectedKeys& keys,
                             const PcWorkItem& item, int64_t position, Tile& tile) {
-  const Cache& key = args.key;
-  const Cache& value = args.value;
-  tile.start = position / kTileTokens * kTileTokens;
-  tile.order = &kNatural;
+  begin_tile(args, item, position, tile);
   tile.is_selected = true;
-  const int64_t end = tile.start + kTileTokens;
-  tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
-  tile.last = static_cast<int>((item.key_end < end ? item.key_end : end) - tile.start);
   int64_t entry = (tile.start + tile.first) / keys.unit;
   int64_t within = tile.start + tile.first - entry * keys.unit;
   for (int t = tile.first; t < tile.last; ++entry, within = 0) {
-    int64_t at = keys.entries[entry] * keys.unit + within;
-    const int64_t block = at / key.block_size, offset = at - block * key.block_size;
-    const int64_t named = blocks.at(block);
-    const int64_t id = named >= 0 && named < key.num_blocks && named < value.num_blocks ? named : 0;
-    int64_t key_offset = id * key.block_stride + offset * key.token_stride;
-    int64_t value_offset = id * value.block_stride + offset * value.token_stride;
-    for (; t < tile.last && within < keys.unit; ++t, ++within, ++at) {
-      tile.positions[t] = static_cast<int32_t>(at);
-      tile.key_offsets[t] = key_offset;
-      tile.value_offsets[t] = value_offset;
-      key_offset += key.token_stride;
-      value_offset += value.token_stride;
-    }
+    const int64_t at = keys.entries[entry] * keys.unit + within, block = at / args.key.block_size;
+    const int end = run_end(tile, t, keys.unit - within);
+    place_rows(args, blocks.at(block), at - block * args.key.block_size, t, end, tile);
+    for (int i = t; i < end; ++i) tile.positions[i] = static_cast<int32_t>(at + i - t);
+    t = end;
   }
   for (int t = 0; t < tile.first; ++t) copy_selected_place(tile, tile.first, t);
   for (int t = tile.last; t < kTileTokens; ++t) copy_selected_place(tile, tile.last - 1, t);
