@@ -6,6 +6,7 @@ from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, t
 from pagecore.arrays.array_view cimport ArrayView
 from pagecore.arrays.codes cimport LAST_FLOAT, CPU
 from pagecore.ops._checks cimport any_tensor, check_rank
+from pagecore.ops._formats cimport plain_cache
 from pagecore.ops._overlap cimport shares_memory
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
@@ -184,7 +185,7 @@ cdef class StaticRoom:
 
     cdef int run(self, Tensor key, Tensor value, Tensor keys, Tensor values, Tensor slots, object stream) except -1:
         if stream is None:
-            return run_write(key, value, keys, values, slots, None, None)
+            return run_write(key, value, plain_cache(keys), plain_cache(values), slots, None, None, False)
         write_kv(key, value, keys, values, slots, stream=stream)
         return 0
 

@@ -9,5 +9,8 @@ def write_kv(
     *,
     key_scale: Any = None,
     value_scale: Any = None,
+    key_global_scale: float = 1.0,
+    value_global_scale: float = 1.0,
+    format: str | None = None,
     stream: Any = None,
 ) -> None: ...

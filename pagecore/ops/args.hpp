@@ -142,8 +142,9 @@ struct WriteArgs {
   Cache key_cache;
   Cache value_cache;
   Indices slots;
-  PerHead key_scale;
+  PerHead key_scale;  // given factors; absent if all are 1
   PerHead value_scale;
+  bool four_over_six = false;  // how scales of Format::NVFP4 are computed
 };
 
 struct MergeArgs {

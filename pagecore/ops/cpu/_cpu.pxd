@@ -5,6 +5,7 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu.args cimport HostCalls
 
@@ -16,10 +17,10 @@ cdef int attention(
     double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
     Tensor lse) except -1
 
-# Optional: key_scale, value_scale.
+# Optional: key_scale, value_scale, the given factors. `four_over_six`: how scales of nvfp4 are computed.
 cdef int write_kv(
-    Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_scale,
-    Tensor value_scale) except -1
+    Tensor key, Tensor value, StoredCache key_cache, StoredCache value_cache, Tensor slot_mapping, Tensor key_scale,
+    Tensor value_scale, bint four_over_six) except -1
 
 # The first axis of each cache counts blocks. `pairs` is [n, 2] of (source, target), copied in order.
 cdef int copy_blocks(list caches, Tensor pairs) except -1

@@ -4,6 +4,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._formats cimport StoredCache, native_cache
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport (
@@ -105,13 +106,14 @@ cdef int attention(
 
 
 cdef int write_kv(
-        Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_scale,
-        Tensor value_scale) except -1:
+        Tensor key, Tensor value, StoredCache key_cache, StoredCache value_cache, Tensor slot_mapping,
+        Tensor key_scale, Tensor value_scale, bint four_over_six) except -1:
     cdef WriteArgs args
     args.key = token_array(key)
     args.value = token_array(value)
-    args.key_cache = cache_array(key_cache)
-    args.value_cache = cache_array(value_cache)
+    args.key_cache = native_cache(key_cache)
+    args.value_cache = native_cache(value_cache)
+    args.four_over_six = four_over_six
     args.slots = index_array(slot_mapping)
     args.key_scale = per_head(key_scale)
     args.value_scale = per_head(value_scale)
