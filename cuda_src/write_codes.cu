@@ -117,7 +117,7 @@ struct NumberRange {
     low = pc_max(low, -kLargestFloat);
     high = min_float(high, kLargestFloat);
   }
-  PC_MEMBER float largest() const { return pc_max(-low, high); }
+  PC_MEMBER float largest() const { return magnitude_of(pc_max(-low, high)); }  // never -0
 };
 
 PC_DEVICE NumberRange no_numbers() { return {0.0f, 0.0f, 0}; }

@@ -56,7 +56,7 @@ inline PcCodePlane code_plane(const TokenArray& rows, const Cache& cache, const 
   plane.num_heads = make_divisor(rows.num_heads);
   plane.dim = clamped(rows.dim);
   const auto chunks = static_cast<uint64_t>(ceil_div(rows.dim, 8));
-  plane.lanes_shift = std::min(5, std::bit_width(chunks - 1));
+  plane.lanes_shift = std::min<pc_int32>(5, std::bit_width(chunks - 1));
   plane.in_vectors = moves_vectors(rows, cache) ? 1 : 0;
   PC_EXPECTS(rows.dim < INT32_MAX / 2 && rows.num_heads <= kMaxUnits >> plane.lanes_shift, ShapeError, "a token has ",
              rows.num_heads, " heads of ", rows.dim, "; on CUDA it must have fewer than ", kMaxUnits, " numbers");
