@@ -14,21 +14,6 @@
 
 namespace pagecore::cuda {
 
-// The kernels use the numbers of the format table.
-static_assert(static_cast<int>(Format::Plain) == PC_PLAIN);
-static_assert(static_cast<int>(Format::I4Token) == PC_I4_TOKEN);
-static_assert(static_cast<int>(Format::MXFP8) == PC_MXFP8);
-
-[[nodiscard]] inline PcStored device_stored(const Cache& cache) {
-  PcStored stored = {};
-  stored.codes = {address_of(cache.data), cache.block_stride, cache.token_stride, cache.head_stride};
-  stored.scales = {address_of(cache.scales.data), cache.scales.block_stride, cache.scales.token_stride,
-                   cache.scales.head_stride};
-  stored.format = static_cast<PcFormat>(cache.format);
-  stored.type = cache.format == Format::Plain ? static_cast<PcFloat>(cache.type) : PC_FLOAT32;
-  return stored;
-}
-
 struct CodeLaunch {
   PcCodeParams params = {};
   Float from = Float::F32;
