@@ -27,6 +27,20 @@ cdef object given_factor(StoredCache cache, object scale, object global_scale, s
 # ShapeError unless both have the same blocks, block_size and heads.
 cdef int check_stored(StoredCache keys, StoredCache values) except -1
 
+# The format of a name; `four_over_six` is set to True for "nvfp4_4over6". UnsupportedOption, with the list, for any other.
+cdef Format named_format(object name, bint* four_over_six) except *
+
+# Numbers that share a stored scale; 0 for a row.
+cdef int64_t group_of(Format format) noexcept
+
+# Codes of two numbers in a byte.
+cdef inline bint is_packed(Format format) noexcept:
+    return format == Format.I4Token or format == Format.FP4Block16 or format == Format.NVFP4
+
+# Formats without stored scales.
+cdef inline bint is_cast(Format format) noexcept:
+    return format == Format.E4M3 or format == Format.E5M2
+
 # The arguments of a write: checks that the caches have the format of the argument of that name, if there is one, and
 # returns True for "nvfp4_4over6".
 cdef bint read_format(object format, StoredCache keys, StoredCache values) except -1

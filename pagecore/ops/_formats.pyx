@@ -40,8 +40,7 @@ cdef class StoredCache:
 
 # ---- formats
 
-cdef inline int64_t group_of(Format format) noexcept:
-    """Return the numbers that share a stored scale; 0 for a row."""
+cdef int64_t group_of(Format format) noexcept:
     if format == Format.FP4Block16 or format == Format.NVFP4:
         return 16
     return 32 if format == Format.MXFP8 else 0
@@ -86,11 +85,10 @@ cdef Format format_of(Tensor codes, Tensor plane, str label) except *:
 
 
 cdef bint read_format(object format, StoredCache keys, StoredCache values) except -1:
+    cdef bint four_over_six = False
     if format is None:
         return False
-    if not isinstance(format, str) or format not in (*NAMES[1:], FOUR_OVER_SIX):
-        raise UnsupportedOption(f"format is {brief(format)}; use one of {', '.join((*NAMES[1:], FOUR_OVER_SIX))}")
-    expected = "nvfp4" if format == FOUR_OVER_SIX else format
+    expected = NAMES[<int>named_format(format, &four_over_six)]
     for label, cache in (("key", keys), ("value", values)):
         found = NAMES[<int>(<StoredCache>cache).format]
         if found != expected:
@@ -99,7 +97,16 @@ cdef bint read_format(object format, StoredCache keys, StoredCache values) excep
                 f"format is {format!r} and {label}_cache {held} by its dtype and that of {label}_scale; pass the codes "
                 f"and scales of {expected!r}, or leave format out"
             )
-    return format == FOUR_OVER_SIX
+    return four_over_six
+
+
+cdef Format named_format(object name, bint* four_over_six) except *:
+    four_over_six[0] = isinstance(name, str) and name == FOUR_OVER_SIX
+    if four_over_six[0]:
+        return Format.NVFP4
+    if not isinstance(name, str) or name not in NAMES[1:]:
+        raise UnsupportedOption(f"format is {brief(name)}; use one of {', '.join((*NAMES[1:], FOUR_OVER_SIX))}")
+    return <Format><int>NAMES.index(name)
 
 
 # ---- caches

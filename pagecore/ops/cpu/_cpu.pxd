@@ -7,20 +7,24 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu.args cimport HostCalls
+from pagecore.ops.cpu.args cimport Codec, HostCalls
 
 
 # Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
 cdef int attention(
-    Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-    Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
-    double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
+    Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
+    Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
+    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
     Tensor lse) except -1
 
 # Optional: key_scale, value_scale, the given factors. `four_over_six`: how scales of nvfp4 are computed.
 cdef int write_kv(
     Tensor key, Tensor value, StoredCache key_cache, StoredCache value_cache, Tensor slot_mapping, Tensor key_scale,
     Tensor value_scale, bint four_over_six) except -1
+
+# Fills the codes, or the numbers, of all rows.
+cdef int quantize(const Codec& codec) except -1
+cdef int dequantize(const Codec& codec) except -1
 
 # The first axis of each cache counts blocks. `pairs` is [n, 2] of (source, target), copied in order.
 cdef int copy_blocks(list caches, Tensor pairs) except -1

@@ -5,6 +5,7 @@
 
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cpu/codec.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 
 namespace pagecore::cpu {
@@ -39,6 +40,10 @@ PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
 PC_FORCE_INLINE int64_t value_pairs_size(int64_t dim) { return kTileTokens / 2 * padded(dim); }
 
+// Numbers from one row to the next of a quantised tile that is unpacked to bfloat16: whole cache lines, and room for a
+// vector of codes.
+PC_FORCE_INLINE int64_t unpacked_stride(int64_t dim) { return (dim + 63) / 64 * 64; }
+
 // A checked batch, in int32.
 struct AttentionBatch {
   const int32_t* cu_query_lens = nullptr;
@@ -71,6 +76,7 @@ struct Scratch {
   int32_t* low;   // [rows]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
   uint8_t* keep;  // [queries, 64], mask over the tile
+  uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
 };
 
 // Lays out a Scratch at `base` (64-byte aligned, or 0 to measure) and returns its size in floats.
@@ -102,6 +108,8 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.low = reinterpret_cast<int32_t*>(take(rows));
   scratch.high = reinterpret_cast<int32_t*>(take(rows));
   scratch.keep = reinterpret_cast<uint8_t*>(take(rows * kTileTokens / 4));
+  scratch.unpacked =
+      reinterpret_cast<uint16_t*>(take(kTileTokens * unpacked_stride(dim > value_dim ? dim : value_dim) / 2));
   return static_cast<int64_t>((next - base) / sizeof(float));
 }
 
@@ -121,6 +129,9 @@ struct KernelTable {
   void (*clear)(const AttentionArgs&, int64_t token_begin, int64_t token_end);
   void (*merge)(const MergeArgs&);
   void (*write)(const WritePart&);
+  // Rows [begin, end) to codes and scales, and back.
+  void (*quantize)(const Codec&, int64_t begin, int64_t end);
+  void (*dequantize)(const Codec&, int64_t begin, int64_t end);
   // The caller has checked all source and target indices; source and target must not overlap.
   void (*move)(const Move&, const CopyRun* runs, int64_t num_runs);
 };

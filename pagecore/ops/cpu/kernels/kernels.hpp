@@ -3,12 +3,15 @@
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/attention.hpp"
+#include "pagecore/ops/cpu/kernels/codec.hpp"
 #include "pagecore/ops/cpu/kernels/merge.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
 #include "pagecore/ops/cpu/kernels/write.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 
-const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write, move_runs};
+const KernelTable kTable = {
+    attend_item, merge_splits, clear_rows, merge, write, quantize_rows, dequantize_rows, move_runs,
+};
 
 }  // namespace pagecore::cpu::PC_ISA
