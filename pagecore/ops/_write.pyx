@@ -12,7 +12,7 @@ from pagecore.ops._formats cimport (
     check_stored,
     check_written,
     given_factor,
-    is_plain,
+    native_cache,
     read_format,
     stored_cache,
 )
@@ -165,8 +165,6 @@ def write_kv(
         if summary is not None:
             summary.run()
         return
-    if not (is_plain(keys) and is_plain(values)):
-        raise UnsupportedOption("a cache with a format is on CUDA, where only float32, float16 and bfloat16 are written")
     key_scales = divisors(key_factor, "key_scale", num_kv_heads, &place, &key_divisor)
     value_scales = divisors(value_factor, "value_scale", num_kv_heads, &place, &value_divisor)
     check_memory(k, v, keys, values, slots, key_scales, value_scales)
@@ -177,7 +175,8 @@ def write_kv(
         debug_slots(slots, k, keys.codes, &place)
     slots = to_device(slots, "slot_mapping", &place)
     launch_write(
-        k, v, keys.codes, values.codes, slots, key_scales, key_divisor, value_scales, value_divisor, &place
+        k, v, native_cache(keys), native_cache(values), slots, key_scales, key_divisor, value_scales, value_divisor,
+        four_over_six, [keys.codes, keys.plane, values.codes, values.plane], &place,
     )
 
 

@@ -57,7 +57,7 @@ class ItemPass {
                 !is_whole(args.value.dim)),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
-        streams_(streams_for(keys_.stored_bytes())) {
+        streams_(keys_.type() != args.key.type ? kNatural : streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 

@@ -49,13 +49,15 @@ class CacheRows {
   // The factor of each token of `head`, 0 for tokens that are not in use; null if tokens have no factors.
   const float* factors(const RowOffsets& places, int64_t head, const TileUse& use) {
     if (!has_token_factors()) return nullptr;
-    const uint32_t kept = cache_.format == Format::I4Token ? ~uint32_t{15} : ~uint32_t{0};
     const TokenRows scales = scales_of(places, head);
+    const bool whole = use.used == nullptr && use.first == 0 && use.last == kTileTokens;
     for (int t = 0; t < kTileTokens; ++t) {
-      const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
-      uint32_t bits = 0;
-      if (used) __builtin_memcpy(&bits, scales.base + scales.offsets[t], sizeof bits);
-      factors_[t] = __builtin_bit_cast(float, bits & kept);
+      const bool used = whole || (t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0));
+      factors_[t] = used ? *reinterpret_cast<const float*>(scales.base + scales.offsets[t]) : 0.0f;
+    }
+    if (cache_.format != Format::I4Token) return factors_;
+    for (int t = 0; t < kTileTokens; t += kLanes) {  // the low bits hold the zero point
+      store(factors_ + t, (Vec)((BitVec)load(factors_ + t) & ~uint32_t{15}));
     }
     return factors_;
   }

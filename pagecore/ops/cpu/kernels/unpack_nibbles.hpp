@@ -105,7 +105,6 @@ PC_FORCE_INLINE void unpack_nibbles(const char* codes, int64_t bytes, TableOf&& 
 #else
 
 PC_FORCE_INLINE void store_nibbles(uint64_t pairs, const CodeTable& table, uint16_t* to) {
-  typedef uint8_t Byte16 __attribute__((vector_size(16)));
   typedef uint64_t Long2 __attribute__((vector_size(16)));
   const Long2 both = {pairs, 0};
 #if defined(__x86_64__)
