@@ -194,6 +194,6 @@ def _check_format(planes: dict[str, Plane], name: str, stored: Format, who: str)
     if scales is None or scales.per != "token" or scales.shape != expected or scales.dtype != stored.scale_dtype:
         held = "no such plane" if scales is None else f"{scales.shape} of {scales.dtype} per {scales.per}"
         raise UnsupportedOption(
-            f"{who} needs a plane '{name}_scale' of shape {expected} and dtype {stored.scale_dtype} per token for format "
-            f"{stored.name!r}; it has {held}"
+            f"{who} needs a plane '{name}_scale' of shape {expected} and dtype {stored.scale_dtype} per token for "
+            f"format {stored.name!r}; it has {held}"
         )

@@ -215,7 +215,7 @@ inline void quantize_plane(const WritePlane& plane, SlotRuns slots, bool four_ov
   const RowSteps heads{rows.num_heads, rows.head_stride, cache.head_stride, scales.head_stride};
   RowSteps tokens{1, rows.token_stride, cache.token_stride, scales.token_stride};
   const bool heads_outside = __builtin_llabs(heads.codes) > __builtin_llabs(tokens.codes);
-  const int64_t bytes = row_bytes(cache);
+  const int64_t bytes = row_bytes(cache), source_bytes = rows.dim * size_of(rows.type);
   SlotRun runs[kRunBatch];
   while (const int64_t listed = slots.list(runs)) {
     for (int64_t i = 0; i < listed; ++i) {
@@ -223,14 +223,19 @@ inline void quantize_plane(const WritePlane& plane, SlotRuns slots, bool four_ov
         return cache.data + run.block * cache.block_stride + run.offset * cache.token_stride;
       };
       const SlotRun& run = runs[i];
-      char* next = codes_of_run(runs[i + 1 < listed ? i + 1 : i]);
+      const SlotRun& next_run = runs[i + 1 < listed ? i + 1 : i];
+      char* next = codes_of_run(next_run);
+      const char* next_source = rows.data + next_run.token * rows.token_stride;
       char* codes = codes_of_run(run);
       char* scale = scales.data + run.block * scales.block_stride + run.offset * scales.token_stride;
       const char* source = rows.data + run.token * rows.token_stride;
       tokens.size = run.count;
       const RowSteps &outer = heads_outside ? heads : tokens, &inner = heads_outside ? tokens : heads;
       for (int64_t j = 0; j < outer.size; ++j) {
-        for (int64_t k = 0; k < inner.size; ++k) prefetch_bytes(next + j * outer.codes + k * inner.codes, bytes);
+        for (int64_t k = 0; k < inner.size; ++k) {
+          prefetch_bytes(next + j * outer.codes + k * inner.codes, bytes);
+          prefetch_bytes(next_source + j * outer.source + k * inner.source, source_bytes);
+        }
         quantize({source + j * outer.source, codes + j * outer.codes, scale + j * outer.scales, inner.source,
                   inner.codes, inner.scales, inner.size, rows.dim, factor});
       }
