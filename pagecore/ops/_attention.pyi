@@ -21,6 +21,8 @@ def paged_attention(
     mask: Any = None,
     key_scale: Any = None,
     value_scale: Any = None,
+    key_global_scale: float = 1.0,
+    value_global_scale: float = 1.0,
     out: Any = None,
     return_lse: bool = False,
     plan: AttentionPlan | None = None,

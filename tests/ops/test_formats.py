@@ -13,7 +13,7 @@ from pagecore.ops import _formats
 from pagecore.ops.cpu import _cpu, set_num_threads
 from pagecore.storage.formats import FORMATS
 from tests.ops.cases import DTYPES
-from tests.ops.format_cases import ALL, LAYOUTS, Stored, hard_numbers
+from tests.ops.written_cases import ALL, LAYOUTS, Stored, hard_numbers
 
 HEADS = 3
 

@@ -14,7 +14,7 @@ from pagecore.ops.cpu import _cpu
 from pagecore.storage.formats import FORMATS
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
-from tests.ops.format_cases import ALL, factor_of, hard_numbers, kind_of
+from tests.ops.written_cases import ALL, factor_of, hard_numbers, kind_of
 
 
 @pytest.fixture(params=_cpu.available_isas())

@@ -84,7 +84,8 @@ Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
     keys += static_cast<double>(range.end - range.begin);
     products += static_cast<double>(range.end - range.begin) * static_cast<double>(queries);
   }
-  const int64_t token_bytes = args.key.dim * size_of(args.key.type) + args.value.dim * size_of(args.value.type);
+  const int64_t token_bytes =
+      row_bytes(args.key) + scale_bytes(args.key) + row_bytes(args.value) + scale_bytes(args.value);
   const double bytes = keys * static_cast<double>(token_bytes * args.key.num_heads);
   const double flops = products * static_cast<double>(2 * (args.key.dim + args.value.dim) * args.query.num_heads);
   return {bytes, std::max(bytes / kBytesPerUs, flops / kFlopsPerUs)};

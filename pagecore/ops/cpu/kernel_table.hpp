@@ -40,6 +40,10 @@ PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
 PC_FORCE_INLINE int64_t value_pairs_size(int64_t dim) { return kTileTokens / 2 * padded(dim); }
 
+// Numbers from one row to the next of a quantised tile that is unpacked to bfloat16: whole cache lines, and room for a
+// vector of codes.
+PC_FORCE_INLINE int64_t unpacked_stride(int64_t dim) { return (dim + 63) / 64 * 64; }
+
 // A checked batch, in int32.
 struct AttentionBatch {
   const int32_t* cu_query_lens = nullptr;
@@ -72,6 +76,7 @@ struct Scratch {
   int32_t* low;   // [rows]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
   uint8_t* keep;  // [queries, 64], mask over the tile
+  uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
 };
 
 // Lays out a Scratch at `base` (64-byte aligned, or 0 to measure) and returns its size in floats.
@@ -103,6 +108,8 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.low = reinterpret_cast<int32_t*>(take(rows));
   scratch.high = reinterpret_cast<int32_t*>(take(rows));
   scratch.keep = reinterpret_cast<uint8_t*>(take(rows * kTileTokens / 4));
+  scratch.unpacked =
+      reinterpret_cast<uint16_t*>(take(kTileTokens * unpacked_stride(dim > value_dim ? dim : value_dim) / 2));
   return static_cast<int64_t>((next - base) / sizeof(float));
 }
 

@@ -18,6 +18,7 @@
 // pack.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/cache_rows.hpp"
 #include "pagecore/ops/cpu/kernels/direct.hpp"
 #include "pagecore/ops/cpu/kernels/finish.hpp"
 #include "pagecore/ops/cpu/kernels/packed.hpp"
@@ -47,12 +48,14 @@ class ItemPass {
         rows_(item.query_count * group_),
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
-        pairs_(takes_pairs(args)),
+        keys_(args.key, head_begin),
+        values_(args.value, head_begin),
+        pairs_(takes_pairs()),
         packed_(batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
                 !is_whole(args.value.dim)),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
-        streams_(streams_for(args.key.dim * size_of(args.key.type))) {
+        streams_(keys_.type() != args.key.type ? kNatural : streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 
@@ -70,9 +73,9 @@ class ItemPass {
 
  private:
   // True if the call multiplies pairs of bfloat16. Softmax weights are then rounded to bfloat16, as the output is.
-  static bool takes_pairs(const AttentionArgs& args) {
-    return kHasPairs && args.query.type == Float::BF16 && args.key.type == Float::BF16 &&
-           args.value.type == Float::BF16 && args.out.type == Float::BF16;
+  [[nodiscard]] bool takes_pairs() const {
+    return kHasPairs && args_.query.type == Float::BF16 && keys_.type() == Float::BF16 &&
+           values_.type() == Float::BF16 && args_.out.type == Float::BF16;
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
@@ -106,8 +109,10 @@ class ItemPass {
       const int64_t at = (head * rows_ + row) * query_stride_;
       if (pairs_) {
         copy_query(args_, token, query_head, query_pairs() + at, query_stride_);
+        if (keys_.is_split()) split_row(query_pairs() + at, args_.key.dim);
       } else {
         scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
+        if (keys_.is_split()) split_row(scratch_.query + at, args_.key.dim);
       }
     }
 #if defined(PC_AMX)
@@ -163,17 +168,10 @@ class ItemPass {
 
   [[nodiscard]] bool last(int64_t head) const { return head + 1 == head_count_; }
 
-  [[nodiscard]] static NextRows next_head(const Cache& cache) { return {cache.head_stride, {}, 0}; }
-
-  // The rows of `head` at `offsets`, to prefetch. With a mask, a block that no row attends to may not exist, so nothing
-  // is prefetched.
-  [[nodiscard]] NextRows next_rows_at(const Cache& cache, const int64_t* offsets, int64_t head) const {
-    if (args_.mask != nullptr) return {};
-    return {0, {head_base(cache, head), offsets}, cache.dim * size_of(cache.type)};
-  }
-
-  [[nodiscard]] char* head_base(const Cache& cache, int64_t head) const {
-    return cache.data + (head_begin_ + head) * cache.head_stride;
+  // The rows of `head`, to prefetch. With a mask, a block that no row attends to may not exist, so nothing is
+  // prefetched.
+  [[nodiscard]] NextRows next_rows_at(const CacheRows& rows, const RowOffsets& places, int64_t head) const {
+    return args_.mask != nullptr ? NextRows{} : rows.next(places, head);
   }
 
   // The rows of a head that the current tile can change.
@@ -198,12 +196,13 @@ class ItemPass {
   }
 
   void score(const Tile& tile, int64_t head) {
-    const TokenRows keys{head_base(args_.key, head), tile.key_offsets};
+    NextRows values = next_rows_at(values_, tile.values, direct() ? 0 : head);
+    if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
+    const TokenRows keys = keys_.read(tile.keys, head, visible_.use(), values, scratch_.unpacked);
     const HeadRows rows = rows_of(head);
-    const NextRows values = next_rows_at(args_.value, tile.value_offsets, direct() ? 0 : head);
     const int64_t dim = args_.key.dim;
     if (packed_) {
-      with_float(args_.key.type, [&]<Float K>() {
+      with_float(keys_.type(), [&]<Float K>() {
         if constexpr (K == Float::BF16 && kHasPairs) {
           if (pairs_) return score_packed_pairs(*tiles_, rows, keys, visible_.use(), values, dim, scratch_);
         }
@@ -216,17 +215,19 @@ class ItemPass {
         return score_in_place_amx(*tiles_, rows, query_panel(head), keys, visible_.use(), values, dim, scratch_);
       }
     }
-    const NextRows next_rows = last(head) ? values : next_head(args_.key);
+    const NextRows next_rows = values;
     if constexpr (kHasPairs) {
       if (pairs_) return score_pairs(rows, keys, next_rows, dim);
     }
-    with_float(args_.key.type, [&]<Float K>() { score_rows<K>(rows, keys, next_rows, dim); });
+    with_float(keys_.type(), [&]<Float K>() { score_rows<K>(rows, keys, next_rows, dim); });
   }
 
   // Turns scores into weights, and updates the running maximum and sum of each row.
   void softmax(const Tile& tile, int64_t head) {
+    const float* key_factors = keys_.factors(tile.keys, head, visible_.use());
+    const float* value_factors = values_.factors(tile.values, head, visible_.use());
     // Softmax does not touch memory; prefetch part of the values meanwhile.
-    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(args_.value, tile.value_offsets, head),
+    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(values_, tile.values, head),
                                   kTileTokens / 2);
     const RowRange rows = active_rows();
     for (int64_t row = rows.first; row < rows.last; ++row) {
@@ -238,7 +239,9 @@ class ItemPass {
                        scratch_.scale[head],
                        static_cast<float>(args_.softcap),
                        0.0f,
-                       0};
+                       0,
+                       key_factors,
+                       value_factors};
       if (args_.mask != nullptr) scores.keep = scratch_.keep + query * kTileTokens;
       if (args_.alibi_slopes.data != nullptr) {
         scores.slope = head_value(args_.alibi_slopes, (head_begin_ + head) * group_ + row % group_, 0.0f);
@@ -253,14 +256,15 @@ class ItemPass {
   }
 
   void accumulate_values(const Tile& tile, int64_t head, const Tile* next) {
-    const TokenRows values{head_base(args_.value, head), tile.value_offsets};
     const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
     const bool in_place = direct() && visible_.uniform();
-    const NextRows next_keys =
-        next == nullptr ? NextRows{} : next_rows_at(args_.key, next->key_offsets, in_place ? 0 : head);
+    NextRows next_keys =
+        next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
+    if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
+    const TokenRows values = values_.read(tile.values, head, visible_.use(), next_keys, scratch_.unpacked);
     if (!in_place) {
-      with_float(args_.value.type, [&]<Float V>() {
+      with_float(values_.type(), [&]<Float V>() {
         if constexpr (V == Float::BF16 && kHasPairs) {
           if (pairs_) {
             return accumulate_packed_pairs(*tiles_, rows, values, visible_, next_keys, dim, group_, by_amx_, scratch_);
@@ -270,12 +274,12 @@ class ItemPass {
       });
       return;
     }
-    const NextRows next_rows = last(head) ? next_keys : next_head(args_.value);
+    const NextRows next_rows = next_keys;
     const Span span{visible_.use().first, visible_.use().last};
     if constexpr (kHasPairs) {
       if (pairs_) return accumulate_pairs(rows, values, next_rows, span, dim, scratch_.zeros);
     }
-    with_float(args_.value.type, [&]<Float V>() { accumulate_rows<V>(rows, values, next_rows, span, dim); });
+    with_float(values_.type(), [&]<Float V>() { accumulate_rows<V>(rows, values, next_rows, span, dim); });
   }
 
   // ---- running sums
@@ -291,12 +295,13 @@ class ItemPass {
     if (folded_) fold();
     const float* row_max = folded_ ? scratch_.total_max : scratch_.max;
     const float* row_sum = folded_ ? scratch_.total_sum : scratch_.sum;
-    const float* acc = folded_ ? scratch_.total_acc : scratch_.acc;
+    float* acc = folded_ ? scratch_.total_acc : scratch_.acc;
     for (int64_t i = 0; i < head_count_ * rows_; ++i) {
       const int64_t kv_head = head_begin_ + i / rows_;
       const int64_t query = i % rows_ / group_;
       const int64_t head = kv_head * group_ + i % rows_ % group_;
-      const float* row = acc + i * value_stride_;
+      float* row = acc + i * value_stride_;
+      if (values_.is_split()) join_row(row, args_.value.dim);
       if (item_.num_splits == 1) {
         finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, visible_.position(query),
                    visible_.length(), row_max[i], row_sum[i], row);
@@ -316,6 +321,8 @@ class ItemPass {
   int64_t rows_;  // of one head
   int64_t value_stride_;
   Visibility visible_;
+  CacheRows keys_;
+  CacheRows values_;
   bool pairs_;   // queries, keys, values and output are bfloat16, multiplied in pairs
   bool packed_;  // every tile is packed first
   bool by_amx_;  // AMX reads keys in place; values are packed

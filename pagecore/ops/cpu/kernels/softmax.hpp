@@ -19,6 +19,8 @@ struct RowScores {
   float softcap;        // 0: none. Scores are already divided by it.
   float slope;          // 0: none
   int32_t bias_begin;   // tile start minus the key with bias 0
+  const float* key_factors;    // [64], multiply the raw scores; null: none
+  const float* value_factors;  // [64], multiply the weights of the values, but not their sum; null: none
 };
 
 // The origin subtracted from scores: the maximum, or 0 if nothing is attended, because -inf - -inf is NaN.
@@ -61,6 +63,16 @@ PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors])
   }
 }
 
+// Multiplies weights with the factors of their values, and stores them. A weight of 0 stays 0 even if the factor of a
+// token to which the row does not attend is NaN.
+PC_FORCE_INLINE void scale_weights(const float* factors, Vec (&x)[kTileVectors], float* scores) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kTileVectors; ++i) {
+    x[i] = x[i] == 0.0f ? x[i] : x[i] * load(factors + i * kLanes);
+    store(scores + i * kLanes, x[i]);
+  }
+}
+
 // Replaces 64 scores by weights exp(score - max), 0 for keys that are not attended, and also stores them as bfloat16 if
 // `pairs` is not null. Returns the factor that rescales the older sums of the row.
 PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t* pairs, float& row_max, float& row_sum,
@@ -70,6 +82,10 @@ PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t*
   for (int i = 0; i < kTileVectors; ++i) {
     x[i] = load(scores + i * kLanes) * row.scale;
     background.step();
+  }
+  if (row.key_factors != nullptr) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileVectors; ++i) x[i] = x[i] * load(row.key_factors + i * kLanes);
   }
   if (!is_plain(row)) change_scores(row, x);
   Vec top = x[0];
@@ -87,6 +103,7 @@ PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t*
     added += x[i];
     background.step();
   }
+  if (row.value_factors != nullptr) scale_weights(row.value_factors, x, scores);
   if (pairs != nullptr) store_weights(x, pairs);
   const float factor = old_max == new_max ? 1.0f : exp1(old_max - origin);
   row_max = new_max;

@@ -35,6 +35,12 @@ constexpr Order kNatural = make_order(1, 1), kStreamsOfOne = make_order(kStreams
 
 PC_FORCE_INLINE const Order& streams_for(int64_t row_bytes) { return row_bytes <= 256 ? kStreamsOfTwo : kStreamsOfOne; }
 
+// Offsets of the rows of a tile, of their codes and of their scales. Plain rows have no scales.
+struct RowOffsets {
+  int64_t codes[kTileTokens];
+  int64_t scales[kTileTokens];
+};
+
 // One tile of keys: positions start .. start + 64, of which the item covers [first, last). Offsets are relative to a
 // head's first byte and indexed by the order.
 struct Tile {
@@ -42,8 +48,9 @@ struct Tile {
   int first;
   int last;
   const Order* order;
-  int64_t key_offsets[kTileTokens];
-  int64_t value_offsets[kTileTokens];
+  bool has_scales;  // of keys or of values
+  RowOffsets keys;
+  RowOffsets values;
 };
 
 // Tokens of a tile, in natural order, that some row attends to: [first, last), filtered by `used`. Other tokens must
@@ -71,8 +78,11 @@ struct HeadRows {
 };
 
 PC_FORCE_INLINE void copy_place(Tile& tile, int from, int to) {
-  tile.key_offsets[to] = tile.key_offsets[from];
-  tile.value_offsets[to] = tile.value_offsets[from];
+  tile.keys.codes[to] = tile.keys.codes[from];
+  tile.values.codes[to] = tile.values.codes[from];
+  if (!tile.has_scales) return;
+  tile.keys.scales[to] = tile.keys.scales[from];
+  tile.values.scales[to] = tile.values.scales[from];
 }
 
 PC_FORCE_INLINE void reorder(int64_t (&offsets)[kTileTokens], const Order& from, const Order& to) {
@@ -83,8 +93,12 @@ PC_FORCE_INLINE void reorder(int64_t (&offsets)[kTileTokens], const Order& from,
 
 PC_FORCE_INLINE void set_order(Tile& tile, const Order& order) {
   if (tile.order == &order) return;
-  reorder(tile.key_offsets, *tile.order, order);
-  reorder(tile.value_offsets, *tile.order, order);
+  reorder(tile.keys.codes, *tile.order, order);
+  reorder(tile.values.codes, *tile.order, order);
+  if (tile.has_scales) {
+    reorder(tile.keys.scales, *tile.order, order);
+    reorder(tile.values.scales, *tile.order, order);
+  }
   tile.order = &order;
 }
 
@@ -95,6 +109,7 @@ inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWor
   const Cache& value = args.value;
   tile.start = position / kTileTokens * kTileTokens;
   tile.order = &kNatural;
+  tile.has_scales = key.scales.data != nullptr || value.scales.data != nullptr;
   const int64_t end = tile.start + kTileTokens;
   tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
   tile.last = static_cast<int>((item.key_end < end ? item.key_end : end) - tile.start);
@@ -106,11 +121,18 @@ inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWor
     const int64_t id = named >= 0 && named < key.num_blocks && named < value.num_blocks ? named : 0;
     int64_t key_offset = id * key.block_stride + within * key.token_stride;
     int64_t value_offset = id * value.block_stride + within * value.token_stride;
+    int64_t key_scale = id * key.scales.block_stride + within * key.scales.token_stride;
+    int64_t value_scale = id * value.scales.block_stride + within * value.scales.token_stride;
     for (; t < tile.last && within < key.block_size; ++t, ++within) {
-      tile.key_offsets[t] = key_offset;
-      tile.value_offsets[t] = value_offset;
+      tile.keys.codes[t] = key_offset;
+      tile.values.codes[t] = value_offset;
       key_offset += key.token_stride;
       value_offset += value.token_stride;
+      if (!tile.has_scales) continue;
+      tile.keys.scales[t] = key_scale;
+      tile.values.scales[t] = value_scale;
+      key_scale += key.scales.token_stride;
+      value_scale += value.scales.token_stride;
     }
   }
   for (int t = 0; t < tile.first; ++t) copy_place(tile, tile.first, t);
