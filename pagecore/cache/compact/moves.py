@@ -19,10 +19,11 @@ def slot_moves(parts: CacheParts) -> list[SlotMoves]:
     UnsupportedOption
         A cache on a device, or planes per block that cannot be computed from the keys.
     """
-    return [_moves_of(pool) for pool in parts.store.pools]
+    return [moves_of(pool) for pool in parts.store.pools]
 
 
-def _moves_of(pool: KVPool) -> SlotMoves:
+def moves_of(pool: KVPool) -> SlotMoves:
+    """Return the moves of one pool."""
     if pool.device != "cpu":
         raise UnsupportedOption(f"compact moves tokens on the host; the cache is on {pool.device}: use device='cpu'")
     layers = range(pool.num_layers)
