@@ -102,7 +102,10 @@ class Texts:
             expected = np.array([key_of(self.text[sequence][: p + 1], layer) for p in kept]).reshape(-1, HEADS, DIM)
             slots = [(table[i // size], i % size) for i in range(len(kept))]
             assert np.array_equal([key[slot] for slot in slots], expected) or not kept
-            assert all(np.array_equal(value[slot], -row[:, : value.shape[3]]) for slot, row in zip(slots, expected, strict=True))
+            assert all(
+                np.array_equal(value[slot], -row[:, : value.shape[3]])
+                for slot, row in zip(slots, expected, strict=True)
+            )
             self.check_summaries(layer, slots, expected)
 
     def check_summaries(self, layer, slots, expected):
@@ -139,7 +142,9 @@ def test_worked_example_variants_e3_snapkv_compacts_to_the_kept_tokens():
 
 
 @pytest.mark.parametrize("layout", ["layerwise", "blockwise", "LCBHND"])
-@pytest.mark.parametrize("keep", [[], [0], [7], [3, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [1, 2, 3, 5, 6, 7], list(range(8))], ids=str)
+@pytest.mark.parametrize(
+    "keep", [[], [0], [7], [3, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [1, 2, 3, 5, 6, 7], list(range(8))], ids=str
+)
 @pytest.mark.parametrize("count", [8, 10])
 def test_any_kept_tokens_in_any_layout(layout, keep, count):
     texts, sequence = prefilled(count, layout=layout, layers=[SPEC, OTHER, SPEC])
@@ -193,7 +198,9 @@ def test_published_blocks_are_left_alone_and_found_again():
     texts.step([sequence, again], [5, 1])
     texts.check()
     cache = texts.cache
-    assert cache.add_sequence([0, 1, 2, 3, 5, 8, 9, 60, 61]).num_cached_tokens == 4  # compacted blocks are not published
+    assert (
+        cache.add_sequence([0, 1, 2, 3, 5, 8, 9, 60, 61]).num_cached_tokens == 4
+    )  # compacted blocks are not published
 
 
 def test_a_fork_keeps_what_its_parent_drops():

@@ -66,11 +66,13 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
     cdef size_t count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
     if state.windows.size() > 0:
         raise UnsupportedOption(
-            f"group {state.window_groups[0]} has a window of {state.windows[0]} tokens, which counts positions; compact "
-            "serves caches whose groups see all tokens"
+            f"group {state.window_groups[0]} has a window of {state.windows[0]} tokens, which counts positions; "
+            "compact serves caches whose groups see all tokens"
         )
     if state.tenants is not None:
-        raise UnsupportedOption("compact does not zero blocks that change their namespace; make the cache without scrub")
+        raise UnsupportedOption(
+            "compact does not zero blocks that change their namespace; make the cache without scrub=True"
+        )
     plan.sequence = sequence
     plan.keep.resize(num_groups)
     plan.blocks.resize(num_groups)

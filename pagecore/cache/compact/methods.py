@@ -54,8 +54,8 @@ class CompactMethods(PartsOwner):
 
         Notes
         -----
-        Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", 2024. Zhang et al., "H2O: Heavy-Hitter
-        Oracle for Efficient Generative Inference of Large Language Models", 2023.
+        Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", 2024. Zhang et al., "H2O:
+        Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", 2023.
 
         Examples
         --------

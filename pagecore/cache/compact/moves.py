@@ -27,9 +27,7 @@ def moves_of(pool: KVPool) -> SlotMoves:
     if pool.device != "cpu":
         raise UnsupportedOption(f"compact moves tokens on the host; the cache is on {pool.device}: use device='cpu'")
     layers = range(pool.num_layers)
-    planes = [
-        pool.plane(plane.name, layer) for plane in pool.spec.planes if plane.per == "token" for layer in layers
-    ]
+    planes = [pool.plane(plane.name, layer) for plane in pool.spec.planes if plane.per == "token" for layer in layers]
     return SlotMoves(planes, [_bounds_of(pool, layer) for layer in layers] if _has_bounds(pool) else [])
 
 
@@ -42,8 +40,7 @@ def _has_bounds(pool: KVPool) -> bool:
     if not isinstance(spec, AttentionSpec) or spec.format is not None:
         what = "stores them in a format" if isinstance(spec, AttentionSpec) else "is not an AttentionSpec"
         raise UnsupportedOption(
-            f"compact cannot renew the planes {', '.join(named)} per block, because the spec {what}; use a spec without "
-            "them"
+            f"compact cannot renew the planes {', '.join(named)} per block: the spec {what}; use a spec without them"
         )
     return True
 

@@ -19,7 +19,8 @@ struct RowScores {
   float softcap;        // 0: none. Scores are already divided by it.
   float slope;          // 0: none
   int32_t bias_begin;   // tile start minus the key with bias 0
-  const int32_t* positions = nullptr;  // [64], of a selection; bias_begin is then the negative key with bias 0
+  // Of a selection: [64], the positions of the tile's keys; bias_begin is then the negative key with bias 0.
+  const int32_t* positions = nullptr;
 };
 
 // The origin subtracted from scores: the maximum, or 0 if nothing is attended, because -inf - -inf is NaN.
