@@ -13,6 +13,7 @@ import numpy as np
 
 from pagecore.arrays.uploads import to_device
 from pagecore.cache.step.batch import Batch, BatchGroup
+from pagecore.cache.step.selection import padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, write_kv
 from pagecore.ops._checks import float_array
@@ -122,6 +123,7 @@ class AttentionOps(LayerOps):
         defaults = self._defaults
         if options.keys().isdisjoint(("plan", "causal", "window")):
             defaults = {**defaults, "plan": group.plan}
+        options = padded_selection(options, batch.num_sequences, batch.seq_lens.shape[0])
         return paged_attention(
             query,
             pool.plane("key", index),

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from pagecore.cache import lifecycle
 from pagecore.cache._sequence import Sequence, token_ids
 from pagecore.cache.build import build_parts
+from pagecore.cache.compact.methods import CompactMethods
 from pagecore.cache.inspect.reader import CacheReader
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_length
@@ -27,7 +28,7 @@ from pagecore.storage.checks import require_int
 from pagecore.storage.memory import Memory
 
 
-class PagedKVCache(SwapMethods, CacheReader):
+class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
     """The keys and values of many sequences, in blocks of shared memory; every call takes the cache's lock.
 
     Parameters

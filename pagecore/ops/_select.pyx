@@ -3,7 +3,7 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous, size_of
+from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous
 from pagecore.arrays.codes cimport CPU, FLOAT32, INT32
 from pagecore.ops._checks cimport any_tensor, check_length, float_tensor
 from pagecore.ops._indices cimport given_indices
@@ -273,7 +273,7 @@ cdef object row_lengths(object lens, Tensor scores):
         raise UnsupportedDtype(f"lens holds {given.dtype}; it must hold integers")
     if given.shape != leading[: given.ndim]:
         raise ShapeError(
-            f"lens has shape {given.shape} and scores {scores.shape}; expected one length, or the leading axes of scores"
+            f"lens has shape {given.shape} and scores {scores.shape}; expected a number, or the leading axes of scores"
         )
     return np.ascontiguousarray(given, np.int64).reshape(-1)
 

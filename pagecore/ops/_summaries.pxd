@@ -17,8 +17,8 @@ cdef class KeySummary:
     cdef int run(self) except -1
 
 
-# Returns None if no plane is given. `keys` is the cache of the keys, and `others` the tensors and names of the call that
-# no summary may overlap.
+# Returns None if no plane is given. `keys` is the cache of the keys, and `others` has the tensors and names that no
+# summary may overlap.
 cdef KeySummary read_summary(
     object key_min, object key_max, object label, object label_channels, Tensor key, Tensor keys, Tensor slots,
     tuple others, const Place* place)

@@ -31,8 +31,10 @@ def checked_channels(given: Iterable[Iterable[int]], num_kv_heads: int, head_dim
     return listed
 
 
-def summary_planes(heads: int, dim: int, dtype: DType, key_bounds: bool, channels: Channels | None) -> tuple[Plane, ...]:
-    """Return the planes "key_min" and "key_max" per block, and "label" per token, as far as they are stored."""
+def summary_planes(
+    heads: int, dim: int, dtype: DType, key_bounds: bool, channels: Channels | None
+) -> tuple[Plane, ...]:
+    """Return the planes "key_min" and "key_max" per block, and "label" per token, if the layer stores them."""
     bounds = tuple(Plane(name, (heads, dim), dtype, per="block") for name in ("key_min", "key_max"))
     labels = () if channels is None else (Plane("label", (heads, len(channels[0])), dtype),)
     return (*(bounds if key_bounds else ()), *labels)

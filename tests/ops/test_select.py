@@ -51,7 +51,9 @@ def check_selection(scores: Any, budget: int, lens: Any, **options: Any) -> None
 
 
 @pytest.mark.parametrize("kind", ["normal", "few values", "equal", "extreme"])
-@pytest.mark.parametrize("options", [{}, {"sinks": 3}, {"recent": 5}, {"sinks": 2, "recent": 4, "threshold": 40}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"sinks": 3}, {"recent": 5}, {"sinks": 2, "recent": 4, "threshold": 40}], ids=str
+)
 def test_selection_equals_the_twin(threads, kind, options):
     rng = RNG(1)
     scores = rng.standard_normal((7, 3, 200)).astype(np.float32)
@@ -151,7 +153,9 @@ def test_scores_of_tokens_equal_the_twin(isa, threads, dtypes, reduce, mixed, nu
     channels = rng.integers(0, 64, (2, num_channels))
     query = rng.standard_normal((given["cu_query_lens"][-1], 6, 64)).astype(DTYPES[dtypes[0]])
     options = dict(given)
-    got = ops.score_tokens(query, label, channels, options.pop("block_table"), options.pop("seq_lens"), **options, reduce=reduce)
+    got = ops.score_tokens(
+        query, label, channels, options.pop("block_table"), options.pop("seq_lens"), **options, reduce=reduce
+    )
     assert_scores(got, sparse.score_tokens(query, label, channels, **given, reduce=reduce))
 
 
@@ -217,7 +221,9 @@ def test_summaries_equal_the_twin_after_every_write(isa, threads, dtypes, dim, b
         slots = [*slots, -1]
         key = rng.standard_normal((len(slots) + 1, 3, dim)).astype(source)
         key[len(slots) - 1 :] = np.nan
-        ops.write_kv(key, key, cache, cache.copy(), slots, key_min=got[0], key_max=got[1], label=label, label_channels=channels)
+        ops.write_kv(
+            key, key, cache, cache.copy(), slots, key_min=got[0], key_max=got[1], label=label, label_channels=channels
+        )
         sparse.write_bounds(key, *expected, slots, block_size)
         sparse.write_labels(key, expected_label, channels, slots)
     for plane, twin in zip([*got, label], [*expected, expected_label], strict=True):

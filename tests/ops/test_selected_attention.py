@@ -14,7 +14,10 @@ from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_out
 from tests.ops.selections import expect, poison, random_selection
 from tests.ops.test_attention_invariance import among, assert_same_bits, plan_for
 
-LENS = {"decode": {"seq_lens": (300, 33, 1, 0, 130)}, "mixed": {"seq_lens": (300, 33, 1, 16, 40), "query_lens": (70, 1, 1, 16, 0)}}
+LENS = {
+    "decode": {"seq_lens": (300, 33, 1, 0, 130)},
+    "mixed": {"seq_lens": (300, 33, 1, 16, 40), "query_lens": (70, 1, 1, 16, 0)},
+}
 NAMES = {True: ("blocks", "block_counts"), False: ("indices", "index_counts")}
 
 
@@ -49,8 +52,17 @@ def test_every_instruction_set_attends_to_what_each_head_selects(isa, lens, dtyp
     check(shape, by_block=by_block)
 
 
-@pytest.mark.parametrize("options", [{"window": 50}, {"causal": False}, {"causal": False, "window": (20, 9)}, {"softcap": 3.0},
-                                     {"scale": 0.3, "window": 7}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 50},
+        {"causal": False},
+        {"causal": False, "window": (20, 9)},
+        {"softcap": 3.0},
+        {"scale": 0.3, "window": 7},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("lens", LENS)
 @pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
 def test_windows_and_causality_use_true_positions(options, lens, by_block):
@@ -99,7 +111,9 @@ def test_a_selection_of_all_blocks_gives_the_bits_of_no_selection():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("lens", [{"seq_lens": (9000, 3000, 50)}, {"seq_lens": (3000, 50), "query_lens": (200, 2)}], ids=str)
+@pytest.mark.parametrize(
+    "lens", [{"seq_lens": (9000, 3000, 50)}, {"seq_lens": (3000, 50), "query_lens": (200, 2)}], ids=str
+)
 def test_long_selections_are_split_among_threads(threads, lens):
     pagecore.set_num_threads(threads)
     try:

@@ -1,4 +1,4 @@
-"""Sparse selection by its definitions, one token and one head at a time: the oracle of bounds, scores and selections."""
+"""Sparse selection by its definitions, one token and head at a time: the oracle of bounds, scores and selections."""
 
 from __future__ import annotations
 

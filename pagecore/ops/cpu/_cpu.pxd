@@ -3,12 +3,15 @@
 # The caller has checked ranks, shapes, dtypes, devices and contiguous last axes. The contents of index arrays (ids,
 # slots, lengths) and of the plan are checked here, before anything is written. Optional Tensors may be None.
 from libc.stdint cimport int64_t
+from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.args cimport BlockArray
 from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
 from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
+from pagecore.ops.cpu.slot_moves cimport BoundedKeys
 
 
 # Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse. `selection` may be empty.
@@ -47,6 +50,11 @@ cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor ou
 cdef int score(const ScoreArgs& args, const ScoreBatch& batch) except -1
 cdef int select(const SelectArgs& args) except -1
 cdef int summarise(const SummaryArgs& args) except -1
+
+# Moves tokens between slots of all arrays, and renews the bounds of the blocks of the targets.
+cdef void move_slots(
+    const vector[BlockArray]& arrays, const vector[BoundedKeys]& bounds, const vector[int64_t]& sources,
+    const vector[int64_t]& targets, int64_t num_threads) noexcept nogil
 
 # The checks of index arrays on the host that the functions above make, without the work. A call that runs on another
 # device uses them to raise the same errors.

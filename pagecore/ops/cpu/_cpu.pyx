@@ -58,6 +58,7 @@ from pagecore.ops.cpu.select cimport (
     run_select,
     run_summarise,
 )
+from pagecore.ops.cpu.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
 
 from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
@@ -314,6 +315,13 @@ cdef int summarise(const SummaryArgs& args) except -1:
     with nogil:
         run_summarise(args, num_threads)
     return 0
+
+
+cdef void move_slots(
+        const vector[BlockArray]& arrays, const vector[BoundedKeys]& bounds, const vector[int64_t]& sources,
+        const vector[int64_t]& targets, int64_t num_threads) noexcept nogil:
+    run_move_slots(arrays, sources.data(), targets.data(), <int64_t>sources.size(), num_threads)
+    run_renew_bounds(bounds, targets.data(), <int64_t>targets.size(), num_threads)
 
 
 cdef const HostCalls* host_calls() noexcept:

@@ -51,12 +51,13 @@ struct AttentionBatch {
   const int32_t* seq_lens = nullptr;
   const int32_t* rows = nullptr;         // [num_sequences], rows of the block table
   const int64_t* mask_starts = nullptr;  // [num_sequences], offset of each sequence's mask; null without a mask
-  const int32_t* selected = nullptr;     // [sequence, key head, width], ascending; null without a selection
-  const int32_t* selected_counts = nullptr;  // [sequence, key head]
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
   bool from_cache = false;               // keys and values are small enough to be in the processor's caches
   bool invariant = false;                // batch-invariant: a row's bits must not depend on the other rows
+  // A selection: lists [num_sequences, key heads, width], ascending, and their lengths; null without one.
+  const int32_t* selected = nullptr;
+  const int32_t* selected_counts = nullptr;
 };
 
 // Scratch memory of one pass: `heads` key heads with `rows` query rows each.

@@ -112,7 +112,8 @@ void select_row(const SelectArgs& args, int64_t row) {
 
 // Lists the sequence of each query; -1 for padding.
 void list_sequences(Workspace& work, int64_t num_queries) {
-  if (static_cast<int64_t>(work.sequences.size()) < num_queries) work.sequences.resize(static_cast<size_t>(num_queries));
+  if (static_cast<int64_t>(work.sequences.size()) < num_queries)
+    work.sequences.resize(static_cast<size_t>(num_queries));
   std::fill(work.sequences.begin(), work.sequences.end(), -1);
   const int32_t* cu = work.batch.cu_query_lens();
   for (int64_t i = 0; i < work.batch.num_sequences(); ++i) {
@@ -154,7 +155,8 @@ void score(const ScoreArgs& args, const ScoreBatch& given, int64_t num_threads) 
   const auto row_bytes = static_cast<double>(args.high.dim * size_of(args.high.type) * (scores_blocks ? 2 : 1));
   const double us = static_cast<double>(args.query.num_tokens * heads * args.width) * row_bytes / kBytesPerUs;
   const int64_t threads = worthwhile_threads(us, num_threads), floats = 2 * group * padded(args.high.dim);
-  if (static_cast<int64_t>(work.rows.size()) < floats * threads) work.rows.resize(static_cast<size_t>(floats * threads));
+  if (static_cast<int64_t>(work.rows.size()) < floats * threads)
+    work.rows.resize(static_cast<size_t>(floats * threads));
   float* rows = work.rows.data();
   list_sequences(work, args.query.num_tokens);
   const CheckedBatch& checked = work.batch;

@@ -7,7 +7,8 @@
 
 namespace pagecore::cpu {
 
-// Scores of blocks from their bounds, or of tokens from their labels. Planes are Caches; bounds have one "token" a block.
+// Scores of blocks from their bounds, or of tokens from their labels. Planes are Caches; bounds have one "token" a
+// block.
 //
 //   bounds   high[block, 0, head, dim], low alike     score = max or mean over the group of sum_d max(q low, q high)
 //   labels   high[block, token, head, channels]       score = q[channels] . label, q reduced over the group first
@@ -48,12 +49,12 @@ struct SelectArgs {
   const float* scores = nullptr;  // [num_rows, width]
   int64_t num_rows = 0;
   int64_t width = 0;
-  Indices lens;             // one length for each `rows_per_length` rows
+  Indices lens;  // one length for each `rows_per_length` rows
   int64_t rows_per_length = 1;
   int64_t budget = 0;
   int64_t sinks = 0;
   int64_t recent = 0;
-  int64_t threshold = 0;  // rows that are shorter keep all positions
+  int64_t threshold = 0;         // rows that are shorter keep all positions
   int32_t* positions = nullptr;  // [num_rows, capacity]
   int32_t* counts = nullptr;     // [num_rows]
   int64_t capacity = 0;
