@@ -75,11 +75,11 @@ class Float8Unpacker {
  public:
   // Calls put(first, words) for two vectors of bfloat16, the numbers of a vector of codes.
   template <typename Put>
-  PC_FORCE_INLINE void unpack(Bytes given, Put&& put) const {
-    const Bytes codes = spread(given);
-    const Bytes low = look_up_128(low_, codes), high = look_up_128(high_, codes) | (codes & 0x80);
-    put(0, zip_low(low, high));
-    put(kWordLanes, zip_high(low, high));
+  PC_FORCE_INLINE void unpack(Bytes codes, Put&& put) const {
+    put_words(bytes_of(spread(codes)), put);
+  }
+  PC_FORCE_INLINE BytePair bytes_of(Bytes codes) const {
+    return {look_up_128(low_, codes), look_up_128(high_, codes) | (codes & 0x80)};
   }
 
  private:
@@ -106,8 +106,7 @@ class Float8Unpacker {
     high = is_special ? magnitude | 0x7f : high;
     low = is_special ? look_up(special_low_, nibble) : low;
     high |= codes & 0x80;
-    put(0, zip_low(low, high));
-    put(kWordLanes, zip_high(low, high));
+    put_words({low, high}, put);
   }
 
  private:
