@@ -163,7 +163,7 @@ void decode_stored(const PcStoredAttentionParams params) {
   const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
   DecodeStoredRing<Tile> ring(params, shared, heads, work);
-  StoredRows<Tile, Options> rows(shared);
+  StoredRows<Tile, Options> rows(params, shared);
   DecodeWorker<Tile, DecodeStoredRing<Tile>, StoredRows<Tile, Options>> worker(p, shared, heads, ring, rows);
   run_rounds(p, work, worker);
   clear_padding(p, heads, padding);

@@ -181,32 +181,41 @@ PC_DEVICE pc_uint32 unpack_pair(pc_uint32 codes, const CodeScale& scale) {
   }
 }
 
+// Unpacks chunk `at` of a tile, 8 numbers.
 template <typename Tile, PcFormat kFormat>
-PC_DEVICE void unpack_tile(const StoredPart& part) {
+PC_DEVICE void unpack_chunk(const StoredPart& part, int at) {
   using Row = typename Tile::KeyRow;
   constexpr int kGroup = pc_group_of(kFormat);
+  const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
+  pc_uint64 codes = 0;
+  if constexpr (Tile::kNumBits == 8) {
+    codes = part.codes.template as<pc_uint64>().load(at);
+  } else {
+    codes = part.codes.template as<pc_uint32>().load(at);
+  }
+  CodeScale scale = {1.0f, 0, 0};
+  if constexpr (kGroup != 0) {
+    scale = group_scale(kFormat, part.scales.load(row * Tile::kScaleBytes + chunk * 8 / kGroup));
+  } else if constexpr (kFormat == PC_I4_TOKEN) {
+    scale = row_scale(kFormat, part.scales.template as<pc_uint32>().load(row * (Tile::kScaleBytes / 4)));
+  }
+  pc_vector v;
   PC_UNROLL
-  for (int i = 0; i < Tile::kTokens * Tile::kChunks / 32; ++i) {
-    const int at = i * 32 + pc_lane(), row = at / Tile::kChunks, chunk = at % Tile::kChunks;
-    pc_uint64 codes = 0;
-    if constexpr (Tile::kNumBits == 8) {
-      codes = part.codes.template as<pc_uint64>().load(at);
-    } else {
-      codes = part.codes.template as<pc_uint32>().load(at);
-    }
-    CodeScale scale = {1.0f, 0, 0};
-    if constexpr (kGroup != 0) {
-      scale = group_scale(kFormat, part.scales.load(row * Tile::kScaleBytes + chunk * 8 / kGroup));
-    } else if constexpr (kFormat == PC_I4_TOKEN) {
-      scale = row_scale(kFormat, part.scales.template as<pc_uint32>().load(row * (Tile::kScaleBytes / 4)));
-    }
-    pc_vector v;
+  for (int k = 0; k < 4; ++k) {
+    const pc_uint32 pair = static_cast<pc_uint32>(codes >> (2 * Tile::kNumBits * k));
+    v.word[k] = unpack_pair<typename Tile::Element, kFormat>(pair, scale);
+  }
+  part.tile.store_vector(Row::at(row, chunk), v);
+}
+
+// A lane loads the codes of kAhead chunks before it stores any.
+template <typename Tile, PcFormat kFormat>
+PC_DEVICE void unpack_tile(const StoredPart& part) {
+  constexpr int kAhead = 4;
+  PC_NO_UNROLL
+  for (int first = pc_lane(); first < Tile::kTokens * Tile::kChunks; first += 32 * kAhead) {
     PC_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      const pc_uint32 pair = static_cast<pc_uint32>(codes >> (2 * Tile::kNumBits * k));
-      v.word[k] = unpack_pair<typename Tile::Element, kFormat>(pair, scale);
-    }
-    part.tile.store_vector(Row::at(row, chunk), v);
+    for (int i = 0; i < kAhead; ++i) unpack_chunk<Tile, kFormat>(part, first + 32 * i);
   }
 }
 
@@ -276,14 +285,14 @@ class StoredRows : public DecodeRows<Tile, Options> {
   using Base = DecodeRows<Tile, Options>;
 
  public:
-  PC_MEMBER explicit StoredRows(const Shared<pc_uint8>& shared)
-      : Base(shared), factors_((shared + Tile::kFactorsBegin).template as<float>()), unit_(1.0f) {}
+  PC_MEMBER StoredRows(const PcStoredAttentionParams& p, const Shared<pc_uint8>& shared)
+      : Base(shared), p_(p), factors_((shared + Tile::kFactorsBegin).template as<float>()), unit_(1.0f) {}
 
   PC_MEMBER void load(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
                       bool negate) {
     load_stored_queries<Tile>(p, heads, item, negate, this->queries_, factors_);
     this->begin(p, heads, sequence, item);
-    unit_ = pc_bits_to_float(kLeastUnit);
+    unit_ = pc_has_row_scale(p_.value.format) ? pc_bits_to_float(kLeastUnit) : 1.0f;
   }
 
   PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const StoredPart& keys, int token) {
@@ -367,6 +376,7 @@ class StoredRows : public DecodeRows<Tile, Options> {
     this->rescale(rescale);
   }
 
+  const PcStoredAttentionParams& p_;
   Shared<float> factors_;  // of the 16 rows of the item
   float unit_;
 };

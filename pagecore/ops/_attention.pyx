@@ -265,16 +265,14 @@ def paged_attention(
             slopes, bits, key_scales, value_scales, result, lse, selection,
         )
     else:
-        if not (is_plain(keys) and is_plain(values)):
-            raise UnsupportedOption("a cache with a format is on CUDA, where only float32, float16 and bfloat16 are read")
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, key_scale, value_scale, out, None if planned is None else plan), &place)
         checked = debugging()
         if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, &place)
         launch_attention(
-            q, k, v, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap, sink_numbers,
-            slopes, bits, key_scales, value_scales, result, lse, checked, query, &place,
+            q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap,
+            sink_numbers, slopes, bits, key_scales, value_scales, result, lse, checked, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out
