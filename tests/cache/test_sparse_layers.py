@@ -85,11 +85,12 @@ def test_a_cache_scores_selects_and_attends(by_block):
         chosen = {"indices": positions, "index_counts": counts}
     assert len(batch.seq_lens) > 2  # padding has no lists
     got = cache.attend(1, query[:2], batch, **chosen)
+    unit = 4 if by_block else 1
     for head in range(2):
         masks = [np.zeros((1, n), bool) for n in (31, 18)]
         for mask, row in zip(masks, positions[:, head], strict=True):
             for entry in row[row >= 0]:
-                mask[0, entry * 4 : entry * 4 + 4 if by_block else entry + 1] = True
+                mask[0, entry * unit : (entry + 1) * unit] = True
         expected, _ = reference(
             query[:2, 2 * head : 2 * head + 2],
             cache.key(1).numpy()[:, :, head : head + 1],

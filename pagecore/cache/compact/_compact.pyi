@@ -5,4 +5,6 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache._state import CacheState
 from pagecore.ops._slot_moves import SlotMoves
 
+class Plan: ...
+
 def compact(state: CacheState, sequence: Sequence, keep: Any, moves: Callable[[], list[SlotMoves]]) -> None: ...
