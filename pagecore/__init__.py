@@ -52,7 +52,7 @@ from pagecore.ops import (
     write_kv,
 )
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, TensorParallel
+from pagecore.storage import AttentionSpec, KVLayout, KVPool, LatentSpec, Plane, TensorParallel
 
 __version__ = "0.1.0"
 
@@ -76,6 +76,7 @@ __all__ = [
     "KVCache",
     "KVLayout",
     "KVPool",
+    "LatentSpec",
     "NotEnoughMemory",
     "OutOfBlocks",
     "OutOfRows",
