@@ -108,18 +108,15 @@ class LatentSpec:
         self._check_format()
 
     def _check_format(self) -> None:
-        if self.format is not None and not (isinstance(self.format, str) and self.format in LATENT_FORMATS):
-            raise UnsupportedOption(
-                f"format is {shown(self.format)}; latents are stored as {', '.join(LATENT_FORMATS)}"
-            )
-        if self.format is not None and not self.joint:
-            raise UnsupportedOption(
-                f"joint is False, but format {self.format!r} stores one row a token; use joint=True"
-            )
-        if self.format in ROW_BYTES and (self.latent_dim, self.rope_dim) != (512, 64):
+        name: object = self.format
+        if name is not None and name not in LATENT_FORMATS:
+            raise UnsupportedOption(f"format is {shown(name)}; latents are stored as {', '.join(LATENT_FORMATS)}")
+        if name is not None and not self.joint:
+            raise UnsupportedOption(f"joint is False, but format {name!r} stores one row a token; use joint=True")
+        if name is not None and name in ROW_BYTES and (self.latent_dim, self.rope_dim) != (512, 64):
             raise ShapeError(
-                f"latent_dim is {self.latent_dim} and rope_dim {self.rope_dim}; rows of {self.format!r} are defined for "
-                "512 and 64: use 'float8_e4m3fn', or no format"
+                f"latent_dim is {self.latent_dim} and rope_dim {self.rope_dim}; rows of {name!r} have 512 and 64 "
+                "numbers: use 'float8_e4m3fn', or no format"
             )
         factor = float(self.key_scale)
         if not (math.isfinite(factor) and factor > 0):
@@ -141,7 +138,7 @@ class LatentSpec:
         "index_key" ``(index_dim,)`` float8_e4m3fn and "index_scale" ``(1,)`` float32 come last.
         """
         dtype = as_dtype(self.dtype)
-        if self.format in ROW_BYTES:
+        if self.format is not None and self.format in ROW_BYTES:
             rows = [Plane("latent", (ROW_BYTES[self.format],), as_dtype("uint8"))]
         elif self.format is not None:
             rows = [Plane("latent", (self.row_dim,), as_dtype(self.format))]

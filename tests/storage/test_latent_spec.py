@@ -137,7 +137,7 @@ def test_specs_are_values_with_other_dtypes_and_formats():
         (
             {"format": "int8_token"},
             UnsupportedOption,
-            "format is 'int8_token'; latents are stored as float8_e4m3fn, fp8",
+            "format is 'int8_token'; latents are stored as float8_e4m3fn",
         ),
         ({"format": ["fp8"]}, UnsupportedOption, r"format is \['fp8'\]"),
         ({"format": "fp8_ds_mla", "joint": False}, UnsupportedOption, "joint is False"),

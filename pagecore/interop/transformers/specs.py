@@ -9,13 +9,13 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
 from pagecore.models.unserved import FULL, SLIDING, unserved_kind
-from pagecore.storage import AttentionSpec
+from pagecore.storage import AttentionSpec, LatentSpec
 
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
-def specs_of_model(config: Any, dtype: str, format: str | None = None) -> list[AttentionSpec]:
+def specs_of_model(config: Any, dtype: str, format: str | None = None) -> list[AttentionSpec | LatentSpec]:
     """Return the spec of each layer.
 
     Known families are read by `specs_from_config`; the fields of other configs are read with their usual meaning. If a
