@@ -7,6 +7,15 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.cpu.args cimport HostCalls
+from pagecore.ops.cpu.latent cimport (
+    IndexScoreCall,
+    IndexWriteArgs,
+    LatentArgs,
+    LatentCache,
+    LatentWriteArgs,
+    SlotsArgs,
+    TopkArgs,
+)
 
 
 # Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
@@ -36,6 +45,16 @@ cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq
 
 # out may be out_a or out_b, lse may be lse_a or lse_b. Optional: lse.
 cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
+
+# The operations of latent.hpp. Optional: plan, rows.
+cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1
+cdef int write_latent(const LatentWriteArgs& args) except -1
+cdef int write_index(const IndexWriteArgs& args) except -1
+cdef int gather_latent(
+    const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor out) except -1
+cdef int index_scores(const IndexScoreCall& call) except -1
+cdef int select_topk(const TopkArgs& args) except -1
+cdef int slots_of(const SlotsArgs& args) except -1
 
 # The checks of index arrays on the host that the functions above make, without the work. A call that runs on another
 # device uses them to raise the same errors.

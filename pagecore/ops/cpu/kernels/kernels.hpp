@@ -6,9 +6,10 @@
 #include "pagecore/ops/cpu/kernels/merge.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
 #include "pagecore/ops/cpu/kernels/write.hpp"
+#include "pagecore/ops/cpu/latent_args.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 
-const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write, move_runs};
+const KernelTable kTable = {attend_item, merge_splits, clear_rows, merge, write, move_runs, &kLatentKernels};
 
 }  // namespace pagecore::cpu::PC_ISA
