@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
-from typing import SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
@@ -77,13 +76,13 @@ class LatentSpec:
     rope_dim: int = 64
     num_query_heads: int | None = None
     _: KW_ONLY
-    scale: SupportsFloat
+    scale: float
     dtype: DType | str = "bfloat16"
     window: int | None = None
     joint: bool = True
     format: str | None = None
     index_dim: int | None = None
-    key_scale: SupportsFloat = 1.0
+    key_scale: float = 1.0
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -98,7 +97,7 @@ class LatentSpec:
         if given_scale is None:
             raise ShapeError(f"scale is None; a latent layer has no default: give {_SCALE}")
         put("scale", as_float("scale", self.scale))
-        if not math.isfinite(float(self.scale)):
+        if not math.isfinite(self.scale):
             raise ShapeError(f"scale is {self.scale}; give a finite number: {_SCALE}")
         put("dtype", as_dtype(self.dtype))
         if self.dtype not in CACHE_DTYPES:
@@ -109,7 +108,7 @@ class LatentSpec:
 
     def _check_format(self) -> None:
         name: object = self.format
-        if name is not None and name not in LATENT_FORMATS:
+        if name is not None and not (isinstance(name, str) and name in LATENT_FORMATS):
             raise UnsupportedOption(f"format is {shown(name)}; latents are stored as {', '.join(LATENT_FORMATS)}")
         if name is not None and not self.joint:
             raise UnsupportedOption(f"joint is False, but format {name!r} stores one row a token; use joint=True")
@@ -118,7 +117,7 @@ class LatentSpec:
                 f"latent_dim is {self.latent_dim} and rope_dim {self.rope_dim}; rows of {name!r} have 512 and 64 "
                 "numbers: use 'float8_e4m3fn', or no format"
             )
-        factor = float(self.key_scale)
+        factor = self.key_scale
         if not (math.isfinite(factor) and factor > 0):
             raise ShapeError(f"key_scale is {factor}; expected a finite number above 0")
         if factor != 1.0 and self.format != "float8_e4m3fn":
