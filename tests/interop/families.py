@@ -68,6 +68,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", _LATENT | _EXPERTS | {"rope_parameters": _MSCALE}),
     "minicpm3": ("MiniCPM3", _LATENT),
     "youtu": ("Youtu", _LATENT),
+    "glm4_moe_lite": ("Glm4MoeLite", _LATENT | _EXPERTS),
+    "mistral4": ("Mistral4", _LATENT | _EXPERTS),
+    "axk1": ("AXK1", _LATENT | _EXPERTS),
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 

@@ -15,7 +15,7 @@ from tests.interop.generations import computed, expect, run
 
 from pagecore.interop.transformers import latents  # isort: skip  # after families, which skips
 
-LATENT_FAMILIES = ["deepseek_v2", "deepseek_v3", "minicpm3", "youtu"]
+LATENT_FAMILIES = ["deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "glm4_moe_lite", "mistral4", "axk1"]
 EVERY_FAMILY = pytest.mark.parametrize("family", LATENT_FAMILIES)
 
 
