@@ -62,7 +62,8 @@ def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
     for isa, march in ISA_FLAGS.items():
         flags = [*CXX, *march, "-ffp-contract=fast"]
-        built.append(library("ops", f"cpu_{isa}", [f"pagecore/ops/cpu/isa/{isa}.cpp"], flags))
+        files = [f"pagecore/ops/cpu/isa/{isa}.cpp", f"pagecore/ops/cpu/isa/latent_{isa}.cpp"]
+        built.append(library("ops", f"cpu_{isa}", files, flags))
     return [(name, info) for name, info in built if info["sources"]]
 
 

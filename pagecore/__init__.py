@@ -45,6 +45,9 @@ from pagecore.ops import (
     debug,
     dequantize,
     gather_blocks,
+    gather_latent,
+    index_scores,
+    latent_attention,
     merge_attention,
     paged_attention,
     plan_attention,
@@ -53,11 +56,15 @@ from pagecore.ops import (
     score_blocks,
     score_tokens,
     select,
+    select_topk,
+    slots_of,
     transfer_blocks,
+    write_index,
     write_kv,
+    write_latent,
 )
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, TensorParallel
+from pagecore.storage import AttentionSpec, KVLayout, KVPool, LatentSpec, Plane, TensorParallel
 
 __version__ = "0.1.0"
 
@@ -81,6 +88,7 @@ __all__ = [
     "KVCache",
     "KVLayout",
     "KVPool",
+    "LatentSpec",
     "NotEnoughMemory",
     "OutOfBlocks",
     "OutOfRows",
@@ -110,7 +118,10 @@ __all__ = [
     "effective_length",
     "empty",
     "gather_blocks",
+    "gather_latent",
+    "index_scores",
     "isa",
+    "latent_attention",
     "make_cache",
     "merge_attention",
     "num_threads",
@@ -121,10 +132,14 @@ __all__ = [
     "score_blocks",
     "score_tokens",
     "select",
+    "select_topk",
     "set_isa",
     "set_num_threads",
+    "slots_of",
     "specs_from_config",
     "transfer_blocks",
+    "write_index",
     "write_kv",
+    "write_latent",
     "zeros",
 ]

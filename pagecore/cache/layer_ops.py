@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pagecore.arrays import Tensor
 from pagecore.arrays.uploads import to_device
 from pagecore.cache.step.batch import Batch, BatchGroup
 from pagecore.cache.step.selection import padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.ops import AttentionPlan, paged_attention, write_kv
+from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops._checks import float_array
-from pagecore.storage import AttentionSpec, KVPool, Spec
+from pagecore.storage import AttentionSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.spec import format_of, stores_key_and_value, window_of
 
 
@@ -158,6 +159,82 @@ def given_factors(spec: Spec, device: str) -> dict[str, Any]:
     }
 
 
+class LatentOps(LayerOps):
+    """Operations of a `LatentSpec`: a step writes latents and rope parts, and absorbed queries attend to them."""
+
+    def __init__(self, spec: LatentSpec, device: str) -> None:
+        self._spec = spec
+        self._device = device
+        self._has_rope_plane = any(plane.name == "rope" for plane in spec.planes)
+
+    @property
+    def value_dim(self) -> int:
+        """Dimension of the latent, which is the value of every head."""
+        return self._spec.latent_dim
+
+    def plan(self) -> AttentionPlan | None:
+        """Return an empty plan; None if the spec does not specify its number of query heads, and on CUDA."""
+        spec = self._spec
+        if spec.num_query_heads is None or self._device not in ("cpu", "none"):
+            return None
+        return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=1, window=spec.window, device="cpu")
+
+    def write(
+        self, pool: KVPool, index: int, key: Any, value: Any, batch: Batch, group: BatchGroup, stream: object
+    ) -> None:
+        """Scatter latents ``[T, latent_dim]`` and rope parts ``[T, rope_dim]`` to the slots of the step's tokens."""
+        latents, slots = pool.plane("latent", index), group.slot_mapping
+        tensor = float_array(key, "latent")
+        rows = tensor.shape[0] if tensor.ndim else 0
+        if tensor.ndim == 2 and rows < batch.num_tokens:
+            raise ShapeError(f"latent has {rows} tokens; the step has {batch.num_tokens}")
+        write_latent(
+            tensor if latents.device == "cpu" else key,
+            value,
+            latents,
+            self._rope(pool, index),
+            slots if rows >= slots.shape[0] else slots[:rows],
+            format=self._spec.format,
+            scale=self._spec.key_scale,
+            stream=stream,
+        )
+
+    def attend(
+        self, pool: KVPool, index: int, query: Any, batch: Batch, group: BatchGroup, options: dict[str, Any]
+    ) -> Any:
+        """Call `latent_attention` with the two parts of a query; `options` override the defaults of the spec."""
+        query_latent, query_rope = self._parts(query)
+        spec = self._spec
+        given = {"scale": spec.scale, "format": spec.format, "latent_scale": spec.key_scale, **options}
+        cache = pool.plane("latent", index), self._rope(pool, index)
+        if options.get("indices") is not None:
+            return latent_attention(query_latent, query_rope, *cache, **given)
+        if options.keys().isdisjoint(("plan", "causal", "window")):
+            given["plan"] = group.plan
+        return latent_attention(
+            query_latent,
+            query_rope,
+            *cache,
+            group.block_table,
+            batch.seq_lens,
+            rows=batch.rows,
+            cu_query_lens=batch.cu_query_lens,
+            **{"window": spec.window, **given},
+        )
+
+    def _parts(self, query: Any) -> tuple[Any, Any]:
+        if not (isinstance(query, tuple | list) and len(query) == 2):
+            raise UnsupportedOption(
+                f"query is a {type(query).__name__}, but layers of a LatentSpec attend with two arrays; pass "
+                "(query_latent, query_rope): the query times the key projection of its head, [T, heads, latent_dim], "
+                "and its rotated part, [T, heads, rope_dim]"
+            )
+        return query[0], query[1]
+
+    def _rope(self, pool: KVPool, index: int) -> Tensor | None:
+        return pool.plane("rope", index) if self._has_rope_plane else None
+
+
 class StoredOps(LayerOps):
     """Operations of a spec with other planes.
 
@@ -194,4 +271,6 @@ class StoredOps(LayerOps):
 
 def layer_ops(spec: Spec, device: str) -> LayerOps:
     """Return the operations of a spec on a device of `PagedKVCache`, "none" included."""
+    if isinstance(spec, LatentSpec):
+        return LatentOps(spec, device)
     return AttentionOps(spec, device) if stores_key_and_value(spec) else StoredOps(spec)

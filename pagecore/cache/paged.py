@@ -416,8 +416,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens` or more. Floats are cast or quantised to the cache's dtype or format. `stream` is that
-        of the prepare.
+        T is the batch's `num_tokens` or more. Floats are cast or quantised to the cache's dtype or format. `stream` is
+        that of the prepare. For a layer with latents (`LatentSpec`) `key` is the latent ``[T, latent_dim]`` and `value`
+        the rotated part ``[T, rope_dim]``.
 
         Raises
         ------
@@ -426,7 +427,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         DeviceError
             Arrays on another device than the cache, or a cache with ``device="none"``.
         UnsupportedOption
-            A layer whose spec does not store key and value.
+            A layer whose spec stores neither key and value nor latents.
         InvalidSequence
             A batch of another cache, or one without a step in flight.
         """
@@ -439,12 +440,17 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         `paged_attention` are accepted except `rows` and `cu_query_lens`, which the batch supplies; window, scale,
         softcap and sinks default to those of the layer's spec.
 
-        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+        For a layer with latents (`LatentSpec`) `query` is a pair: the query multiplied by the key projection of its
+        head, ``[T, num_query_heads, latent_dim]``, and its rotated part ``[T, num_query_heads, rope_dim]``. The options
+        are those of `latent_attention`; with `indices` the queries attend to the listed slots only.
+
+        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query; for latents
+        ``[T, num_query_heads, latent_dim]``, which the value projection of each head turns into values.
 
         Raises
         ------
         PagecoreError
-            As `write` and `paged_attention`; InvalidSequence also for a batch of `prepare_arrival`.
+            As `write`, `paged_attention` and `latent_attention`; InvalidSequence also for a batch of `prepare_arrival`.
         """
         step = own_step(self._parts.state, batch)
         return step.run(attend_step, self._parts, layer, query, batch, options)

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
-from pagecore.arrays import DType, as_dtype
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.models.families import FAMILIES, FLAT, TEXT_MODELS, Family
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.models.dtypes import stored_dtype
+from pagecore.models.families import FAMILIES, FLAT, RENAMED, TEXT_MODELS, Family
 from pagecore.models.fields import Fields, open_config, shown
+from pagecore.models.latent import latent_spec
 from pagecore.models.quantization import requested_format
 from pagecore.models.unserved import FULL, SLIDING, unserved_attention, unserved_kind
-from pagecore.storage import AttentionSpec
+from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.checks import LAYERS_MAX
-from pagecore.storage.spec import CACHE_DTYPES
 
 __all__ = ["ModelConfig", "read_model_config", "specs_from_config"]
 
@@ -31,29 +31,30 @@ class ModelConfig:
     ----------
     model_type : str
         The model family; for a multimodal model that of its text model.
-    layers : tuple of AttentionSpec
+    layers : tuple of AttentionSpec or LatentSpec
         One spec for each model layer.
     max_length : int or None
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
     """
 
     model_type: str
-    layers: tuple[AttentionSpec, ...]
+    layers: tuple[AttentionSpec | LatentSpec, ...]
     max_length: int | None
 
 
 def specs_from_config(
     config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
-) -> list[AttentionSpec]:
+) -> list[AttentionSpec | LatentSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, olmo2, olmo3, starcoder2, cohere, cohere2,
     granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, mistral3, glm4v, qwen2_vl,
-    qwen2_5_vl, qwen3_vl and qwen3_vl_moe. Latent attention (DeepSeek-V3), linear-attention and recurrent states
-    (Qwen3-Next, Mamba) and chunked attention (Llama 4) raise UnsupportedOption. Missing fields have the defaults of
-    transformers 5. A field that would change the cache or the attention, and that the family does not read, raises; it
-    is never ignored.
+    qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
+    glm4_moe_lite, minicpm3, mistral4 and youtu, and of the text model of kimi_k25, gives a `LatentSpec`. Sparse latent
+    attention (DeepSeek-V3.2), linear-attention and recurrent states (Qwen3-Next, Mamba) and chunked attention (Llama 4)
+    raise UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or
+    the attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------
@@ -65,14 +66,14 @@ def specs_from_config(
         The learned sinks of a family that has them (gpt_oss). Sinks are weights and not part of a config. Without them
         the specs have sinks of 0.0, which is sufficient for memory planning, but not for attention.
     format : str or None
-        Format of stored keys and values, as for `AttentionSpec`; None stores them in `dtype`. "auto" uses the one that
-        the config's `quantization_config` asks for (`kv_cache_scheme` of compressed-tensors and ModelOpt,
-        `kv_cache_quant_algo` of ModelOpt), else none. Scales are weights and not part of a config; pass those of a
-        checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
+        Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
+        stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
+        of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt), else none. Scales are weights and not
+        part of a config; pass those of a checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
 
     Returns
     -------
-    list of AttentionSpec
+    list of AttentionSpec or LatentSpec
         One spec for each model layer, with heads, dims, dtype, format, window, scale, softcap and sinks.
 
     Raises
@@ -106,14 +107,17 @@ def read_model_config(
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
     fields.check_aliases()
-    _refuse_unserved(fields, model_type, unserved_attention(fields.given))
+    unread = unserved_attention(lambda name: None if name in family.defaults else fields.given(name))
+    _refuse_unserved(fields, model_type, unread)
     num_layers = fields.integer("num_hidden_layers", max=LAYERS_MAX)
     heads = fields.integer("num_attention_heads")
+    if family.stores_latents:
+        return _latent_model(whole, fields, model_type, num_layers, heads, dtype, sinks, format)
     kv_heads = _kv_heads(fields, heads)
     head_dim = _head_dim(fields, heads)
     windows = _windows(fields, family, num_layers)
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows)
-    stored = _dtype(whole, fields) if isinstance(dtype, str) and dtype == "auto" else as_dtype(dtype)
+    stored = stored_dtype(whole, fields, dtype)
     stored_format = requested_format(whole, fields, format)
     softcap = _softcap(fields)
     layers = tuple(
@@ -130,8 +134,29 @@ def read_model_config(
         )
         for layer, (window, sink) in enumerate(zip(windows, _sinks(model_type, num_layers, heads, sinks), strict=True))
     )
+    return ModelConfig(model_type, layers, _max_length(fields))
+
+
+def _latent_model(
+    whole: Fields,
+    fields: Fields,
+    model_type: str,
+    num_layers: int,
+    heads: int,
+    dtype: object,
+    sinks: Sinks | None,
+    format: str | None,
+) -> ModelConfig:
+    """Return the specs of a family with latent attention; all layers are equal."""
+    _sinks(model_type, num_layers, heads, sinks)
+    spec = latent_spec(fields, heads, stored_dtype(whole, fields, dtype), requested_format(whole, fields, format))
+    _refuse_unread(fields, model_type, fields.integer("qk_nope_head_dim") + spec.rope_dim, heads, [None] * num_layers)
+    return ModelConfig(model_type, (spec,) * num_layers, _max_length(fields))
+
+
+def _max_length(fields: Fields) -> int | None:
     length = fields.value("max_position_embeddings")
-    return ModelConfig(model_type, layers, None if length is None else fields.integer("max_position_embeddings"))
+    return None if length is None else fields.integer("max_position_embeddings")
 
 
 def _text_model(whole: Fields) -> tuple[str, Fields]:
@@ -143,7 +168,7 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
     if model_type in FLAT and whole.given("text_config") is None:
         return expected, whole
     fields = whole.inner("text_config")
-    if fields.given("model_type") not in (None, expected):
+    if fields.given("model_type") not in (None, expected, RENAMED.get(expected)):
         raise UnsupportedOption(
             f"{whole.source}: {fields.describe('model_type')}; the text model of a {model_type} must be a {expected}"
         )
@@ -153,8 +178,8 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
 def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> None:
     if attention is not None:
         raise UnsupportedOption(
-            f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore only supports full "
-            "and sliding-window attention"
+            f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore only supports full, "
+            "sliding-window and latent attention"
         )
 
 
@@ -167,7 +192,7 @@ def _model_type(fields: Fields) -> str:
         known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
-            "model pass a list of AttentionSpec"
+            "model pass a list of specs"
         )
     return model_type
 
@@ -262,23 +287,6 @@ def _refuse_unread(fields: Fields, model_type: str, head_dim: int, kv_heads: int
                 f"{fields.source}: {fields.describe(name)}, but {model_type} attends as if it were {shown(value)}; "
                 "set it so, or leave it out"
             )
-
-
-def _dtype(whole: Fields, fields: Fields) -> DType:
-    """Return the dtype of the weights: of the text model, else of the whole model. Older files call it torch_dtype."""
-    for part in (fields, whole):
-        given = {name: part.given(name) for name in ("dtype", "torch_dtype") if part.given(name) is not None}
-        if len({shown(value).replace("torch.", "", 1) for value in given.values()}) > 1:
-            fields.refuse(f"{part.describe('dtype')}, but {part.describe('torch_dtype')}; leave one of them out")
-        for name, value in given.items():
-            text = value.removeprefix("torch.") if isinstance(value, str) else ""
-            if text not in CACHE_DTYPES:
-                raise UnsupportedDtype(
-                    f"{fields.source}: {part.describe(name)}, which is not a dtype of a cache; "
-                    f"pass dtype= one of {', '.join(CACHE_DTYPES)}"
-                )
-            return as_dtype(text)
-    return as_dtype("bfloat16")
 
 
 def _softcap(fields: Fields) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pagecore.models.fields import Fields
 
-__all__ = ["FAMILIES", "FLAT", "TEXT_MODELS", "Family"]
+__all__ = ["FAMILIES", "FLAT", "RENAMED", "TEXT_MODELS", "Family"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Family:
         Returns the factor of q.k from fields, head_dim and layer; None for ``head_dim ** -0.5``.
     aliases : mapping
         The family's own names of required fields.
+    stores_latents : bool
+        True for latent attention: layers are described by `LatentSpec`.
     """
 
     defaults: Mapping[str, object]
@@ -37,6 +39,7 @@ class Family:
     has_sinks: bool = False
     scale: Callable[[Fields, int, int], float | None] = lambda _fields, _head_dim, _layer: None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    stores_latents: bool = False
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -125,6 +128,23 @@ GPT_2_NAMES = {
     "max_position_embeddings": "n_positions",
 }
 
+# Latent attention. A null num_key_value_heads means num_attention_heads; head_dim is that of the rotary embedding.
+LATENT: Mapping[str, object] = {
+    **dict.fromkeys(("head_dim", "qk_head_dim", "num_key_value_heads", "rope_scaling", "rope_parameters")),
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+}
+GLM_4_MOE_LITE = {**LATENT, "num_key_value_heads": 20, "qk_nope_head_dim": 192}
+MINICPM_3 = {**LATENT, "num_key_value_heads": 40, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
+MISTRAL_4 = {
+    **LATENT,
+    "num_key_value_heads": 32,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "rope_parameters": {"rope_type": "yarn", "factor": 128.0, "mscale_all_dim": 1.0},
+}
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(GROUPED),
     "qwen2": Family({**QWEN, "num_key_value_heads": 32}, _layers_above),
@@ -158,10 +178,19 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family({**GROUPED, "attention_multiplier": 1.0}, scale=_multiplier),
     "seed_oss": Family({"head_dim": 128, "num_key_value_heads": 8}),
     "minimax_m2": Family({"head_dim": 128, "num_key_value_heads": 8}),
+    "deepseek_v2": Family(LATENT, stores_latents=True),
+    "deepseek_v3": Family({**LATENT, "num_key_value_heads": 128}, stores_latents=True),
+    "kimi_k2": Family({**LATENT, "num_key_value_heads": 128}, stores_latents=True),
+    "axk1": Family({**LATENT, "num_key_value_heads": 64}, stores_latents=True),
+    "glm4_moe_lite": Family(GLM_4_MOE_LITE, stores_latents=True),
+    "minicpm3": Family(MINICPM_3, stores_latents=True),
+    "mistral4": Family(MISTRAL_4, stores_latents=True),
+    "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
 }
 # Multimodal models, with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "kimi_k25": "kimi_k2",
     "mistral3": "mistral",
     "glm4v": "glm4v_text",
     "qwen2_vl": "qwen2_vl_text",
@@ -171,3 +200,5 @@ TEXT_MODELS: Mapping[str, str] = {
 }
 # Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})
+# Families that transformers serves under another name.
+RENAMED: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
-from pagecore.storage.formats import FORMATS, as_format
+from pagecore.storage.formats import FORMATS
 
 __all__ = ["requested_format"]
 
@@ -34,15 +34,15 @@ def requested_format(whole: Fields, text: Fields, format: str | None) -> str | N
     whole, text : Fields
         Config of the model, and of its text model; the same object if the model has no other part.
     format : str or None
-        "auto" reads the config; any other name, and None, overrides it.
+        "auto" reads the config; any other name, and None, overrides it. The spec of a layer checks the name.
 
     Raises
     ------
     UnsupportedOption
-        An unknown format, or a scheme that no format stores.
+        A scheme that no format stores.
     """
     if format != "auto":
-        return None if format is None else as_format(format).name
+        return format
     for part in (text, whole):
         given = part.given("quantization_config")
         if isinstance(given, Mapping):

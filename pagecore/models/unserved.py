@@ -1,4 +1,4 @@
-"""Detection of attention that an AttentionSpec cannot describe, from the fields of a config.
+"""Detection of attention that no spec describes, from the fields of a config.
 
 Used by `specs_from_config` and by the cache for transformers, which read fields in different ways.
 """
@@ -35,13 +35,8 @@ FIELDS: Mapping[str, str] = {
 }
 # Model types whose config.json may have none of these fields.
 TYPES: Mapping[str, str] = {
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
     "deepseek_v32": LATENT,
-    "kimi_k2": LATENT,
-    "glm4_moe_lite": LATENT,
     "longcat_flash": LATENT,
-    "minicpm3": LATENT,
     "qwen3_next": LINEAR,
     "qwen3_5": LINEAR,
     "qwen3_5_text": LINEAR,

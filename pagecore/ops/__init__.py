@@ -3,6 +3,8 @@
 from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
 from pagecore.ops._debug import debug
+from pagecore.ops._indexer import index_scores, select_topk, slots_of, write_index
+from pagecore.ops._latent import gather_latent, latent_attention, write_latent
 from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._quantize import dequantize, quantize
 from pagecore.ops._select import score_blocks, score_tokens, select
@@ -14,6 +16,9 @@ __all__ = [
     "debug",
     "dequantize",
     "gather_blocks",
+    "gather_latent",
+    "index_scores",
+    "latent_attention",
     "merge_attention",
     "paged_attention",
     "plan_attention",
@@ -22,6 +27,10 @@ __all__ = [
     "score_blocks",
     "score_tokens",
     "select",
+    "select_topk",
+    "slots_of",
     "transfer_blocks",
+    "write_index",
     "write_kv",
+    "write_latent",
 ]

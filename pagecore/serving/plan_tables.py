@@ -23,7 +23,7 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     return [
         ("model", f"{model.model_type}, {len(model.layers)} layers{longest}"),
-        ("memory", f"{human_bytes(memory.memory)} for key and value{rank}"),
+        ("memory", f"{human_bytes(memory.memory)} for the cache{rank}"),
         ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
         ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {each}"),
         ("tokens", f"{memory.num_tokens:,}"),

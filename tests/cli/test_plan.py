@@ -60,6 +60,25 @@ def test_a_format_of_the_cache_changes_the_bytes(capsys, tmp_path):
     assert blocks == {"none": 20480, "float8_token": 39718, "nvfp4": 72817}
 
 
+def test_latents_of_deepseek_v3_are_counted(capsys, tmp_path):
+    deepseek, out_file = Path(__file__).parents[1] / "models" / "deepseek-v3.json", tmp_path / "plan.json"
+    blocks = {}
+    for name in ("auto", "float8_e4m3fn", "fp8_ds_mla", "nvfp4"):
+        options = ["--memory", "10GiB", "--block-size", 64, "--kv-format", name, "--ranks", 8, "--json", out_file]
+        code, out, _ = call(capsys, "plan", deepseek, *options)
+        assert (code, "latent" in out) == (0, True)
+        blocks[name] = json.loads(out_file.read_text())["num_blocks"]
+    assert blocks == {"auto": 2387, "float8_e4m3fn": 4774, "fp8_ds_mla": 4192, "nvfp4": 7813}
+    code, out, _ = call(capsys, "plan", deepseek, "--memory", "40GiB", "--kv-format", "nvfp4")
+    assert (code, "latent 352" in out) == (0, True)
+
+
+def test_a_replay_of_a_model_with_latents_counts_their_bytes(trace):
+    deepseek = json.loads((Path(__file__).parents[1] / "models" / "deepseek-v3.json").read_text())
+    report = replay(trace, ReplayOptions(model=deepseek, memory="4GiB"))
+    assert (report.requests_finished, report.num_blocks) == (4, 2**32 // (61 * 1152 * 16))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

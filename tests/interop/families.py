@@ -27,6 +27,25 @@ _WINDOW = {"sliding_window": 8}
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 256}
 
+# Latent attention: head_dim is that of the rotary embedding.
+_LATENT = _BASE | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+}
+_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_MSCALE = _YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
+
 # For each family: the prefix of its class names, and its config fields.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _GROUPED),
@@ -45,6 +64,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", _GROUPED | _WINDOW),
     "cohere2": ("Cohere2", _GROUPED | _WINDOW | _ALTERNATING),
     "olmo2": ("Olmo2", _GROUPED),
+    "deepseek_v2": ("DeepseekV2", _LATENT | _EXPERTS | {"q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", _LATENT | _EXPERTS | {"rope_parameters": _MSCALE}),
+    "minicpm3": ("MiniCPM3", _LATENT),
+    "youtu": ("Youtu", _LATENT),
+    "glm4_moe_lite": ("Glm4MoeLite", _LATENT | _EXPERTS),
+    "mistral4": ("Mistral4", _LATENT | _EXPERTS),
+    "axk1": ("AXK1", _LATENT | _EXPERTS),
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.interop.families import dynamic_cache, torch
 
-WINDOWED = pytest.mark.parametrize("family", ["llama", "gemma3"])
+WINDOWED = pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
 
 
 def run(model, ids, cache, mask=None, **options):

@@ -16,8 +16,8 @@ from tests.interop.families import (
 )
 
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
-# Full attention; alternating windows; learned positions.
-SOME_FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+# Full attention; alternating windows; learned positions; latents.
+SOME_FAMILIES = pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "deepseek_v3"])
 NEW = 20  # tokens, more than two windows
 
 

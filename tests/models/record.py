@@ -13,6 +13,7 @@ import inspect
 import json
 from pathlib import Path
 
+from pagecore.models.families import RENAMED
 from tests.models.published import PUBLISHED
 
 FILE = Path(__file__).with_name("attended.json")
@@ -35,6 +36,8 @@ def attended(config):
 
 def layer(config, module):
     kind = (getattr(config, "layer_types", None) or [None] * config.num_hidden_layers)[module.layer_idx]
+    if hasattr(module, "kv_b_proj"):
+        return latent_layer(module)
     head_dim = getattr(module, "head_dim", None) or module.head_size
     if hasattr(module, "k_proj"):
         kv_heads = module.k_proj.out_features // head_dim
@@ -54,6 +57,17 @@ def layer(config, module):
         "softcap": getattr(module, "attn_logit_softcapping", None) or 0.0,
         "window": window(config, module, kind),
         "sinks": module.sinks.numel() if hasattr(module, "sinks") else None,
+    }
+
+
+def latent_layer(module):
+    latent, width = module.kv_b_proj.in_features, module.kv_a_proj_with_mqa.out_features
+    return {
+        "num_query_heads": module.o_proj.in_features // module.v_head_dim,
+        "latent_dim": latent,
+        "rope_dim": width - latent,
+        "scale": module.scaling,
+        "window": None,
     }
 
 
@@ -81,12 +95,18 @@ def window(config, module, kind):
     return None if seen == length else seen
 
 
+def transformers_config(published):
+    """Return the config under the names of transformers."""
+    config = {name: value for name, value in copy.deepcopy(published).items() if name != "quantization_config"}
+    return config | {"model_type": RENAMED.get(config["model_type"], config["model_type"])}
+
+
 def record():
     from transformers import AutoConfig
 
     result = {}
     for name, published in PUBLISHED.items():
-        config = AutoConfig.for_model(**copy.deepcopy(published))
+        config = AutoConfig.for_model(**transformers_config(published))
         layers = attended(config)
         dtype = config.dtype
         result[name] = {

@@ -2,13 +2,16 @@
 
 import copy
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import read_model_config, specs_from_config
 from pagecore.models.families import FAMILIES
+from pagecore.storage import LatentSpec
 from tests.models.published import PUBLISHED
 
 ATTENDED = json.loads(Path(__file__).with_name("attended.json").read_text())
@@ -30,6 +33,10 @@ def test_specs_equal_the_layers_that_transformers_builds(name, form):
     expected = layers_of(name)
     assert len(specs) == len(expected)
     for spec, layer in zip(specs, expected, strict=True):
+        assert spec.dtype == (ATTENDED[name]["dtype"] or "bfloat16")
+        if "latent_dim" in layer:
+            assert_latent(spec, layer)
+            continue
         assert (spec.num_query_heads, spec.num_kv_heads) == (layer["num_query_heads"], layer["num_kv_heads"])
         assert (spec.head_dim, spec.v_head_dim) == (layer["head_dim"], layer["head_dim"])
         assert spec.window == layer["window"]
@@ -37,7 +44,13 @@ def test_specs_equal_the_layers_that_transformers_builds(name, form):
         assert scale == pytest.approx(layer["scale"], rel=1e-12)
         assert spec.softcap == layer["softcap"]
         assert (None if spec.sinks is None else len(spec.sinks)) == layer["sinks"]
-        assert spec.dtype == (ATTENDED[name]["dtype"] or "bfloat16")
+
+
+def assert_latent(spec, layer):
+    scale = layer["scale"]
+    assert spec.scale == pytest.approx(scale, rel=1e-12)
+    expected = LatentSpec(layer["latent_dim"], layer["rope_dim"], layer["num_query_heads"], scale=scale)
+    assert replace(spec, scale=scale, dtype="bfloat16") == expected
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -94,3 +107,28 @@ def test_sinks_of_gpt_oss_are_zero_until_weights_are_passed():
 def test_sinks_for_a_family_without_sinks_raise():
     with pytest.raises(UnsupportedOption, match="llama has no sinks"):
         specs_from_config(PUBLISHED["llama-3-8b"], sinks=[[0.0] * 32] * 32)
+
+
+def test_the_scale_of_latents_has_the_square_of_mscale():
+    v3, lite = (specs_from_config(PUBLISHED[name])[0] for name in ("deepseek-v3", "deepseek-v2-lite"))
+    assert v3.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2, rel=1e-12)
+    assert lite.scale == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2, rel=1e-12)
+    without = PUBLISHED["deepseek-v3"] | {
+        "rope_scaling": None,
+        "rope_parameters": {"rope_type": "default", "factor": 9},
+    }
+    assert specs_from_config(without)[0].scale == 192**-0.5
+
+
+def test_a_format_of_latents_is_that_of_their_rows():
+    config = PUBLISHED["deepseek-v3"]
+    sizes = {"nvfp4": 352, "nvfp4_ds_mla": 352, "fp8_ds_mla": 656, "float8_e4m3fn": 576, "auto": 1152, None: 1152}
+    for name, size in sizes.items():
+        specs = specs_from_config(config, format=name)
+        assert {sum(plane.nbytes for plane in spec.planes) for spec in specs} == {size}
+    asked = config | {"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}}
+    assert specs_from_config(asked)[0].format == "float8_e4m3fn"
+    with pytest.raises(UnsupportedOption, match="latents are stored as float8_e4m3fn, fp8_ds_mla, nvfp4_ds_mla"):
+        specs_from_config(config, format="int8_token")
+    with pytest.raises(ShapeError, match="latent_dim is 256 and rope_dim 32"):
+        specs_from_config(PUBLISHED["minicpm3-4b"], format="nvfp4")

@@ -72,6 +72,20 @@ def test_a_count_that_is_not_a_positive_integer_raises(field, value):
         ("qwen2-with-its-window-on", {"sliding_window": None}, "layer 20 is 'sliding_attention', but sliding_window"),
         ("qwen2-7b", {"layer_types": ["sliding_attention"] * 28}, "but use_sliding_window is false"),
         ("mistral-7b-v0.1", {"sliding_window": -1}, "sliding_window is -1"),
+        ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank is null"),
+        ("deepseek-v3", {"qk_rope_head_dim": 0}, "qk_rope_head_dim is 0"),
+        (
+            "deepseek-v3",
+            {"num_key_value_heads": 16},
+            "num_key_value_heads is 16; it must equal num_attention_heads, 128",
+        ),
+        ("deepseek-v3", {"rope_scaling": "yarn"}, 'rope_scaling is "yarn"; it must be an object'),
+        ("deepseek-v2", {"rope_scaling": {"type": "yarn", "mscale_all_dim": 1.0}}, "rope_scaling.factor is missing"),
+        (
+            "deepseek-v2",
+            {"rope_scaling": {"type": "yarn", "mscale_all_dim": -1.0}},
+            "rope_scaling.mscale_all_dim is -1.0",
+        ),
     ],
 )
 def test_invalid_and_contradictory_fields_are_named(name, changes, reason):
@@ -83,7 +97,7 @@ def test_invalid_and_contradictory_fields_are_named(name, changes, reason):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("llama-3-8b", {"model_type": "opt"}, 'model_type is "opt", which is unknown; expected one of cohere'),
+        ("llama-3-8b", {"model_type": "opt"}, 'model_type is "opt", which is unknown; expected one of axk1'),
         ("llama-3-8b", {"model_type": ["llama"]}, 'model_type is ["llama"]'),
         ("llama-3-8b", {"model_type": None}, "model_type is null"),
         ("gemma-3-4b", {"text_config": {"model_type": "llama"}}, 'text_config.model_type is "llama"'),
@@ -98,6 +112,9 @@ def test_invalid_and_contradictory_fields_are_named(name, changes, reason):
         ("gemma-3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ("mistral-7b-v0.1", {"use_sliding_window": False}, "use_sliding_window is false"),
         ("mistral-7b-v0.1", {"layer_types": ["full_attention"] * 32}, "layer_types is "),
+        ("deepseek-v3", {"sliding_window": 4096}, "sliding_window is 4096, but deepseek_v3 attends as if it were null"),
+        ("deepseek-v3", {"linear_attn_config": {"kda_layers": [1]}}, "which has linear-attention states"),
+        ("kimi-k2.5", {"text_config": {"model_type": "deepseek_v2"}}, 'text_config.model_type is "deepseek_v2"'),
         ("pythia-1.4b", {"num_key_value_heads": 4}, "num_key_value_heads is 4, but gpt_neox attends as if it were 16"),
         ("pythia-1.4b", {"head_dim": 64}, "head_dim is 64, but gpt_neox attends as if it were 128"),
     ],
@@ -136,7 +153,7 @@ def test_a_known_family_with_a_field_of_other_attention_raises(fields, reason):
     assert specs_from_config(LLAMA | dict.fromkeys(fields)) == specs_from_config(LLAMA)
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_next", "llama4", "mamba", "lfm2", "rwkv", "minimax"])
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "qwen3_next", "llama4", "mamba", "lfm2", "rwkv", "minimax"])
 def test_a_model_type_alone_reveals_its_attention(model_type):
     with pytest.raises(
         UnsupportedOption, match=rf'model_type is "{model_type}", which has (latent|linear|chunked|re|co)'

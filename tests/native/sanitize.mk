@@ -37,7 +37,8 @@ MARCH_neon := -march=armv8-a
 
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
 CODE_index := $(wildcard pagecore/index/*.cpp pagecore/index/radix/*.cpp) $(HARNESS)
-CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) $(HARNESS)
+CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) \
+            $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/latent_%.cpp) $(HARNESS)
 # The custom calls for XLA are headers that call ops.
 CODE_interop := $(CODE_ops)
 # The kernels, for tests/ops/native/panels.cpp and amx.cpp.
@@ -82,7 +83,7 @@ $(foreach kind,asan tsan plain,$(foreach room,index ops interop,$(eval $(call dr
 
 # Additional flags of single files.
 define level # isa
-%/pagecore/ops/cpu/isa/$(1).o %/tests/ops/native/levels/$(1).o: EXTRA = $(MARCH_$(1)) -ffp-contract=fast
+%/pagecore/ops/cpu/isa/$(1).o %/pagecore/ops/cpu/isa/latent_$(1).o %/tests/ops/native/levels/$(1).o: EXTRA = $(MARCH_$(1)) -ffp-contract=fast
 endef
 $(foreach isa,$(ISAS_$(MACHINE)),$(eval $(call level,$(isa))))
 

@@ -60,6 +60,12 @@ def mark_stored(key: torch.Tensor, value: torch.Tensor, stored: StoredKeys) -> N
     setattr(value, _STORED_KEYS, stored)
 
 
+def stored_keys(key: torch.Tensor) -> StoredKeys | None:
+    """Return what `mark_stored` attached to a tensor, or None."""
+    stored: StoredKeys | None = getattr(key, _STORED_KEYS, None)
+    return stored
+
+
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -74,7 +80,7 @@ def _attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim] over keys in the cache."""
-    stored: StoredKeys | None = getattr(key, _STORED_KEYS, None)
+    stored = stored_keys(key)
     if stored is None:
         served = {"softcap": softcap, "sinks (s_aux)": s_aux}
         for name, given in (served | {each: options.get(each) for each in ("sinks", "block_indices")}).items():
@@ -105,7 +111,7 @@ def _attention(
             _refuse(f"{name} is given", "choose another implementation for this model")
     if options.get("output_attentions"):
         _refuse("output_attentions is set", 'call model.set_attn_implementation("eager") and use another cache')
-    return stored.forward.attend(stored.layer, query, scaling, softcap or 0.0, sliding_window, s_aux), None
+    return stored.forward.attend(stored.layer, module, query, scaling, softcap or 0.0, sliding_window, s_aux), None
 
 
 def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:

@@ -19,6 +19,7 @@ from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.inputs import read_ids, read_integers, read_mask
+from pagecore.interop.transformers.latents import caches_latents, pass_latents_on
 from pagecore.interop.transformers.layer import PagedLayer
 from pagecore.interop.transformers.specs import keys_depend_on_length, specs_of_model
 from pagecore.interop.transformers.tracing import untraced
@@ -36,11 +37,12 @@ class PagedCache(Cache):  # type: ignore[misc]
     model : PreTrainedModel
         A decoder with attention implementation "pagecore": ``model.set_attn_implementation("pagecore")``. The cache
         registers hooks on the model, which are removed with the cache.
-    layers : list of AttentionSpec, optional
-        Specs of the layers; read from the model's config by default, in the model's dtype.
+    layers : list of AttentionSpec or LatentSpec, optional
+        Specs of the layers; read from the model's config by default, in the model's dtype. Latent attention (DeepSeek)
+        stores latents, or expanded keys and values if the model's code caches these (transformers before 5.15.1).
     format : str, optional
-        Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token"; by default they
-        have the model's dtype. Pass either `format` or `layers`.
+        Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token", or of latents, as
+        for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
     block_size : int
     num_blocks, memory, max_sequences, prefix_cache, ... :
         Passed to `PagedKVCache`; the device is the model's.
@@ -94,7 +96,9 @@ class PagedCache(Cache):  # type: ignore[misc]
             )
         check_implementation(model)
         if layers is None:
-            layers = specs_of_model(config, str(model.dtype).removeprefix("torch."), format)
+            layers = specs_of_model(
+                config, str(model.dtype).removeprefix("torch."), format, latents=caches_latents(model)
+            )
         elif format is not None:
             raise UnsupportedOption(f"format is {brief(format)}, and layers are given; give their specs the format")
         if not isinstance(layers, list | tuple):
@@ -118,6 +122,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         windows = [spec.window for spec in layers]
         super().__init__(layers=[PagedLayer(self, index, windows) for index in range(len(layers))])
         register_hooks(model, self, self._generation)
+        pass_latents_on(model, self)
 
     # -- the start of a generation --------------------------------------------------------------------------------
 
@@ -185,6 +190,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         Parameters
         ----------
         key_states, value_states : Tensor, [batch, heads, columns, dim]
+            With a `LatentSpec`, the latents and the rotated parts of one head.
         layer_idx : int
 
         Returns

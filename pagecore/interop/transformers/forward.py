@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.interop.transformers.absorbed import Absorbed, check_latents
 from pagecore.interop.transformers.implementation import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.tracing import untraced
+from pagecore.storage import LatentSpec
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -86,7 +88,7 @@ class Forward:
         return int(self._is_token.shape[1])
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write keys and values ``[batch, heads, columns, dim]`` of a layer."""
+        """Write keys and values ``[batch, heads, columns, dim]`` of a layer, or its latents and rope parts."""
         if self.is_done or self.is_over:
             raise UnsupportedOption("the forward pass of this update is over; run the model again")
         for array in (key, value):
@@ -98,20 +100,28 @@ class Forward:
             )
         if key.dtype not in _DTYPES:
             raise UnsupportedDtype(f"the keys are {key.dtype}; run the model in float32, float16 or bfloat16")
-        self._rows.cache.write(layer, self._pack(key), self._pack(value), self.batch)
+        spec, packed = self._rows.cache.spec(layer), (self._pack(key), self._pack(value))
+        if isinstance(spec, LatentSpec):
+            check_latents(spec, layer, key, value)
+            packed = packed[0][:, 0], packed[1][:, 0]
+        self._rows.cache.write(layer, *packed, self.batch)
         self._stored.add(layer)
 
     @untraced
     def attend(
         self,
         layer: int,
+        module: torch.nn.Module,
         query: torch.Tensor,
         scale: float | None,
         softcap: float,
         window: int | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return outputs [batch, columns, heads, dim] of queries [batch, heads, columns, dim]; 0 for padding."""
+        """Return outputs [batch, columns, heads, dim] of queries [batch, heads, columns, dim]; 0 for padding.
+
+        With latents in the cache, the projection of the attention `module` is applied to queries and outputs.
+        """
         self._check(query)
         spec = self._rows.cache.spec(layer)
         if window != spec.window:
@@ -119,14 +129,26 @@ class Forward:
                 f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "
                 "make the cache with specs that have the model's windows"
             )
-        options: dict[str, Any] = {"softcap": softcap}
+        options: dict[str, Any] = {"softcap": softcap} if softcap or not isinstance(spec, LatentSpec) else {}
         if scale is not None:
             options["scale"] = scale
         if sinks is not None:
             options["sinks"] = sinks.detach()
-        attended = self._rows.cache.attend(layer, self._pack(query), self.batch, **options)
+        packed = self._pack(query)
+        if isinstance(spec, LatentSpec):
+            attended = self._attend_latents(layer, Absorbed(module, spec, layer, query), packed, options)
+        else:
+            attended = self._rows.cache.attend(layer, packed, self.batch, **options)
         self._attended.add(layer)
         return self._unpack(attended)
+
+    def _attend_latents(
+        self, layer: int, absorbed: Absorbed, query: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        if "softcap" in options:
+            raise UnsupportedOption(f"layer {layer} attends to latents with a softcap, which is not supported")
+        attended = self._rows.cache.attend(layer, absorbed.query(query), self.batch, **options)
+        return absorbed.value(attended)
 
     def finish(self) -> None:
         """Mark the pass as done; abandon it and raise if a layer has not stored its keys or not attended to them."""

@@ -9,13 +9,15 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
 from pagecore.models.unserved import FULL, SLIDING, unserved_kind
-from pagecore.storage import AttentionSpec
+from pagecore.storage import AttentionSpec, LatentSpec
 
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
-def specs_of_model(config: Any, dtype: str, format: str | None = None) -> list[AttentionSpec]:
+def specs_of_model(
+    config: Any, dtype: str, format: str | None = None, *, latents: bool = True
+) -> list[AttentionSpec | LatentSpec]:
     """Return the spec of each layer.
 
     Known families are read by `specs_from_config`; the fields of other configs are read with their usual meaning. If a
@@ -30,6 +32,8 @@ def specs_of_model(config: Any, dtype: str, format: str | None = None) -> list[A
     format : str, optional
         Format in which they are stored; by default as they are. The model's `quantization_config` is not read: its
         format needs the scales of the checkpoint.
+    latents : bool
+        True if latent attention stores latents; False if it stores the expanded keys and values of all heads.
 
     Raises
     ------
@@ -40,6 +44,8 @@ def specs_of_model(config: Any, dtype: str, format: str | None = None) -> list[A
         As `specs_from_config`.
     """
     if config.model_type in FAMILIES:
+        if FAMILIES[config.model_type].stores_latents and not latents:
+            return _expanded(config, dtype, format)
         return specs_from_config(config.to_dict(), dtype=dtype, format=format)
     attention = unserved_kind(config.model_type, lambda name: _given(config, name))
     if attention is not None:
@@ -60,6 +66,16 @@ def keys_depend_on_length(config: Any) -> bool:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     each = [rope, *(value for value in rope.values() if isinstance(value, Mapping))]
     return any(parameters.get("rope_type", parameters.get("type")) in _LENGTH_DEPENDENT for parameters in each)
+
+
+def _expanded(config: Any, dtype: str, format: str | None) -> list[AttentionSpec | LatentSpec]:
+    """Return specs of the keys and values that latent attention expands for every head."""
+    heads, value_dim = _number(config, "num_attention_heads"), _number(config, "v_head_dim")
+    key_dim = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
+    return [
+        AttentionSpec(heads, key_dim, value_dim, dtype=dtype, num_query_heads=heads, scale=latent.scale, format=format)
+        for latent in specs_from_config(config.to_dict(), dtype=dtype, format=None)
+    ]
 
 
 def _windows(config: Any) -> list[int | None]:

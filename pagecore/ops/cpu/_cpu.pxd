@@ -10,6 +10,15 @@ from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport BlockArray
 from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
+from pagecore.ops.cpu.latent cimport (
+    IndexScoreCall,
+    IndexWriteArgs,
+    LatentArgs,
+    LatentCache,
+    LatentWriteArgs,
+    SlotsArgs,
+    TopkArgs,
+)
 from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys
 
@@ -55,6 +64,16 @@ cdef int summarise(const SummaryArgs& args) except -1
 cdef void move_slots(
     const vector[BlockArray]& arrays, const vector[BoundedKeys]& bounds, const vector[int64_t]& sources,
     const vector[int64_t]& targets, int64_t num_threads) noexcept nogil
+
+# The operations of latent.hpp. Optional: plan, rows.
+cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1
+cdef int write_latent(const LatentWriteArgs& args) except -1
+cdef int write_index(const IndexWriteArgs& args) except -1
+cdef int gather_latent(
+    const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor out) except -1
+cdef int index_scores(const IndexScoreCall& call) except -1
+cdef int select_topk(const TopkArgs& args) except -1
+cdef int slots_of(const SlotsArgs& args) except -1
 
 # The checks of index arrays on the host that the functions above make, without the work. A call that runs on another
 # device uses them to raise the same errors.

@@ -4,6 +4,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport DType
 from pagecore.ops._formats cimport StoredCache, native_cache
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._threads cimport threads_of_a_call
@@ -48,6 +49,22 @@ from pagecore.ops.cpu.args cimport (
     run_transfer,
     run_write,
     sum_lengths,
+)
+from pagecore.ops.cpu.latent cimport (
+    IndexScoreCall,
+    IndexWriteArgs,
+    LatentArgs,
+    LatentCache,
+    LatentWriteArgs,
+    SlotsArgs,
+    TopkArgs,
+    run_gather_latent,
+    run_index_scores,
+    run_latent_attention,
+    run_select_topk,
+    run_slots_of,
+    run_write_index,
+    run_write_latent,
 )
 from pagecore.ops.cpu.select cimport (
     ScoreArgs,
@@ -322,6 +339,75 @@ cdef void move_slots(
         const vector[int64_t]& targets, int64_t num_threads) noexcept nogil:
     run_move_slots(arrays, sources.data(), targets.data(), <int64_t>sources.size(), num_threads)
     run_renew_bounds(bounds, targets.data(), <int64_t>targets.size(), num_threads)
+
+
+# ---- latent attention
+
+cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1:
+    cdef PlanView view
+    cdef int64_t num_threads = threads_of_a_call()
+    if plan is None:
+        with nogil:
+            run_latent_attention(args, NULL, num_threads)
+        return 0
+    view = view_of(plan)
+    plan.num_readers += 1
+    try:
+        with nogil:
+            run_latent_attention(args, &view, num_threads)
+    finally:
+        plan.num_readers -= 1
+    return 0
+
+
+cdef int write_latent(const LatentWriteArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_write_latent(args, num_threads)
+    return 0
+
+
+cdef int write_index(const IndexWriteArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_write_index(args, num_threads)
+    return 0
+
+
+cdef int gather_latent(
+        const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows,
+        Tensor out) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    cdef PackedSequences batch
+    batch.table = table_array(block_table)
+    batch.seq_lens = index_array(seq_lens)
+    batch.rows = index_array(rows)
+    batch.block_size, batch.num_blocks = cache.block_size, cache.num_blocks
+    batch.num_tokens = out.shape_[0]
+    with nogil:
+        run_gather_latent(cache, <float>factor, batch, out.data, <DType>out.dtype_code, num_threads)
+    return 0
+
+
+cdef int index_scores(const IndexScoreCall& call) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_index_scores(call, num_threads)
+    return 0
+
+
+cdef int select_topk(const TopkArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_select_topk(args, num_threads)
+    return 0
+
+
+cdef int slots_of(const SlotsArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_slots_of(args, num_threads)
+    return 0
 
 
 cdef const HostCalls* host_calls() noexcept:

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <new>
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
@@ -7,6 +6,7 @@
 #include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/scratch_buffer.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
@@ -18,36 +18,6 @@ constexpr double kMergedFloatsPerUs = 2e3;  // of partial rows
 
 // Keys and values of up to this many times the L2 size may still be in the L3 cache.
 constexpr double kCachedL2s = 8.0;
-
-// Aligned scratch memory that grows and never shrinks.
-class ScratchBuffer {
- public:
-  ScratchBuffer() = default;
-  ScratchBuffer(const ScratchBuffer&) = delete;
-  ScratchBuffer& operator=(const ScratchBuffer&) = delete;
-  ~ScratchBuffer() { release(); }
-
-  [[nodiscard]] float* reserve(int64_t floats) {
-    if (floats > capacity_) {
-      release();
-      data_ = static_cast<float*>(::operator new(static_cast<size_t>(floats) * sizeof(float), kAlignment));
-      capacity_ = floats;
-    }
-    return data_;
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{4096};
-
-  void release() noexcept {
-    if (data_ != nullptr) ::operator delete(data_, kAlignment);
-    data_ = nullptr;
-    capacity_ = 0;
-  }
-
-  float* data_ = nullptr;
-  int64_t capacity_ = 0;
-};
 
 // A unit of work that a thread claims: the heads of one pass of an item.
 struct Unit {

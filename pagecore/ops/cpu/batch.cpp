@@ -28,13 +28,17 @@ bool all_below(const Indices& ids, int64_t begin, int64_t end, int64_t limit) {
 }  // namespace
 
 void CheckedBatch::check(const AttentionArgs& args) {
+  check_lists(args);
+  for (int64_t i = 0; i < num_sequences_; ++i) check_blocks(args, i);
+}
+
+void CheckedBatch::check_lists(const AttentionArgs& args) {
   num_sequences_ = args.seq_lens.size;
   check_queries(args);
   check_lengths(args);
   check_rows(args);
   check_mask(args);
   check_selection(args);
-  for (int64_t i = 0; i < num_sequences_; ++i) check_blocks(args, i);
 }
 
 void CheckedBatch::check_queries(const AttentionArgs& args) {

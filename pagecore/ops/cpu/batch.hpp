@@ -17,6 +17,9 @@ class CheckedBatch {
   // outside the cache. Only blocks that some query attends to are checked.
   void check(const AttentionArgs& args);
 
+  // check() without the blocks of the table.
+  void check_lists(const AttentionArgs& args);
+
   // Raises ShapeError unless the plan was made for this batch and these options.
   void check_plan(const AttentionArgs& args, const PlanView& plan) const;
 

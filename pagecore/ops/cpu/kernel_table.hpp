@@ -130,6 +130,8 @@ PC_FORCE_INLINE int64_t heads_per_pass(int64_t rows, int64_t heads) {
   return together < 1 ? 1 : together < heads ? together : heads;
 }
 
+struct LatentKernels;
+
 struct KernelTable {
   // Attends the key heads head_begin .. head_begin + head_count of an item; head_count is at most heads_per_pass().
   void (*attend)(const AttentionArgs&, const AttentionBatch&, const PcWorkItem&, int64_t head_begin, int64_t head_count,
@@ -149,6 +151,7 @@ struct KernelTable {
   void (*score)(const ScoreArgs&, const ScorePart&, float* rows);
   // Summarises the new keys of one head.
   void (*summarise)(const SummaryArgs&, int64_t head);
+  const LatentKernels* latent;  // latent_args.hpp
 };
 
 // One table per isa/*.cpp of this build.

@@ -1,0 +1,49 @@
+from collections.abc import Sequence
+from typing import Any
+
+from pagecore.ops._plan import AttentionPlan
+
+def write_latent(
+    latent: Any,
+    rope: Any,
+    latent_cache: Any,
+    rope_cache: Any,
+    slot_mapping: Any,
+    *,
+    format: str | None = None,
+    scale: float | None = None,
+    stream: Any = None,
+) -> None: ...
+def latent_attention(
+    query_latent: Any,
+    query_rope: Any,
+    latent_cache: Any,
+    rope_cache: Any,
+    block_table: Any = None,
+    seq_lens: Any = None,
+    *,
+    scale: float,
+    rows: Any = None,
+    cu_query_lens: Any = None,
+    causal: bool = True,
+    window: int | Sequence[int | None] | None = None,
+    sinks: Any = None,
+    indices: Any = None,
+    index_lens: Any = None,
+    format: str | None = None,
+    latent_scale: float | None = None,
+    out: Any = None,
+    return_lse: bool = False,
+    plan: AttentionPlan | None = None,
+) -> Any: ...
+def gather_latent(
+    latent_cache: Any,
+    rope_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    rows: Any = None,
+    format: str | None = None,
+    latent_scale: float | None = None,
+    dtype: Any = "float32",
+) -> Any: ...

@@ -1,0 +1,395 @@
+"""write_latent, latent_attention and gather_latent: check the arguments, call the kernel."""
+
+from libc.stdint cimport int32_t, int64_t
+
+from pagecore.arrays._tensor cimport Tensor, new_tensor
+from pagecore.arrays.codes cimport CPU, INT32
+from pagecore.ops._checks cimport any_tensor, check_last_axis, check_length, check_result, check_writable, float_tensor
+from pagecore.ops._indices cimport given_indices, index_tensor
+from pagecore.ops._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes, one_head
+from pagecore.ops._numbers cimport finite_number, head_numbers, read_flag, read_window
+from pagecore.ops._overlap cimport check_apart, check_apart_or_same, check_own_elements
+from pagecore.ops._place cimport Place, check_place, find_place, finished, new_result
+from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.args cimport index_array, lse_array, per_head, table_array, token_array
+from pagecore.ops.cpu._cpu cimport (
+    gather_latent as run_gather,
+    latent_attention as run_attention,
+    total_tokens,
+    write_latent as run_write,
+)
+from pagecore.ops.cpu.latent cimport LatentArgs, LatentWriteArgs
+
+from pagecore.arrays import as_dtype
+from pagecore.arrays.dtypes import DTYPES
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.ops._write import write_kv
+
+
+def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format=None, scale=None, stream=None):
+    """Write new latent and rope rows to slots of a latent cache.
+
+    Plain caches may be on the host or on CUDA; the other formats are written on the host.
+
+    Parameters
+    ----------
+    latent, rope : array, [T, L] and [T, R]
+        float32, float16 or bfloat16. The last axis is contiguous, here and below; other strides are free.
+    latent_cache : array, [num_blocks, block_size, row]
+        Written in place. Its dtype and row determine the format:
+
+        - float32, float16 or bfloat16: plain numbers, row = L + R;
+        - float8_e4m3fn: codes of ``number / scale``, saturating, to nearest even, row = L + R;
+        - uint8, row = 656: "fp8_ds_mla" of FlashMLA and vLLM, 512 e4m3 codes, 4 float32 scales, one for 128 codes and a
+          power of two, and 64 bfloat16 rope numbers;
+        - uint8, row = 352: "nvfp4_ds_mla" of vLLM, 256 bytes of two e2m1 codes, 64 e4m3 rope codes, and 32 e4m3 scales,
+          one for 16 codes, of which scale s is at byte ``320 + 8 * (s % 4) + s // 4``.
+
+        Rows of the uint8 formats start at multiples of 16 bytes.
+    rope_cache : array, [num_blocks, block_size, R], or None
+        Plane of the rope numbers, in the dtype of `latent_cache`, whose row then is L. None if `latent_cache` holds both
+        parts, latent first.
+    slot_mapping : integers, [T'], T' <= T
+        Slot ``block * block_size + offset`` of each token. Tokens with a negative slot, and tokens from T' on, are not
+        written. If two tokens have one slot, the host keeps the later one.
+    format : str, optional
+        "float8_e4m3fn", "fp8_ds_mla" or "nvfp4_ds_mla"; the cache must have it.
+    scale : float, optional
+        Factor of the codes of "float8_e4m3fn"; 1 by default.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work.
+
+    Raises
+    ------
+    InvalidBlock
+        A slot is outside the cache.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays do not match each other, are misaligned, not supported, or cannot be written. After every error nothing
+        has been written.
+
+    Notes
+    -----
+    Multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", 2024.
+
+    Examples
+    --------
+    >>> import numpy as np, pagecore
+    >>> cache = np.zeros((4, 64, 576), np.float32)
+    >>> pagecore.write_latent(np.ones((2, 512), np.float32), np.ones((2, 64), np.float32), cache, None, [70, -1])
+    >>> cache[1, 6].sum()
+    np.float32(576.0)
+    """
+    cdef Place place
+    cdef Tensor numbers = float_tensor(latent, "latent", 2, 1, "[num_tokens, latent_dim]")
+    find_place(&place, numbers, "latent", latent, stream)
+    cdef Tensor turned = float_tensor(rope, "rope", 2, 1, "[num_tokens, rope_dim]")
+    check_place(turned, "rope", &place)
+    check_length(turned, "rope", 0, numbers.shape_[0], "the tokens of latent")
+    cdef int64_t latent_dim = numbers.shape_[1], rope_dim = turned.shape_[1]
+    cdef LatentPlanes planes = latent_planes(latent_cache, rope_cache, format, latent_dim, rope_dim, &place)
+    cdef double factor = latent_factor(scale, "scale", planes)
+    check_writable(planes.latent, "latent_cache")
+    check_own_elements(planes.latent, "latent_cache")
+    if planes.rope is not None:
+        check_writable(planes.rope, "rope_cache")
+        check_own_elements(planes.rope, "rope_cache")
+        check_apart(planes.latent, "latent_cache", planes.rope, "rope_cache")
+    cdef Tensor slots = given_indices(slot_mapping, "slot_mapping", 1, "[at most num_tokens]", &place)
+    if slots.shape_[0] > numbers.shape_[0]:
+        raise ShapeError(
+            f"slot_mapping has {slots.shape_[0]} slots for {numbers.shape_[0]} tokens; it must not have more")
+    for read, name in ((numbers, "latent"), (turned, "rope"), (slots, "slot_mapping")):
+        check_apart(planes.latent, "latent_cache", read, name)
+        check_apart(planes.rope, "rope_cache", read, name) if planes.rope is not None else None
+    cdef LatentWriteArgs args
+    if not planes.format:
+        rope_plane = (
+            columns_of(planes.latent, latent_dim, rope_dim)
+            if planes.rope is None else columns_of(planes.rope, 0, rope_dim))
+        write_kv(
+            columns_of(numbers, 0, latent_dim), columns_of(turned, 0, rope_dim),
+            columns_of(planes.latent, 0, latent_dim), rope_plane, slots,
+            stream=None if place.device_type == CPU else place.stream)
+        return
+    check_host(&place, f"writes of {planes.format}")
+    args.latent, args.rope = one_head(numbers), one_head(turned)
+    args.cache = planes.native
+    args.slots = index_array(slots)
+    args.factor = <float>factor
+    run_write(args)
+
+
+cdef int check_host(const Place* place, str what) except -1:
+    if place.device_type != CPU:
+        raise UnsupportedOption(f"{what} run on the host only, and the arrays are on CUDA; copy them to the host")
+    return 0
+
+
+def latent_attention(
+    query_latent,
+    query_rope,
+    latent_cache,
+    rope_cache,
+    block_table=None,
+    seq_lens=None,
+    *,
+    scale,
+    rows=None,
+    cu_query_lens=None,
+    causal=True,
+    window=None,
+    sinks=None,
+    indices=None,
+    index_lens=None,
+    format=None,
+    latent_scale=None,
+    out=None,
+    return_lse=False,
+    plan=None,
+):
+    """Attend to a cache of latents with absorbed queries, to whole sequences or to listed slots. Host arrays only.
+
+    Every head attends to the same rows. The key of a token is its latent and rope numbers, its value the latent, which
+    is read once. The score of a query is ``scale * (query_latent . latent + query_rope . rope)``.
+
+    Parameters
+    ----------
+    query_latent, query_rope : array, [T, H, L] and [T, H, R]
+        float32, float16 or bfloat16, both of one dtype. query_latent is the query without rope times the key half of
+        the up-projection (``kv_b_proj``) of its head.
+    latent_cache, rope_cache : array
+        As for `write_latent`.
+    block_table, seq_lens, rows, cu_query_lens, causal, window
+        As for `paged_attention`. With `indices` they are not given.
+    scale : float
+        Factor of the scores: ``qk_head_dim ** -0.5`` of the model before absorption, times mscale squared with YaRN. It
+        has no default, because it does not follow from L and R.
+    sinks : numbers, [H], optional
+        An additional logit in the softmax of each head, without a value; included in lse.
+    indices : integers, [T, n], optional
+        Slots that each query attends to; negative entries are skipped. A row must not list a slot twice.
+    index_lens : integers, [T], optional
+        Number of entries of each row of `indices` that count; all by default.
+    format : str, optional
+        Format of the cache, as for `write_latent`.
+    latent_scale : float, optional
+        Factor of the codes of "float8_e4m3fn"; 1 by default.
+    out : array, [T, H, L], optional
+        Array for the output, in the dtype of the queries; it is returned. It may be `query_latent` itself.
+    return_lse : bool
+        Return ``(out, lse)``. lse is the natural logarithm of the denominator of the softmax, float32 [T, H].
+    plan : AttentionPlan, optional
+        A plan of `plan_attention` with ``num_kv_heads=1`` for these lengths and options; with `indices` one for
+        `index_lens` with ``causal=False``.
+
+    Returns
+    -------
+    array or (array, array)
+        The output in the latent space, [T, H, L]; the value half of the up-projection turns it into values. A query
+        that attends to nothing has output 0, and lse is the sink or -inf.
+
+    Raises
+    ------
+    InvalidBlock
+        A block or slot is outside the cache, or a row lists a slot twice.
+    ShapeError, InvalidSequence, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
+        As for `paged_attention`. After every error nothing has been written.
+
+    Notes
+    -----
+    Sums are float32. If the queries are bfloat16, the cache is bfloat16 or quantised, and the instruction set multiplies
+    bfloat16, softmax weights are rounded to bfloat16. Quantised rows are read as bfloat16, which is exact unless a scale
+    of "fp8_ds_mla" is not a power of two.
+
+    DeepSeek-AI, "DeepSeek-V2", 2024 (absorption), and "DeepSeek-V3.2", 2025 (sparse attention); FlashMLA, whose sparse
+    kernel gives +inf as the lse of a query without keys and leaves sinks out of it.
+    """
+    cdef Place place
+    cdef Tensor q = float_tensor(query_latent, "query_latent", 3, 1, "[num_tokens, num_heads, latent_dim]")
+    find_place(&place, q, "query_latent", query_latent, None)
+    if place.device_type != CPU:
+        raise DeviceError("query_latent is on CUDA; latent_attention runs on the host only: copy the arrays to the host")
+    cdef Tensor q_rope = float_tensor(query_rope, "query_rope", 3, 1, "[num_tokens, num_heads, rope_dim]")
+    check_place(q_rope, "query_rope", &place)
+    if q_rope.dtype_code != q.dtype_code:
+        raise UnsupportedDtype(f"query_latent is {q.dtype} and query_rope {q_rope.dtype}; both must have one dtype")
+    check_length(q_rope, "query_rope", 0, q.shape_[0], "the tokens of query_latent")
+    check_length(q_rope, "query_rope", 1, q.shape_[1], "the heads of query_latent")
+    cdef LatentPlanes planes = latent_planes(
+        latent_cache, rope_cache, format, q.shape_[2], q_rope.shape_[2], &place)
+    cdef double factor = latent_factor(latent_scale, "latent_scale", planes)
+    if scale is None:
+        raise UnsupportedOption(
+            "scale is None; give qk_head_dim ** -0.5 of the model, times mscale squared: it does not follow from the "
+            "latent")
+    cdef int64_t left, right
+    read_window(window, &left, &right)
+    cdef LatentArgs args
+    args.call.causal, args.call.window_left, args.call.window_right = read_flag(causal, "causal"), left, right
+    args.call.scale = finite_number(scale, "scale") * factor
+    cdef bint returns_lse = read_flag(return_lse, "return_lse")
+    cdef list lists = (
+        sequence_lists(&args, q, block_table, seq_lens, rows, cu_query_lens, index_lens, planes, &place)
+        if indices is None
+        else slot_lists(&args, q, indices, index_lens, (block_table, seq_lens, rows, cu_query_lens, window), &place))
+    if plan is not None:
+        check_plan(plan, q.shape_[1])
+    cdef Tensor sink_numbers = None if sinks is None else head_numbers(sinks, "sinks", q.shape_[1], &place)
+    cdef Tensor result = output(out, q, query_latent, &place)
+    if out is not None:
+        check_apart_or_same(result, "out", q, "query_latent")
+        for read, name in ((q_rope, "query_rope"), (planes.latent, "latent_cache"), (planes.rope, "rope_cache"),
+                           (sink_numbers, "sinks"), *lists):
+            check_apart(result, "out", read, name)
+    cdef Tensor lse = new_result(2, q.shape_, 0, query_latent, &place) if returns_lse else None
+    cdef Tensor factors = None
+    cdef int64_t one = 1
+    if factor != 1.0:
+        factors = new_tensor(1, &one, 0, False)
+        (<float*>factors.data)[0] = <float>factor
+    args.call.query, args.query_rope = token_array(q), token_array(q_rope)
+    args.call.key.num_heads = 1
+    args.call.key.dim = planes.native.latent_dim + planes.native.rope_dim
+    args.call.value = args.call.key
+    args.call.value.dim = planes.native.latent_dim
+    args.call.value_scale = per_head(factors)
+    args.call.sinks = per_head(sink_numbers)
+    args.call.out, args.call.lse = token_array(result), lse_array(lse)
+    args.cache = planes.native
+    run_attention(args, plan)
+    given = finished(result, query_latent, &place) if out is None else out
+    return (given, finished(lse, query_latent, &place)) if returns_lse else given
+
+
+cdef list sequence_lists(
+        LatentArgs* args, Tensor q, object block_table, object seq_lens, object rows, object cu_query_lens,
+        object index_lens, LatentPlanes planes, const Place* place):
+    """Fill the lists of a call on sequences; return the arrays that it reads, with their names."""
+    if index_lens is not None:
+        raise UnsupportedOption("index_lens is given without indices; leave it out")
+    if block_table is None or seq_lens is None:
+        missing = "block_table" if block_table is None else "seq_lens"
+        raise UnsupportedOption(f"{missing} is None; give block_table and seq_lens, or indices")
+    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", place)
+    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", place)
+    cdef Tensor picked = None, cu = None
+    if rows is None:
+        check_length(
+            table, "block_table", 0, lens.shape_[0], "one row for each of seq_lens, or pass rows= to pick some")
+    else:
+        picked = index_tensor(rows, "rows", 1, "[num_sequences]", place)
+        check_length(picked, "rows", 0, lens.shape_[0], "one for each of seq_lens")
+    if cu_query_lens is None:
+        check_length(
+            q, "query_latent", 0, lens.shape_[0], "one query for each of seq_lens, or pass cu_query_lens=")
+    else:
+        cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", place)
+        check_length(cu, "cu_query_lens", 0, lens.shape_[0] + 1, "one more than seq_lens")
+    args.call.table = table_array(table)
+    args.call.seq_lens, args.call.rows = index_array(lens), index_array(picked)
+    args.call.cu_query_lens = index_array(cu)
+    args.call.key.num_blocks, args.call.key.block_size = planes.native.num_blocks, planes.native.block_size
+    return [(table, "block_table"), (lens, "seq_lens"), (picked, "rows"), (cu, "cu_query_lens")]
+
+
+cdef list slot_lists(
+        LatentArgs* args, Tensor q, object indices, object index_lens, tuple others, const Place* place):
+    """Fill the lists of a call on slots: each query is a sequence, and its slots are blocks of one token."""
+    for other, name in zip(others, ("block_table", "seq_lens", "rows", "cu_query_lens", "window"), strict=True):
+        if other is not None:
+            raise UnsupportedOption(f"{name} is given with indices, which name the slots themselves; leave {name} out")
+    cdef Tensor slots = index_tensor(indices, "indices", 2, "[num_tokens, n]", place)
+    check_length(slots, "indices", 0, q.shape_[0], "one row for each query")
+    cdef Tensor lens
+    cdef int64_t i
+    if index_lens is None:
+        lens = new_tensor(1, q.shape_, INT32, False)
+        for i in range(q.shape_[0]):
+            (<int32_t*>lens.data)[i] = <int32_t>slots.shape_[1]
+    else:
+        lens = index_tensor(index_lens, "index_lens", 1, "[num_tokens]", place)
+        check_length(lens, "index_lens", 0, q.shape_[0], "one for each query")
+    args.sparse = True
+    args.call.causal = False
+    args.call.table = table_array(slots)
+    args.call.seq_lens = index_array(lens)
+    args.call.key.block_size = 1
+    return [(slots, "indices"), (lens, "index_lens")]
+
+
+cdef int check_plan(object plan, int64_t num_heads) except -1:
+    if not isinstance(plan, AttentionPlan):
+        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be a plan from plan_attention, or None")
+    cdef int64_t planned = (<AttentionPlan>plan).plan.options.num_query_heads
+    cdef int64_t planned_kv = (<AttentionPlan>plan).plan.options.num_kv_heads
+    if planned != num_heads or planned_kv != 1:
+        raise ShapeError(
+            f"query_latent has {num_heads} heads and the plan is for {planned} query heads and {planned_kv} key-value "
+            f"heads; make a plan for num_query_heads={num_heads} and num_kv_heads=1"
+        )
+    return 0
+
+
+cdef Tensor output(object out, Tensor query, object example, const Place* place):
+    if out is None:
+        return new_result(3, query.shape_, query.dtype_code, example, place)
+    cdef Tensor result = any_tensor(out, "out")
+    check_place(result, "out", place)
+    check_result(result, "out", 3, query.shape_, query.dtype_code)
+    check_last_axis(result, "out")
+    return result
+
+
+def gather_latent(
+    latent_cache, rope_cache, block_table, seq_lens, *, rows=None, format=None, latent_scale=None, dtype="float32"
+):
+    """Copy the rows of sequences out of a latent cache, dequantised, for prefill with expanded keys. Host arrays only.
+
+    Parameters
+    ----------
+    latent_cache, rope_cache : array
+        As for `write_latent`.
+    block_table, seq_lens, rows
+        As for `paged_attention`. Tokens of the null block, 0, become zeros.
+    format : str, optional
+    latent_scale : float, optional
+        Factor of the codes of "float8_e4m3fn"; 1 by default.
+    dtype : {"float32", "bfloat16", "float16"}
+        Dtype of the result, rounded to nearest even.
+
+    Returns
+    -------
+    array, [sum(seq_lens), L + R]
+        Latent, then rope, of each token; the sequences follow each other. A new array in the framework of
+        `latent_cache`.
+
+    Raises
+    ------
+    InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
+        Invalid ids, lengths or arrays.
+    """
+    cdef Place place
+    cdef Tensor example = any_tensor(latent_cache, "latent_cache")
+    find_place(&place, example, "latent_cache", latent_cache, None)
+    if place.device_type != CPU:
+        raise DeviceError("latent_cache is on CUDA; gather_latent runs on the host only: copy the arrays to the host")
+    cdef LatentPlanes planes = latent_planes(latent_cache, rope_cache, format, 0, -1, &place)
+    cdef double factor = latent_factor(latent_scale, "latent_scale", planes)
+    wanted = as_dtype(dtype)
+    if wanted not in ("float32", "bfloat16", "float16"):
+        raise UnsupportedDtype(f"dtype is {wanted}; use float32, bfloat16 or float16")
+    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
+    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
+    cdef Tensor picked = None
+    if rows is None:
+        check_length(
+            table, "block_table", 0, lens.shape_[0], "one row for each of seq_lens, or pass rows= to pick some")
+    else:
+        picked = index_tensor(rows, "rows", 1, "[num_sequences]", &place)
+        check_length(picked, "rows", 0, lens.shape_[0], "one for each of seq_lens")
+    cdef int64_t shape[2]
+    shape[0] = total_tokens(lens, table.shape_[1], planes.native.block_size)
+    shape[1] = planes.native.latent_dim + planes.native.rope_dim
+    cdef Tensor result = new_result(2, shape, DTYPES.index(wanted), latent_cache, &place)
+    run_gather(planes.native, factor, table, lens, picked, result)
+    return finished(result, latent_cache, &place)

@@ -1,0 +1,3 @@
+LATENT_FORMATS: tuple[str, ...]
+LATENT_ROW_BYTES: dict[str, int]
+PACKED_LATENT_DIMS: tuple[int, int]

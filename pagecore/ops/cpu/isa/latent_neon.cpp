@@ -1,0 +1,2 @@
+#define PC_ISA neon
+#include "pagecore/ops/cpu/kernels/latent_kernels.hpp"

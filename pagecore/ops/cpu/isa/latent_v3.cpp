@@ -1,0 +1,2 @@
+#define PC_ISA v3
+#include "pagecore/ops/cpu/kernels/latent_kernels.hpp"

@@ -1,0 +1,2 @@
+#define PC_ISA v4
+#include "pagecore/ops/cpu/kernels/latent_kernels.hpp"
