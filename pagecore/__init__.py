@@ -59,7 +59,7 @@ from pagecore.ops import (
     write_latent,
 )
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, TensorParallel
+from pagecore.storage import AttentionSpec, KVLayout, KVPool, LatentSpec, Plane, TensorParallel
 
 __version__ = "0.1.0"
 
@@ -83,6 +83,7 @@ __all__ = [
     "KVCache",
     "KVLayout",
     "KVPool",
+    "LatentSpec",
     "NotEnoughMemory",
     "OutOfBlocks",
     "OutOfRows",

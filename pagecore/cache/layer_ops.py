@@ -14,9 +14,9 @@ import numpy as np
 from pagecore.arrays.uploads import to_device
 from pagecore.cache.step.batch import Batch, BatchGroup
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.ops import AttentionPlan, paged_attention, write_kv
+from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops._checks import float_array
-from pagecore.storage import AttentionSpec, KVPool, Spec
+from pagecore.storage import AttentionSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.spec import stores_key_and_value, window_of
 
 
@@ -108,6 +108,68 @@ class AttentionOps(LayerOps):
         )
 
 
+class LatentOps(LayerOps):
+    """Operations of a `LatentSpec`: key and value of a write are latent and rope, and queries are absorbed."""
+
+    def __init__(self, spec: LatentSpec, device: str) -> None:
+        self._spec = spec
+        self._device = device
+        self._names = [plane.name for plane in spec.planes if plane.name in ("latent", "rope")]
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a latent."""
+        return self._spec.latent_dim
+
+    def plan(self) -> AttentionPlan | None:
+        """Return an empty plan; None on a device, and if the spec does not specify its number of query heads."""
+        spec = self._spec
+        if spec.num_query_heads is None or self._device not in ("cpu", "none"):
+            return None
+        return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=1, window=spec.window, device="cpu")
+
+    def _planes(self, pool: KVPool, index: int) -> tuple[Any, Any]:
+        """Return the planes of latent and rope; None for rope if the latent's plane holds both."""
+        planes = [pool.plane(name, index) for name in self._names]
+        return planes[0], planes[1] if len(planes) > 1 else None
+
+    def write(
+        self, pool: KVPool, index: int, key: Any, value: Any, batch: Batch, group: BatchGroup, stream: object
+    ) -> None:
+        """Scatter latents ``[T, latent_dim]``, the key, and rope numbers ``[T, rope_dim]``, the value."""
+        latent, rope = self._planes(pool, index)
+        tensor, slots = float_array(key, "latent"), group.slot_mapping
+        if tensor.ndim == 2 and tensor.shape[0] < batch.num_tokens:
+            raise ShapeError(f"latent has {tensor.shape[0]} tokens; the step has {batch.num_tokens}")
+        rows = tensor.shape[0] if tensor.ndim else 0
+        scale = None if self._spec.format != "float8_e4m3fn" else float(self._spec.latent_scale)
+        used = slots if rows >= slots.shape[0] else slots[:rows]
+        write_latent(tensor if latent.device == "cpu" else key, value, latent, rope, used, scale=scale, stream=stream)
+
+    def attend(
+        self, pool: KVPool, index: int, query: Any, batch: Batch, group: BatchGroup, options: dict[str, Any]
+    ) -> Any:
+        """Call `latent_attention` on a query ``(query_latent, query_rope)``; with `indices`, on these slots alone."""
+        if not (isinstance(query, tuple | list) and len(query) == 2):
+            raise UnsupportedOption(
+                f"query is a {type(query).__name__}; a layer with a LatentSpec takes (query_latent, query_rope)"
+            )
+        spec = self._spec
+        defaults: dict[str, Any] = {"scale": spec.scale}
+        if spec.format == "float8_e4m3fn":
+            defaults["latent_scale"] = spec.latent_scale
+        planes = self._planes(pool, index)
+        if options.get("indices") is not None:
+            return latent_attention(*query, *planes, **{**defaults, **options})
+        defaults["window"] = spec.window
+        if options.keys().isdisjoint(("plan", "causal", "window")):
+            defaults["plan"] = group.plan
+        lists = {"rows": batch.rows, "cu_query_lens": batch.cu_query_lens}
+        return latent_attention(
+            *query, *planes, group.block_table, batch.seq_lens, **lists, **{**defaults, **options}
+        )
+
+
 class StoredOps(LayerOps):
     """Operations of a spec with other planes.
 
@@ -144,4 +206,6 @@ class StoredOps(LayerOps):
 
 def layer_ops(spec: Spec, device: str) -> LayerOps:
     """Return the operations of a spec on a device of `PagedKVCache`, "none" included."""
+    if isinstance(spec, LatentSpec):
+        return LatentOps(spec, device)
     return AttentionOps(spec, device) if stores_key_and_value(spec) else StoredOps(spec)

@@ -416,6 +416,8 @@ class PagedKVCache(SwapMethods, CacheReader):
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
         T is the batch's `num_tokens` or more. Floats are cast to the cache's dtype. `stream` is that of the prepare.
+        A layer with a `LatentSpec` takes latents ``[T, latent_dim]`` as keys and rope numbers ``[T, rope_dim]`` as
+        values.
 
         Raises
         ------
@@ -437,7 +439,9 @@ class PagedKVCache(SwapMethods, CacheReader):
         `paged_attention` are accepted except `rows` and `cu_query_lens`, which the batch supplies; window, scale,
         softcap and sinks default to those of the layer's spec.
 
-        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query.
+        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query. A layer with a
+        `LatentSpec` takes a pair ``(query_latent, query_rope)`` and the options of `latent_attention`; its result is
+        ``[T, num_query_heads, latent_dim]``. With `indices` the slots listed there are attended to.
 
         Raises
         ------

@@ -1,10 +1,21 @@
 """Specs and planes of layers, memory layouts, and the pools that hold the bytes."""
 
 from pagecore.storage.attention_spec import AttentionSpec
+from pagecore.storage.latent_spec import LatentSpec
 from pagecore.storage.layout import KVLayout
 from pagecore.storage.memory import free_memory, parse_memory
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.pool import KVPool
 from pagecore.storage.spec import Plane, Spec
 
-__all__ = ["AttentionSpec", "KVLayout", "KVPool", "Plane", "Spec", "TensorParallel", "free_memory", "parse_memory"]
+__all__ = [
+    "AttentionSpec",
+    "KVLayout",
+    "KVPool",
+    "LatentSpec",
+    "Plane",
+    "Spec",
+    "TensorParallel",
+    "free_memory",
+    "parse_memory",
+]
