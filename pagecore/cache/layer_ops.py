@@ -158,15 +158,22 @@ class LatentOps(LayerOps):
         defaults: dict[str, Any] = {"scale": spec.scale}
         if spec.format == "float8_e4m3fn":
             defaults["latent_scale"] = spec.latent_scale
-        planes = self._planes(pool, index)
+        latent, rope = self._planes(pool, index)
         if options.get("indices") is not None:
-            return latent_attention(*query, *planes, **{**defaults, **options})
+            return latent_attention(query[0], query[1], latent, rope, **{**defaults, **options})
         defaults["window"] = spec.window
         if options.keys().isdisjoint(("plan", "causal", "window")):
             defaults["plan"] = group.plan
-        lists = {"rows": batch.rows, "cu_query_lens": batch.cu_query_lens}
         return latent_attention(
-            *query, *planes, group.block_table, batch.seq_lens, **lists, **{**defaults, **options}
+            query[0],
+            query[1],
+            latent,
+            rope,
+            group.block_table,
+            batch.seq_lens,
+            rows=batch.rows,
+            cu_query_lens=batch.cu_query_lens,
+            **{**defaults, **options},
         )
 
 

@@ -11,8 +11,9 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models.families import FAMILIES, FLAT, TEXT_MODELS, Family
 from pagecore.models.fields import Fields, open_config, shown
+from pagecore.models.latent import LATENT_FAMILIES, latent_layers
 from pagecore.models.unserved import FULL, SLIDING, unserved_attention, unserved_kind
-from pagecore.storage import AttentionSpec
+from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.checks import LAYERS_MAX
 from pagecore.storage.spec import CACHE_DTYPES
 
@@ -30,27 +31,29 @@ class ModelConfig:
     ----------
     model_type : str
         The model family; for a multimodal model that of its text model.
-    layers : tuple of AttentionSpec
+    layers : tuple of AttentionSpec or LatentSpec
         One spec for each model layer.
     max_length : int or None
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
     """
 
     model_type: str
-    layers: tuple[AttentionSpec, ...]
+    layers: tuple[AttentionSpec, ...] | tuple[LatentSpec, ...]
     max_length: int | None
 
 
-def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | None = None) -> list[AttentionSpec]:
+def specs_from_config(
+    config: Config, *, dtype: object = "auto", sinks: Sinks | None = None
+) -> list[AttentionSpec] | list[LatentSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, olmo2, olmo3, starcoder2, cohere, cohere2,
     granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, mistral3, glm4v, qwen2_vl,
-    qwen2_5_vl, qwen3_vl and qwen3_vl_moe. Latent attention (DeepSeek-V3), linear-attention and recurrent states
-    (Qwen3-Next, Mamba) and chunked attention (Llama 4) raise UnsupportedOption. Missing fields have the defaults of
-    transformers 5. A field that would change the cache or the attention, and that the family does not read, raises; it
-    is never ignored.
+    qwen2_5_vl, qwen3_vl and qwen3_vl_moe. deepseek_v2 and deepseek_v3 have latent attention. Other latent attention
+    (DeepSeek-V3.2), linear-attention and recurrent states (Qwen3-Next, Mamba) and chunked attention (Llama 4) raise
+    UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the
+    attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------
@@ -64,8 +67,9 @@ def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
 
     Returns
     -------
-    list of AttentionSpec
-        One spec for each model layer, with heads, dims, dtype, window, scale, softcap and sinks.
+    list of AttentionSpec or LatentSpec
+        One spec for each model layer, with heads, dims, dtype, window, scale, softcap and sinks; for a model with latent
+        attention a `LatentSpec`.
 
     Raises
     ------
@@ -77,7 +81,8 @@ def specs_from_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     UnsupportedDtype
         A cache cannot have the dtype.
     """
-    return list(read_model_config(config, dtype=dtype, sinks=sinks).layers)
+    layers: list[Any] = list(read_model_config(config, dtype=dtype, sinks=sinks).layers)
+    return layers
 
 
 def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | None = None) -> ModelConfig:
@@ -91,6 +96,8 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     """
     whole = open_config(config)
     model_type, fields = _text_model(whole)
+    if model_type in LATENT_FAMILIES:
+        return _read_latent(whole, fields, model_type, dtype, sinks)
     family = FAMILIES[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
@@ -102,7 +109,7 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     head_dim = _head_dim(fields, heads)
     windows = _windows(fields, family, num_layers)
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows)
-    stored = _dtype(whole, fields) if isinstance(dtype, str) and dtype == "auto" else as_dtype(dtype)
+    stored = _stored_dtype(whole, fields, dtype)
     softcap = _softcap(fields)
     layers = tuple(
         AttentionSpec(
@@ -119,6 +126,20 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     )
     length = fields.value("max_position_embeddings")
     return ModelConfig(model_type, layers, None if length is None else fields.integer("max_position_embeddings"))
+
+
+def _read_latent(
+    whole: Fields, fields: Fields, model_type: str, dtype: object, sinks: Sinks | None
+) -> ModelConfig:
+    if sinks is not None:
+        raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
+    layers = latent_layers(fields, model_type, _stored_dtype(whole, fields, dtype))
+    length = fields.value("max_position_embeddings")
+    return ModelConfig(model_type, layers, None if length is None else fields.integer("max_position_embeddings"))
+
+
+def _stored_dtype(whole: Fields, fields: Fields, dtype: object) -> DType:
+    return _dtype(whole, fields) if isinstance(dtype, str) and dtype == "auto" else as_dtype(dtype)
 
 
 def _text_model(whole: Fields) -> tuple[str, Fields]:
@@ -141,17 +162,17 @@ def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> 
     if attention is not None:
         raise UnsupportedOption(
             f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore only supports full "
-            "and sliding-window attention"
+            "and sliding-window attention, and the latent attention of " + " and ".join(LATENT_FAMILIES)
         )
 
 
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
-    if not isinstance(model_type, str) or model_type not in {*FAMILIES, *TEXT_MODELS}:
+    if not isinstance(model_type, str) or model_type not in {*FAMILIES, *LATENT_FAMILIES, *TEXT_MODELS}:
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
-        known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
+        known = ", ".join(sorted([*FAMILIES, *LATENT_FAMILIES, *TEXT_MODELS]))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
             "model pass a list of AttentionSpec"

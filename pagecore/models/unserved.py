@@ -35,8 +35,6 @@ FIELDS: Mapping[str, str] = {
 }
 # Model types whose config.json may have none of these fields.
 TYPES: Mapping[str, str] = {
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
     "deepseek_v32": LATENT,
     "kimi_k2": LATENT,
     "glm4_moe_lite": LATENT,

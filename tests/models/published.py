@@ -649,26 +649,6 @@ PUBLISHED |= {
 
 # Published files whose attention an AttentionSpec cannot describe, with the reason in the error message.
 UNSERVED = {
-    "deepseek-v3": (
-        {
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "model_type": "deepseek_v3",
-            "first_k_dense_replace": 3,
-            "hidden_size": 7168,
-            "kv_lora_rank": 512,
-            "max_position_embeddings": 163840,
-            "n_routed_experts": 256,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 61,
-            "num_key_value_heads": 128,
-            "q_lora_rank": 1536,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "torch_dtype": "bfloat16",
-            "v_head_dim": 128,
-        },
-        "latent attention (kv_lora_rank = 512)",
-    ),
     "kimi-k2": (
         {
             "model_type": "kimi_k2",
@@ -751,4 +731,43 @@ UNSERVED = {
         "convolution states (conv_L_cache = 3)",
     ),
     "rwkv-4-169m": ({"model_type": "rwkv", "hidden_size": 768, "num_hidden_layers": 12}, "recurrent states"),
+}
+
+# Published files with latent attention: the fields that determine the cache.
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+LATENT = {
+    "deepseek-v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "first_k_dense_replace": 3,
+        "hidden_size": 7168,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 163840,
+        "n_routed_experts": 256,
+        "num_attention_heads": 128,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "torch_dtype": "bfloat16",
+        "v_head_dim": 128,
+    },
+    "deepseek-v2-lite": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "hidden_size": 2048,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 163840,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        "torch_dtype": "bfloat16",
+        "v_head_dim": 128,
+    },
 }
