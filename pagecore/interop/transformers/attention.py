@@ -18,8 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import NAME
-
-_STORED_KEYS = "_pagecore_stored_keys"
+from pagecore.interop.transformers.latent import STORED as _STORED_KEYS
 _REFUSAL = "_pagecore_refusal"
 # Further options that change the result of attention in some models; paged attention does not implement them.
 _UNSUPPORTED = (
@@ -105,6 +104,10 @@ def _attention(
             _refuse(f"{name} is given", "choose another implementation for this model")
     if options.get("output_attentions"):
         _refuse("output_attentions is set", 'call model.set_attn_implementation("eager") and use another cache')
+    if stored.forward.is_latent(stored.layer):
+        if softcap or s_aux is not None:
+            _refuse("softcap or sinks (s_aux) are given for latent attention", "use another cache")
+        return stored.forward.attend_latent(stored.layer, module, query, scaling, sliding_window), None
     return stored.forward.attend(stored.layer, query, scaling, softcap or 0.0, sliding_window, s_aux), None
 
 

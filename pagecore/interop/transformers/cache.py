@@ -19,6 +19,7 @@ from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.inputs import read_ids, read_integers, read_mask
+from pagecore.interop.transformers.latent import stored_latents
 from pagecore.interop.transformers.layer import PagedLayer
 from pagecore.interop.transformers.specs import keys_depend_on_length, specs_of_model
 from pagecore.interop.transformers.tracing import untraced
@@ -36,7 +37,7 @@ class PagedCache(Cache):  # type: ignore[misc]
     model : PreTrainedModel
         A decoder with attention implementation "pagecore": ``model.set_attn_implementation("pagecore")``. The cache
         registers hooks on the model, which are removed with the cache.
-    layers : list of AttentionSpec, optional
+    layers : list of AttentionSpec or LatentSpec, optional
         Specs of the layers; read from the model's config by default, in the model's dtype.
     block_size : int
     num_blocks, memory, max_sequences, prefix_cache, ... :
@@ -59,6 +60,9 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     Notes
     -----
+    DeepSeek V2 and V3 store latents from transformers 5.15.1 on, and attend to them with absorbed projections; a format
+    of `LatentSpec` can be chosen with `layers`. Earlier versions store the expanded keys and values.
+
     The model must run without gradients, as `generate` does. Padding may be anywhere in a row. Prefixes are matched by
     token ids: a pass with other inputs (embeddings, images), or with positions that do not count tokens, publishes
     nothing to the prefix cache. Each forward pass reads ids, mask and positions on the host.
@@ -190,6 +194,9 @@ class PagedCache(Cache):  # type: ignore[misc]
         """
         forward = self._generation.running_pass
         forward.store(layer_idx, key_states, value_states)
+        if forward.is_latent(layer_idx):
+            latent, rope = stored_latents((key_states, value_states), StoredKeys(forward, layer_idx))
+            return latent, rope
         mark_stored(key_states, value_states, StoredKeys(forward, layer_idx))
         return key_states, value_states
 

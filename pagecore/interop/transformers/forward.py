@@ -12,8 +12,10 @@ from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.transformers.implementation import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
+from pagecore.interop.transformers.latent import projections
 from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.tracing import untraced
+from pagecore.storage import LatentSpec
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -98,8 +100,20 @@ class Forward:
             )
         if key.dtype not in _DTYPES:
             raise UnsupportedDtype(f"the keys are {key.dtype}; run the model in float32, float16 or bfloat16")
-        self._rows.cache.write(layer, self._pack(key), self._pack(value), self.batch)
+        new = self._pack(key), self._pack(value)
+        if self.is_latent(layer):
+            if key.shape[1] != 1 or value.shape[1] != 1:
+                raise ShapeError(
+                    f"layer {layer} passed {key.shape[1]} heads, but its spec stores latents, which have one; make the "
+                    "cache with AttentionSpec for this model"
+                )
+            new = new[0][:, 0], new[1][:, 0]
+        self._rows.cache.write(layer, *new, self.batch)
         self._stored.add(layer)
+
+    def is_latent(self, layer: int) -> bool:
+        """Return True if the layer stores latents."""
+        return isinstance(self._rows.cache.spec(layer), LatentSpec)
 
     @untraced
     def attend(
@@ -113,12 +127,7 @@ class Forward:
     ) -> torch.Tensor:
         """Return outputs [batch, columns, heads, dim] of queries [batch, heads, columns, dim]; 0 for padding."""
         self._check(query)
-        spec = self._rows.cache.spec(layer)
-        if window != spec.window:
-            raise UnsupportedOption(
-                f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "
-                "make the cache with specs that have the model's windows"
-            )
+        self._check_window(layer, window)
         options: dict[str, Any] = {"softcap": softcap}
         if scale is not None:
             options["scale"] = scale
@@ -127,6 +136,37 @@ class Forward:
         attended = self._rows.cache.attend(layer, self._pack(query), self.batch, **options)
         self._attended.add(layer)
         return self._unpack(attended)
+
+    @untraced
+    def attend_latent(
+        self, layer: int, module: torch.nn.Module, query: torch.Tensor, scale: float | None, window: int | None
+    ) -> torch.Tensor:
+        """Return outputs [batch, columns, heads, v_dim] of queries [batch, heads, columns, nope + rope dims].
+
+        The up-projections of the module are absorbed: that of the keys into the queries, that of the values into the
+        output.
+        """
+        self._check(query)
+        self._check_window(layer, window)
+        spec = self._rows.cache.spec(layer)
+        assert isinstance(spec, LatentSpec)
+        packed = self._pack(query)
+        nope_dim = packed.shape[2] - spec.rope_dim
+        keys, values = projections(module, packed.shape[1], spec.latent_dim, nope_dim)
+        absorbed = torch.einsum("thd,hdl->thl", packed[..., :nope_dim], keys)
+        options: dict[str, Any] = {} if scale is None else {"scale": scale}
+        queries = absorbed, packed[..., nope_dim:].contiguous()
+        attended = self._rows.cache.attend(layer, queries, self.batch, **options)
+        self._attended.add(layer)
+        return self._unpack(torch.einsum("thl,hvl->thv", attended, values))
+
+    def _check_window(self, layer: int, window: int | None) -> None:
+        spec = self._rows.cache.spec(layer)
+        if window != spec.window:
+            raise UnsupportedOption(
+                f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "
+                "make the cache with specs that have the model's windows"
+            )
 
     def finish(self) -> None:
         """Mark the pass as done; abandon it and raise if a layer has not stored its keys or not attended to them."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import transformers
+from packaging.version import Version
+
 from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
+from pagecore.models.latent import LATENT_FAMILIES
 from pagecore.models.unserved import FULL, SLIDING, unserved_kind
-from pagecore.storage import AttentionSpec
+from pagecore.storage import AttentionSpec, LatentSpec
 
+# The first version of transformers whose DeepSeek models pass latents to the cache.
+_PASSES_LATENTS = Version("5.15.1")
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
-def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
+def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec] | list[LatentSpec]:
     """Return the spec of each layer.
 
     Known families are read by `specs_from_config`; the fields of other configs are read with their usual meaning. If a
@@ -38,6 +44,9 @@ def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
     """
     if config.model_type in FAMILIES:
         return specs_from_config(config.to_dict(), dtype=dtype)
+    if config.model_type in LATENT_FAMILIES:
+        latent = specs_from_config(config.to_dict(), dtype=dtype)
+        return latent if Version(transformers.__version__) >= _PASSES_LATENTS else _expanded(config, dtype)
     attention = unserved_kind(config.model_type, lambda name: _given(config, name))
     if attention is not None:
         raise UnsupportedOption(
@@ -50,6 +59,14 @@ def specs_of_model(config: Any, dtype: str) -> list[AttentionSpec]:
         AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads)
         for window in _windows(config)
     ]
+
+
+def _expanded(config: Any, dtype: str) -> list[AttentionSpec]:
+    """Return the specs of a model with latent attention that passes expanded keys and values to the cache."""
+    heads = _number(config, "num_attention_heads")
+    key_dim = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
+    spec = AttentionSpec(heads, key_dim, _number(config, "v_head_dim"), dtype=dtype, num_query_heads=heads)
+    return [spec] * _number(config, "num_hidden_layers")
 
 
 def keys_depend_on_length(config: Any) -> bool:
