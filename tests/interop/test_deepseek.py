@@ -11,6 +11,7 @@ from pagecore import AttentionSpec, LatentSpec, errors
 from tests.capabilities import require
 
 torch, transformers = require("torch"), require("transformers")
+torch.set_num_threads(1)  # the models are too small to gain from threads
 
 VOCABULARY = 97
 FIELDS = {
