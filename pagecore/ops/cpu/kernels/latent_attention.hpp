@@ -195,6 +195,20 @@ class LatentPass {
     multiply_tile_floats(product, prefetch);
   }
 
+  // Packs a whole strip of bfloat16 values. Every row of a tile exists: those past the last token are zeros.
+  void pack_whole_strip(int64_t column) {
+    if constexpr (kHasPairs) {
+      auto* to = reinterpret_cast<float*>(scratch_.values);
+      const char* base = unpacked_ + 2 * column;
+      for (int t = 0; t < kTileTokens; t += 2, to += kStripColumns) {
+        const auto a = (Halves)load(reinterpret_cast<const float*>(base + offsets_[t]));
+        const auto b = (Halves)load(reinterpret_cast<const float*>(base + offsets_[t + 1]));
+        store(to, (Vec)zip<0>(a, b, TwiceLanes{}));
+        store(to + kLanes, (Vec)zip<kLanes>(a, b, TwiceLanes{}));
+      }
+    }
+  }
+
   // Packs a strip of values of tokens [first, last); the others count as zeros. Returns true if all are finite.
   bool pack(int64_t column, int64_t columns, int first, int last) {
     const TokenRows rows{unpacked_ + column * (pairs_ ? 2 : 4), offsets_};
@@ -208,6 +222,11 @@ class LatentPass {
   void accumulate(const LatentTile& tile, bool whole, RowPrefetch& prefetch) {
     for (int64_t column = 0; column < latent_; column += kStripColumns) {
       const int64_t columns = latent_ - column < kStripColumns ? latent_ - column : kStripColumns;
+      if (pairs_ && whole && columns == kStripColumns) {
+        pack_whole_strip(column);
+        multiply_values(column, columns, 0, rows_, prefetch);
+        continue;
+      }
       if (pack(column, columns, 0, tile.count) || whole) {
         multiply_values(column, columns, 0, rows_, prefetch);
         continue;
