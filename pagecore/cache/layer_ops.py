@@ -17,7 +17,6 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, write_kv
 from pagecore.ops._checks import float_array
 from pagecore.storage import AttentionSpec, KVPool, Spec
-from pagecore.storage.formats import Format
 from pagecore.storage.spec import format_of, stores_key_and_value, window_of
 
 
@@ -62,7 +61,7 @@ class AttentionOps(LayerOps):
             sinks = None if spec.sinks is None else to_device(np.array(list(spec.sinks), np.float32), device)
             self._defaults.update(scale=spec.scale, softcap=spec.softcap, sinks=sinks)
         self._format = format_of(spec)
-        self._factors = _factors(spec, self._format, device)
+        self._factors = given_factors(spec, device)
 
     @property
     def value_dim(self) -> int:
@@ -125,8 +124,9 @@ class AttentionOps(LayerOps):
         }
 
 
-def _factors(spec: Spec, stored: Format | None, device: str) -> dict[str, Any]:
-    """Return the given factors of a format as arguments; those for each head are on the device of the cache."""
+def given_factors(spec: Spec, device: str) -> dict[str, Any]:
+    """Return the given factors of a spec's format as arguments of `write_kv`; an array is on the device."""
+    stored = format_of(spec)
     if stored is None or not stored.takes_factor:
         return {}
     suffix = "scale" if stored.scale_dtype is None else "global_scale"

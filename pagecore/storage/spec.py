@@ -149,9 +149,7 @@ def _checked_planes(spec: Spec, who: str) -> dict[str, Plane]:
     return planes
 
 
-def _check_attended(
-    planes: dict[str, Plane], query_heads: int | None, stored: Format | None, who: str
-) -> None:
+def _check_attended(planes: dict[str, Plane], query_heads: int | None, stored: Format | None, who: str) -> None:
     for name in ("key", "value"):
         if name not in planes:
             raise UnsupportedOption(

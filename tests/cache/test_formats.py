@@ -12,6 +12,7 @@ from pagecore import (
     KVLayout,
     PagedKVCache,
     Plane,
+    StaticKVCache,
     SwapSpace,
     TensorParallel,
 )
@@ -20,6 +21,7 @@ from pagecore.storage.formats import FORMATS
 from tests.cache.caches import Planes, normal, owned_memory
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
+from tests.reference.dense import dense_attention
 
 HEADS, DIM, V_DIM, BLOCK = 2, 32, 64, 4
 LAYOUTS = ["layerwise", "blockwise", "LBNCHD", "LBCNHD", "BCHND", KVLayout("layerwise", heads="NHD")]
@@ -256,3 +258,96 @@ def test_write_options_of_a_step_are_refused_before_anything_is_written():
     cache.write(0, key, value, batch)
     cache.commit(batch)
     check(cache, sequence)
+
+
+def static_bytes(cache: StaticKVCache, layer: int, count: int) -> dict[str, Any]:
+    """Return the bytes of each plane, ``[batch, tokens, heads, bytes]``."""
+    names = [plane.name for plane in cache.spec(layer).planes]
+    return {
+        name: np.ascontiguousarray(cache.plane(name, layer).numpy()[:, :, :count].transpose(0, 2, 1, 3)).view(np.uint8)
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("heads_next", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_static_cache_stores_the_bytes_of_the_twin(format, heads_next):
+    specs = [spec_of(format), spec_of(format)]
+    if format == "float8_e5m2":
+        specs[1] = spec_of(format, key_scale=[0.5, 7.0])
+    cache = StaticKVCache(specs, max_batch_size=2, max_length=16)
+    key, value = (side.reshape(2, 9, HEADS, -1) for side in rows(0, 18))
+
+    def given(x: Any) -> Any:
+        """Return ``[batch, heads, tokens, dim]`` with tokens or heads first in memory."""
+        moved = x.transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(moved) if heads_next else moved
+
+    for begin, end in ((0, 6), (6, 7), (7, 9)):
+        for layer in range(2):
+            cache.update(layer, given(key[:, begin:end]), given(value[:, begin:end]), begin)
+    for layer, spec in enumerate(specs):
+        found = static_bytes(cache, layer, 9)
+        for name, x in (("key", key), ("value", value)):
+            factor = np.float32(getattr(spec, f"{name}_scale") if FORMATS[format].takes_factor else 1.0)
+            of_heads = x / factor[:, None] if factor.ndim else x
+            codes, scales = twin.quantize_row(of_heads, format, 1.0 if factor.ndim else float(factor))
+            np.testing.assert_array_equal(found[name], codes)
+            if FORMATS[format].scale_dtype is not None:
+                np.testing.assert_array_equal(found[f"{name}_scale"], scales)
+    cache.reset()
+    assert not any(plane.any() for layer in range(2) for plane in static_bytes(cache, layer, 16).values())
+
+
+def test_a_static_cache_refuses_layers_of_different_formats():
+    for format in ("float8_e4m3fn", "mxfp8", "int8_token"):
+        with pytest.raises(UnsupportedOption, match="static"):
+            StaticKVCache([spec_of("float8_token"), spec_of(format)], max_length=8)
+
+
+def test_a_static_cache_checks_the_dim_in_numbers():
+    cache = StaticKVCache(spec_of("int4_token"), max_length=8)
+    key, value = (side.transpose(1, 0, 2)[None] for side in rows(0, 2))
+    with pytest.raises(ShapeError, match="heads of 32"):
+        cache.update(0, key[..., :16], value, 0)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_attention_reads_the_stored_numbers_after_every_move(format):
+    """Mixed steps, a fork and a swap; the oracle is dense attention over the dequantised rows."""
+    cache = make([spec_of(format), spec_of(format, window=6)], layout="blockwise")
+    space = SwapSpace(cache, num_blocks=20)
+    first = cache.add_sequence(range(40))
+    compute(cache, first, 9)
+    second = cache.fork(first)
+    compute(cache, second, 2, first=100)
+    cache.swap_out([first], space)
+    poison(cache)
+    cache.swap_in([first])
+    places = {first: [*range(9), *range(9, 12)], second: [*range(9), 100, 101, 102]}
+    batch = cache.prepare([first, second], [3, 1])
+    new = [9, 10, 11, 102]
+    query = normal(4, 4, DIM, seed=77)
+    for layer, window in ((0, None), (1, 6)):
+        pairs = [rows(place, 1, layer) for place in new]
+        cache.write(layer, *(np.concatenate(side) for side in zip(*pairs, strict=True)), batch)
+        found = cache.attend(layer, query, batch)
+        begin = 0
+        for sequence, count in ((first, 3), (second, 1)):
+            keys, values = read(cache.spec(layer), layer, places[sequence])
+            expected_ = dense_attention(query[begin : begin + count], keys, values, window=window)
+            np.testing.assert_allclose(found[begin : begin + count], expected_, rtol=2e-2, atol=2e-2)
+            begin += count
+    cache.commit(batch)
+
+
+def read(spec: Any, layer: int, positions: list[int]) -> list[Any]:
+    """Return the keys and values of positions as the cache rounds them."""
+    found = []
+    for name, side in zip(
+        ("key", "value"), zip(*(rows(place, 1, layer) for place in positions), strict=True), strict=True
+    ):
+        factor = getattr(spec, f"{name}_scale") if FORMATS[spec.format].takes_factor else 1.0
+        codes, scales = twin.quantize_row(np.concatenate(side), spec.format, factor)
+        found.append(twin.dequantize_row(codes, spec.format, scales, factor))
+    return found

@@ -245,3 +245,18 @@ def test_worked_example_variants_b5_the_range_contains_0():
     codes, scales = twin.quantize_row(row, "int4_token")
     assert abs(np.abs(twin.dequantize_row(codes, "int4_token", scales) - row).max() - 0.26667) < 1e-4
     assert abs(float(scales.view(np.float32)[0]) - 8.5 / 15) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_worked_example_variants_b12_scales_of_tokens_are_folded(dtype):
+    key, value = (np.zeros((2, 2, 1, 2), np.int8) for _ in range(2))
+    key_scale, value_scale = (np.full((2, 2, 1, 1), np.nan, np.float32) for _ in range(2))
+    key[1, :, 0], value[1, :, 0] = [[10, -20], [30, 5]], [[4, 8], [-2, 6]]
+    key_scale[1, :, 0, 0], value_scale[1, :, 0, 0] = [0.01, 0.02], [0.5, 0.25]
+    query = np.array([[[3, -1]]], DTYPES[dtype])
+    out, lse = pagecore.paged_attention(
+        query, key, value, [[1]], [2], scale=2**-0.5, key_scale=key_scale, value_scale=value_scale, return_lse=True
+    )
+    tolerance = 1e-6 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(out[0, 0].astype(np.float32), [0.2493543, 2.2493543], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(lse[0, 0], 1.5583875, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Written caches for tests: codes and scales in any layout, their expected bytes, and numbers that are hard to quantise."""
+"""Written caches for tests: codes and scales in any layout, their expected bytes, and hard numbers."""
 
 from __future__ import annotations
 

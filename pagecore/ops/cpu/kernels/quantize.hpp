@@ -214,23 +214,28 @@ PC_FORCE_INLINE IntVec max_of_four(IntVec a, IntVec b, IntVec c, IntVec d) {
 // The largest magnitudes of `count` groups, at most kLanes, one a lane; 0 in the others.
 template <Float From, int kGroup, bool kKnown>
 PC_FORCE_INLINE IntVec group_magnitudes(const char* source, int64_t count) {
-  alignas(64) int32_t most[kLanes] = {};
-  int64_t g = 0;
-#if defined(__AVX512F__)
   const auto of_group = [&](int64_t i) __attribute__((always_inline)) {
     return group_magnitude<From, kGroup, kKnown>(source + i * kGroup * kSize<From>);
   };
-  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+#if defined(__AVX512F__)  // in registers: a load that spans several stores would wait for them
+  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  IntVec most{};
+  int64_t g = 0;
   for (; g + 4 <= count; g += 4) {
     const IntVec four = max_of_four(of_group(g), of_group(g + 1), of_group(g + 2), of_group(g + 3));
-    const __m512i packed = _mm512_maskz_permutexvar_epi32(kAllLanes, firsts, (__m512i)four);
-    _mm512_mask_storeu_epi32(most + g, 0xf, packed);
+    const auto lanes = static_cast<__mmask16>(0xf << g);
+    most = (IntVec)_mm512_mask_permutexvar_epi32((__m512i)most, lanes, firsts, (__m512i)four);
   }
-#endif
   for (; g < count; ++g) {
-    most[g] = max_of_lanes(group_magnitude<From, kGroup, kKnown>(source + g * kGroup * kSize<From>))[0];
+    most = (IntVec)_mm512_mask_mov_epi32((__m512i)most, static_cast<__mmask16>(1 << g),
+                                         (__m512i)max_of_lanes(of_group(g)));
   }
+  return most;
+#else
+  alignas(64) int32_t most[kLanes] = {};
+  for (int64_t g = 0; g < count; ++g) most[g] = max_of_lanes(of_group(g))[0];
   return *reinterpret_cast<const IntVec*>(most);
+#endif
 }
 
 // The biased exponent of the least power of two that is at least amax / largest. `above` is 2^23 less the mantissa bits
