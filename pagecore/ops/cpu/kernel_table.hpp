@@ -59,8 +59,8 @@ struct AttentionBatch {
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
   const CodeTables* code_tables = nullptr;
-  bool from_cache = false;               // keys and values are small enough to be in the processor's caches
-  bool invariant = false;                // batch-invariant: a row's bits must not depend on the other rows
+  bool from_cache = false;  // keys and values are small enough to be in the processor's caches
+  bool invariant = false;   // batch-invariant: a row's bits must not depend on the other rows
 };
 
 // Scratch memory of one pass: `heads` key heads with `rows` query rows each.
@@ -82,7 +82,7 @@ struct Scratch {
   float* factor;  // [heads, rows], rescales older sums to a tile's new maximum
   int32_t* low;   // [rows]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
-  uint8_t* keep;  // [queries, 64], mask over the tile
+  uint8_t* keep;       // [queries, 64], mask over the tile
   uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
 };
 

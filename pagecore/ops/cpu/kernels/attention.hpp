@@ -51,8 +51,8 @@ class ItemPass {
         pairs_(takes_pairs(args)),
         keys_(args.key, *batch.code_tables, head_begin, pairs_),
         values_(args.value, *batch.code_tables, head_begin, pairs_),
-        packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
-                !is_whole(args.value.dim)),
+        packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr ||
+                !is_whole(args.key.dim) || !is_whole(args.value.dim)),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
         streams_(streams_for(keys_.stored_bytes())) {
@@ -229,8 +229,7 @@ class ItemPass {
     const float* key_factors = keys_.factors(tile.keys, head, visible_.use());
     const float* value_factors = values_.factors(tile.values, head, visible_.use());
     // Softmax does not touch memory; prefetch part of the values meanwhile.
-    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(values_, tile.values, head),
-                                  kTileTokens / 2);
+    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(values_, tile.values, head), kTileTokens / 2);
     const RowRange rows = active_rows();
     for (int64_t row = rows.first; row < rows.last; ++row) {
       const int64_t query = row / group_, at = head * rows_ + row;
@@ -261,8 +260,7 @@ class ItemPass {
     const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
     const bool in_place = direct() && visible_.uniform();
-    NextRows next_keys =
-        next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
+    NextRows next_keys = next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
     if (values_.packs() && visible_.uniform()) {
       values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
