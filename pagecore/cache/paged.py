@@ -416,9 +416,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens` or more. Floats are cast or quantised to the cache's dtype or format. `stream` is
-        that of the prepare. For a layer with latents (`LatentSpec`) `key` is the latent ``[T, latent_dim]`` and `value`
-        the rotated part ``[T, rope_dim]``.
+        T is the batch's `num_tokens` or more. Floats are cast to the cache's dtype or quantised to its format. `stream`
+        is that of the prepare. For a layer with latents (`LatentSpec`) `key` is the latent ``[T, latent_dim]`` and
+        `value` the rotated part ``[T, rope_dim]``.
 
         Raises
         ------

@@ -62,7 +62,8 @@ constexpr CodeTables make_tables() {
       set(tables.ue8m0[scale], code, e2m1(code) * ue8m0(scale));
       set(tables.e4m3[scale], code, e2m1(code) * e4m3(scale));
     }
-    for (int zero_point = 0; zero_point < 16; ++zero_point) set(tables.zero_points[zero_point], code, code - zero_point);
+    for (int zero_point = 0; zero_point < 16; ++zero_point)
+      set(tables.zero_points[zero_point], code, code - zero_point);
   }
   return tables;
 }

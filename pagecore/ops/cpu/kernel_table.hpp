@@ -86,7 +86,7 @@ struct Scratch {
   float* factor;  // [heads, rows], rescales older sums to a tile's new maximum
   int32_t* low;   // [rows]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
-  uint8_t* keep;  // [queries, 64], mask over the tile
+  uint8_t* keep;       // [queries, 64], mask over the tile
   uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
 };
 

@@ -53,8 +53,8 @@ class ItemPass {
         pairs_(takes_pairs(args)),
         keys_(args.key, *batch.code_tables, head_begin, pairs_),
         values_(args.value, *batch.code_tables, head_begin, pairs_),
-        packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
-                !is_whole(args.value.dim)),
+        packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr ||
+                !is_whole(args.key.dim) || !is_whole(args.value.dim)),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
         streams_(streams_for(keys_.stored_bytes())) {

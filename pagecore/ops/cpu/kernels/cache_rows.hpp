@@ -33,7 +33,8 @@ class CacheRows {
 
   // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
   // unpacking prefetches `next_rows` and clears it.
-  TokenRows read(const RowOffsets& places, int64_t head, const TileUse& use, NextRows& next_rows, uint16_t* memory) const {
+  TokenRows read(const RowOffsets& places, int64_t head, const TileUse& use, NextRows& next_rows,
+                 uint16_t* memory) const {
     const TokenRows stored = codes_of(places, head);
     if (is_plain(cache_)) return stored;
     unpack_rows(cache_, tables_, stored, scales_of(places, head), use, next_rows, memory, stride_);
@@ -90,9 +91,12 @@ class CacheRows {
   [[nodiscard]] PC_FORCE_INLINE StoredTile stored(const RowOffsets& places, int64_t head, const TileUse& use,
                                                   const Scratch& scratch) const {
     const float* numbers = cache_.format == Format::NVFP4 ? tables_.e4m3_numbers : tables_.ue8m0_numbers;
-    StoredTile tile{tables_, numbers, {}, {}};
-    fill_tile(codes_of(places, head), scales_of(places, head), use, reinterpret_cast<const char*>(scratch.zeros), tile);
-    return tile;
+    return {tables_,
+            numbers,
+            codes_of(places, head),
+            scales_of(places, head),
+            use,
+            reinterpret_cast<const char*>(scratch.zeros)};
   }
   [[nodiscard]] TokenRows codes_of(const RowOffsets& places, int64_t head) const {
     return {cache_.data + (head_begin_ + head) * cache_.head_stride, places.codes};

@@ -57,7 +57,8 @@ constexpr Float8Tables make_float8_tables() {
   constexpr int kHigh = Code::kMantissaBits + 1;
   Float8Tables tables;
   for (int i = 0; i < 16; ++i) {
-    if (i << kHigh < 0x80) tables.high[i] = static_cast<uint8_t>(bits_of_magnitude<Code>((i == 0 ? 1 : i) << kHigh) >> 8);
+    if (i << kHigh < 0x80)
+      tables.high[i] = static_cast<uint8_t>(bits_of_magnitude<Code>((i == 0 ? 1 : i) << kHigh) >> 8);
     tables.low[i] = static_cast<uint8_t>(bits_of_magnitude<Code>((1 << kHigh) | (i & ((1 << kHigh) - 1))));
     tables.small_high[i] = static_cast<uint8_t>(bits_of_magnitude<Code>(i) >> 8);
     tables.small_low[i] = static_cast<uint8_t>(bits_of_magnitude<Code>(i));

@@ -19,8 +19,8 @@ PC_FORCE_INLINE __m512i join(const CodeTable& first, const CodeTable& second) {
 
 // Unpacks 16 bytes of codes of two groups. The index of a word is its nibble; bit 4 selects the second table.
 PC_FORCE_INLINE Words unpack_two_groups(__m128i pairs, __m512i tables) {
-  const BitVec second = {0, 0, 0, 0, 0, 0, 0, 0, 0x100010, 0x100010, 0x100010, 0x100010,
-                         0x100010, 0x100010, 0x100010, 0x100010};
+  const BitVec second = {0,        0,        0,        0,        0,        0,        0,        0,
+                         0x100010, 0x100010, 0x100010, 0x100010, 0x100010, 0x100010, 0x100010, 0x100010};
   const auto wide = (BitVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, pairs);
   const BitVec index = ((wide | (wide << 12)) & 0x000f000f) | second;
   return (Words)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, tables);
@@ -38,8 +38,7 @@ PC_FORCE_INLINE void unpack_nibbles(const char* codes, int64_t bytes, TableOf&& 
   if (at == bytes) return;
   const int64_t left = bytes - at, group = 2 * at / kNibbleGroup;
   const __m128i pairs = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1 << left) - 1), codes + at);
-  store_words(to + 2 * at,
-              unpack_two_groups(pairs, join(table(group), table(left > kLanes / 2 ? group + 1 : group))));
+  store_words(to + 2 * at, unpack_two_groups(pairs, join(table(group), table(left > kLanes / 2 ? group + 1 : group))));
 }
 
 #else
@@ -56,9 +55,8 @@ PC_FORCE_INLINE void store_nibbles(uint64_t pairs, const CodeTable& table, uint1
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8), _mm_unpackhi_epi8(low, high));
 #else
   const uint8x8_t bytes = vget_low_u8((uint8x16_t)both);
-  const uint8x16_t index =
-      vcombine_u8(vzip1_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)),
-                  vzip2_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)));
+  const uint8x16_t index = vcombine_u8(vzip1_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)),
+                                       vzip2_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)));
   const uint8x16_t low = vqtbl1q_u8(vld1q_u8(table.low), index), high = vqtbl1q_u8(vld1q_u8(table.high), index);
   vst1q_u8(reinterpret_cast<uint8_t*>(to), vzip1q_u8(low, high));
   vst1q_u8(reinterpret_cast<uint8_t*>(to + 8), vzip2q_u8(low, high));

@@ -14,29 +14,31 @@ namespace {
 
 // A tile of stored rows: the codes and the scales of each token. Those of a token that must not be read are `zeros`.
 struct StoredTile {
+  PC_FORCE_INLINE StoredTile(const CodeTables& code_tables, const float* scale_numbers, const TokenRows& code_rows,
+                             const TokenRows& scale_rows, const TileUse& use, const char* zeros)
+      : tables(code_tables), numbers(scale_numbers) {
+    fill(code_rows, use, zeros, codes);
+    fill(scale_rows, use, zeros, scales);
+  }
+
   const CodeTables& tables;
   const float* numbers;  // of the scale bytes of groups
   const char* codes[kTileTokens];
   const char* scales[kTileTokens];
-};
 
-inline void fill_rows(const TokenRows& tokens, const TileUse& use, const char* zeros,
-                      const char* (&rows)[kTileTokens]) {
-  const char* const base = tokens.base;
-  if (base == nullptr) return;
-  for (int t = 0; t < kTileTokens; ++t) rows[t] = base + tokens.offsets[t];
-  if (use.used == nullptr && use.first == 0 && use.last == kTileTokens) return;
-  for (int t = 0; t < kTileTokens; ++t) {
-    const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
-    if (!used) rows[t] = zeros;
+ private:
+  PC_FORCE_INLINE static void fill(const TokenRows& tokens, const TileUse& use, const char* zeros,
+                                   const char* (&rows)[kTileTokens]) {
+    const char* const base = tokens.base;
+    if (base == nullptr) return;
+    for (int t = 0; t < kTileTokens; ++t) rows[t] = base + tokens.offsets[t];
+    if (use.used == nullptr && use.first == 0 && use.last == kTileTokens) return;
+    for (int t = 0; t < kTileTokens; ++t) {
+      const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
+      if (!used) rows[t] = zeros;
+    }
   }
-}
-
-inline void fill_tile(const TokenRows& codes, const TokenRows& scales, const TileUse& use, const char* zeros,
-                      StoredTile& tile) {
-  fill_rows(codes, use, zeros, tile.codes);
-  fill_rows(scales, use, zeros, tile.scales);
-}
+};
 
 #if defined(__AVX512VBMI__)
 
@@ -95,7 +97,9 @@ PC_FORCE_INLINE void store_pairs(uint32_t* panel, int64_t pair, int first, Words
 template <int kFirst>
 PC_FORCE_INLINE Words join_bytes(Bytes low, Bytes high) {
   constexpr auto kOrder = [] {
-    struct { alignas(64) uint8_t at[64]; } order{};
+    struct {
+      alignas(64) uint8_t at[64];
+    } order{};
     for (int i = 0; i < 64; ++i) order.at[i] = static_cast<uint8_t>(i / 4 * 4 + kFirst + i % 4 / 2 + i % 2 * 64);
     return order;
   }();
@@ -134,8 +138,9 @@ void pack_key_bytes(const Cache& cache, const StoredTile& tile, const NextRows& 
 // Nibbles 2 k and 2 k + 1 of each dword as the indices of a table of 32 words. Bit 4 of an index may be set.
 template <int kPair>
 PC_FORCE_INLINE BitVec nibble_pairs(BitVec dwords) {
-  const BitVec low = dwords >> (8 * kPair);
-  return (low & 0xffff) | ((low << 12) & 0xffff0000);
+  constexpr int64_t kFirst = 8 * kPair, kPlaces = kFirst | (kFirst + 4) << 16;
+  const __m512i places = _mm512_set1_epi64(kPlaces | (kPlaces + 0x200020) << 32);  // bits of a quadword
+  return (BitVec)_mm512_maskz_multishift_epi64_epi8(~__mmask64{0}, places, (__m512i)dwords);
 }
 
 // int4: indices of the numbers -15 .. 15, shifted by 15 minus the zero point.
