@@ -145,7 +145,7 @@ def write_kv(
         run_write(k, v, keys, values, slots, key_scales, value_scales, four_over_six)
         return
     if not (is_plain(keys) and is_plain(values)):
-        raise UnsupportedOption("a cache with a format is on CUDA, where only float32, float16 and bfloat16 are written")
+        raise UnsupportedOption("the caches have a format; on CUDA only float32, float16 and bfloat16 are written")
     key_scales = divisors(key_factor, "key_scale", num_kv_heads, &place, &key_divisor)
     value_scales = divisors(value_factor, "value_scale", num_kv_heads, &place, &value_divisor)
     check_memory(k, v, keys, values, slots, key_scales, value_scales)
