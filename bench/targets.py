@@ -32,6 +32,10 @@ IN_CACHE_AMX_GB_PER_S_MIN = 30.0
 BLOCK_SIZE_RATIO_MIN = MappingProxyType({1: 0.7, 8: 0.95, 64: 0.95, 256: 0.95})
 # Slot-mapped writes as multiples of NumPy fancy indexing, by the number of tokens.
 WRITE_RATIO_MIN = MappingProxyType({8: 1.0, 64: 1.0, 2048: 1.7})
+# Quantised caches: decode from DRAM on two threads as a multiple of the tokens a second over bfloat16, by the bits of a
+# code, and the write as a share of the bytes that a write of bfloat16 reads in a second.
+FORMAT_DECODE_RATIO_MIN = MappingProxyType({8: 1.6, 4: 2.2})
+FORMAT_WRITE_RATIO_MIN = 0.5
 # A call of an operator through torch's dispatcher.
 DISPATCH_US_MAX = 10.0
 # On a GPU: writes and moves as a share of a device-to-device copy of the same bytes; decode as a share of the rate of

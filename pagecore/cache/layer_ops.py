@@ -17,7 +17,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, write_kv
 from pagecore.ops._checks import float_array
 from pagecore.storage import AttentionSpec, KVPool, Spec
-from pagecore.storage.spec import stores_key_and_value, window_of
+from pagecore.storage.spec import format_of, stores_key_and_value, window_of
 
 
 class LayerOps(ABC):
@@ -48,7 +48,9 @@ class LayerOps(ABC):
 class AttentionOps(LayerOps):
     """Operations of a spec that stores the planes key and value, ``(heads, dim)`` per token.
 
-    `AttentionSpec` supplies scale, softcap, sinks and the number of query heads; any other spec only its window.
+    `AttentionSpec` supplies scale, softcap, sinks and the number of query heads; any other spec its window, and a
+    format with its factors if it has these attributes. The planes "key_scale" and "value_scale" of a format hold its
+    scales.
     """
 
     def __init__(self, spec: Spec, device: str) -> None:
@@ -58,11 +60,14 @@ class AttentionOps(LayerOps):
         if isinstance(spec, AttentionSpec):
             sinks = None if spec.sinks is None else to_device(np.array(list(spec.sinks), np.float32), device)
             self._defaults.update(scale=spec.scale, softcap=spec.softcap, sinks=sinks)
+        self._format = format_of(spec)
+        self._factors = given_factors(spec, device)
 
     @property
     def value_dim(self) -> int:
-        """Last extent of the plane value."""
-        return next(plane.shape[-1] for plane in self._spec.planes if plane.name == "value")
+        """Numbers of a row of the plane value, of which a byte can hold two."""
+        stored = next(plane.shape[-1] for plane in self._spec.planes if plane.name == "value")
+        return stored if self._format is None else stored * self._format.codes_per_byte
 
     def plan(self) -> AttentionPlan | None:
         """Return an empty plan; None if the spec does not specify its number of query heads."""
@@ -87,7 +92,8 @@ class AttentionOps(LayerOps):
         rows = tensor.shape[0] if tensor.ndim else 0
         # On a device `write_kv` gets the caller's own array, whose framework determines the default stream.
         given = tensor if keys.device == "cpu" else key
-        write_kv(given, value, keys, values, slots if rows >= slots.shape[0] else slots[:rows], stream=stream)
+        written = slots if rows >= slots.shape[0] else slots[:rows]
+        write_kv(given, value, keys, values, written, stream=stream, **self._scales(pool, index))
 
     def attend(
         self, pool: KVPool, index: int, query: Any, batch: Batch, group: BatchGroup, options: dict[str, Any]
@@ -104,8 +110,31 @@ class AttentionOps(LayerOps):
             batch.seq_lens,
             rows=batch.rows,
             cu_query_lens=batch.cu_query_lens,
-            **{**defaults, **options},
+            **{**defaults, **self._scales(pool, index), **options},
         )
+
+    def _scales(self, pool: KVPool, index: int) -> dict[str, Any]:
+        """Return the arguments of `write_kv` and `paged_attention` that hold scales; none without a format."""
+        if self._format is None or self._format.scale_dtype is None:
+            return self._factors
+        return {
+            "key_scale": pool.plane("key_scale", index),
+            "value_scale": pool.plane("value_scale", index),
+            **self._factors,
+        }
+
+
+def given_factors(spec: Spec, device: str) -> dict[str, Any]:
+    """Return the given factors of a spec's format as arguments of `write_kv`; an array is on the device."""
+    stored = format_of(spec)
+    if stored is None or not stored.takes_factor:
+        return {}
+    suffix = "scale" if stored.scale_dtype is None else "global_scale"
+    given = {f"{name}_{suffix}": getattr(spec, f"{name}_scale", 1.0) for name in ("key", "value")}
+    return {
+        name: to_device(np.array(factor, np.float32), device) if isinstance(factor, tuple) else factor
+        for name, factor in given.items()
+    }
 
 
 class StoredOps(LayerOps):

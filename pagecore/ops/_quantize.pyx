@@ -211,11 +211,11 @@ cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, 
     if scales is None:
         raise UnsupportedOption(f"format {format!r} stores scales; pass them as scales")
     cdef Tensor plane = any_tensor(scales, "scales")
+    if group_of(kind) == 0 and plane.ndim == codes.ndim - 1 and plane.device_type == CPU:
+        plane = as_tensor(plane.numpy()[..., None])
     check_rows(plane, "scales")
     if plane.dtype_code != scale_dtype(kind):
         raise UnsupportedDtype(f"scales is {plane.dtype}; the scales of {format!r} are {DTYPES[scale_dtype(kind)]}")
-    if group_of(kind) == 0 and plane.ndim == codes.ndim - 1:
-        plane = as_tensor(plane.numpy()[..., None])
     cdef bint fits = plane.ndim == codes.ndim and plane.shape_[plane.ndim - 1] == groups
     for i in range(codes.ndim - 1):
         fits = fits and plane.shape_[i] == codes.shape_[i]

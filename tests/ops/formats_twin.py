@@ -1,4 +1,4 @@
-"""Plain twin of the quantised formats: codes and scales of rows in NumPy, and the numbers that they stand for.
+"""Plain twin of the quantised formats: codes and scales of rows in NumPy, and the numbers that they represent.
 
 The native codecs round by arithmetic on bits. The twin rounds by tables of all codes, in float64, and computes scales
 in float32, one rounded operation at a time.

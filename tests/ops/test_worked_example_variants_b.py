@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pagecore
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
 
@@ -146,6 +147,42 @@ def test_worked_example_variants_b_bytes_of_the_twin(name):
         np.testing.assert_array_equal(np.signbit(numbers), np.signbit(read))
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_worked_example_variants_b_bytes_of_quantize_and_dequantize(name):
+    format, row, factor, codes, scales, read = ROWS[name]
+    given = factor if format.startswith(("float8_e", "nvfp4")) else None
+    got_codes, got_scales = pagecore.quantize(np.array(row, np.float32), format, given)
+    assert got_codes.tobytes().hex() == codes or codes == ""
+    assert (b"" if got_scales is None else got_scales.tobytes()).hex() == scales
+    if read is not None:
+        numbers = pagecore.dequantize(got_codes, format, got_scales, given)
+        np.testing.assert_allclose(numbers, read, rtol=0, atol=1e-7)
+        np.testing.assert_array_equal(np.signbit(numbers), np.signbit(read))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_worked_example_variants_b_bytes_of_write_kv(name):
+    format, row, factor, codes, scales, _ = ROWS[name]
+    x = np.array(row, np.float32).reshape(1, 1, -1)
+    one, plane = pagecore.quantize(x, format, factor if format.startswith(("float8_e", "nvfp4")) else None)
+    caches = [np.zeros((2, 2, 1, one.shape[-1]), one.dtype) for _ in range(2)]
+    options: dict[str, Any] = {"format": format}
+    planes = []
+    for i, side in enumerate(("key", "value")):
+        if plane is not None:
+            planes.append(np.zeros((2, 2, 1, plane.shape[-1]), plane.dtype))
+            options[f"{side}_scale"] = planes[i]
+        if format.startswith(("float8_e", "nvfp4")):
+            options[f"{side}_scale" if plane is None else f"{side}_global_scale"] = factor
+    pagecore.write_kv(x, x, *caches, [3], **options)
+    for cache in caches:
+        assert cache[1, 1].tobytes().hex() == codes or codes == ""
+        assert not cache.view(np.uint8).reshape(4, -1)[:3].any()
+    for each in planes:
+        assert each[1, 1].tobytes().hex() == scales
+        assert not each.view(np.uint8).reshape(4, -1)[:3].any()
+
+
 HASHES = {
     "float8_e4m3fn": "618af8c46c8396a777e752830636a8d18d6034207dce6eb9b7c8108230ed3f08",
     "float8_e5m2": "073759ce31deb36b4c6af5b82193b856606086240b82eca10741571caee138c0",
@@ -158,8 +195,10 @@ def finite_bfloat16() -> Any:
 
 
 @pytest.mark.parametrize("format", HASHES)
-def test_worked_example_variants_b1_b2_all_finite_bfloat16_of_the_twin(format):
+def test_worked_example_variants_b1_b2_all_finite_bfloat16(format):
     codes, _ = twin.quantize_row(finite_bfloat16(), format)
+    assert hashlib.sha256(codes.tobytes()).hexdigest() == HASHES[format]
+    codes, _ = pagecore.quantize(finite_bfloat16(), format)
     assert hashlib.sha256(codes.tobytes()).hexdigest() == HASHES[format]
 
 
@@ -175,12 +214,30 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("format", ERRORS)
-def test_worked_example_variants_b13_relative_error_of_the_twin(format):
+def test_worked_example_variants_b13_relative_error(format):
     factor, expected, tolerance = ERRORS[format]
     x = np.random.default_rng(0).normal(size=(4096, 128)).astype(np.float32)
-    codes, scales = twin.quantize_row(x, format, factor)
-    read = twin.dequantize_row(codes, format, scales, factor).astype(np.float64)
+    given = factor if format.startswith(("float8_e", "nvfp4")) else None
+    codes, scales = pagecore.quantize(x, format, given)
+    read = pagecore.dequantize(codes, format, scales, given).astype(np.float64)
     assert abs(np.linalg.norm(read - x) / np.linalg.norm(x) - expected) < tolerance
+
+
+def test_worked_example_variants_b9_value_scales_of_trtllm_are_a_permutation_of_linear_ones():
+    """The planes hold scales in linear order; the swizzled order is an index of the caller."""
+    tokens, groups = np.divmod(np.arange(64), 8)
+    rows, columns = 4 * (tokens // 4) + groups // 2, 4 * (groups % 2) + tokens % 4
+    listed = {
+        0: [(0, 0), (0, 4), (1, 0), (1, 4), (2, 0), (2, 4), (3, 0), (3, 4)],
+        5: [(4, 1), (4, 5), (5, 1), (5, 5), (6, 1), (6, 5), (7, 1), (7, 5)],
+    }
+    for token, expected in listed.items():
+        of_token = slice(8 * token, 8 * token + 8)
+        assert list(zip(rows[of_token], columns[of_token], strict=True)) == expected
+    scales = pagecore.quantize(np.random.default_rng(0).normal(size=(8, 128)).astype(np.float32), "nvfp4")[1]
+    swizzled = np.zeros((8, 8), np.uint8)
+    swizzled[rows, columns] = scales.view(np.uint8).reshape(-1)
+    assert sorted(swizzled.reshape(-1)) == sorted(scales.view(np.uint8).reshape(-1))
 
 
 def test_worked_example_variants_b5_the_range_contains_0():
@@ -188,3 +245,18 @@ def test_worked_example_variants_b5_the_range_contains_0():
     codes, scales = twin.quantize_row(row, "int4_token")
     assert abs(np.abs(twin.dequantize_row(codes, "int4_token", scales) - row).max() - 0.26667) < 1e-4
     assert abs(float(scales.view(np.float32)[0]) - 8.5 / 15) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_worked_example_variants_b12_scales_of_tokens_are_folded(dtype):
+    key, value = (np.zeros((2, 2, 1, 2), np.int8) for _ in range(2))
+    key_scale, value_scale = (np.full((2, 2, 1, 1), np.nan, np.float32) for _ in range(2))
+    key[1, :, 0], value[1, :, 0] = [[10, -20], [30, 5]], [[4, 8], [-2, 6]]
+    key_scale[1, :, 0, 0], value_scale[1, :, 0, 0] = [0.01, 0.02], [0.5, 0.25]
+    query = np.array([[[3, -1]]], DTYPES[dtype])
+    out, lse = pagecore.paged_attention(
+        query, key, value, [[1]], [2], scale=2**-0.5, key_scale=key_scale, value_scale=value_scale, return_lse=True
+    )
+    tolerance = 1e-6 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(out[0, 0].astype(np.float32), [0.2493543, 2.2493543], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(lse[0, 0], 1.5583875, rtol=1e-6)

@@ -152,6 +152,7 @@ AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Wor
   batch.seq_lens = work.batch.seq_lens();
   batch.rows = work.batch.rows();
   batch.mask_starts = work.batch.mask_starts();
+  batch.code_tables = &kCodeTables;
   if (plan.num_partial_rows > 0) {
     const int64_t rows = plan.num_partial_rows * args.query.num_heads;
     batch.partial_out = work.partials.reserve(rows * (padded(args.value.dim) + 2));

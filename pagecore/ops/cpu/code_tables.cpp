@@ -52,12 +52,18 @@ constexpr void set(CodeTable& table, int code, double value) {
 
 constexpr CodeTables make_tables() {
   CodeTables tables{};
+  for (int i = 0; i < 32; ++i) tables.integers[i] = bf16_bits(i - 15);
+  for (int i = 0; i < 256; ++i) {
+    tables.ue8m0_numbers[i] = static_cast<float>(ue8m0(i));
+    tables.e4m3_numbers[i] = static_cast<float>(e4m3(i));
+  }
   for (int code = 0; code < 16; ++code) {
     for (int scale = 0; scale < 256; ++scale) {
       set(tables.ue8m0[scale], code, e2m1(code) * ue8m0(scale));
       set(tables.e4m3[scale], code, e2m1(code) * e4m3(scale));
     }
-    for (int zero_point = 0; zero_point < 16; ++zero_point) set(tables.zero_points[zero_point], code, code - zero_point);
+    for (int zero_point = 0; zero_point < 16; ++zero_point)
+      set(tables.zero_points[zero_point], code, code - zero_point);
   }
   return tables;
 }

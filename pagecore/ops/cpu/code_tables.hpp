@@ -13,9 +13,12 @@ struct CodeTable {
 };
 
 struct CodeTables {
-  CodeTable ue8m0[256];       // e2m1 times a UE8M0 scale
-  CodeTable e4m3[256];        // e2m1 times an e4m3 scale
-  CodeTable zero_points[16];  // code - zero point
+  CodeTable ue8m0[256];               // e2m1 times a UE8M0 scale
+  CodeTable e4m3[256];                // e2m1 times an e4m3 scale
+  CodeTable zero_points[16];          // code - zero point
+  alignas(64) uint16_t integers[32];  // i - 15
+  float ue8m0_numbers[256];
+  float e4m3_numbers[256];
 };
 
 extern const CodeTables kCodeTables;

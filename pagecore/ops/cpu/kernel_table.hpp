@@ -5,6 +5,7 @@
 
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cpu/code_tables.hpp"
 #include "pagecore/ops/cpu/codec.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 
@@ -40,6 +41,11 @@ PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
 PC_FORCE_INLINE int64_t value_pairs_size(int64_t dim) { return kTileTokens / 2 * padded(dim); }
 
+// Zeros that stand for a row of keys or values that must not be read.
+PC_FORCE_INLINE int64_t zero_numbers(int64_t dim, int64_t value_dim) {
+  return padded(dim > value_dim ? dim : value_dim);
+}
+
 // Numbers from one row to the next of a quantised tile that is unpacked to bfloat16: whole cache lines, and room for a
 // vector of codes.
 PC_FORCE_INLINE int64_t unpacked_stride(int64_t dim) { return (dim + 63) / 64 * 64; }
@@ -52,8 +58,9 @@ struct AttentionBatch {
   const int64_t* mask_starts = nullptr;  // [num_sequences], offset of each sequence's mask; null without a mask
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
-  bool from_cache = false;               // keys and values are small enough to be in the processor's caches
-  bool invariant = false;                // batch-invariant: a row's bits must not depend on the other rows
+  const CodeTables* code_tables = nullptr;
+  bool from_cache = false;  // keys and values are small enough to be in the processor's caches
+  bool invariant = false;   // batch-invariant: a row's bits must not depend on the other rows
 };
 
 // Scratch memory of one pass: `heads` key heads with `rows` query rows each.
@@ -65,7 +72,7 @@ struct Scratch {
   uint16_t* weights;      // [heads, rows, 64], bfloat16, plus kDecodeRows rows of slack
   uint32_t* query_panel;  // [heads, pair_padded dim / 2, kDecodeRows] if rows < kDecodeRows, else empty
   float* scale;           // [heads], factor of the scores
-  float* zeros;           // [padded value dim]
+  float* zeros;           // [zero_numbers]
   float* acc;             // [heads, rows, padded value dim], sums since the last fold
   float* max;             // [heads, rows]
   float* sum;
@@ -75,7 +82,7 @@ struct Scratch {
   float* factor;  // [heads, rows], rescales older sums to a tile's new maximum
   int32_t* low;   // [rows]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
-  uint8_t* keep;  // [queries, 64], mask over the tile
+  uint8_t* keep;       // [queries, 64], mask over the tile
   uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
 };
 
@@ -97,7 +104,7 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.query_panel =
       reinterpret_cast<uint32_t*>(take(rows < kDecodeRows ? heads * pair_padded(dim) / 2 * kDecodeRows : 0));
   scratch.scale = take(heads);
-  scratch.zeros = take(dv);
+  scratch.zeros = take(zero_numbers(dim, value_dim));
   scratch.acc = take(all * dv);
   scratch.max = take(all);
   scratch.sum = take(all);

@@ -48,14 +48,14 @@ class ItemPass {
         rows_(item.query_count * group_),
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
-        keys_(args.key, head_begin),
-        values_(args.value, head_begin),
-        pairs_(takes_pairs()),
-        packed_(batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
-                !is_whole(args.value.dim)),
+        pairs_(takes_pairs(args)),
+        keys_(args.key, *batch.code_tables, head_begin, pairs_),
+        values_(args.value, *batch.code_tables, head_begin, pairs_),
+        packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr ||
+                !is_whole(args.key.dim) || !is_whole(args.value.dim)),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
-        streams_(keys_.type() != args.key.type ? kNatural : streams_for(keys_.stored_bytes())) {
+        streams_(streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 
@@ -73,9 +73,9 @@ class ItemPass {
 
  private:
   // True if the call multiplies pairs of bfloat16. Softmax weights are then rounded to bfloat16, as the output is.
-  [[nodiscard]] bool takes_pairs() const {
-    return kHasPairs && args_.query.type == Float::BF16 && keys_.type() == Float::BF16 &&
-           values_.type() == Float::BF16 && args_.out.type == Float::BF16;
+  static bool takes_pairs(const AttentionArgs& args) {
+    return kHasPairs && args.query.type == Float::BF16 && number_type(args.key) == Float::BF16 &&
+           number_type(args.value) == Float::BF16 && args.out.type == Float::BF16;
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
@@ -94,7 +94,7 @@ class ItemPass {
       scratch_.sum[i] = scratch_.total_sum[i] = 0.0f;
     }
     for (int64_t i = 0; i < all * value_stride_; i += kLanes) store(scratch_.acc + i, Vec{});
-    for (int64_t i = 0; i < value_stride_; i += kLanes) store(scratch_.zeros + i, Vec{});
+    for (int64_t i = 0; i < zero_numbers(args_.key.dim, args_.value.dim); i += kLanes) store(scratch_.zeros + i, Vec{});
   }
 
   // The factor of the scores is the softmax scale times the head's key scale. Float queries are multiplied by it here,
@@ -109,10 +109,8 @@ class ItemPass {
       const int64_t at = (head * rows_ + row) * query_stride_;
       if (pairs_) {
         copy_query(args_, token, query_head, query_pairs() + at, query_stride_);
-        if (keys_.is_split()) split_row(query_pairs() + at, args_.key.dim);
       } else {
         scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
-        if (keys_.is_split()) split_row(scratch_.query + at, args_.key.dim);
       }
     }
 #if defined(PC_AMX)
@@ -198,8 +196,12 @@ class ItemPass {
   void score(const Tile& tile, int64_t head) {
     NextRows values = next_rows_at(values_, tile.values, direct() ? 0 : head);
     if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
-    const TokenRows keys = keys_.read(tile.keys, head, visible_.use(), values, scratch_.unpacked);
     const HeadRows rows = rows_of(head);
+    if (keys_.packs()) {
+      keys_.pack_keys(tile.keys, head, visible_.use(), values, scratch_);
+      return multiply_key_pairs(*tiles_, rows, args_.key.dim, scratch_);
+    }
+    const TokenRows keys = keys_.read(tile.keys, head, visible_.use(), values, scratch_.unpacked);
     const int64_t dim = args_.key.dim;
     if (packed_) {
       with_float(keys_.type(), [&]<Float K>() {
@@ -227,8 +229,7 @@ class ItemPass {
     const float* key_factors = keys_.factors(tile.keys, head, visible_.use());
     const float* value_factors = values_.factors(tile.values, head, visible_.use());
     // Softmax does not touch memory; prefetch part of the values meanwhile.
-    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(values_, tile.values, head),
-                                  kTileTokens / 2);
+    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(values_, tile.values, head), kTileTokens / 2);
     const RowRange rows = active_rows();
     for (int64_t row = rows.first; row < rows.last; ++row) {
       const int64_t query = row / group_, at = head * rows_ + row;
@@ -259,9 +260,12 @@ class ItemPass {
     const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
     const bool in_place = direct() && visible_.uniform();
-    NextRows next_keys =
-        next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
+    NextRows next_keys = next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
+    if (values_.packs() && visible_.uniform()) {
+      values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
+      return multiply_value_pairs(*tiles_, rows, dim, scratch_);
+    }
     const TokenRows values = values_.read(tile.values, head, visible_.use(), next_keys, scratch_.unpacked);
     if (!in_place) {
       with_float(values_.type(), [&]<Float V>() {
@@ -295,13 +299,12 @@ class ItemPass {
     if (folded_) fold();
     const float* row_max = folded_ ? scratch_.total_max : scratch_.max;
     const float* row_sum = folded_ ? scratch_.total_sum : scratch_.sum;
-    float* acc = folded_ ? scratch_.total_acc : scratch_.acc;
+    const float* acc = folded_ ? scratch_.total_acc : scratch_.acc;
     for (int64_t i = 0; i < head_count_ * rows_; ++i) {
       const int64_t kv_head = head_begin_ + i / rows_;
       const int64_t query = i % rows_ / group_;
       const int64_t head = kv_head * group_ + i % rows_ % group_;
-      float* row = acc + i * value_stride_;
-      if (values_.is_split()) join_row(row, args_.value.dim);
+      const float* row = acc + i * value_stride_;
       if (item_.num_splits == 1) {
         finish_row(args_, head_options(args_, head, kv_head), item_.query_begin + query, head, visible_.position(query),
                    visible_.length(), row_max[i], row_sum[i], row);
@@ -321,9 +324,9 @@ class ItemPass {
   int64_t rows_;  // of one head
   int64_t value_stride_;
   Visibility visible_;
+  bool pairs_;  // queries, keys, values and output are bfloat16, multiplied in pairs
   CacheRows keys_;
   CacheRows values_;
-  bool pairs_;   // queries, keys, values and output are bfloat16, multiplied in pairs
   bool packed_;  // every tile is packed first
   bool by_amx_;  // AMX reads keys in place; values are packed
   int64_t query_stride_;

@@ -114,6 +114,18 @@ PC_FORCE_INLINE Words zip_high(Bytes low, Bytes high) {
 #endif
 }
 
+// The low and the high bytes of words.
+struct BytePair {
+  Bytes low, high;
+};
+
+// Calls put(first, words) for the two vectors of words of bytes from spread().
+template <typename Put>
+PC_FORCE_INLINE void put_words(BytePair bytes, Put&& put) {
+  put(0, zip_low(bytes.low, bytes.high));
+  put(kWordLanes, zip_high(bytes.low, bytes.high));
+}
+
 // Pairs of words as two vectors of float32, the words being the high halves; and back, cutting off the low halves.
 PC_FORCE_INLINE Vec even_floats(Words words) { return (Vec)((BitVec)words << 16); }
 PC_FORCE_INLINE Vec odd_floats(Words words) { return (Vec)((BitVec)words & 0xffff0000); }

@@ -4,15 +4,22 @@
 // into memory that stays in L1.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/unpack.hpp"
+#include "pagecore/ops/cpu/kernels/unpack_panels.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
+PC_FORCE_INLINE Float number_type(const Cache& cache) { return is_plain(cache) ? cache.type : Float::BF16; }
+
 class CacheRows {
  public:
-  CacheRows(const Cache& cache, int64_t head_begin)
-      : cache_(cache), head_begin_(head_begin), row_bytes_(row_bytes(cache)), stride_(unpacked_stride(cache.dim)) {
+  CacheRows(const Cache& cache, const CodeTables& tables, int64_t head_begin, bool pairs)
+      : cache_(cache),
+        tables_(tables),
+        head_begin_(head_begin),
+        packs_(pairs && packs_codes(cache)),
+        row_bytes_(row_bytes(cache)),
+        stride_(unpacked_stride(cache.dim)) {
     if (is_plain(cache)) return;
     for (int t = 0; t < kTileTokens; ++t) {
       offsets_[t] = t * stride_ * static_cast<int64_t>(sizeof(uint16_t));
@@ -21,18 +28,29 @@ class CacheRows {
   }
 
   // The type of the numbers that read() returns.
-  [[nodiscard]] Float type() const { return is_plain(cache_) ? cache_.type : Float::BF16; }
-  // True if the numbers that read() returns are in split order.
-  [[nodiscard]] bool is_split() const { return row_bytes_ < cache_.dim && splits(cache_.dim); }
+  [[nodiscard]] Float type() const { return number_type(cache_); }
   [[nodiscard]] int64_t stored_bytes() const { return row_bytes_; }
 
-  // The rows of `head` at the places of a tile. They are valid until the next call with the same memory.
-  TokenRows read(const RowOffsets& places, int64_t head, const TileUse& use, NextRows& next_rows, uint16_t* memory) const {
+  // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
+  // unpacking prefetches `next_rows` and clears it.
+  TokenRows read(const RowOffsets& places, int64_t head, const TileUse& use, NextRows& next_rows,
+                 uint16_t* memory) const {
     const TokenRows stored = codes_of(places, head);
     if (is_plain(cache_)) return stored;
-    unpack_rows(cache_, stored, scales_of(places, head), use, next_rows, memory, stride_);
+    unpack_rows(cache_, tables_, stored, scales_of(places, head), use, next_rows, memory, stride_);
     next_rows = {};
     return {reinterpret_cast<const char*>(memory), offsets_};
+  }
+
+  // True if pack_keys() and pack_values() make panels of pairs of bfloat16.
+  [[nodiscard]] bool packs() const { return packs_; }
+  void pack_keys(const RowOffsets& places, int64_t head, const TileUse& use, const NextRows& next_rows,
+                 const Scratch& scratch) const {
+    pack_key_codes(cache_, stored(places, head, use, scratch), next_rows, reinterpret_cast<uint32_t*>(scratch.key));
+  }
+  void pack_values(const RowOffsets& places, int64_t head, const TileUse& use, const NextRows& next_rows,
+                   const Scratch& scratch) const {
+    pack_value_codes(cache_, stored(places, head, use, scratch), next_rows, reinterpret_cast<uint32_t*>(scratch.value));
   }
 
   // The rows of `head` for the kernels to prefetch.
@@ -50,10 +68,14 @@ class CacheRows {
   const float* factors(const RowOffsets& places, int64_t head, const TileUse& use) {
     if (!has_token_factors()) return nullptr;
     const TokenRows scales = scales_of(places, head);
-    const bool whole = use.used == nullptr && use.first == 0 && use.last == kTileTokens;
-    for (int t = 0; t < kTileTokens; ++t) {
-      const bool used = whole || (t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0));
-      factors_[t] = used ? *reinterpret_cast<const float*>(scales.base + scales.offsets[t]) : 0.0f;
+    const auto factor = [&](int t) { return *reinterpret_cast<const float*>(scales.base + scales.offsets[t]); };
+    if (use.used == nullptr && use.first == 0 && use.last == kTileTokens) {
+      for (int t = 0; t < kTileTokens; ++t) factors_[t] = factor(t);
+    } else {
+      for (int t = 0; t < kTileTokens; ++t) {
+        const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
+        factors_[t] = used ? factor(t) : 0.0f;
+      }
     }
     if (cache_.format != Format::I4Token) return factors_;
     for (int t = 0; t < kTileTokens; t += kLanes) {  // the low bits hold the zero point
@@ -66,6 +88,16 @@ class CacheRows {
   [[nodiscard]] bool has_token_factors() const {
     return cache_.format == Format::E4M3Token || cache_.format == Format::I8Token || cache_.format == Format::I4Token;
   }
+  [[nodiscard]] PC_FORCE_INLINE StoredTile stored(const RowOffsets& places, int64_t head, const TileUse& use,
+                                                  const Scratch& scratch) const {
+    const float* numbers = cache_.format == Format::NVFP4 ? tables_.e4m3_numbers : tables_.ue8m0_numbers;
+    return {tables_,
+            numbers,
+            codes_of(places, head),
+            scales_of(places, head),
+            use,
+            reinterpret_cast<const char*>(scratch.zeros)};
+  }
   [[nodiscard]] TokenRows codes_of(const RowOffsets& places, int64_t head) const {
     return {cache_.data + (head_begin_ + head) * cache_.head_stride, places.codes};
   }
@@ -75,7 +107,10 @@ class CacheRows {
   }
 
   const Cache& cache_;
-  const int64_t head_begin_, row_bytes_, stride_;
+  const CodeTables& tables_;
+  const int64_t head_begin_;
+  const bool packs_;
+  const int64_t row_bytes_, stride_;
   int64_t offsets_[kTileTokens];  // of unpacked rows
   alignas(64) float factors_[kTileTokens];
 };

@@ -13,17 +13,20 @@ PC_FORCE_INLINE float factor_at(const Codec& codec, int64_t row) {
 }
 
 inline void quantize_rows(const Codec& codec, int64_t begin, int64_t end) {
+  // Rows with different factors are separate batches.
   const bool casts = codec.scales == nullptr;
+  const int64_t step = casts || codec.num_factors > 1 ? 1 : end - begin;
   const Float to = codec.format == Format::E4M3 ? Float::F8E4M3FN : Float::F8E5M2;
   const Convert convert = casts ? conversion(codec.type, to, codec.num_factors > 0) : nullptr;
-  const QuantizeRow quantize = casts ? nullptr : quantizer(codec.type, codec.format, codec.four_over_six);
-  for (int64_t i = begin; i < end; ++i) {
+  const QuantizeRows quantize = casts ? nullptr : quantizer(codec.type, codec.format, codec.four_over_six);
+  for (int64_t i = begin; i < end; i += step) {
     const char* numbers = codec.numbers + i * codec.numbers_stride;
     char* codes = codec.codes + i * codec.codes_stride;
     if (casts) {
       convert(numbers, codes, codec.dim, factor_at(codec, i));
     } else {
-      quantize(numbers, codec.dim, codes, codec.scales + i * codec.scales_stride, factor_at(codec, i));
+      quantize({numbers, codes, codec.scales + i * codec.scales_stride, codec.numbers_stride, codec.codes_stride,
+                codec.scales_stride, step, codec.dim, factor_at(codec, i)});
     }
   }
 }

@@ -58,6 +58,21 @@ PC_FORCE_INLINE Vec rounded(Vec v) {
   return v;
 }
 
+// True if a lane of a mask is set.
+PC_FORCE_INLINE bool any_lane(IntVec mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#elif defined(__x86_64__)
+  return _mm_movemask_ps((__m128)mask) != 0;
+#else
+  int32_t any = 0;
+  for (int i = 0; i < kLanes; ++i) any |= mask[i];
+  return any != 0;
+#endif
+}
+
 // The largest lane in all lanes.
 template <typename T>
 PC_FORCE_INLINE T max_of_lanes(T v) {
@@ -78,40 +93,51 @@ PC_FORCE_INLINE T max_of_lanes(T v) {
 
 // ---- codes of numbers
 
-// A float of 8 bits: saturating, nearest even; NaN is 0x7f.
-template <int kMantissa, int32_t kBias>
+// Codes of a float with kMantissa bits and an exponent bias, for magnitudes up to the largest; no sign.
+//
+// A power of two is added whose last bit is that of the code, so that the sum is rounded to nearest even:
+//
+//   sum = 2^(e + 23 - kMantissa) + |v|    bits of the sum = its exponent | 0 ... 0 | leading 1 and mantissa of the code
+//
+// e is the exponent of v, or that of the least normal number. The leading 1 counts as 1 in the exponent of the code.
+template <int kMantissa, int kBias>
+PC_FORCE_INLINE IntVec small_float_codes(IntVec magnitude) {
+  constexpr int32_t kLeastExponent = (127 - kBias + 1) << 23;
+  constexpr int32_t kRaise = (23 - kMantissa) << 23;
+  const IntVec exponent = max(magnitude & kInfinityBits, splat_bits(kLeastExponent));
+  const IntVec sum = (IntVec)((Vec)magnitude + (Vec)(exponent + kRaise));
+  return sum + ((exponent >> (23 - kMantissa)) - exponent) - (kRaise + ((127 - kBias + 1) << kMantissa));
+}
+
+// A float of 8 bits: saturating, nearest even. NaN is 0x7f, or with kNan false means nothing.
+template <int kMantissa, int kBias, bool kNan>
 PC_FORCE_INLINE IntVec float8_codes(Vec v, float largest) {
-  constexpr int kShift = 23 - kMantissa;
-  constexpr int32_t kRebias = (127 - kBias) << kMantissa;
-  constexpr float kLeastNormal = 1.0f / static_cast<float>(1 << (kBias - 1));
-  // Added to a subnormal, its last bit becomes the last bit of a float32.
-  constexpr float kAlign = static_cast<float>(1 << 23) / static_cast<float>(1 << (kBias - 1 + kMantissa));
   const IntVec bits = (IntVec)v, magnitude = bits & kMagnitudeBits;
-  const IntVec m = min(magnitude, bits_of(largest));
-  const IntVec normal = ((m + ((1 << (kShift - 1)) - 1) + ((m >> kShift) & 1)) >> kShift) - kRebias;
-  const IntVec subnormal = (IntVec)((Vec)m + kAlign) - bits_of(kAlign);
-  const IntVec code = (m < bits_of(kLeastNormal) ? subnormal : normal) | ((bits >> 24) & 0x80);
+  const IntVec code = small_float_codes<kMantissa, kBias>(min(magnitude, bits_of(largest))) | ((bits >> 24) & 0x80);
+  if constexpr (!kNan) return code;
   return magnitude > kInfinityBits ? splat_bits(0x7f) : code;
 }
 
-PC_FORCE_INLINE IntVec e4m3_codes(Vec v) { return float8_codes<3, 7>(v, 448.0f); }
-PC_FORCE_INLINE IntVec e5m2_codes(Vec v) { return float8_codes<2, 15>(v, 57344.0f); }
+template <bool kNan = true>
+PC_FORCE_INLINE IntVec e4m3_codes(Vec v) {
+  return float8_codes<3, 7, kNan>(v, 448.0f);
+}
+
+PC_FORCE_INLINE IntVec e5m2_codes(Vec v) { return float8_codes<2, 15, true>(v, 57344.0f); }
 
 // Saturating, nearest even; the codes of NaN mean nothing.
 PC_FORCE_INLINE IntVec e2m1_codes(Vec v) {
   const IntVec bits = (IntVec)v;
-  const IntVec m = min(bits & kMagnitudeBits, bits_of(6.0f));
-  const IntVec normal = ((m + 0x1fffff + ((m >> 22) & 1)) >> 22) - (126 << 1);
-  const IntVec subnormal = (IntVec)((Vec)m + 0x1p22f) - bits_of(0x1p22f);
-  return (m < bits_of(1.0f) ? subnormal : normal) | ((bits >> 28) & 8);
+  return small_float_codes<1, 1>(min(bits & kMagnitudeBits, bits_of(6.0f))) | ((bits >> 28) & 8);
 }
 
 // Saturating, halves up; no sign. The codes of NaN mean nothing.
 PC_FORCE_INLINE IntVec e2m1_magnitudes_up(Vec v) {
   const IntVec m = min((IntVec)v & kMagnitudeBits, bits_of(6.0f));
+  // Quarters are exact, and halves of a code are quarters: below 1 codes count halves, above they have 1 mantissa bit.
+  const IntVec quarters = __builtin_convertvector((Vec)m * 4.0f, IntVec);
   const IntVec normal = ((m + 0x200000) >> 22) - (126 << 1);
-  const IntVec subnormal = -(IntVec)(m >= bits_of(0.25f)) - (IntVec)(m >= bits_of(0.75f));
-  return m < bits_of(1.0f) ? subnormal : normal;
+  return m < bits_of(1.0f) ? (quarters + 1) >> 1 : normal;
 }
 
 // The nearest integers of [low, high], halves away from 0; those of NaN mean nothing.
@@ -161,9 +187,24 @@ PC_FORCE_INLINE IntVec load_codes(const char* p) {
   return __builtin_convertvector(*reinterpret_cast<const LooseByteVec*>(p), IntVec);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+PC_FORCE_INLINE __m128i low_bytes(IntVec v) {
+  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)v), order);
+  const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)v, 1), order);
+  return _mm_unpacklo_epi32(low, high);
+}
+#endif
+
 PC_FORCE_INLINE void store_codes(char* p, IntVec codes) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)codes));
+#elif defined(__AVX2__)
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), low_bytes(codes));
+#elif defined(__SSSE3__)
+  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const int bytes = _mm_cvtsi128_si32(_mm_shuffle_epi8((__m128i)codes, order));
+  __builtin_memcpy(p, &bytes, sizeof bytes);
 #else
   *reinterpret_cast<LooseByteVec*>(p) = __builtin_convertvector(codes, ByteVec);
 #endif
@@ -185,8 +226,17 @@ PC_FORCE_INLINE void store_nibbles(char* p, IntVec codes) {
   const WideVec both = (WideVec)codes | (WideVec)codes >> 28;
 #if defined(__AVX512F__)
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi64_epi8(0xff, (__m512i)both));
+#elif defined(__SSSE3__)
+  const __m128i order = _mm_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+#if defined(__AVX2__)
+  const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)both), order);
+  const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)both, 1), order);
+  const int bytes = _mm_cvtsi128_si32(_mm_unpacklo_epi16(low, high));
 #else
-#pragma GCC unroll 4
+  const int bytes = _mm_cvtsi128_si32(_mm_shuffle_epi8((__m128i)both, order));
+#endif
+  __builtin_memcpy(p, &bytes, kLanes / 2);
+#else
   for (int i = 0; i < kLanes / 2; ++i) p[i] = static_cast<char>(both[i]);
 #endif
 }

@@ -11,7 +11,13 @@ namespace {
 PC_FORCE_INLINE HalfVec load_half(const void* p) { return *static_cast<const LooseHalfVec*>(p); }
 PC_FORCE_INLINE void store_half(void* p, HalfVec v) { *static_cast<LooseHalfVec*>(p) = v; }
 
-PC_FORCE_INLINE Vec widen_bf16(HalfVec h) { return (Vec)(__builtin_convertvector(h, BitVec) << 16); }
+PC_FORCE_INLINE Vec widen_bf16(HalfVec h) {
+#if defined(__AVX512F__)  // GCC 12 widens the halves apart
+  return (Vec)((BitVec)_mm512_maskz_cvtepu16_epi32(kAllLanes, (__m256i)h) << 16);
+#else
+  return (Vec)(__builtin_convertvector(h, BitVec) << 16);
+#endif
+}
 
 PC_FORCE_INLINE HalfVec narrow_bf16(Vec v) {
   const BitVec bits = (BitVec)v;

@@ -51,7 +51,10 @@ PC_FORCE_INLINE void prefetch_elsewhere(const NextRows& next, int place, int cou
 class BackgroundPrefetch {
  public:
   PC_FORCE_INLINE BackgroundPrefetch(const NextRows& next, int places)
-      : rows_(next.rows), scales_(next.scales), row_bytes_(next.row_bytes), left_(next.rows.base == nullptr ? 0 : places) {}
+      : rows_(next.rows),
+        scales_(next.scales),
+        row_bytes_(next.row_bytes),
+        left_(next.rows.base == nullptr ? 0 : places) {}
 
   PC_FORCE_INLINE void step() {
     if (left_ == 0) return;

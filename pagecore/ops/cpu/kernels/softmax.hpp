@@ -12,13 +12,13 @@ namespace {
 
 // Modifiers of the scores of one row in one tile.
 struct RowScores {
-  int32_t low, high;    // keys [low, high) of the tile are attended
-  const Order* order;   // order of the scores
-  const uint8_t* keep;  // mask over the tile; null: none. With a mask the order is natural.
-  float scale;          // multiplies the raw scores
-  float softcap;        // 0: none. Scores are already divided by it.
-  float slope;          // 0: none
-  int32_t bias_begin;   // tile start minus the key with bias 0
+  int32_t low, high;           // keys [low, high) of the tile are attended
+  const Order* order;          // order of the scores
+  const uint8_t* keep;         // mask over the tile; null: none. With a mask the order is natural.
+  float scale;                 // multiplies the raw scores
+  float softcap;               // 0: none. Scores are already divided by it.
+  float slope;                 // 0: none
+  int32_t bias_begin;          // tile start minus the key with bias 0
   const float* key_factors;    // [64], multiply the raw scores; null: none
   const float* value_factors;  // [64], multiply the weights of the values, but not their sum; null: none
 };

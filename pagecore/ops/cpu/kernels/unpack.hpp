@@ -1,5 +1,5 @@
-// Rows of a quantised cache as bfloat16, exactly: codes times the scales of their groups. Factors of tokens and heads are
-// left to the softmax.
+// Rows of a quantised cache as bfloat16, exactly: codes times the scales of their groups. Factors of tokens and heads
+// are left to the softmax.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/prefetch.hpp"
@@ -10,16 +10,7 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// True if rows of 4-bit codes are unpacked into split order.
-PC_FORCE_INLINE bool splits(int64_t dim) { return kSplits && dim % kSplitNumbers == 0; }
-
 PC_FORCE_INLINE bool is_plain(const Cache& cache) { return cache.format == Format::Plain; }
-
-// A scale byte of a group of 32; 2^-127 is subnormal, and 255 is NaN.
-PC_FORCE_INLINE float from_ue8m0(uint8_t byte) {
-  const uint32_t bits = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : static_cast<uint32_t>(byte) << 23;
-  return __builtin_bit_cast(float, bits);
-}
 
 // Calls visit(row of codes, row of scales, target) for each token in use, and prefetches the next rows.
 template <typename Visit>
@@ -51,24 +42,24 @@ template <typename Unpacker>
 inline void unpack_bytes(const TokenRows& codes, const TileUse& use, const NextRows& next_rows, int64_t dim,
                          uint16_t* rows, int64_t stride) {
   const Unpacker unpacker;
-  for_each_stored_row(
-      codes, {}, use, next_rows, rows, stride,
-      [&](const char* from, const uint8_t*, uint16_t* to) __attribute__((always_inline)) {
-        unpack_row(unpacker, from, dim,
-                   [to](int64_t d, Words words) __attribute__((always_inline)) { store_words(to + d, words); });
-      });
+  for_each_stored_row(codes, {}, use, next_rows, rows, stride,
+                      [&](const char* from, const uint8_t*, uint16_t* to) __attribute__((always_inline)) {
+                        unpack_row(unpacker, from, dim, [to](int64_t d, Words words) __attribute__((always_inline)) {
+                          store_words(to + d, words);
+                        });
+                      });
 }
 
 // e4m3 with a scale for each 32 numbers.
-inline void unpack_mxfp8(const TokenRows& codes, const TokenRows& scales, const TileUse& use, const NextRows& next_rows,
-                         int64_t dim, uint16_t* rows, int64_t stride) {
+inline void unpack_mxfp8(const TokenRows& codes, const TokenRows& scales, const float (&numbers)[256],
+                         const TileUse& use, const NextRows& next_rows, int64_t dim, uint16_t* rows, int64_t stride) {
   constexpr int64_t kGroup = 32;
   const Float8Unpacker<E4M3Code> unpacker;
   for_each_stored_row(codes, scales, use, next_rows, rows, stride,
                       [&](const char* from, const uint8_t* scale, uint16_t* to) __attribute__((always_inline)) {
                         unpack_row(unpacker, from, dim, [&](int64_t d, Words words) __attribute__((always_inline)) {
                           if (d >= dim) return;
-                          const float factor = from_ue8m0(scale[d / kGroup]);
+                          const float factor = numbers[scale[d / kGroup]];
                           store_words(to + d, high_halves(even_floats(words) * factor, odd_floats(words) * factor));
                         });
                       });
@@ -84,14 +75,14 @@ constexpr int integer_bits(int number) {
 class Int8Unpacker {
  public:
   template <typename Put>
-  PC_FORCE_INLINE void unpack(Bytes given, Put&& put) const {
-    const Bytes codes = spread(given);
+  PC_FORCE_INLINE void unpack(Bytes codes, Put&& put) const {
+    put_words(bytes_of(spread(codes)), put);
+  }
+  PC_FORCE_INLINE BytePair bytes_of(Bytes codes) const {
     const auto magnitude = (Bytes)_mm512_maskz_abs_epi8(~__mmask64{0}, (__m512i)codes);
-    Bytes high = look_up_128(high_, magnitude) | (codes & 0x80);
-    const Bytes low = look_up_128(low_, magnitude), most = Bytes{} + static_cast<uint8_t>(kMost >> 8);
-    high = codes == 0x80 ? most : high;
-    put(0, zip_low(low, high));
-    put(kWordLanes, zip_high(low, high));
+    const Bytes high = look_up_128(high_, magnitude) | (codes & 0x80),
+                most = Bytes{} + static_cast<uint8_t>(kMost >> 8);
+    return {look_up_128(low_, magnitude), codes == 0x80 ? most : high};
   }
 
  private:
@@ -119,61 +110,54 @@ class Int8Unpacker {
   template <typename Half>
   PC_FORCE_INLINE static Words widened(Half codes) {
     typedef int16_t Shorts __attribute__((vector_size(kByteLanes)));
-    const auto pairs = (IntVec)__builtin_convertvector(codes, Shorts);
+    const auto pairs = (IntVec) __builtin_convertvector(codes, Shorts);
     return high_halves(__builtin_convertvector(pairs << 16 >> 16, Vec), __builtin_convertvector(pairs >> 16, Vec));
   }
 };
 
 #endif
 
-inline void unpack_int4(const TokenRows& codes, const TokenRows& scales, const TileUse& use, const NextRows& next_rows, int64_t dim,
-                        uint16_t* rows, int64_t stride) {
-  [[maybe_unused]] const bool split = splits(dim);
+inline void unpack_int4(const TokenRows& codes, const TokenRows& scales, const CodeTable (&tables)[16],
+                        const TileUse& use, const NextRows& next_rows, int64_t dim, uint16_t* rows, int64_t stride) {
   for_each_stored_row(codes, scales, use, next_rows, rows, stride,
                       [&](const char* from, const uint8_t* scale, uint16_t* to) __attribute__((always_inline)) {
                         uint32_t bits;
                         __builtin_memcpy(&bits, scale, sizeof bits);
-                        const CodeTable& table = kCodeTables.zero_points[bits & 15];
-#if defined(__AVX512BW__)
-                        if (split) return unpack_split(from, dim / 2, table, to);
-#endif
-                        unpack_nibbles(from, dim / 2,
-                                       [&](int64_t) __attribute__((always_inline)) -> const CodeTable& { return table; },
-                                       to);
+                        const CodeTable& table = tables[bits & 15];
+                        unpack_nibbles(
+                            from, dim / 2,
+                            [&](int64_t) __attribute__((always_inline)) -> const CodeTable& { return table; }, to);
                       });
 }
 
 // e2m1 with a scale for each 16 numbers; `tables` has the numbers for each scale byte.
 inline void unpack_e2m1(const TokenRows& codes, const TokenRows& scales, const CodeTable (&tables)[256],
                         const TileUse& use, const NextRows& next_rows, int64_t dim, uint16_t* rows, int64_t stride) {
-  [[maybe_unused]] const bool split = splits(dim);
-  for_each_stored_row(codes, scales, use, next_rows, rows, stride,
-                      [&](const char* from, const uint8_t* scale, uint16_t* to) __attribute__((always_inline)) {
-#if defined(__AVX512BW__)
-                        if (split) return unpack_split(from, dim / 2, tables, scale, to);
-#endif
-                        unpack_nibbles(
-                            from, dim / 2,
-                            [&](int64_t group) __attribute__((always_inline)) -> const CodeTable& {
-                              return tables[scale[group]];
-                            },
-                            to);
-                      });
+  for_each_stored_row(
+      codes, scales, use, next_rows, rows, stride,
+      [&](const char* from, const uint8_t* scale, uint16_t* to) __attribute__((always_inline)) {
+        unpack_nibbles(
+            from, dim / 2,
+            [&](int64_t group) __attribute__((always_inline)) -> const CodeTable& { return tables[scale[group]]; }, to);
+      });
 }
 
 // Writes the tokens in use to rows [64, stride]; the other rows are left as they are.
-inline void unpack_rows(const Cache& cache, const TokenRows& codes, const TokenRows& scales, const TileUse& use,
-                        const NextRows& next_rows, uint16_t* rows, int64_t stride) {
+inline void unpack_rows(const Cache& cache, const CodeTables& tables, const TokenRows& codes, const TokenRows& scales,
+                        const TileUse& use, const NextRows& next_rows, uint16_t* rows, int64_t stride) {
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:
-    case Format::E4M3Token: return unpack_bytes<Float8Unpacker<E4M3Code>>(codes, use, next_rows, cache.dim, rows, stride);
+    case Format::E4M3Token:
+      return unpack_bytes<Float8Unpacker<E4M3Code>>(codes, use, next_rows, cache.dim, rows, stride);
     case Format::E5M2: return unpack_bytes<Float8Unpacker<E5M2Code>>(codes, use, next_rows, cache.dim, rows, stride);
     case Format::I8Token: return unpack_bytes<Int8Unpacker>(codes, use, next_rows, cache.dim, rows, stride);
-    case Format::I4Token: return unpack_int4(codes, scales, use, next_rows, cache.dim, rows, stride);
-    case Format::FP4Block16: return unpack_e2m1(codes, scales, kCodeTables.ue8m0, use, next_rows, cache.dim, rows, stride);
-    case Format::NVFP4: return unpack_e2m1(codes, scales, kCodeTables.e4m3, use, next_rows, cache.dim, rows, stride);
-    case Format::MXFP8: return unpack_mxfp8(codes, scales, use, next_rows, cache.dim, rows, stride);
+    case Format::I4Token:
+      return unpack_int4(codes, scales, tables.zero_points, use, next_rows, cache.dim, rows, stride);
+    case Format::FP4Block16: return unpack_e2m1(codes, scales, tables.ue8m0, use, next_rows, cache.dim, rows, stride);
+    case Format::NVFP4: return unpack_e2m1(codes, scales, tables.e4m3, use, next_rows, cache.dim, rows, stride);
+    case Format::MXFP8:
+      return unpack_mxfp8(codes, scales, tables.ue8m0_numbers, use, next_rows, cache.dim, rows, stride);
   }
 }
 

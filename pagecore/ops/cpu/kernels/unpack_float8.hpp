@@ -57,7 +57,8 @@ constexpr Float8Tables make_float8_tables() {
   constexpr int kHigh = Code::kMantissaBits + 1;
   Float8Tables tables;
   for (int i = 0; i < 16; ++i) {
-    if (i << kHigh < 0x80) tables.high[i] = static_cast<uint8_t>(bits_of_magnitude<Code>((i == 0 ? 1 : i) << kHigh) >> 8);
+    if (i << kHigh < 0x80)
+      tables.high[i] = static_cast<uint8_t>(bits_of_magnitude<Code>((i == 0 ? 1 : i) << kHigh) >> 8);
     tables.low[i] = static_cast<uint8_t>(bits_of_magnitude<Code>((1 << kHigh) | (i & ((1 << kHigh) - 1))));
     tables.small_high[i] = static_cast<uint8_t>(bits_of_magnitude<Code>(i) >> 8);
     tables.small_low[i] = static_cast<uint8_t>(bits_of_magnitude<Code>(i));
@@ -75,11 +76,11 @@ class Float8Unpacker {
  public:
   // Calls put(first, words) for two vectors of bfloat16, the numbers of a vector of codes.
   template <typename Put>
-  PC_FORCE_INLINE void unpack(Bytes given, Put&& put) const {
-    const Bytes codes = spread(given);
-    const Bytes low = look_up_128(low_, codes), high = look_up_128(high_, codes) | (codes & 0x80);
-    put(0, zip_low(low, high));
-    put(kWordLanes, zip_high(low, high));
+  PC_FORCE_INLINE void unpack(Bytes codes, Put&& put) const {
+    put_words(bytes_of(spread(codes)), put);
+  }
+  PC_FORCE_INLINE BytePair bytes_of(Bytes codes) const {
+    return {look_up_128(low_, codes), look_up_128(high_, codes) | (codes & 0x80)};
   }
 
  private:
@@ -106,8 +107,7 @@ class Float8Unpacker {
     high = is_special ? magnitude | 0x7f : high;
     low = is_special ? look_up(special_low_, nibble) : low;
     high |= codes & 0x80;
-    put(0, zip_low(low, high));
-    put(kWordLanes, zip_high(low, high));
+    put_words({low, high}, put);
   }
 
  private:

@@ -10,35 +10,6 @@ namespace {
 // Numbers that share a table.
 constexpr int64_t kNibbleGroup = 16;
 
-// AVX-512 unpacks 64 numbers at a time faster into split order, the 32 with even indices before the 32 with odd ones.
-// Scores do not depend on the order of the dims if the query has the same order, and the sums of values are put into
-// their natural order at the end.
-constexpr int64_t kSplitNumbers = 64;
-#if defined(__AVX512BW__)
-constexpr bool kSplits = true;
-#else
-constexpr bool kSplits = false;
-#endif
-
-// Puts a row into split order, or back.
-template <typename T>
-inline void split_row(T* row, int64_t dim) {
-  for (int64_t d = 0; d < dim; d += kSplitNumbers) {
-    T natural[kSplitNumbers];
-    __builtin_memcpy(natural, row + d, sizeof natural);
-    for (int64_t i = 0; i < kSplitNumbers; ++i) row[d + i % 2 * (kSplitNumbers / 2) + i / 2] = natural[i];
-  }
-}
-
-template <typename T>
-inline void join_row(T* row, int64_t dim) {
-  for (int64_t d = 0; d < dim; d += kSplitNumbers) {
-    T split[kSplitNumbers];
-    __builtin_memcpy(split, row + d, sizeof split);
-    for (int64_t i = 0; i < kSplitNumbers; ++i) row[d + i] = split[i % 2 * (kSplitNumbers / 2) + i / 2];
-  }
-}
-
 #if defined(__AVX512BW__)
 
 PC_FORCE_INLINE __m512i join(const CodeTable& first, const CodeTable& second) {
@@ -48,42 +19,11 @@ PC_FORCE_INLINE __m512i join(const CodeTable& first, const CodeTable& second) {
 
 // Unpacks 16 bytes of codes of two groups. The index of a word is its nibble; bit 4 selects the second table.
 PC_FORCE_INLINE Words unpack_two_groups(__m128i pairs, __m512i tables) {
-  const BitVec second = {0, 0, 0, 0, 0, 0, 0, 0, 0x100010, 0x100010, 0x100010, 0x100010,
-                         0x100010, 0x100010, 0x100010, 0x100010};
+  const BitVec second = {0,        0,        0,        0,        0,        0,        0,        0,
+                         0x100010, 0x100010, 0x100010, 0x100010, 0x100010, 0x100010, 0x100010, 0x100010};
   const auto wide = (BitVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, pairs);
   const BitVec index = ((wide | (wide << 12)) & 0x000f000f) | second;
   return (Words)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, tables);
-}
-
-PC_FORCE_INLINE __m512i words_of(const char* codes) {
-  return _mm512_maskz_cvtepu8_epi16(~__mmask32{0}, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
-}
-
-// Unpacks codes that share a table, in split order.
-PC_FORCE_INLINE void unpack_split(const char* codes, int64_t bytes, const CodeTable& table, uint16_t* to) {
-  const __m512i twice = join(table, table);  // the index of a word has a fifth bit, which may be set
-  for (int64_t at = 0; at < bytes; at += kSplitNumbers / 2) {
-    const __m512i wide = words_of(codes + at);
-    store_words(to + 2 * at, (Words)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, wide, twice));
-    const __m512i odd = _mm512_maskz_srli_epi16(~__mmask32{0}, wide, 4);
-    store_words(to + 2 * at + kWordLanes, (Words)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, odd, twice));
-  }
-}
-
-// Unpacks codes with a table for each 16 numbers, in split order.
-PC_FORCE_INLINE void unpack_split(const char* codes, int64_t bytes, const CodeTable (&tables)[256],
-                                  const uint8_t* scales, uint16_t* to) {
-  const auto group = (Words)(BitVec{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3} * 0x100010);
-  for (int64_t at = 0; at < bytes; at += kSplitNumbers / 2, scales += kSplitNumbers / kNibbleGroup) {
-    const __m512i first = join(tables[scales[0]], tables[scales[1]]);
-    const __m512i second = join(tables[scales[2]], tables[scales[3]]);
-    const auto wide = (Words)words_of(codes + at);
-    const Words even = (wide & 15) | group, odd = (wide >> 4) | group;
-    store_words(to + 2 * at,
-                (Words)_mm512_maskz_permutex2var_epi16(~__mmask32{0}, first, (__m512i)even, second));
-    store_words(to + 2 * at + kWordLanes,
-                (Words)_mm512_maskz_permutex2var_epi16(~__mmask32{0}, first, (__m512i)odd, second));
-  }
 }
 
 // Unpacks `bytes` bytes of codes. table(g) is the table of numbers 16 g .. 16 g + 15.
@@ -98,8 +38,7 @@ PC_FORCE_INLINE void unpack_nibbles(const char* codes, int64_t bytes, TableOf&& 
   if (at == bytes) return;
   const int64_t left = bytes - at, group = 2 * at / kNibbleGroup;
   const __m128i pairs = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1 << left) - 1), codes + at);
-  store_words(to + 2 * at,
-              unpack_two_groups(pairs, join(table(group), table(left > kLanes / 2 ? group + 1 : group))));
+  store_words(to + 2 * at, unpack_two_groups(pairs, join(table(group), table(left > kLanes / 2 ? group + 1 : group))));
 }
 
 #else
@@ -116,9 +55,8 @@ PC_FORCE_INLINE void store_nibbles(uint64_t pairs, const CodeTable& table, uint1
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8), _mm_unpackhi_epi8(low, high));
 #else
   const uint8x8_t bytes = vget_low_u8((uint8x16_t)both);
-  const uint8x16_t index =
-      vcombine_u8(vzip1_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)),
-                  vzip2_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)));
+  const uint8x16_t index = vcombine_u8(vzip1_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)),
+                                       vzip2_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)));
   const uint8x16_t low = vqtbl1q_u8(vld1q_u8(table.low), index), high = vqtbl1q_u8(vld1q_u8(table.high), index);
   vst1q_u8(reinterpret_cast<uint8_t*>(to), vzip1q_u8(low, high));
   vst1q_u8(reinterpret_cast<uint8_t*>(to + 8), vzip2q_u8(low, high));

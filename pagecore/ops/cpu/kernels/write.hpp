@@ -206,47 +206,47 @@ struct RowSteps {
 };
 
 // Quantises the rows of all runs, in the memory order of the codes.
-inline void quantize_plane(const WritePlane& plane, SlotRuns slots, const WritePart& part) {
+inline void quantize_plane(const WritePlane& plane, SlotRuns slots, bool four_over_six) {
   const TokenArray& rows = plane.rows;
   const Cache& cache = plane.cache;
   const ScalePlane& scales = cache.scales;
-  const QuantizeRow quantize = quantizer(rows.type, cache.format, part.args->four_over_six);
+  const QuantizeRows quantize = quantizer(rows.type, cache.format, four_over_six);
   const float factor = head_value(plane.scale, 0, 1.0f);
   const RowSteps heads{rows.num_heads, rows.head_stride, cache.head_stride, scales.head_stride};
   RowSteps tokens{1, rows.token_stride, cache.token_stride, scales.token_stride};
   const bool heads_outside = __builtin_llabs(heads.codes) > __builtin_llabs(tokens.codes);
   const int64_t bytes = row_bytes(cache), source_bytes = rows.dim * size_of(rows.type);
-  const bool streams = part.streams && bytes <= LineWriter::kRoom;
-  LineWriter writer;
   SlotRun runs[kRunBatch];
   while (const int64_t listed = slots.list(runs)) {
     for (int64_t i = 0; i < listed; ++i) {
+      const auto codes_of_run = [&](const SlotRun& run) {
+        return cache.data + run.block * cache.block_stride + run.offset * cache.token_stride;
+      };
       const SlotRun& run = runs[i];
-      const SlotRun& next = runs[i + 1 < listed ? i + 1 : i];
-      const int64_t next_source = (next.token - run.token) * rows.token_stride;
-      const char* source = rows.data + run.token * rows.token_stride;
-      char* codes = cache.data + run.block * cache.block_stride + run.offset * cache.token_stride;
+      const SlotRun& next_run = runs[i + 1 < listed ? i + 1 : i];
+      char* next = codes_of_run(next_run);
+      const char* next_source = rows.data + next_run.token * rows.token_stride;
+      char* codes = codes_of_run(run);
       char* scale = scales.data + run.block * scales.block_stride + run.offset * scales.token_stride;
+      const char* source = rows.data + run.token * rows.token_stride;
       tokens.size = run.count;
       const RowSteps &outer = heads_outside ? heads : tokens, &inner = heads_outside ? tokens : heads;
       for (int64_t j = 0; j < outer.size; ++j) {
         for (int64_t k = 0; k < inner.size; ++k) {
-          const char* from = source + j * outer.source + k * inner.source;
-          char* to = codes + j * outer.codes + k * inner.codes;
-          prefetch_bytes(from + next_source, source_bytes);
-          char* room = streams ? writer.reserve(to, bytes) : to;
-          quantize(from, rows.dim, room, scale + j * outer.scales + k * inner.scales, factor);
+          prefetch_bytes(next + j * outer.codes + k * inner.codes, bytes);
+          prefetch_bytes(next_source + j * outer.source + k * inner.source, source_bytes);
         }
+        quantize({source + j * outer.source, codes + j * outer.codes, scale + j * outer.scales, inner.source,
+                  inner.codes, inner.scales, inner.size, rows.dim, factor});
       }
     }
   }
-  writer.finish();
 }
 
 inline void write_plane(const WritePlane& plane, const WritePart& part) {
   const SlotRuns slots(part, plane.cache);
   if (plane.cache.scales.data != nullptr) {
-    quantize_plane(plane, slots, part);
+    quantize_plane(plane, slots, part.args->four_over_six);
   } else if (plane.rows.type == plane.cache.type && plane.scale.data == nullptr) {
     copy_plane(plane, slots, part.streams);
   } else {
