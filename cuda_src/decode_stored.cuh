@@ -128,10 +128,9 @@ class DecodeStoredRing {
   PC_MEMBER void copy_codes(const PcAttentionParams& p, int stage, const WalkState& state) const {
     const int first_row = pc_lane() / Tile::kLanes, byte = pc_lane() % Tile::kLanes * 16;
     const SharedAddress first = keys(stage).codes.address(first_row * Tile::kCodeBytes + byte);
-    const KeyRange own_keys =
-        state.keys.only_if(byte < p.head_dim * Tile::kNumBits / 8);  // fault: stored_keys_past_dims
-    const KeyRange own_values =
-        state.keys.only_if(byte < p.value_dim * Tile::kNumBits / 8);  // fault: stored_values_past_dims
+    const int key_bytes = p.head_dim * Tile::kNumBits / 8, value_bytes = p.value_dim * Tile::kNumBits / 8;
+    const KeyRange own_keys = state.keys.only_if(byte < key_bytes);      // fault: stored_keys_past_dims
+    const KeyRange own_values = state.keys.only_if(byte < value_bytes);  // fault: stored_values_past_dims
     constexpr int kAhead = Tile::kValues == 256 ? 2 : Tile::kCopies;
     PC_UNROLL
     for (int i = 0; i < Tile::kCopies; i += kAhead) {

@@ -128,7 +128,7 @@ class StoredRing {
       PC_UNROLL
       for (int i = 0; i < kPairs; ++i) bytes.template as<pc_uint64>().store(i * 32 + pc_lane(), numbers[i]);
     }
-    pc_sync_warp();  // fault: stored_barrier_after_widening
+    pc_sync_warp();
   }
 
   // Numbers 2 * at and 2 * at + 1 of a row.

@@ -137,7 +137,8 @@ class StoredRows : public DecodeRows<Tile, Options> {
     }
   }
 
-  // Makes the unit a power of two that is not below `largest`, unless it already is, and rescales O. Returns the unit.
+  // Makes the unit a power of two that is not below `largest`, unless it already is, and rescales O. Returns the unit,
+  // which the warp loads again after a later barrier only.
   PC_MEMBER float raise_unit(float largest) {
     const pc_uint32 power = (pc_float_to_bits(largest) + 0x7fffffu) & 0x7f800000u;
     const float before = unit().load(0), after = pc_bits_to_float(power < kLargestUnit ? power : kLargestUnit);
@@ -145,7 +146,6 @@ class StoredRows : public DecodeRows<Tile, Options> {
     this->rescale(before * inverse_of(after));
     pc_sync_warp();  // fault: decode_stored_barrier_before_unit
     if (pc_lane() == 0) unit().store(0, after);
-    pc_sync_warp();  // fault: decode_stored_barrier_after_unit
     return after;
   }
 
