@@ -11,7 +11,7 @@ enum PcFormat : pc_int32 {
   PC_E5M2,
   PC_E4M3_TOKEN,  // one float32 scale a row
   PC_I8_TOKEN,
-  PC_I4_TOKEN,    // one float32 scale a row, whose 4 low bits hold the zero point
+  PC_I4_TOKEN,     // one float32 scale a row, whose 4 low bits hold the zero point
   PC_FP4_BLOCK16,  // e2m1; one UE8M0 scale for 16 numbers
   PC_NVFP4,        // e2m1; one e4m3 scale for 16 numbers, times a factor
   PC_MXFP8,        // e4m3; one UE8M0 scale for 32 numbers

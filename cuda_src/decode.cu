@@ -31,8 +31,8 @@
 
 #include "decode_ring.cuh"
 #include "decode_rows.cuh"
-#include "decode_stored.cuh"
 #include "round_loop.cuh"
+#include "stored_rows.cuh"
 
 namespace pagecore {
 
@@ -45,8 +45,8 @@ class DecodeWorker {
  public:
   static constexpr int kStages = Tile::kStages;
 
-  PC_MEMBER DecodeWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
-                         Ring& ring, Rows& rows)
+  PC_MEMBER DecodeWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads, Ring& ring,
+                         Rows& rows)
       : shared_(shared),
         heads_(heads),
         rule_(make_rule<typename Rows::Options>(p, heads.kv)),
@@ -152,7 +152,7 @@ void decode(const PcAttentionParams p) {
   clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
 }
 
-// Keys and values are of one stored format (decode_stored.cuh).
+// Keys and values are of one stored format (decode_stored.cuh, stored_unpack.cuh, stored_rows.cuh).
 template <typename T, int kBits, int kDim, typename Options>
 PC_KERNEL(pc_stored_shape(kBits, kDim).threads, pc_stored_shape(kBits, kDim).blocks_per_sm)
 void decode_stored(const PcStoredAttentionParams params) {
@@ -160,13 +160,12 @@ void decode_stored(const PcStoredAttentionParams params) {
   const PcAttentionParams& p = params.attention;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
-  const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
   DecodeStoredRing<Tile> ring(params, shared, heads, work);
   StoredRows<Tile, Options> rows(params, shared);
   DecodeWorker<Tile, DecodeStoredRing<Tile>, StoredRows<Tile, Options>> worker(p, shared, heads, ring, rows);
   run_rounds(p, work, worker);
-  clear_padding(p, heads, padding);
+  clear_padding(p, recompute_block_heads(p), first_padding_row(p));  // no register holds these during the rounds
 }
 
 }  // namespace pagecore

@@ -117,7 +117,8 @@ PC_DEVICE int small_float_of(float x, float largest) {
     return sign | static_cast<int>(pc_float_to_bits(size + step) - pc_float_to_bits(step));
   }
   constexpr int kShift = 23 - kMantissa;
-  const pc_uint32 rounded = pc_float_to_bits(size) + ((1u << (kShift - 1)) - 1) + (pc_float_to_bits(size) >> kShift & 1);
+  const pc_uint32 rounded =
+      pc_float_to_bits(size) + ((1u << (kShift - 1)) - 1) + (pc_float_to_bits(size) >> kShift & 1);
   return sign | static_cast<int>((rounded >> kShift) - (static_cast<pc_uint32>(127 - kBias) << kMantissa));
 }
 

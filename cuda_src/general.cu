@@ -51,8 +51,8 @@ class GeneralWorker {
  public:
   static constexpr int kStages = Tile::kStages;
 
-  PC_MEMBER GeneralWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
-                          Ring& ring, GeneralRows<kDim, Options>& rows)
+  PC_MEMBER GeneralWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads, Ring& ring,
+                          GeneralRows<kDim, Options>& rows)
       : shared_(shared),
         heads_(heads),
         rule_(make_rule<Options>(p, heads.kv)),

@@ -81,8 +81,8 @@ PC_DEVICE GeneralPlane make_plane(const PcCache& cache, PcFloat type, int dim, i
 }
 
 // Starts to copy the rows of a tile; `slots`: addresses of keys and values, alternating. Elements past the dims, and
-// tokens that the item does not have, become zeros. Slots are loaded before the first copy, because the compiler moves no
-// load of shared memory ahead of a copy.
+// tokens that the item does not have, become zeros. Slots are loaded before the first copy, because the compiler moves
+// no load of shared memory ahead of a copy.
 template <int kDim, typename Element>
 PC_DEVICE void copy_rows(const GeneralPlane& plane, const Shared<pc_address>& slots, const Shared<pc_uint8>& target,
                          int which, const WalkState& state) {

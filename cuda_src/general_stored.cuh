@@ -98,10 +98,9 @@ class StoredRing {
     const int row = pc_lane() / kLanesOfToken, first = pc_lane() % kLanesOfToken;
     const pc_int64 block = pc_shuffle(slot.block, row), offset = pc_shuffle(slot.offset, row);
     const bool exists = state.keys.has(state.token + row);
-    const Global<pc_uint8> scales =
-        Global<pc_uint8>(stored.scales.data) + (block * stored.scales.block_stride +
-                                                offset * stored.scales.token_stride +
-                                                pc_block_y() * stored.scales.head_stride);
+    const Global<pc_uint8> scales = Global<pc_uint8>(stored.scales.data) +
+                                    (block * stored.scales.block_stride + offset * stored.scales.token_stride +
+                                     pc_block_y() * stored.scales.head_stride);
     const Shared<pc_uint8> held = target + (row * Tile::kRowBytes + kScales);
     if (pc_has_row_scale(stored.format)) {
       if (first == 0) held.template as<pc_uint32>().store(0, exists ? scales.template as<pc_uint32>().load(0) : 0);
@@ -129,7 +128,7 @@ class StoredRing {
       PC_UNROLL
       for (int i = 0; i < kPairs; ++i) bytes.template as<pc_uint64>().store(i * 32 + pc_lane(), numbers[i]);
     }
-    pc_sync_warp();  // fault: stored_barrier_after_widening
+    pc_sync_warp();
   }
 
   // Numbers 2 * at and 2 * at + 1 of a row.

@@ -19,14 +19,15 @@ constexpr bool pc_has_whole_units(PcFormat format, int dim) {
 
 // Codes become halves, which hold them exactly; UE8M0 scales exceed halves, so that such codes become bfloat16, and
 // queries must be bfloat16 too. Queries of bfloat16 are otherwise converted to halves, each row times a power of two.
+// mxfp8 has no instance for 256 dims: it would spill on sm_80.
 constexpr PcStoredKernel pc_stored_kernel(PcFormat key, PcFormat value, PcFloat query_type, int head_dim,
                                           int value_dim) {
   const bool wide = key == PC_FP4_BLOCK16 || key == PC_MXFP8;
   const int larger = head_dim > value_dim ? head_dim : value_dim;
-  const bool serves = key == value && key != PC_PLAIN && query_type != PC_FLOAT32 &&
-                      (!wide || query_type == PC_BFLOAT16) && larger <= pc_max_matrix_dim &&
-                      pc_has_whole_units(key, head_dim) && pc_has_whole_units(key, value_dim);
   const int dim = larger <= 64 ? 64 : larger <= 128 ? 128 : 256;
+  const bool serves = key == value && key != PC_PLAIN && query_type != PC_FLOAT32 &&
+                      (!wide || query_type == PC_BFLOAT16) && larger <= (key == PC_MXFP8 ? 128 : pc_max_matrix_dim) &&
+                      pc_has_whole_units(key, head_dim) && pc_has_whole_units(key, value_dim);
   return {wide ? PC_BFLOAT16 : PC_FLOAT16, pc_is_packed(key) ? 4 : 8, serves ? dim : 0};
 }
 
@@ -34,7 +35,9 @@ constexpr PcStoredKernel pc_stored_kernel(PcFormat key, PcFormat value, PcFloat 
 //
 //   ring of a warp     [stages][key codes, value codes, key scales, value scales]; 48 KiB for a CTA
 //   queries            [16, dim] of 16 bits, then for each warp a tile of keys and one of values, unpacked
-//   weights of a warp  addresses of the scales of 16 tokens, and its share of the factors of 16 rows
+//   weights of a warp  addresses of the scales of 16 tokens; after those of all warps: factors of 16 rows, and the unit
+//   of
+//                      each warp
 //
 // At the end of an item, O of a warp overwrites its unpacked tiles.
 struct PcStoredShape {
@@ -49,7 +52,7 @@ struct PcStoredShape {
   constexpr int tile_bytes() const { return 16 * pc_row_bytes(dim); }  // of unpacked keys, or of unpacked values
 
   constexpr PcRingShape ring() const {
-    const int weight_bytes = 16 * 16 + 16 * 4 / warps();
+    const int weight_bytes = 16 * 16 + 16 * 4 / warps() + 16;
     return {warps(), stages(), stage_bytes(), 16, 16, 16, tile_bytes() * (1 + 2 * warps()), weight_bytes, 0};
   }
 };

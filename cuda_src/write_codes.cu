@@ -28,7 +28,7 @@ struct CodeRow {
   Global<pc_uint8> scales;
   float factor;
   int dim;
-  int lane;   // of the lanes that share the row
+  int lane;  // of the lanes that share the row
   int lanes;
   bool in_vectors;
   bool writes;
@@ -286,8 +286,8 @@ PC_DEVICE void write_nvfp4(const CodeRow<T>& row, bool is_4over6) {
 template <typename T>
 PC_DEVICE CodeRow<T> load_code_row(const PcCodeParams& params, const PcCodePlane& plane) {
   CodeRow<T> row;
-  const int number = static_cast<int>((static_cast<pc_int64>(pc_block_x()) * pc_num_threads() + pc_thread()) >>
-                                      plane.lanes_shift);
+  const int number =
+      static_cast<int>((static_cast<pc_int64>(pc_block_x()) * pc_num_threads() + pc_thread()) >> plane.lanes_shift);
   const bool exists = number < plane.num_rows;
   const int token = divide(exists ? number : 0, plane.num_heads);
   const int head = exists ? number - token * plane.num_heads.divisor : 0;
@@ -298,8 +298,8 @@ PC_DEVICE CodeRow<T> load_code_row(const PcCodeParams& params, const PcCodePlane
   const PcCache& codes = plane.stored.codes;
   const PcScales& scales = plane.stored.scales;
   row.elements = Global<T>(plane.rows.data) + (token * plane.rows.token_stride + head * plane.rows.head_stride);
-  row.codes = Global<pc_uint8>(codes.data) + (position.block * codes.block_stride +
-                                              position.offset * codes.token_stride + head * codes.head_stride);
+  row.codes = Global<pc_uint8>(codes.data) +
+              (position.block * codes.block_stride + position.offset * codes.token_stride + head * codes.head_stride);
   row.scales = Global<pc_uint8>(scales.data);
   if (scales.data != 0) {
     row.scales = row.scales + (position.block * scales.block_stride + position.offset * scales.token_stride +

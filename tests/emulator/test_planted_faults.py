@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cuda.kit import Kit
-from tests.emulator import test_attention_kernels, test_device_order, test_padding_faults
+from tests.emulator import test_attention_kernels, test_device_order, test_padding_faults, test_stored_faults
 from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault, MarkerError, markers, plant
 from tests.emulator.probing import KERNELS, probe
@@ -164,5 +164,10 @@ def test_a_fault_replaces_its_line_and_no_other(tmp_path):
 def test_every_marker_is_of_a_fault_that_is_planted():
     own = [SWIZZLE, *FAULTS.values(), *WRONG.values(), *test_device_order.FAULTS.values(), test_device_order.NO_JOIN]
     assert sorted({fault.marker for fault in own}) == markers(KERNELS)
-    tables = (test_attention_kernels.FAULTS, test_attention_kernels.GENERAL_FAULTS, test_padding_faults.PADDING_FAULTS)
+    tables = (
+        test_attention_kernels.FAULTS,
+        test_attention_kernels.GENERAL_FAULTS,
+        test_padding_faults.PADDING_FAULTS,
+        test_stored_faults.STORED_FAULTS,
+    )
     assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)

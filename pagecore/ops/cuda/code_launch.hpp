@@ -25,8 +25,8 @@ namespace internal {
 // Return true if 8 elements of a row, and their codes, can be moved at once.
 inline bool moves_vectors(const TokenArray& rows, const Cache& cache) {
   uint64_t from = address_of(rows.data) | bits_of(rows.token_stride) | bits_of(rows.head_stride);
-  uint64_t to = address_of(cache.data) | bits_of(cache.block_stride) | bits_of(cache.token_stride) |
-                bits_of(cache.head_stride);
+  uint64_t to =
+      address_of(cache.data) | bits_of(cache.block_stride) | bits_of(cache.token_stride) | bits_of(cache.head_stride);
   const int64_t bytes = row_bytes(cache) * 8 / rows.dim;
   return rows.dim % 8 == 0 && allows(from, 16) && allows(to, bytes);
 }
@@ -62,8 +62,7 @@ inline void add_code_launches(std::vector<CodeLaunch>& launches, const WriteArgs
     params.slots.size = static_cast<pc_int32>(tokens);
     for (int64_t i = 0; i < num_planes; ++i) {
       params.planes[i] = planes[i];
-      params.planes[i].rows.data +=
-          static_cast<pc_address>(token * planes[i].rows.token_stride * size_of(launch.from));
+      params.planes[i].rows.data += static_cast<pc_address>(token * planes[i].rows.token_stride * size_of(launch.from));
       params.planes[i].num_rows = static_cast<pc_int32>(tokens * planes[i].num_heads.divisor);
     }
     launch.grid = {ceil_div(tokens * threads, kThreads), num_planes, 1};

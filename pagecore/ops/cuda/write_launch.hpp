@@ -117,8 +117,8 @@ inline std::vector<WriteLaunch> write_launches(const WriteArgs& args, const Divi
   if (has_keys) planes.push_back(internal::shape_of(args.key, args.key_cache, of_keys).plane);
   if (has_values) planes.push_back(internal::shape_of(args.value, args.value_cache, of_values).plane);
   if (planes.empty()) return launches;
-  const bool is_one = planes.size() == 1 || (args.key.type == args.value.type &&
-                                             args.key_cache.type == args.value_cache.type);
+  const bool is_one =
+      planes.size() == 1 || (args.key.type == args.value.type && args.key_cache.type == args.value_cache.type);
   launch.from = has_keys ? args.key.type : args.value.type;
   launch.to = has_keys ? args.key_cache.type : args.value_cache.type;
   internal::add_launches(launches, args, planes.data(), is_one ? static_cast<int64_t>(planes.size()) : 1, launch,

@@ -4,8 +4,8 @@
 
 namespace pagecore {
 
-// in: pairs of codes, pc_uint16 [n], of which packed formats use the low byte. m: format + 32 * zero point; format 16 is
-// e4m3 without an instruction. out: float [n][2]
+// in: pairs of codes, pc_uint16 [n], of which packed formats use the low byte. m: format + 32 * zero point; format 16
+// is e4m3 without an instruction. out: float [n][2]
 PC_KERNEL(256, 1) void widen_codes(const PcProbe params) {
   const int i = pc_block_x() * pc_num_threads() + pc_thread();
   if (i >= params.n) return;

@@ -1,0 +1,67 @@
+"""Faults planted in the attention kernels of quantised caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagecore.arrays.cuda import use_runtime
+from tests.cuda.kit import Kit
+from tests.cuda.matrix import cases
+from tests.cuda.test_stored import check
+from tests.emulator.build import SOURCES
+from tests.emulator.faults import Fault, plant
+from tests.emulator.runtime import EmulatedRuntime
+from tests.ops.cases import Shape
+from tests.ops.format_cases import FormatCase, make_format_case
+
+pytestmark = pytest.mark.slow
+
+RACE = "races|in flight|uninitialised"
+STORED_FAULTS = {
+    "general copies before its slots": Fault("stored_barrier_before_copies", "", RACE),
+    "general widens a row that is being read": Fault("stored_barrier_before_widening", "", RACE),
+    "decode copies before its slots": Fault("decode_stored_barrier_before_copies", "", RACE),
+    "decode does not wait for copies": Fault("decode_stored_wait", "", RACE),
+    "decode reads the copies of other lanes": Fault("decode_stored_barrier_after_wait", "", RACE),
+    "decode multiplies a tile that is being unpacked": Fault("decode_stored_barrier_after_unpacking", "", RACE),
+    "decode changes a unit that is being read": Fault("decode_stored_barrier_before_unit", "", RACE),
+    "keys past their dims": Fault("stored_keys_past_dims", "const KeyRange own_keys = state.keys;"),
+    "values past their dims": Fault("stored_values_past_dims", "const KeyRange own_values = state.keys;"),
+    "queries past their dims": Fault("stored_queries_past_dims", "if (row < item.query_count * heads.count) {"),
+}
+
+
+def in_last_slot(case: FormatCase, sequence: int) -> None:
+    """Exchange blocks so that the first block of a sequence, which must be full, is the last block of the caches."""
+    table = case.plain.block_table
+    last, used = len(case.key.codes) - 1, int(table[sequence, 0])
+    for planes in (case.key, case.value):
+        for array in (planes.codes, planes.scale, planes.numbers):
+            array[[used, last]] = array[[last, used]]
+    before = table.copy()
+    table[before == used], table[before == last] = last, used
+
+
+def run_stored(*where: Path) -> None:
+    """Head dim 96, which the instance of 128 pads: decode, and a prompt that the general kernel serves."""
+    runtime = EmulatedRuntime(*where)
+    shape = Shape((300, 70, 33), (3, 40, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
+    case = make_format_case("int8_token", shape=shape)
+    in_last_slot(case, 2)
+    with use_runtime(runtime):
+        check(Kit(runtime), case)
+        runtime.finish()
+
+
+def test_stored_caches_are_right_without_a_fault():
+    run_stored()
+
+
+@pytest.mark.parametrize("name", cases(list(STORED_FAULTS)[::2], list(STORED_FAULTS)))
+def test_a_fault_planted_in_a_kernel_of_stored_caches_is_caught(tmp_path, name):
+    fault = STORED_FAULTS[name]
+    sources = plant(tmp_path, SOURCES, fault)
+    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
+        run_stored(sources, tmp_path)
