@@ -29,6 +29,7 @@ NAMES = (
     "cpu_attention",
     "formats",
     "latent",
+    "sparse",
     "dispatch",
     "replay",
 )

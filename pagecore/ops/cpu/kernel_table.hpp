@@ -149,8 +149,8 @@ struct KernelTable {
   void (*move)(const Move&, const CopyRun* runs, int64_t num_runs);
   // `rows` is scratch for 2 * queries of a group * padded(dim) numbers.
   void (*score)(const ScoreArgs&, const ScorePart&, float* rows);
-  // Summarises the new keys of one head.
-  void (*summarise)(const SummaryArgs&, int64_t head);
+  // Summarises the new keys of heads head_begin .. head_end.
+  void (*summarise)(const SummaryArgs&, int64_t head_begin, int64_t head_end);
   const LatentKernels* latent;  // latent_args.hpp
 };
 

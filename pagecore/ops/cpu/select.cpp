@@ -1,7 +1,8 @@
 // Sparse selection: checks, division of the work among threads, and the selection itself.
 //
-// select() finds the budget-th best score of a row by a radix select: three passes over keys of 32 bits, 11 bits each,
-// then one ascending pass that takes all better scores and the first of the equal ones. Cost: O(width) a row.
+// select() finds the budget-th best score of a row by a radix select: digits of 11, 11 and 10 bits, each among the keys
+// that agree with the digits before it. One ascending pass then takes all better scores and the first of the equal
+// ones. Cost: O(width) a row.
 #include "pagecore/ops/cpu/select.hpp"
 
 #include <algorithm>
@@ -28,6 +29,7 @@ struct Workspace {
   CheckedBatch batch;
   std::vector<float> rows;
   std::vector<int32_t> sequences;
+  std::vector<uint32_t> keys;
 };
 
 Workspace& workspace() {
@@ -37,14 +39,12 @@ Workspace& workspace() {
 
 // ---- selection of one row
 
-constexpr int kPassBits = 11;
-constexpr int kShifts[] = {21, 10, 0};  // the last pass has 10 bits
-
-// The order of floats as that of integers. NaN and -inf become 0, which is never selected.
+// The order of floats as that of integers. NaN and -inf become 0, which is never selected. Free of branches, so that it
+// vectorises.
 uint32_t order_key(float score) {
-  if (!(score > -INFINITY)) return 0;
   const auto bits = std::bit_cast<uint32_t>(score + 0.0f);  // -0 becomes 0
-  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+  const uint32_t sign = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);
+  return score > -INFINITY ? bits ^ (sign | 0x80000000u) : 0;
 }
 
 struct Cut {
@@ -52,35 +52,44 @@ struct Cut {
   int64_t equal;  // and this number of the first equal ones
 };
 
-// The cut that selects `budget` scores, or all that can be selected.
-Cut find_cut(const float* scores, int64_t count, int64_t budget) {
-  uint32_t prefix = 0;
-  int64_t wanted = budget;
-  int high = 32;
-  for (const int shift : kShifts) {
-    int64_t histogram[1 << kPassBits] = {};
-    const uint32_t mask = (1u << (high - shift)) - 1;
-    for (int64_t i = 0; i < count; ++i) {
-      const uint32_t key = order_key(scores[i]);
-      const bool listed = key != 0 && (high == 32 || key >> high == prefix >> high);
-      histogram[key >> shift & mask] += listed;
-    }
-    int64_t bucket = mask;
-    while (bucket > 0 && histogram[bucket] < wanted) wanted -= histogram[bucket--];
-    prefix |= static_cast<uint32_t>(bucket) << shift;
-    high = shift;
+// Finds the digit of `bits` bits at `shift` that the cut has, given that `wanted` of the keys are selected, and keeps
+// the keys with that digit. Selected keys with a larger digit are subtracted from `wanted`.
+uint32_t find_digit(uint32_t* keys, int64_t& count, int shift, int bits, int64_t& wanted) {
+  constexpr int kMostBits = 11;
+  int32_t histogram[1 << kMostBits] = {};
+  const uint32_t mask = (1u << bits) - 1;
+  for (int64_t i = 0; i < count; ++i) ++histogram[keys[i] >> shift & mask];
+  uint32_t digit = mask;
+  while (digit > 0 && histogram[digit] < wanted) wanted -= histogram[digit--];
+  int64_t kept = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t key = keys[i];
+    keys[kept] = key;
+    kept += (key >> shift & mask) == digit;
   }
-  return {prefix, wanted};
+  count = kept;
+  return digit << shift;
 }
 
-// Appends the positions [begin, end) that the cut selects; returns the number.
-int64_t take_cut(const float* scores, int64_t begin, int64_t end, Cut cut, int32_t* out) {
+// The cut that selects `budget` of the keys, or all of them that can be selected. `scratch` has room for the keys.
+Cut find_cut(const uint32_t* keys, int64_t count, int64_t budget, uint32_t* scratch) {
+  std::copy_n(keys, count, scratch);
+  int64_t wanted = budget;
+  const uint32_t high = find_digit(scratch, count, 21, 11, wanted);
+  const uint32_t middle = find_digit(scratch, count, 10, 11, wanted);
+  const uint32_t low = find_digit(scratch, count, 0, 10, wanted);
+  return {high | middle | low, wanted};
+}
+
+// Writes `first` + i for the first `budget` keys that the cut selects; returns their number.
+int64_t take_cut(const uint32_t* keys, int64_t count, Cut cut, int64_t budget, int64_t first, int32_t* out) {
   int64_t taken = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    const uint32_t key = order_key(scores[i]);
-    if (key == 0 || key < cut.key) continue;
-    if (key == cut.key && cut.equal-- <= 0) continue;
-    out[taken++] = static_cast<int32_t>(i);
+  for (int64_t i = 0; i < count && taken < budget; ++i) {
+    const uint32_t key = keys[i];
+    const bool ties = key == cut.key && key != 0 && cut.equal > 0;
+    out[taken] = static_cast<int32_t>(first + i);
+    taken += key > cut.key || ties;
+    cut.equal -= ties;
   }
   return taken;
 }
@@ -90,7 +99,8 @@ int64_t take_all(int64_t begin, int64_t end, int32_t* out) {
   return end - begin;
 }
 
-void select_row(const SelectArgs& args, int64_t row) {
+// `scratch` has room for 2 * width keys.
+void select_row(const SelectArgs& args, int64_t row, uint32_t* scratch) {
   const int64_t length = args.lens.at(row / args.rows_per_length);
   const float* scores = args.scores + row * args.width;
   int32_t* out = args.positions + row * args.capacity;
@@ -101,8 +111,10 @@ void select_row(const SelectArgs& args, int64_t row) {
     const int64_t first = std::min(args.sinks, length), last = std::max(length - args.recent, first);
     taken = take_all(0, first, out);
     if (args.budget > 0 && first < last) {
-      const Cut cut = find_cut(scores + first, last - first, args.budget);
-      taken += take_cut(scores, first, last, cut, out + taken);
+      const int64_t count = last - first;
+      for (int64_t i = 0; i < count; ++i) scratch[i] = order_key(scores[first + i]);
+      const Cut cut = find_cut(scratch, count, args.budget, scratch + args.width);
+      taken += take_cut(scratch, count, cut, args.budget, first, out + taken);
     }
     taken += take_all(last, length, out + taken);
   }
@@ -130,8 +142,14 @@ void select(const SelectArgs& args, int64_t num_threads) {
                args.width, " scores; expected 0 to ", args.width);
   }
   const double bytes = static_cast<double>(args.num_rows) * static_cast<double>(args.width) * 16.0;
-  parallel_for(args.num_rows, worthwhile_threads(bytes / kBytesPerUs, num_threads),
-               [&](int64_t row, int64_t) noexcept { select_row(args, row); });
+  const int64_t threads = worthwhile_threads(bytes / kBytesPerUs, num_threads);
+  std::vector<uint32_t>& keys = workspace().keys;
+  if (static_cast<int64_t>(keys.size()) < 2 * args.width * threads) {
+    keys.resize(static_cast<size_t>(2 * args.width * threads));
+  }
+  uint32_t* scratch = keys.data();
+  parallel_for(args.num_rows, threads,
+               [&](int64_t row, int64_t worker) noexcept { select_row(args, row, scratch + 2 * args.width * worker); });
 }
 
 void score(const ScoreArgs& args, const ScoreBatch& given, int64_t num_threads) {
@@ -180,8 +198,10 @@ void summarise(const SummaryArgs& args, int64_t num_threads) {
   const KernelTable& table = kernels();
   const int64_t heads = args.key.num_heads;
   const int64_t bytes = args.slots.size * heads * args.key.dim * size_of(args.key.type);
-  parallel_for(heads, threads_to_move(2 * bytes, num_threads),
-               [&](int64_t head, int64_t) noexcept { table.summarise(args, head); });
+  const int64_t parts = std::min(heads, threads_to_move(2 * bytes, num_threads));
+  parallel_for(parts, parts, [&](int64_t part, int64_t) noexcept {
+    table.summarise(args, heads * part / parts, heads * (part + 1) / parts);
+  });
 }
 
 }  // namespace pagecore::cpu

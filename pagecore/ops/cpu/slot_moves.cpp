@@ -89,7 +89,7 @@ void renew_bounds(const std::vector<BoundedKeys>& planes, const int64_t* slots, 
                   key.dim,
                   key.token_stride,
                   key.head_stride};
-      for (int64_t head = 0; head < key.num_heads; ++head) table.summarise(args, head);
+      table.summarise(args, 0, key.num_heads);
     }
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
+#include "pagecore/ops/cpu/kernels/lines.hpp"
 #include "pagecore/ops/cpu/kernels/math.hpp"
 #include "pagecore/ops/cpu/select_args.hpp"
 
@@ -58,22 +59,25 @@ void reduce_label(const ScoreArgs& args, const ScorePart& part, int64_t group, i
 
 // ---- scores
 
+// The maximum bound of `count` query rows. Rows are multiplied four at a time; the last is repeated.
 template <Float K>
 float bound_of(const float* rows, int64_t count, int64_t stride, const char* low, const char* high, int64_t dim) {
+  constexpr int kRows = 4;
   float best = -kInfinity;
-  for (int64_t r = 0; r < count; r += 2) {
-    const float* a = rows + 2 * r * stride;
-    const float* b = r + 1 < count ? a + 2 * stride : a;
-    Vec sum_a{}, sum_b{};
-    for_each_vector<K>(low, dim, [&](int64_t d, Vec least, int64_t n) {
+  for (int64_t first = 0; first < count; first += kRows) {
+    const float* row[kRows];
+    for (int r = 0; r < kRows; ++r) row[r] = rows + 2 * stride * (first + r < count ? first + r : count - 1);
+    Vec sums[kRows] = {};
+    for_each_vector<K>(low, dim, [&](int64_t d, Vec least, int64_t n) __attribute__((always_inline)) {
       const char* at = high + d * kSize<K>;
       const Vec most = n == kLanes ? load_as_float<K>(at) : load_tail<K>(at, n);
-      sum_a = fma(load(a + d), most, fma(load(a + stride + d), least, sum_a));
-      sum_b = fma(load(b + d), most, fma(load(b + stride + d), least, sum_b));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        sums[r] = fma(load(row[r] + d), most, fma(load(row[r] + stride + d), least, sums[r]));
+      }
     });
-    const float x = sum(sum_a), y = sum(sum_b);
-    const float both = x > y ? x : y;
-    best = both > best ? both : best;
+    const Vec4 bounds = sum_each(sums[0], sums[1], sums[2], sums[3]);
+    for (int r = 0; r < kRows; ++r) best = bounds[r] > best ? bounds[r] : best;
   }
   return best;
 }
@@ -85,6 +89,17 @@ float label_score(const float* row, const char* label, int64_t dim) {
   return sum(added);
 }
 
+// Blocks of a table lie anywhere in memory, and the hardware does not prefetch from one to the next.
+constexpr int64_t kScoredAhead = 6;
+
+PC_FORCE_INLINE void prefetch_block(const ScoreArgs& args, int64_t id, int64_t head) {
+  const Cache& high = args.high;
+  prefetch_bytes(high.data + id * high.block_stride + head * high.head_stride, high.dim * size_of(high.type));
+  if (args.low.data == nullptr) return;
+  prefetch_bytes(args.low.data + id * args.low.block_stride + head * args.low.head_stride,
+                 high.dim * size_of(high.type));
+}
+
 template <Float K>
 void score_entries(const ScoreArgs& args, const ScorePart& part, const float* rows, int64_t count, int64_t stride,
                    float* out) {
@@ -92,10 +107,15 @@ void score_entries(const ScoreArgs& args, const ScorePart& part, const float* ro
   const Indices blocks = args.table.row(part.row);
   const int64_t end = part.end < part.visible ? part.end : part.visible;
   int64_t block = part.begin / high.block_size, within = part.begin - block * high.block_size;
+  // The ids were checked; another thread may have changed them meanwhile.
+  const auto id_of = [&](int64_t at) {
+    const int64_t named = blocks.at(at);
+    return named >= 0 && named < high.num_blocks ? named : 0;
+  };
+  const int64_t last = end > 0 ? (end - 1) / high.block_size : 0;
   for (int64_t i = part.begin; i < end; ++block, within = 0) {
-    // The ids were checked; another thread may have changed them meanwhile.
-    const int64_t named = blocks.at(block);
-    const int64_t id = named >= 0 && named < high.num_blocks ? named : 0;
+    const int64_t id = id_of(block);
+    if (block + kScoredAhead <= last) prefetch_block(args, id_of(block + kScoredAhead), part.head);
     for (; i < end && within < high.block_size; ++i, ++within) {
       const char* top = high.data + id * high.block_stride + within * high.token_stride + part.head * high.head_stride;
       if (args.low.data == nullptr) {
@@ -137,14 +157,16 @@ struct KeyRun {
 // Calls visit(run) for the runs of the slots in order. Slots outside the cache are skipped.
 template <typename Visit>
 PC_FORCE_INLINE void for_each_run(const SummaryArgs& args, Visit&& visit) {
-  const auto num_slots = static_cast<uint64_t>(args.num_blocks * args.block_size);
+  const auto size = static_cast<uint64_t>(args.block_size), num_slots = static_cast<uint64_t>(args.num_blocks) * size;
+  const int shift = __builtin_ctzll(size);
+  const bool is_power = uint64_t{1} << shift == size;
   for (int64_t token = 0; token < args.slots.size;) {
     const auto slot = static_cast<uint64_t>(args.slots.at(token));
     if (slot >= num_slots) {
       ++token;
       continue;
     }
-    const int64_t block = static_cast<int64_t>(slot) / args.block_size;
+    const auto block = static_cast<int64_t>(is_power ? slot >> shift : slot / size);
     const int64_t offset = static_cast<int64_t>(slot) - block * args.block_size;
     int64_t room = args.block_size - offset, count = 1;
     if (args.slots.size - token < room) room = args.slots.size - token;
@@ -195,17 +217,21 @@ void label_run(const SummaryArgs& args, const KeyRun& run, int64_t head) {
   }
 }
 
-// Summarises the new keys of one head.
-inline void summarise(const SummaryArgs& args, int64_t head) {
+// Summarises the new keys of heads head_begin .. head_end.
+inline void summarise(const SummaryArgs& args, int64_t head_begin, int64_t head_end) {
   with_float(args.key.type, [&]<Float From>() {
     if (args.low.data != nullptr) {
       with_float(args.low.type, [&]<Float To>() {
-        for_each_run(args, [&](const KeyRun& run) { bound_run<From, To>(args, run, head); });
+        for_each_run(args, [&](const KeyRun& run) {
+          for (int64_t head = head_begin; head < head_end; ++head) bound_run<From, To>(args, run, head);
+        });
       });
     }
     if (args.label.data != nullptr) {
       with_float(args.label.type, [&]<Float To>() {
-        for_each_run(args, [&](const KeyRun& run) { label_run<From, To>(args, run, head); });
+        for_each_run(args, [&](const KeyRun& run) {
+          for (int64_t head = head_begin; head < head_end; ++head) label_run<From, To>(args, run, head);
+        });
       });
     }
   });
