@@ -68,8 +68,8 @@ def specs_from_config(
     Returns
     -------
     list of AttentionSpec or LatentSpec
-        One spec for each model layer, with heads, dims, dtype, window, scale, softcap and sinks; for a model with latent
-        attention a `LatentSpec`.
+        One spec for each model layer, with heads, dims, dtype, window, scale, softcap and sinks; for a model with
+        latent attention a `LatentSpec`.
 
     Raises
     ------
@@ -128,9 +128,7 @@ def read_model_config(config: Config, *, dtype: object = "auto", sinks: Sinks | 
     return ModelConfig(model_type, layers, None if length is None else fields.integer("max_position_embeddings"))
 
 
-def _read_latent(
-    whole: Fields, fields: Fields, model_type: str, dtype: object, sinks: Sinks | None
-) -> ModelConfig:
+def _read_latent(whole: Fields, fields: Fields, model_type: str, dtype: object, sinks: Sinks | None) -> ModelConfig:
     if sinks is not None:
         raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
     layers = latent_layers(fields, model_type, _stored_dtype(whole, fields, dtype))

@@ -28,7 +28,13 @@ _DEEPSEEK: Mapping[str, object] = {
     "rope_scaling": None,
 }
 LATENT_FAMILIES: Mapping[str, Mapping[str, object]] = {"deepseek_v2": _DEEPSEEK, "deepseek_v3": _DEEPSEEK}
-_UNREAD = ("sliding_window", "attn_logit_softcapping", "attention_chunk_size", "index_topk", "use_bidirectional_attention")
+_UNREAD = (
+    "sliding_window",
+    "attn_logit_softcapping",
+    "attention_chunk_size",
+    "index_topk",
+    "use_bidirectional_attention",
+)
 
 
 def latent_layers(fields: Fields, model_type: str, dtype: DType) -> tuple[LatentSpec, ...]:
@@ -81,7 +87,7 @@ def _mscale(fields: Fields) -> float:
 
 
 def _refuse_unread(fields: Fields, model_type: str, num_layers: int, heads: int) -> None:
-    implied: dict[str, object] = {name: None for name in _UNREAD}
+    implied: dict[str, object] = dict.fromkeys(_UNREAD)
     implied |= {"layer_types": [FULL] * num_layers, "num_key_value_heads": heads, "is_causal": True}
     for name, value in implied.items():
         if fields.given(name) not in (None, False, value):

@@ -48,7 +48,8 @@ class LatentSpec:
     window : int, optional
         Sliding window: number of keys that a query sees, including its own; by default all.
     joint : bool
-        Store latent and rope numbers in one plane. False stores a plane for each; the last two formats are always joint.
+        Store latent and rope numbers in one plane. False stores a plane for each; the last two formats are always
+        joint.
 
     Raises
     ------
@@ -112,8 +113,8 @@ class LatentSpec:
             raise ShapeError(f"latent_scale is {factor}; expected a finite number above 0")
         if factor != 1.0 and self.format != "float8_e4m3fn":
             raise UnsupportedOption(
-                f"latent_scale is {factor}, but format {self.format!r} takes no factor; use 'float8_e4m3fn', or leave it "
-                "out"
+                f"latent_scale is {factor}, but format {self.format!r} takes no factor; use 'float8_e4m3fn', or "
+                "leave it out"
             )
         if self.format not in PACKED_ROW_BYTES:
             return
@@ -123,7 +124,9 @@ class LatentSpec:
                 f"{PACKED_DIMS[0]} and {PACKED_DIMS[1]}"
             )
         if not self.joint:
-            raise UnsupportedOption(f"joint is False, but a row of format {self.format!r} holds both parts; leave it out")
+            raise UnsupportedOption(
+                f"joint is False, but a row of format {self.format!r} holds both parts; leave it out"
+            )
 
     @property
     def planes(self) -> tuple[Plane, ...]:

@@ -29,8 +29,7 @@ def make_model(name: str, **changes: Any) -> Any:
     config = getattr(transformers, f"{name}Config")(**(FIELDS | changes))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    return model
+        return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
 def make_cache(model: Any, **options: Any) -> Any:
@@ -48,7 +47,12 @@ def prompts(rows: int = 3, columns: int = 21) -> tuple[Any, Any]:
     return torch.from_numpy(np.where(mask, ids, 0)), torch.from_numpy(mask.astype(np.int64))
 
 
-MODELS = [("DeepseekV2", {}), ("DeepseekV3", {}), ("DeepseekV3", {"rope_parameters": YARN}), ("DeepseekV3", {"q_lora_rank": None})]
+MODELS = [
+    ("DeepseekV2", {}),
+    ("DeepseekV3", {}),
+    ("DeepseekV3", {"rope_parameters": YARN}),
+    ("DeepseekV3", {"q_lora_rank": None}),
+]
 
 
 @pytest.mark.parametrize(("name", "changes"), MODELS)
@@ -129,6 +133,7 @@ def test_earlier_versions_store_expanded_keys(monkeypatch):
 
     model = make_model("DeepseekV3")
     monkeypatch.setattr(specs.transformers, "__version__", "5.15.0")
-    assert specs.specs_of_model(model.config, "float32") == [
-        AttentionSpec(4, 24, 12, dtype="float32", num_query_heads=4)
-    ] * 3
+    assert (
+        specs.specs_of_model(model.config, "float32")
+        == [AttentionSpec(4, 24, 12, dtype="float32", num_query_heads=4)] * 3
+    )

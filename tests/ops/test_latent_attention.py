@@ -200,12 +200,8 @@ def test_agrees_with_paged_attention_on_views():
     case = make_case(dtype="float32", **MIXED)
     cache = case.planes[0][:, :, None]
     query = np.concatenate([case.query, case.rope], 2)
-    expected = paged_attention(
-        query, cache, cache[..., :512], case.table, case.seq_lens, scale=0.1, **case.options
-    )
-    got = latent_attention(
-        case.query, case.rope, *case.planes, case.table, case.seq_lens, scale=0.1, **case.options
-    )
+    expected = paged_attention(query, cache, cache[..., :512], case.table, case.seq_lens, scale=0.1, **case.options)
+    got = latent_attention(case.query, case.rope, *case.planes, case.table, case.seq_lens, scale=0.1, **case.options)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -340,7 +336,9 @@ def test_sparse_example(isa, slots, sinks, lse, latent):
 def test_gathered_rows(isa, format, dtype):
     case = make_case((33, 0, 5), format=format, scale=0.37)
     got = gather_latent(case.planes[0], None, case.table, case.seq_lens, dtype=dtype, **case.options)
-    expected = np.concatenate([case.rows[row].reshape(-1, 576)[:n] for row, n in zip(case.table, (33, 0, 5), strict=True)])
+    expected = np.concatenate(
+        [case.rows[row].reshape(-1, 576)[:n] for row, n in zip(case.table, (33, 0, 5), strict=True)]
+    )
     assert got.dtype == DTYPES[dtype]
     assert got.tobytes() == expected.astype(np.float32).astype(DTYPES[dtype]).tobytes()
 
@@ -360,7 +358,11 @@ def test_scale_is_mandatory():
         (lambda c: {"query_rope": c.rope[:, :, :3]}, errors.ShapeError, "latent_dim + rope_dim"),
         (lambda c: {"query_rope": c.rope[:, :1]}, errors.ShapeError, "heads of query_latent"),
         (lambda c: {"query_rope": c.rope.astype(np.float32)}, errors.UnsupportedDtype, "one dtype"),
-        (lambda c: {"latent_cache": np.zeros(c.planes[0].shape, np.int32)}, errors.UnsupportedDtype, "latent_cache is int32"),
+        (
+            lambda c: {"latent_cache": np.zeros(c.planes[0].shape, np.int32)},
+            errors.UnsupportedDtype,
+            "latent_cache is int32",
+        ),
         (lambda c: {"format": "fp8_ds_mla"}, errors.UnsupportedOption, "leave format out"),
         (lambda c: {"format": "fp9"}, errors.UnsupportedOption, "use one of float8_e4m3fn"),
         (lambda c: {"latent_scale": 2.0}, errors.UnsupportedOption, "takes no factor"),

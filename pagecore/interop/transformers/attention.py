@@ -19,6 +19,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import NAME
 from pagecore.interop.transformers.latent import STORED as _STORED_KEYS
+
 _REFUSAL = "_pagecore_refusal"
 # Further options that change the result of attention in some models; paged attention does not implement them.
 _UNSUPPORTED = (

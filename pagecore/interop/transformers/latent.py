@@ -17,7 +17,7 @@ from pagecore.errors import UnsupportedOption
 STORED = "_pagecore_stored_keys"
 
 
-class StoredLatents(torch.Tensor):
+class StoredLatents(torch.Tensor):  # type: ignore[misc]
     """Latents of a forward pass that are stored in a paged cache; every tensor computed from them has their mark."""
 
     @classmethod
@@ -46,7 +46,9 @@ def stored_latents(tensors: Iterable[torch.Tensor], stored: object) -> tuple[tor
     return views
 
 
-def projections(module: torch.nn.Module, heads: int, latent_dim: int, nope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def projections(
+    module: torch.nn.Module, heads: int, latent_dim: int, nope_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the up-projections of keys ``[heads, nope_dim, latent_dim]`` and values ``[heads, v_dim, latent_dim]``.
 
     Raises
@@ -55,7 +57,7 @@ def projections(module: torch.nn.Module, heads: int, latent_dim: int, nope_dim: 
         The module has no plain linear layer ``kv_b_proj`` without bias, for example because an adapter or a
         quantisation has replaced it.
     """
-    linear = getattr(module, "kv_b_proj", None)
+    linear: Any = getattr(module, "kv_b_proj", None)
     if type(linear) is not torch.nn.Linear or linear.bias is not None:
         raise UnsupportedOption(
             f"kv_b_proj of the {type(module).__name__} is a {type(linear).__name__}; a PagedCache absorbs a "
