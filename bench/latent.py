@@ -148,7 +148,7 @@ _PAIRS = ("x86-64-v4-bf16", "x86-64-v4-amx")
 
 
 def _products(torch: Any, flop: int) -> Work:
-    """Return a call that multiplies matrices of SIDE until it has done `flop` operations; the last product is narrow."""
+    """Return a call that multiplies matrices of SIDE until `flop` operations are done; the last product is narrow."""
     whole, rest = divmod(flop, 2 * SIDE**3)
     widths = [SIDE] * whole + ([max(1, rest // (2 * SIDE**2))] if rest else [])
     random = np.random.default_rng(0).standard_normal((2, SIDE, SIDE), dtype=np.float32)

@@ -41,7 +41,8 @@ class LatentPass {
     row_bytes_ = width_ * (pairs_ ? 2 : 4);
     // A bfloat16 row without padding is its own unpacked row. With many query rows, a copy costs less than it saves:
     // the query panel is then read once for the whole tile.
-    in_place_ = pairs_ && rows_ <= kInPlaceRows && args.cache.format == LatentFormat::Plain && latent_row_bytes(args.cache) == row_bytes_;
+    in_place_ = pairs_ && rows_ <= kInPlaceRows && args.cache.format == LatentFormat::Plain &&
+                latent_row_bytes(args.cache) == row_bytes_;
   }
 
   void run() {
@@ -184,8 +185,16 @@ class LatentPass {
   void score(RowPrefetch& prefetch) {
     const int64_t tokens = in_place_ ? kGroupTokens : kTileTokens;
     for (int64_t first = 0; first < kTileTokens; first += tokens) {
-      const TileProduct product{group_[first / kGroupTokens], width_, scratch_.query, columns_,
-                                scratch_.scores + first * columns_, columns_, nullptr, tokens, width_, columns_};
+      const TileProduct product{group_[first / kGroupTokens],
+                                width_,
+                                scratch_.query,
+                                columns_,
+                                scratch_.scores + first * columns_,
+                                columns_,
+                                nullptr,
+                                tokens,
+                                width_,
+                                columns_};
       multiply(product, prefetch);
     }
   }
@@ -240,9 +249,9 @@ class LatentPass {
 
   void multiply_values(int64_t column, int64_t columns, int64_t row, int64_t count, RowPrefetch& prefetch) {
     const float* weights = scratch_.weights + row * (pairs_ ? kTileTokens / 2 : kTileTokens);
-    const TileProduct product{weights, kTileTokens, scratch_.values, columns,
-                              scratch_.acc + row * latent_ + column, latent_, scratch_.factor + row,
-                              count, kTileTokens, columns};
+    const TileProduct product{
+        weights, kTileTokens,           scratch_.values, columns,     scratch_.acc + row * latent_ + column,
+        latent_, scratch_.factor + row, count,           kTileTokens, columns};
     multiply(product, prefetch);
   }
 

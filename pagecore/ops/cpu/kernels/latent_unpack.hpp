@@ -126,7 +126,7 @@ PC_FORCE_INLINE void unpack_fp8_ds_mla(const char* row, uint16_t* to) {
 // Unpacks a group of 16 e2m1 codes times `scale`.
 PC_FORCE_INLINE void unpack_e2m1(const char* codes, float scale, uint16_t* to) {
 #if defined(__AVX512BW__)
-  const Vec numbers = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+  const Vec numbers = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
   // A dword for each byte: the low nibble in the low half, the high nibble in the high half.
   const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
